@@ -1,0 +1,86 @@
+"""Prompts: one text file a prompt, a `[system]` and a `[user]` part in each; README.md says where they come from.
+
+Pure apart from reading those files. Values are put in as they are: braces, quotes or another placeholder's name
+inside a post stay what they were.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.cli import UserError
+
+Messages = list[dict[str, str]]
+
+# What each prompt is filled with. Every placeholder stands in its file exactly once.
+PLACEHOLDERS = {
+    "no_personalization": {"question"},
+    "rag": {"profile", "question"},
+    "planpers": {"profile", "question", "plan"},
+    "planner": {"profile", "question"},
+    "aspect_judge": {"question", "details", "response", "aspect", "reason", "evidence"},
+    "direct_judge": {"question", "details", "response"},
+    "pairwise_judge": {"question", "details", "response_1", "response_2"},
+    "factoid_filter": {"question", "post"},
+    "aspect_extraction": {"question", "post"},
+}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt's two parts, and the SHA-256 of its file."""
+
+    name: str
+    system: str
+    user: str
+    digest: str
+
+    def messages(self, **values: str) -> Messages:
+        """The chat messages with every placeholder replaced by its value, in one pass."""
+        assert values.keys() == PLACEHOLDERS[self.name], f"{self.name} takes {PLACEHOLDERS[self.name]}"
+        pattern = _placeholder_pattern(self.name)
+        return [
+            {"role": role, "content": pattern.sub(lambda match: values[match[1]], part)}
+            for role, part in (("system", self.system), ("user", self.user))
+        ]
+
+
+def load_prompt(name: str, prompts_dir: str | Path | None = None) -> Prompt:
+    """Read a prompt: from `prompts_dir` if that folder has a file of this name, else the one shipped here.
+
+    Raises:
+        UserError: the folder is missing or holds no known prompt, or the file lacks a part or a placeholder.
+    """
+    path = Path(__file__).parent / f"{name}.txt"
+    if prompts_dir is not None:
+        _check_folder(Path(prompts_dir))
+        own = Path(prompts_dir) / path.name
+        path = own if own.exists() else path
+    text = path.read_text(encoding="utf-8")
+    parts = re.fullmatch(r"\[system\]\n(.*)\n\[user\]\n(.*)", text.replace("\r\n", "\n").rstrip("\n"), re.DOTALL)
+    if parts is None:
+        raise UserError(f"{path}: a prompt is a line [system], its text, a line [user], its text")
+    found = _placeholder_pattern(name).findall(text)
+    if sorted(found) != sorted(PLACEHOLDERS[name]):
+        wanted = ", ".join(f"{{{placeholder}}}" for placeholder in sorted(PLACEHOLDERS[name]))
+        raise UserError(f"{path}: must hold each of {wanted} exactly once")
+    return Prompt(name, parts[1], parts[2], hashlib.sha256(text.encode()).hexdigest())
+
+
+def join_posts(texts: list[str]) -> str:
+    """The profile block of a prompt: the posts, best first, a blank line between them."""
+    return "\n\n".join(texts)
+
+
+def _placeholder_pattern(name: str) -> re.Pattern[str]:
+    return re.compile(r"\{(" + "|".join(sorted(PLACEHOLDERS[name])) + r")\}")
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UserError(f"--prompts_dir {folder}: no such folder")
+    known = {f"{name}.txt" for name in PLACEHOLDERS}
+    names = {file.name for file in folder.glob("*.txt")}
+    if not names & known or names - known:
+        raise UserError(f"--prompts_dir {folder}: its prompts must be named as these: {', '.join(sorted(known))}")
