@@ -1,0 +1,151 @@
+import json
+
+import pytest
+
+from utils.cli import UserError
+from utils.models import PIECE, cached_commit, check_model, model_fingerprint
+
+COMMIT = "0123456789" * 4
+
+
+def save_model(folder, weights=b"weights", config="config.json"):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / config).write_text('{"model_type": "bert"}')
+    (folder / "model.safetensors").write_bytes(weights)
+    return folder
+
+
+def save_cached(cache, name, commit=COMMIT):
+    """A hub model as Hugging Face's cache keeps it."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    return save_model(repository / "snapshots" / commit)
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def test_a_folder_with_config_and_weights_is_fine(tmp_path):
+    check_model(str(save_model(tmp_path / "model")))
+    check_model(str(save_model(tmp_path / "adapter", config="adapter_config.json")))
+
+
+@pytest.mark.parametrize("name", ["./nothing", "../nothing", "/nothing/here", "~/nothing", "a/b/c"])
+def test_what_looks_like_a_path_must_be_a_folder(name):
+    with pytest.raises(UserError, match="no such folder"):
+        check_model(name)
+
+
+def test_what_a_folder_lacks_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"holds no config\.json"):
+        check_model(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="holds no weights"):
+        check_model(str(tmp_path))
+    with pytest.raises(UserError, match="not a folder"):
+        check_model(str(tmp_path / "config.json"))
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    save_model(tmp_path)
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"lacks model-00002-of-00002\.safetensors"):
+        check_model(str(tmp_path))
+
+
+def test_offline_a_hub_model_must_be_cached(tmp_path, offline):
+    with pytest.raises(UserError, match=r"HF_HUB_OFFLINE is set\n  fetch it .* hf download some/model"):
+        check_model("some/model", str(tmp_path))
+    snapshot = save_cached(tmp_path, "some/model")
+    check_model("some/model", str(tmp_path))
+    (snapshot / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="holds no weights"):
+        check_model("some/model", str(tmp_path))
+
+
+def test_a_plain_name_is_a_hub_name(tmp_path, offline):
+    save_cached(tmp_path, "bert-base-uncased")
+    check_model("bert-base-uncased", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["", "no spaces/allowed here", "some/--model"])
+def test_what_can_be_neither_is_refused(name, tmp_path, offline):
+    with pytest.raises(UserError, match=r"neither a folder nor a name|holds no config"):
+        check_model(name, str(tmp_path))
+
+
+def test_online_only_the_config_is_fetched(tmp_path, monkeypatch):
+    fetched = []
+
+    def download(name, file, cache_dir):
+        fetched.append((name, file))
+        save_cached(tmp_path, name)
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download, raising=False)
+    check_model("some/model", str(tmp_path))
+    assert fetched == [("some/model", "config.json")]
+    assert model_fingerprint("some/model", str(tmp_path)) == f"some/model@{COMMIT}"
+    check_model("some/model", str(tmp_path))
+    assert len(fetched) == 1  # cached by now
+
+
+def test_an_unreachable_hub_is_told(tmp_path, monkeypatch):
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def download(name, file, cache_dir):
+        raise LocalEntryNotFoundError("no connection")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download, raising=False)
+    with pytest.raises(UserError, match="some/model: not cached, and the hub cannot be reached"):
+        check_model("some/model", str(tmp_path))
+
+
+def test_the_commit_of_a_cached_model(tmp_path):
+    save_cached(tmp_path, "some/model")
+    assert cached_commit("some/model", str(tmp_path)) == COMMIT
+    assert cached_commit("other/model", str(tmp_path)) is None
+    assert cached_commit(str(save_model(tmp_path / "folder"))) is None
+    assert model_fingerprint("some/model", str(tmp_path)) == f"some/model@{COMMIT}"
+    assert model_fingerprint("other/model", str(tmp_path)) == "other/model@main"
+
+
+def test_the_fingerprint_follows_the_content_not_the_path(tmp_path):
+    first = model_fingerprint(str(save_model(tmp_path / "first")))
+    assert first.startswith("sha256:")
+    assert model_fingerprint(str(save_model(tmp_path / "second"))) == first
+    (tmp_path / "second" / "README.md").write_text("notes")
+    assert model_fingerprint(str(tmp_path / "second")) == first
+    (tmp_path / "second" / "tokenizer_config.json").write_text("{}")
+    assert model_fingerprint(str(tmp_path / "second")) != first
+    assert model_fingerprint(str(save_model(tmp_path / "third", weights=b"trained"))) != first
+
+
+def test_of_large_weights_start_middle_and_end_count(tmp_path):
+    size = 8 * PIECE
+    plain = model_fingerprint(str(save_model(tmp_path, weights=bytes(size))))
+    for place, seen in [(0, True), (4 * PIECE, True), (size - 1, True), (2 * PIECE, False)]:
+        weights = bytearray(size)
+        weights[place] = 1
+        assert (model_fingerprint(str(save_model(tmp_path, weights=bytes(weights)))) != plain) is seen
+    assert model_fingerprint(str(save_model(tmp_path, weights=bytes(size + 1)))) != plain
+
+
+def test_an_adapter_is_hashed_whole(tmp_path):
+    weights = bytearray(8 * PIECE)
+    plain = model_fingerprint(str(save_model(tmp_path, bytes(weights), "adapter_config.json")))
+    weights[2 * PIECE] = 1
+    assert model_fingerprint(str(save_model(tmp_path, bytes(weights), "adapter_config.json"))) != plain
+
+
+def test_pickled_weights_count_only_without_safetensors(tmp_path):
+    before = model_fingerprint(str(save_model(tmp_path)))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickled")
+    assert model_fingerprint(str(tmp_path)) == before
+    (tmp_path / "model.safetensors").unlink()
+    assert model_fingerprint(str(tmp_path)) != before

@@ -1,0 +1,145 @@
+"""The metric's arithmetic, every number worked out by hand."""
+
+import pytest
+
+from utils.scoring import (
+    CATEGORIES,
+    COMMUNITIES,
+    category_means,
+    macro_average,
+    question_score,
+    question_score_unscored_as_zero,
+    summarize,
+)
+
+ARTS, LIFESTYLE, SOCIETY = CATEGORIES
+
+
+def question(question_id, category, *aspect_scores):
+    return {
+        "id": question_id,
+        "category": category,
+        "score": question_score(aspect_scores) if aspect_scores else None,
+        "details": [{"aspect": f"aspect {i}", "score": score} for i, score in enumerate(aspect_scores)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("aspect_scores", "expected"),
+    [
+        ([0], 0.0),  # 0 / 2
+        ([1], 0.5),  # 1 / 2
+        ([2], 1.0),  # 2 / 2
+        ([2, 1, 0, 2], 0.625),  # 5 / 8
+        ([0, 0, 0], 0.0),  # 0 / 6
+        ([2, 2, 2, 2, 2], 1.0),  # 10 / 10
+    ],
+)
+def test_question_score_is_the_sum_over_twice_the_number_of_aspects(aspect_scores, expected):
+    assert question_score(aspect_scores) == expected
+    assert question_score_unscored_as_zero(aspect_scores) == expected
+
+
+@pytest.mark.parametrize(
+    ("aspect_scores", "as_zero"),
+    [
+        ([2, None], 0.5),  # 2 / 4
+        ([None, 1, 2, 2], 0.625),  # 5 / 8
+        ([None, None], 0.0),  # 0 / 4
+    ],
+)
+def test_a_missing_verdict_leaves_no_score_and_is_zero_only_on_demand(aspect_scores, as_zero):
+    assert question_score(aspect_scores) is None
+    assert question_score_unscored_as_zero(aspect_scores) == as_zero
+
+
+@pytest.mark.parametrize("score_function", [question_score, question_score_unscored_as_zero])
+class TestRefusals:
+    @pytest.mark.parametrize("wrong", [7, 3, -1, 1.5, 1.0, "2", True, False, float("nan"), [1]])
+    def test_what_is_no_verdict_is_refused_even_beside_a_missing_one(self, score_function, wrong):
+        with pytest.raises(ValueError, match="is not a verdict"):
+            score_function([1, wrong])
+        with pytest.raises(ValueError, match="is not a verdict"):
+            score_function([None, wrong])
+
+    def test_a_question_without_aspects_is_refused(self, score_function):
+        with pytest.raises(ValueError, match="without aspects"):
+            score_function([])
+
+
+def test_summarize_counts_what_is_missing_and_never_as_a_verdict():
+    summary = summarize(
+        [
+            question("a", "music", 2, 1),  # 3 / 4 = 0.75
+            question("b", "law", 0, 0, 1),  # 1 / 6
+            question("c", "pets", 2, None, None, 1),  # no score; as zero 3 / 8 = 0.375
+            question("d", "law"),  # no aspects: in no mean
+        ]
+    )
+    assert summary == {
+        "score": pytest.approx((3 / 4 + 1 / 6) / 2),  # a and b
+        "num_questions": 3,
+        "num_scored_questions": 2,
+        "num_unscored": 2,
+        "score_unscored_as_zero": pytest.approx((3 / 4 + 1 / 6 + 3 / 8) / 3),  # a, b and c
+        "questions_without_aspects": ["d"],
+    }
+
+
+def test_summarize_where_no_question_is_fully_scored():
+    summary = summarize([question("a", "music", None, 2), question("b", "music", None)])
+    assert summary["score"] is None
+    assert (summary["num_questions"], summary["num_scored_questions"], summary["num_unscored"]) == (2, 0, 2)
+    assert summary["score_unscored_as_zero"] == 0.25  # (2/4 + 0/2) / 2
+
+
+@pytest.mark.parametrize(("per_question", "ids"), [([], []), ([question("a", "music")], ["a"])])
+def test_summarize_without_a_single_aspect_divides_by_nothing(per_question, ids):
+    assert summarize(per_question) == {
+        "score": None,
+        "num_questions": 0,
+        "num_scored_questions": 0,
+        "num_unscored": 0,
+        "score_unscored_as_zero": None,
+        "questions_without_aspects": ids,
+    }
+
+
+def test_the_mean_does_not_depend_on_the_order_of_the_questions():
+    questions = [question(str(i), "music", *([i % 3] * (i % 7 + 1) + [1])) for i in range(50)]
+    assert summarize(questions)["score"] == summarize(questions[::-1])["score"]
+
+
+def test_category_means_and_macro_average():
+    questions = [
+        question("a", "music", 2, 2),  # Arts: 1
+        question("b", "anime", 0),  # Arts: 0
+        question("c", "gaming", 1),  # Arts: 0.5, so the mean is 1.5 / 3 = 0.5
+        question("d", "cooking", 2, 1),  # Lifestyle: 0.75
+        question("e", "pets", None, 2),  # Lifestyle: left out; as zero 2 / 4 = 0.5
+        question("f", "history", 0, 0),  # Society: 0
+        question("g", "law"),  # no aspects: left out both ways
+    ]
+    means = category_means(questions)
+    assert means == {ARTS: 0.5, LIFESTYLE: 0.75, SOCIETY: 0.0}
+    assert macro_average(means) == pytest.approx(1.25 / 3)  # not 2.25 / 5, the mean over questions
+
+    as_zero = category_means(questions, unscored_as_zero=True)
+    assert as_zero == {ARTS: 0.5, LIFESTYLE: 0.625, SOCIETY: 0.0}  # Lifestyle: (0.75 + 0.5) / 2
+    assert macro_average(as_zero) == pytest.approx(1.125 / 3)
+
+
+def test_a_missing_category_has_no_mean_and_leaves_no_macro_average():
+    means = category_means([question("a", "music", 2), question("b", "pets", None)])
+    assert means == {ARTS: 1.0, LIFESTYLE: None, SOCIETY: None}
+    assert macro_average(means) is None
+
+
+def test_a_category_scored_zero_is_not_missing():
+    assert macro_average({ARTS: 0.0, LIFESTYLE: 0.0, SOCIETY: 0.75}) == 0.25
+
+
+def test_communities_fall_into_the_papers_three_categories():
+    assert CATEGORIES == ("Arts & Entertainment", "Lifestyle & Personal Development", "Society & Culture")
+    assert [list(COMMUNITIES.values()).count(category) for category in CATEGORIES] == [10, 20, 20]
+    assert (COMMUNITIES["sound"], COMMUNITIES["travel"], COMMUNITIES["hsm"]) == CATEGORIES

@@ -1,0 +1,201 @@
+"""Chat messages as a model reads them: rendered once, counted, and kept within the token budget.
+
+`LocalChat` uses the model's own tokenizer and chat template and gives token ids, so the engine adds nothing (no
+second BOS). `APIChat` leaves the messages to the server and counts their tokens as well as it can.
+"""
+
+import json
+from argparse import Namespace
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prompts import Messages
+from utils.cli import UserError
+
+Rendered = array | Messages  # token ids (4 bytes each: a whole test set of prompts is held at once), or messages
+
+PAPER_LENGTH = 8192  # tokens of prompt and output together, for every generator (paper, appendix E)
+TOKENS_PER_MESSAGE = 4  # what OpenAI's chat format adds around each message
+BYTES_PER_TOKEN = 3  # without the model's tokenizer: on the safe side (English text has about 4)
+
+
+def open_chat(args: Namespace, model_addr: str) -> "LocalChat | APIChat":
+    """The chat of the model that `args` asks for (--openai, --cache_dir)."""
+    return APIChat(model_addr) if args.openai else LocalChat(model_addr, args.cache_dir)
+
+
+class LocalChat:
+    """Renders messages with a model's chat template.
+
+    Attributes:
+        model_limit: the longest sequence the model was made for, in tokens; None where its config doesn't say.
+        counter: how tokens are counted, for the manifest.
+    """
+
+    counter = "the model's tokenizer"
+
+    def __init__(self, model_addr: str, cache_dir: str | None = None):
+        from transformers import AutoConfig, AutoTokenizer
+
+        base = adapter_base(model_addr) or model_addr
+        with_tokenizer = model_addr if (Path(model_addr) / "tokenizer_config.json").is_file() else base
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, cache_dir=cache_dir)
+            config = AutoConfig.from_pretrained(base, cache_dir=cache_dir).get_text_config()
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(f"{model_addr}: its tokenizer and config cannot be loaded: {reason}") from None
+        if self._tokenizer.chat_template is None:
+            raise UserError(f"{with_tokenizer}: no chat template; give an instruction-tuned model")
+        self.model_limit = getattr(config, "max_position_embeddings", None)
+        self._merges_system = not _knows_system_role(self._tokenizer)
+
+    def render(self, messages: Messages) -> array:
+        """Token ids of the whole prompt, up to where the assistant begins to speak."""
+        if self._merges_system:
+            messages = merge_system(messages)
+        ids = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        return array("i", ids)
+
+    def length(self, rendered: Rendered) -> int:
+        """Tokens of a rendered prompt."""
+        return len(rendered)
+
+
+def _knows_system_role(tokenizer: Any) -> bool:
+    """Some templates refuse the system role (Gemma 2), some drop its text without a word."""
+    from jinja2.exceptions import TemplateError
+
+    marker = "c0ffee system text"
+    messages = [{"role": "system", "content": marker}, {"role": "user", "content": "question"}]
+    try:
+        return marker in tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except TemplateError:
+        return False
+
+
+def merge_system(messages: Messages) -> Messages:
+    """The system message's text ahead of the user's, in one user message."""
+    system, user = messages
+    return [{"role": "user", "content": f"{system['content']}\n\n{user['content']}"}]
+
+
+class APIChat:
+    """Hands messages on to an API; counts their tokens by tiktoken where it has the model, else by their bytes."""
+
+    model_limit = None
+
+    def __init__(self, model: str):
+        self._encode = _tiktoken_encoder(model)
+        self.counter = "tiktoken" if self._encode else f"estimate: 1 token per {BYTES_PER_TOKEN} bytes"
+
+    def render(self, messages: Messages) -> Messages:
+        return messages
+
+    def length(self, rendered: Rendered) -> int:
+        return sum(TOKENS_PER_MESSAGE + self._count_text(message["content"]) for message in rendered)
+
+    def _count_text(self, text: str) -> int:
+        if self._encode:
+            return len(self._encode(text))
+        return -(-len(text.encode()) // BYTES_PER_TOKEN)
+
+
+def _tiktoken_encoder(model: str) -> Callable[[str], list[int]] | None:
+    """tiktoken's encoder for a model it knows, None for others and where its table can't be fetched."""
+    import requests
+    import tiktoken
+
+    try:
+        encoding = tiktoken.encoding_for_model(model)
+    except (KeyError, requests.RequestException):
+        return None
+    return lambda text: encoding.encode(text, disallowed_special=())
+
+
+def choose_length(chat: LocalChat | APIChat, max_model_len: int | None, max_tokens: int, wanted: int) -> int:
+    """Tokens of prompt and output together: what the user set, else `wanted` or the model's own limit if less.
+
+    Raises:
+        UserError: more than the model can, or nothing left for the prompt.
+    """
+    limit = chat.model_limit
+    if max_model_len and limit and max_model_len > limit:
+        raise UserError(f"--max_model_len {max_model_len}: the model takes at most {limit} tokens")
+    length = max_model_len or min(wanted, limit or wanted)
+    if max_tokens >= length:
+        raise UserError(
+            f"--max_tokens {max_tokens} leaves no room for the prompt: prompt and output share {length} tokens"
+        )
+    return length
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A rendered prompt within the budget, and what had to go.
+
+    Attributes:
+        num_contexts_used: posts in the prompt.
+        num_contexts_dropped: posts that were left out for length.
+        context_cut: the only post in the prompt was cut at its end.
+    """
+
+    prompt: Rendered
+    num_contexts_used: int
+    num_contexts_dropped: int
+    context_cut: bool = False
+
+
+def fit_posts(
+    build: Callable[[list[str]], Messages], posts: list[str], chat: LocalChat | APIChat, budget: int
+) -> Fitted | None:
+    """Fit a prompt into a budget: whole posts go, the lowest-ranked first, and nothing else.
+
+    A first post that is too long alone is cut at its end.
+
+    Args:
+        build: the messages for a list of posts.
+        posts: the profile's texts, best first.
+        chat: renders and counts.
+        budget: most tokens the prompt may have.
+
+    Returns:
+        None where the prompt is over the budget even without posts.
+    """
+
+    def render_within(kept: list[str]) -> Rendered | None:
+        rendered = chat.render(build(kept))
+        return rendered if chat.length(rendered) <= budget else None
+
+    used, prompt = _longest(len(posts), lambda n: render_within(posts[:n]))
+    if prompt is None or used > 0 or not posts:
+        return prompt and Fitted(prompt, used, len(posts) - used)
+    length, cut_prompt = _longest(len(posts[0]), lambda n: render_within([posts[0][:n].rstrip()] if n else []))
+    if length == 0:
+        return Fitted(prompt, 0, len(posts))
+    return Fitted(cut_prompt, 1, len(posts) - 1, context_cut=True)
+
+
+def _longest(most: int, render: Callable[[int], Rendered | None]) -> tuple[int, Rendered | None]:
+    """The largest n of 0..most whose prompt fits, and that prompt; (0, None) where none does."""
+    if (prompt := render(most)) is not None:
+        return most, prompt
+    low, high, best = 0, most, render(0)
+    while best is not None and high - low > 1:  # low fits, high doesn't
+        middle = (low + high) // 2
+        if (prompt := render(middle)) is None:
+            high = middle
+        else:
+            low, best = middle, prompt
+    return low, best
+
+
+def adapter_base(model_addr: str) -> str | None:
+    """The base model that a LoRA adapter folder names, None for anything else."""
+    path = Path(model_addr) / "adapter_config.json"
+    if not path.is_file():
+        return None
+    return json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]

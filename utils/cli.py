@@ -1,0 +1,183 @@
+"""Command line: the flags that several scripts share, and how a run ends."""
+
+import argparse
+import logging
+import signal
+import sys
+from collections.abc import Callable
+
+USER_ERROR = 2  # exit code: the user can mend it
+INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; the same command goes on
+
+
+class UserError(Exception):
+    """A mistake of the user's: one to three lines that say what, where and what to do."""
+
+
+def run_script(main: Callable[[], int]) -> None:
+    """Run `main` and leave the process: a UserError becomes its message and exit code 2."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        code = main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = USER_ERROR
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        code = INTERRUPTED
+    sys.exit(code)
+
+
+def _terminate(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt  # SIGTERM leaves like Ctrl-C: engines are closed, the journal stays
+
+
+def make_parser(doc: str) -> argparse.ArgumentParser:
+    """A parser whose --help opens with the script's own docstring."""
+    return argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+
+
+def set_up_logging(level: str) -> None:
+    """Our own messages go to stderr as plain lines; libraries speak from `level` on."""
+    logging.basicConfig(level=level.upper(), format="%(message)s", stream=sys.stderr)
+
+
+# Value types: argparse turns a ValueError or ArgumentTypeError into usage and exit code 2.
+
+
+def positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def non_negative_int(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return value
+
+
+def temperature(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 2:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 2")
+    return value
+
+
+def fraction(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
+    return value
+
+
+# Groups of flags: one spelling and one meaning in every script.
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser, model_flag: str, model_help: str) -> None:
+    """Which model answers, and how it is loaded: `model_flag` is --model_addr or --evaluator_llm."""
+    group = parser.add_argument_group("model")
+    group.add_argument(model_flag, required=True, metavar="MODEL", help=model_help)
+    group.add_argument("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
+    group.add_argument(
+        "--tensor_parallel_size",
+        type=positive_int,
+        default=1,
+        help="GPUs that share one copy of the model (%(default)s)",
+    )
+    group.add_argument(
+        "--gpu_memory_utilization",
+        type=fraction,
+        default=0.9,
+        help="share of each GPU's memory to use (%(default)s)",
+    )
+    group.add_argument(
+        "--dtype",
+        default="auto",
+        choices=["auto", "bfloat16", "float16", "float32"],
+        help="weights' type (%(default)s)",
+    )
+    group.add_argument(
+        "--enforce_eager",
+        action="store_true",
+        help="no CUDA graphs: starts sooner, runs slower (always so on a CPU)",
+    )
+    group = parser.add_argument_group("API")
+    group.add_argument("--openai", action="store_true", help="the model is behind an OpenAI-compatible API")
+    group.add_argument("--api_key_addr", metavar="FILE", help="file with the API key (default: OPENAI_API_KEY)")
+    group.add_argument("--base_url", metavar="URL", help="address of the API (default: OPENAI_BASE_URL, else OpenAI's)")
+    group.add_argument(
+        "--max_concurrency",
+        type=positive_int,
+        default=32,
+        help="API requests under way at a time (%(default)s)",
+    )
+
+
+def add_sampling_arguments(
+    parser: argparse.ArgumentParser, *, temperature_default: float, max_tokens: int, max_model_len: str
+) -> None:
+    """How text is sampled; `max_model_len` is the help text for that flag's default."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--temperature", type=temperature, default=temperature_default, help="0 is greedy (%(default)s)")
+    group.add_argument("--top_p", type=fraction, default=0.95, help="nucleus sampling (%(default)s)")
+    group.add_argument(
+        "--max_tokens", type=positive_int, default=max_tokens, help="tokens an output may have (%(default)s)"
+    )
+    group.add_argument(
+        "--max_model_len",
+        type=positive_int,
+        help=f"tokens of prompt and output together (default: {max_model_len})",
+    )
+    group.add_argument("--seed", type=int, default=0, help="seed of all sampling (%(default)s)")
+    group.add_argument(
+        "--max_retries",
+        type=non_negative_int,
+        default=3,
+        help="how often an output that cannot be used is asked for again (%(default)s)",
+    )
+    group.add_argument(
+        "--constrained_decoding",
+        choices=["fallback", "always", "never"],
+        default="fallback",
+        help="hold the output to its JSON schema: on the last try, always, or never, "
+        "which raises the temperature by 0.1 a retry as the paper's code does (%(default)s)",
+    )
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which part of the data to work on, and what to do with what is already there."""
+    group = parser.add_argument_group("run")
+    group.add_argument("--limit", type=positive_int, metavar="N", help="only the first N questions (default: all)")
+    group.add_argument("--num_shards", type=int, default=1, help="parts the questions are split into (%(default)s)")
+    group.add_argument("--shard_index", type=int, default=0, help="the part to work on, from 0 (%(default)s)")
+    group.add_argument("--overwrite", action="store_true", help="replace an output that was made with other settings")
+    group.add_argument("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
+    group.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="render every prompt, count its tokens and say what would be cut and asked; load no weights",
+    )
+    add_log_argument(group)
+
+
+def add_log_argument(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--log_level",
+        choices=["debug", "info", "warning"],
+        default="warning",
+        help="what the libraries below may print (%(default)s)",
+    )
+
+
+def check_shard(num_shards: int, shard_index: int) -> None:
+    """Raise UserError unless 0 <= shard_index < num_shards."""
+    if num_shards < 1 or not 0 <= shard_index < num_shards:
+        raise UserError(
+            f"--shard_index {shard_index} is out of range: with --num_shards {num_shards} "
+            f"it goes from 0 to {max(num_shards, 1) - 1}"
+        )

@@ -1,0 +1,334 @@
+"""The two engines that turn a rendered prompt into text: vLLM in this process, or an OpenAI-compatible API.
+
+Both offer the same: `concurrency`, how many requests keep the engine full; `complete`, one request; `close`.
+"""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from utils.chat import Rendered, adapter_base
+from utils.cli import UserError
+from utils.models import check_model, model_fingerprint
+from utils.run_files import without_password
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one output is sampled; `schema` is the JSON schema it is held to, or None."""
+
+    temperature: float
+    top_p: float
+    max_tokens: int
+    seed: int
+    schema: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One output. `log_prob` is the sum over its tokens, None where the engine doesn't tell."""
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    log_prob: float | None = None
+
+
+class RefusedError(Exception):
+    """The engine will never answer this one request; others go on."""
+
+
+class Engine(Protocol):
+    concurrency: int
+    device: str
+
+    async def complete(self, prompt: Rendered, sampling: Sampling) -> Completion: ...
+
+    async def close(self) -> None: ...
+
+
+def identify_model(args: "Namespace", model_addr: str) -> str:
+    """Make sure that the model's files, or the API's key, are there: before anything expensive starts.
+
+    Returns:
+        What tells this model from any other, for the fingerprint.
+    """
+    if args.openai:
+        read_api_key(args.api_key_addr)
+        return f"{model_addr} at {without_password(args.base_url or 'OpenAI')}"
+    check_model(model_addr, args.cache_dir)
+    identity = model_fingerprint(model_addr, args.cache_dir)
+    if base := adapter_base(model_addr):
+        check_model(base, args.cache_dir)
+        identity += f" on {model_fingerprint(base, args.cache_dir)}"
+    return identity
+
+
+def open_engine(args: "Namespace", model_addr: str, max_model_len: int) -> Engine:
+    """The engine that `args` asks for; loads the model's weights unless it is behind an API."""
+    if args.openai:
+        return APIEngine(args, model_addr, read_api_key(args.api_key_addr))
+    return VLLMEngine(args, model_addr, max_model_len)
+
+
+class VLLMEngine:
+    """vLLM's asynchronous engine; a folder with adapter_config.json is a LoRA adapter on its base model."""
+
+    def __init__(self, args: "Namespace", model_addr: str, max_model_len: int):
+        """Load the model.
+
+        Args:
+            args: the flags of `cli.add_engine_arguments`, --seed and --log_level.
+            model_addr: hub name, model folder or adapter folder.
+            max_model_len: tokens of prompt and output together.
+
+        Raises:
+            UserError: a GPU has less free memory than --gpu_memory_utilization asks for.
+        """
+        _quiet_libraries(args.log_level)
+        # Spawned processes import this file, which ties their lives to ours (see the end); forked ones don't.
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+        on_gpu = _has_gpu()
+        if on_gpu:
+            _check_gpu_memory(args.gpu_memory_utilization)
+        else:
+            _set_cpu_defaults()
+
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.lora.request import LoRARequest
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        base = adapter_base(model_addr)
+        engine_args = AsyncEngineArgs(
+            model=base or model_addr,
+            download_dir=args.cache_dir,
+            load_format="safetensors",  # no pickled weights
+            dtype=args.dtype,
+            tensor_parallel_size=args.tensor_parallel_size,
+            gpu_memory_utilization=args.gpu_memory_utilization,
+            enforce_eager=args.enforce_eager or not on_gpu,
+            max_model_len=max_model_len,
+            seed=args.seed,
+            disable_log_stats=True,
+            use_tqdm_on_load=args.log_level != "warning",
+            # Small models loop on white space inside constrained JSON until max_tokens.
+            structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
+            **({"enable_lora": True, "max_lora_rank": _lora_rank(model_addr)} if base else {}),
+        )
+        self._lora = LoRARequest("adapter", 1, model_addr) if base else None
+        self._engine = AsyncLLM.from_engine_args(engine_args)
+        # Twice what the scheduler runs at a time: a finished request is followed by one that already waits.
+        self.concurrency = 2 * self._engine.vllm_config.scheduler_config.max_num_seqs
+        self.device = _device_name(args.tensor_parallel_size)
+        self._count = 0
+
+    async def complete(self, prompt: Rendered, sampling: Sampling) -> Completion:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+        self._count += 1
+        params = SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_tokens,
+            seed=None if sampling.temperature == 0 else sampling.seed,  # greedy decoding draws nothing
+            logprobs=0,  # the sampled token's only: enough for log_prob
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            structured_outputs=sampling.schema and StructuredOutputsParams(json=sampling.schema),
+        )
+        outputs = self._engine.generate(
+            {"prompt_token_ids": list(prompt)}, params, str(self._count), lora_request=self._lora
+        )
+        async for result in outputs:  # FINAL_ONLY: one result
+            output = result.outputs[0]
+            return Completion(
+                text=output.text,
+                finish_reason=output.finish_reason,
+                prompt_tokens=len(result.prompt_token_ids),
+                cached_tokens=result.num_cached_tokens or 0,
+                completion_tokens=len(output.token_ids),
+                log_prob=output.cumulative_logprob,
+            )
+        raise RuntimeError("vLLM ended a request without a result")
+
+    async def close(self) -> None:
+        self._engine.shutdown()
+        del self._engine
+
+
+class APIEngine:
+    """Any OpenAI-compatible chat API."""
+
+    def __init__(self, args: "Namespace", model: str, api_key: str):
+        from openai import AsyncOpenAI
+
+        self._model = model
+        self._client = AsyncOpenAI(api_key=api_key, base_url=args.base_url, max_retries=5, timeout=600)
+        # OpenAI's newer models take only the new name of this limit, other servers often only the old one.
+        self._limit_name = "max_tokens" if args.base_url else "max_completion_tokens"
+        self.concurrency = args.max_concurrency
+        self.device = f"API at {self._client.base_url.host}"
+
+    async def complete(self, prompt: Rendered, sampling: Sampling) -> Completion:
+        """One request; the client itself tries again on 408, 409, 429, 5xx and lost connections.
+
+        Raises:
+            RefusedError: the API refuses this prompt (its content, or its length).
+            UserError: what no further try can mend: key, model name, address, parameters.
+        """
+        import openai
+
+        try:
+            response = await self._client.chat.completions.create(
+                model=self._model,
+                messages=prompt,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                seed=sampling.seed,
+                response_format=_response_format(sampling.schema) if sampling.schema else openai.omit,
+                **{self._limit_name: sampling.max_tokens},
+            )
+        except openai.BadRequestError as error:
+            if error.code in ("content_filter", "content_policy_violation", "context_length_exceeded"):
+                raise RefusedError(self._without_key(f"{error.code}: {error.message}")) from None
+            raise UserError(self._without_key(f"the API refuses the request: {error.message}")) from None
+        except openai.APIStatusError as error:
+            raise UserError(self._without_key(f"the API answers {error.status_code}: {error.message}")) from None
+        except openai.APIConnectionError as error:  # also time-outs
+            raise UserError(f"the {self.device} cannot be reached: {error.message}") from None
+        choice = response.choices[0]
+        if choice.finish_reason == "content_filter":
+            raise RefusedError("content_filter")
+        usage = response.usage
+        details = usage and usage.prompt_tokens_details
+        return Completion(
+            text=choice.message.content or "",
+            finish_reason=choice.finish_reason,
+            prompt_tokens=usage.prompt_tokens if usage else 0,
+            cached_tokens=(details.cached_tokens or 0) if details else 0,
+            completion_tokens=usage.completion_tokens if usage else 0,
+        )
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def _without_key(self, message: str) -> str:
+        """Some servers repeat the key they were given."""
+        return message.replace(self._client.api_key, "***")
+
+
+def read_api_key(path: str | None) -> str:
+    """The API key from a file, else from OPENAI_API_KEY; UserError where there is none."""
+    if path is None:
+        key = os.environ.get("OPENAI_API_KEY", "").strip()
+        if not key:
+            raise UserError("--openai needs a key: --api_key_addr FILE, or OPENAI_API_KEY in the environment")
+        return key
+    try:
+        key = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--api_key_addr {path}: cannot be read: {getattr(error, 'strerror', 'not text')}") from None
+    if not key or len(key.split()) != 1:
+        raise UserError(f"--api_key_addr {path}: must hold the key and nothing else")
+    return key
+
+
+def _response_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _quiet_libraries(log_level: str) -> None:
+    """Keep vLLM and PyTorch silent below errors, in their own processes too, unless --log_level asks for more."""
+    quiet = log_level == "warning"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR" if quiet else log_level.upper())
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
+    if quiet:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        os.environ.setdefault("PYTHONWARNINGS", "ignore")
+
+
+def _device_name(count: int) -> str:
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return f"CPU, {len(os.sched_getaffinity(0))} cores"
+    return f"{count} x {current_platform.get_device_name()}"
+
+
+def _set_cpu_defaults() -> None:
+    """vLLM's settings for a machine without a GPU, where the user has not set them.
+
+    Its own thread binding uses a single core of a virtual machine; its own KV cache takes a fixed share of all
+    memory whether that is free or not.
+    """
+    from vllm.utils.cpu_resource_utils import get_memory_node_info
+
+    free = get_memory_node_info().available_memory / 2**30  # heeds a container's limit
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, min(8, int(free / 4)))))  # GiB
+
+
+def _check_gpu_memory(utilization: float) -> None:
+    """Refuse a GPU that another process holds, before minutes of loading end in vLLM's own error."""
+    if shutil.which("nvidia-smi") is None:
+        return
+    query = ["nvidia-smi", "--query-gpu=index,memory.free,memory.total", "--format=csv,noheader,nounits"]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible:
+        query.append(f"--id={visible}")
+    rows = subprocess.run(query, capture_output=True, text=True).stdout.strip().splitlines()
+    for index, free, total in (map(float, row.split(",")) for row in rows):
+        if free < utilization * total:
+            raise UserError(
+                f"GPU {index:.0f} has {free / 1024:.1f} of {total / 1024:.1f} GiB free, "
+                f"--gpu_memory_utilization {utilization} asks for {utilization * total / 1024:.1f}\n"
+                "  another process uses it (see nvidia-smi): wait for it, take another GPU, or ask for less"
+            )
+
+
+def _lora_rank(adapter: str) -> int:
+    """The smallest rank vLLM has kernels for that holds the adapter's."""
+    from typing import get_args
+
+    from vllm.config.lora import MaxLoRARanks
+
+    rank = json.loads((Path(adapter) / "adapter_config.json").read_text(encoding="utf-8"))["r"]
+    fitting = [size for size in get_args(MaxLoRARanks) if size >= rank]
+    if not fitting:
+        raise UserError(f"{adapter}: LoRA rank {rank} is more than vLLM can serve")
+    return fitting[0]
+
+
+def _set_up_engine_process() -> None:
+    """Have the kernel kill this process when its parent is gone, so a killed run leaves no GPU occupied.
+
+    And keep vLLM quiet here too before it has set up its own logging.
+    """
+    import ctypes
+
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
+
+
+# vLLM runs its engine in processes of its own. Python's spawn imports the script, and so this file, in each.
+if "--multiprocessing-fork" in sys.orig_argv and "VLLM_LOGGING_LEVEL" in os.environ:
+    _set_up_engine_process()

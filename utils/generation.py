@@ -1,0 +1,201 @@
+"""The driver: requests in, usable outputs out, each in the journal the moment it is finished.
+
+A request is asked until the parser finds what it needs in the text. By default (`fallback`) every try draws with
+another seed and the last one is held to the JSON schema; `always` holds every try to it; `never` is the reference
+code's way and raises the temperature by 0.1 a try, never above 1.
+"""
+
+import asyncio
+import hashlib
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from utils.chat import APIChat, Fitted, LocalChat, Rendered
+from utils.engines import Completion, Engine, RefusedError, Sampling
+from utils.model_output import Parsed
+from utils.progress import Progress
+from utils.run_files import Journal, Key
+
+Parser = Callable[[str, bool], Parsed]
+TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One output to be had.
+
+    Attributes:
+        key: its place in the journal.
+        prompt: the rendered prompt, None where it does not fit the model: then nothing is asked.
+        journal: where its record is kept (None in a dry run).
+        record: fields that its record carries besides the output.
+    """
+
+    key: Key
+    prompt: Rendered | None
+    journal: Journal | None
+    record: dict[str, Any] = field(default_factory=dict)
+
+
+def answer_request(key: Key, fitted: Fitted | None, journal: Journal | None) -> Request:
+    """The request for an answer to a prompt that `fit_posts` made."""
+    if fitted is None:
+        return Request(key, None, journal)
+    figures = ("num_contexts_used", "num_contexts_dropped", "context_cut")
+    return Request(key, fitted.prompt, journal, {name: getattr(fitted, name) for name in figures})
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How outputs are sampled and asked for again (the flags of `cli.add_sampling_arguments`)."""
+
+    temperature: float
+    top_p: float
+    max_tokens: int
+    seed: int
+    max_retries: int
+    constrained_decoding: str
+    schema: dict[str, Any]
+
+    @classmethod
+    def from_arguments(cls, args: Namespace, schema: dict[str, Any]) -> "Policy":
+        names = ("temperature", "top_p", "max_tokens", "seed", "max_retries", "constrained_decoding")
+        return cls(**{name: getattr(args, name) for name in names}, schema=schema)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "schema"}
+
+    def sampling(self, key: Key, attempt: int) -> Sampling:
+        """The sampling of one try (from 0); its seed hangs on the key alone, not on order or shard."""
+        temperature = self.temperature
+        if self.constrained_decoding == "never":
+            temperature = max(temperature, min(1.0, round(temperature + 0.1 * attempt, 6)))
+        seed = int.from_bytes(hashlib.sha256(repr((self.seed, key, attempt)).encode()).digest()[:4], "big") >> 1
+        schema = self.schema if self._is_constrained(attempt) else None
+        return Sampling(temperature, self.top_p, self.max_tokens, seed, schema)
+
+    def is_last(self, attempt: int) -> bool:
+        """A greedy constrained try would only repeat itself, so it is the last one too."""
+        return attempt >= self.max_retries or (self._is_constrained(attempt) and self.temperature == 0)
+
+    def _is_constrained(self, attempt: int) -> bool:
+        if self.constrained_decoding == "fallback":
+            # Nor does a greedy free try get better by asking again: the second try is constrained at once.
+            return attempt >= self.max_retries or (attempt > 0 and self.temperature == 0)
+        return self.constrained_decoding == "always"
+
+
+def generate(
+    open_engine: Callable[[], Engine],
+    requests: Iterable[Request],
+    policy: Policy,
+    parse: Parser,
+    progress: Progress,
+) -> str:
+    """Have every request answered; each record is in its journal the moment it is finished.
+
+    Requests enter the engine in their order and leave as they finish; no batch waits for its slowest.
+
+    Returns:
+        The device the engine runs on.
+
+    Raises:
+        UserError: the engine cannot go on; what was finished is in the journal.
+        KeyboardInterrupt: SIGINT or SIGTERM; likewise.
+    """
+    return asyncio.run(_generate(open_engine, iter(requests), policy, parse, progress))
+
+
+async def _generate(
+    open_engine: Callable[[], Engine],
+    requests: Iterable[Request],
+    policy: Policy,
+    parse: Parser,
+    progress: Progress,
+) -> str:
+    engine = open_engine()
+    failed = 0
+
+    async def work() -> None:
+        nonlocal failed
+        for request in requests:  # one iterator, shared by all workers
+            record = await _answer(engine, request, policy, parse)
+            request.journal.add(request.key, record)
+            failed += record["value"] is None
+            progress.update(failed=failed)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(engine.concurrency):
+                group.create_task(work())
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        await engine.close()
+    return engine.device
+
+
+async def _answer(engine: Engine, request: Request, policy: Policy, parse: Parser) -> dict[str, Any]:
+    """Ask until the text can be used: a record with the parsed value, or with None and the reason."""
+    if request.prompt is None:
+        return {"value": None, "reason": "the prompt is longer than the model takes", **request.record}
+    spent = dict.fromkeys(TOKEN_COUNTS, 0)
+    for attempt in range(policy.max_retries + 1):
+        sampling = policy.sampling(request.key, attempt)
+        try:
+            completion = await engine.complete(request.prompt, sampling)
+        except RefusedError as refusal:
+            return {"value": None, "reason": str(refusal), **request.record, "attempts": attempt + 1, **spent}
+        for name in spent:
+            spent[name] += getattr(completion, name)
+        parsed = parse(completion.text, completion.finish_reason == "length")
+        if parsed.value is not None or policy.is_last(attempt):
+            break
+    return _record(parsed, completion, sampling, request, attempt + 1, spent)
+
+
+def _record(
+    parsed: Parsed, completion: Completion, sampling: Sampling, request: Request, attempts: int, spent: dict[str, int]
+) -> dict[str, Any]:
+    return {
+        "value": parsed.value,
+        **({"reason": parsed.reason} if parsed.value is None else {}),
+        **request.record,
+        "raw": completion.text,
+        "parsed": parsed.how,
+        "truncated": parsed.truncated,
+        "finish_reason": completion.finish_reason,
+        "attempts": attempts,
+        "constrained": sampling.schema is not None,
+        "temperature": sampling.temperature,
+        **spent,  # of all attempts together
+        "log_prob": completion.log_prob,
+    }
+
+
+def token_totals(records: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """Tokens that all attempts of all records took together."""
+    records = list(records)
+    return {name: sum(record.get(name, 0) for record in records) for name in TOKEN_COUNTS}
+
+
+def describe_requests(requests: Iterable[Request], chat: LocalChat | APIChat, policy: Policy) -> str:
+    """What a run would ask (--dry_run): prompts, tokens, what would be cut, and the calls."""
+    lengths, over, dropped, cut = [], [], 0, 0
+    for request in requests:
+        if request.prompt is None:
+            over.append(request.key)
+            continue
+        lengths.append(chat.length(request.prompt))
+        dropped += request.record.get("num_contexts_dropped", 0)
+        cut += request.record.get("context_cut", False)
+    lines = [
+        f"{len(lengths)} prompts, {sum(lengths)} tokens ({chat.counter}); longest {max(lengths, default=0)}",
+        f"{dropped} posts left out for length, {cut} cut at the end; {len(over)} prompts too long and not asked"
+        + (f": {', '.join(str(key[0]) for key in over[:5])}" if over else ""),
+        f"{len(lengths)} calls, at most {len(lengths) * (policy.max_retries + 1)} with retries; "
+        f"at most {policy.max_tokens} tokens an output",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,323 @@
+"""Lenient, pure parsing of what a language model wrote: an answer or a judge's verdict.
+
+Both were asked for as one JSON object in a ```json fence. The first attempt that finds the field decides:
+
+1. Strict ("strict"): the whole text is one JSON object that has the field under its exact name, with white
+   space and a fence around it or half a fence.
+2. First object ("repaired"): a valid JSON object that has the field starts at the text's first "{"; what stands
+   around it is dropped. From here on reasoning up to </think> is dropped, raw newlines may stand in strings and
+   the name may be spelled otherwise ("Match Score").
+3. By name ("repaired"): the name is looked for, first as a key inside an object, then without braces. The value
+   is read from there by a tolerant scanner: other quotes, unescaped quotes inside, no end.
+4. Verdicts only ("repaired"): the text is a single digit 0, 1 or 2 and nothing else.
+
+Answers: the first one wins. A list or a dict becomes text, one line an item ("key: value" for a dict). A number,
+true, null and prose without the field are no answer. A text that ends inside the value is kept and flagged as
+truncated. White space at both ends goes, CRLF becomes LF, NUL goes, a lone surrogate becomes U+FFFD (so the
+value can be written as UTF-8). Newlines inside stay.
+
+Verdicts: the integer 0, 1 or 2. "2" in quotes, 2.0, 2/2 and "2 out of 2" are refused in any dress. Outside an
+object `match_score: 2` counts (also with "=" or "is"), prose without the name does not. The name with different
+values, in one object or in prose, is refused as contradictory. Of several objects the first one that has the
+name decides, also when its value is refused.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+
+ANSWER_FIELD = "personalized_answer"
+VERDICT_FIELD = "match_score"
+
+
+# What constrained decoding holds an output to.
+ANSWER_SCHEMA = {
+    "type": "object",
+    "properties": {ANSWER_FIELD: {"type": "string", "minLength": 1}},
+    "required": [ANSWER_FIELD],
+    "additionalProperties": False,
+}
+VERDICT_SCHEMA = {
+    "type": "object",
+    "properties": {VERDICT_FIELD: {"type": "integer", "enum": [0, 1, 2]}},
+    "required": [VERDICT_FIELD],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What was found in a text; see the module's docstring for the order of attempts."""
+
+    value: str | int | None  # None: nothing usable
+    how: str  # "strict", "repaired" or "none"
+    reason: str | None  # why nothing was found; None when something was
+    truncated: bool = False  # the text ended inside the value, which was closed and kept
+
+
+# Every repetition below is possessive or bounded, so no text makes a search slower than linear.
+_QUOTE = "[\"'“”‘’]"
+_GAP = r"(?:\s++|(?://|\#)[^\n]{0,200}+|/\*[^*]{0,200}+\*/){0,4}+"  # white space and comments
+_NAMES = {
+    ANSWER_FIELD: r"(?<!\w)personali[sz]ed[\s_\\-]{0,3}answer(?!\w)",
+    VERDICT_FIELD: r"(?<!\w)match[\s_\\-]{0,3}score(?!\w)",
+}
+
+
+def _pattern(regex: str) -> re.Pattern[str]:
+    return re.compile(regex, re.IGNORECASE | re.MULTILINE | re.DOTALL)
+
+
+# The name as a key in an object, up to its value. After a comma it must be quoted, or it may be prose.
+_KEY = {
+    field: _pattern(rf"(?:\{{{_GAP}{_QUOTE}?|,{_GAP}{_QUOTE}){name}{_QUOTE}?\s*+[:=：][\s*`]*+")
+    for field, name in _NAMES.items()
+}
+# The name without braces. An answer's must be quoted or start a line; a verdict's may stand anywhere.
+_UNBRACED = {
+    ANSWER_FIELD: _pattern(
+        rf"(?:{_QUOTE}|^[^\w\n]*+(?:json[^\w\n]*+)?){_NAMES[ANSWER_FIELD]}"
+        rf"(?:{_QUOTE}|[*`])*+\s*+[:=：][\s*`]*+"
+    ),
+    VERDICT_FIELD: _pattern(rf"{_NAMES[VERDICT_FIELD]}(?:{_QUOTE}|[*`\\])*+\s*+(?:[:=：]|is\b)[\s*`]*+"),
+}
+# A verdict, not the beginning of another number, a range, a fraction or a condition.
+_VERDICT = re.compile(
+    r"[0-2](?!\w)(?![ \t*`]*+(?:[-–/,.|~+]\s*+[0-9]|%|(?:out|or|to|of|if|when|unless|only)\b))"
+    r"(?![^\n{}\"]{0,20}\bout of\b)"
+)
+_ONLY_DIGIT = _pattern(r"(?:```|/?json\b|\s|\ufeff)*+([0-2])(?:```|/?json\b|\s)*+\Z")
+
+_OPENING_QUOTE = re.compile(rf"\"\"\"|'''|{_QUOTE}")
+_CLOSING_QUOTE = {"“": '[”“"]', "”": '[”“"]', "‘": "[’‘']", "’": "[’‘']"}  # any other closes itself
+# What follows a quote that ends a string. The end of the text is no proof once a quote inside was left
+# unescaped and the text was cut. The first quote needs less: an unescaped quote inside comes in pairs, and
+# the opening one of a pair is followed by a word.
+_NEXT_KEY = rf"{_QUOTE}[\w -]{{1,40}}{_QUOTE}\s*+:"
+_ENDS_OBJECT = rf"{_GAP}[,;.]?+{_GAP}(?:\}}|{_NEXT_KEY})"
+_ENDS_TEXT = rf"{_GAP}[,;]?+{_GAP}[\])]*+\s*+(?:```\s*+)?\Z"
+_AFTER_QUOTE_CUT = _pattern(_ENDS_OBJECT)
+_AFTER_QUOTE = _pattern(rf"{_ENDS_OBJECT}|{_ENDS_TEXT}")
+_CUT_KEY = rf"{_GAP},{_GAP}{_QUOTE}[\w -]{{0,40}}{_QUOTE}?\s*+\Z"
+_AFTER_FIRST_QUOTE = _pattern(
+    rf"{_ENDS_OBJECT}|{_ENDS_TEXT}|{_CUT_KEY}|{_GAP}(?:```|/?json\b)|[ \t]*+\r?\n\s*+(?!{_QUOTE})"
+)
+_AFTER_ITEM_QUOTE = _pattern(rf"{_GAP}(?:[,:\]}}]|```|\Z)")
+_ENDS_BRACES = _pattern(r"\s*+[,;]?+\s*+\}\s*?(?:\n|```|\{|\}|\Z)")
+_ITEM_TOKEN = re.compile(rf"[\[\]{{}},:]|(?://|\#)[^\n]*|\"\"\"|'''|{_QUOTE}|\s+|[^\[\]{{}},:\"“\s][^\[\]{{}},:\"\n]*")
+_ESCAPE = re.compile(r"\\(?:(?:u[0-9a-fA-F]{0,3})?\Z|u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_ESCAPED = dict(zip("ntrbf\n\"'\\/", "\n\t\r\b\f\n\"'\\/", strict=True))
+
+
+def parse_answer(text: str, cut: bool = False) -> Parsed:
+    """Read the string field "personalized_answer"; the value is never empty.
+
+    cut: the generation ended at max_tokens, so the end of the text is no sign that the answer ended.
+    """
+    value, how = _from_object(text, ANSWER_FIELD)
+    if isinstance(value, str):
+        return _answer(value, how)
+    text = _after_reasoning(text)
+    ends = _value_starts(text, ANSWER_FIELD)
+    if not ends:
+        return _missing(text, ANSWER_FIELD)
+    start = next((end for end in ends if text[end : end + 1] in tuple("\"'“”‘’[{")), ends[0])
+    while (inner := _KEY[ANSWER_FIELD].match(text, start)) is not None:
+        start = inner.end()  # {"personalized_answer": {"personalized_answer": …
+    if text[start : start + 1] in ("[", "{"):
+        value, truncated = _read_items(text, start)
+    elif (opening := _OPENING_QUOTE.match(text, start)) is not None:
+        value, truncated = _read_string(text, opening, cut)
+    else:
+        return _none(f"{ANSWER_FIELD} is {_describe(text, start)}, not a text")
+    return _answer(value, "repaired", truncated)
+
+
+def parse_verdict(text: str) -> Parsed:
+    """Read the field "match_score": the integer 0, 1 or 2 and nothing else."""
+    value, how = _from_object(text, VERDICT_FIELD)
+    if how != "none":
+        written = {dict: "{", list: "["}.get(type(value)) or json.dumps(value, ensure_ascii=False)
+        return _verdict([_verdict_at(written, 0)], how)
+    text = _after_reasoning(text)
+    if (digit := _ONLY_DIGIT.match(text)) is not None:
+        return Parsed(int(digit[1]), "repaired", None)
+    starts = _value_starts(text, VERDICT_FIELD)
+    if not starts:
+        return _missing(text, VERDICT_FIELD)
+    return _verdict([_verdict_at(text, start) for start in starts], "repaired")
+
+
+def _none(reason: str) -> Parsed:
+    return Parsed(None, "none", reason)
+
+
+def _missing(text: str, field: str) -> Parsed:
+    return _none(f"no {field} in the text" if text.strip("`\ufeff \t\r\n") else "the text is empty")
+
+
+def _answer(value: str, how: str, truncated: bool = False) -> Parsed:
+    if truncated:
+        value = re.sub("[\ud800-\udbff\ufffd]+\\Z", "", value)  # half a character at the cut
+    value = _writable(value).strip()
+    return Parsed(value, how, None, truncated) if value else _none(f"{ANSWER_FIELD} is empty")
+
+
+def _verdict(found: list[int | str], how: str) -> Parsed:
+    """The one verdict in found, which holds verdicts and descriptions of what is none."""
+    if len(set(found)) > 1:
+        named = " and ".join(str(one) for one in list(dict.fromkeys(found))[:3])
+        return _none(f"{VERDICT_FIELD} is contradictory: {named}")
+    if isinstance(found[0], str):
+        return _none(f"{VERDICT_FIELD} is {found[0]}, not an integer 0-2")
+    return Parsed(found[0], how, None)
+
+
+def _writable(value: str) -> str:
+    """The value without what can't be written as UTF-8 or breaks other tools; halves of a pair are joined."""
+    value = value.replace("\r\n", "\n").replace("\0", "")
+    return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key appears twice")
+    return found
+
+
+def _from_object(text: str, field: str) -> tuple[object, str]:
+    """(value, "strict" or "repaired") from a valid JSON object, attempts 1 and 2; else (None, "none")."""
+    body = text.removeprefix("\ufeff").strip()
+    if (fence := re.match("```(?:json)?", body, re.IGNORECASE)) is not None:
+        body = body[fence.end() :]
+    body = body.removesuffix("```").strip()
+    try:
+        found = json.loads(body, object_pairs_hook=_unique_keys)
+        if isinstance(found, dict) and field in found:
+            return found[field], "strict"
+    except (ValueError, RecursionError):
+        pass
+    decoder = json.JSONDecoder(object_pairs_hook=_unique_keys, strict=False)
+    body = _after_reasoning(text)
+    try:
+        found, _ = decoder.raw_decode(body, body.index("{"))
+    except (ValueError, RecursionError):
+        return None, "none"
+    for key, value in found.items():
+        if re.fullmatch(_NAMES[field], key, re.IGNORECASE):
+            return value, "repaired"
+    return None, "none"
+
+
+def _after_reasoning(text: str) -> str:
+    if text.lstrip().startswith("<think>") and "</think>" not in text:
+        return ""
+    return text.rpartition("</think>")[2]
+
+
+def _value_starts(text: str, field: str) -> list[int]:
+    """Where the field's values start: behind keys in objects or, without any, behind unbraced names.
+
+    For a verdict only the first object that has the key counts: what follows is a second answer.
+    """
+    keys = list(_KEY[field].finditer(text))
+    if not keys:
+        return [name.end() for name in _UNBRACED[field].finditer(text)]
+    if field == VERDICT_FIELD:
+        closed = text.find("}", keys[0].end())
+        keys = [key for key in keys if key is keys[0] or closed < 0 or key.end() <= closed]
+    return [key.end() for key in keys]
+
+
+def _verdict_at(text: str, start: int) -> int | str:
+    """The verdict that starts there, or a description of what does."""
+    found = _VERDICT.match(text, start)
+    return int(found[0]) if found is not None else _describe(text, start)
+
+
+def _describe(text: str, start: int) -> str:
+    """A short name for the value that starts there, for a reason."""
+    if text[start : start + 1] in ("[", "{"):
+        return "a list" if text[start] == "[" else "an object"
+    if (opening := _OPENING_QUOTE.match(text, start)) is not None:
+        closing = _CLOSING_QUOTE.get(opening[0], opening[0])
+        shown = re.split(closing, text[opening.end() : opening.end() + 20])[0]
+        return f"the string {shown!r}"
+    shown = re.match(r"[^\n}\]\"]{0,20}", text[start : start + 20])[0].strip(" ,")
+    return _writable(shown) or "empty"
+
+
+def _read_string(text: str, opening: re.Match[str], cut: bool) -> tuple[str, bool]:
+    """(value, truncated) of an answer's string."""
+    later = _AFTER_QUOTE_CUT if cut else _AFTER_QUOTE
+    first = later if opening[0] in "'‘’" else _AFTER_FIRST_QUOTE  # it's a quote or an apostrophe
+    span = _closing_quote(text, opening, first, later, weak_end=not cut)
+    if span is not None:
+        return _unescape(text[opening.end() : span[0]]), False
+    raw, truncated = text[opening.end() :].rstrip(), True
+    if not cut:
+        if raw.endswith("```") and raw.count("```") % 2:
+            raw = raw[:-3].rstrip()
+        if raw.endswith("}") and raw.count("}") > raw.count("{"):
+            raw, truncated = raw[:-1].rstrip().removesuffix('\\"'), False
+    return _unescape(raw), truncated
+
+
+def _closing_quote(
+    text: str, opening: re.Match[str], first: re.Pattern[str], later: re.Pattern[str], weak_end: bool = False
+) -> tuple[int, int] | None:
+    """The span of the quote that closes the string: the first one that `first` or `later` matches behind.
+
+    Inside braces that the string itself opened, as in code that it quotes, only the first quote closes. Where
+    that leaves none, weak_end takes the first one that a closing brace and a new line or the like follow.
+    """
+    depth, weak, seen = 0, None, False
+    token = re.compile(rf"\\.|[{{}}]|{_CLOSING_QUOTE.get(opening[0], opening[0])}", re.DOTALL)
+    for found in token.finditer(text, opening.end()):
+        if found[0] == "{":
+            depth += 1
+        elif found[0] == "}":
+            depth = max(0, depth - 1)
+        elif found[0][0] != "\\":
+            after = later if seen else first
+            if after.match(text, found.end()) is not None and not (seen and depth):
+                return found.span()
+            if weak_end and weak is None and _ENDS_BRACES.match(text, found.end()) is not None:
+                weak = found.span()
+            seen = True
+    return weak
+
+
+def _read_items(text: str, start: int) -> tuple[str, bool]:
+    """(text, truncated) of a list or dict: a line an item, "key: value" for a dict, what is nested below."""
+    parts: list[str] = []
+    depth, pos = 0, start
+    while (token := _ITEM_TOKEN.match(text, pos)) is not None:
+        mark, pos = token[0], token.end()
+        if mark in "[]{},":
+            depth += (mark in "[{") - (mark in "]}")
+            if depth == 0:
+                return "".join(parts), False
+            if parts and not parts[-1].endswith("\n"):
+                parts.append("\n")
+        elif mark == ":":
+            parts.append(":")
+        elif not mark.isspace() and not mark.startswith(("//", "#", "```")):
+            if _OPENING_QUOTE.fullmatch(mark):
+                span = _closing_quote(text, token, _AFTER_ITEM_QUOTE, _AFTER_ITEM_QUOTE)
+                value_end, pos = span or (len(text), len(text))
+                mark = _unescape(text[token.end() : value_end])
+            parts.append(" " + mark if parts and parts[-1] == ":" else mark)
+    return "".join(parts), True
+
+
+def _unescape(raw: str) -> str:
+    """JSON's escapes resolved. An unknown one stays as written, one that the end of the text cut is dropped."""
+
+    def resolve(escape: re.Match[str]) -> str:
+        if escape[1]:
+            return chr(int(escape[1], 16))
+        return _ESCAPED.get(escape[2], escape[0]) if escape[2] else ""
+
+    return _ESCAPE.sub(resolve, raw)

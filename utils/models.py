@@ -1,0 +1,145 @@
+"""Models by hub name or folder: is it there, and which one exactly. Free of torch, so it answers at once."""
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+
+from utils.cli import UserError
+
+CONFIGS = ("config.json", "adapter_config.json")  # a whole model, a LoRA adapter
+# What changes a model's answers besides its weights: architecture, tokenizer, default sampling.
+SETTINGS = (*CONFIGS, "generation_config.json", "tokenizer*", "vocab*", "chat_template*")
+PIECE = 2**20  # bytes read from the start, the middle and the end of a weights file
+
+
+def check_model(name: str, cache_dir: str | None = None) -> None:
+    """Make sure that a model can be loaded, before anything expensive starts.
+
+    Args:
+        name: a folder with config.json or adapter_config.json and weights, or a hub name (`owner/model`, `model`).
+            It is a folder where it exists, starts with `.`, `/` or `~`, or has more than one `/`.
+        cache_dir: where hub models are kept, None for Hugging Face's own cache.
+
+    Raises:
+        UserError: the folder or its files are missing; the hub has no such model, or cannot be reached and the
+            cache lacks it. Of a hub model that is not cached only the config is fetched, which pins the commit.
+    """
+    if _is_folder(name):
+        _check_folder(Path(name), "give the folder that holds config.json and the weights")
+        return
+    from huggingface_hub import constants
+
+    snapshot = _cached_snapshot(name, cache_dir)
+    if constants.HF_HUB_OFFLINE:
+        place = cache_dir or constants.HF_HUB_CACHE
+        remedy = f"fetch it where there is internet: hf download {name} --cache-dir {place}"
+        if snapshot is None:
+            raise UserError(
+                f"{name}: neither a folder nor in the hub cache {place}, and HF_HUB_OFFLINE is set\n  {remedy}"
+            )
+        _check_folder(snapshot, remedy)
+    elif snapshot is None:
+        _fetch_config(name, cache_dir)
+
+
+def model_fingerprint(name: str, cache_dir: str | None = None) -> str:
+    """What tells this model from any other, wherever it lies; call `check_model` first.
+
+    Returns:
+        `owner/model@commit` for a hub model, `sha256:...` for a folder: over its settings files and the name, size
+        and three pieces of every weights file, so that a retrained checkpoint differs. An adapter's weights are
+        hashed whole.
+    """
+    if not _is_folder(name):
+        return f"{name}@{cached_commit(name, cache_dir) or 'main'}"
+    folder = Path(name)
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in SETTINGS for path in folder.glob(pattern) if path.is_file()}):
+        _hash_file(digest, path, whole=True)
+    for path in _weights(folder):
+        _hash_file(digest, path, whole=(folder / "adapter_config.json").exists())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def cached_commit(name: str, cache_dir: str | None = None) -> str | None:
+    """The commit of a cached hub model, to load that very one; None for a folder or one that is not cached."""
+    snapshot = None if _is_folder(name) else _cached_snapshot(name, cache_dir)
+    return snapshot.name if snapshot else None
+
+
+def _is_folder(name: str) -> bool:
+    return Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def _check_folder(folder: Path, remedy: str) -> None:
+    if not folder.is_dir():
+        raise UserError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}; {remedy}")
+    if not any((folder / config).is_file() for config in CONFIGS):
+        raise UserError(f"{folder}: holds no config.json (or adapter_config.json)\n  {remedy}")
+    if not _weights(folder):
+        raise UserError(f"{folder}: holds no weights (*.safetensors or *.bin)\n  {remedy}")
+    for index in (*folder.glob("*.safetensors.index.json"), *folder.glob("*.bin.index.json")):
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        if missing := sorted(shard for shard in shards if not (folder / shard).is_file()):
+            raise UserError(f"{folder}: lacks {missing[0]}, which {index.name} names\n  {remedy}")
+
+
+def _weights(folder: Path) -> list[Path]:
+    """The weights files, sorted by name; *.bin only where there are no safetensors, as transformers does."""
+    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
+
+
+def _hash_file(digest: "hashlib._Hash", path: Path, whole: bool) -> None:
+    size = path.stat().st_size
+    digest.update(f"{path.name} {size}\n".encode())
+    with open(path, "rb") as file:
+        if whole or size <= 3 * PIECE:
+            while chunk := file.read(PIECE):
+                digest.update(chunk)
+            return
+        for start in (0, (size - PIECE) // 2, size - PIECE):
+            file.seek(start)
+            digest.update(file.read(PIECE))
+
+
+def _cached_snapshot(name: str, cache_dir: str | None) -> Path | None:
+    """The folder in the hub's cache that holds the model's main commit."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        raise UserError(f"{name!r}: neither a folder nor a name a hub model can have") from None
+    for config in CONFIGS:
+        path = try_to_load_from_cache(name, config, cache_dir=cache_dir)
+        if isinstance(path, str):
+            return Path(path).parent
+    return None
+
+
+def _fetch_config(name: str, cache_dir: str | None) -> None:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it warns of every retry; the outcome is told below
+    for config in CONFIGS:
+        try:
+            hf_hub_download(name, config, cache_dir=cache_dir)
+            return
+        except GatedRepoError:
+            raise UserError(f"{name}: a gated model; ask for access on its page, then `hf auth login`") from None
+        except RepositoryNotFoundError:
+            raise UserError(f"{name}: neither a folder here nor a model on the hub") from None
+        except LocalEntryNotFoundError:
+            raise UserError(f"{name}: not cached, and the hub cannot be reached; give a folder") from None
+        except EntryNotFoundError:
+            continue  # an adapter has adapter_config.json only
+    raise UserError(f"{name}: holds neither config.json nor adapter_config.json")

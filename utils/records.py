@@ -1,0 +1,252 @@
+"""Datasets and response files: read them, check them, say exactly what is wrong.
+
+A dataset is a JSON array (or JSON Lines, in a file named *.jsonl) of
+`{id, question, narrative, category, rubric_aspects: [{aspect, evidence, reason}], profile: [{id, text, category}]}`.
+A response file is `{question id: [{"output": text or null, ...}, ...]}`. Fields we don't know are kept.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from utils.cli import UserError
+
+
+def read_dataset(path: str | Path, needs: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """Read a dataset and check id and question of every record, and the fields in `needs`.
+
+    Args:
+        path: a JSON array, or JSON Lines where the name ends in .jsonl.
+        needs: any of "profile", "narrative", "rubric_aspects": what the script goes on to use.
+
+    Returns:
+        The records in file order, ids as strings.
+
+    Raises:
+        UserError: naming the file, the record and the field.
+    """
+    path = Path(path)
+    records = _read_lines(path) if path.suffix == ".jsonl" else read_json(path)
+    if not isinstance(records, list):
+        raise UserError(f"{path}: holds {_kind(records)}; a dataset is a JSON array of questions")
+    if not records:
+        raise UserError(f"{path}: holds no questions")
+    seen: dict[str, int] = {}
+    for number, record in enumerate(records):
+        _check_record(record, f"{path}: record {number}", needs)
+        if record["id"] in seen:
+            raise UserError(
+                f"{path}: records {seen[record['id']]} and {number} both have id {record['id']!r}; ids are unique"
+            )
+        seen[record["id"]] = number
+    return records
+
+
+def read_json(path: str | Path) -> Any:
+    """The JSON value in a file; UserError where there is none (says where it breaks off)."""
+    text = _read_text(Path(path))
+    try:
+        return json.loads(text, object_pairs_hook=_refuse_repeated_names)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        if error.msg == "Extra data":
+            raise UserError(f"{path}: more than one JSON value ({where}); name JSON Lines *.jsonl") from None
+        if not text[error.pos :].strip() or error.msg.startswith("Unterminated"):
+            raise UserError(f"{path}: the JSON breaks off at {where}: the file is cut short") from None
+        raise UserError(f"{path}: not JSON: {error.msg} at {where}") from None
+    except _RepeatedNameError as error:
+        raise UserError(f"{path}: {error.args[0]!r} stands twice in one object; names are unique") from None
+
+
+class _RepeatedNameError(ValueError):
+    """json would silently keep the last of two values."""
+
+
+def _refuse_repeated_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _RepeatedNameError(next(name for name in names if names.count(name) > 1))
+    return result
+
+
+def _read_lines(path: Path) -> list[Any]:
+    records = []
+    for number, line in enumerate(_read_text(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}: line {number} is not JSON: {error.msg} at column {error.colno}") from None
+    return records
+
+
+def _read_text(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: a folder; give the file") from None
+    except PermissionError:
+        raise UserError(f"{path}: no permission to read it") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    if not text.strip():
+        raise UserError(f"{path}: the file is empty")
+    return text
+
+
+def _check_record(record: Any, where: str, needs: Iterable[str]) -> None:
+    if not isinstance(record, dict):
+        raise UserError(f"{where}: {_kind(record)} where a question object belongs")
+    record["id"] = _check_id(record.get("id"), where)
+    where = f"{where} (id {record['id']!r})"
+    _check_text(record, "question", where)
+    if "narrative" in needs:
+        _check_text(record, "narrative", where)
+    if "profile" in needs:
+        _check_profile(record, where)
+    if "rubric_aspects" in needs:
+        _check_aspects(record, where)
+
+
+def _check_id(value: Any, where: str) -> str:
+    """Ids are strings; numbers are taken as their digits."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str) or not value:
+        raise UserError(f"{where}: field 'id' is {_kind(value)}; every question needs its own id, a string")
+    return value
+
+
+def _check_text(record: dict[str, Any], field: str, where: str) -> None:
+    value = record.get(field)
+    if not isinstance(value, str) or not value.strip():
+        raise UserError(f"{where}: field {field!r} is {_kind(value)}; it must be a text")
+
+
+def _check_profile(record: dict[str, Any], where: str) -> None:
+    if not isinstance(record.get("profile"), list):
+        raise UserError(f"{where}: field 'profile' is {_kind(record.get('profile'))}; it must be a list of posts")
+    for number, item in enumerate(record["profile"]):
+        if not isinstance(item, dict):
+            raise UserError(f"{where}: field 'profile', item {number} is {_kind(item)}, not a post")
+        name = f" (id {item['id']!r})" if "id" in item else ""
+        _check_text(item, "text", f"{where}: field 'profile', item {number}{name}")
+
+
+def _check_aspects(record: dict[str, Any], where: str) -> None:
+    aspects = record.get("rubric_aspects")
+    if not isinstance(aspects, list):
+        raise UserError(f"{where}: field 'rubric_aspects' is {_kind(aspects)}; it must be a list of aspects")
+    for number, aspect in enumerate(aspects):
+        spot = f"{where}: field 'rubric_aspects', item {number}"
+        if not isinstance(aspect, dict):
+            raise UserError(f"{spot} is {_kind(aspect)}, not an aspect")
+        _check_text(aspect, "aspect", spot)
+        for field in ("evidence", "reason"):
+            if not isinstance(aspect.setdefault(field, ""), str):
+                raise UserError(f"{spot}: field {field!r} is {_kind(aspect[field])}; it must be a text")
+
+
+def _kind(value: Any) -> str:
+    """What a wrong value is, in words."""
+    if value is None:
+        return "missing or null"
+    if isinstance(value, str):
+        return "an empty text" if not value.strip() else f"the text {value[:40]!r}"
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "an empty list" if not value else "a list"
+    return f"{json.dumps(value)}"
+
+
+def select_questions(
+    records: list[dict[str, Any]], limit: int | None = None, num_shards: int = 1, shard_index: int = 0
+) -> list[dict[str, Any]]:
+    """The first `limit` records, and of these the ones in the shard; file order is kept."""
+    return [r for r in records[:limit] if shard_of(r["id"], num_shards) == shard_index]
+
+
+def shard_of(question_id: str, num_shards: int) -> int:
+    """The shard a question belongs to: by a hash of its id, so that it does not hang on the file's order."""
+    return int.from_bytes(hashlib.sha256(question_id.encode()).digest()[:8], "big") % num_shards
+
+
+def collect_responses(
+    records: list[dict[str, Any]], answers: dict[tuple[str, int], dict[str, Any]]
+) -> dict[str, list[dict[str, Any]]]:
+    """The response file: answers by (question id, number of the output), put in the dataset's order."""
+    responses: dict[str, list[dict[str, Any]]] = {record["id"]: [] for record in records}
+    for question_id, number in sorted(answers, key=lambda key: key[1]):
+        answer = dict(answers[question_id, number])
+        responses[question_id].append({"output": answer.pop("value"), **answer})
+    return {question_id: outputs for question_id, outputs in responses.items() if outputs}
+
+
+def count_responses(responses: dict[str, list[dict[str, Any]]]) -> dict[str, int]:
+    """What became of the answers, for the manifest and the last line a script prints."""
+    outputs = [output for outputs in responses.values() for output in outputs]
+    return {
+        "questions": len(responses),
+        "answers": sum(output["output"] is not None for output in outputs),
+        "without an answer": sum(output["output"] is None for output in outputs),
+        "repaired": sum(output.get("parsed") == "repaired" for output in outputs),
+        "truncated": sum(output.get("truncated", False) for output in outputs),
+        "posts left out for length": sum(output.get("num_contexts_dropped", 0) for output in outputs),
+    }
+
+
+def read_responses(path: str | Path) -> dict[str, list[dict[str, Any]]]:
+    """Read a response file; UserError unless every question has at least one object with an `output`."""
+    responses = read_json(path)
+    if not isinstance(responses, dict):
+        raise UserError(f"{path}: holds {_kind(responses)}; responses are an object {{question id: [{{output}}]}}")
+    for question_id, outputs in responses.items():
+        where = f"{path}: id {question_id!r}"
+        if not isinstance(outputs, list) or not outputs:
+            raise UserError(f'{where}: {_kind(outputs)} where [{{"output": ...}}] belongs')
+        for number, output in enumerate(outputs):
+            if not isinstance(output, dict) or "output" not in output:
+                raise UserError(f"{where}: response {number} has no field 'output'")
+            if not isinstance(output["output"], str | None):
+                raise UserError(f"{where}: response {number}: 'output' is {_kind(output['output'])}, not a text")
+    return responses
+
+
+def match_responses(
+    questions: list[dict[str, Any]],
+    responses: dict[str, Any],
+    path: str | Path,
+    dataset_ids: Iterable[str],
+    allow_partial: bool = False,
+) -> list[dict[str, Any]]:
+    """Those of `questions` that have a response.
+
+    Raises:
+        UserError: a question has no response, or a response belongs to no question of the dataset; names the
+            first five on each side and the remedy. With `allow_partial`, questions without a response are left
+            out; foreign ids are still refused.
+    """
+    known = set(dataset_ids)
+    missing = [question["id"] for question in questions if question["id"] not in responses]
+    foreign = [question_id for question_id in responses if question_id not in known]
+    if not foreign and (not missing or (allow_partial and len(missing) < len(questions))):
+        return [question for question in questions if question["id"] in responses]
+    lines = [f"{path}: its ids are not the dataset's; give the dataset these responses were made from"]
+    if missing and not foreign and len(missing) < len(questions):
+        lines = [f"{path}: only a part of the questions has a response; --allow_partial scores that part"]
+    if missing:
+        lines.append(f"  {len(missing)} questions without a response: {_first_five(missing)}")
+    if foreign:
+        lines.append(f"  {len(foreign)} responses to no question of the dataset: {_first_five(foreign)}")
+    raise UserError("\n".join(lines))
+
+
+def _first_five(ids: list[str]) -> str:
+    return ", ".join(repr(i) for i in ids[:5]) + (", ..." if len(ids) > 5 else "")

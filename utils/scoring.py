@@ -1,0 +1,117 @@
+"""The LaMP-QA metric (paper, Algorithm 1): from verdicts on aspects to scores of questions and categories.
+
+An aspect the judge gave no usable verdict on has the score None. It takes its question out of the means and
+is counted; it counts 0 only where a name says "unscored_as_zero".
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+MAX_VERDICT = 2  # the judge says 0 (not covered), 1 (partly) or 2 (very well)
+
+# The dataset has one file a category, and the paper names its communities only in a figure (5), so which of
+# them belong to Lifestyle and which to Society is our own grouping.
+_SLUGS = {
+    "Arts & Entertainment": "anime boardgames gaming literature movies music musicfans rpg scifi sound",
+    "Lifestyle & Personal Development": (
+        "bicycles cooking diy fitness freelancing gardening health interpersonal lifehacks martialarts money "
+        "outdoors parenting pets sports sustainability travel vegetarianism woodworking workplace"
+    ),
+    "Society & Culture": (
+        "academia buddhism christianity english expatriates genealogy hermeneutics hinduism history hsm "
+        "islam judaism law linguistics moderators opensource philosophy politics skeptics writers"
+    ),
+}
+CATEGORIES = tuple(_SLUGS)  # in the order of the paper's tables
+COMMUNITIES = {slug: category for category, slugs in _SLUGS.items() for slug in slugs.split()}
+
+
+def question_score(aspect_scores: Sequence[int | None]) -> float | None:
+    """Score of one response: sum(s) / (2 * n) over its question's n aspects, 0 to 1 (paper, Algorithm 1).
+
+    Returns:
+        None as soon as one aspect has no verdict.
+
+    Raises:
+        ValueError: no aspects, or a score that is neither None nor one of the integers 0, 1, 2.
+    """
+    _check_verdicts(aspect_scores)
+    verdicts = [score for score in aspect_scores if score is not None]
+    if len(verdicts) < len(aspect_scores):
+        return None
+    return sum(verdicts) / (MAX_VERDICT * len(aspect_scores))
+
+
+def question_score_unscored_as_zero(aspect_scores: Sequence[int | None]) -> float:
+    """As `question_score`, but an aspect without a verdict counts 0."""
+    _check_verdicts(aspect_scores)
+    return sum(score or 0 for score in aspect_scores) / (MAX_VERDICT * len(aspect_scores))
+
+
+def _check_verdicts(aspect_scores: Sequence[int | None]) -> None:
+    if not aspect_scores:
+        raise ValueError("a question without aspects has no score")
+    for score in aspect_scores:
+        # The type is compared because True == 1 and 1.0 == 1.
+        if score is not None and (type(score) is not int or not 0 <= score <= MAX_VERDICT):
+            raise ValueError(f"{score!r} is not a verdict: the integer 0, 1 or 2, or None")
+
+
+def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
+    """The head of a score file.
+
+    Args:
+        per_question: `{"id", "category", "score", "details": [{"aspect", "score", ...}]}` a question; "score"
+            is its `question_score`. A question without details is named in the result and counts nowhere
+            else.
+
+    Returns:
+        score: mean over the questions that have a score, None where there is none.
+        num_questions, num_scored_questions: questions with aspects, and those of them that have a score.
+        num_unscored: aspects without a verdict.
+        score_unscored_as_zero: mean over all num_questions, missing verdicts counting 0.
+        questions_without_aspects: their ids.
+    """
+    asked = [question for question in per_question if question["details"]]
+    scores = _scores(asked, unscored_as_zero=False)
+    return {
+        "score": _mean(scores),
+        "num_questions": len(asked),
+        "num_scored_questions": len(scores),
+        "num_unscored": sum(detail["score"] is None for question in asked for detail in question["details"]),
+        "score_unscored_as_zero": _mean(_scores(asked, unscored_as_zero=True)),
+        "questions_without_aspects": [q["id"] for q in per_question if not q["details"]],
+    }
+
+
+def category_means(per_question: list[dict[str, Any]], unscored_as_zero: bool = False) -> dict[str, float | None]:
+    """Mean question score of each of `CATEGORIES`, None where no question of it has a score.
+
+    Args:
+        per_question: as in `summarize`; every "category" is a slug in `COMMUNITIES`.
+        unscored_as_zero: take in the questions that lack a verdict, which then counts 0.
+    """
+    asked: dict[str, list[dict[str, Any]]] = {category: [] for category in CATEGORIES}
+    for question in per_question:
+        if question["details"]:
+            asked[COMMUNITIES[question["category"]]].append(question)
+    return {category: _mean(_scores(asked[category], unscored_as_zero)) for category in CATEGORIES}
+
+
+def macro_average(means: dict[str, float | None]) -> float | None:
+    """Unweighted mean of the categories' means (paper, tables 2 and 3), None where one is missing."""
+    if None in means.values():
+        return None
+    return _mean(list(means.values()))
+
+
+def _scores(asked: list[dict[str, Any]], unscored_as_zero: bool) -> list[float]:
+    """The question scores that enter a mean."""
+    if unscored_as_zero:
+        return [question_score_unscored_as_zero([d["score"] for d in q["details"]]) for q in asked]
+    return [question["score"] for question in asked if question["score"] is not None]
+
+
+def _mean(values: list[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
