@@ -1,0 +1,135 @@
+"""Answer questions without personalization, or with RAG over the asker's profile (--rag).
+
+  python baselines.py --model_addr Qwen/Qwen2.5-7B-Instruct \
+      --inputs_addr test.json --output_addr none.json
+  python baselines.py --model_addr Qwen/Qwen2.5-7B-Instruct --rag --num_contexts 10 \
+      --inputs_addr test_ranked.json --output_addr rag.json
+  python baselines.py --model_addr gpt-4o-mini --openai --api_key_addr key.txt \
+      --inputs_addr test.json --output_addr none_gpt.json
+
+The output is {question id: [{"output": answer, ...}]} in the dataset's order. The same command again goes on from
+where a run stopped.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import groupby
+from typing import Any
+
+from prompts import Prompt, join_posts, load_prompt
+from utils import cli
+from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_posts, open_chat
+from utils.engines import identify_model, open_engine
+from utils.generation import Policy, Request, answer_request, describe_requests, generate, token_totals
+from utils.model_output import ANSWER_SCHEMA, parse_answer
+from utils.progress import Progress
+from utils.records import collect_responses, count_responses, read_dataset, select_questions
+from utils.run_files import Journal, Key, describe_run, file_hash, open_journal, publish, read_manifest
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = cli.make_parser(__doc__)
+    parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="dataset; with --rag a ranked one")
+    parser.add_argument("--output_addr", required=True, metavar="FILE", help="where the answers go")
+    parser.add_argument("--rag", action="store_true", help="put the asker's best-ranked posts into the prompt")
+    parser.add_argument("--num_contexts", type=cli.non_negative_int, default=10, help="posts for --rag (%(default)s)")
+    parser.add_argument(
+        "--num_generated_outputs", type=cli.positive_int, default=1, help="answers a question (%(default)s)"
+    )
+    cli.add_engine_arguments(parser, "--model_addr", "hub name, model folder, LoRA adapter folder, or API model")
+    cli.add_sampling_arguments(
+        parser, temperature_default=0.1, max_tokens=2048, max_model_len=f"{PAPER_LENGTH}, or the model's limit if less"
+    )
+    cli.add_run_arguments(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = make_parser().parse_args(argv)
+    cli.set_up_logging(args.log_level)
+    cli.check_shard(args.num_shards, args.shard_index)
+    prompt = load_prompt("rag" if args.rag else "no_personalization", args.prompts_dir)
+    records = read_dataset(args.inputs_addr, needs=["profile"] if args.rag else [])
+    if args.rag and read_manifest(args.inputs_addr) is None:
+        print(f"note: no manifest beside {args.inputs_addr}; its posts are taken as ranked", file=sys.stderr)
+    questions = select_questions(records, args.limit, args.num_shards, args.shard_index)
+    model = identify_model(args, args.model_addr)
+    policy = Policy.from_arguments(args, ANSWER_SCHEMA)
+    chat = open_chat(args, args.model_addr)
+    args.max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, PAPER_LENGTH)
+    keys = [(question["id"], i) for question in questions for i in range(args.num_generated_outputs)]
+    if args.dry_run:
+        print(describe_requests(build_requests(questions, keys, args, prompt, chat, None), chat, policy))
+        return 0
+
+    fingerprint = {
+        "script": "baselines.py",
+        "model": model,
+        "inputs": file_hash(args.inputs_addr),
+        "prompt": {prompt.name: prompt.digest},
+        "num_contexts": args.num_contexts if args.rag else None,
+        "max_model_len": args.max_model_len,
+        "dtype": args.dtype,
+        **policy.fingerprint(),
+    }
+    journal = open_journal(args.output_addr, fingerprint, args.overwrite)
+    if journal is None or (journal.published and not journal.missing(keys)):
+        print(f"{args.output_addr}: already finished, left alone")
+        return 0
+    started, device = time.monotonic(), None
+    if missing := journal.missing(keys):
+        with closing(Progress(len(keys), "answers", initial=len(keys) - len(missing))) as progress:
+            device = generate(
+                lambda: open_engine(args, args.model_addr, args.max_model_len),
+                build_requests(questions, missing, args, prompt, chat, journal),
+                policy,
+                parse_answer,
+                progress,
+            )
+    responses = collect_responses(records, journal.entries)
+    counts = count_responses(responses)
+    figures = {
+        "counts": counts,
+        "tokens": token_totals(journal.entries.values()),
+        "token_counter": chat.counter,
+        "resumed": journal.resumed,
+        "wall_seconds": round(time.monotonic() - started, 1),
+    }
+    publish(args.output_addr, responses, describe_run(vars(args), fingerprint, device, **figures))
+    print(f"{args.output_addr}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+    return 0
+
+
+def build_requests(
+    questions: list[dict[str, Any]],
+    keys: list[Key],
+    args: argparse.Namespace,
+    prompt: Prompt,
+    chat: LocalChat | APIChat,
+    journal: Journal | None,
+) -> Iterator[Request]:
+    """A request for each of `keys`, made when it is asked for; the answers to one question share their prompt."""
+    by_id = {question["id"]: question for question in questions}
+    for question_id, its_keys in groupby(keys, key=lambda key: key[0]):
+        fitted = fit_question(by_id[question_id], args, prompt, chat)
+        yield from (answer_request(key, fitted, journal) for key in its_keys)
+
+
+def fit_question(
+    question: dict[str, Any], args: argparse.Namespace, prompt: Prompt, chat: LocalChat | APIChat
+) -> Fitted | None:
+    """The prompt of one question (paper figures 13 and 14); narrative and aspects are never part of it."""
+    budget = args.max_model_len - args.max_tokens
+    if not args.rag:
+        return fit_posts(lambda posts: prompt.messages(question=question["question"]), [], chat, budget)
+    posts = [item["text"] for item in question["profile"][: args.num_contexts]]
+    return fit_posts(
+        lambda kept: prompt.messages(question=question["question"], profile=join_posts(kept)), posts, chat, budget
+    )
+
+
+if __name__ == "__main__":
+    cli.run_script(main)

@@ -1,0 +1,252 @@
+"""Judge responses: how well they cover each aspect the user cares about (paper section 3.2, Algorithm 1).
+
+  python evaluate_responses.py --evaluator_llm Qwen/Qwen2.5-32B-Instruct \
+      --inputs_addr test.json --response_addr rag.json --score_addr rag_scores.json
+  python evaluate_responses.py --evaluator_llm Qwen/Qwen2.5-32B-Instruct --inputs_addr test.json \
+      --response_addr none.json rag.json --score_addr none_scores.json rag_scores.json
+
+Several response files are judged in one load of the model. A response file is {question id: [{"output": text}]};
+the first response of each question is judged. What the judge could not score is counted, never a 0.
+"""
+
+import argparse
+import math
+import sys
+import time
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from prompts import Messages, Prompt, load_prompt
+from utils import cli
+from utils.chat import APIChat, LocalChat, choose_length, open_chat
+from utils.cli import UserError
+from utils.engines import identify_model, open_engine
+from utils.generation import Policy, Request, describe_requests, generate, token_totals
+from utils.model_output import VERDICT_SCHEMA, parse_verdict
+from utils.progress import Progress
+from utils.records import match_responses, read_dataset, read_responses, select_questions
+from utils.run_files import Journal, Key, describe_run, file_hash, open_journal, publish
+from utils.scoring import question_score, summarize
+
+NO_RESPONSE = "no response to judge"
+LENGTH_STEP = 64  # the model length is rounded up to a multiple of this
+
+
+@dataclass
+class System:
+    """One response file: what is judged, and where its scores go.
+
+    Attributes:
+        questions: those that are to be judged, in the dataset's order; each has a response.
+        pending: verdicts still to be asked for.
+    """
+
+    score_addr: str
+    responses: dict[str, list[dict[str, Any]]]
+    questions: list[dict[str, Any]]
+    fingerprint: dict[str, Any]
+    pending: set[Key]
+    journal: Journal | None = None
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = cli.make_parser(__doc__)
+    parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="dataset with narratives and aspects")
+    parser.add_argument("--response_addr", required=True, nargs="+", metavar="FILE", help="responses, a file a system")
+    parser.add_argument("--score_addr", required=True, nargs="+", metavar="FILE", help="where the scores go, as many")
+    parser.add_argument("--allow_partial", action="store_true", help="score only the questions that have a response")
+    cli.add_engine_arguments(parser, "--evaluator_llm", "judge: hub name, model folder, or API model")
+    cli.add_sampling_arguments(
+        parser, temperature_default=0.0, max_tokens=512, max_model_len="what the longest prompt needs"
+    )
+    cli.add_run_arguments(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = make_parser().parse_args(argv)
+    cli.set_up_logging(args.log_level)
+    cli.check_shard(args.num_shards, args.shard_index)
+    check_pairs(args.response_addr, args.score_addr)
+    prompt = load_prompt("aspect_judge", args.prompts_dir)
+    records = read_dataset(args.inputs_addr, needs=["narrative", "rubric_aspects"])
+    policy = Policy.from_arguments(args, VERDICT_SCHEMA)
+    systems = read_systems(args, records, prompt, policy)
+    if not args.dry_run:
+        systems = [system for system in systems if open_scores(system, args.overwrite)]
+    if not systems:
+        return 0
+
+    started, device = time.monotonic(), None
+    chat = open_chat(args, args.evaluator_llm)
+    requests, max_model_len = fit_context(build_requests(systems, records, prompt, chat), args, chat)
+    if args.dry_run:
+        print(describe_requests(requests, chat, policy))
+        return 0
+    if requests:
+        done = sum(len(system.journal.entries) for system in systems)
+        with closing(Progress(done + len(requests), "verdicts", initial=done)) as progress:
+            device = generate(
+                lambda: open_engine(args, args.evaluator_llm, max_model_len), requests, policy, parse_verdict, progress
+            )
+    for system in systems:
+        publish_scores(system, records, args, device, time.monotonic() - started)
+    return 0
+
+
+def check_pairs(response_addrs: list[str], score_addrs: list[str]) -> None:
+    if len(response_addrs) != len(score_addrs):
+        raise UserError(f"{len(response_addrs)} --response_addr, {len(score_addrs)} --score_addr: give as many of each")
+    if len(set(score_addrs)) < len(score_addrs):
+        raise UserError("--score_addr: the same file twice; every system needs its own")
+
+
+def read_systems(
+    args: argparse.Namespace, records: list[dict[str, Any]], prompt: Prompt, policy: Policy
+) -> list[System]:
+    selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
+    ids = [record["id"] for record in records]
+    shared = {
+        "script": "evaluate_responses.py",
+        "strategy": "aspect",
+        "judge": identify_model(args, args.evaluator_llm),
+        "inputs": file_hash(args.inputs_addr),
+        "prompt": {prompt.name: prompt.digest},
+        "max_model_len": args.max_model_len,
+        "dtype": args.dtype,
+        **policy.fingerprint(),
+    }
+    systems = []
+    for response_addr, score_addr in zip(args.response_addr, args.score_addr, strict=True):
+        responses = read_responses(response_addr)
+        questions = match_responses(selected, responses, response_addr, ids, args.allow_partial)
+        if any(len(outputs) > 1 for outputs in responses.values()):
+            print(f"note: {response_addr}: only the first response to each question is judged", file=sys.stderr)
+        fingerprint = {**shared, "responses": file_hash(response_addr)}
+        pending = {key for question in questions for key in aspect_keys(question)}
+        systems.append(System(score_addr, responses, questions, fingerprint, pending))
+    return systems
+
+
+def aspect_keys(question: dict[str, Any]) -> list[Key]:
+    """One verdict for each aspect of a question."""
+    return [(question["id"], i) for i in range(len(question["rubric_aspects"]))]
+
+
+def open_scores(system: System, overwrite: bool) -> bool:
+    """Open a system's journal and see what is missing; False, and said, where its score file is finished."""
+    system.journal = open_journal(system.score_addr, system.fingerprint, overwrite)
+    if system.journal is not None:
+        system.pending -= system.journal.entries.keys()
+        if system.pending or not system.journal.published:
+            return True
+    print(f"{system.score_addr}: already finished, left alone")
+    return False
+
+
+def build_requests(
+    systems: list[System], records: list[dict[str, Any]], prompt: Prompt, chat: LocalChat | APIChat
+) -> list[Request]:
+    """A request for each verdict that is missing.
+
+    All aspects of a response stand next to each other, and so do all responses to a question: the judge's prompt
+    puts the aspect last and the response before it, so the engine computes what they share once.
+    """
+    requests = []
+    for record in records:
+        for system in systems:
+            for key in sorted(system.pending.intersection(aspect_keys(record))):
+                response = system.responses[record["id"]][0]["output"]
+                rendered = None
+                if response and response.strip():
+                    rendered = chat.render(judge_messages(prompt, record, response, record["rubric_aspects"][key[1]]))
+                requests.append(Request(key, rendered, system.journal, {} if rendered else {"reason": NO_RESPONSE}))
+    return requests
+
+
+def judge_messages(prompt: Prompt, record: dict[str, Any], response: str, aspect: dict[str, str]) -> Messages:
+    """The judge's prompt for one aspect (paper figure 12)."""
+    return prompt.messages(
+        question=record["question"],
+        details=record["narrative"],
+        response=response,
+        aspect=aspect["aspect"],
+        reason=aspect["reason"],
+        evidence=aspect["evidence"],
+    )
+
+
+def fit_context(
+    requests: list[Request], args: argparse.Namespace, chat: LocalChat | APIChat
+) -> tuple[list[Request], int]:
+    """The requests with over-long prompts taken out, and the model length to load: what the longest prompt needs.
+
+    A judge loaded for its full context leaves little memory for the KV cache of many prompts at a time.
+    """
+    lengths = [chat.length(request.prompt) if request.prompt else 0 for request in requests]
+    needed = math.ceil((max(lengths, default=0) + args.max_tokens) / LENGTH_STEP) * LENGTH_STEP
+    max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, needed)
+    budget = max_model_len - args.max_tokens
+    fitted = [
+        request
+        if length <= budget
+        else replace(request, prompt=None, record={"reason": f"a prompt of {length} tokens is too long"})
+        for request, length in zip(requests, lengths, strict=True)
+    ]
+    return fitted, max_model_len
+
+
+def publish_scores(
+    system: System, records: list[dict[str, Any]], args: argparse.Namespace, device: str | None, seconds: float
+) -> None:
+    """Write the score file, and say what it holds."""
+    per_question = [question_entry(record, system.journal.entries) for record in records if is_judged(record, system)]
+    scores = summarize(per_question)
+    if len(per_question) < len(records):
+        scores["partial"] = {"questions_in_dataset": len(records), "questions_judged": len(per_question)}
+    scores["per_question_scores"] = per_question
+    tokens = token_totals(system.journal.entries.values())
+    figures = {
+        "counts": {name: scores[name] for name in ("num_questions", "num_scored_questions", "num_unscored")},
+        "tokens": tokens,
+        "resumed": system.journal.resumed,
+        "wall_seconds": round(seconds, 1),
+    }
+    publish(system.score_addr, scores, describe_run(vars(args), system.fingerprint, device, **figures))
+    print(describe_scores(system.score_addr, scores, tokens))
+
+
+def is_judged(record: dict[str, Any], system: System) -> bool:
+    """Every aspect has its entry, maybe from an earlier run; without aspects, it was among the questions."""
+    keys = aspect_keys(record)
+    return not system.journal.missing(keys) if keys else record in system.questions
+
+
+def question_entry(record: dict[str, Any], verdicts: dict[Key, dict[str, Any]]) -> dict[str, Any]:
+    """One question of the score file. `score` is None unless every aspect has a verdict."""
+    details = []
+    for key, aspect in zip(aspect_keys(record), record["rubric_aspects"], strict=True):
+        verdict = verdicts[key]
+        kept = {name: verdict[name] for name in ("reason", "raw", "parsed", "attempts") if name in verdict}
+        details.append({"aspect": aspect["aspect"], "score": verdict["value"], **kept})
+    score = question_score([detail["score"] for detail in details]) if details else None
+    return {"id": record["id"], "category": record.get("category"), "score": score, "details": details}
+
+
+def describe_scores(score_addr: str, scores: dict[str, Any], tokens: dict[str, int]) -> str:
+    mean = "none" if scores["score"] is None else f"{scores['score']:.4f}"
+    text = f"{score_addr}: score {mean} over {scores['num_scored_questions']} questions"
+    if scores["num_unscored"]:
+        text += f"; {scores['num_unscored']} aspects unscored (as zeros: {scores['score_unscored_as_zero']:.4f})"
+    if scores["questions_without_aspects"]:
+        text += f"; without aspects, left out: {', '.join(scores['questions_without_aspects'])}"
+    if "partial" in scores:
+        text += f"; a part: {scores['partial']['questions_judged']} of {scores['partial']['questions_in_dataset']}"
+    if tokens["prompt_tokens"]:
+        text += f"; {tokens['cached_tokens'] / tokens['prompt_tokens']:.0%} of prompt tokens from the cache"
+    return text
+
+
+if __name__ == "__main__":
+    cli.run_script(main)
