@@ -1,0 +1,44 @@
+#!/bin/sh
+# The whole pipeline on the sample data with small real models: rank, answer, judge, table. Run by `make demo`.
+# Each command is printed before it runs; a second run finds everything finished and leaves it alone.
+set -eu
+python=${PYTHON:-python}
+data=tests/data/mini_lampqa/test.json
+chat=demo/models/chat
+encoder=demo/models/encoder
+out=demo/output
+max_tokens=160 # the demo's model gains nothing from longer answers
+
+run() {
+    printf '\n$ %s\n' "$*"
+    "$@"
+}
+
+run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data \
+    --output_dataset_addr $out/test_ranked.json --overwrite
+run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data --random_profile --seed 0 \
+    --output_dataset_addr $out/test_random_ranked.json --overwrite
+
+run "$python" baselines.py --model_addr $chat --inputs_addr $data \
+    --output_addr $out/no_personalization.json --max_tokens $max_tokens --overwrite
+run "$python" baselines.py --model_addr $chat --inputs_addr $out/test_ranked.json --rag --num_contexts 10 \
+    --output_addr $out/rag.json --max_tokens $max_tokens --overwrite
+run "$python" baselines.py --model_addr $chat --inputs_addr $out/test_random_ranked.json --rag --num_contexts 10 \
+    --output_addr $out/rag_random.json --max_tokens $max_tokens --overwrite
+
+run "$python" evaluate_responses.py --evaluator_llm $chat --inputs_addr $data \
+    --response_addr $out/no_personalization.json $out/rag_random.json $out/rag.json \
+    --score_addr $out/no_personalization_scores.json $out/rag_random_scores.json $out/rag_scores.json \
+    --max_tokens 32 --overwrite
+
+printf '\nThree answers with their judged aspects (a model this small answers and judges badly):\n'
+run "$python" utils/show_answers.py --inputs_addr $data --num_questions 3 \
+    --response_addr $out/rag.json --score_addr $out/rag_scores.json
+
+run "$python" utils/make_table.py \
+    --system "No personalization" $out/no_personalization_scores.json \
+    --system "RAG (random profile)" $out/rag_random_scores.json \
+    --system "RAG (asker's profile)" $out/rag_scores.json \
+    --output_addr $out/table.md --overwrite
+cat $out/table.md
+printf '\nEverything is in %s. The numbers show that the pipeline works, not how good a method is.\n' $out

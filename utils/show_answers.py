@@ -1,0 +1,64 @@
+"""Print some answers with the judge's verdict on each aspect.
+
+  python utils/show_answers.py --inputs_addr test.json --response_addr rag.json --score_addr rag_scores.json
+"""
+
+import argparse
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from utils import cli
+from utils.cli import UserError
+from utils.records import read_dataset, read_json, read_responses
+
+WIDTH = 100  # characters a line
+VERDICTS = {0: "0 not covered", 1: "1 in part", 2: "2 very well", None: "- unscored"}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = cli.make_parser(__doc__)
+    parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="dataset the questions are from")
+    parser.add_argument("--response_addr", required=True, metavar="FILE", help="responses of one system")
+    parser.add_argument("--score_addr", required=True, metavar="FILE", help="their scores by evaluate_responses.py")
+    parser.add_argument(
+        "--num_questions", type=cli.positive_int, default=3, help="how many to print, the first ones (%(default)s)"
+    )
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = make_parser().parse_args(argv)
+    questions = {record["id"]: record["question"] for record in read_dataset(args.inputs_addr)}
+    responses = read_responses(args.response_addr)
+    scores = read_json(args.score_addr)
+    if not isinstance(scores, dict) or "per_question_scores" not in scores:
+        raise UserError(f"{args.score_addr}: not a score file of evaluate_responses.py")
+    for entry in scores["per_question_scores"][: args.num_questions]:
+        if entry["id"] not in questions or entry["id"] not in responses:
+            raise UserError(f"{args.score_addr}: id {entry['id']!r} is not in the dataset and the responses")
+        print(describe_answer(questions[entry["id"]], responses[entry["id"]][0]["output"], entry))
+    return 0
+
+
+def describe_answer(question: str, answer: str | None, entry: dict[str, Any]) -> str:
+    """One question with its answer, its aspects and their verdicts, as lines of at most `WIDTH` characters."""
+    score = "unscored" if entry["score"] is None else f"{entry['score']:.2f}"
+    lines = [f"{printable(question)}  [{printable(entry['id'])}]", ""]
+    for paragraph in printable(answer or "(no answer)").splitlines():
+        lines += textwrap.wrap(paragraph, WIDTH, initial_indent="  | ", subsequent_indent="  | ") or ["  |"]
+    lines += ["", f"  score {score}"]
+    lines += [f"    {VERDICTS[detail['score']]:<14} {printable(detail['aspect'])}" for detail in entry["details"]]
+    return "\n".join(lines) + "\n"
+
+
+def printable(text: str) -> str:
+    """The text with control characters spelled out: what a model wrote must not steer the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+if __name__ == "__main__":
+    cli.run_script(main)
