@@ -1,0 +1,162 @@
+"""Dense text embeddings: masked mean pooling over a BERT-like encoder (Contriever, Izacard et al. 2022)."""
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from utils.cli import UserError
+from utils.models import cached_commit
+from utils.progress import Progress
+
+FULL_LENGTH = 512  # tokens: what one unit of --batch_size stands for
+GPU_BATCH_SIZE = 64
+# On a CPU more is slower, for buffers outgrow its caches and padding grows: on two cores, BERT-base took 10.5 s with
+# a batch size of 4, 12.7 s with 8 and 15.9 s with 16. Less gains little, and loses where other work shares the cores.
+CPU_BATCH_SIZE_PER_THREAD = 2
+WINDOW = 16_384  # texts tokenized and sorted at a time: bounds the memory that token ids take
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A loaded model with its tokenizer; texts are cut at `max_length` tokens, special ones included."""
+
+    model: Any
+    tokenizer: Any
+    max_length: int
+
+
+def load_encoder(
+    model_name: str,
+    cache_dir: str | None = None,
+    device: str = "auto",
+    dtype: str = "float32",
+    max_length: int = FULL_LENGTH,
+) -> Encoder:
+    """Load a BERT-like model by hub name or folder; call `utils.models.check_model` first.
+
+    Args:
+        device: "cuda", "cpu", or "auto" for a GPU where there is one.
+        dtype: "float32" or "bfloat16", of the weights and all activations.
+
+    Raises:
+        UserError: there is no GPU, the model cannot be loaded, or it reads fewer than `max_length` tokens.
+    """
+    # Weights come from safetensors where there are any. A model that has only pytorch_model.bin is read by
+    # torch.load(weights_only=True), transformers' default, so no pickled code is run; but transformers would then
+    # also ask the hub, from a background thread, to convert the model.
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
+    import torch
+    import transformers
+
+    if logging.getLogger().level >= logging.WARNING:
+        transformers.logging.set_verbosity_error()  # its warning about a missing pooler: mean pooling has no use for it
+    if not sys.stderr.isatty():
+        transformers.logging.disable_progress_bar()
+    device = _pick_device(device)
+    revision = cached_commit(model_name, cache_dir) or "main"
+    source = {"cache_dir": cache_dir, "revision": revision, "trust_remote_code": False}
+    try:
+        config = transformers.AutoConfig.from_pretrained(model_name, **source)
+        limit = getattr(config, "max_position_embeddings", max_length)
+        if max_length > limit:
+            raise UserError(f"{model_name}: reads at most {limit} tokens; give --max_length {limit} or less")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model_name, **source)
+        model, report = transformers.AutoModel.from_pretrained(
+            model_name, dtype=getattr(torch, dtype), output_loading_info=True, **source
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"{model_name}: cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+    if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
+        raise UserError(f"{model_name}: its weights lack {missing[0]}; give a whole encoder")  # else left random
+    return Encoder(model.to(device).eval(), tokenizer, max_length)
+
+
+def _pick_device(device: str) -> str:
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch sees no GPU here")
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
+def embed_texts(
+    encoder: Encoder, texts: Sequence[str], batch_size: int | None = None, progress: Progress | None = None
+) -> tuple[np.ndarray, int]:
+    """Embed every text: the mean of the last hidden state over its tokens, not normalised.
+
+    Args:
+        texts: any order, best without repeats; texts of similar length are batched together.
+        batch_size: how many texts of 512 tokens a batch may hold (of shorter ones more). None is 64 on a GPU, and
+            2 a thread on a CPU, where a larger one counts as that. It changes scores by no more than rounding.
+
+    Returns:
+        The embeddings in the order of `texts`, float32 (len(texts), D), and how many texts were cut.
+    """
+    import torch
+
+    budget = _token_budget(encoder.model.device.type, batch_size)
+    embeddings = np.empty((len(texts), encoder.model.config.hidden_size), dtype=np.float32)
+    num_cut = 0
+    with torch.inference_mode():
+        for start in range(0, len(texts), WINDOW):
+            token_ids, cut = _tokenize(encoder, texts[start : start + WINDOW])
+            num_cut += cut
+            for rows in batches_by_length([len(ids) for ids in token_ids], budget):
+                pooled = _embed_batch(encoder, [token_ids[row] for row in rows])
+                embeddings[[start + row for row in rows]] = pooled
+                if progress is not None:
+                    progress.update(len(rows))
+    return embeddings, num_cut
+
+
+def _token_budget(device_type: str, batch_size: int | None) -> int:
+    """Padded tokens that a batch may hold."""
+    import torch
+
+    if device_type == "cpu":
+        most = CPU_BATCH_SIZE_PER_THREAD * torch.get_num_threads()
+        return min(batch_size or most, most) * FULL_LENGTH
+    return (batch_size or GPU_BATCH_SIZE) * FULL_LENGTH
+
+
+def batches_by_length(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Group texts so that padding is small: indices, longest first, as many as fit `budget` padded tokens.
+
+    Longest first, so that a batch size the memory cannot hold shows in the first batch. A text longer than the
+    budget gets a batch of its own.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    start = 0
+    while start < len(order):
+        size = max(1, budget // lengths[order[start]])
+        yield order[start : start + size]
+        start += size
+
+
+def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[list[int]], int]:
+    """Token ids of every text, and how many texts were cut at max_length."""
+    encoded = encoder.tokenizer(list(texts), truncation=True, max_length=encoder.max_length)
+    return encoded["input_ids"], sum(bool(encoding.overflowing) for encoding in encoded.encodings)
+
+
+def _embed_batch(encoder: Encoder, token_ids: list[list[int]]) -> np.ndarray:
+    """Token ids of B texts -> (B, D)."""
+    import torch
+
+    longest = max(len(ids) for ids in token_ids)
+    input_ids = torch.full((len(token_ids), longest), encoder.tokenizer.pad_token_id)
+    mask = torch.zeros((len(token_ids), longest), dtype=torch.long)
+    for row, ids in enumerate(token_ids):
+        input_ids[row, : len(ids)] = torch.tensor(ids)
+        mask[row, : len(ids)] = 1
+    input_ids, mask = input_ids.to(encoder.model.device), mask.to(encoder.model.device)
+    hidden = encoder.model(input_ids=input_ids, attention_mask=mask).last_hidden_state.float()  # (B, T, D)
+    weights = mask[..., None].float()  # (B, T, 1)
+    return ((hidden * weights).sum(1) / weights.sum(1)).cpu().numpy()

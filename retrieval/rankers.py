@@ -1,0 +1,58 @@
+"""Rankers: pure functions that put the posts of one profile in order, best first.
+
+Each returns a permutation of range(number of posts); posts that score the same stay in file order.
+"""
+
+import logging
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def rank_by_embedding(embeddings: np.ndarray, question_row: int, post_rows: Sequence[int]) -> list[int]:
+    """Order by the dot product with the question's embedding, as Contriever does (Izacard et al. 2022).
+
+    Args:
+        embeddings: one row a distinct text, float32 (T, D).
+        question_row: the question's row.
+        post_rows: each post's row, in file order; posts of the same text share one.
+    """
+    # Each distinct row is scored once: a matrix product may sum equal rows in different orders,
+    # and their scores would then differ in the last bit and no longer tie.
+    rows, position = np.unique(np.asarray(post_rows, dtype=np.intp), return_inverse=True)
+    return best_first((embeddings[rows] @ embeddings[question_row])[position])
+
+
+def rank_by_bm25(question: str, posts: Sequence[str]) -> list[int]:
+    """Order by BM25 (Lucene's variant, k1 = 1.5, b = 0.75: the library's defaults), one index a profile.
+
+    The paper does not use BM25. Words are lower-cased runs of two or more letters or digits, without English stop
+    words and without stemming. Where no word of the question is in any post, the file order stays.
+    """
+    import bm25s
+
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it asks for DEBUG, whatever the root logger says
+    words = bm25s.tokenize([question, *posts], stopwords="en", return_ids=False, show_progress=False)
+    known = {word for post in words[1:] for word in post}
+    query = [word for word in words[0] if word in known]
+    if not query:
+        return list(range(len(posts)))
+    index = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
+    index.index(words[1:], show_progress=False)
+    return best_first(index.get_scores(query))
+
+
+def rank_by_recency(num_posts: int) -> list[int]:
+    """Latest first. Posts carry no date: as in LaMP, the last one in the file counts as the latest."""
+    return list(range(num_posts))[::-1]
+
+
+def rank_at_random(num_posts: int, seed: int, question_id: str) -> list[int]:
+    """A random order that hangs on the seed and the question alone, not on the other questions of the file."""
+    return random.Random(f"{seed} {question_id}").sample(range(num_posts), num_posts)
+
+
+def best_first(scores: np.ndarray) -> list[int]:
+    """Indices by descending score (N,); equal scores keep their order."""
+    return np.argsort(-scores, kind="stable").tolist()

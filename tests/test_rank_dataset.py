@@ -1,0 +1,287 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_encoder import save_tiny_encoder
+
+from retrieval.rank_dataset import main, random_cycle
+from utils.cli import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def encoder_folder(tmp_path_factory):
+    return save_tiny_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+def make_records():
+    """Three questions: four posts with permuted ids (two of the same text), none, and one."""
+    return [
+        {
+            "id": "q1",
+            "question": "how to play chess",
+            "narrative": "the old town",
+            "category": "boardgames",
+            "rubric_aspects": [{"aspect": "rules", "evidence": "play", "reason": "new"}],
+            "profile": [
+                {"id": "p9", "text": "bread is old", "category": "food"},
+                {"id": "p2", "text": "chess in the town", "category": "boardgames", "votes": 3},
+                {"id": "p7", "text": "猫 🎸 music", "category": "music"},
+                {"id": "p1", "text": "bread is old", "category": "history"},
+            ],
+            "posted": {"year": 2014},
+        },
+        {"id": "q2", "question": "why is the cat on the mat", "profile": []},
+        {"id": 3, "question": "rome", "profile": [{"id": "p5", "text": "guitar"}]},
+    ]
+
+
+def write(path, records):
+    path.write_text(json.dumps(records, ensure_ascii=False), encoding="utf-8")
+    return path
+
+
+def rank(source, output, *more):
+    return main(["--input_dataset_addr", str(source), "--output_dataset_addr", str(output), *map(str, more)])
+
+
+def load(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def manifest(path):
+    return load(path.with_name(path.name + ".manifest.json"))
+
+
+def test_ranked_file_holds_the_same_items_best_first(tmp_path, encoder_folder, capsys):
+    records = make_records()
+    output = tmp_path / "new" / "ranked.json"
+    assert rank(write(tmp_path / "in.json", records), output, "--model_name", encoder_folder, "--device", "cpu") == 0
+    ranked = load(output)
+    assert [record["id"] for record in ranked] == ["q1", "q2", "3"]
+    for before, after in zip(records, ranked, strict=True):
+        rest = {key: value for key, value in after.items() if key != "profile"}
+        assert rest == {**{key: value for key, value in before.items() if key != "profile"}, "id": str(before["id"])}
+        assert list(after) == list(before)  # fields in their order too
+        by_id = {item["id"]: item for item in before["profile"]}
+        assert {item["id"]: item for item in after["profile"]} == by_id
+    ids = [item["id"] for item in ranked[0]["profile"]]
+    assert ids.index("p1") == ids.index("p9") + 1  # the same text: side by side, in file order
+    assert ids == naive_order(records[0], encoder_folder)
+    assert "ranked 3 questions with 5 posts in" in capsys.readouterr().out
+
+
+def naive_order(record, folder):
+    """Post ids by dot product, one text at a time."""
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+
+    def embed(text):
+        return model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0).detach().numpy()
+
+    scores = np.array([embed(item["text"]) @ embed(record["question"]) for item in record["profile"]])
+    return [record["profile"][index]["id"] for index in np.argsort(-scores, kind="stable")]
+
+
+def test_manifest_says_how_and_how_much(tmp_path, encoder_folder):
+    records = make_records()
+    records[2]["profile"].append({"id": "p6", "text": "cat " * 600})
+    rank(write(tmp_path / "in.json", records), tmp_path / "out.json", "--model_name", encoder_folder, "--device", "cpu")
+    found = manifest(tmp_path / "out.json")
+    # 3 questions + 6 posts, of which two share a text
+    counts = {"questions": 3, "posts": 6, "empty_profiles": 1, "distinct_texts": 8, "texts_cut": 1}
+    assert found["counts"] == counts
+    assert found["device"] == "cpu"
+    assert found["wall_seconds"] > 0
+    assert found["fingerprint"].keys() == {
+        *("input_sha256", "limit", "random_profile", "ranker", "model", "max_length", "dtype")
+    }
+    assert found["fingerprint"]["model"].startswith("sha256:")
+
+
+def test_other_rankers(tmp_path):
+    source = write(tmp_path / "in.json", make_records())
+    for ranker, expected in [("bm25", ["p2", "p9", "p7", "p1"]), ("recency", ["p1", "p7", "p2", "p9"])]:
+        output = tmp_path / f"{ranker}.json"
+        rank(source, output, "--ranker", ranker)
+        assert [item["id"] for item in load(output)[0]["profile"]] == expected
+        assert manifest(output)["counts"] == {"questions": 3, "posts": 5, "empty_profiles": 1}
+        assert "seed" not in manifest(output)["fingerprint"]
+
+
+def test_random_order_does_not_hang_on_the_files_order(tmp_path):
+    posts = [{"id": str(number), "text": f"post {number}"} for number in range(20)]
+    records = [{"id": f"q{number}", "question": "why", "profile": posts} for number in range(4)]
+    rank(write(tmp_path / "a.json", records), tmp_path / "a_out.json", "--ranker", "random", "--seed", 5)
+    rank(write(tmp_path / "b.json", records[::-1]), tmp_path / "b_out.json", "--ranker", "random", "--seed", 5)
+    first, second = load(tmp_path / "a_out.json"), load(tmp_path / "b_out.json")
+    assert first == second[::-1]
+    assert first[0]["profile"] != first[1]["profile"] != posts
+    assert manifest(tmp_path / "a_out.json")["fingerprint"]["seed"] == 5
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 12345])
+def test_random_cycle_leaves_none_in_its_place(seed):
+    for size in range(2, 51):
+        cycle = random_cycle(size, seed)
+        assert sorted(cycle) == list(range(size))
+        assert all(owner != index for index, owner in enumerate(cycle))
+        assert cycle == random_cycle(size, seed)
+
+
+def test_random_cycle_hangs_on_the_seed():
+    assert random_cycle(20, 0) != random_cycle(20, 1)
+
+
+def test_random_profile_gives_every_question_anothers_posts(tmp_path, encoder_folder):
+    posts = [{"id": f"p{number}", "text": f"chess in the town {number}"} for number in range(12)]
+    records = [
+        {"id": f"q{number}", "question": f"why {number}", "profile": posts[2 * number : 2 * number + 2]}
+        for number in range(6)
+    ]
+    records[3]["profile"] = []
+    source, output = write(tmp_path / "in.json", records), tmp_path / "out.json"
+    options = ["--random_profile", "--model_name", encoder_folder, "--device", "cpu"]
+    rank(source, output, *options)
+    own = {record["id"]: {item["id"] for item in record["profile"]} for record in records}
+    ranked = load(output)
+    assert [record["id"] for record in ranked] == [record["id"] for record in records]
+    for record in ranked:
+        assert record["profile_owner"] != record["id"]
+        assert {item["id"] for item in record["profile"]} == own[record["profile_owner"]]
+        if record["profile"]:
+            assert [item["id"] for item in record["profile"]] == naive_order(record, encoder_folder)
+    assert sorted(record["profile_owner"] for record in ranked) == sorted(own)
+    assert manifest(output)["counts"]["empty_profiles"] == 1
+    with pytest.raises(UserError, match="seed: 0, now 1"):
+        rank(source, output, *options, "--seed", 1)
+    # --limit keeps the pairing of the whole file
+    rank(source, tmp_path / "first.json", *options, "--limit", 2)
+    assert load(tmp_path / "first.json") == ranked[:2]
+
+
+def test_random_profile_needs_two_questions_and_the_original_file(tmp_path):
+    options = ["--ranker", "recency", "--random_profile"]
+    with pytest.raises(UserError, match=r"one\.json: holds one question"):
+        rank(write(tmp_path / "one.json", make_records()[:1]), tmp_path / "out.json", *options)
+    source = write(tmp_path / "in.json", make_records())
+    rank(source, tmp_path / "swapped.json", *options)
+    with pytest.raises(UserError, match=r"swapped\.json: id 'q1': field 'profile_owner'"):
+        rank(tmp_path / "swapped.json", tmp_path / "out.json", *options)
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_json_lines_are_read_and_limit_takes_the_first(tmp_path):
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(record) + "\n" for record in make_records()))
+    rank(source, tmp_path / "out.json", "--ranker", "recency", "--limit", 1)
+    assert [record["id"] for record in load(tmp_path / "out.json")] == ["q1"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda r: r[1].pop("profile"), r"record 1 \(id 'q2'\): field 'profile' is missing"),
+        (
+            lambda r: r[0]["profile"][1].update(text=" "),
+            r"record 0 \(id 'q1'\): field 'profile', item 1 \(id 'p2'\).*'text'",
+        ),
+        (lambda r: r[0].update(question=None), r"record 0 \(id 'q1'\): field 'question' is missing"),
+        (lambda r: r[1].update(id="q1"), r"records 0 and 1 both have id 'q1'"),
+    ],
+)
+def test_a_bad_record_is_named_by_file_id_and_field(tmp_path, damage, message):
+    records = make_records()
+    damage(records)
+    with pytest.raises(UserError, match=r"in\.json: " + message):
+        rank(write(tmp_path / "in.json", records), tmp_path / "out.json", "--ranker", "bm25")
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_wrong_addresses_are_refused(tmp_path):
+    source = write(tmp_path / "in.json", make_records())
+    with pytest.raises(UserError, match="no such file"):
+        rank(tmp_path / "nothing.json", tmp_path / "out.json")
+    with pytest.raises(UserError, match=r"in\.json: is the input too"):
+        rank(source, tmp_path / "." / "in.json", "--overwrite", "--ranker", "bm25")
+    with pytest.raises(UserError, match="is a folder"):
+        rank(source, tmp_path, "--ranker", "bm25")
+    with pytest.raises(UserError, match="no such folder"):
+        rank(source, tmp_path / "out.json", "--model_name", tmp_path / "no_model")
+    assert load(source) == make_records()
+
+
+def test_a_finished_output_is_left_alone_and_no_model_loaded(tmp_path, encoder_folder, monkeypatch, capsys):
+    source, output = write(tmp_path / "in.json", make_records()), tmp_path / "out.json"
+    rank(source, output, "--model_name", encoder_folder, "--device", "cpu")
+    before = output.stat().st_mtime_ns
+    capsys.readouterr()
+
+    def refuse(*args):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr("retrieval.encoder.load_encoder", refuse)
+    assert rank(source, output, "--model_name", encoder_folder, "--batch_size", 7, "--device", "cpu") == 0
+    assert capsys.readouterr().out == f"{output}: already ranked with these settings; left as it is\n"
+    assert output.stat().st_mtime_ns == before
+
+
+def test_other_settings_are_refused_unless_overwrite(tmp_path, encoder_folder):
+    source, output = write(tmp_path / "in.json", make_records()), tmp_path / "out.json"
+    options = ["--model_name", encoder_folder, "--device", "cpu"]
+    rank(source, output, *options)
+    before = output.read_bytes()
+    for changed, message in [
+        (["--max_length", 100], "max_length: 512, now 100"),
+        (["--dtype", "bfloat16"], 'dtype: "float32", now "bfloat16"'),
+        (["--limit", 1], "limit: null, now 1"),
+        (["--ranker", "bm25"], 'ranker: "contriever", now "bm25"'),
+    ]:
+        with pytest.raises(UserError, match=message):
+            rank(source, output, *options, *changed)
+    assert output.read_bytes() == before
+    rank(source, output, *options, "--limit", 1, "--overwrite")
+    assert len(load(output)) == 1
+
+
+def test_as_a_script_from_the_root(tmp_path, encoder_folder):
+    """The README's command, and the exit code and message of a user's mistake."""
+    source = write(tmp_path / "in.json", make_records())
+    command = [sys.executable, "retrieval/rank_dataset.py", "--input_dataset_addr", str(source)]
+    command += ["--output_dataset_addr", str(tmp_path / "out.json"), "--batch_size", "16"]
+    done = subprocess.run(
+        [*command, "--model_name", str(encoder_folder)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "ranked 3 questions with 5 posts" in done.stdout
+    assert "\r" not in done.stderr
+    assert done.stderr.startswith("7/7 texts")  # 3 questions, 4 distinct posts
+    missing = subprocess.run(
+        [*command, "--model_name", "some/encoder"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)},
+    )
+    assert missing.returncode == 2
+    assert missing.stderr.startswith("error: some/encoder: neither a folder nor in the hub cache")
+    assert "Traceback" not in missing.stderr
+
+
+def test_help_needs_no_heavy_library(tmp_path):
+    for package in ("torch", "transformers", "numpy", "vllm"):
+        (tmp_path / f"{package}.py").write_text(f"raise ImportError('{package} was imported')")
+    done = subprocess.run(
+        [sys.executable, "retrieval/rank_dataset.py", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--random_profile" in done.stdout

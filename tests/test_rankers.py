@@ -1,0 +1,70 @@
+import random
+
+import numpy as np
+import pytest
+
+from retrieval.rankers import best_first, rank_at_random, rank_by_bm25, rank_by_embedding, rank_by_recency
+
+POSTS = ["Opening moves in chess", "Baking bread at home", "Chess, chess and more chess", "Bread"]
+
+
+def test_best_first_keeps_ties_in_order():
+    assert best_first(np.array([0.5, 2.0, 0.5, 2.0, 3.0])) == [4, 1, 3, 0, 2]
+
+
+def test_embedding_order_is_the_dot_product_not_the_cosine():
+    embeddings = np.array([[1, 1], [1, 0], [0, 3], [2, 2]], dtype=np.float32)
+    # dot products with row 0: row 1 -> 1, row 2 -> 3 (its cosine is only 0.71), row 3 -> 4
+    assert rank_by_embedding(embeddings, 0, [1, 2, 3]) == [2, 1, 0]
+
+
+@pytest.mark.parametrize("size", [2, 3, 17, 101])
+def test_posts_of_the_same_text_stay_in_file_order(size):
+    embeddings = np.random.default_rng(0).standard_normal((2, 384)).astype(np.float32)
+    assert rank_by_embedding(embeddings, 0, [1] * size) == list(range(size))
+
+
+def test_empty_profile_gives_an_empty_order():
+    embeddings = np.ones((1, 4), dtype=np.float32)
+    assert rank_by_embedding(embeddings, 0, []) == []
+    assert rank_by_bm25("chess", []) == []
+    assert rank_by_recency(0) == []
+    assert rank_at_random(0, seed=0, question_id="q") == []
+
+
+def test_bm25_puts_shared_words_first_and_ties_in_file_order():
+    # "chess" is in posts 0 and 2, three times in 2; posts 1 and 3 share nothing with the question
+    assert rank_by_bm25("Is CHESS hard?", POSTS) == [2, 0, 1, 3]
+
+
+def test_bm25_prefers_the_shorter_of_two_posts_with_the_word_once():
+    assert rank_by_bm25("bread", POSTS) == [3, 1, 0, 2]
+
+
+@pytest.mark.parametrize("question", ["the of and", "zebra", "?!", "猫"])
+def test_bm25_keeps_file_order_where_no_word_is_known(question):
+    assert rank_by_bm25(question, POSTS) == [0, 1, 2, 3]
+
+
+def test_bm25_with_posts_that_hold_no_word():
+    assert rank_by_bm25("chess", ["?!", "🎸", "of the"]) == [0, 1, 2]
+    assert rank_by_bm25("chess", ["?!", "🎸", "chess"]) == [2, 0, 1]
+
+
+def test_bm25_is_quiet(capfd, caplog):
+    rank_by_bm25("chess", POSTS)
+    assert capfd.readouterr() == ("", "")
+    assert not caplog.records
+
+
+def test_recency_takes_the_last_first():
+    assert rank_by_recency(4) == [3, 2, 1, 0]
+
+
+def test_random_order_hangs_on_seed_and_question_only():
+    order = rank_at_random(30, seed=7, question_id="q1")
+    random.random()  # the global generator plays no part
+    assert rank_at_random(30, seed=7, question_id="q1") == order
+    assert sorted(order) == list(range(30))
+    assert order != rank_at_random(30, seed=8, question_id="q1")
+    assert order != rank_at_random(30, seed=7, question_id="q2")
