@@ -26,11 +26,11 @@ from utils.engines import identify_model, open_engine
 from utils.generation import Policy, Request, answer_request, describe_requests, generate, token_totals
 from utils.model_output import ANSWER_SCHEMA, parse_answer
 from utils.progress import Progress
-from utils.records import collect_responses, count_responses, read_dataset, select_questions
+from utils.records import collect_responses, count_responses, read_dataset, read_json, select_questions
 from utils.run_files import Journal, Key, describe_run, file_hash, open_journal, publish, read_manifest
 
 
-def make_parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = cli.make_parser(__doc__)
     parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="dataset; with --rag a ranked one")
     parser.add_argument("--output_addr", required=True, metavar="FILE", help="where the answers go")
@@ -48,9 +48,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = make_parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     cli.set_up_logging(args.log_level)
     cli.check_shard(args.num_shards, args.shard_index)
+    cli.check_outputs([args.output_addr], [args.inputs_addr])
     prompt = load_prompt("rag" if args.rag else "no_personalization", args.prompts_dir)
     records = read_dataset(args.inputs_addr, needs=["profile"] if args.rag else [])
     if args.rag and read_manifest(args.inputs_addr) is None:
@@ -75,8 +76,8 @@ def main(argv: list[str] | None = None) -> int:
         "dtype": args.dtype,
         **policy.fingerprint(),
     }
-    journal = open_journal(args.output_addr, fingerprint, args.overwrite)
-    if journal is None or (journal.published and not journal.missing(keys)):
+    journal = open_journal(args.output_addr, fingerprint, args.overwrite, len(keys))
+    if journal is None or is_finished(args.output_addr, journal, keys, records):
         print(f"{args.output_addr}: already finished, left alone")
         return 0
     started, device = time.monotonic(), None
@@ -93,6 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     counts = count_responses(responses)
     figures = {
         "counts": counts,
+        "pieces": len(journal.entries),
         "tokens": token_totals(journal.entries.values()),
         "token_counter": chat.counter,
         "resumed": journal.resumed,
@@ -101,6 +103,13 @@ def main(argv: list[str] | None = None) -> int:
     publish(args.output_addr, responses, describe_run(vars(args), fingerprint, device, **figures))
     print(f"{args.output_addr}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
     return 0
+
+
+def is_finished(output_addr: str, journal: Journal, keys: list[Key], records: list[dict[str, Any]]) -> bool:
+    """Nothing is missing, and the output holds it all: a run may have died between its last answer and publishing."""
+    if not journal.published or journal.missing(keys):
+        return False
+    return read_json(output_addr) == collect_responses(records, journal.entries)
 
 
 def build_requests(

@@ -15,6 +15,7 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from prompts import Messages, Prompt, load_prompt
@@ -25,7 +26,7 @@ from utils.engines import identify_model, open_engine
 from utils.generation import Policy, Request, describe_requests, generate, token_totals
 from utils.model_output import VERDICT_SCHEMA, parse_verdict
 from utils.progress import Progress
-from utils.records import match_responses, read_dataset, read_responses, select_questions
+from utils.records import match_responses, read_dataset, read_json, read_responses, select_questions
 from utils.run_files import Journal, Key, describe_run, file_hash, open_journal, publish
 from utils.scoring import question_score, summarize
 
@@ -50,7 +51,7 @@ class System:
     journal: Journal | None = None
 
 
-def make_parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = cli.make_parser(__doc__)
     parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="dataset with narratives and aspects")
     parser.add_argument("--response_addr", required=True, nargs="+", metavar="FILE", help="responses, a file a system")
@@ -65,16 +66,17 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = make_parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     cli.set_up_logging(args.log_level)
     cli.check_shard(args.num_shards, args.shard_index)
     check_pairs(args.response_addr, args.score_addr)
+    cli.check_outputs(args.score_addr, [args.inputs_addr, *args.response_addr])
     prompt = load_prompt("aspect_judge", args.prompts_dir)
     records = read_dataset(args.inputs_addr, needs=["narrative", "rubric_aspects"])
     policy = Policy.from_arguments(args, VERDICT_SCHEMA)
     systems = read_systems(args, records, prompt, policy)
     if not args.dry_run:
-        systems = [system for system in systems if open_scores(system, args.overwrite)]
+        systems = [system for system in systems if open_scores(system, records, args.overwrite)]
     if not systems:
         return 0
 
@@ -98,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
 def check_pairs(response_addrs: list[str], score_addrs: list[str]) -> None:
     if len(response_addrs) != len(score_addrs):
         raise UserError(f"{len(response_addrs)} --response_addr, {len(score_addrs)} --score_addr: give as many of each")
-    if len(set(score_addrs)) < len(score_addrs):
+    if len({Path(score_addr).resolve() for score_addr in score_addrs}) < len(score_addrs):
         raise UserError("--score_addr: the same file twice; every system needs its own")
 
 
@@ -134,13 +136,15 @@ def aspect_keys(question: dict[str, Any]) -> list[Key]:
     return [(question["id"], i) for i in range(len(question["rubric_aspects"]))]
 
 
-def open_scores(system: System, overwrite: bool) -> bool:
+def open_scores(system: System, records: list[dict[str, Any]], overwrite: bool) -> bool:
     """Open a system's journal and see what is missing; False, and said, where its score file is finished."""
-    system.journal = open_journal(system.score_addr, system.fingerprint, overwrite)
+    system.journal = open_journal(system.score_addr, system.fingerprint, overwrite, len(system.pending))
     if system.journal is not None:
         system.pending -= system.journal.entries.keys()
         if system.pending or not system.journal.published:
             return True
+        if read_json(system.score_addr) != make_scores(system, records):
+            return True  # a run died between its last verdict and publishing
     print(f"{system.score_addr}: already finished, left alone")
     return False
 
@@ -185,7 +189,8 @@ def fit_context(
     A judge loaded for its full context leaves little memory for the KV cache of many prompts at a time.
     """
     lengths = [chat.length(request.prompt) if request.prompt else 0 for request in requests]
-    needed = math.ceil((max(lengths, default=0) + args.max_tokens) / LENGTH_STEP) * LENGTH_STEP
+    longest = max(lengths, default=0) or 1  # nothing may be left to ask
+    needed = math.ceil((longest + args.max_tokens) / LENGTH_STEP) * LENGTH_STEP
     max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, needed)
     budget = max_model_len - args.max_tokens
     fitted = [
@@ -197,18 +202,25 @@ def fit_context(
     return fitted, max_model_len
 
 
-def publish_scores(
-    system: System, records: list[dict[str, Any]], args: argparse.Namespace, device: str | None, seconds: float
-) -> None:
-    """Write the score file, and say what it holds."""
+def make_scores(system: System, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """The content of the score file."""
     per_question = [question_entry(record, system.journal.entries) for record in records if is_judged(record, system)]
     scores = summarize(per_question)
     if len(per_question) < len(records):
         scores["partial"] = {"questions_in_dataset": len(records), "questions_judged": len(per_question)}
     scores["per_question_scores"] = per_question
+    return scores
+
+
+def publish_scores(
+    system: System, records: list[dict[str, Any]], args: argparse.Namespace, device: str | None, seconds: float
+) -> None:
+    """Write the score file, and say what it holds."""
+    scores = make_scores(system, records)
     tokens = token_totals(system.journal.entries.values())
     figures = {
         "counts": {name: scores[name] for name in ("num_questions", "num_scored_questions", "num_unscored")},
+        "pieces": len(system.journal.entries),
         "tokens": tokens,
         "resumed": system.journal.resumed,
         "wall_seconds": round(seconds, 1),

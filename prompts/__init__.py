@@ -57,8 +57,11 @@ def load_prompt(name: str, prompts_dir: str | Path | None = None) -> Prompt:
         _check_folder(Path(prompts_dir))
         own = Path(prompts_dir) / path.name
         path = own if own.exists() else path
-    text = path.read_text(encoding="utf-8")
-    parts = re.fullmatch(r"\[system\]\n(.*)\n\[user\]\n(.*)", text.replace("\r\n", "\n").rstrip("\n"), re.DOTALL)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    parts = re.fullmatch(r"\[system\]\n(.*)\n\[user\]\n(.*)", text.rstrip("\n"), re.DOTALL)
     if parts is None:
         raise UserError(f"{path}: a prompt is a line [system], its text, a line [user], its text")
     found = _placeholder_pattern(name).findall(text)
@@ -82,5 +85,6 @@ def _check_folder(folder: Path) -> None:
         raise UserError(f"--prompts_dir {folder}: no such folder")
     known = {f"{name}.txt" for name in PLACEHOLDERS}
     names = {file.name for file in folder.glob("*.txt")}
-    if not names & known or names - known:
-        raise UserError(f"--prompts_dir {folder}: its prompts must be named as these: {', '.join(sorted(known))}")
+    if not names or names - known:
+        problem = f"{min(names - known)} is no prompt's name" if names else "holds no prompt"
+        raise UserError(f"--prompts_dir {folder}: {problem}; a prompt is one of {', '.join(sorted(known))}")

@@ -5,9 +5,11 @@ second BOS). `APIChat` leaves the messages to the server and counts their tokens
 """
 
 import json
+import threading
 from argparse import Namespace
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ Rendered = array | Messages  # token ids (4 bytes each: a whole test set of prom
 
 PAPER_LENGTH = 8192  # tokens of prompt and output together, for every generator (paper, appendix E)
 TOKENS_PER_MESSAGE = 4  # what OpenAI's chat format adds around each message
+FETCH_SECONDS = 20  # for tiktoken's table
 BYTES_PER_TOKEN = 3  # without the model's tokenizer: on the safe side (English text has about 4)
 
 
@@ -105,15 +108,22 @@ class APIChat:
 
 
 def _tiktoken_encoder(model: str) -> Callable[[str], list[int]] | None:
-    """tiktoken's encoder for a model it knows, None for others and where its table can't be fetched."""
-    import requests
+    """tiktoken's encoder for a model it knows; None for others, and where its table can't be fetched in time."""
     import tiktoken
 
-    try:
-        encoding = tiktoken.encoding_for_model(model)
-    except (KeyError, requests.RequestException):
+    found: list[Any] = []
+
+    def fetch() -> None:
+        with suppress(KeyError, ValueError, OSError):  # unknown model, not the table, no connection
+            found.append(tiktoken.encoding_for_model(model))
+
+    # In a thread, for tiktoken sets no time limit: behind some firewalls its request would hang for ever.
+    thread = threading.Thread(target=fetch, daemon=True)
+    thread.start()
+    thread.join(FETCH_SECONDS)
+    if not found:
         return None
-    return lambda text: encoding.encode(text, disallowed_special=())
+    return lambda text: found[0].encode(text, disallowed_special=())
 
 
 def choose_length(chat: LocalChat | APIChat, max_model_len: int | None, max_tokens: int, wanted: int) -> int:
@@ -174,7 +184,7 @@ def fit_posts(
     if prompt is None or used > 0 or not posts:
         return prompt and Fitted(prompt, used, len(posts) - used)
     length, cut_prompt = _longest(len(posts[0]), lambda n: render_within([posts[0][:n].rstrip()] if n else []))
-    if length == 0:
+    if not posts[0][:length].strip():
         return Fitted(prompt, 0, len(posts))
     return Fitted(cut_prompt, 1, len(posts) - 1, context_cut=True)
 

@@ -2,9 +2,11 @@
 
 import argparse
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 USER_ERROR = 2  # exit code: the user can mend it
 INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; the same command goes on
@@ -16,6 +18,8 @@ class UserError(Exception):
 
 def run_script(main: Callable[[], int]) -> None:
     """Run `main` and leave the process: a UserError becomes its message and exit code 2."""
+    # A shell that starts a job in the background has it ignore SIGINT; SIGTERM needs it (below).
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
     try:
         code = main()
@@ -29,7 +33,7 @@ def run_script(main: Callable[[], int]) -> None:
 
 
 def _terminate(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt  # SIGTERM leaves like Ctrl-C: engines are closed, the journal stays
+    signal.raise_signal(signal.SIGINT)  # SIGTERM leaves like Ctrl-C: engines are closed, the journal stays
 
 
 def make_parser(doc: str) -> argparse.ArgumentParser:
@@ -109,7 +113,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser, model_flag: str, model
     group = parser.add_argument_group("API")
     group.add_argument("--openai", action="store_true", help="the model is behind an OpenAI-compatible API")
     group.add_argument("--api_key_addr", metavar="FILE", help="file with the API key (default: OPENAI_API_KEY)")
-    group.add_argument("--base_url", metavar="URL", help="address of the API (default: OPENAI_BASE_URL, else OpenAI's)")
+    group.add_argument(
+        "--base_url",
+        metavar="URL",
+        default=os.environ.get("OPENAI_BASE_URL") or None,  # here, so that the fingerprint names it
+        help="address of the API (default: OPENAI_BASE_URL, else OpenAI's)",
+    )
     group.add_argument(
         "--max_concurrency",
         type=positive_int,
@@ -133,7 +142,7 @@ def add_sampling_arguments(
         type=positive_int,
         help=f"tokens of prompt and output together (default: {max_model_len})",
     )
-    group.add_argument("--seed", type=int, default=0, help="seed of all sampling (%(default)s)")
+    group.add_argument("--seed", type=non_negative_int, default=0, help="seed of all sampling (%(default)s)")
     group.add_argument(
         "--max_retries",
         type=non_negative_int,
@@ -172,6 +181,13 @@ def add_log_argument(parser: argparse._ActionsContainer) -> None:
         default="warning",
         help="what the libraries below may print (%(default)s)",
     )
+
+
+def check_outputs(outputs: list[str], inputs: list[str]) -> None:
+    """Raise UserError where an output is one of the inputs, which --overwrite would replace."""
+    for path in outputs:
+        if Path(path).resolve() in {Path(one).resolve() for one in inputs}:
+            raise UserError(f"{path}: is an input too; give the output its own name")
 
 
 def check_shard(num_shards: int, shard_index: int) -> None:

@@ -22,6 +22,8 @@ from utils.run_files import without_password
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    import openai
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -102,7 +104,7 @@ class VLLMEngine:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         on_gpu = _has_gpu()
         if on_gpu:
-            _check_gpu_memory(args.gpu_memory_utilization)
+            _check_gpus(args.tensor_parallel_size, args.gpu_memory_utilization)
         else:
             _set_cpu_defaults()
 
@@ -185,7 +187,7 @@ class APIEngine:
 
         Raises:
             RefusedError: the API refuses this prompt (its content, or its length).
-            UserError: what no further try can mend: key, model name, address, parameters.
+            UserError: what no further try can mend: key, model name, address, parameters, not an API at all.
         """
         import openai
 
@@ -201,19 +203,21 @@ class APIEngine:
             )
         except openai.BadRequestError as error:
             if error.code in ("content_filter", "content_policy_violation", "context_length_exceeded"):
-                raise RefusedError(self._without_key(f"{error.code}: {error.message}")) from None
-            raise UserError(self._without_key(f"the API refuses the request: {error.message}")) from None
+                raise RefusedError(f"{error.code}: {self._message(error)}") from None
+            raise UserError(f"the {self.device} refuses the request: {self._message(error)}") from None
         except openai.APIStatusError as error:
-            raise UserError(self._without_key(f"the API answers {error.status_code}: {error.message}")) from None
+            raise UserError(f"the {self.device} answers {error.status_code}: {self._message(error)}") from None
         except openai.APIConnectionError as error:  # also time-outs
             raise UserError(f"the {self.device} cannot be reached: {error.message}") from None
-        choice = response.choices[0]
+        except json.JSONDecodeError:
+            raise UserError(f"the {self.device} answers with broken JSON; check --base_url") from None
+        choice = self._first_choice(response)
         if choice.finish_reason == "content_filter":
             raise RefusedError("content_filter")
         usage = response.usage
         details = usage and usage.prompt_tokens_details
         return Completion(
-            text=choice.message.content or "",
+            text=(choice.message.content or "").encode(errors="replace").decode(),  # no file takes a lone surrogate
             finish_reason=choice.finish_reason,
             prompt_tokens=usage.prompt_tokens if usage else 0,
             cached_tokens=(details.cached_tokens or 0) if details else 0,
@@ -223,9 +227,20 @@ class APIEngine:
     async def close(self) -> None:
         await self._client.close()
 
-    def _without_key(self, message: str) -> str:
-        """Some servers repeat the key they were given."""
-        return message.replace(self._client.api_key, "***")
+    def _first_choice(self, response: Any) -> Any:
+        """The completion in a response; a server that is no such API answers 200 with a web page or an error."""
+        if choices := getattr(response, "choices", None):
+            return choices[0]
+        found = self._one_line(getattr(response, "error", None) or response)
+        raise UserError(f"the {self.device} sends no completion; check --base_url\n  it sends: {found}")
+
+    def _message(self, error: "openai.APIStatusError") -> str:
+        body = error.body if isinstance(error.body, dict) else {}
+        return self._one_line(body.get("message") or error.message)
+
+    def _one_line(self, found: object) -> str:
+        """What a server sent, fit to be shown: it may be a web page, and some repeat the key they were given."""
+        return " ".join(str(found).replace(self._client.api_key, "***").split())[:300]
 
 
 def read_api_key(path: str | None) -> str:
@@ -286,16 +301,18 @@ def _set_cpu_defaults() -> None:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, min(8, int(free / 4)))))  # GiB
 
 
-def _check_gpu_memory(utilization: float) -> None:
-    """Refuse a GPU that another process holds, before minutes of loading end in vLLM's own error."""
+def _check_gpus(count: int, utilization: float) -> None:
+    """Refuse too few GPUs, or one that another process holds, before minutes of loading end in vLLM's own error."""
     if shutil.which("nvidia-smi") is None:
         return
     query = ["nvidia-smi", "--query-gpu=index,memory.free,memory.total", "--format=csv,noheader,nounits"]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible:
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         query.append(f"--id={visible}")
-    rows = subprocess.run(query, capture_output=True, text=True).stdout.strip().splitlines()
-    for index, free, total in (map(float, row.split(",")) for row in rows):
+    rows = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()
+    if count > len(rows):
+        raise UserError(f"--tensor_parallel_size {count}: only {len(rows)} GPUs are here")
+    for row in rows[:count]:
+        index, free, total = map(float, row.split(","))
         if free < utilization * total:
             raise UserError(
                 f"GPU {index:.0f} has {free / 1024:.1f} of {total / 1024:.1f} GiB free, "

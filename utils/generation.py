@@ -105,17 +105,14 @@ def generate(
         UserError: the engine cannot go on; what was finished is in the journal.
         KeyboardInterrupt: SIGINT or SIGTERM; likewise.
     """
-    return asyncio.run(_generate(open_engine, iter(requests), policy, parse, progress))
+    engine = open_engine()  # outside the loop: a signal while the weights load is heeded at once
+    asyncio.run(_generate(engine, iter(requests), policy, parse, progress))
+    return engine.device
 
 
 async def _generate(
-    open_engine: Callable[[], Engine],
-    requests: Iterable[Request],
-    policy: Policy,
-    parse: Parser,
-    progress: Progress,
-) -> str:
-    engine = open_engine()
+    engine: Engine, requests: Iterable[Request], policy: Policy, parse: Parser, progress: Progress
+) -> None:
     failed = 0
 
     async def work() -> None:
@@ -134,7 +131,6 @@ async def _generate(
         raise errors.exceptions[0] from None
     finally:
         await engine.close()
-    return engine.device
 
 
 async def _answer(engine: Engine, request: Request, policy: Policy, parse: Parser) -> dict[str, Any]:

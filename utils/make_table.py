@@ -49,7 +49,7 @@ class System:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     systems = read_systems(args.system)
     rows = [make_row(system, args.unscored_as_zero) for system in systems]
     notes = make_notes(systems, args.unscored_as_zero)
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = make_parser(__doc__)
     parser.add_argument(
         "--system",

@@ -133,8 +133,13 @@ def parse_answer(text: str, cut: bool = False) -> Parsed:
     return _answer(value, "repaired", truncated)
 
 
-def parse_verdict(text: str) -> Parsed:
-    """Read the field "match_score": the integer 0, 1 or 2 and nothing else."""
+def parse_verdict(text: str, cut: bool = False) -> Parsed:
+    """Read the field "match_score": the integer 0, 1 or 2 and nothing else.
+
+    cut: the generation ended at max_tokens, so a digit at the end of the text may be the start of 1.5 or 10.
+    """
+    if cut and text[-1:].isdigit():
+        return _none("the text breaks off in a number")
     value, how = _from_object(text, VERDICT_FIELD)
     if how != "none":
         written = {dict: "{", list: "["}.get(type(value)) or json.dumps(value, ensure_ascii=False)

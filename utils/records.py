@@ -74,20 +74,23 @@ def _refuse_repeated_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _read_lines(path: Path) -> list[Any]:
     records = []
-    for number, line in enumerate(_read_text(path).splitlines(), 1):
+    # Not splitlines(): a text may hold other line breaks (U+2028, U+0085) as they are.
+    for number, line in enumerate(_read_text(path).split("\n"), 1):
         if not line.strip():
             continue
         try:
-            records.append(json.loads(line))
+            records.append(json.loads(line, object_pairs_hook=_refuse_repeated_names))
         except json.JSONDecodeError as error:
             raise UserError(f"{path}: line {number} is not JSON: {error.msg} at column {error.colno}") from None
+        except _RepeatedNameError as error:
+            raise UserError(f"{path}: line {number}: {error.args[0]!r} stands twice; names are unique") from None
     return records
 
 
 def _read_text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise UserError(f"{path}: a folder; give the file") from None
@@ -118,7 +121,7 @@ def _check_id(value: Any, where: str) -> str:
     """Ids are strings; numbers are taken as their digits."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value or not _is_unicode(value):
         raise UserError(f"{where}: field 'id' is {_kind(value)}; every question needs its own id, a string")
     return value
 
@@ -127,6 +130,17 @@ def _check_text(record: dict[str, Any], field: str, where: str) -> None:
     value = record.get(field)
     if not isinstance(value, str) or not value.strip():
         raise UserError(f"{where}: field {field!r} is {_kind(value)}; it must be a text")
+    if not _is_unicode(value):
+        raise UserError(f"{where}: field {field!r} holds half a character (a lone surrogate); no model can read it")
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON can hold half of a surrogate pair as an escape; UTF-8 and tokenizers can't."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_profile(record: dict[str, Any], where: str) -> None:
@@ -149,8 +163,8 @@ def _check_aspects(record: dict[str, Any], where: str) -> None:
             raise UserError(f"{spot} is {_kind(aspect)}, not an aspect")
         _check_text(aspect, "aspect", spot)
         for field in ("evidence", "reason"):
-            if not isinstance(aspect.setdefault(field, ""), str):
-                raise UserError(f"{spot}: field {field!r} is {_kind(aspect[field])}; it must be a text")
+            if aspect.setdefault(field, "") != "":
+                _check_text(aspect, field, spot)
 
 
 def _kind(value: Any) -> str:
@@ -214,7 +228,9 @@ def read_responses(path: str | Path) -> dict[str, list[dict[str, Any]]]:
         for number, output in enumerate(outputs):
             if not isinstance(output, dict) or "output" not in output:
                 raise UserError(f"{where}: response {number} has no field 'output'")
-            if not isinstance(output["output"], str | None):
+            if output["output"] is not None and not (
+                isinstance(output["output"], str) and _is_unicode(output["output"])
+            ):
                 raise UserError(f"{where}: response {number}: 'output' is {_kind(output['output'])}, not a text")
     return responses
 
@@ -236,7 +252,7 @@ def match_responses(
     known = set(dataset_ids)
     missing = [question["id"] for question in questions if question["id"] not in responses]
     foreign = [question_id for question_id in responses if question_id not in known]
-    if not foreign and (not missing or (allow_partial and len(missing) < len(questions))):
+    if not foreign and (not missing or (allow_partial and known & responses.keys())):
         return [question for question in questions if question["id"] in responses]
     lines = [f"{path}: its ids are not the dataset's; give the dataset these responses were made from"]
     if missing and not foreign and len(missing) < len(questions):

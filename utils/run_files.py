@@ -80,14 +80,26 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def open_journal(output: str | Path, fingerprint: dict[str, Any], overwrite: bool) -> "Journal | None":
+def open_journal(output: str | Path, fingerprint: dict[str, Any], overwrite: bool, num_pieces: int) -> "Journal | None":
     """Check that `output` may be written (see `prepare_output`) and open its journal.
 
+    Args:
+        num_pieces: how many finished pieces this run is to end with.
+
     Returns:
-        None where the output is finished and its journal was deleted: nothing can be added to it.
+        None where the output is finished and its journal was deleted: there is nothing to add to it.
+
+    Raises:
+        UserError: as above; or the journal was deleted and the output has fewer pieces than this run is to have.
     """
     published = prepare_output(output, fingerprint, overwrite)
     if published and not Path(f"{output}.journal.jsonl").exists():
+        pieces = read_manifest(output).get("pieces", 0)
+        if pieces < num_pieces:
+            raise UserError(
+                f"{output}: holds {pieces} of {num_pieces} pieces and its journal was deleted, so none can be added\n"
+                "  delete it to begin anew, or give another output"
+            )
         return None
     return Journal(output, fingerprint, overwrite, published)
 
@@ -243,7 +255,8 @@ def read_manifest(path: str | Path) -> dict[str, Any] | None:
         manifest = json.loads(_manifest_path(Path(path)).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
-    return manifest if {"fingerprint", "output_sha256"} <= manifest.keys() else None
+    whole = isinstance(manifest, dict) and {"fingerprint", "output_sha256"} <= manifest.keys()
+    return manifest if whole else None
 
 
 def describe_run(
@@ -262,7 +275,7 @@ def describe_run(
 
 def without_password(value: Any) -> Any:
     """An address without the user and password that may stand in it."""
-    return re.sub(r"(?<=://)[^/@]*@", "", value) if isinstance(value, str) else value
+    return re.sub(r"(?<=://)[^/?#]*@", "", value) if isinstance(value, str) else value
 
 
 def _versions(packages: Iterable[str]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Print some answers with the judge's verdict on each aspect.
 
-  python utils/show_answers.py --inputs_addr test.json --response_addr rag.json --score_addr rag_scores.json
+python utils/show_answers.py --inputs_addr test.json --response_addr rag.json --score_addr rag_scores.json
 """
 
 import argparse
@@ -19,7 +19,7 @@ WIDTH = 100  # characters a line
 VERDICTS = {0: "0 not covered", 1: "1 in part", 2: "2 very well", None: "- unscored"}
 
 
-def make_parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = cli.make_parser(__doc__)
     parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="dataset the questions are from")
     parser.add_argument("--response_addr", required=True, metavar="FILE", help="responses of one system")
@@ -31,7 +31,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = make_parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     questions = {record["id"]: record["question"] for record in read_dataset(args.inputs_addr)}
     responses = read_responses(args.response_addr)
     scores = read_json(args.score_addr)
