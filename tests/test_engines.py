@@ -134,7 +134,9 @@ def engine_processes(pid: int) -> list[int]:
     """The processes below `pid` that have named themselves as vLLM's (engine core, worker)."""
     import psutil
 
-    return [child.pid for child in psutil.Process(pid).children(recursive=True) if "VLLM::" in " ".join(child.cmdline())]
+    return [
+        child.pid for child in psutil.Process(pid).children(recursive=True) if "VLLM::" in " ".join(child.cmdline())
+    ]
 
 
 def test_vllms_own_server_behind_the_openai_client(tmp_path):
@@ -142,11 +144,13 @@ def test_vllms_own_server_behind_the_openai_client(tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {
-        **os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OPENAI_API_KEY": "secret-1234",
+        **os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OPENAI_API_KEY": "secret-1234",
     }  # fmt: skip
     server = subprocess.Popen(
-        [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(CHAT), "--served-model-name", "demo",
-         "--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--max-model-len", "4096"],
+        [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(CHAT),
+         "--served-model-name", "demo", "--host", "127.0.0.1", "--port", str(port),
+         "--enforce-eager", "--max-model-len", "4096"],
         cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:

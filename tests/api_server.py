@@ -1,0 +1,187 @@
+"""An OpenAI-compatible chat server on loopback: what it answers is a function of the request alone.
+
+Whatever the order and however many at a time, the same request gets the same answer, so runs can be compared byte
+for byte. In a test, `with serve(reply) as server`; as a process of its own, `python tests/api_server.py --port 0`,
+which prints its port, answers with `default_reply` and shows the requests it got at GET /requests.
+"""
+
+import argparse
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A completion, or an error where `status` is not 200 ("$KEY" in its text becomes the client's key)."""
+
+    text: str
+    finish_reason: str = "stop"
+    status: int = 200
+    code: str | None = None
+
+
+def default_reply(request: dict[str, Any]) -> Reply:
+    """An answer or a verdict drawn by a hash of prompt and seed; one in six can't be used, if none holds it to JSON."""
+    drawn = hashlib.sha256(json.dumps([request["messages"], request["seed"]]).encode()).hexdigest()
+    if int(drawn[:8], 16) % 6 == 0 and "response_format" not in request:
+        return Reply(f"Let me think about {drawn[:6]}.")
+    if "match_score" in request["messages"][0]["content"]:
+        return Reply(json.dumps({"match_score": int(drawn[8:16], 16) % 3}))
+    return Reply(json.dumps({"personalized_answer": f"Answer {drawn}."}))
+
+
+class ChatServer(ThreadingHTTPServer):
+    """
+    Attributes:
+        reply: makes the answer to a request; a test may change it between runs.
+        requests: the bodies of all requests, in the order they came.
+        paths, keys: of the same requests, where they went and the bearer token they carried.
+        most_at_once: the most requests that were open at a time.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, reply: Callable[[dict[str, Any]], Reply], port: int = 0, delay: float = 0):
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.reply = reply
+        self.delay = delay
+        self.requests: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+        self.keys: list[str] = []
+        self.most_at_once = 0
+        self._open = 0
+        self._changed = threading.Condition()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+    def users(self) -> list[str]:
+        """The user message of every request."""
+        return [request["messages"][-1]["content"] for request in self.requests]
+
+    def wait_for(self, count: int, seconds: float = 30) -> None:
+        """Block until `count` requests have come."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self.requests) >= count, seconds):
+                raise TimeoutError(f"{len(self.requests)} requests came, not {count}")
+
+    def begin(self, path: str, key: str, body: dict[str, Any]) -> None:
+        with self._changed:
+            self.requests.append(body)
+            self.paths.append(path)
+            self.keys.append(key)
+            self._open += 1
+            self.most_at_once = max(self.most_at_once, self._open)
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        with self._changed:
+            self._open -= 1
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that was killed is no news."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # connections stay open, as a real server's
+    disable_nagle_algorithm = True
+    server: ChatServer
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        key = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        self.server.begin(self.path, key, body)
+        try:
+            if self.path != "/v1/chat/completions":
+                reply = Reply(f"no such path: {self.path}", status=404)
+            else:
+                reply = self.server.reply(body)
+            time.sleep(self.server.delay)
+        finally:
+            self.server.end()
+        self._send(reply.status, _completion(body, reply) if reply.status == 200 else _error(reply, key))
+
+    def do_GET(self) -> None:
+        """/requests shows all so far, /requests?wait=N once there are N of them."""
+        waited = parse_qs(urlparse(self.path).query).get("wait", ["0"])
+        self.server.wait_for(int(waited[0]))
+        self._send(200, self.server.requests)
+
+    def _send(self, status: int, value: Any) -> None:
+        content = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("retry-after-ms", "1")  # what the client would wait seconds for before it tries again
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        """Silence."""
+
+
+def _completion(body: dict[str, Any], reply: Reply) -> dict[str, Any]:
+    prompt_tokens = sum(len(message["content"].split()) for message in body["messages"])
+    completion_tokens = len(reply.text.split())
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 0,
+        "model": body["model"],
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": reply.text},
+                "finish_reason": reply.finish_reason,
+            }
+        ],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": prompt_tokens // 2},
+        },
+    }
+
+
+def _error(reply: Reply, key: str) -> dict[str, Any]:
+    kind = "server_error" if reply.status >= 500 else "invalid_request_error"
+    message = reply.text.replace("$KEY", key)
+    return {"error": {"message": message, "type": kind, "param": None, "code": reply.code}}
+
+
+@contextmanager
+def serve(reply: Callable[[dict[str, Any]], Reply] = default_reply, delay: float = 0) -> Iterator[ChatServer]:
+    """A server in a thread of this process."""
+    with ChatServer(reply, delay=delay) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one (%(default)s)")
+    parser.add_argument("--delay", type=float, default=0, help="seconds an answer takes (%(default)s)")
+    args = parser.parse_args()
+    with ChatServer(default_reply, args.port, args.delay) as server:
+        print(server.server_port, flush=True)
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

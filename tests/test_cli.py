@@ -1,0 +1,313 @@
+"""The command line of every script, and how a run ends."""
+
+import argparse
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from utils import cli
+from utils.cli import UserError, check_outputs, check_shard
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = (ROOT, ROOT / "retrieval", ROOT / "utils")
+SCRIPTS = sorted(
+    str(path.relative_to(ROOT))
+    for folder in FOLDERS
+    for path in folder.glob("*.py")
+    if '\nif __name__ == "__main__":' in path.read_text(encoding="utf-8")
+)
+HEAVY = ("torch", "vllm", "transformers", "openai", "trl", "peft", "numpy", "datasets", "huggingface_hub", "tiktoken")
+
+
+def run(*command, **more):
+    return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=60, **more)
+
+
+def test_the_scripts_are_found():
+    assert {"baselines.py", "evaluate_responses.py", "retrieval/rank_dataset.py"} <= set(SCRIPTS)
+
+
+# --help
+
+
+@pytest.fixture(scope="module")
+def without_heavy_packages(tmp_path_factory):
+    """An environment in which importing any of `HEAVY` fails."""
+    folder = tmp_path_factory.mktemp("blocked")
+    for name in HEAVY:
+        (folder / f"{name}.py").write_text(f"raise ImportError('{name} is blocked')")
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    for name in HEAVY:
+        assert f"{name} is blocked" in run("-c", f"import {name}", env=environment).stderr
+    return environment
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_comes_at_once_and_needs_no_model_library(script, without_heavy_packages):
+    seconds = []
+    while len(seconds) < 3 and min(seconds, default=1) > 0.5:  # seconds; the best of three, for the machine may be busy
+        started = time.perf_counter()
+        result = run(script, "--help", env=without_heavy_packages)
+        seconds.append(time.perf_counter() - started)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert result.stdout.startswith(f"usage: {Path(script).name} ")
+        assert f"python {script}" in result.stdout  # a command to copy
+    assert min(seconds) <= 0.5
+
+
+class Parsing(Exception):
+    """Carries a script's parser out of its main()."""
+
+
+@pytest.fixture
+def parser_of(monkeypatch):
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+
+    def stop(parser, *args, **more):
+        raise Parsing(parser)
+
+    def read(script):
+        module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
+        with monkeypatch.context() as patch, pytest.raises(Parsing) as stopped:
+            patch.setattr(argparse.ArgumentParser, "parse_args", stop)
+            module.main([])
+        return stopped.value.args[0]
+
+    return read
+
+
+def options_of(parser):
+    return {flag: action for action in parser._actions for flag in action.option_strings if flag != "-h"}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_option_has_a_help_text_that_says_its_default(script, parser_of):
+    parser = parser_of(script)
+    assert all(action.option_strings for action in parser._actions)  # flags only
+    for flag, action in options_of(parser).items():
+        assert action.help, flag
+        if action.default not in (None, False, argparse.SUPPRESS):
+            assert "%(default)s" in action.help, flag
+
+
+def shared_parser():
+    """Every flag that utils/cli.py offers."""
+    parser = cli.make_parser("")
+    cli.add_engine_arguments(parser, "--model_addr", "")
+    cli.add_sampling_arguments(parser, temperature_default=0.1, max_tokens=2048, max_model_len="")
+    cli.add_run_arguments(parser)
+    return parser
+
+
+DIFFERENT_ON_PURPOSE = {
+    "--model_addr": SCRIPTS,  # which model that is, each script says in its own words
+    "--max_model_len": SCRIPTS,  # likewise its default
+    "--temperature": ["evaluate_responses.py"],  # a judge is greedy
+    "--max_tokens": ["evaluate_responses.py"],  # and short
+    "--dtype": ["retrieval/rank_dataset.py"],  # an encoder's type changes the order of posts
+    "--seed": ["retrieval/rank_dataset.py"],  # no text is sampled there
+    "--cache_dir": ["utils/download_datasets.py"],  # the default that the paper's README gives it
+    "--overwrite": ["utils/make_table.py"],  # a table has no settings
+}
+
+
+@pytest.mark.parametrize(
+    "flag",
+    sorted(options_of(shared_parser())),
+)
+def test_a_shared_flag_is_the_same_in_every_script(flag, parser_of):
+    expected = describe(options_of(shared_parser())[flag])
+    found = {script: options_of(parser_of(script)).get(flag) for script in SCRIPTS}
+    exceptions = DIFFERENT_ON_PURPOSE.get(flag, [])
+    for script, action in found.items():
+        if action is not None and script not in exceptions:
+            assert describe(action) == expected, script
+    assert any(found.values())
+
+
+def test_any_other_flag_of_several_scripts_has_one_type_and_default(parser_of):
+    kinds = {}
+    for script in SCRIPTS:
+        for flag, action in options_of(parser_of(script)).items():
+            kinds.setdefault(flag, set()).add((action.default, action.type))
+    shared = options_of(shared_parser())
+    assert {flag: found for flag, found in kinds.items() if len(found) > 1 and flag not in shared} == {}
+
+
+def describe(action):
+    return {name: getattr(action, name) for name in ("default", "type", "choices", "nargs", "help", "metavar")}
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--temperature", "-1"),
+        ("--temperature", "2.01"),
+        ("--temperature", "nan"),
+        ("--temperature", "warm"),
+        ("--top_p", "0"),
+        ("--top_p", "1.1"),
+        ("--top_p", "nan"),
+        ("--gpu_memory_utilization", "0"),
+        ("--gpu_memory_utilization", "90"),
+        ("--limit", "0"),
+        ("--limit", "-3"),
+        ("--limit", "1.5"),
+        ("--limit", "all"),
+        ("--max_tokens", "0"),
+        ("--max_model_len", "0"),
+        ("--max_retries", "-1"),
+        ("--max_concurrency", "0"),
+        ("--tensor_parallel_size", "0"),
+        ("--seed", "-1"),
+        ("--num_shards", "two"),
+        ("--dtype", "int8"),
+        ("--constrained_decoding", "sometimes"),
+        ("--log_level", "loud"),
+        ("--temp", "1"),  # no abbreviations: they would break when a flag is added
+    ],
+)
+def test_a_bad_value_ends_with_exit_code_2_and_names_the_flag(flag, value, capsys):
+    with pytest.raises(SystemExit) as ending:
+        shared_parser().parse_args(["--model_addr", "m", flag, value])
+    assert ending.value.code == 2
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert flag in last_line
+    assert value in last_line
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "value"),
+    [
+        ("--temperature", "0", 0.0),
+        ("--temperature", "2", 2.0),
+        ("--top_p", "1", 1.0),
+        ("--top_p", "1e-3", 0.001),
+        ("--gpu_memory_utilization", "1", 1.0),
+        ("--limit", "1", 1),
+        ("--max_retries", "0", 0),
+        ("--seed", "0", 0),
+    ],
+)
+def test_values_at_the_end_of_their_range_are_fine(flag, text, value):
+    args = shared_parser().parse_args(["--model_addr", "m", flag, text])
+    assert getattr(args, flag.removeprefix("--")) == value
+
+
+def test_the_api_address_can_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://here/v1")
+    assert shared_parser().parse_args(["--model_addr", "m"]).base_url == "http://here/v1"
+    assert shared_parser().parse_args(["--model_addr", "m", "--base_url", "http://there"]).base_url == "http://there"
+    monkeypatch.setenv("OPENAI_BASE_URL", "")
+    assert shared_parser().parse_args(["--model_addr", "m"]).base_url is None
+
+
+@pytest.mark.parametrize(("num_shards", "shard_index"), [(1, 0), (4, 0), (4, 3)])
+def test_a_shard_in_range(num_shards, shard_index):
+    check_shard(num_shards, shard_index)
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "shard_index", "last"), [(1, 1, 0), (4, 4, 3), (4, -1, 3), (0, 0, 0), (-2, 0, 0), (-2, -1, 0)]
+)
+def test_a_shard_out_of_range(num_shards, shard_index, last):
+    expected = f"--shard_index {shard_index} is out of range: with --num_shards {num_shards} it goes from 0 to {last}"
+    with pytest.raises(UserError, match=f"^{expected}$"):
+        check_shard(num_shards, shard_index)
+
+
+def test_an_output_is_never_an_input(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.json").symlink_to(tmp_path / "test.json")
+    check_outputs(["rag.json", "new/test.json"], ["test.json"])
+    for path in ("test.json", "./new/../test.json", str(tmp_path / "test.json"), "link.json"):
+        with pytest.raises(UserError, match=rf"^{path}: is an input too; give the output its own name$"):
+            check_outputs(["rag.json", path], ["other.json", "test.json"])
+
+
+# How a run ends
+
+
+def run_main(body, **more):
+    return run("-c", f"import signal; from utils.cli import *\ndef main():\n    {body}\nrun_script(main)", **more)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "stderr"),
+    [
+        ("return 0", 0, ""),
+        ("return 3", 3, ""),
+        ("raise UserError('d.json: no such file')", 2, "error: d.json: no such file\n"),
+        ("raise UserError('d.json: exists\\n  --overwrite')", 2, "error: d.json: exists\n  --overwrite\n"),
+        ("raise KeyboardInterrupt", 130, "interrupted; the same command goes on from here\n"),
+    ],
+)
+def test_exit_codes(body, code, stderr):
+    result = run_main(body)
+    assert (result.returncode, result.stdout, result.stderr) == (code, "", stderr)
+
+
+def test_a_bug_shows_its_traceback():
+    result = run_main("return [][0]")
+    assert result.returncode == 1
+    assert result.stderr.startswith("Traceback ")
+    assert result.stderr.endswith("IndexError: list index out of range\n")
+
+
+WAITING = """
+import signal
+from utils.cli import run_script
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start without it
+def main():
+    try:
+        print("ready", flush=True)
+        signal.pause()
+    finally:
+        print("closed", flush=True)
+run_script(main)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_closes_what_is_open_and_says_how_to_go_on(number):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", WAITING], cwd=ROOT, text=True, **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (stdout, stderr) == ("closed\n", "interrupted; the same command goes on from here\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stderr"),
+    [
+        (["--inputs_addr", "nothing.json"], "error: nothing.json: no such file\n"),
+        (["--inputs_addr", "utils"], "error: utils: a folder; give the file\n"),
+        (
+            ["--inputs_addr", "nothing.json", "--num_shards", "2", "--shard_index", "2"],
+            "error: --shard_index 2 is out of range: with --num_shards 2 it goes from 0 to 1\n",
+        ),
+        (["--inputs_addr", "x", "--prompts_dir", "nothing"], "error: --prompts_dir nothing: no such folder\n"),
+    ],
+)
+def test_a_real_script_ends_likewise(arguments, stderr, tmp_path):
+    output = tmp_path / "out.json"
+    result = run("baselines.py", "--model_addr", "m", "--output_addr", str(output), *arguments)
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_messages_of_libraries_are_plain_lines_from_the_level_on():
+    code = "import logging; from utils.cli import *; set_up_logging('info'); logging.info('a'); logging.debug('b')"
+    result = run("-c", code)
+    assert (result.stdout, result.stderr) == ("", "a\n")

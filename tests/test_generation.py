@@ -1,0 +1,301 @@
+import asyncio
+import json
+import signal
+
+import pytest
+
+from utils.chat import APIChat
+from utils.cli import UserError
+from utils.engines import Completion, RefusedError, Sampling
+from utils.generation import Policy, Request, answer_request, describe_requests, generate, token_totals
+from utils.model_output import ANSWER_SCHEMA, Parsed
+from utils.progress import Progress
+from utils.run_files import Journal
+
+
+def make_policy(temperature=0.1, max_retries=3, constrained_decoding="fallback", seed=0):
+    return Policy(temperature, 0.95, 100, seed, max_retries, constrained_decoding, ANSWER_SCHEMA)
+
+
+class ScriptedEngine:
+    """Answers a prompt with the next of its texts, and fails once they are used up.
+
+    A text may be an exception, which is raised, or a coroutine function, which is awaited for the text.
+    """
+
+    device = "script"
+
+    def __init__(self, texts, concurrency=2):
+        self.texts = {name: list(its_texts) for name, its_texts in texts.items()}
+        self.concurrency = concurrency
+        self.calls: list[tuple[str, Sampling]] = []
+        self.finished: list[str] = []
+        self.at_once = self.most_at_once = 0
+        self.closed = False
+
+    async def complete(self, prompt, sampling):
+        name = prompt[0]["content"]
+        self.calls.append((name, sampling))
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            text = self.texts[name].pop(0)  # IndexError: asked more often than the script expects
+            if isinstance(text, BaseException):
+                raise text
+            text = await text() if callable(text) else text
+            for _ in range(3):
+                await asyncio.sleep(0)  # the others get their turn
+        finally:
+            self.at_once -= 1
+        self.finished.append(name)
+        reason = "length" if text.startswith("long") else "stop"
+        return Completion(text, reason, prompt_tokens=10, cached_tokens=4, completion_tokens=3, log_prob=-1.5)
+
+    async def close(self):
+        self.closed = True
+
+
+def parse(text, cut):
+    """A text is usable unless it says `bad`; one that was cut is flagged."""
+    if text.startswith("bad"):
+        return Parsed(None, "none", f"saw {text}")
+    return Parsed(text, "strict", None, cut)
+
+
+@pytest.fixture
+def journal(tmp_path):
+    journal = Journal(tmp_path / "out.json", {"made": "so"})
+    yield journal
+    journal.close()
+
+
+def make_request(name, journal, **record):
+    return Request((name, 0), [{"role": "user", "content": name}], journal, record)
+
+
+def run(engine, requests, policy=None):
+    progress = Progress(len(requests) if isinstance(requests, list) else 0, "answers")
+    return generate(lambda: engine, requests, policy or make_policy(), parse, progress)
+
+
+def journal_on_disk(journal):
+    lines = journal.path.read_text().splitlines()
+    return {json.loads(line)["key"][0]: json.loads(line)["value"] for line in lines[1:]}
+
+
+# Sampling
+
+
+@pytest.mark.parametrize(
+    ("mode", "temperature", "max_retries", "expected"),
+    [  # (temperature, held to the schema) of every try up to the last one
+        ("fallback", 0.1, 3, [(0.1, False), (0.1, False), (0.1, False), (0.1, True)]),
+        ("fallback", 0.1, 0, [(0.1, True)]),
+        ("fallback", 0.0, 3, [(0.0, False), (0.0, True)]),
+        ("fallback", 0.0, 1, [(0.0, False), (0.0, True)]),
+        ("fallback", 0.0, 0, [(0.0, True)]),
+        ("always", 0.1, 2, [(0.1, True), (0.1, True), (0.1, True)]),
+        ("always", 0.0, 3, [(0.0, True)]),
+        ("never", 0.1, 3, [(0.1, False), (0.2, False), (0.3, False), (0.4, False)]),
+        ("never", 0.0, 2, [(0.0, False), (0.1, False), (0.2, False)]),
+        ("never", 0.8, 4, [(0.8, False), (0.9, False), (1.0, False), (1.0, False), (1.0, False)]),
+        ("never", 1.5, 2, [(1.5, False), (1.5, False), (1.5, False)]),  # what the user set is not lowered
+        ("never", 0.1, 0, [(0.1, False)]),
+    ],
+)
+def test_tries(mode, temperature, max_retries, expected):
+    policy = make_policy(temperature, max_retries, mode)
+    tries = [policy.sampling(("q", 0), attempt) for attempt in range(len(expected))]
+    assert [(one.temperature, one.schema is not None) for one in tries] == expected
+    assert all(one.schema in (None, ANSWER_SCHEMA) for one in tries)
+    assert all((one.top_p, one.max_tokens) == (0.95, 100) for one in tries)
+    assert [policy.is_last(attempt) for attempt in range(len(expected))] == [False] * (len(expected) - 1) + [True]
+
+
+def test_seeds_differ_by_key_try_and_run_and_by_nothing_else():
+    cases = [(seed, key, attempt) for seed in (0, 1) for key in (("q", 0), ("q", 1), ("p", 0)) for attempt in range(4)]
+    seeds = [make_policy(seed=seed).sampling(key, attempt).seed for seed, key, attempt in cases]
+    assert len(set(seeds)) == len(cases)
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    again = [make_policy(seed=seed).sampling(key, attempt).seed for seed, key, attempt in reversed(cases)]
+    assert again == seeds[::-1]
+    assert make_policy(0.7, 5, "never").sampling(("q", 0), 0).seed == make_policy().sampling(("q", 0), 0).seed
+
+
+# The driver
+
+
+def test_record_of_an_answer(journal):
+    engine = ScriptedEngine({"a": ["bad 1", "long answer"]})
+    assert run(engine, [make_request("a", journal, num_contexts_used=7)]) == "script"
+    expected = {
+        "value": "long answer",
+        "num_contexts_used": 7,
+        "raw": "long answer",
+        "parsed": "strict",
+        "truncated": True,
+        "finish_reason": "length",
+        "attempts": 2,
+        "constrained": False,
+        "temperature": 0.1,
+        "prompt_tokens": 20,  # both tries: 2 * 10, 2 * 4, 2 * 3
+        "cached_tokens": 8,
+        "completion_tokens": 6,
+        "log_prob": -1.5,
+    }
+    assert journal_on_disk(journal) == {"a": expected}
+    assert journal.entries == {("a", 0): expected}
+    assert engine.closed
+
+
+def test_retries_end_with_the_constrained_try_and_a_null(journal):
+    engine = ScriptedEngine({"a": ["bad 1", "bad 2", "bad 3", "bad 4"], "b": ["fine"]})
+    run(engine, [make_request("a", journal), make_request("b", journal)])
+    samplings = [sampling for name, sampling in engine.calls if name == "a"]
+    assert [sampling.schema is not None for sampling in samplings] == [False, False, False, True]
+    assert len({sampling.seed for sampling in samplings}) == 4
+    record = journal.entries["a", 0]
+    assert (record["value"], record["reason"], record["raw"]) == (None, "saw bad 4", "bad 4")
+    assert (record["attempts"], record["constrained"], record["prompt_tokens"]) == (4, True, 40)
+    assert journal.entries["b", 0]["value"] == "fine" and "reason" not in journal.entries["b", 0]
+
+
+def test_greedy_constrained_try_is_not_repeated(journal):
+    engine = ScriptedEngine({"a": ["bad 1"]})
+    run(engine, [make_request("a", journal)], make_policy(temperature=0.0, constrained_decoding="always"))
+    assert journal.entries["a", 0]["attempts"] == 1
+
+
+def test_refused_request_is_null_and_others_go_on(journal):
+    engine = ScriptedEngine({"a": ["bad 1", RefusedError("content_filter")], "b": ["fine"]}, concurrency=1)
+    run(engine, [make_request("a", journal, num_contexts_used=2), make_request("b", journal)])
+    assert journal.entries["a", 0] == {
+        "value": None,
+        "reason": "content_filter",
+        "num_contexts_used": 2,
+        "attempts": 2,
+        "prompt_tokens": 10,
+        "cached_tokens": 4,
+        "completion_tokens": 3,
+    }
+    assert journal.entries["b", 0]["value"] == "fine"
+
+
+def test_request_without_a_prompt_is_never_asked(journal):
+    engine = ScriptedEngine({"b": ["fine"]})
+    with_reason = Request(("c", 0), None, journal, {"reason": "no response to judge"})
+    run(engine, [answer_request(("a", 0), None, journal), make_request("b", journal), with_reason])
+    assert [name for name, _ in engine.calls] == ["b"]
+    assert journal.entries["a", 0] == {"value": None, "reason": "the prompt is longer than the model takes"}
+    assert journal.entries["c", 0] == {"value": None, "reason": "no response to judge"}
+
+
+def test_engine_is_kept_full_and_never_fuller(journal):
+    names = [f"q{i}" for i in range(20)]
+    engine = ScriptedEngine({name: ["bad", "fine"] for name in names}, concurrency=4)
+    drawn = []
+
+    def requests():
+        for name in names:
+            drawn.append(name)
+            assert len(drawn) <= len(engine.finished) // 2 + 4  # each is asked twice; none is made ahead of its turn
+            yield make_request(name, journal)
+
+    run(engine, requests())
+    assert engine.most_at_once == 4
+    assert drawn == names and len(journal.entries) == 20
+
+
+def test_a_slow_request_holds_no_other_up(journal):
+    names = [f"q{i}" for i in range(10)]
+    all_others = asyncio.Event()
+
+    async def wait_for_all_others():
+        await asyncio.wait_for(all_others.wait(), 10)
+        return "slow"
+
+    async def set_event():
+        all_others.set()
+        return "last"
+
+    engine = ScriptedEngine({name: ["fine"] for name in names})
+    engine.texts |= {"q0": [wait_for_all_others], "q9": [set_event]}
+    run(engine, [make_request(name, journal) for name in names])
+    assert engine.finished == [*names[1:], "q0"]
+    assert [key for key, _ in journal.entries] == [*names[1:], "q0"]  # written as they finish
+
+
+@pytest.mark.parametrize("error", [UserError("the key is wrong"), RuntimeError("a bug"), KeyboardInterrupt()])
+def test_an_error_stops_the_run_and_keeps_what_was_finished(journal, error):
+    async def never():
+        await asyncio.Event().wait()
+
+    engine = ScriptedEngine({"a": ["fine"], "b": [never], "c": ["fine"], "d": [error], "e": []}, concurrency=2)
+    with pytest.raises(type(error)) as raised:
+        run(engine, [make_request(name, journal) for name in "abcde"])
+    assert raised.value is error or isinstance(error, KeyboardInterrupt)
+    assert journal_on_disk(journal).keys() == {"a", "c"}
+    assert engine.closed
+    assert [name for name, _ in engine.calls] == list("abcd")
+
+
+def test_ctrl_c(journal):
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    async def interrupt():
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.Event().wait()
+
+    engine = ScriptedEngine({"a": ["fine"], "b": [interrupt], "c": ["fine"]}, concurrency=1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(engine, [make_request(name, journal) for name in "abc"])
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert journal_on_disk(journal).keys() == {"a"}
+    assert engine.closed
+
+
+def test_error_in_making_a_request_stops_the_run(journal):
+    def requests():
+        yield make_request("a", journal)
+        raise UserError("record 2 is wrong")
+
+    engine = ScriptedEngine({"a": ["fine"]}, concurrency=1)
+    with pytest.raises(UserError, match="record 2 is wrong"):
+        run(engine, requests())
+    assert journal_on_disk(journal).keys() == {"a"} and engine.closed
+
+
+def test_engine_that_does_not_open(journal):
+    def open_engine():
+        raise UserError("GPU 0 is taken")
+
+    with pytest.raises(UserError, match="GPU 0"):
+        generate(open_engine, [make_request("a", journal)], make_policy(), parse, Progress(1, "answers"))
+
+
+def test_failures_are_counted_as_they_happen(journal, capsys):
+    engine = ScriptedEngine({"a": ["fine"], "b": [RefusedError("no")], "c": [RefusedError("no")]})
+    progress = Progress(3, "answers")
+    generate(lambda: engine, [make_request(name, journal) for name in "abc"], make_policy(), parse, progress)
+    progress.close()
+    assert "3/3 answers" in (line := capsys.readouterr().err) and "failed 2" in line
+
+
+def test_token_totals():
+    records = [{"prompt_tokens": 5, "cached_tokens": 2, "completion_tokens": 1}, {"value": None}, {"prompt_tokens": 7}]
+    assert token_totals(iter(records)) == {"prompt_tokens": 12, "cached_tokens": 2, "completion_tokens": 1}
+
+
+def test_description_of_a_dry_run():
+    requests = [
+        Request(("a", 0), [{"role": "user", "content": "x" * 30}], None, {"num_contexts_dropped": 2}),
+        Request(("b", 0), [{"role": "user", "content": "x" * 31}], None, {"context_cut": True}),
+        Request(("c", 0), None, None),
+    ]
+    described = describe_requests(requests, APIChat("some-model"), make_policy())
+    # 4 + 30 / 3 = 14 tokens and 4 + 31 / 3 = 15, rounded up
+    assert "2 prompts, 29 tokens (estimate: 1 token per 3 bytes); longest 15" in described
+    assert "2 posts left out for length, 1 cut at the end; 1 prompts too long and not asked: c" in described
+    assert "2 calls, at most 8 with retries; at most 100 tokens an output" in described

@@ -1,0 +1,504 @@
+"""The journal, the final file and its manifest, as a run leaves them however it ends."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from utils.cli import UserError
+from utils.run_files import (
+    Journal,
+    describe_run,
+    file_hash,
+    open_journal,
+    prepare_output,
+    publish,
+    read_manifest,
+    without_password,
+    write_atomically,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTINGS = {"model": "small", "temperature": 0.1, "prompt": {"rag": "ab12"}, "num_contexts": None}
+OTHER = {**SETTINGS, "model": "large"}
+MODEL_DIFFERS = 'model: "small", now "large"'
+# Keys and values as the scripts have them, and what a file format might stumble over.
+ENTRIES = {
+    ("q1", 0): {"value": "two\nlines", "attempts": 1},
+    ("q1", 1): {"value": None, "reason": "refused"},
+    ("日本-’\u2028", 0): {"value": "🎸 \u2028\u0085 naïve"},
+}
+
+
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "answers.json"
+
+
+def journal_of(output):
+    return Path(f"{output}.journal.jsonl")
+
+
+def message(call, *args):
+    """What a UserError says. Nothing keeps the exception, so what it holds open is closed when this returns."""
+    try:
+        call(*args)
+    except UserError as error:
+        return str(error)
+    pytest.fail("no UserError")
+
+
+def write_journal(output, entries=ENTRIES, settings=SETTINGS):
+    journal = Journal(output, settings)
+    for key, value in entries.items():
+        journal.add(key, value)
+    journal.close()
+    return journal_of(output)
+
+
+def read_entries(output, settings=SETTINGS):
+    journal = Journal(output, settings)
+    journal.close()
+    return journal.entries
+
+
+def finish(output, data="first", settings=SETTINGS):
+    publish(output, data, {"fingerprint": settings})
+
+
+def names_in(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+# The journal
+
+
+def test_a_new_journal_is_empty_and_misses_everything(output):
+    journal = Journal(output, SETTINGS)
+    assert (journal.entries, journal.resumed, journal.published) == ({}, 0, False)
+    assert journal.missing([("b", 0), ("a", 0)]) == [("b", 0), ("a", 0)]
+
+
+def test_a_piece_is_in_the_file_the_moment_it_is_added(output):
+    journal = Journal(output, SETTINGS)
+    journal.add(("q1", 0), {"value": "猫"})
+    header, line = journal_of(output).read_text(encoding="utf-8").splitlines()  # the journal is still open
+    assert json.loads(header) == {"fingerprint": SETTINGS}
+    assert json.loads(line) == {"key": ["q1", 0], "value": {"value": "猫"}}
+    assert "猫" in line  # readable as it stands
+
+
+def test_the_next_run_resumes(output):
+    write_journal(output)
+    journal = Journal(output, SETTINGS)
+    assert journal.entries == ENTRIES
+    assert journal.resumed == 3
+    assert journal.missing([("q2", 0), ("q1", 0), ("q1", 2)]) == [("q2", 0), ("q1", 2)]
+    journal.add(("q2", 0), {"value": "new"})
+    journal.close()
+    assert journal.resumed == 3  # of earlier runs
+    assert read_entries(output) == {**ENTRIES, ("q2", 0): {"value": "new"}}
+
+
+def test_a_piece_that_was_done_again_replaces_the_first(output):
+    write_journal(output, {("q1", 0): "old"})
+    write_journal(output, {("q1", 0): "new"})
+    assert read_entries(output) == {("q1", 0): "new"}
+
+
+def test_a_journal_cut_off_anywhere_loses_only_what_was_not_whole(output):
+    path = write_journal(output)
+    whole = path.read_bytes()
+    written = list(ENTRIES.items())
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        num_whole = max(0, whole[:length].count(b"\n") - 1)  # the first line is the header
+        journal = Journal(output, SETTINGS)
+        assert list(journal.entries.items()) == written[:num_whole], length
+        journal.add(("added", 0), "after the cut")
+        journal.close()
+        assert read_entries(output) == {**dict(written[:num_whole]), ("added", 0): "after the cut"}, length
+
+
+@pytest.mark.parametrize(
+    "damage", [b'{"key": ["q1", 1', b"\0" * 40, b'{"key": ["q1", 1]}', b"[]", b"5", b"\xff\xfe", b""]
+)
+def test_a_damaged_line_before_the_last_is_named(output, damage):
+    path = write_journal(output)
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([*lines[:2], damage, *lines[3:]]))
+    before = path.read_bytes()
+    assert message(Journal, output, SETTINGS) == (
+        f"{path}: line 3 is damaged\n  delete that line to have its piece done again, or the file to begin anew"
+    )
+    assert path.read_bytes() == before
+    path.write_bytes(b"\n".join([*lines[:2], *lines[3:]]))  # the remedy
+    assert list(read_entries(output)) == [("q1", 0), ("日本-’\u2028", 0)]
+
+
+@pytest.mark.parametrize("header", [b"{}", b"{", b"[1]", b'{"key": ["q1", 0], "value": 1}'])
+def test_a_damaged_header_is_named(output, header):
+    path = write_journal(output)
+    path.write_bytes(header + b"\n" + path.read_bytes().split(b"\n", 1)[1])
+    assert message(Journal, output, SETTINGS).startswith(f"{path}: line 1 is damaged")
+
+
+def test_other_settings_are_refused_by_name_with_both_values(output):
+    path = write_journal(output)
+    before = path.read_bytes()
+    changed = {"model": "large", "temperature": 0.1, "prompt": {"rag": "cd34"}, "num_contexts": 10, "new": "x" * 90}
+    assert message(Journal, output, changed) == (
+        f'{path}: an unfinished run with other settings: {MODEL_DIFFERS}; prompt: {{"rag": "ab12"}}, now '
+        f'{{"rag": "cd34"}}; num_contexts: null, now 10; new: null, now "{"x" * 36}...\n'
+        "  repeat that run's command, give another output, or --overwrite to begin anew"
+    )
+    assert path.read_bytes() == before
+
+
+def test_overwrite_begins_anew_for_other_settings(output):
+    write_journal(output)
+    journal = Journal(output, OTHER, overwrite=True)
+    assert (journal.entries, journal.resumed) == ({}, 0)
+    journal.add(("q9", 0), "new")
+    journal.close()
+    assert read_entries(output, OTHER) == {("q9", 0): "new"}
+
+
+def test_overwrite_keeps_what_the_same_settings_made(output):
+    write_journal(output)
+    journal = Journal(output, SETTINGS, overwrite=True)
+    assert journal.entries == ENTRIES
+
+
+HOLD = """
+import sys
+from utils.run_files import Journal
+journal = Journal(sys.argv[1], {})
+print("held", flush=True)
+input()
+"""
+
+
+def test_a_second_run_on_the_same_output_is_refused_while_the_first_lives(output):
+    command = [sys.executable, "-c", HOLD, str(output)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "held\n"
+        before = journal_of(output).read_bytes()
+        for settings, overwrite in (({}, False), (OTHER, True)):
+            expected = f"{journal_of(output)}: another run is writing this output"
+            assert message(Journal, output, settings, overwrite) == expected
+        assert journal_of(output).read_bytes() == before
+        first.kill()  # a killed run leaves no lock behind
+    assert read_entries(output, {}) == {}
+
+
+def test_two_outputs_do_not_meet(tmp_path):
+    first, second = Journal(tmp_path / "a.json", SETTINGS), Journal(tmp_path / "b.json", OTHER)
+    first.add(("q1", 0), "first")
+    second.add(("q1", 0), "second")
+    first.close()
+    second.close()
+    assert read_entries(tmp_path / "a.json", SETTINGS) == {("q1", 0): "first"}
+    assert read_entries(tmp_path / "b.json", OTHER) == {("q1", 0): "second"}
+
+
+# May the output be written?
+
+
+def test_an_absent_output_is_free_and_its_folder_is_made(tmp_path):
+    output = tmp_path / "new" / "folder" / "answers.json"
+    assert prepare_output(output, SETTINGS, overwrite=False) is False
+    assert names_in(output.parent) == set()  # trying it out left nothing
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_finished_output_is_left_alone(output, overwrite):
+    finish(output)
+    before = {path: path.read_bytes() for path in output.parent.iterdir()}
+    assert prepare_output(output, dict(SETTINGS), overwrite) is True
+    assert {path: path.read_bytes() for path in output.parent.iterdir()} == before
+
+
+def made_with_other_settings(output):
+    finish(output, settings=SETTINGS)
+
+
+def written_by_something_else(output):
+    output.write_text("a user's own file")
+
+
+def changed_since(output):
+    finish(output, settings=OTHER)
+    output.write_text(output.read_text() + " ")
+
+
+def with_a_broken_manifest(output):
+    finish(output, settings=OTHER)
+    Path(f"{output}.manifest.json").write_text("[]")
+
+
+UNKNOWN = "exists, and was not written by this script or was changed since"
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (made_with_other_settings, f"was made with other settings: {MODEL_DIFFERS}"),
+        (written_by_something_else, UNKNOWN),
+        (changed_since, UNKNOWN),
+        (with_a_broken_manifest, UNKNOWN),
+    ],
+)
+def test_an_output_that_is_not_this_runs_is_refused_unless_overwritten(output, make, problem):
+    make(output)
+    before = output.read_bytes()
+    assert message(prepare_output, output, OTHER, False) == (
+        f"{output}: {problem}\n  give another output, or --overwrite to replace it"
+    )
+    assert prepare_output(output, OTHER, overwrite=True) is False
+    assert output.read_bytes() == before  # it stays until there is something to replace it with
+
+
+def test_an_output_under_a_file_cannot_be_written(tmp_path):
+    (tmp_path / "file.txt").write_text("x")
+    for output in (tmp_path / "file.txt" / "answers.json", tmp_path / "file.txt" / "more" / "answers.json"):
+        assert message(prepare_output, output, SETTINGS, True).startswith(f"{output}: cannot be written: ")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_output_in_a_folder_without_permission(tmp_path):
+    tmp_path.chmod(0o500)
+    output = tmp_path / "answers.json"
+    assert message(prepare_output, output, SETTINGS, True) == f"{output}: cannot be written: Permission denied"
+
+
+def test_a_folder_is_no_output(tmp_path):
+    expected = f"{tmp_path}: is a folder; give the name of a file in it"
+    assert message(prepare_output, tmp_path, SETTINGS, True) == expected
+
+
+# Output and journal together
+
+
+def test_an_unfinished_run_goes_on(output):
+    write_journal(output)
+    journal = open_journal(output, SETTINGS, overwrite=False, num_pieces=1)
+    assert (journal.resumed, journal.published) == (3, False)
+
+
+def test_a_finished_run_can_be_added_to_while_its_journal_is_there(output):
+    write_journal(output)
+    finish(output)
+    journal = open_journal(output, SETTINGS, overwrite=False, num_pieces=1)
+    assert (journal.resumed, journal.published) == (3, True)
+
+
+def test_a_finished_run_without_its_journal_is_closed(output):
+    publish(output, {"q1": 1, "q2": 2}, {"fingerprint": SETTINGS, "pieces": 2})
+    assert open_journal(output, SETTINGS, overwrite=False, num_pieces=2) is None
+    assert "holds 2 of 3 pieces" in message(open_journal, output, SETTINGS, False, 3)
+    assert not journal_of(output).exists()
+
+
+def test_a_finished_run_of_other_settings_keeps_its_journal_until_overwritten(output):
+    path = write_journal(output)
+    finish(output)
+    before = path.read_bytes()
+    assert MODEL_DIFFERS in message(open_journal, output, OTHER, False, 1)
+    assert path.read_bytes() == before
+    journal = open_journal(output, OTHER, overwrite=True, num_pieces=1)
+    assert (journal.entries, journal.published) == ({}, False)
+
+
+# The final file
+
+
+def test_publish_puts_down_the_file_and_a_manifest_with_its_hash(output):
+    publish(output, {"q1": [{"output": "日本 \u2028"}]}, {"fingerprint": SETTINGS, "counts": {"answers": 1}})
+    assert json.loads(output.read_text(encoding="utf-8")) == {"q1": [{"output": "日本 \u2028"}]}
+    assert "日本" in output.read_text(encoding="utf-8")
+    assert read_manifest(output) == {
+        "fingerprint": SETTINGS,
+        "counts": {"answers": 1},
+        "output_sha256": file_hash(output),
+    }
+    assert names_in(output.parent) == {"answers.json", "answers.json.manifest.json"}
+
+
+# Publishes in folders 0, 1, ..., each time in a process that is gone, as after kill -9, at the next file operation.
+KILLED = """
+import builtins, io, json, os, sys
+from pathlib import Path
+from utils import run_files
+
+older, newer = json.loads(sys.argv[2])
+left, really_open = 0, open
+
+def step():
+    global left
+    if left == 0:
+        os._exit(9)
+    left -= 1
+
+def counted(operation):
+    return lambda *args, **more: (step(), operation(*args, **more))[1]
+
+class HalfwayFile:
+    def __init__(self, path, *args, **more):
+        step()
+        self.file = really_open(path, *args, **more)
+    def __enter__(self):
+        return self
+    def __exit__(self, *error):
+        self.file.close()
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+    def write(self, text):
+        for part in (text[: len(text) // 2], text[len(text) // 2 :]):
+            step()
+            self.file.write(part)
+            self.file.flush()
+
+for folder in (Path(sys.argv[1]) / str(number) for number in range(100)):
+    folder.mkdir()
+    if child := os.fork():
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
+            break
+        continue
+    if older:
+        run_files.publish(folder / "answers.json", older[0], {"fingerprint": older[1]})
+    os.replace, os.fsync, os.open = counted(os.replace), counted(os.fsync), counted(os.open)
+    builtins.open = io.open = HalfwayFile
+    left = int(folder.name)
+    run_files.publish(folder / "answers.json", newer[0], {"fingerprint": newer[1]})
+    os._exit(0)
+"""
+OLDER, NEWER = ["older text " * 20, SETTINGS], ["newer text " * 30, OTHER]
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [(None, NEWER), (OLDER, NEWER), ([OLDER[0], OTHER], NEWER)],
+    ids=["fresh", "in place of other settings", "more of the same settings"],
+)
+def test_a_process_killed_while_it_publishes_leaves_nothing_half_done(tmp_path, older, newer):
+    subprocess.run([sys.executable, "-c", KILLED, tmp_path, json.dumps([older, newer])], cwd=ROOT, check=True)
+    folders = sorted(tmp_path.iterdir(), key=lambda folder: int(folder.name))
+    assert len(folders) >= 12  # two files written and synced, two renames and two synced folders, and the end
+    texts = {None if data is None else json.dumps(data[0], indent=2) + "\n" for data in (older, newer)}
+    seen = set()
+    for folder in folders:
+        output = folder / "answers.json"
+        seen.add(output.read_text() if output.exists() else None)
+        copy = Path(shutil.copytree(folder, f"{folder}-copy"))
+        check_what_the_older_command_finds(copy / "answers.json", older, newer)
+        finished = prepare_output(output, newer[1], overwrite=older is not None and older[1] != newer[1])
+        assert not finished or read_manifest(output)["output_sha256"] == file_hash(output)
+        finish(output, *newer)
+        assert json.loads(output.read_text()) == newer[0]
+        assert prepare_output(output, newer[1], overwrite=False) is True
+        assert names_in(folder) == {"answers.json", "answers.json.manifest.json"}
+    assert seen == texts  # nothing else was ever to be seen under the final name, and both were
+
+
+def check_what_the_older_command_finds(output, older, newer):
+    """Its own output whole, or the newer one whole: never one that looks changed by hand."""
+    if older is None:
+        return
+    try:
+        assert prepare_output(output, older[1], overwrite=False) is True
+    except UserError as error:
+        assert "was made with other settings" in str(error)
+        assert json.loads(output.read_text()) == newer[0]
+    assert read_manifest(output)["output_sha256"] == file_hash(output)
+
+
+def test_write_atomically_replaces_a_file_whole(tmp_path):
+    path = tmp_path / "table.md"
+    for text in ("a longer first text\n", "日本\n"):
+        write_atomically(path, text)
+        assert path.read_text(encoding="utf-8") == text
+    assert names_in(tmp_path) == {"table.md"}
+
+
+# The manifest
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"{", b"[]", b"null", b'{"fingerprint": {}}', b'{"output_sha256": ""}', b"\xff"]
+)
+def test_what_is_no_manifest_is_none(output, content):
+    if content is not None:
+        Path(f"{output}.manifest.json").write_bytes(content)
+    assert read_manifest(output) is None
+
+
+def test_file_hash_is_sha256(tmp_path):
+    (tmp_path / "abc").write_bytes(b"abc")
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-4's example
+    assert file_hash(tmp_path / "abc") == expected
+
+
+def test_a_run_is_described_with_versions_and_figures():
+    arguments = {"model_addr": "small", "temperature": 0.1, "score_addr": ["a", "b"], "base_url": None}
+    manifest = describe_run(arguments, SETTINGS, "CPU, 2 cores", counts={"answers": 3}, wall_seconds=1.5)
+    assert manifest["arguments"] == arguments
+    assert manifest["fingerprint"] == SETTINGS
+    assert (manifest["device"], manifest["counts"], manifest["wall_seconds"]) == ("CPU, 2 cores", {"answers": 3}, 1.5)
+    assert manifest["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert manifest["versions"]["numpy"] == metadata.version("numpy")
+    assert json.loads(json.dumps(manifest)) == manifest
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("https://user:secret@host:8000/v1", "https://host:8000/v1"),
+        ("https://secret@host/v1", "https://host/v1"),
+        ("https://user:se@cret@host/v1", "https://host/v1"),
+        ("http://host/v1/user@place", "http://host/v1/user@place"),
+        ("http://host?mail=a@b", "http://host?mail=a@b"),
+        ("someone@host.org", "someone@host.org"),
+        ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct"),
+        (8000, 8000),
+        (None, None),
+    ],
+)
+def test_an_address_is_kept_without_its_password(address, expected):
+    assert without_password(address) == expected
+    assert describe_run({"base_url": address}, {}, None)["arguments"] == {"base_url": expected}
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="no git here")
+def test_the_commit_is_named_and_marked_where_files_differ(tmp_path):
+    (tmp_path / "utils").mkdir()
+    for name in ("__init__.py", "cli.py", "run_files.py"):
+        shutil.copy(ROOT / "utils" / name, tmp_path / "utils")
+    assert commit_in(tmp_path) == "None"
+    git(tmp_path, "init", "-q")
+    assert commit_in(tmp_path) == "None"  # no commit yet
+    git(tmp_path, "add", ".")
+    git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert re.fullmatch("[0-9a-f]{40}", commit)
+    (tmp_path / "answers.json").write_text("{}")  # not tracked: no change of the code
+    assert commit_in(tmp_path) == commit
+    with open(tmp_path / "utils" / "cli.py", "a") as file:
+        file.write("# changed\n")
+    assert commit_in(tmp_path) == f"{commit}+"
+
+
+def git(folder, *arguments):
+    return subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def commit_in(folder):
+    code = "from utils.run_files import describe_run; print(describe_run({}, {}, None)['git_commit'])"
+    command = [sys.executable, "-B", "-c", code]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()

@@ -1,0 +1,50 @@
+import json
+
+import pytest
+
+from utils import show_answers
+from utils.cli import UserError
+
+
+@pytest.fixture
+def files(tmp_path):
+    def write(name, value):
+        (tmp_path / name).write_text(json.dumps(value))
+        return str(tmp_path / name)
+
+    return [
+        "--inputs_addr", write("inputs.json", [{"id": "1", "question": "Which one?"}, {"id": "2", "question": "Why?"}]),
+        "--response_addr", write(
+            "answers.json", {"1": [{"output": "This \x1b[31mone.\n\nIndeed."}], "2": [{"output": None}]}
+        ),
+        "--score_addr", write("scores.json", {"per_question_scores": [
+            {"id": "1", "score": 0.75, "details": [{"aspect": "cost", "score": 2}, {"aspect": "size", "score": 1}]},
+            {"id": "2", "score": None, "details": [{"aspect": "cause", "score": None}]},
+        ]}),
+    ]  # fmt: skip
+
+
+def test_answers_stand_with_their_verdicts(files, capsys):
+    assert show_answers.main(files) == 0
+    assert capsys.readouterr().out == (
+        "Which one?  [1]\n\n  | This \\x1b[31mone.\n  |\n  | Indeed.\n\n"
+        "  score 0.75\n    2 very well    cost\n    1 in part      size\n\n"
+        "Why?  [2]\n\n  | (no answer)\n\n  score unscored\n    - unscored     cause\n\n"
+    )
+
+
+def test_as_many_as_asked(files, capsys):
+    show_answers.main([*files, "--num_questions", "1"])
+    assert "Why?" not in capsys.readouterr().out
+
+
+def test_scores_of_other_questions_are_refused(files, tmp_path):
+    (tmp_path / "answers.json").write_text('{"2": [{"output": "a"}]}')
+    with pytest.raises(UserError, match=r"scores\.json: id '1' is not in"):
+        show_answers.main(files)
+
+
+def test_another_file_is_refused(files, tmp_path):
+    (tmp_path / "scores.json").write_text("[]")
+    with pytest.raises(UserError, match="not a score file"):
+        show_answers.main(files)
