@@ -248,7 +248,7 @@ def run_main(body, **more):
         ("return 3", 3, ""),
         ("raise UserError('d.json: no such file')", 2, "error: d.json: no such file\n"),
         ("raise UserError('d.json: exists\\n  --overwrite')", 2, "error: d.json: exists\n  --overwrite\n"),
-        ("raise KeyboardInterrupt", 130, "interrupted; the same command goes on from here\n"),
+        ("raise KeyboardInterrupt", 130, "interrupted; what is finished is kept, run the same command again\n"),
     ],
 )
 def test_exit_codes(body, code, stderr):
@@ -285,7 +285,7 @@ def test_a_signal_closes_what_is_open_and_says_how_to_go_on(number):
         process.send_signal(number)
         stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert (stdout, stderr) == ("closed\n", "interrupted; the same command goes on from here\n")
+    assert (stdout, stderr) == ("closed\n", "interrupted; what is finished is kept, run the same command again\n")
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def test_interrupted(work, server, tmp_path, which):
         hold.set()
     assert process.returncode == 130
     progress, last = errors.splitlines()
-    assert progress.endswith("failed 0") and last == "interrupted; the same command goes on from here"
+    assert progress.endswith("failed 0") and last == "interrupted; what is finished is kept, run the same command again"
     assert not output.exists()
     finished, asked = finished_keys(output), len(server.requests)
     assert len(finished) >= 5

@@ -6,6 +6,7 @@ everything its run can show.
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -110,23 +111,31 @@ def test_a_lora_adapter_answers_on_its_base_model(tmp_path):
     assert texts["base"] != texts["adapter"]
 
 
-def test_a_killed_run_leaves_no_engine_behind(tmp_path):
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_that_is_ended_leaves_no_engine_behind(tmp_path, ending):
     """An engine that outlives its script keeps the GPU's memory, and the same command again finds none free."""
-    script = subprocess.Popen(
-        [sys.executable, "baselines.py", "--model_addr", CHAT, "--inputs_addr", SAMPLE,
-         "--output_addr", tmp_path / "answers.json", "--max_tokens", "400"],
-        cwd=ROOT, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    deadline = time.monotonic() + 200
-    while len(engine_processes(script.pid)) < 2:
-        assert time.monotonic() < deadline and script.poll() is None
-        time.sleep(0.2)
+    with open(tmp_path / "log", "w") as log:
+        script = subprocess.Popen(
+            [sys.executable, "baselines.py", "--model_addr", CHAT, "--inputs_addr", SAMPLE,
+             "--output_addr", tmp_path / "answers.json", "--max_tokens", "400"],
+            cwd=ROOT, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    wait_for(lambda: len(engine_processes(script.pid)) == 2, 200)
     engines = engine_processes(script.pid)
-    script.kill()
-    script.wait()
-    deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{pid}").exists() for pid in engines):
-        assert time.monotonic() < deadline, "engine processes outlive the killed script"
+    # SIGTERM as a scheduler sends it: to the whole process group. The script alone is to heed it.
+    (os.killpg if ending == signal.SIGTERM else os.kill)(script.pid, ending)
+    wait_for(lambda: script.poll() is not None, 10)
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in engines), 20)
+    if ending == signal.SIGTERM:
+        assert script.returncode == 130
+        printed = (tmp_path / "log").read_text()
+        assert printed.endswith("run the same command again\n") and "Traceback" not in printed
+
+
+def wait_for(condition, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.2)
 
 
@@ -154,7 +163,7 @@ def test_vllms_own_server_behind_the_openai_client(tmp_path):
         cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        wait_until_up(f"http://127.0.0.1:{port}/health", server)
+        wait_for(lambda: is_up(f"http://127.0.0.1:{port}/health", server), 200)
         output = tmp_path / "answers.json"
         done = run(
             "baselines.py", "--model_addr", "demo", "--openai", "--base_url", f"http://127.0.0.1:{port}/v1",
@@ -170,12 +179,10 @@ def test_vllms_own_server_behind_the_openai_client(tmp_path):
     assert "secret-1234" not in written
 
 
-def wait_until_up(url: str, server: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 200
-    while True:
-        assert server.poll() is None and time.monotonic() < deadline, "vLLM's server does not start"
-        try:
-            urllib.request.urlopen(url, timeout=2).close()
-            return
-        except OSError:
-            time.sleep(0.5)
+def is_up(url: str, server: subprocess.Popen) -> bool:
+    assert server.poll() is None, "vLLM's server does not start"
+    try:
+        urllib.request.urlopen(url, timeout=2).close()
+    except OSError:
+        return False
+    return True

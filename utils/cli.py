@@ -27,7 +27,7 @@ def run_script(main: Callable[[], int]) -> None:
         print(f"error: {error}", file=sys.stderr)
         code = USER_ERROR
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
+        print("interrupted; what is finished is kept, run the same command again", file=sys.stderr)
         code = INTERRUPTED
     sys.exit(code)
 

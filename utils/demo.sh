@@ -7,7 +7,8 @@ data=tests/data/mini_lampqa/test.json
 chat=demo/models/chat
 encoder=demo/models/encoder
 out=demo/output
-max_tokens=160 # the demo's model gains nothing from longer answers
+# The demo's model gains nothing from longer answers, and seldom writes JSON unless it is held to it.
+limits="--max_tokens 160 --max_retries 1"
 
 run() {
     printf '\n$ %s\n' "$*"
@@ -20,11 +21,11 @@ run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_ad
     --output_dataset_addr $out/test_random_ranked.json --overwrite
 
 run "$python" baselines.py --model_addr $chat --inputs_addr $data \
-    --output_addr $out/no_personalization.json --max_tokens $max_tokens --overwrite
+    --output_addr $out/no_personalization.json $limits --overwrite
 run "$python" baselines.py --model_addr $chat --inputs_addr $out/test_ranked.json --rag --num_contexts 10 \
-    --output_addr $out/rag.json --max_tokens $max_tokens --overwrite
+    --output_addr $out/rag.json $limits --overwrite
 run "$python" baselines.py --model_addr $chat --inputs_addr $out/test_random_ranked.json --rag --num_contexts 10 \
-    --output_addr $out/rag_random.json --max_tokens $max_tokens --overwrite
+    --output_addr $out/rag_random.json $limits --overwrite
 
 run "$python" evaluate_responses.py --evaluator_llm $chat --inputs_addr $data \
     --response_addr $out/no_personalization.json $out/rag_random.json $out/rag.json \

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from utils.chat import Rendered, adapter_base
 from utils.cli import UserError
-from utils.models import check_model, model_fingerprint
+from utils.models import cached_commit, check_model, model_fingerprint
 from utils.run_files import without_password
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ class VLLMEngine:
         base = adapter_base(model_addr)
         engine_args = AsyncEngineArgs(
             model=base or model_addr,
+            revision=cached_commit(base or model_addr, args.cache_dir),  # the very one the fingerprint names
             download_dir=args.cache_dir,
             load_format="safetensors",  # no pickled weights
             dtype=args.dtype,
@@ -123,6 +124,8 @@ class VLLMEngine:
             enforce_eager=args.enforce_eager or not on_gpu,
             max_model_len=max_model_len,
             seed=args.seed,
+            # vLLM rewinds a seeded request's generator after a part of a prompt, which a CPU's generator cannot do.
+            enable_chunked_prefill=None if on_gpu else False,
             disable_log_stats=True,
             use_tqdm_on_load=args.log_level != "warning",
             # Small models loop on white space inside constrained JSON until max_tokens.
@@ -138,6 +141,7 @@ class VLLMEngine:
 
     async def complete(self, prompt: Rendered, sampling: Sampling) -> Completion:
         from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+        from vllm.v1.engine.exceptions import EngineDeadError
 
         self._count += 1
         params = SamplingParams(
@@ -149,20 +153,22 @@ class VLLMEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
             structured_outputs=sampling.schema and StructuredOutputsParams(json=sampling.schema),
         )
-        outputs = self._engine.generate(
+        results = self._engine.generate(
             {"prompt_token_ids": list(prompt)}, params, str(self._count), lora_request=self._lora
         )
-        async for result in outputs:  # FINAL_ONLY: one result
-            output = result.outputs[0]
-            return Completion(
-                text=output.text,
-                finish_reason=output.finish_reason,
-                prompt_tokens=len(result.prompt_token_ids),
-                cached_tokens=result.num_cached_tokens or 0,
-                completion_tokens=len(output.token_ids),
-                log_prob=output.cumulative_logprob,
-            )
-        raise RuntimeError("vLLM ended a request without a result")
+        try:
+            result = await anext(results)  # FINAL_ONLY: there is one
+        except EngineDeadError:
+            raise RuntimeError("vLLM's engine process died; what it said of it stands above") from None
+        output = result.outputs[0]
+        return Completion(
+            text=output.text,
+            finish_reason=output.finish_reason,
+            prompt_tokens=len(result.prompt_token_ids),
+            cached_tokens=result.num_cached_tokens or 0,
+            completion_tokens=len(output.token_ids),
+            log_prob=output.cumulative_logprob,
+        )
 
     async def close(self) -> None:
         self._engine.shutdown()
@@ -337,12 +343,14 @@ def _lora_rank(adapter: str) -> int:
 def _set_up_engine_process() -> None:
     """Have the kernel kill this process when its parent is gone, so a killed run leaves no GPU occupied.
 
-    And keep vLLM quiet here too before it has set up its own logging.
+    In a process group of its own it does not get the signals that a terminal or a scheduler sends to all: the script
+    ends it. And vLLM is to be quiet here too before it has set up its own logging.
     """
     import ctypes
 
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setpgrp()
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
 
 

@@ -128,6 +128,8 @@ async def _generate(
             for _ in range(engine.concurrency):
                 group.create_task(work())
     except BaseExceptionGroup as errors:
+        if asyncio.current_task().cancelling():  # by a signal; the errors are what it broke on the way out
+            raise asyncio.CancelledError from None
         raise errors.exceptions[0] from None
     finally:
         await engine.close()
