@@ -1,10 +1,10 @@
 """Answer questions without personalization, or with RAG over the asker's profile (--rag).
 
-  python baselines.py --model_addr Qwen/Qwen2.5-7B-Instruct \
+  python baselines.py --model_addr Qwen/Qwen2.5-7B-Instruct \\
       --inputs_addr test.json --output_addr none.json
-  python baselines.py --model_addr Qwen/Qwen2.5-7B-Instruct --rag --num_contexts 10 \
+  python baselines.py --model_addr Qwen/Qwen2.5-7B-Instruct --rag --num_contexts 10 \\
       --inputs_addr test_ranked.json --output_addr rag.json
-  python baselines.py --model_addr gpt-4o-mini --openai --api_key_addr key.txt \
+  python baselines.py --model_addr gpt-4o-mini --openai --api_key_addr key.txt \\
       --inputs_addr test.json --output_addr none_gpt.json
 
 The output is {question id: [{"output": answer, ...}]} in the dataset's order. The same command again goes on from

@@ -1,8 +1,8 @@
 """Judge responses: how well they cover each aspect the user cares about (paper section 3.2, Algorithm 1).
 
-  python evaluate_responses.py --evaluator_llm Qwen/Qwen2.5-32B-Instruct \
+  python evaluate_responses.py --evaluator_llm Qwen/Qwen2.5-32B-Instruct \\
       --inputs_addr test.json --response_addr rag.json --score_addr rag_scores.json
-  python evaluate_responses.py --evaluator_llm Qwen/Qwen2.5-32B-Instruct --inputs_addr test.json \
+  python evaluate_responses.py --evaluator_llm Qwen/Qwen2.5-32B-Instruct --inputs_addr test.json \\
       --response_addr none.json rag.json --score_addr none_scores.json rag_scores.json
 
 Several response files are judged in one load of the model. A response file is {question id: [{"output": text}]};

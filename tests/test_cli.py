@@ -311,3 +311,11 @@ def test_messages_of_libraries_are_plain_lines_from_the_level_on():
     code = "import logging; from utils.cli import *; set_up_logging('info'); logging.info('a'); logging.debug('b')"
     result = run("-c", code)
     assert (result.stdout, result.stderr) == ("", "a\n")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_commands_in_the_help_can_be_pasted(script, parser_of):
+    for line in parser_of(script).description.splitlines():
+        if line.startswith("  python "):
+            assert len(line) <= 120
+        assert "       --" not in line  # what a lost line break leaves

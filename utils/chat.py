@@ -16,6 +16,7 @@ from typing import Any
 
 from prompts import Messages
 from utils.cli import UserError
+from utils.models import cached_commit
 
 Rendered = array | Messages  # token ids (4 bytes each: a whole test set of prompts is held at once), or messages
 
@@ -45,9 +46,10 @@ class LocalChat:
 
         base = adapter_base(model_addr) or model_addr
         with_tokenizer = model_addr if (Path(model_addr) / "tokenizer_config.json").is_file() else base
+        source = {"cache_dir": cache_dir, "revision": cached_commit(base, cache_dir) or "main"}
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, cache_dir=cache_dir)
-            config = AutoConfig.from_pretrained(base, cache_dir=cache_dir).get_text_config()
+            self._tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
+            config = AutoConfig.from_pretrained(base, **source).get_text_config()
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(f"{model_addr}: its tokenizer and config cannot be loaded: {reason}") from None

@@ -5,11 +5,14 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 USER_ERROR = 2  # exit code: the user can mend it
 INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; the same command goes on
+
+RESUME_HINT = "interrupted; what is finished is kept, run the same command again"
 
 
 class UserError(Exception):
@@ -27,9 +30,29 @@ def run_script(main: Callable[[], int]) -> None:
         print(f"error: {error}", file=sys.stderr)
         code = USER_ERROR
     except KeyboardInterrupt:
-        print("interrupted; what is finished is kept, run the same command again", file=sys.stderr)
+        print(RESUME_HINT, file=sys.stderr)
         code = INTERRUPTED
     sys.exit(code)
+
+
+@contextmanager
+def exit_on_signal() -> Iterator[None]:
+    """Within this, SIGINT and SIGTERM end the process on the spot instead of raising KeyboardInterrupt.
+
+    For code that may swallow the exception, as vLLM's start-up does. Nothing is lost: what is finished is on disk,
+    and the engine's processes die with this one.
+    """
+
+    def leave(signum: int, frame: object) -> None:
+        print(RESUME_HINT, file=sys.stderr, flush=True)
+        os._exit(INTERRUPTED)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _terminate(signum: int, frame: object) -> None:

@@ -157,7 +157,7 @@ class VLLMEngine:
             {"prompt_token_ids": list(prompt)}, params, str(self._count), lora_request=self._lora
         )
         try:
-            result = await anext(results)  # FINAL_ONLY: there is one
+            [result] = [result async for result in results]  # FINAL_ONLY: there is one
         except EngineDeadError:
             raise RuntimeError("vLLM's engine process died; what it said of it stands above") from None
         output = result.outputs[0]

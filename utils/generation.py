@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from utils.chat import APIChat, Fitted, LocalChat, Rendered
+from utils.cli import exit_on_signal
 from utils.engines import Completion, Engine, RefusedError, Sampling
 from utils.model_output import Parsed
 from utils.progress import Progress
@@ -105,7 +106,8 @@ def generate(
         UserError: the engine cannot go on; what was finished is in the journal.
         KeyboardInterrupt: SIGINT or SIGTERM; likewise.
     """
-    engine = open_engine()  # outside the loop: a signal while the weights load is heeded at once
+    with exit_on_signal():
+        engine = open_engine()
     asyncio.run(_generate(engine, iter(requests), policy, parse, progress))
     return engine.device
 
@@ -123,15 +125,13 @@ async def _generate(
             failed += record["value"] is None
             progress.update(failed=failed)
 
+    workers = [asyncio.create_task(work()) for _ in range(engine.concurrency)]
     try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(engine.concurrency):
-                group.create_task(work())
-    except BaseExceptionGroup as errors:
-        if asyncio.current_task().cancelling():  # by a signal; the errors are what it broke on the way out
-            raise asyncio.CancelledError from None
-        raise errors.exceptions[0] from None
+        await asyncio.gather(*workers)  # raises the first error; a signal cancels it
     finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
         await engine.close()
 
 
