@@ -1,6 +1,7 @@
-"""Lenient, pure parsing of what a language model wrote: an answer or a judge's verdict.
+"""Lenient, pure parsing of what a language model wrote: an answer, a judge's verdict or a plan.
 
-Both were asked for as one JSON object in a ```json fence. The first attempt that finds the field decides:
+Answer and verdict were asked for as one JSON object in a ```json fence. The first attempt that finds the field
+decides:
 
 1. Strict ("strict"): the whole text is one JSON object that has the field under its exact name, with white
    space and a fence around it or half a fence.
@@ -20,6 +21,11 @@ Verdicts: the integer 0, 1 or 2. "2" in quotes, 2.0, 2/2 and "2 out of 2" are re
 object `match_score: 2` counts (also with "=" or "is"), prose without the name does not. The name with different
 values, in one object or in prose, is refused as contradictory. Of several objects the first one that has the
 name decides, also when its value is refused.
+
+A plan was asked for as titles, one a line. Reasoning up to </think> is dropped, and so are fences, headings, an
+introduction that ends in a colon, and what marks a line as an item of a list ("- ", "1. ", bold face). A JSON array
+of texts is a plan too. A title that stands there before (whatever its case) is not repeated, and one that
+max_tokens may have cut is left out unless it is the only one.
 """
 
 import json
@@ -43,13 +49,20 @@ VERDICT_SCHEMA = {
     "required": [VERDICT_FIELD],
     "additionalProperties": False,
 }
+# At most this many, and this long, for a model that would never end.
+PLAN_SCHEMA = {
+    "type": "array",
+    "items": {"type": "string", "minLength": 1, "maxLength": 120},
+    "minItems": 1,
+    "maxItems": 10,
+}
 
 
 @dataclass(frozen=True)
 class Parsed:
     """What was found in a text; see the module's docstring for the order of attempts."""
 
-    value: str | int | None  # None: nothing usable
+    value: str | int | list[str] | None  # None: nothing usable
     how: str  # "strict", "repaired" or "none"
     reason: str | None  # why nothing was found; None when something was
     truncated: bool = False  # the text ended inside the value, which was closed and kept
@@ -326,3 +339,42 @@ def _unescape(raw: str) -> str:
         return _ESCAPED.get(escape[2], escape[0]) if escape[2] else ""
 
     return _ESCAPE.sub(resolve, raw)
+
+
+_LIST_MARK = re.compile(r"(?:[-*+•–]|\(?\d{1,2}[.):])\s+|\*\*(?=\S)|[#>]+\s*")
+_JSON_TEXT = re.compile(r'"(?:[^"\\]|\\.)*+"')
+
+
+def parse_plan(text: str, cut: bool = False) -> Parsed:
+    """Read the aspect titles of a plan, best first; the list is never empty.
+
+    cut: the generation ended at max_tokens, so the last title may be a part of one.
+    """
+    body = _writable(_after_reasoning(text)).strip()
+    body = re.sub(r"\A```\w*\s*|\s*```\Z", "", body)
+    if body.startswith("["):
+        lines = [_unescape(literal[1:-1]) for literal in _JSON_TEXT.findall(body)]
+        last_may_be_cut = False  # it would lack its closing quote and not be among them
+    else:
+        lines = body.splitlines()
+        if len(lines) > 1 and lines[0].rstrip("*_ ").endswith(":"):
+            lines = lines[1:]
+        last_may_be_cut = cut
+    titles: dict[str, str] = {}
+    for number, line in enumerate(lines):
+        title = _plan_title(line)
+        if title and not (last_may_be_cut and titles and number == len(lines) - 1):
+            titles.setdefault(title.casefold(), title)
+    if not titles:
+        return _none("no aspect in the text")
+    how = "strict" if lines == list(titles.values()) else "repaired"
+    return Parsed(list(titles.values()), how, None, cut)
+
+
+def _plan_title(line: str) -> str:
+    """A line without its list mark and bold face; nothing where it holds no word."""
+    line = " ".join(line.split())
+    while (mark := _LIST_MARK.match(line)) is not None:
+        line = line[mark.end() :]
+    line = line.replace("**", "").strip()
+    return line if re.search(r"\w", line) else ""
