@@ -2,7 +2,8 @@
 
 A dataset is a JSON array (or JSON Lines, in a file named *.jsonl) of
 `{id, question, narrative, category, rubric_aspects: [{aspect, evidence, reason}], profile: [{id, text, category}]}`.
-A response file is `{question id: [{"output": text or null, ...}, ...]}`. Fields we don't know are kept.
+A response file is `{question id: [{"output": text or null, ...}, ...]}`, a file of plans
+`{question id: [{"aspects": [title, ...] or null, ...}, ...]}`. Fields we don't know are kept.
 """
 
 import hashlib
@@ -233,6 +234,25 @@ def read_responses(path: str | Path) -> dict[str, list[dict[str, Any]]]:
             ):
                 raise UserError(f"{where}: response {number}: 'output' is {_kind(output['output'])}, not a text")
     return responses
+
+
+def read_plans(path: str | Path) -> dict[str, list[dict[str, Any]]]:
+    """Read a file of plans; UserError unless every question has at least one, with a list of titles or null."""
+    plans = read_json(path)
+    if not isinstance(plans, dict):
+        raise UserError(f"{path}: holds {_kind(plans)}; plans are an object {{question id: [{{aspects}}]}}")
+    for question_id, samples in plans.items():
+        where = f"{path}: id {question_id!r}"
+        if not isinstance(samples, list) or not samples:
+            raise UserError(f'{where}: {_kind(samples)} where [{{"aspects": [...]}}] belongs')
+        for number, plan in enumerate(samples):
+            if not isinstance(plan, dict) or "aspects" not in plan:
+                raise UserError(f"{where}: plan {number} has no field 'aspects'")
+            aspects = plan["aspects"]
+            titles = isinstance(aspects, list) and all(isinstance(a, str) and _is_unicode(a) for a in aspects)
+            if aspects is not None and not titles:
+                raise UserError(f"{where}: plan {number}: 'aspects' is {_kind(aspects)}, not a list of titles")
+    return plans
 
 
 def match_responses(
