@@ -13,9 +13,7 @@ where a run stopped.
 
 import argparse
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import closing
 from itertools import groupby
 from typing import Any
 
@@ -23,11 +21,10 @@ from prompts import Prompt, join_posts, load_prompt
 from utils import cli
 from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_posts, open_chat
 from utils.engines import identify_model, open_engine
-from utils.generation import Policy, Request, answer_request, describe_requests, generate, token_totals
+from utils.generation import Policy, Request, Stage, answer_request, describe_requests, generate, token_totals
 from utils.model_output import ANSWER_SCHEMA, parse_answer
-from utils.progress import Progress
-from utils.records import collect_responses, count_responses, read_dataset, read_json, select_questions
-from utils.run_files import Journal, Key, describe_run, file_hash, open_journal, publish, read_manifest
+from utils.records import collect_responses, count_responses, read_dataset, select_questions
+from utils.run_files import Journal, Key, file_hash, open_journal, read_manifest
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -49,9 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    cli.set_up_logging(args.log_level)
-    cli.check_shard(args.num_shards, args.shard_index)
-    cli.check_outputs([args.output_addr], [args.inputs_addr])
+    cli.prepare_run(args, [args.output_addr], [args.inputs_addr])
     prompt = load_prompt("rag" if args.rag else "no_personalization", args.prompts_dir)
     records = read_dataset(args.inputs_addr, needs=["profile"] if args.rag else [])
     if args.rag and read_manifest(args.inputs_addr) is None:
@@ -77,39 +72,22 @@ def main(argv: list[str] | None = None) -> int:
         **policy.fingerprint(),
     }
     journal = open_journal(args.output_addr, fingerprint, args.overwrite, len(keys))
-    if journal is None or is_finished(args.output_addr, journal, keys, records):
+    if journal is None or journal.holds(keys, lambda: collect_responses(records, journal.entries)):
         print(f"{args.output_addr}: already finished, left alone")
         return 0
-    started, device = time.monotonic(), None
+    device = None
     if missing := journal.missing(keys):
-        with closing(Progress(len(keys), "answers", initial=len(keys) - len(missing))) as progress:
-            device = generate(
-                lambda: open_engine(args, args.model_addr, args.max_model_len),
-                build_requests(questions, missing, args, prompt, chat, journal),
-                policy,
-                parse_answer,
-                progress,
-            )
+        requests = build_requests(questions, missing, args, prompt, chat, journal)
+        stage = Stage(
+            args.model_addr, requests, policy, parse_answer, "answers", len(keys), done=len(keys) - len(missing)
+        )
+        device = generate(lambda: open_engine(args, args.model_addr, args.max_model_len), stage)
     responses = collect_responses(records, journal.entries)
     counts = count_responses(responses)
-    figures = {
-        "counts": counts,
-        "pieces": len(journal.entries),
-        "tokens": token_totals(journal.entries.values()),
-        "token_counter": chat.counter,
-        "resumed": journal.resumed,
-        "wall_seconds": round(time.monotonic() - started, 1),
-    }
-    publish(args.output_addr, responses, describe_run(vars(args), fingerprint, device, **figures))
+    tokens = token_totals(journal.entries.values())
+    journal.publish(responses, vars(args), device, counts=counts, tokens=tokens, token_counter=chat.counter)
     print(f"{args.output_addr}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
     return 0
-
-
-def is_finished(output_addr: str, journal: Journal, keys: list[Key], records: list[dict[str, Any]]) -> bool:
-    """Nothing is missing, and the output holds it all: a run may have died between its last answer and publishing."""
-    if not journal.published or journal.missing(keys):
-        return False
-    return read_json(output_addr) == collect_responses(records, journal.entries)
 
 
 def build_requests(

@@ -12,8 +12,6 @@ the first response of each question is judged. What the judge could not score is
 import argparse
 import math
 import sys
-import time
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +21,10 @@ from utils import cli
 from utils.chat import APIChat, LocalChat, choose_length, open_chat
 from utils.cli import UserError
 from utils.engines import identify_model, open_engine
-from utils.generation import Policy, Request, describe_requests, generate, token_totals
+from utils.generation import Policy, Request, Stage, describe_requests, generate, token_totals
 from utils.model_output import VERDICT_SCHEMA, parse_verdict
-from utils.progress import Progress
-from utils.records import match_responses, read_dataset, read_json, read_responses, select_questions
-from utils.run_files import Journal, Key, describe_run, file_hash, open_journal, publish
+from utils.records import match_responses, read_dataset, read_responses, select_questions
+from utils.run_files import Journal, Key, file_hash, open_journal
 from utils.scoring import question_score, summarize
 
 NO_RESPONSE = "no response to judge"
@@ -67,10 +64,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    cli.set_up_logging(args.log_level)
-    cli.check_shard(args.num_shards, args.shard_index)
+    cli.prepare_run(args, args.score_addr, [args.inputs_addr, *args.response_addr])
     check_pairs(args.response_addr, args.score_addr)
-    cli.check_outputs(args.score_addr, [args.inputs_addr, *args.response_addr])
     prompt = load_prompt("aspect_judge", args.prompts_dir)
     records = read_dataset(args.inputs_addr, needs=["narrative", "rubric_aspects"])
     policy = Policy.from_arguments(args, VERDICT_SCHEMA)
@@ -80,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     if not systems:
         return 0
 
-    started, device = time.monotonic(), None
+    device = None
     chat = open_chat(args, args.evaluator_llm)
     requests, max_model_len = fit_context(build_requests(systems, records, prompt, chat), args, chat)
     if args.dry_run:
@@ -88,12 +83,11 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if requests:
         done = sum(len(system.journal.entries) for system in systems)
-        with closing(Progress(done + len(requests), "verdicts", initial=done)) as progress:
-            device = generate(
-                lambda: open_engine(args, args.evaluator_llm, max_model_len), requests, policy, parse_verdict, progress
-            )
+        total = done + len(requests)
+        stage = Stage(args.evaluator_llm, requests, policy, parse_verdict, "verdicts", total, done)
+        device = generate(lambda: open_engine(args, args.evaluator_llm, max_model_len), stage)
     for system in systems:
-        publish_scores(system, records, args, device, time.monotonic() - started)
+        publish_scores(system, records, args, device)
     return 0
 
 
@@ -139,12 +133,9 @@ def aspect_keys(question: dict[str, Any]) -> list[Key]:
 def open_scores(system: System, records: list[dict[str, Any]], overwrite: bool) -> bool:
     """Open a system's journal and see what is missing; False, and said, where its score file is finished."""
     system.journal = open_journal(system.score_addr, system.fingerprint, overwrite, len(system.pending))
-    if system.journal is not None:
+    if system.journal is not None and not system.journal.holds(system.pending, lambda: make_scores(system, records)):
         system.pending -= system.journal.entries.keys()
-        if system.pending or not system.journal.published:
-            return True
-        if read_json(system.score_addr) != make_scores(system, records):
-            return True  # a run died between its last verdict and publishing
+        return True
     print(f"{system.score_addr}: already finished, left alone")
     return False
 
@@ -212,20 +203,12 @@ def make_scores(system: System, records: list[dict[str, Any]]) -> dict[str, Any]
     return scores
 
 
-def publish_scores(
-    system: System, records: list[dict[str, Any]], args: argparse.Namespace, device: str | None, seconds: float
-) -> None:
+def publish_scores(system: System, records: list[dict[str, Any]], args: argparse.Namespace, device: str | None) -> None:
     """Write the score file, and say what it holds."""
     scores = make_scores(system, records)
     tokens = token_totals(system.journal.entries.values())
-    figures = {
-        "counts": {name: scores[name] for name in ("num_questions", "num_scored_questions", "num_unscored")},
-        "pieces": len(system.journal.entries),
-        "tokens": tokens,
-        "resumed": system.journal.resumed,
-        "wall_seconds": round(seconds, 1),
-    }
-    publish(system.score_addr, scores, describe_run(vars(args), system.fingerprint, device, **figures))
+    counts = {name: scores[name] for name in ("num_questions", "num_scored_questions", "num_unscored")}
+    system.journal.publish(scores, vars(args), device, counts=counts, tokens=tokens)
     print(describe_scores(system.score_addr, scores, tokens))
 
 

@@ -37,13 +37,20 @@ class Prompt:
     digest: str
 
     def messages(self, **values: str) -> Messages:
-        """The chat messages with every placeholder replaced by its value, in one pass."""
+        """The chat messages with every placeholder replaced by its value, in one pass.
+
+        A paragraph whose placeholders are all empty is left out with its heading, such as the one of the past posts
+        where there are none.
+        """
         assert values.keys() == PLACEHOLDERS[self.name], f"{self.name} takes {PLACEHOLDERS[self.name]}"
         pattern = _placeholder_pattern(self.name)
-        return [
-            {"role": role, "content": pattern.sub(lambda match: values[match[1]], part)}
-            for role, part in (("system", self.system), ("user", self.user))
-        ]
+
+        def fill(part: str) -> str:
+            paragraphs = [(paragraph, pattern.findall(paragraph)) for paragraph in part.split("\n\n")]
+            kept = [text for text, names in paragraphs if not names or any(values[name] for name in names)]
+            return pattern.sub(lambda match: values[match[1]], "\n\n".join(kept))
+
+        return [{"role": role, "content": fill(part)} for role, part in (("system", self.system), ("user", self.user))]
 
 
 def load_prompt(name: str, prompts_dir: str | Path | None = None) -> Prompt:

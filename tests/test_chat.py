@@ -15,13 +15,13 @@ from utils.chat import (
     APIChat,
     Fitted,
     LocalChat,
-    adapter_base,
     choose_length,
     fit_posts,
     merge_system,
     open_chat,
 )
 from utils.cli import UserError
+from utils.models import adapter_base
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "猫 ’{x}’?\n\noutput: ```json"}]
 MERGED = "Be brief.\n\n猫 ’{x}’?\n\noutput: ```json"
@@ -115,7 +115,9 @@ def test_the_models_limit_comes_from_its_config(tmp_path, config, limit):
 
 def save_adapter(folder, base):
     folder.mkdir()
-    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base, "r": 16}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "base_model_name_or_path": base, "r": 16})
+    )
     return str(folder)
 
 

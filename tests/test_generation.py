@@ -7,9 +7,8 @@ import pytest
 from utils.chat import APIChat
 from utils.cli import UserError
 from utils.engines import Completion, RefusedError, Sampling
-from utils.generation import Policy, Request, answer_request, describe_requests, generate, token_totals
+from utils.generation import Policy, Request, Stage, answer_request, describe_requests, generate, token_totals
 from utils.model_output import ANSWER_SCHEMA, Parsed
-from utils.progress import Progress
 from utils.run_files import Journal
 
 
@@ -29,12 +28,14 @@ class ScriptedEngine:
         self.texts = {name: list(its_texts) for name, its_texts in texts.items()}
         self.concurrency = concurrency
         self.calls: list[tuple[str, Sampling]] = []
+        self.models: list[str] = []
         self.finished: list[str] = []
         self.at_once = self.most_at_once = 0
         self.closed = False
 
-    async def complete(self, prompt, sampling):
+    async def complete(self, model, prompt, sampling):
         name = prompt[0]["content"]
+        self.models.append(model)
         self.calls.append((name, sampling))
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -74,8 +75,12 @@ def make_request(name, journal, **record):
 
 
 def run(engine, requests, policy=None):
-    progress = Progress(len(requests) if isinstance(requests, list) else 0, "answers")
-    return generate(lambda: engine, requests, policy or make_policy(), parse, progress)
+    return generate(lambda: engine, make_stage(requests, policy))
+
+
+def make_stage(requests, policy=None, model="m", unit="answers"):
+    total = len(requests) if isinstance(requests, list) else 0
+    return Stage(model, requests, policy or make_policy(), parse, unit, total)
 
 
 def journal_on_disk(journal):
@@ -272,15 +277,31 @@ def test_engine_that_does_not_open(journal):
         raise UserError("GPU 0 is taken")
 
     with pytest.raises(UserError, match="GPU 0"):
-        generate(open_engine, [make_request("a", journal)], make_policy(), parse, Progress(1, "answers"))
+        generate(open_engine, make_stage([make_request("a", journal)]))
 
 
 def test_failures_are_counted_as_they_happen(journal, capsys):
     engine = ScriptedEngine({"a": ["fine"], "b": [RefusedError("no")], "c": [RefusedError("no")]})
-    progress = Progress(3, "answers")
-    generate(lambda: engine, [make_request(name, journal) for name in "abc"], make_policy(), parse, progress)
-    progress.close()
+    generate(lambda: engine, make_stage([make_request(name, journal) for name in "abc"]))
     assert "3/3 answers" in (line := capsys.readouterr().err) and "failed 2" in line
+
+
+def test_stages_follow_each_other_on_one_engine(tmp_path, capsys):
+    """The second stage's requests are made from what the first has finished; each stage has its model and journal."""
+    plans, answers = Journal(tmp_path / "plans.json", {}), Journal(tmp_path / "answers.json", {})
+
+    def answer_requests():
+        for name in "ab":
+            assert len(plans.entries) == 2  # the first stage is done
+            yield make_request(plans.entries[name, 0]["value"], answers)
+
+    engine = ScriptedEngine({"a": ["plan a"], "b": ["plan b"], "plan a": ["fine"], "plan b": ["good"]})
+    first = make_stage([make_request(name, plans) for name in "ab"], model="planner", unit="plans")
+    assert generate(lambda: engine, first, make_stage(answer_requests(), model="generator")) == "script"
+    assert engine.models == ["planner", "planner", "generator", "generator"]
+    assert {key[0]: entry["value"] for key, entry in answers.entries.items()} == {"plan a": "fine", "plan b": "good"}
+    assert engine.closed
+    assert "2/2 plans" in (printed := capsys.readouterr().err) and "answers" in printed
 
 
 def test_token_totals():

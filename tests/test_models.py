@@ -1,9 +1,11 @@
 import json
 
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from utils.cli import UserError
-from utils.models import PIECE, cached_commit, check_model, model_fingerprint
+from utils.models import PIECE, adapter_base, cached_commit, check_model, model_fingerprint
 
 COMMIT = "0123456789" * 4
 
@@ -11,7 +13,25 @@ COMMIT = "0123456789" * 4
 def save_model(folder, weights=b"weights", config="config.json"):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / config).write_text('{"model_type": "bert"}')
-    (folder / "model.safetensors").write_bytes(weights)
+    (folder / "model.safetensors").write_bytes(save({"weights": np.frombuffer(weights, np.uint8)}))
+    return folder
+
+
+def save_adapter(folder, base, width=4, module="model.layers.0.self_attn.q_proj", **settings):
+    """A LoRA adapter of rank 2 for a module of `width` inputs and 3 outputs."""
+    folder.mkdir(parents=True)
+    config = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": str(base), **settings}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    name = f"base_model.model.{module}"
+    tensors = {f"{name}.lora_A.weight": np.zeros((2, width)), f"{name}.lora_B.weight": np.zeros((3, 2))}
+    (folder / "adapter_model.safetensors").write_bytes(save(tensors))
+    return folder
+
+
+def save_base(folder, prefix="model."):
+    save_model(folder)
+    tensors = {f"{prefix}layers.0.self_attn.q_proj.weight": np.zeros((3, 4))}
+    (folder / "model.safetensors").write_bytes(save(tensors))
     return folder
 
 
@@ -30,7 +50,66 @@ def offline(monkeypatch):
 
 def test_a_folder_with_config_and_weights_is_fine(tmp_path):
     check_model(str(save_model(tmp_path / "model")))
-    check_model(str(save_model(tmp_path / "adapter", config="adapter_config.json")))
+
+
+@pytest.mark.parametrize("prefix", ["model.", "", "language_model.model."])
+def test_an_adapter_on_its_base_model_is_fine(tmp_path, prefix):
+    base = save_base(tmp_path / "base", prefix)
+    check_model(str(save_adapter(tmp_path / "adapter", base)))
+    assert adapter_base(str(tmp_path / "adapter")) == str(base)
+    assert adapter_base(str(base)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"width": 5}, "model.layers.0.self_attn.q_proj: the base model has 4 there, the adapter 5"),
+        ({"module": "model.layers.1.self_attn.q_proj"}, "model.layers.1.self_attn.q_proj: the base model has no such"),
+        ({"module": "transformer.h.0.attn.c_attn"}, "transformer.h.0.attn.c_attn: the base model has no such module"),
+    ],
+)
+def test_an_adapter_for_another_architecture_is_refused(tmp_path, change, found):
+    base = save_base(tmp_path / "base")
+    adapter = save_adapter(tmp_path / "adapter", base, **change)
+    message = f"^{adapter}: an adapter for another architecture than {base}\n  {found}"
+    with pytest.raises(UserError, match=message):
+        check_model(str(adapter))
+
+
+def test_an_adapter_whose_base_model_is_not_there(tmp_path):
+    adapter = save_adapter(tmp_path / "adapter", "./gone")
+    message = rf"^{adapter}: its base model cannot be used \(base_model_name_or_path .*\)\n  gone: no such folder; "
+    with pytest.raises(UserError, match=message):
+        check_model(str(adapter))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"peft_type": "PREFIX_TUNING"}, "not a LoRA adapter on a named base model"),
+        ({"base_model_name_or_path": None}, "not a LoRA adapter on a named base model"),
+        ({"r": None}, "damaged"),
+    ],
+)
+def test_an_adapter_of_another_kind_is_refused(tmp_path, settings, message):
+    adapter = save_adapter(tmp_path / "adapter", save_base(tmp_path / "base"), **settings)
+    with pytest.raises(UserError, match=rf"^{adapter}/adapter_config\.json: {message}"):
+        check_model(str(adapter))
+
+
+@pytest.mark.parametrize("lost", [1, 20, 100, 10**6])
+def test_a_half_written_checkpoint_is_refused(tmp_path, lost):
+    adapter = save_adapter(tmp_path / "adapter", save_base(tmp_path / "base"))
+    weights = adapter / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-lost])
+    with pytest.raises(UserError, match=rf"^{weights}: damaged or half-written"):
+        check_model(str(adapter))
+    weights.unlink()
+    with pytest.raises(UserError, match="holds no weights"):
+        check_model(str(adapter))
+    (adapter / "adapter_config.json").write_text('{"peft_type": "LO')
+    with pytest.raises(UserError, match=r"adapter_config\.json: damaged|holds no weights"):
+        check_model(str(adapter))
 
 
 @pytest.mark.parametrize("name", ["./nothing", "../nothing", "/nothing/here", "~/nothing", "a/b/c"])

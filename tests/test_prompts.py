@@ -36,7 +36,6 @@ TRICKY = {
     "part names": "[system]\n[user]\n",
     "CJK and more": "日本語の質問 한국어 🎸 ’×\u2028",
     "white space": "  \n\n\ttabbed \r\n ",
-    "nothing": "",
 }
 
 
@@ -121,6 +120,22 @@ def test_values_go_in_as_they_are(name, value):
     _, user = prompt.messages(**dict.fromkeys(PLACEHOLDERS[name], value))
     pieces = re.split("|".join(rf"\{{{placeholder}\}}" for placeholder in PLACEHOLDERS[name]), prompt.user)
     assert user["content"] == value.join(pieces)
+
+
+@pytest.mark.parametrize("name", ["rag", "planpers", "planner"])
+def test_without_posts_nothing_is_left_of_their_paragraph(name):
+    values = values_of(name)
+    _, with_posts = load_prompt(name).messages(**values)
+    _, without = load_prompt(name).messages(**{**values, "profile": ""})
+    heading = "Past post questions and detailed descriptions of these questions:\n<profile>\n\n"
+    assert with_posts["content"].startswith(heading + "Current post question:\n<question>")
+    assert without["content"] == with_posts["content"].removeprefix(heading)
+
+
+def test_an_aspect_without_a_reason_has_no_heading_for_one():
+    values = {**values_of("aspect_judge"), "reason": ""}
+    _, user = load_prompt("aspect_judge").messages(**values)
+    assert "aspect:\n<aspect>\n\nevidence:\n<evidence>\n\noutput" in user["content"]
 
 
 @pytest.mark.parametrize("name", sorted(PLACEHOLDERS))

@@ -4,7 +4,6 @@
 second BOS). `APIChat` leaves the messages to the server and counts their tokens as well as it can.
 """
 
-import json
 import threading
 from argparse import Namespace
 from array import array
@@ -16,7 +15,7 @@ from typing import Any
 
 from prompts import Messages
 from utils.cli import UserError
-from utils.models import cached_commit
+from utils.models import adapter_base, cached_commit
 
 Rendered = array | Messages  # token ids (4 bytes each: a whole test set of prompts is held at once), or messages
 
@@ -203,11 +202,3 @@ def _longest(most: int, render: Callable[[int], Rendered | None]) -> tuple[int, 
         else:
             low, best = middle, prompt
     return low, best
-
-
-def adapter_base(model_addr: str) -> str | None:
-    """The base model that a LoRA adapter folder names, None for anything else."""
-    path = Path(model_addr) / "adapter_config.json"
-    if not path.is_file():
-        return None
-    return json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]

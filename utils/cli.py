@@ -206,6 +206,13 @@ def add_log_argument(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def prepare_run(args: argparse.Namespace, outputs: list[str], inputs: list[str]) -> None:
+    """What a script that asks a model does first: set up logging, and check the flags of `add_run_arguments`."""
+    set_up_logging(args.log_level)
+    check_shard(args.num_shards, args.shard_index)
+    check_outputs(outputs, inputs)
+
+
 def check_outputs(outputs: list[str], inputs: list[str]) -> None:
     """Raise UserError where an output is one of the inputs, which --overwrite would replace."""
     for path in outputs:

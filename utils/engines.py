@@ -1,6 +1,7 @@
 """The two engines that turn a rendered prompt into text: vLLM in this process, or an OpenAI-compatible API.
 
-Both offer the same: `concurrency`, how many requests keep the engine full; `complete`, one request; `close`.
+Both offer the same: `concurrency`, how many requests keep the engine full; `complete`, one request to one of the
+engine's models; `close`.
 """
 
 import json
@@ -14,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from utils.chat import Rendered, adapter_base
+from utils.chat import Rendered
 from utils.cli import UserError
-from utils.models import cached_commit, check_model, model_fingerprint
+from utils.models import adapter_base, adapter_config, cached_commit, check_model, model_fingerprint
 from utils.run_files import without_password
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Engine(Protocol):
     concurrency: int
     device: str
 
-    async def complete(self, prompt: Rendered, sampling: Sampling) -> Completion: ...
+    async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion: ...
 
     async def close(self) -> None: ...
 
@@ -70,30 +71,34 @@ def identify_model(args: "Namespace", model_addr: str) -> str:
     if args.openai:
         read_api_key(args.api_key_addr)
         return f"{model_addr} at {without_password(args.base_url or 'OpenAI')}"
-    check_model(model_addr, args.cache_dir)
-    identity = model_fingerprint(model_addr, args.cache_dir)
+    return identify_local_model(model_addr, args.cache_dir)
+
+
+def identify_local_model(model_addr: str, cache_dir: str | None) -> str:
+    """`identify_model` for a model that is to run here, on an adapter's base model where it is one."""
+    check_model(model_addr, cache_dir)
+    identity = model_fingerprint(model_addr, cache_dir)
     if base := adapter_base(model_addr):
-        check_model(base, args.cache_dir)
-        identity += f" on {model_fingerprint(base, args.cache_dir)}"
+        identity += f" on {model_fingerprint(base, cache_dir)}"
     return identity
 
 
 def open_engine(args: "Namespace", model_addr: str, max_model_len: int) -> Engine:
     """The engine that `args` asks for; loads the model's weights unless it is behind an API."""
     if args.openai:
-        return APIEngine(args, model_addr, read_api_key(args.api_key_addr))
-    return VLLMEngine(args, model_addr, max_model_len)
+        return APIEngine(args, read_api_key(args.api_key_addr))
+    return VLLMEngine(args, [model_addr], max_model_len)
 
 
 class VLLMEngine:
-    """vLLM's asynchronous engine; a folder with adapter_config.json is a LoRA adapter on its base model."""
+    """vLLM's asynchronous engine: one base model, as it is or with a LoRA adapter on it, request by request."""
 
-    def __init__(self, args: "Namespace", model_addr: str, max_model_len: int):
-        """Load the model.
+    def __init__(self, args: "Namespace", models: list[str], max_model_len: int):
+        """Load the base model and the adapters.
 
         Args:
             args: the flags of `cli.add_engine_arguments`, --seed and --log_level.
-            model_addr: hub name, model folder or adapter folder.
+            models: which models can be asked: one base model (hub name or folder) and adapter folders on it.
             max_model_len: tokens of prompt and output together.
 
         Raises:
@@ -112,10 +117,11 @@ class VLLMEngine:
         from vllm.lora.request import LoRARequest
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        base = adapter_base(model_addr)
+        adapters = [model for model in models if adapter_base(model)]
+        base = next((model for model in models if model not in adapters), None) or adapter_base(models[0])
         engine_args = AsyncEngineArgs(
-            model=base or model_addr,
-            revision=cached_commit(base or model_addr, args.cache_dir),  # the very one the fingerprint names
+            model=base,
+            revision=cached_commit(base, args.cache_dir),  # the very one the fingerprint names
             download_dir=args.cache_dir,
             load_format="safetensors",  # no pickled weights
             dtype=args.dtype,
@@ -130,16 +136,16 @@ class VLLMEngine:
             use_tqdm_on_load=args.log_level != "warning",
             # Small models loop on white space inside constrained JSON until max_tokens.
             structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
-            **({"enable_lora": True, "max_lora_rank": _lora_rank(model_addr)} if base else {}),
+            **_lora_settings(adapters),
         )
-        self._lora = LoRARequest("adapter", 1, model_addr) if base else None
+        self._adapters = {adapter: LoRARequest(adapter, n, adapter) for n, adapter in enumerate(adapters, 1)}
         self._engine = AsyncLLM.from_engine_args(engine_args)
         # Twice what the scheduler runs at a time: a finished request is followed by one that already waits.
         self.concurrency = 2 * self._engine.vllm_config.scheduler_config.max_num_seqs
         self.device = _device_name(args.tensor_parallel_size)
         self._count = 0
 
-    async def complete(self, prompt: Rendered, sampling: Sampling) -> Completion:
+    async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
         from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -154,7 +160,7 @@ class VLLMEngine:
             structured_outputs=sampling.schema and StructuredOutputsParams(json=sampling.schema),
         )
         results = self._engine.generate(
-            {"prompt_token_ids": list(prompt)}, params, str(self._count), lora_request=self._lora
+            {"prompt_token_ids": list(prompt)}, params, str(self._count), lora_request=self._adapters.get(model)
         )
         try:
             [result] = [result async for result in results]  # FINAL_ONLY: there is one
@@ -178,17 +184,16 @@ class VLLMEngine:
 class APIEngine:
     """Any OpenAI-compatible chat API."""
 
-    def __init__(self, args: "Namespace", model: str, api_key: str):
+    def __init__(self, args: "Namespace", api_key: str):
         from openai import AsyncOpenAI
 
-        self._model = model
         self._client = AsyncOpenAI(api_key=api_key, base_url=args.base_url, max_retries=5, timeout=600)
         # OpenAI's newer models take only the new name of this limit, other servers often only the old one.
         self._limit_name = "max_tokens" if args.base_url else "max_completion_tokens"
         self.concurrency = args.max_concurrency
         self.device = f"API at {self._client.base_url.host}"
 
-    async def complete(self, prompt: Rendered, sampling: Sampling) -> Completion:
+    async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
         """One request; the client itself tries again on 408, 409, 429, 5xx and lost connections.
 
         Raises:
@@ -199,7 +204,7 @@ class APIEngine:
 
         try:
             response = await self._client.chat.completions.create(
-                model=self._model,
+                model=model,
                 messages=prompt,
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
@@ -327,17 +332,19 @@ def _check_gpus(count: int, utilization: float) -> None:
             )
 
 
-def _lora_rank(adapter: str) -> int:
-    """The smallest rank vLLM has kernels for that holds the adapter's."""
+def _lora_settings(adapters: list[str]) -> dict[str, Any]:
+    """vLLM's settings for these adapters: room for all, and the smallest rank it has kernels for that holds theirs."""
+    if not adapters:
+        return {}
     from typing import get_args
 
     from vllm.config.lora import MaxLoRARanks
 
-    rank = json.loads((Path(adapter) / "adapter_config.json").read_text(encoding="utf-8"))["r"]
+    rank, adapter = max((adapter_config(adapter)["r"], adapter) for adapter in adapters)
     fitting = [size for size in get_args(MaxLoRARanks) if size >= rank]
     if not fitting:
         raise UserError(f"{adapter}: LoRA rank {rank} is more than vLLM can serve")
-    return fitting[0]
+    return {"enable_lora": True, "max_lora_rank": fitting[0], "max_loras": len(adapters)}
 
 
 def _set_up_engine_process() -> None:

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 from argparse import Namespace
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +47,27 @@ def answer_request(key: Key, fitted: Fitted | None, journal: Journal | None) -> 
         return Request(key, None, journal)
     figures = ("num_contexts_used", "num_contexts_dropped", "context_cut")
     return Request(key, fitted.prompt, journal, {name: getattr(fitted, name) for name in figures})
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Requests that one model answers under one policy.
+
+    Attributes:
+        model: which of the engine's models answers.
+        requests: may be made as they are asked for, and so from what an earlier stage has finished.
+        unit: what the outputs are called, in the plural.
+        total: how many outputs there are to be in the end.
+        done: how many of them an earlier run has finished.
+    """
+
+    model: str
+    requests: Iterable[Request]
+    policy: "Policy"
+    parse: Parser
+    unit: str
+    total: int
+    done: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,16 +110,11 @@ class Policy:
         return self.constrained_decoding == "always"
 
 
-def generate(
-    open_engine: Callable[[], Engine],
-    requests: Iterable[Request],
-    policy: Policy,
-    parse: Parser,
-    progress: Progress,
-) -> str:
-    """Have every request answered; each record is in its journal the moment it is finished.
+def generate(open_engine: Callable[[], Engine], *stages: Stage) -> str:
+    """Have every request of every stage answered; each record is in its journal the moment it is finished.
 
-    Requests enter the engine in their order and leave as they finish; no batch waits for its slowest.
+    One stage follows the other. Within one, requests enter the engine in their order and leave as they finish; no
+    batch waits for its slowest.
 
     Returns:
         The device the engine runs on.
@@ -108,19 +125,27 @@ def generate(
     """
     with exit_on_signal():
         engine = open_engine()
-    asyncio.run(_generate(engine, iter(requests), policy, parse, progress))
+    asyncio.run(_generate(engine, stages))
     return engine.device
 
 
-async def _generate(
-    engine: Engine, requests: Iterable[Request], policy: Policy, parse: Parser, progress: Progress
-) -> None:
+async def _generate(engine: Engine, stages: Iterable[Stage]) -> None:
+    try:
+        for stage in stages:
+            with closing(Progress(stage.total, stage.unit, initial=stage.done)) as progress:
+                await _run_stage(engine, stage, progress)
+    finally:
+        await engine.close()
+
+
+async def _run_stage(engine: Engine, stage: Stage, progress: Progress) -> None:
     failed = 0
+    requests = iter(stage.requests)  # shared by all workers
 
     async def work() -> None:
         nonlocal failed
-        for request in requests:  # one iterator, shared by all workers
-            record = await _answer(engine, request, policy, parse)
+        for request in requests:
+            record = await _answer(engine, request, stage)
             request.journal.add(request.key, record)
             failed += record["value"] is None
             progress.update(failed=failed)
@@ -132,23 +157,22 @@ async def _generate(
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-        await engine.close()
 
 
-async def _answer(engine: Engine, request: Request, policy: Policy, parse: Parser) -> dict[str, Any]:
+async def _answer(engine: Engine, request: Request, stage: Stage) -> dict[str, Any]:
     """Ask until the text can be used: a record with the parsed value, or with None and the reason."""
     if request.prompt is None:
         return {"value": None, "reason": "the prompt is longer than the model takes", **request.record}
-    spent = dict.fromkeys(TOKEN_COUNTS, 0)
+    spent, policy = dict.fromkeys(TOKEN_COUNTS, 0), stage.policy
     for attempt in range(policy.max_retries + 1):
         sampling = policy.sampling(request.key, attempt)
         try:
-            completion = await engine.complete(request.prompt, sampling)
+            completion = await engine.complete(stage.model, request.prompt, sampling)
         except RefusedError as refusal:
             return {"value": None, "reason": str(refusal), **request.record, "attempts": attempt + 1, **spent}
         for name in spent:
             spent[name] += getattr(completion, name)
-        parsed = parse(completion.text, completion.finish_reason == "length")
+        parsed = stage.parse(completion.text, completion.finish_reason == "length")
         if parsed.value is not None or policy.is_last(attempt):
             break
     return _record(parsed, completion, sampling, request, attempt + 1, spent)

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import logging
+import re
 from pathlib import Path
+from typing import Any
 
 from utils.cli import UserError
 
@@ -18,15 +20,19 @@ def check_model(name: str, cache_dir: str | None = None) -> None:
 
     Args:
         name: a folder with config.json or adapter_config.json and weights, or a hub name (`owner/model`, `model`).
-            It is a folder where it exists, starts with `.`, `/` or `~`, or has more than one `/`.
+            It is a folder where it exists, starts with `.`, `/` or `~`, or has more than one `/`. A LoRA adapter's
+            base model is checked with it.
         cache_dir: where hub models are kept, None for Hugging Face's own cache.
 
     Raises:
-        UserError: the folder or its files are missing; the hub has no such model, or cannot be reached and the
+        UserError: the folder or its files are missing or cut short; the adapter is of no kind vLLM serves, or does
+            not fit its base model; the hub has no such model, or cannot be reached and the
             cache lacks it. Of a hub model that is not cached only the config is fetched, which pins the commit.
     """
     if _is_folder(name):
         _check_folder(Path(name), "give the folder that holds config.json and the weights")
+        if adapter_base(name) is not None:
+            _check_adapter(Path(name), cache_dir)
         return
     from huggingface_hub import constants
 
@@ -68,6 +74,26 @@ def cached_commit(name: str, cache_dir: str | None = None) -> str | None:
     return snapshot.name if snapshot else None
 
 
+def adapter_base(name: str) -> str | None:
+    """The base model that a LoRA adapter folder names, None for anything else."""
+    config = adapter_config(name)
+    return config and config["base_model_name_or_path"]
+
+
+def adapter_config(name: str) -> dict[str, Any] | None:
+    """The settings of a LoRA adapter folder, None for anything else; UserError where they are damaged."""
+    path = Path(name) / "adapter_config.json"
+    if not path.is_file():
+        return None
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if config["peft_type"] == "LORA" and isinstance(config["base_model_name_or_path"], str) and config["r"] > 0:
+            return config
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{path}: damaged; take another checkpoint") from None
+    raise UserError(f"{path}: not a LoRA adapter on a named base model")
+
+
 def _is_folder(name: str) -> bool:
     return Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
 
@@ -79,10 +105,66 @@ def _check_folder(folder: Path, remedy: str) -> None:
         raise UserError(f"{folder}: holds no config.json (or adapter_config.json)\n  {remedy}")
     if not _weights(folder):
         raise UserError(f"{folder}: holds no weights (*.safetensors or *.bin)\n  {remedy}")
+    for path in folder.glob("*.safetensors"):
+        _check_whole(path, remedy)
     for index in (*folder.glob("*.safetensors.index.json"), *folder.glob("*.bin.index.json")):
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         if missing := sorted(shard for shard in shards if not (folder / shard).is_file()):
             raise UserError(f"{folder}: lacks {missing[0]}, which {index.name} names\n  {remedy}")
+
+
+def _check_adapter(folder: Path, cache_dir: str | None) -> None:
+    """Raise UserError unless the base model is there and has the modules, of the shapes, that the adapter changes."""
+    base = adapter_base(str(folder))
+    try:
+        check_model(base, cache_dir)
+    except UserError as error:
+        where = f"{folder}: its base model cannot be used (base_model_name_or_path in its adapter_config.json)"
+        raise UserError(f"{where}\n  {error}") from None
+    base_folder = Path(base) if _is_folder(base) else _cached_snapshot(base, cache_dir)
+    # By the name inside the stack of layers: what stands before it differs between checkpoints of one architecture.
+    shapes = {_inner_name(name): shape for name, shape in _tensor_shapes(base_folder).items()}
+    if not shapes:
+        return  # a hub model whose weights are still to be fetched, or none in safetensors
+    for name, shape in _tensor_shapes(folder).items():
+        module, _, part = name.partition(".lora_")
+        axis = {"A.weight": 1, "B.weight": 0}.get(part)
+        if axis is None:
+            continue
+        found = shapes.get(_inner_name(f"{module}.weight"))
+        if found is None or found[axis] != shape[axis]:
+            what = "has no such module" if found is None else f"has {found[axis]} there, the adapter {shape[axis]}"
+            raise UserError(
+                f"{folder}: an adapter for another architecture than {base}\n"
+                f"  {module.removeprefix('base_model.model.')}: the base model {what}"
+            )
+
+
+def _inner_name(name: str) -> str:
+    """`base_model.model.model.layers.0.mlp.up_proj.weight` -> `layers.0.mlp.up_proj.weight`"""
+    return re.sub(r"^.*?(?=\b(?:layers|h|blocks)\.\d+\.)", "", name)
+
+
+def _tensor_shapes(folder: Path) -> dict[str, list[int]]:
+    """Shape by name of every tensor in a folder's safetensors, from their headers."""
+    from safetensors import safe_open
+
+    shapes = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "numpy") as file:
+            shapes.update({name: file.get_slice(name).get_shape() for name in file.keys()})  # noqa: SIM118
+    return shapes
+
+
+def _check_whole(path: Path, remedy: str) -> None:
+    """Raise UserError where a safetensors file ends before its header says, as an interrupted copy leaves it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "numpy"):
+            pass
+    except SafetensorError as error:
+        raise UserError(f"{path}: damaged or half-written ({error})\n  {remedy}") from None
 
 
 def _weights(folder: Path) -> list[Path]:

@@ -14,8 +14,8 @@ WORDS_THRESHOLD = 0.6
 
 # Words that say nothing of what an aspect is about. "User" stands in many titles and in none alone.
 _FUNCTION_WORDS = """
-    a an and are as at be by can do for from how in into is it its of on or s that the their them they this to user users
-    was what when where which who why with without your
+    a an and are as at be by can do for from how in into is it its of on or s that the their them they this to user
+    users was what when where which who why with without your
 """
 
 

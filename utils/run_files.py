@@ -12,10 +12,11 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from utils.cli import UserError
 
@@ -111,6 +112,7 @@ class Journal:
         entries: finished pieces by key, those of earlier runs included.
         resumed: how many of them an earlier run had finished.
         published: the final file is there and was made with this fingerprint.
+        fingerprint: the settings it was opened with.
     """
 
     def __init__(
@@ -122,11 +124,13 @@ class Journal:
             UserError: another run is writing it, a line other than a torn last one is damaged, or it belongs to
                 other settings and `overwrite` is not given.
         """
-        self.path = Path(f"{output}.journal.jsonl")
+        self.output, self.path = Path(output), Path(f"{output}.journal.jsonl")
+        self.fingerprint = fingerprint
+        self._opened = time.monotonic()
         self.entries: dict[Key, Any] = {}
         self.published = published
         self._file = open(self.path, "a+b")  # noqa: SIM115 (held open for the whole run)
-        self._lock()
+        lock(self._file, self.path)
         found = self._read_header()
         if found is not None and (differing := _differences(found, fingerprint)):
             if not overwrite:
@@ -151,20 +155,30 @@ class Journal:
         """Those of `keys` that are not finished, in order."""
         return [key for key in keys if key not in self.entries]
 
+    def holds(self, keys: Iterable[Key], make: Callable[[], Any]) -> bool:
+        """Nothing is left to do: no key is missing, and the final file holds what `make` makes of the entries.
+
+        It may not, where a run died between its last piece and publishing.
+        """
+        if not self.published or self.missing(keys):
+            return False
+        return json.loads(self.output.read_text(encoding="utf-8")) == make()
+
+    def publish(self, data: Any, arguments: dict[str, Any], device: str | None, **figures: Any) -> None:
+        """Put the final file in place, with a manifest that tells how it was made and what it took."""
+        figures |= {
+            "pieces": len(self.entries),
+            "resumed": self.resumed,
+            "wall_seconds": round(time.monotonic() - self._opened, 1),
+        }
+        publish(self.output, data, describe_run(arguments, self.fingerprint, device, **figures))
+
     def close(self) -> None:
         self._file.close()
 
     def _write(self, line: dict[str, Any]) -> None:
         self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
         self._file.flush()
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{self.path}: another run is writing this output") from None
-        except OSError:
-            pass  # some network file systems know no locks; two runs at once is then the user's to avoid
 
     def _read_header(self) -> dict[str, Any] | None:
         """The fingerprint in the first line, None for a journal that was just begun."""
@@ -196,6 +210,16 @@ class Journal:
             f"{self.path}: line {number} is damaged\n"
             "  delete that line to have its piece done again, or the file to begin anew"
         )
+
+
+def lock(file: IO[Any], path: Path) -> None:
+    """Lock an open file until it is closed; UserError where another process holds it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"{path}: another run is writing this output") from None
+    except OSError:
+        pass  # some network file systems know no locks; two runs at once is then the user's to avoid
 
 
 def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
