@@ -12,7 +12,6 @@ where a run stopped.
 """
 
 import argparse
-import sys
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
@@ -21,10 +20,10 @@ from prompts import Prompt, join_posts, load_prompt
 from utils import cli
 from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_posts, open_chat
 from utils.engines import identify_model, open_engine
-from utils.generation import Policy, Request, Stage, answer_request, describe_requests, generate, token_totals
+from utils.generation import Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
 from utils.model_output import ANSWER_SCHEMA, parse_answer
 from utils.records import collect_responses, count_responses, read_dataset, select_questions
-from utils.run_files import Journal, Key, file_hash, open_journal, read_manifest
+from utils.run_files import Journal, Key, file_hash, open_journal, warn_unless_ranked
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -49,8 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     cli.prepare_run(args, [args.output_addr], [args.inputs_addr])
     prompt = load_prompt("rag" if args.rag else "no_personalization", args.prompts_dir)
     records = read_dataset(args.inputs_addr, needs=["profile"] if args.rag else [])
-    if args.rag and read_manifest(args.inputs_addr) is None:
-        print(f"note: no manifest beside {args.inputs_addr}; its posts are taken as ranked", file=sys.stderr)
+    if args.rag:
+        warn_unless_ranked(args.inputs_addr)
     questions = select_questions(records, args.limit, args.num_shards, args.shard_index)
     model = identify_model(args, args.model_addr)
     policy = Policy.from_arguments(args, ANSWER_SCHEMA)
@@ -102,7 +101,7 @@ def build_requests(
     by_id = {question["id"]: question for question in questions}
     for question_id, its_keys in groupby(keys, key=lambda key: key[0]):
         fitted = fit_question(by_id[question_id], args, prompt, chat)
-        yield from (answer_request(key, fitted, journal) for key in its_keys)
+        yield from (fitted_request(key, fitted, journal) for key in its_keys)
 
 
 def fit_question(

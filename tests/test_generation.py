@@ -7,7 +7,7 @@ import pytest
 from utils.chat import APIChat
 from utils.cli import UserError
 from utils.engines import Completion, RefusedError, Sampling
-from utils.generation import Policy, Request, Stage, answer_request, describe_requests, generate, token_totals
+from utils.generation import Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
 from utils.model_output import ANSWER_SCHEMA, Parsed
 from utils.run_files import Journal
 
@@ -189,7 +189,7 @@ def test_refused_request_is_null_and_others_go_on(journal):
 def test_request_without_a_prompt_is_never_asked(journal):
     engine = ScriptedEngine({"b": ["fine"]})
     with_reason = Request(("c", 0), None, journal, {"reason": "no response to judge"})
-    run(engine, [answer_request(("a", 0), None, journal), make_request("b", journal), with_reason])
+    run(engine, [fitted_request(("a", 0), None, journal), make_request("b", journal), with_reason])
     assert [name for name, _ in engine.calls] == ["b"]
     assert journal.entries["a", 0] == {"value": None, "reason": "the prompt is longer than the model takes"}
     assert journal.entries["c", 0] == {"value": None, "reason": "no response to judge"}

@@ -34,6 +34,7 @@ class LocalChat:
     """Renders messages with a model's chat template.
 
     Attributes:
+        tokenizer: the model's.
         model_limit: the longest sequence the model was made for, in tokens; None where its config doesn't say.
         counter: how tokens are counted, for the manifest.
     """
@@ -47,22 +48,36 @@ class LocalChat:
         with_tokenizer = model_addr if (Path(model_addr) / "tokenizer_config.json").is_file() else base
         source = {"cache_dir": cache_dir, "revision": cached_commit(base, cache_dir) or "main"}
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
+            self.tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
             config = AutoConfig.from_pretrained(base, **source).get_text_config()
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(f"{model_addr}: its tokenizer and config cannot be loaded: {reason}") from None
-        if self._tokenizer.chat_template is None:
+        if self.tokenizer.chat_template is None:
             raise UserError(f"{with_tokenizer}: no chat template; give an instruction-tuned model")
         self.model_limit = getattr(config, "max_position_embeddings", None)
-        self._merges_system = not _knows_system_role(self._tokenizer)
+        self._merges_system = not _knows_system_role(self.tokenizer)
 
     def render(self, messages: Messages) -> array:
         """Token ids of the whole prompt, up to where the assistant begins to speak."""
         if self._merges_system:
             messages = merge_system(messages)
-        ids = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         return array("i", ids)
+
+    def render_reply(self, text: str) -> array:
+        """Token ids of what the assistant says after `render`'s prompt, with the token that ends its turn."""
+        return array("i", [*self.tokenizer.encode(text, add_special_tokens=False), self.end_of_turn()])
+
+    def end_of_turn(self) -> int:
+        """The token that the chat template puts after the assistant's text, where generation is to stop."""
+        marker = "c0ffee reply"
+        messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": marker}]
+        after = self.tokenizer.apply_chat_template(messages, tokenize=False).rpartition(marker)[2]
+        added = self.tokenizer.added_tokens_decoder
+        ids = self.tokenizer.encode(after, add_special_tokens=False)
+        special = (token for token in ids if token in added and added[token].special)
+        return next(special, self.tokenizer.eos_token_id)
 
     def length(self, rendered: Rendered) -> int:
         """Tokens of a rendered prompt."""

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import math
 import os
 import signal
 import sys
@@ -27,7 +28,8 @@ def run_script(main: Callable[[], int]) -> None:
     try:
         code = main()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # of several processes (accelerate launch) one tells it
+            print(f"error: {error}", file=sys.stderr)
         code = USER_ERROR
     except KeyboardInterrupt:
         print(RESUME_HINT, file=sys.stderr)
@@ -85,6 +87,13 @@ def non_negative_int(text: str) -> int:
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text} is negative")
+    return value
+
+
+def non_negative_float(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 up")
     return value
 
 

@@ -6,6 +6,7 @@ engine's models; `close`.
 
 import json
 import logging
+import multiprocessing
 import os
 import shutil
 import signal
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     import openai
+
+GONE_SECONDS = 30  # to wait for an engine's process that was told to end
 
 
 @dataclass(frozen=True)
@@ -177,8 +180,11 @@ class VLLMEngine:
         )
 
     async def close(self) -> None:
+        """End vLLM's processes: their memory is free when this returns, so that another engine can have it."""
         self._engine.shutdown()
         del self._engine
+        for process in multiprocessing.active_children():
+            process.join(GONE_SECONDS)
 
 
 class APIEngine:

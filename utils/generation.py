@@ -41,12 +41,12 @@ class Request:
     record: dict[str, Any] = field(default_factory=dict)
 
 
-def answer_request(key: Key, fitted: Fitted | None, journal: Journal | None) -> Request:
-    """The request for an answer to a prompt that `fit_posts` made."""
+def fitted_request(key: Key, fitted: Fitted | None, journal: Journal | None, **record: Any) -> Request:
+    """The request for an output to a prompt that `fit_posts` made; `record` is kept with it."""
     if fitted is None:
-        return Request(key, None, journal)
+        return Request(key, None, journal, record)
     figures = ("num_contexts_used", "num_contexts_dropped", "context_cut")
-    return Request(key, fitted.prompt, journal, {name: getattr(fitted, name) for name in figures})
+    return Request(key, fitted.prompt, journal, record | {name: getattr(fitted, name) for name in figures})
 
 
 @dataclass(frozen=True)

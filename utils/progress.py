@@ -14,7 +14,7 @@ class Progress:
         self.total = total
         self.unit = unit
         self.initial = self.done = initial
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str, int | str] = {}
         self._started = self._last_line = time.monotonic()
         self._bar = None
         if sys.stderr.isatty():
@@ -22,8 +22,8 @@ class Progress:
 
             self._bar = tqdm(total=total, initial=initial, unit=f" {unit}", file=sys.stderr)
 
-    def update(self, n: int = 1, **counts: int) -> None:
-        """`n` more pieces are finished; `counts` (retries, failures: totals so far) are shown beside them."""
+    def update(self, n: int = 1, **counts: int | str) -> None:
+        """`n` more pieces are finished; `counts` (failures so far, the last loss) are shown beside them."""
         self.done += n
         self._counts.update(counts)
         if self._bar is not None:

@@ -194,13 +194,16 @@ def shard_of(question_id: str, num_shards: int) -> int:
 
 
 def collect_responses(
-    records: list[dict[str, Any]], answers: dict[tuple[str, int], dict[str, Any]]
+    records: list[dict[str, Any]], answers: dict[tuple[str, int], dict[str, Any]], field: str = "output"
 ) -> dict[str, list[dict[str, Any]]]:
-    """The response file: answers by (question id, number of the output), put in the dataset's order."""
+    """The response file: answers by (question id, number of the output), put in the dataset's order.
+
+    With `field` "aspects" the file of plans.
+    """
     responses: dict[str, list[dict[str, Any]]] = {record["id"]: [] for record in records}
     for question_id, number in sorted(answers, key=lambda key: key[1]):
         answer = dict(answers[question_id, number])
-        responses[question_id].append({"output": answer.pop("value"), **answer})
+        responses[question_id].append({field: answer.pop("value"), **answer})
     return {question_id: outputs for question_id, outputs in responses.items() if outputs}
 
 

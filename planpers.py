@@ -1,0 +1,340 @@
+"""PlanPers: plan which aspects the asker wants covered, then answer with profile and plan (paper, section 4).
+
+  python planpers.py --model_addr Qwen/Qwen2.5-7B-Instruct --planner_model planner/best \\
+      --inputs_addr test_ranked.json --output_addr planpers.json
+  python planpers.py --model_addr gpt-4o-mini --openai --api_key_addr key.txt --planner_model planner/best \\
+      --inputs_addr test_ranked.json --output_addr planpers_gpt.json
+  python planpers.py --model_addr Qwen/Qwen2.5-7B-Instruct --gold_plan \\
+      --inputs_addr test_ranked.json --output_addr planpers_gold.json
+
+The output is {question id: [{"output": answer, "plan": what it was asked to cover, ...}]} in the dataset's order. The
+plans are in <output>.plans.json. The same command again goes on from where a run stopped, in either stage.
+"""
+
+import argparse
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from prompts import Prompt, join_posts, load_prompt
+from utils import cli
+from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_posts, open_chat
+from utils.cli import UserError
+from utils.engines import VLLMEngine, identify_local_model, identify_model, open_engine
+from utils.generation import Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
+from utils.model_output import ANSWER_SCHEMA, PLAN_SCHEMA, parse_answer, parse_plan
+from utils.models import adapter_base, model_fingerprint
+from utils.plans import gold_aspects, plan_text
+from utils.records import collect_responses, count_responses, read_dataset, read_plans, select_questions
+from utils.run_files import Journal, Key, file_hash, open_journal, warn_unless_ranked
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Model:
+    """One of the two models as this run uses it.
+
+    Attributes:
+        length: tokens of prompt and output together.
+        fingerprint: the settings that decide its outputs.
+    """
+
+    addr: str
+    chat: LocalChat | APIChat
+    length: int
+    policy: Policy
+    fingerprint: dict[str, Any]
+
+    @property
+    def budget(self) -> int:
+        """Tokens a prompt may have."""
+        return self.length - self.policy.max_tokens
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = cli.make_parser(__doc__)
+    parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="ranked dataset")
+    parser.add_argument("--output_addr", required=True, metavar="FILE", help="where the answers go")
+    plans = parser.add_mutually_exclusive_group(required=True)
+    plans.add_argument(
+        "--planner_model", metavar="MODEL", help="planner: train_planner.py's checkpoint, another model, or a hub name"
+    )
+    plans.add_argument("--plans_addr", metavar="FILE", help="plans of an earlier run: its <output>.plans.json")
+    plans.add_argument(
+        "--gold_plan",
+        action="store_true",
+        help="the titles of the rubric's aspects as plan: the paper's headroom experiment (off)",
+    )
+    parser.add_argument(
+        "--max_tokens_plan", type=cli.positive_int, default=512, help="tokens a plan may have (%(default)s)"
+    )
+    parser.add_argument("--rag", action="store_true", help="accepted and without effect: PlanPers always uses posts")
+    parser.add_argument("--num_contexts", type=cli.non_negative_int, default=10, help="posts to use (%(default)s)")
+    parser.add_argument(
+        "--num_generated_outputs", type=cli.positive_int, default=1, help="answers a question (%(default)s)"
+    )
+    cli.add_engine_arguments(parser, "--model_addr", "generator: hub name, model folder, LoRA adapter, or API model")
+    cli.add_sampling_arguments(
+        parser, temperature_default=0.1, max_tokens=2048, max_model_len=f"{PAPER_LENGTH}, or the model's limit if less"
+    )
+    cli.add_run_arguments(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    plans_output = f"{args.output_addr}.plans.json"
+    inputs = [args.inputs_addr, args.plans_addr] if args.plans_addr else [args.inputs_addr]
+    cli.prepare_run(args, [args.output_addr, plans_output], inputs)
+    prompts = {name: load_prompt(name, args.prompts_dir) for name in ("planner", "planpers", "rag")}
+    records = read_dataset(args.inputs_addr, needs=["profile", "rubric_aspects"] if args.gold_plan else ["profile"])
+    warn_unless_ranked(args.inputs_addr)
+    questions = select_questions(records, args.limit, args.num_shards, args.shard_index)
+    keys = [(question["id"], i) for question in questions for i in range(args.num_generated_outputs)]
+    plans = given_plans(args, questions, keys)
+    planner = describe_planner(args, prompts) if args.planner_model else None
+    generator = describe_generator(args, prompts, planner)
+    if args.dry_run:
+        print_dry_run(args, questions, keys, prompts, planner, generator, plans)
+        return 0
+
+    journal = open_journal(args.output_addr, generator.fingerprint, args.overwrite, len(keys))
+    if journal is None or journal.holds(keys, lambda: collect_responses(records, journal.entries)):
+        print(f"{args.output_addr}: already finished, left alone")
+        return 0
+    planning = planner and open_journal(plans_output, planner.fingerprint, args.overwrite, len(keys))
+    if planning is not None:
+        plans = planning.entries
+    elif planner is not None:  # finished, and its journal was deleted
+        plans = plans_by_key(read_plans(plans_output))
+    to_plan = planning.missing(keys) if planning else []
+    to_answer = journal.missing(keys)
+    # Made as they are asked for: by then every plan is there.
+    answers = build_answers(args, questions, to_answer, prompts, generator, plans, journal)
+    answer_stage = make_stage(generator, answers, "answers", keys, to_answer)
+    device = None
+    if to_plan:
+        requests = build_plans(args, questions, to_plan, prompts, planner, planning)
+        plan_stage = make_stage(planner, requests, "plans", keys, to_plan)
+        if to_answer and share_base(args):
+            length = max(planner.length, generator.length)
+            device = generate(
+                lambda: VLLMEngine(args, [planner.addr, generator.addr], length), plan_stage, answer_stage
+            )
+            to_answer = []
+            publish_plans(planning, records, args, device)
+        else:
+            planner_device = generate(lambda: VLLMEngine(args, [planner.addr], planner.length), plan_stage)
+            publish_plans(planning, records, args, planner_device)
+    elif planning and not planning.holds(keys, lambda: collect_responses(records, planning.entries, "aspects")):
+        publish_plans(planning, records, args, None)
+    if to_answer:
+        device = generate(lambda: open_engine(args, generator.addr, generator.length), answer_stage)
+    publish_answers(journal, records, args, generator, device)
+    return 0
+
+
+def given_plans(args: argparse.Namespace, questions: list[Record], keys: list[Key]) -> dict[Key, Record]:
+    """The plans that need no planner, by key: gold ones, or those of --plans_addr; else none.
+
+    Raises:
+        UserError: --plans_addr lacks a plan.
+    """
+    if args.gold_plan:
+        return {
+            (question["id"], i): {"value": gold_aspects(question), "reason": "the rubric has no aspects"}
+            for question in questions
+            for i in range(args.num_generated_outputs)
+        }
+    if not args.plans_addr:
+        return {}
+    plans = plans_by_key(read_plans(args.plans_addr))
+    if missing := [key for key in keys if key not in plans]:
+        named = ", ".join(repr(question_id) for question_id, _ in missing[:5])
+        raise UserError(
+            f"{args.plans_addr}: lacks {len(missing)} of the {len(keys)} plans of this run, as for {named}\n"
+            "  plan them with --planner_model, or give fewer --num_generated_outputs or a --limit"
+        )
+    return plans
+
+
+def plans_by_key(plans: dict[str, list[Record]]) -> dict[Key, Record]:
+    """The content of a file of plans, as a journal would hold it."""
+    return {
+        (question_id, i): {"value": plan["aspects"], "reason": plan.get("reason", "an empty plan")}
+        for question_id, samples in plans.items()
+        for i, plan in enumerate(samples)
+    }
+
+
+def describe_planner(args: argparse.Namespace, prompts: dict[str, Prompt]) -> Model:
+    """The planner: it runs here even where the generator is behind an API, and samples as the generator does."""
+    identity = identify_local_model(args.planner_model, args.cache_dir)
+    chat = LocalChat(args.planner_model, args.cache_dir)
+    length = choose_length(chat, args.max_model_len, args.max_tokens_plan, PAPER_LENGTH)
+    policy = replace(Policy.from_arguments(args, PLAN_SCHEMA), max_tokens=args.max_tokens_plan)
+    fingerprint = {
+        "script": "planpers.py",
+        "planner": identity,
+        "inputs": file_hash(args.inputs_addr),
+        "prompt": {"planner": prompts["planner"].digest},
+        "num_contexts": args.num_contexts,
+        "max_model_len": length,
+        "dtype": args.dtype,
+        **policy.fingerprint(),
+    }
+    return Model(args.planner_model, chat, length, policy, fingerprint)
+
+
+def describe_generator(args: argparse.Namespace, prompts: dict[str, Prompt], planner: Model | None) -> Model:
+    identity = identify_model(args, args.model_addr)
+    chat = open_chat(args, args.model_addr)
+    args.max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, PAPER_LENGTH)
+    policy = Policy.from_arguments(args, ANSWER_SCHEMA)
+    source: Record = {"plans": "gold" if args.gold_plan else None}
+    if args.plans_addr:
+        source = {"plans": file_hash(args.plans_addr)}
+    if planner is not None:
+        source = {"plans": planner.fingerprint["planner"]}
+        source |= {f"plan_{name}": planner.fingerprint[name] for name in ("prompt", "max_model_len", "max_tokens")}
+    fingerprint = {
+        "script": "planpers.py",
+        "model": identity,
+        **source,
+        "inputs": file_hash(args.inputs_addr),
+        "prompt": {name: prompts[name].digest for name in ("planpers", "rag")},
+        "num_contexts": args.num_contexts,
+        "max_model_len": args.max_model_len,
+        "dtype": args.dtype,
+        **policy.fingerprint(),
+    }
+    return Model(args.model_addr, chat, args.max_model_len, policy, fingerprint)
+
+
+def share_base(args: argparse.Namespace) -> bool:
+    """Planner and generator are one base model with or without adapters, so one engine can serve both."""
+    if args.openai:
+        return False
+    bases = {adapter_base(model) or model for model in (args.planner_model, args.model_addr)}
+    return len({model_fingerprint(base, args.cache_dir) for base in bases}) == 1
+
+
+def make_stage(model: Model, requests: Iterable[Request], unit: str, keys: list[Key], missing: list[Key]) -> Stage:
+    parse = parse_plan if unit == "plans" else parse_answer
+    return Stage(model.addr, requests, model.policy, parse, unit, len(keys), done=len(keys) - len(missing))
+
+
+def build_plans(
+    args: argparse.Namespace,
+    questions: list[Record],
+    keys: list[Key],
+    prompts: dict[str, Prompt],
+    planner: Model,
+    journal: Journal | None,
+) -> Iterator[Request]:
+    """Stage 1: a request for a plan for each of `keys`."""
+    by_id = {question["id"]: question for question in questions}
+    for key in keys:
+        yield fitted_request(key, fit_plan(by_id[key[0]], args.num_contexts, prompts["planner"], planner), journal)
+
+
+def fit_plan(question: Record, num_contexts: int, prompt: Prompt, planner: Model) -> Fitted | None:
+    """The planner's prompt (paper, figure 15): question and posts, ready for the planner to speak."""
+    posts = [item["text"] for item in question["profile"][:num_contexts]]
+    return fit_posts(
+        lambda kept: prompt.messages(question=question["question"], profile=join_posts(kept)),
+        posts,
+        planner.chat,
+        planner.budget,
+    )
+
+
+def build_answers(
+    args: argparse.Namespace,
+    questions: list[Record],
+    keys: list[Key],
+    prompts: dict[str, Prompt],
+    generator: Model,
+    plans: dict[Key, Record],
+    journal: Journal | None,
+) -> Iterator[Request]:
+    """Stage 2: a request for an answer for each of `keys`, by the plan of the same number.
+
+    Without a usable plan it is answered as RAG does, and the record says why.
+    """
+    by_id = {question["id"]: question for question in questions}
+    for key in keys:
+        plan = plans[key]
+        aspects = plan["value"] or None
+        fitted = fit_answer(by_id[key[0]], aspects, args.num_contexts, prompts, generator)
+        if aspects:
+            yield fitted_request(key, fitted, journal, plan=plan_text(aspects))
+        else:
+            yield fitted_request(key, fitted, journal, plan=None, no_plan=plan["reason"])
+
+
+def fit_answer(
+    question: Record, aspects: list[str] | None, num_contexts: int, prompts: dict[str, Prompt], generator: Model
+) -> Fitted | None:
+    """The generator's prompt (paper, figure 15): question, posts and plan; without a plan RAG's (figure 14)."""
+    posts = [item["text"] for item in question["profile"][:num_contexts]]
+    prompt, plan = prompts["rag"], {}
+    if aspects:
+        prompt, plan = prompts["planpers"], {"plan": plan_text(aspects)}
+    return fit_posts(
+        lambda kept: prompt.messages(question=question["question"], profile=join_posts(kept), **plan),
+        posts,
+        generator.chat,
+        generator.budget,
+    )
+
+
+def publish_plans(journal: Journal, records: list[Record], args: argparse.Namespace, device: str | None) -> None:
+    plans = collect_responses(records, journal.entries, "aspects")
+    found = [plan["value"] for plan in journal.entries.values() if plan["value"]]
+    counts = {
+        "plans": len(found),
+        "without an aspect": len(journal.entries) - len(found),
+        "aspects": sum(len(aspects) for aspects in found),
+        "posts left out for length": sum(p.get("num_contexts_dropped", 0) for p in journal.entries.values()),
+    }
+    tokens = token_totals(journal.entries.values())
+    journal.publish(plans, vars(args), device, counts=counts, tokens=tokens)
+    print(f"{journal.output}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+
+
+def publish_answers(
+    journal: Journal, records: list[Record], args: argparse.Namespace, generator: Model, device: str | None
+) -> None:
+    responses = collect_responses(records, journal.entries)
+    counts = count_responses(responses)
+    counts["answered without a plan"] = sum(answer["plan"] is None for answer in journal.entries.values())
+    tokens = token_totals(journal.entries.values())
+    counter = generator.chat.counter
+    journal.publish(responses, vars(args), device, counts=counts, tokens=tokens, token_counter=counter)
+    print(f"{args.output_addr}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+
+
+def print_dry_run(
+    args: argparse.Namespace,
+    questions: list[Record],
+    keys: list[Key],
+    prompts: dict[str, Prompt],
+    planner: Model | None,
+    generator: Model,
+    plans: dict[Key, Record],
+) -> None:
+    """What each stage would ask. Plans that are still to be made are not counted into the answers' prompts."""
+    note = ""
+    if planner is not None:
+        requests = build_plans(args, questions, keys, prompts, planner, None)
+        print("plans:\n" + describe_requests(requests, planner.chat, planner.policy))
+        plans = {key: {"value": None, "reason": "not made yet"} for key in keys}
+        note = f" (without their plans of up to {args.max_tokens_plan} tokens, which are still to be made)"
+    requests = build_answers(args, questions, keys, prompts, generator, plans, None)
+    print(f"answers{note}:\n" + describe_requests(requests, generator.chat, generator.policy))
+
+
+if __name__ == "__main__":
+    cli.run_script(main)

@@ -1,0 +1,385 @@
+"""Train PlanPers' planner: from question and posts to the titles of the rubric's aspects (paper, section 4, app. E).
+
+  python train_planner.py --model_addr Qwen/Qwen2.5-7B-Instruct --inputs_addr train_ranked.json \\
+      --validation_addr validation_ranked.json --output_dir planner
+  accelerate launch --num_processes 4 train_planner.py --gradient_accumulation_steps 8 \\
+      --model_addr Qwen/Qwen2.5-7B-Instruct --inputs_addr train_ranked.json \\
+      --validation_addr validation_ranked.json --output_dir planner
+
+LoRA on a frozen model, the loss on the target alone. Checkpoints are <output_dir>/checkpoint-<step>, the one with the
+lowest validation loss is linked as <output_dir>/best. The same command again goes on from the last checkpoint.
+"""
+
+import argparse
+import os
+import shutil
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prompts import Prompt, join_posts, load_prompt
+from utils import cli
+from utils.chat import PAPER_LENGTH, LocalChat, fit_posts
+from utils.cli import UserError
+from utils.engines import identify_local_model
+from utils.models import adapter_base, cached_commit
+from utils.plans import gold_aspects, plan_text
+from utils.records import read_dataset
+from utils.run_files import (
+    describe_run,
+    differences,
+    file_hash,
+    read_folder_manifest,
+    warn_unless_ranked,
+)
+
+PAPER_BATCH = 32  # sequences a step (paper, appendix E)
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question to learn from.
+
+    Attributes:
+        prompt: token ids of the planner's prompt, up to where it begins to speak.
+        target: token ids of the aspects' titles, one a line, and the end of the turn.
+        aspects: those titles.
+        num_dropped: posts left out so that prompt and target fit.
+        is_cut: the only post was cut at its end.
+    """
+
+    prompt: array
+    target: array
+    aspects: list[str]
+    num_dropped: int
+    is_cut: bool
+
+    @property
+    def row(self) -> dict[str, list[int]]:
+        """What the trainer takes: labels are -100 where no loss is wanted, on the whole prompt."""
+        return {
+            "input_ids": [*self.prompt, *self.target],
+            "labels": [-100] * len(self.prompt) + list(self.target),
+        }
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = cli.make_parser(__doc__)
+    parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="ranked dataset to learn from")
+    parser.add_argument("--validation_addr", metavar="FILE", help="ranked dataset to evaluate on (default: none)")
+    parser.add_argument("--output_dir", required=True, metavar="DIR", help="where checkpoints and logs go")
+    parser.add_argument("--model_addr", required=True, metavar="MODEL", help="base model: hub name or model folder")
+    parser.add_argument("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
+    parser.add_argument("--num_contexts", type=cli.non_negative_int, default=10, help="posts to use (%(default)s)")
+    parser.add_argument(
+        "--max_seq_length",
+        type=cli.positive_int,
+        help=f"tokens of prompt and target together (default: {PAPER_LENGTH}, or the model's limit if less)",
+    )
+    add_optimization_arguments(parser.add_argument_group("optimization"))
+    add_lora_arguments(parser.add_argument_group("LoRA"))
+    group = parser.add_argument_group("run")
+    group.add_argument("--save_steps", type=cli.positive_int, default=250, help="steps a checkpoint (%(default)s)")
+    group.add_argument(
+        "--eval_steps", type=cli.positive_int, help="steps an evaluation; divides --save_steps (default: that)"
+    )
+    group.add_argument(
+        "--eval_generate",
+        type=cli.non_negative_int,
+        default=32,
+        metavar="N",
+        help="validation questions to plan for at each evaluation, for the aspect recall; 0 for none (%(default)s)",
+    )
+    group.add_argument("--seed", type=cli.non_negative_int, default=0, help="seed of all sampling (%(default)s)")
+    group.add_argument(
+        "--resume",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="go on from the last checkpoint; --no-resume begins anew and deletes the checkpoints (%(default)s)",
+    )
+    group.add_argument("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
+    cli.add_log_argument(group)
+    return parser
+
+
+def add_optimization_arguments(group: argparse._ArgumentGroup) -> None:
+    """AdamW with linear decay after a warm-up, gradients clipped at 1."""
+    group.add_argument(
+        "--per_device_train_batch_size", type=cli.positive_int, default=1, help="sequences at a time (%(default)s)"
+    )
+    group.add_argument(
+        "--gradient_accumulation_steps",
+        type=cli.positive_int,
+        default=PAPER_BATCH,
+        help="batches a step, on each device (%(default)s: on one device the paper's 32 sequences)",
+    )
+    group.add_argument("--learning_rate", type=cli.non_negative_float, default=5e-5, help="at its peak (%(default)s)")
+    group.add_argument("--weight_decay", type=cli.non_negative_float, default=0.0, help="of AdamW (%(default)s)")
+    group.add_argument("--max_steps", type=cli.positive_int, default=2000, help="steps in all (%(default)s)")
+    group.add_argument(
+        "--warmup_steps", type=cli.non_negative_int, help="steps up to the peak (default: a tenth of --max_steps)"
+    )
+    group.add_argument(
+        "--gradient_checkpointing",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compute activations twice to keep fewer: slower by about a third, long prompts fit (%(default)s)",
+    )
+    group.add_argument(
+        "--attn_implementation",
+        choices=["auto", "flash_attention_2", "sdpa", "eager"],
+        default="auto",
+        help="auto: FlashAttention 2 where it is installed, else sdpa (%(default)s)",
+    )
+
+
+def add_lora_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--lora_rank", type=cli.positive_int, default=16, help="rank of the update (%(default)s)")
+    group.add_argument("--lora_alpha", type=cli.positive_int, default=16, help="its scale times rank (%(default)s)")
+    group.add_argument(
+        "--lora_dropout", type=cli.non_negative_float, default=0.05, help="dropout before it, below 1 (%(default)s)"
+    )
+    group.add_argument(
+        "--lora_target_modules",
+        nargs="+",
+        metavar="NAME",
+        help="modules to adapt, or all-linear (default: PEFT's for the architecture, for Qwen 2.5 q_proj and v_proj)",
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL would report every training run
+    args = build_parser().parse_args(argv)
+    cli.set_up_logging(args.log_level)
+    fill_in_defaults(args)
+    prompt = load_prompt("planner", args.prompts_dir)
+    records = read_ranked(args.inputs_addr)
+    validation_records = read_ranked(args.validation_addr) if args.validation_addr else []
+    fingerprint = make_fingerprint(args, prompt)
+    chat = LocalChat(args.model_addr, args.cache_dir)
+    args.max_seq_length = choose_length(chat, args.max_seq_length)
+    examples = build_examples(records, args.inputs_addr, prompt, chat, args)
+    validation = build_examples(validation_records, args.validation_addr, prompt, chat, args)
+    fingerprint["max_seq_length"] = args.max_seq_length
+
+    from accelerate import PartialState
+
+    with PartialState().main_process_first():  # the others then find what the first has decided
+        checkpoint = open_run(args, fingerprint)
+    if checkpoint == final_checkpoint(args):
+        say(f"{args.output_dir}: already finished, left alone")
+        return 0
+    say(describe_examples(args.inputs_addr, examples))
+    if validation:
+        say(describe_examples(args.validation_addr, validation))
+    say(describe_batch(args))
+
+    from utils.planner_trainer import train
+
+    manifest = describe_run(vars(args), fingerprint, None)
+    source = {"revision": cached_commit(args.model_addr, args.cache_dir) or "main", "cache_dir": args.cache_dir}
+    figures = train(args, source, chat, examples, validation, manifest, checkpoint)
+    say(describe_result(args.output_dir, figures))
+    return 0
+
+
+def say(text: str) -> None:
+    """Print, once for all processes."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, flush=True)
+
+
+def fill_in_defaults(args: argparse.Namespace) -> None:
+    """Set the defaults that hang on other flags; UserError where flags don't go together."""
+    args.eval_steps = args.eval_steps or args.save_steps
+    if args.warmup_steps is None:
+        args.warmup_steps = args.max_steps // 10
+    if args.save_steps % args.eval_steps:
+        raise UserError(
+            f"--eval_steps {args.eval_steps} does not divide --save_steps {args.save_steps}: "
+            "a checkpoint would have no validation loss"
+        )
+    if args.lora_dropout >= 1:
+        raise UserError(f"--lora_dropout {args.lora_dropout}: must be below 1")
+    if adapter_base(args.model_addr):
+        raise UserError(f"--model_addr {args.model_addr}: an adapter; give the base model it is to be trained on")
+    if "LOCAL_RANK" not in os.environ:
+        check_single_device()
+
+
+def check_single_device() -> None:
+    """Raise UserError where several GPUs are visible to one process, which could use only one."""
+    import torch
+
+    if (count := torch.cuda.device_count()) > 1:
+        raise UserError(
+            f"{count} GPUs are visible to one process\n"
+            f"  use them all: accelerate launch --num_processes {count} train_planner.py ...\n"
+            "  or one of them: CUDA_VISIBLE_DEVICES=0 python train_planner.py ..."
+        )
+
+
+def read_ranked(path: str) -> list[dict[str, Any]]:
+    records = read_dataset(path, needs=["profile", "rubric_aspects"])
+    if os.environ.get("RANK", "0") == "0":
+        warn_unless_ranked(path)
+    return records
+
+
+def make_fingerprint(args: argparse.Namespace, prompt: Prompt) -> dict[str, Any]:
+    """What decides the adapter, step by step. Devices and batch size may change, their product may not."""
+    same = (
+        "num_contexts learning_rate weight_decay max_steps warmup_steps seed "
+        "lora_rank lora_alpha lora_dropout lora_target_modules"
+    )
+    return {
+        "script": "train_planner.py",
+        "model": identify_local_model(args.model_addr, args.cache_dir),
+        "inputs": file_hash(args.inputs_addr),
+        "validation": args.validation_addr and file_hash(args.validation_addr),
+        "prompt": {prompt.name: prompt.digest},
+        "effective_batch_size": effective_batch_size(args),
+        **{name: getattr(args, name) for name in same.split()},
+    }
+
+
+def num_processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def effective_batch_size(args: argparse.Namespace) -> int:
+    """Sequences that one step learns from."""
+    return args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes()
+
+
+def choose_length(chat: LocalChat, max_seq_length: int | None) -> int:
+    limit = chat.model_limit
+    if max_seq_length and limit and max_seq_length > limit:
+        raise UserError(f"--max_seq_length {max_seq_length}: the model takes at most {limit} tokens")
+    return max_seq_length or min(PAPER_LENGTH, limit or PAPER_LENGTH)
+
+
+def build_examples(
+    records: list[dict[str, Any]], path: str | None, prompt: Prompt, chat: LocalChat, args: argparse.Namespace
+) -> list[Example]:
+    """An example a question; those without aspects have nothing to teach and are left out.
+
+    Raises:
+        UserError: --max_seq_length is too small for a question and its target even without posts, or there is
+            nothing to learn from.
+    """
+    examples, too_long = [], []
+    for record in records:
+        aspects = gold_aspects(record)
+        if not aspects:
+            continue
+        example = build_example(record, aspects, prompt, chat, args)
+        if example is None:
+            too_long.append(record["id"])
+        else:
+            examples.append(example)
+    if too_long:
+        named = ", ".join(repr(question_id) for question_id in too_long[:5])
+        raise UserError(
+            f"--max_seq_length {args.max_seq_length}: too small for {len(too_long)} of {len(records)} questions of "
+            f"{path}\n  their question and aspects alone are longer: {named}"
+        )
+    if records and not examples:
+        raise UserError(f"{path}: no question has an aspect in its rubric_aspects; there is nothing to learn")
+    return examples
+
+
+def build_example(
+    record: dict[str, Any], aspects: list[str], prompt: Prompt, chat: LocalChat, args: argparse.Namespace
+) -> Example | None:
+    """Prompt (paper, figure 15) and target; the lowest-ranked posts go until both fit, the target stays whole."""
+    target = chat.render_reply(plan_text(aspects))
+    fitted = fit_posts(
+        lambda posts: prompt.messages(question=record["question"], profile=join_posts(posts)),
+        [item["text"] for item in record["profile"][: args.num_contexts]],
+        chat,
+        args.max_seq_length - len(target),
+    )
+    if fitted is None:
+        return None
+    return Example(fitted.prompt, target, aspects, fitted.num_contexts_dropped, fitted.context_cut)
+
+
+def describe_examples(path: str, examples: list[Example]) -> str:
+    lengths = [len(example.prompt) + len(example.target) for example in examples]
+    dropped = sum(example.num_dropped for example in examples)
+    cut = sum(example.is_cut for example in examples)
+    return (
+        f"{path}: {len(examples)} questions with {sum(len(example.aspects) for example in examples)} aspects; "
+        f"{sum(lengths)} tokens, the longest {max(lengths)}, in the targets "
+        f"{sum(len(example.target) for example in examples)}\n"
+        f"  {dropped} posts left out for length, {cut} cut at the end"
+    )
+
+
+def describe_batch(args: argparse.Namespace) -> str:
+    size = effective_batch_size(args)
+    return (
+        f"effective batch: {args.per_device_train_batch_size} on a device x {args.gradient_accumulation_steps} "
+        f"accumulated x {num_processes()} processes = {size} sequences a step"
+        + ("" if size == PAPER_BATCH else f" (the paper's is {PAPER_BATCH})")
+    )
+
+
+def describe_result(output_dir: str, figures: dict[str, Any]) -> str:
+    if figures["best_step"] is None:
+        return f"{output_dir}: {figures['steps']} steps; nothing was evaluated, so no checkpoint is linked as best"
+    return (
+        f"{output_dir}: {figures['steps']} steps; best is checkpoint-{figures['best_step']}, "
+        f"validation loss {figures['best_loss']:.4f}"
+    )
+
+
+def open_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> Path | None:
+    """Make sure that the folder may be written and holds nothing but this run.
+
+    Returns:
+        The last whole checkpoint, None where there is none.
+
+    Raises:
+        UserError: it cannot be written, or holds checkpoints of other settings and --no-resume is not given.
+    """
+    folder = Path(args.output_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".probe").touch()
+        (folder / ".probe").unlink()
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
+    if not args.resume:
+        delete_run(folder)
+    manifest, checkpoints = read_folder_manifest(folder), list(folder.glob("checkpoint-*"))
+    if manifest is None and checkpoints:
+        raise UserError(f"{folder}: holds checkpoints of something else; give another --output_dir")
+    if checkpoints and (differing := differences(manifest["fingerprint"], fingerprint)):
+        raise UserError(
+            f"{folder}: a run with other settings: {differing}\n"
+            "  give another --output_dir, or --no-resume to delete that run's checkpoints and begin anew"
+        )
+    whole = [path for path in checkpoints if read_folder_manifest(path) is not None]
+    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def delete_run(folder: Path) -> None:
+    """Delete an earlier run of this script; anything else stays."""
+    if read_folder_manifest(folder) is None:
+        return
+    (folder / "manifest.json").unlink()
+    for name in ("best", "training_log.jsonl", "trainer_state.json"):
+        (folder / name).unlink(missing_ok=True)
+    for checkpoint in folder.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+
+
+def final_checkpoint(args: argparse.Namespace) -> Path:
+    return Path(args.output_dir) / f"checkpoint-{args.max_steps}"
+
+
+if __name__ == "__main__":
+    cli.run_script(main)

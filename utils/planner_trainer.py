@@ -1,0 +1,333 @@
+"""The planner's training loop: TRL's SFTTrainer on LoRA, with its own evaluation and files a run can go on from.
+
+Imported by train_planner.py once everything is checked, for it loads torch, transformers, peft and trl.
+"""
+
+import json
+import logging
+import os
+import random
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from datasets import Dataset
+from datasets.utils.logging import disable_progress_bar
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, PrinterCallback, TrainerCallback
+from transformers.utils import is_flash_attn_2_available
+from trl import SFTConfig, SFTTrainer
+
+from utils.chat import LocalChat
+from utils.cli import UserError
+from utils.model_output import parse_plan
+from utils.plans import coverage, share_words
+from utils.progress import Progress
+from utils.run_files import lock, write_folder_manifest
+
+if TYPE_CHECKING:
+    from train_planner import Example
+
+PLAN_TOKENS = 512  # a plan may have in an evaluation: planpers.py's default
+MAX_GRADIENT_NORM = 1.0  # paper, appendix E
+LOG_FIELDS = (
+    "step", "epoch", "loss", "grad_norm", "learning_rate", "mean_token_accuracy",
+    "eval_loss", "eval_aspect_recall", "eval_plans", "eval_plans_without_an_aspect", "eval_seconds", "train_runtime",
+)  # fmt: skip
+
+
+def train(
+    args: Namespace,
+    source: dict[str, Any],
+    chat: LocalChat,
+    examples: "list[Example]",
+    validation: "list[Example]",
+    manifest: dict[str, Any],
+    checkpoint: Path | None,
+) -> dict[str, Any]:
+    """Train from the base model, or on from `checkpoint`, up to --max_steps.
+
+    Args:
+        args: train_planner.py's flags.
+        source: revision and cache of the base model.
+        examples, validation: token ids of prompts and targets; without validation nothing is evaluated.
+        manifest: what goes beside every adapter.
+
+    Returns:
+        steps, best_step, best_loss (None where nothing was evaluated).
+    """
+    quiet_libraries()
+    bf16 = has_bf16()
+    attention = choose_attention(args.attn_implementation)
+    model = load_base(args.model_addr, source, torch.bfloat16 if bf16 else torch.float32, attention)
+    recorder = Recorder(Path(args.output_dir), manifest)
+    trainer = PlannerTrainer(
+        model=model,
+        args=make_config(args, bf16, evaluate=bool(validation)),
+        train_dataset=Dataset.from_list([example.row for example in examples]),
+        eval_dataset=Dataset.from_list([example.row for example in validation]) if validation else None,
+        processing_class=chat.tokenizer,
+        peft_config=make_lora_config(args, model.config.model_type),
+        callbacks=[recorder],
+        chat=chat,
+        validation=validation,
+        num_generate=args.eval_generate,
+    )
+    trainer.remove_callback(PrinterCallback)
+    recorder.manifest["device"] = device_name(trainer.accelerator.num_processes)
+    recorder.manifest["attention"], recorder.manifest["bf16"] = attention, bf16
+    if trainer.is_world_process_zero():
+        trainable, total = trainer.model.get_nb_trainable_parameters()
+        modules = ", ".join(sorted({name.split(".")[-1] for name in trainer.model.active_peft_config.target_modules}))
+        print(
+            f"{recorder.manifest['device']}; {'bf16' if bf16 else 'fp32'}; attention: {attention}; "
+            f"LoRA on {modules}: {trainable:,} of {total:,} parameters"
+            + (f"\ngoing on from {checkpoint}" if checkpoint else ""),
+            flush=True,
+        )
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    trainer.save_state()
+    state = trainer.state
+    return {"steps": state.global_step, "best_step": state.best_global_step, "best_loss": state.best_metric}
+
+
+def quiet_libraries() -> None:
+    """No bars of theirs; messages only from --log_level on."""
+    level = logging.getLogger().level
+    transformers.logging.set_verbosity(logging.ERROR if level >= logging.WARNING else level)
+    transformers.logging.disable_progress_bar()
+    disable_progress_bar()
+    if level >= logging.WARNING:
+        logging.getLogger("accelerate").setLevel(logging.ERROR)
+        logging.getLogger("torch").setLevel(logging.ERROR)
+
+
+def has_bf16() -> bool:
+    """The device computes in bfloat16; an emulation would be slower than float32."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+
+
+def device_name(count: int) -> str:
+    if torch.cuda.is_available():
+        return f"{count} x {torch.cuda.get_device_name()}"
+    return f"CPU, {len(os.sched_getaffinity(0))} cores" + (f", {count} processes" if count > 1 else "")
+
+
+def choose_attention(wanted: str) -> str:
+    """The attention to load the model with; UserError where FlashAttention 2 is asked for and not there."""
+    available = is_flash_attn_2_available()
+    if wanted == "flash_attention_2" and not available:
+        raise UserError("--attn_implementation flash_attention_2: flash-attn is not installed, or there is no GPU")
+    if wanted != "auto":
+        return wanted
+    return "flash_attention_2" if available else "sdpa"
+
+
+def load_base(model_addr: str, source: dict[str, Any], dtype: torch.dtype, attention: str) -> Any:
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            model_addr,
+            dtype=dtype,
+            attn_implementation=attention,
+            use_safetensors=True,
+            trust_remote_code=False,
+            **source,
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"{model_addr}: cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+
+
+def make_lora_config(args: Namespace, model_type: str) -> LoraConfig:
+    """LoRA as in the paper's appendix E: rank 16, alpha 16, dropout 0.05, no biases."""
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+
+    modules = args.lora_target_modules
+    if modules is None and model_type not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING:
+        raise UserError(f"PEFT has no default modules for {model_type}: name them, --lora_target_modules q_proj v_proj")
+    return LoraConfig(
+        r=args.lora_rank,
+        lora_alpha=args.lora_alpha,
+        lora_dropout=args.lora_dropout,
+        target_modules="all-linear" if modules == ["all-linear"] else modules,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+def make_config(args: Namespace, bf16: bool, evaluate: bool) -> SFTConfig:
+    return SFTConfig(
+        output_dir=args.output_dir,
+        per_device_train_batch_size=args.per_device_train_batch_size,
+        gradient_accumulation_steps=args.gradient_accumulation_steps,
+        gradient_checkpointing=args.gradient_checkpointing,
+        learning_rate=args.learning_rate,
+        weight_decay=args.weight_decay,
+        optim="adamw_torch",
+        lr_scheduler_type="linear",
+        warmup_steps=args.warmup_steps,
+        max_grad_norm=MAX_GRADIENT_NORM,
+        max_steps=args.max_steps,
+        bf16=bf16,
+        use_cpu=not torch.cuda.is_available(),
+        seed=args.seed,
+        data_seed=args.seed,
+        save_steps=args.save_steps,
+        eval_strategy="steps" if evaluate else "no",
+        eval_steps=args.eval_steps if evaluate else None,
+        metric_for_best_model="eval_loss" if evaluate else None,
+        greater_is_better=False,
+        ddp_find_unused_parameters=False,
+        logging_steps=1,
+        report_to="none",
+        disable_tqdm=True,
+        # The rows are tokenized and fit --max_seq_length, with the labels set.
+        dataset_kwargs={"skip_prepare_dataset": True},
+        max_length=None,
+    )
+
+
+class PlannerTrainer(SFTTrainer):
+    """SFTTrainer with the planner's evaluation: loss over the target tokens, and aspect recall of generated plans."""
+
+    def __init__(self, *, chat: LocalChat, validation: "list[Example]", num_generate: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        self._chat = chat
+        self._validation = validation
+        sample = random.Random(self.args.seed).sample(validation, min(num_generate, len(validation)))
+        self._sample = sample
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        started = time.monotonic()
+        self.model.eval()
+        metrics = {"eval_loss": self._target_loss(), **self._plan_figures()}
+        metrics["eval_seconds"] = round(time.monotonic() - started, 1)
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _mine(self, examples: "list[Example]") -> "list[Example]":
+        """This process's share."""
+        return examples[self.accelerator.process_index :: self.accelerator.num_processes]
+
+    @torch.no_grad()
+    def _target_loss(self) -> float:
+        """Mean cross-entropy (nats) over all target tokens of the validation set."""
+        total = torch.zeros(2, dtype=torch.float64, device=self.accelerator.device)
+        for example in self._mine(self._validation):
+            input_ids = torch.tensor([[*example.prompt, *example.target]], device=self.accelerator.device)
+            num_target = len(example.target)
+            with self.accelerator.autocast():
+                # The last position predicts nothing; the one before the target predicts its first token.
+                logits = self.model(input_ids=input_ids, logits_to_keep=num_target + 1).logits[0, :-1]
+            loss = torch.nn.functional.cross_entropy(logits.float(), input_ids[0, -num_target:], reduction="sum")
+            total += torch.tensor([loss, num_target], device=total.device)
+        total = self.accelerator.reduce(total, "sum")
+        return (total[0] / total[1]).item()
+
+    def _plan_figures(self) -> dict[str, float]:
+        """Aspect recall of greedy plans for the sample: mean share of gold titles that a planned one matches.
+
+        They match by shared words (utils/plans.share_words).
+        """
+        if not self._sample:
+            return {}
+        total = torch.zeros(2, dtype=torch.float64, device=self.accelerator.device)
+        for example in self._mine(self._sample):
+            planned = parse_plan(self._generate(example), cut=False).value
+            recall = coverage(example.aspects, planned or [], share_words)
+            total += torch.tensor([recall, planned is None], device=total.device)
+        recall, without = self.accelerator.reduce(total, "sum").tolist()
+        return {
+            "eval_aspect_recall": recall / len(self._sample),
+            "eval_plans": len(self._sample),
+            "eval_plans_without_an_aspect": int(without),
+        }
+
+    @torch.no_grad()
+    def _generate(self, example: "Example") -> str:
+        prompt = torch.tensor([list(example.prompt)], device=self.accelerator.device)
+        config = GenerationConfig(
+            do_sample=False,
+            repetition_penalty=1.0,  # some models' own settings have another; vLLM is asked without
+            max_new_tokens=PLAN_TOKENS,
+            eos_token_id=self._chat.end_of_turn(),
+            pad_token_id=self._chat.tokenizer.pad_token_id,
+            use_cache=True,
+        )
+        with self.accelerator.autocast():
+            output = self.model.generate(
+                input_ids=prompt, attention_mask=torch.ones_like(prompt), generation_config=config
+            )
+        return self._chat.tokenizer.decode(output[0, prompt.shape[1] :], skip_special_tokens=True)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()  # each process writes a part; Recorder.on_save then calls it whole
+
+
+class Recorder(TrainerCallback):
+    """Keeps the run's files (by the first process alone) and shows its progress.
+
+    training_log.jsonl has every figure, a line a step or evaluation; a resumed run begins it with what its checkpoint
+    had logged. A checkpoint without manifest.json is not whole.
+    """
+
+    def __init__(self, output_dir: Path, manifest: dict[str, Any]):
+        self.manifest = manifest
+        self._folder = output_dir
+        self._log: Any = None
+        self._progress: Progress | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        self._log = open(self._folder / "training_log.jsonl", "a", encoding="utf-8")  # noqa: SIM115 (held open)
+        lock(self._log, self._folder / "training_log.jsonl")
+        self._log.truncate(0)
+        for figures in state.log_history:
+            self._write(figures)
+        write_folder_manifest(self._folder, self.manifest)
+        self._progress = Progress(state.max_steps, "steps", initial=state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._log is not None:
+            self._write(state.log_history[-1])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._progress is not None:
+            last = next((f"{entry['loss']:.3f}" for entry in reversed(state.log_history) if "loss" in entry), "-")
+            self._progress.update(1, loss=last)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            recall = metrics.get("eval_aspect_recall")
+            found = "" if recall is None else f", aspect recall {recall:.3f} of {metrics['eval_plans']} plans"
+            text = f"step {state.global_step}: validation loss {metrics['eval_loss']:.4f}{found}"
+            print(text, file=sys.stderr, flush=True)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        checkpoint = self._folder / f"checkpoint-{state.global_step}"
+        figures = {"step": state.global_step, "best_step": state.best_global_step, "best_loss": state.best_metric}
+        write_folder_manifest(checkpoint, {**self.manifest, **figures})
+        if state.best_global_step == state.global_step:
+            link = self._folder / "best.tmp"
+            link.unlink(missing_ok=True)
+            link.symlink_to(checkpoint.name)
+            link.replace(self._folder / "best")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._progress is not None:
+            self._progress.close()
+
+    def _write(self, figures: dict[str, Any]) -> None:
+        kept = {name: figures[name] for name in LOG_FIELDS if name in figures}
+        self._log.write(json.dumps(kept) + "\n")
+        self._log.flush()
