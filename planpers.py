@@ -21,11 +21,11 @@ from utils import cli
 from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_posts, open_chat
 from utils.cli import UserError
 from utils.engines import VLLMEngine, identify_local_model, identify_model, open_engine
-from utils.generation import Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
+from utils.generation import Parser, Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
 from utils.model_output import ANSWER_SCHEMA, PLAN_SCHEMA, parse_answer, parse_plan
 from utils.models import adapter_base, model_fingerprint
 from utils.plans import gold_aspects, plan_text
-from utils.records import collect_responses, count_responses, read_dataset, read_plans, select_questions
+from utils.records import collect_responses, count_responses, first_five, read_dataset, read_plans, select_questions
 from utils.run_files import Journal, Key, file_hash, open_journal, warn_unless_ranked
 
 Record = dict[str, Any]
@@ -33,10 +33,11 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Model:
-    """One of the two models as this run uses it.
+    """Planner or generator, as this run uses it.
 
     Attributes:
         length: tokens of prompt and output together.
+        num_contexts: posts its prompt may hold.
         fingerprint: the settings that decide its outputs.
     """
 
@@ -44,12 +45,20 @@ class Model:
     chat: LocalChat | APIChat
     length: int
     policy: Policy
+    prompts: dict[str, Prompt]
+    num_contexts: int
     fingerprint: dict[str, Any]
 
-    @property
-    def budget(self) -> int:
-        """Tokens a prompt may have."""
-        return self.length - self.policy.max_tokens
+    def fit(self, prompt_name: str, question: Record, **values: str) -> Fitted | None:
+        """A prompt with the question's best posts (paper, figures 14 and 15), ready for the model to speak."""
+        return fit_posts(
+            lambda posts: self.prompts[prompt_name].messages(
+                question=question["question"], profile=join_posts(posts), **values
+            ),
+            [item["text"] for item in question["profile"][: self.num_contexts]],
+            self.chat,
+            self.length - self.policy.max_tokens,
+        )
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -96,42 +105,28 @@ def main(argv: list[str] | None = None) -> int:
     planner = describe_planner(args, prompts) if args.planner_model else None
     generator = describe_generator(args, prompts, planner)
     if args.dry_run:
-        print_dry_run(args, questions, keys, prompts, planner, generator, plans)
+        print_dry_run(questions, keys, planner, generator, plans)
         return 0
 
-    journal = open_journal(args.output_addr, generator.fingerprint, args.overwrite, len(keys))
-    if journal is None or journal.holds(keys, lambda: collect_responses(records, journal.entries)):
+    answering = open_journal(args.output_addr, generator.fingerprint, args.overwrite, len(keys))
+    if answering is None or answering.holds(keys, lambda: collect_responses(records, answering.entries)):
         print(f"{args.output_addr}: already finished, left alone")
         return 0
-    planning = planner and open_journal(plans_output, planner.fingerprint, args.overwrite, len(keys))
-    if planning is not None:
-        plans = planning.entries
-    elif planner is not None:  # finished, and its journal was deleted
-        plans = plans_by_key(read_plans(plans_output))
-    to_plan = planning.missing(keys) if planning else []
-    to_answer = journal.missing(keys)
-    # Made as they are asked for: by then every plan is there.
-    answers = build_answers(args, questions, to_answer, prompts, generator, plans, journal)
-    answer_stage = make_stage(generator, answers, "answers", keys, to_answer)
-    device = None
-    if to_plan:
-        requests = build_plans(args, questions, to_plan, prompts, planner, planning)
-        plan_stage = make_stage(planner, requests, "plans", keys, to_plan)
-        if to_answer and share_base(args):
-            length = max(planner.length, generator.length)
-            device = generate(
-                lambda: VLLMEngine(args, [planner.addr, generator.addr], length), plan_stage, answer_stage
-            )
-            to_answer = []
-            publish_plans(planning, records, args, device)
-        else:
-            planner_device = generate(lambda: VLLMEngine(args, [planner.addr], planner.length), plan_stage)
-            publish_plans(planning, records, args, planner_device)
-    elif planning and not planning.holds(keys, lambda: collect_responses(records, planning.entries, "aspects")):
-        publish_plans(planning, records, args, None)
-    if to_answer:
-        device = generate(lambda: open_engine(args, generator.addr, generator.length), answer_stage)
-    publish_answers(journal, records, args, generator, device)
+    planning, plan_stage, answer_stage = None, None, None
+    if planner is not None:
+        planning = open_journal(plans_output, planner.fingerprint, args.overwrite, len(keys))
+        # Without a journal the plans are finished, and their journal was deleted.
+        plans = planning.entries if planning else plans_by_key(read_plans(plans_output))
+    if planning and (missing := planning.missing(keys)):
+        requests = build_plans(questions, missing, planner, planning)
+        plan_stage = make_stage(planner, requests, parse_plan, "plans", keys, missing)
+    if missing := answering.missing(keys):
+        requests = build_answers(questions, missing, generator, plans, answering)
+        answer_stage = make_stage(generator, requests, parse_answer, "answers", keys, missing)
+    plan_device, answer_device = run_stages(args, planner, generator, plan_stage, answer_stage)
+    if planning and not planning.holds(keys, lambda: collect_responses(records, planning.entries, "aspects")):
+        publish_plans(planning, records, args, plan_device)
+    publish_answers(answering, records, args, generator, answer_device)
     return 0
 
 
@@ -151,9 +146,9 @@ def given_plans(args: argparse.Namespace, questions: list[Record], keys: list[Ke
         return {}
     plans = plans_by_key(read_plans(args.plans_addr))
     if missing := [key for key in keys if key not in plans]:
-        named = ", ".join(repr(question_id) for question_id, _ in missing[:5])
+        named = first_five(list(dict.fromkeys(question_id for question_id, _ in missing)))
         raise UserError(
-            f"{args.plans_addr}: lacks {len(missing)} of the {len(keys)} plans of this run, as for {named}\n"
+            f"{args.plans_addr}: lacks {len(missing)} of the {len(keys)} plans of this run: {named}\n"
             "  plan them with --planner_model, or give fewer --num_generated_outputs or a --limit"
         )
     return plans
@@ -184,7 +179,7 @@ def describe_planner(args: argparse.Namespace, prompts: dict[str, Prompt]) -> Mo
         "dtype": args.dtype,
         **policy.fingerprint(),
     }
-    return Model(args.planner_model, chat, length, policy, fingerprint)
+    return Model(args.planner_model, chat, length, policy, prompts, args.num_contexts, fingerprint)
 
 
 def describe_generator(args: argparse.Namespace, prompts: dict[str, Prompt], planner: Model | None) -> Model:
@@ -192,16 +187,15 @@ def describe_generator(args: argparse.Namespace, prompts: dict[str, Prompt], pla
     chat = open_chat(args, args.model_addr)
     args.max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, PAPER_LENGTH)
     policy = Policy.from_arguments(args, ANSWER_SCHEMA)
-    source: Record = {"plans": "gold" if args.gold_plan else None}
-    if args.plans_addr:
-        source = {"plans": file_hash(args.plans_addr)}
     if planner is not None:
-        source = {"plans": planner.fingerprint["planner"]}
-        source |= {f"plan_{name}": planner.fingerprint[name] for name in ("prompt", "max_model_len", "max_tokens")}
+        plans = {"plans": planner.fingerprint["planner"]}
+        plans |= {f"plan_{name}": planner.fingerprint[name] for name in ("prompt", "max_model_len", "max_tokens")}
+    else:
+        plans = {"plans": "gold" if args.gold_plan else file_hash(args.plans_addr)}
     fingerprint = {
         "script": "planpers.py",
         "model": identity,
-        **source,
+        **plans,
         "inputs": file_hash(args.inputs_addr),
         "prompt": {name: prompts[name].digest for name in ("planpers", "rag")},
         "num_contexts": args.num_contexts,
@@ -209,85 +203,67 @@ def describe_generator(args: argparse.Namespace, prompts: dict[str, Prompt], pla
         "dtype": args.dtype,
         **policy.fingerprint(),
     }
-    return Model(args.model_addr, chat, args.max_model_len, policy, fingerprint)
+    return Model(args.model_addr, chat, args.max_model_len, policy, prompts, args.num_contexts, fingerprint)
+
+
+def make_stage(
+    model: Model, requests: Iterable[Request], parse: Parser, unit: str, keys: list[Key], missing: list[Key]
+) -> Stage:
+    return Stage(model.addr, requests, model.policy, parse, unit, len(keys), done=len(keys) - len(missing))
+
+
+def build_plans(questions: list[Record], keys: list[Key], planner: Model, journal: Journal | None) -> Iterator[Request]:
+    """Stage 1: a request for a plan for each of `keys`."""
+    by_id = {question["id"]: question for question in questions}
+    for key in keys:
+        yield fitted_request(key, planner.fit("planner", by_id[key[0]]), journal)
+
+
+def build_answers(
+    questions: list[Record], keys: list[Key], generator: Model, plans: dict[Key, Record], journal: Journal | None
+) -> Iterator[Request]:
+    """Stage 2: a request for an answer for each of `keys`, by the plan of the same number.
+
+    Without a usable plan it is answered as RAG does, and the record says why. `plans` is looked at when a request is
+    asked for: by then stage 1 has filled it.
+    """
+    by_id = {question["id"]: question for question in questions}
+    for key in keys:
+        question, plan = by_id[key[0]], plans[key]
+        if plan["value"]:
+            text = plan_text(plan["value"])
+            yield fitted_request(key, generator.fit("planpers", question, plan=text), journal, plan=text)
+        else:
+            yield fitted_request(key, generator.fit("rag", question), journal, plan=None, no_plan=plan["reason"])
+
+
+def run_stages(
+    args: argparse.Namespace,
+    planner: Model | None,
+    generator: Model,
+    plan_stage: Stage | None,
+    answer_stage: Stage | None,
+) -> tuple[str | None, str | None]:
+    """Plan, then answer: on one engine where one can serve both, else the planner is gone before the generator loads.
+
+    Returns:
+        The devices of planner and generator, None for a stage that had nothing to do.
+    """
+    if plan_stage and answer_stage and share_base(args):
+        length = max(planner.length, generator.length)
+        device = generate(lambda: VLLMEngine(args, [planner.addr, generator.addr], length), plan_stage, answer_stage)
+        return device, device
+    plan_device = plan_stage and generate(lambda: VLLMEngine(args, [planner.addr], planner.length), plan_stage)
+    device = answer_stage and generate(lambda: open_engine(args, generator.addr, generator.length), answer_stage)
+    return plan_device, device
 
 
 def share_base(args: argparse.Namespace) -> bool:
-    """Planner and generator are one base model with or without adapters, so one engine can serve both."""
+    """Planner and generator are one base model, with or without adapters on it."""
     if args.openai:
         return False
     bases = {adapter_base(model) or model for model in (args.planner_model, args.model_addr)}
     return len({model_fingerprint(base, args.cache_dir) for base in bases}) == 1
-
-
-def make_stage(model: Model, requests: Iterable[Request], unit: str, keys: list[Key], missing: list[Key]) -> Stage:
-    parse = parse_plan if unit == "plans" else parse_answer
-    return Stage(model.addr, requests, model.policy, parse, unit, len(keys), done=len(keys) - len(missing))
-
-
-def build_plans(
-    args: argparse.Namespace,
-    questions: list[Record],
-    keys: list[Key],
-    prompts: dict[str, Prompt],
-    planner: Model,
-    journal: Journal | None,
-) -> Iterator[Request]:
-    """Stage 1: a request for a plan for each of `keys`."""
-    by_id = {question["id"]: question for question in questions}
-    for key in keys:
-        yield fitted_request(key, fit_plan(by_id[key[0]], args.num_contexts, prompts["planner"], planner), journal)
-
-
-def fit_plan(question: Record, num_contexts: int, prompt: Prompt, planner: Model) -> Fitted | None:
-    """The planner's prompt (paper, figure 15): question and posts, ready for the planner to speak."""
-    posts = [item["text"] for item in question["profile"][:num_contexts]]
-    return fit_posts(
-        lambda kept: prompt.messages(question=question["question"], profile=join_posts(kept)),
-        posts,
-        planner.chat,
-        planner.budget,
-    )
-
-
-def build_answers(
-    args: argparse.Namespace,
-    questions: list[Record],
-    keys: list[Key],
-    prompts: dict[str, Prompt],
-    generator: Model,
-    plans: dict[Key, Record],
-    journal: Journal | None,
-) -> Iterator[Request]:
-    """Stage 2: a request for an answer for each of `keys`, by the plan of the same number.
-
-    Without a usable plan it is answered as RAG does, and the record says why.
-    """
-    by_id = {question["id"]: question for question in questions}
-    for key in keys:
-        plan = plans[key]
-        aspects = plan["value"] or None
-        fitted = fit_answer(by_id[key[0]], aspects, args.num_contexts, prompts, generator)
-        if aspects:
-            yield fitted_request(key, fitted, journal, plan=plan_text(aspects))
-        else:
-            yield fitted_request(key, fitted, journal, plan=None, no_plan=plan["reason"])
-
-
-def fit_answer(
-    question: Record, aspects: list[str] | None, num_contexts: int, prompts: dict[str, Prompt], generator: Model
-) -> Fitted | None:
-    """The generator's prompt (paper, figure 15): question, posts and plan; without a plan RAG's (figure 14)."""
-    posts = [item["text"] for item in question["profile"][:num_contexts]]
-    prompt, plan = prompts["rag"], {}
-    if aspects:
-        prompt, plan = prompts["planpers"], {"plan": plan_text(aspects)}
-    return fit_posts(
-        lambda kept: prompt.messages(question=question["question"], profile=join_posts(kept), **plan),
-        posts,
-        generator.chat,
-        generator.budget,
-    )
 
 
 def publish_plans(journal: Journal, records: list[Record], args: argparse.Namespace, device: str | None) -> None:
@@ -317,22 +293,15 @@ def publish_answers(
 
 
 def print_dry_run(
-    args: argparse.Namespace,
-    questions: list[Record],
-    keys: list[Key],
-    prompts: dict[str, Prompt],
-    planner: Model | None,
-    generator: Model,
-    plans: dict[Key, Record],
+    questions: list[Record], keys: list[Key], planner: Model | None, generator: Model, plans: dict[Key, Record]
 ) -> None:
     """What each stage would ask. Plans that are still to be made are not counted into the answers' prompts."""
     note = ""
     if planner is not None:
-        requests = build_plans(args, questions, keys, prompts, planner, None)
-        print("plans:\n" + describe_requests(requests, planner.chat, planner.policy))
+        print("plans:\n" + describe_requests(build_plans(questions, keys, planner, None), planner.chat, planner.policy))
         plans = {key: {"value": None, "reason": "not made yet"} for key in keys}
-        note = f" (without their plans of up to {args.max_tokens_plan} tokens, which are still to be made)"
-    requests = build_answers(args, questions, keys, prompts, generator, plans, None)
+        note = f" (without their plans of up to {planner.policy.max_tokens} tokens, which are still to be made)"
+    requests = build_answers(questions, keys, generator, plans, None)
     print(f"answers{note}:\n" + describe_requests(requests, generator.chat, generator.policy))
 
 

@@ -25,7 +25,7 @@ from utils.cli import UserError
 from utils.engines import identify_local_model
 from utils.models import adapter_base, cached_commit
 from utils.plans import gold_aspects, plan_text
-from utils.records import read_dataset
+from utils.records import first_five, read_dataset
 from utils.run_files import (
     describe_run,
     differences,
@@ -280,10 +280,9 @@ def build_examples(
         else:
             examples.append(example)
     if too_long:
-        named = ", ".join(repr(question_id) for question_id in too_long[:5])
         raise UserError(
             f"--max_seq_length {args.max_seq_length}: too small for {len(too_long)} of {len(records)} questions of "
-            f"{path}\n  their question and aspects alone are longer: {named}"
+            f"{path}\n  their question and aspects alone are longer: {first_five(too_long)}"
         )
     if records and not examples:
         raise UserError(f"{path}: no question has an aspect in its rubric_aspects; there is nothing to learn")

@@ -22,7 +22,19 @@ SCRIPTS = sorted(
     for path in folder.glob("*.py")
     if '\nif __name__ == "__main__":' in path.read_text(encoding="utf-8")
 )
-HEAVY = ("torch", "vllm", "transformers", "openai", "trl", "peft", "numpy", "datasets", "huggingface_hub", "tiktoken")
+HEAVY = (
+    "torch",
+    "vllm",
+    "transformers",
+    "openai",
+    "trl",
+    "peft",
+    "numpy",
+    "datasets",
+    "huggingface_hub",
+    "tiktoken",
+    "matplotlib",
+)
 
 
 def run(*command, **more):

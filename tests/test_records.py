@@ -13,6 +13,7 @@ from utils.records import (
     match_responses,
     read_dataset,
     read_json,
+    read_plans,
     read_responses,
     select_questions,
     shard_of,
@@ -402,3 +403,44 @@ def test_half_a_character_in_a_response_is_named(tmp_path):
 def test_a_shard_without_responses_scores_none_of_them():
     questions = [record()]
     assert match_responses(questions, {"q2": []}, "answers.json", ["q1", "q2"], allow_partial=True) == []
+
+
+# Plans
+
+
+def test_a_file_of_plans_is_read_as_it_is(tmp_path):
+    plans = {
+        "q1": [{"aspects": ["Cost", "音楽"], "parsed": "strict"}, {"aspects": []}],
+        "q2": [{"aspects": None, "reason": "no aspect in the text"}],
+    }
+    assert read_plans(write(tmp_path / "p.json", plans)) == plans
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ([{"aspects": ["a"]}], "holds a list; plans are an object {question id: [{aspects}]}"),
+        ("null", "holds missing or null; plans are an object {question id: [{aspects}]}"),
+        ({"q1": []}, "id 'q1': an empty list where [{\"aspects\": [...]}] belongs"),
+        ({"q1": {"aspects": ["a"]}}, "id 'q1': an object where [{\"aspects\": [...]}] belongs"),
+        ({"q1": None}, "id 'q1': missing or null where [{\"aspects\": [...]}] belongs"),
+        ({"q1": [{"aspects": ["a"]}, {"output": "b"}]}, "id 'q1': plan 1 has no field 'aspects'"),
+        ({"q1": ["a"]}, "id 'q1': plan 0 has no field 'aspects'"),
+        ({"q1": [["aspects"]]}, "id 'q1': plan 0 has no field 'aspects'"),
+        ({"q1": [{"aspects": "Cost"}]}, "id 'q1': plan 0: 'aspects' is the text 'Cost', not a list of titles"),
+        ({"q1": [{"aspects": {"a": 1}}]}, "id 'q1': plan 0: 'aspects' is an object, not a list of titles"),
+        ({"q1": [{"aspects": 0}]}, "id 'q1': plan 0: 'aspects' is 0, not a list of titles"),
+        ('{"q1": [{"aspects": []}], "q1": []}', "'q1' stands twice in one object; names are unique"),
+        ('{"q1": [{"aspects": ["a"', "the JSON breaks off at line 1, column 25: the file is cut short"),
+        ("", "the file is empty"),
+    ],
+)
+def test_a_file_that_holds_no_plans(tmp_path, content, expected):
+    path = write(tmp_path / "p.json", content)
+    assert message(read_plans, path) == f"{path}: {expected}"
+
+
+@pytest.mark.parametrize("title", ["5", "null", '["a"]', '{"aspect": "a"}', '"\\ud83d"'])
+def test_a_title_that_is_no_text(tmp_path, title):
+    path = write(tmp_path / "p.json", f'{{"q1": [{{"aspects": ["a"]}}, {{"aspects": ["a", {title}]}}]}}')
+    assert message(read_plans, path).startswith(f"{path}: id 'q1': plan 1: 'aspects' holds ")

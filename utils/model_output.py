@@ -341,8 +341,10 @@ def _unescape(raw: str) -> str:
     return _ESCAPE.sub(resolve, raw)
 
 
-_LIST_MARK = re.compile(r"(?:[-*+•–]|\(?\d{1,2}[.):])\s+|\*\*(?=\S)|[#>]+\s*")
-_JSON_TEXT = re.compile(r'"(?:[^"\\]|\\.)*+"')
+_LIST_MARK = re.compile(r"(?:[-*+•–]|\(?\d{1,2}[.):])(?:\s++|\Z)|[#>]++\s*+")
+_FENCE = re.compile(r"```(?:json|text|txt|plaintext|markdown|md)?(?=\s|\Z)")
+_ARRAY = re.compile(r"\[\s*+(?=\")")
+_ARRAY_TEXT = re.compile(r"\"((?:[^\"\\]|\\.)*+)\"\s*+(?:(,)\s*+)?", re.DOTALL)
 
 
 def parse_plan(text: str, cut: bool = False) -> Parsed:
@@ -350,31 +352,44 @@ def parse_plan(text: str, cut: bool = False) -> Parsed:
 
     cut: the generation ended at max_tokens, so the last title may be a part of one.
     """
-    body = _writable(_after_reasoning(text)).strip()
-    body = re.sub(r"\A```\w*\s*|\s*```\Z", "", body)
-    if body.startswith("["):
-        lines = [_unescape(literal[1:-1]) for literal in _JSON_TEXT.findall(body)]
-        last_may_be_cut = False  # it would lack its closing quote and not be among them
+    body = _after_reasoning(text).removeprefix("\ufeff").strip()
+    if (array := _ARRAY.search(body)) is not None:
+        lines = _array_texts(body, array.end())
+        as_asked = array.start() == 0 and body.endswith("]")
+        last_is_whole = True  # a text that was cut has no closing quote and is not among them
     else:
         lines = body.splitlines()
-        if len(lines) > 1 and lines[0].rstrip("*_ ").endswith(":"):
-            lines = lines[1:]
-        last_may_be_cut = cut
+        as_asked = not (lines and lines[0].rstrip("*_ ").endswith(":"))
+        lines = lines if as_asked else lines[1:]
+        last_is_whole = not cut or text.endswith("\n")
     titles: dict[str, str] = {}
     for number, line in enumerate(lines):
         title = _plan_title(line)
-        if title and not (last_may_be_cut and titles and number == len(lines) - 1):
+        if title and (last_is_whole or not titles or number < len(lines) - 1):
             titles.setdefault(title.casefold(), title)
     if not titles:
         return _none("no aspect in the text")
-    how = "strict" if lines == list(titles.values()) else "repaired"
+    how = "strict" if as_asked and lines == list(titles.values()) else "repaired"
     return Parsed(list(titles.values()), how, None, cut)
 
 
+def _array_texts(text: str, pos: int) -> list[str]:
+    """The whole texts of a JSON array whose first one starts at `pos`."""
+    found = []
+    while (match := _ARRAY_TEXT.match(text, pos)) is not None:
+        found.append(_unescape(match[1]))
+        if match[2] is None:
+            break
+        pos = match.end()
+    return found
+
+
 def _plan_title(line: str) -> str:
-    """A line without its list mark and bold face; nothing where it holds no word."""
-    line = " ".join(line.split())
-    while (mark := _LIST_MARK.match(line)) is not None:
-        line = line[mark.end() :]
-    line = line.replace("**", "").strip()
-    return line if re.search(r"\w", line) else ""
+    """A line without its list mark, fence and bold face; nothing where it holds no word."""
+    line = " ".join(_writable(line).replace("**", "").split())
+    line = _FENCE.sub("", line).replace("```", "").strip()
+    start = 0
+    while (mark := _LIST_MARK.match(line, start)) is not None:
+        start = mark.end()
+    title = line[start:].strip()
+    return title if re.search(r"[^\W_]", title) else ""

@@ -34,8 +34,8 @@ def one_line(text: str) -> str:
 
 
 def same_title(a: str, b: str) -> bool:
-    """Equal but for case, punctuation and white space."""
-    return _words(a) == _words(b)
+    """The same words in the same order, whatever their case and what stands between them."""
+    return (_words(a) or a) == (_words(b) or b)
 
 
 def word_overlap(a: str, b: str) -> float:

@@ -49,7 +49,7 @@ ENCODER = Source(
 
 def build_parser() -> argparse.ArgumentParser:
     parser = cli.make_parser(__doc__)
-    parser.add_argument("--output_dir", metavar="DIR", default="demo/models", help="where they go (%(default)s)")
+    parser.add_argument("--output_dir", required=True, metavar="DIR", help="where they go")
     return parser
 
 

@@ -252,9 +252,11 @@ def read_plans(path: str | Path) -> dict[str, list[dict[str, Any]]]:
             if not isinstance(plan, dict) or "aspects" not in plan:
                 raise UserError(f"{where}: plan {number} has no field 'aspects'")
             aspects = plan["aspects"]
-            titles = isinstance(aspects, list) and all(isinstance(a, str) and _is_unicode(a) for a in aspects)
-            if aspects is not None and not titles:
+            if aspects is not None and not isinstance(aspects, list):
                 raise UserError(f"{where}: plan {number}: 'aspects' is {_kind(aspects)}, not a list of titles")
+            for title in aspects or []:
+                if not isinstance(title, str) or not title.strip() or not _is_unicode(title):
+                    raise UserError(f"{where}: plan {number}: 'aspects' holds {_kind(title)} for a title")
     return plans
 
 
@@ -281,11 +283,12 @@ def match_responses(
     if missing and not foreign and len(missing) < len(questions):
         lines = [f"{path}: only a part of the questions has a response; --allow_partial scores that part"]
     if missing:
-        lines.append(f"  {len(missing)} questions without a response: {_first_five(missing)}")
+        lines.append(f"  {len(missing)} questions without a response: {first_five(missing)}")
     if foreign:
-        lines.append(f"  {len(foreign)} responses to no question of the dataset: {_first_five(foreign)}")
+        lines.append(f"  {len(foreign)} responses to no question of the dataset: {first_five(foreign)}")
     raise UserError("\n".join(lines))
 
 
-def _first_five(ids: list[str]) -> str:
+def first_five(ids: list[str]) -> str:
+    """The first five ids, quoted, for an error message."""
     return ", ".join(repr(i) for i in ids[:5]) + (", ..." if len(ids) > 5 else "")

@@ -1,0 +1,283 @@
+"""Compare a planner's plans with the gold aspects: precision, recall and F1 of the titles, a row a category.
+
+  python utils/evaluate_plans.py --inputs_addr test.json --plans_addr planpers.json.plans.json
+  python utils/evaluate_plans.py --inputs_addr test.json --plans_addr planpers.json.plans.json \\
+      --embedding_model none --output_addr plan_scores.json
+
+Recall is the share of a question's gold aspects that match a planned one, precision the share of planned aspects that
+match a gold one, each under up to three rules for when two titles match. A question without a plan counts 0.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from utils import cli
+from utils.cli import UserError
+from utils.models import check_model, model_fingerprint
+from utils.plans import WORDS_THRESHOLD, coverage, gold_aspects, one_line, same_title, share_words
+from utils.progress import Progress
+from utils.records import first_five, read_dataset, read_plans
+from utils.run_files import file_hash, prepare_output, write_atomically
+from utils.scoring import CATEGORIES, COMMUNITIES
+
+MEASURES = {"precision": "P", "recall": "R", "f1": "F1"}
+
+Rule = Callable[[str, str], bool]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = cli.make_parser(__doc__)
+    parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="dataset with the gold aspects")
+    parser.add_argument(
+        "--plans_addr", required=True, metavar="FILE", help="plans, the <output>.plans.json of planpers.py"
+    )
+    parser.add_argument("--allow_partial", action="store_true", help="evaluate only the questions that have a plan")
+    parser.add_argument("--output_addr", metavar="FILE", help="where the figures of every question go, as JSON")
+    parser.add_argument("--overwrite", action="store_true", help="replace an output that was made with other settings")
+    parser.add_argument(
+        "--words_threshold",
+        type=cli.fraction,
+        default=WORDS_THRESHOLD,
+        help="Dice coefficient of their words from which two titles match (%(default)s)",
+    )
+    cli.add_log_argument(parser)
+    group = parser.add_argument_group("encoder")
+    group.add_argument(
+        "--embedding_model",
+        default="facebook/contriever-msmarco",
+        metavar="MODEL",
+        help="BERT-like encoder, by hub name or folder; none leaves the embedding rule out (%(default)s)",
+    )
+    group.add_argument(
+        "--embedding_threshold",
+        type=cli.fraction,
+        default=0.8,
+        help="cosine of their embeddings from which two titles match (%(default)s)",
+    )
+    group.add_argument("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
+    group.add_argument(
+        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU if any (%(default)s)"
+    )
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the table; returns 0. Raises UserError before the encoder loads."""
+    args = build_parser().parse_args(argv)
+    cli.set_up_logging(args.log_level)
+    if args.output_addr is not None:
+        cli.check_outputs([args.output_addr], [args.inputs_addr, args.plans_addr])
+    records = read_dataset(args.inputs_addr, needs=["rubric_aspects"])
+    plans = read_plans(args.plans_addr)
+    planned = records_with_a_plan(records, plans, args)
+    questions = read_questions([record for record in planned if record["rubric_aspects"]], plans, args)
+    if args.embedding_model != "none":
+        check_model(args.embedding_model, args.cache_dir)
+    if args.output_addr is not None:
+        prepare_output(args.output_addr, {}, args.overwrite)
+    if any(len(plans[record["id"]]) > 1 for record in planned):
+        print(f"note: {args.plans_addr}: only the first plan of each question is evaluated", file=sys.stderr)
+
+    rules = make_rules(questions, args)
+    for question in questions:
+        question["scores"] = {
+            name: question_scores(question["gold"], question["planned"], rule) for name, rule in rules.items()
+        }
+    means = category_means(questions)
+    left_out = {
+        "without gold aspects": [record["id"] for record in planned if not record["rubric_aspects"]],
+        "not in the file of plans": [record["id"] for record in records if record["id"] not in plans],
+    }
+    print(describe_rules(args), to_markdown(means), *describe_left_out(left_out), sep="\n")
+    if args.output_addr is not None:
+        everything = {"settings": settings(args), "means": means, "left_out": left_out, "per_question": questions}
+        write_atomically(args.output_addr, json.dumps(everything, ensure_ascii=False, indent=2) + "\n")
+    return 0
+
+
+# Reading
+
+
+def records_with_a_plan(
+    records: list[dict[str, Any]], plans: dict[str, Any], args: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Those of `records` that stand in the file of plans, which may hold other datasets' questions too.
+
+    Raises:
+        UserError: one doesn't, without --allow_partial; or none does.
+    """
+    missing = [record["id"] for record in records if record["id"] not in plans]
+    if len(missing) == len(records):
+        raise UserError(
+            f"{args.plans_addr}: holds no plan for any question of {args.inputs_addr}\n"
+            "  give the dataset these plans were made for"
+        )
+    if missing and not args.allow_partial:
+        raise UserError(
+            f"{args.plans_addr}: only a part of the questions has a plan; --allow_partial evaluates that part\n"
+            f"  {len(missing)} of {len(records)} questions without a plan: {first_five(missing)}"
+        )
+    return [record for record in records if record["id"] in plans]
+
+
+def read_questions(
+    records: list[dict[str, Any]], plans: dict[str, list[dict[str, Any]]], args: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """What is compared: `{"id", "category", "gold", "planned"}` a question, the last two lists of titles.
+
+    "category" is one of the paper's; "planned" is empty where there is no plan.
+
+    Raises:
+        UserError: no category is known for a question's community, or there are no questions.
+    """
+    if not records:
+        raise UserError(f"{args.inputs_addr}: no question with a plan has rubric_aspects to compare it with")
+    questions = []
+    for record in records:
+        community = record.get("category")
+        if not isinstance(community, str) or community not in COMMUNITIES:
+            raise UserError(
+                f"{args.inputs_addr}: id {record['id']!r}: no category is known for the community {community!r}\n"
+                "  add it to the category it belongs to at the top of utils/scoring.py"
+            )
+        titles = [one_line(title) for title in plans[record["id"]][0]["aspects"] or []]
+        questions.append(
+            {
+                "id": record["id"],
+                "category": COMMUNITIES[community],
+                "gold": gold_aspects(record),
+                "planned": [title for title in titles if title],
+            }
+        )
+    return questions
+
+
+# When two titles match
+
+
+def make_rules(questions: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Rule]:
+    """The rules by name, in the table's order; the embedding rule needs the encoder and embeds all titles here."""
+    rules: dict[str, Rule] = {"exact": same_title, "words": partial(share_words, threshold=args.words_threshold)}
+    if args.embedding_model != "none":
+        titles = [title for question in questions for title in question["gold"] + question["planned"]]
+        rules["embedding"] = embedding_rule(list(dict.fromkeys(titles)), args)
+    return rules
+
+
+def embedding_rule(titles: Sequence[str], args: argparse.Namespace) -> Rule:
+    """Whether two of `titles`, which are distinct, have embeddings of a cosine of at least --embedding_threshold."""
+    import numpy as np
+
+    from retrieval.encoder import embed_texts, load_encoder
+
+    encoder = load_encoder(args.embedding_model, args.cache_dir, args.device)
+    with closing(Progress(len(titles), "titles")) as progress:
+        embeddings, _ = embed_texts(encoder, titles, progress=progress)
+    embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
+    embedding_of = dict(zip(titles, embeddings, strict=True))
+
+    def matches(a: str, b: str) -> bool:
+        # Rounding may leave a title's cosine with itself just below 1.
+        return a == b or bool(embedding_of[a] @ embedding_of[b] >= args.embedding_threshold)
+
+    return matches
+
+
+# Figures
+
+
+def question_scores(gold: Sequence[str], planned: Sequence[str], matches: Rule) -> dict[str, float]:
+    """Precision, recall and F1 (their harmonic mean) of one plan, each 0 to 1; all 0 for an empty one."""
+    precision = coverage(planned, gold, matches)
+    recall = coverage(gold, planned, matches)
+    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    return {"precision": precision, "recall": recall, "f1": f1}
+
+
+def category_means(questions: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """A row for each category that occurs, in the paper's order, and one for "All": see `mean_scores`."""
+    rows = {}
+    for category in CATEGORIES:
+        if chosen := [question for question in questions if question["category"] == category]:
+            rows[category] = mean_scores(chosen)
+    return {**rows, "All": mean_scores(questions)}
+
+
+def mean_scores(questions: list[dict[str, Any]]) -> dict[str, Any]:
+    """`{"questions", "without_a_plan", "scores"}`: two counts, and for each rule the means over the questions.
+
+    Args:
+        questions: at least one, each with "planned" and "scores" (`question_scores` by rule).
+    """
+    return {
+        "questions": len(questions),
+        "without_a_plan": sum(not question["planned"] for question in questions),
+        "scores": {
+            rule: {
+                measure: math.fsum(question["scores"][rule][measure] for question in questions) / len(questions)
+                for measure in MEASURES
+            }
+            for rule in questions[0]["scores"]
+        },
+    }
+
+
+# What is written
+
+
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What decides the figures; without the embedding rule nothing of it."""
+    found = {
+        "inputs_sha256": file_hash(args.inputs_addr),
+        "plans_sha256": file_hash(args.plans_addr),
+        "words_threshold": args.words_threshold,
+    }
+    if args.embedding_model != "none":
+        found["embedding_model"] = model_fingerprint(args.embedding_model, args.cache_dir)
+        found["embedding_threshold"] = args.embedding_threshold
+    return found
+
+
+def describe_rules(args: argparse.Namespace) -> str:
+    rules = [
+        "exact: the same words, whatever their case and what stands between them",
+        f"words: Dice coefficient of their words at least {args.words_threshold}",
+        f"embedding: cosine by {args.embedding_model} at least {args.embedding_threshold}",
+    ]
+    if args.embedding_model == "none":
+        rules.pop()
+    return f"Two titles match by these rules: {'; '.join(rules)}.\n"
+
+
+def to_markdown(means: dict[str, dict[str, Any]]) -> str:
+    rules = means["All"]["scores"]
+    columns = [f"{rule.capitalize()} {short}" for rule in rules for short in MEASURES.values()]
+    header = ["Category", *columns, "Questions", "Without a plan"]
+    lines = [_markdown_line(header), "|:---" + "|---:" * (len(header) - 1) + "|"]
+    for category, row in means.items():
+        figures = [f"{row['scores'][rule][measure]:.4f}" for rule in rules for measure in MEASURES]
+        lines.append(_markdown_line([category, *figures, str(row["questions"]), str(row["without_a_plan"])]))
+    return "\n".join(lines)
+
+
+def _markdown_line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def describe_left_out(left_out: dict[str, list[str]]) -> list[str]:
+    """A line for each reason why questions are not in the table, after an empty one."""
+    lines = [f"- Left out, {reason}: {len(ids)} ({first_five(ids)})." for reason, ids in left_out.items() if ids]
+    return ["", *lines] if lines else []
+
+
+if __name__ == "__main__":
+    cli.run_script(main)

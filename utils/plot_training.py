@@ -1,0 +1,165 @@
+"""Draw a planner's training: the losses and the aspect recall over the steps, from its training_log.jsonl to a PNG.
+
+  python utils/plot_training.py --output_dir planner
+  python utils/plot_training.py --output_dir planner --plot_addr figures/planner.png
+
+It can be drawn while the run goes on.
+"""
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from utils import cli
+from utils.cli import UserError
+from utils.run_files import prepare_output
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LOG_NAME = "training_log.jsonl"
+DRAWN = ("loss", "eval_loss", "eval_aspect_recall")
+WINDOW = 20  # logged steps a running mean is over; it is drawn from twice as many on
+WIDTH, PANEL_HEIGHT = 8, (4.0, 2.4)  # inches: of the figure, of its panels
+DOTS_PER_INCH = 150
+
+Points = tuple[list[int], list[float]]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = cli.make_parser(__doc__)
+    parser.add_argument("--output_dir", required=True, metavar="DIR", help="folder of the training run")
+    parser.add_argument(
+        "--plot_addr",
+        metavar="FILE",
+        help="where the PNG goes; one that is there is replaced (default: training.png in --output_dir)",
+    )
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    folder = Path(args.output_dir)
+    if not folder.is_dir():
+        raise UserError(f"--output_dir {folder}: {'not a folder' if folder.exists() else 'no such folder'}")
+    plot_addr = args.plot_addr or str(folder / "training.png")
+    cli.check_outputs([plot_addr], [str(folder / LOG_NAME)])
+    log = read_log(folder / LOG_NAME)
+    if not (log["loss"] or log["eval_loss"]):
+        raise UserError(f"{folder / LOG_NAME}: holds no loss yet; draw it when the run has logged its first step")
+    prepare_output(plot_addr, {}, overwrite=True)  # a drawing can always be made again
+    make_figure(log).savefig(plot_addr, format="png")
+    print(f"{plot_addr}: {len(log['loss'])} losses in training, {len(log['eval_loss'])} in validation")
+    return 0
+
+
+def read_log(path: Path) -> dict[str, dict[int, float]]:
+    """The values of each of `DRAWN` by step, steps ascending; where a step is logged twice, the last one.
+
+    Raises:
+        UserError: the file is missing, or a line is damaged. A last line that a run is still writing is left out.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; give the folder of a training run") from None
+    found: dict[str, dict[int, float]] = {name: {} for name in DRAWN}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        entry = _parse(line)
+        if entry is None and number < len(lines):  # what stands behind the last line break is being written
+            raise UserError(f"{path}: line {number} is damaged; delete that line")
+        for name in found.keys() & (entry or {}).keys():
+            found[name][entry["step"]] = entry[name]
+    return {name: dict(sorted(values.items())) for name, values in found.items()}
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """A line's object, None where it is not one or a value that is drawn is not a number."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(entry, dict) or type(entry.get("step")) is not int:
+        return None
+    numbers = all(type(entry[name]) in (int, float) for name in DRAWN if name in entry)
+    return entry if numbers else None
+
+
+def running_mean(values: dict[int, float]) -> dict[int, float]:
+    """The mean of the last `WINDOW` values at each step that has as many; nothing below twice as many values."""
+    if len(values) < 2 * WINDOW:
+        return {}
+    steps, numbers = list(values), list(values.values())
+    return {steps[end - 1]: fmean(numbers[end - WINDOW : end]) for end in range(WINDOW, len(steps) + 1)}
+
+
+def make_figure(log: dict[str, dict[int, float]]) -> "Figure":
+    """The losses, and below them the aspect recall where there is any; shades of grey are enough to read it.
+
+    Args:
+        log: as `read_log` gives it, with at least one loss.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    heights = PANEL_HEIGHT if log["eval_aspect_recall"] else PANEL_HEIGHT[:1]
+    figure = Figure(figsize=(WIDTH, sum(heights)), dpi=DOTS_PER_INCH, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    draw_losses(panels[0], log)
+    if log["eval_aspect_recall"]:
+        draw_recall(panels[1], log["eval_aspect_recall"])
+    for panel in panels:
+        panel.grid(color="0.9", linewidth=0.6)
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[-1].xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    panels[-1].set_xlabel("training step")
+    return figure
+
+
+def draw_losses(panel: "Axes", log: dict[str, dict[int, float]]) -> None:
+    training, mean, validation = log["loss"], running_mean(log["loss"]), log["eval_loss"]
+    if training:
+        style = {"color": "0.65"} if mean else {"color": "0.3", "marker": "."}  # a single point has no line
+        panel.plot(*_points(training), linewidth=0.8, label="training", **style)
+    if mean:
+        label = f"training, mean of the last {WINDOW} logged steps"
+        panel.plot(*_points(mean), color="tab:blue", linewidth=1.6, label=label)
+    if validation:
+        style = {"color": "black", "linestyle": "--", "marker": "o", "markersize": 5}
+        panel.plot(*_points(validation), linewidth=1, label="validation", **style)
+    if finite := {step: loss for step, loss in validation.items() if math.isfinite(loss)}:
+        mark_lowest(panel, finite)
+    panel.set_ylabel("cross-entropy a target token (nats)")
+    panel.legend(frameon=False)
+
+
+def mark_lowest(panel: "Axes", losses: dict[int, float]) -> None:
+    """A ring around the lowest validation loss, the first of equal ones, named in the legend with its step."""
+    step = min(losses, key=losses.__getitem__)
+    style = {"color": "black", "linestyle": "", "marker": "o", "markersize": 11, "fillstyle": "none"}
+    panel.plot([step], [losses[step]], label=f"lowest validation: {losses[step]:.3f} at step {step}", **style)
+
+
+def draw_recall(panel: "Axes", recall: dict[int, float]) -> None:
+    style = {"color": "black", "linestyle": ":", "marker": "s", "markersize": 5}
+    panel.plot(*_points(recall), linewidth=1, clip_on=False, **style)  # whole markers at 0 and 1 too
+    panel.set_ylabel("aspect recall (0 to 1)")
+    panel.set_ylim(0, 1)
+
+
+def _points(values: dict[int, float]) -> Points:
+    return list(values), list(values.values())
+
+
+if __name__ == "__main__":
+    cli.run_script(main)
