@@ -22,7 +22,7 @@ from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, 
 from utils.cli import UserError
 from utils.engines import VLLMEngine, identify_local_model, identify_model, open_engine
 from utils.generation import Parser, Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
-from utils.model_output import ANSWER_SCHEMA, PLAN_SCHEMA, parse_answer, parse_plan
+from utils.model_output import ANSWER_SCHEMA, PLAN_PATTERN, parse_answer, parse_plan
 from utils.models import adapter_base, model_fingerprint
 from utils.plans import gold_aspects, plan_text
 from utils.records import collect_responses, count_responses, first_five, read_dataset, read_plans, select_questions
@@ -168,7 +168,7 @@ def describe_planner(args: argparse.Namespace, prompts: dict[str, Prompt]) -> Mo
     identity = identify_local_model(args.planner_model, args.cache_dir)
     chat = LocalChat(args.planner_model, args.cache_dir)
     length = choose_length(chat, args.max_model_len, args.max_tokens_plan, PAPER_LENGTH)
-    policy = replace(Policy.from_arguments(args, PLAN_SCHEMA), max_tokens=args.max_tokens_plan)
+    policy = replace(Policy.from_arguments(args, PLAN_PATTERN), max_tokens=args.max_tokens_plan)
     fingerprint = {
         "script": "planpers.py",
         "planner": identity,

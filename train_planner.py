@@ -12,11 +12,10 @@ lowest validation loss is linked as <output_dir>/best. The same command again go
 
 import argparse
 import os
-import shutil
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from prompts import Prompt, join_posts, load_prompt
 from utils import cli
@@ -27,13 +26,16 @@ from utils.models import adapter_base, cached_commit
 from utils.plans import gold_aspects, plan_text
 from utils.records import first_five, read_dataset
 from utils.run_files import (
+    check_writable,
     describe_run,
     differences,
     file_hash,
+    lock,
     read_folder_manifest,
     warn_unless_ranked,
 )
 
+LOG_NAME = "training_log.jsonl"
 PAPER_BATCH = 32  # sequences a step (paper, appendix E)
 
 
@@ -62,6 +64,22 @@ class Example:
             "input_ids": [*self.prompt, *self.target],
             "labels": [-100] * len(self.prompt) + list(self.target),
         }
+
+
+@dataclass(frozen=True)
+class Run:
+    """The folder of a run, as `open_run` found it.
+
+    Attributes:
+        checkpoint: the last whole one, to go on from; None to begin.
+        log: training_log.jsonl, open and locked by the first of several processes; None in the others.
+        replaced: checkpoints of an earlier run, to be deleted when this one begins.
+    """
+
+    folder: Path
+    checkpoint: Path | None
+    log: IO[str] | None
+    replaced: list[Path]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -96,8 +114,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--resume",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="go on from the last checkpoint; --no-resume begins anew and deletes the checkpoints (%(default)s)",
+        help="go on from the last checkpoint of this run; --no-resume deletes them and begins anew (%(default)s)",
     )
+    group.add_argument("--overwrite", action="store_true", help="replace an output that was made with other settings")
     group.add_argument("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     cli.add_log_argument(group)
     return parser
@@ -166,8 +185,8 @@ def main(argv: list[str] | None = None) -> int:
     from accelerate import PartialState
 
     with PartialState().main_process_first():  # the others then find what the first has decided
-        checkpoint = open_run(args, fingerprint)
-    if checkpoint == final_checkpoint(args):
+        run = open_run(args, fingerprint)
+    if run.checkpoint == run.folder / f"checkpoint-{args.max_steps}":
         say(f"{args.output_dir}: already finished, left alone")
         return 0
     say(describe_examples(args.inputs_addr, examples))
@@ -179,15 +198,19 @@ def main(argv: list[str] | None = None) -> int:
 
     manifest = describe_run(vars(args), fingerprint, None)
     source = {"revision": cached_commit(args.model_addr, args.cache_dir) or "main", "cache_dir": args.cache_dir}
-    figures = train(args, source, chat, examples, validation, manifest, checkpoint)
+    figures = train(args, source, chat, examples, validation, manifest, run)
     say(describe_result(args.output_dir, figures))
     return 0
 
 
 def say(text: str) -> None:
     """Print, once for all processes."""
-    if os.environ.get("RANK", "0") == "0":
+    if is_first_process():
         print(text, flush=True)
+
+
+def is_first_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 def fill_in_defaults(args: argparse.Namespace) -> None:
@@ -222,7 +245,7 @@ def check_single_device() -> None:
 
 def read_ranked(path: str) -> list[dict[str, Any]]:
     records = read_dataset(path, needs=["profile", "rubric_aspects"])
-    if os.environ.get("RANK", "0") == "0":
+    if is_first_process():
         warn_unless_ranked(path)
     return records
 
@@ -335,49 +358,39 @@ def describe_result(output_dir: str, figures: dict[str, Any]) -> str:
     )
 
 
-def open_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> Path | None:
-    """Make sure that the folder may be written and holds nothing but this run.
-
-    Returns:
-        The last whole checkpoint, None where there is none.
+def open_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> Run:
+    """Make sure that the folder may be written, and holds nothing but this run or one that may be replaced.
 
     Raises:
-        UserError: it cannot be written, or holds checkpoints of other settings and --no-resume is not given.
+        UserError: it cannot be written, another process writes it, or it holds checkpoints of something else; or of a
+            run with other settings, and --overwrite is not given.
     """
     folder = Path(args.output_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".probe").touch()
-        (folder / ".probe").unlink()
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
-    if not args.resume:
-        delete_run(folder)
-    manifest, checkpoints = read_folder_manifest(folder), list(folder.glob("checkpoint-*"))
-    if manifest is None and checkpoints:
+    check_writable(folder / LOG_NAME)
+    checkpoints = find_checkpoints(folder)
+    manifest = read_folder_manifest(folder)
+    if checkpoints and manifest is None:
         raise UserError(f"{folder}: holds checkpoints of something else; give another --output_dir")
-    if checkpoints and (differing := differences(manifest["fingerprint"], fingerprint)):
+    differing = checkpoints and differences(manifest["fingerprint"], fingerprint)
+    if differing and not args.overwrite:
         raise UserError(
             f"{folder}: a run with other settings: {differing}\n"
-            "  give another --output_dir, or --no-resume to delete that run's checkpoints and begin anew"
+            "  give another --output_dir, or --overwrite to delete its checkpoints and begin anew"
         )
+    log = None
+    if is_first_process():
+        log = open(folder / LOG_NAME, "a", encoding="utf-8")  # noqa: SIM115 (held open and locked for the whole run)
+        lock(log, folder / LOG_NAME)
+    if differing or not args.resume:
+        return Run(folder, None, log, replaced=checkpoints)
     whole = [path for path in checkpoints if read_folder_manifest(path) is not None]
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    return Run(folder, whole[-1] if whole else None, log, replaced=[])
 
 
-def delete_run(folder: Path) -> None:
-    """Delete an earlier run of this script; anything else stays."""
-    if read_folder_manifest(folder) is None:
-        return
-    (folder / "manifest.json").unlink()
-    for name in ("best", "training_log.jsonl", "trainer_state.json"):
-        (folder / name).unlink(missing_ok=True)
-    for checkpoint in folder.glob("checkpoint-*"):
-        shutil.rmtree(checkpoint)
-
-
-def final_checkpoint(args: argparse.Namespace) -> Path:
-    return Path(args.output_dir) / f"checkpoint-{args.max_steps}"
+def find_checkpoints(folder: Path) -> list[Path]:
+    """The folders checkpoint-<step>, in the order of their steps; each is whole if it has a manifest.json."""
+    found = [path for path in folder.glob("checkpoint-*") if path.name.partition("-")[2].isdigit() and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name.partition("-")[2]))
 
 
 if __name__ == "__main__":

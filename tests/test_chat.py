@@ -397,3 +397,94 @@ def test_a_table_that_never_comes_is_not_waited_for(monkeypatch):
     monkeypatch.setattr("utils.chat.FETCH_SECONDS", 0.1)
     monkeypatch.setattr("tiktoken.encoding_for_model", lambda model: threading.Event().wait())
     assert APIChat("gpt-4o-mini").counter.startswith("estimate")
+
+
+# What the assistant says
+
+
+def spoken(text):
+    """A chat template whose turns are `text` with ROLE and TEXT in their places."""
+    turn = text.replace("ROLE", "{{ m.role }}").replace("TEXT", "{{ m.content }}")
+    return "{% for m in messages %}" + turn + "{% endfor %}"
+
+
+CHATML = (
+    spoken("<|im_start|>ROLE\nTEXT<|im_end|>\n") + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Gemma calls the assistant "model" and knows no system role.
+GEMMA = (
+    "<bos>{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+HEADER = "<|start_header_id|>ROLE<|end_header_id|>\n\n"
+LLAMA = (
+    "<|begin_of_text|>"
+    + spoken(HEADER + "TEXT<|eot_id|>")
+    + ("{% if add_generation_prompt %}" + HEADER.replace("ROLE", "assistant") + "{% endif %}")
+)
+MISTRAL = (
+    "<s>{% for m in messages %}{% if m.role == 'assistant' %} {{ m.content }}</s>"
+    "{% else %}[INST] {{ m.content }} [/INST]{% endif %}{% endfor %}"
+)
+PHI = (
+    spoken("<|ROLE|>\nTEXT<|end|>\n")
+    + "{% if add_generation_prompt %}<|assistant|>\n{% else %}<|endoftext|>{% endif %}"
+)
+PLAIN = spoken("ROLE: TEXT\n\n") + "{% if add_generation_prompt %}assistant: {% endif %}"
+STYLES = {  # template, the tokenizer's own eos, all special tokens, the token that ends a turn
+    "ChatML": (CHATML, "<|im_end|>", ["<|im_start|>", "<|im_end|>", "<|endoftext|>"], "<|im_end|>"),
+    "ChatML, base tokenizer": (CHATML, "<|endoftext|>", ["<|im_start|>", "<|im_end|>", "<|endoftext|>"], "<|im_end|>"),
+    "Gemma": (GEMMA, "<eos>", ["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"], "<end_of_turn>"),
+    "Llama 3": (
+        LLAMA,
+        "<|end_of_text|>",
+        ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+        "<|eot_id|>",
+    ),
+    "Mistral": (MISTRAL, "</s>", ["</s>"], "</s>"),
+    "Phi 3": (PHI, "<|endoftext|>", ["<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>"], "<|end|>"),
+    "no token after the text": (PLAIN, "</s>", ["</s>"], "</s>"),
+}
+
+
+def styled_chat(folder, style):
+    from transformers import AddedToken
+
+    template, eos, special, _ = STYLES[style]
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([AddedToken(token, special=True) for token in special], special_tokens=True)
+    tokenizer.eos_token = eos
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 300}))
+    return LocalChat(str(folder))
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_reply_is_its_text_and_the_token_that_ends_the_turn(tmp_path, style):
+    chat, end = styled_chat(tmp_path, style), STYLES[style][3]
+    end_id = chat.tokenizer.convert_tokens_to_ids(end)
+    assert end_id > BOS_ID  # one token of its own
+    assert chat.end_of_turn() == end_id
+    reply = chat.render_reply("Cost\n猫 ’ time")
+    assert (reply.typecode, reply.itemsize) == ("i", 4)
+    assert len(reply) == len("Cost\n猫 ’ time".encode()) + 1  # a token a byte: nothing in front, nothing after
+    assert reply[-1] == end_id
+    assert chat.tokenizer.decode(reply) == "Cost\n猫 ’ time" + end
+
+
+@pytest.mark.parametrize("style", ["ChatML", "Gemma", "Llama 3", "Phi 3"])
+def test_prompt_and_reply_are_what_the_template_makes_of_the_whole_conversation(tmp_path, style):
+    chat = styled_chat(tmp_path, style)
+    user = [{"role": "user", "content": "Which?"}]
+    system = [{"role": "system", "content": "Be brief."}]
+    whole = [*user, {"role": "assistant", "content": "Cost\ntime"}]
+    prompt = user
+    if style == "Gemma":
+        prompt = system + user  # merged into the user's
+        whole[0] = merge_system(prompt)[0]
+    ids = [*chat.render(prompt), *chat.render_reply("Cost\ntime")]
+    expected = chat.tokenizer.apply_chat_template(whole, return_dict=False)
+    assert ids == expected[: len(ids)]
+    assert chat.tokenizer.decode(expected[len(ids) :]) in ("\n", "", "\n<|endoftext|>")

@@ -331,3 +331,58 @@ def test_commands_in_the_help_can_be_pasted(script, parser_of):
         if line.startswith("  python "):
             assert len(line) <= 120
         assert "       --" not in line  # what a lost line break leaves
+
+
+# Numbers from 0 up
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", 0.0), ("5e-5", 5e-5), ("1", 1.0), (" 0.5", 0.5), ("1e308", 1e308)])
+def test_a_number_from_0_up(text, value):
+    assert cli.non_negative_float(text) == value
+
+
+@pytest.mark.parametrize("text", ["-1", "-1e-9", "nan", "inf", "-inf", "1e999", "much", "", "0,5"])
+def test_anything_else_is_none_and_the_flag_is_named(text, capsys):
+    parser = cli.make_parser("")
+    parser.add_argument("--learning_rate", type=cli.non_negative_float)
+    with pytest.raises(SystemExit) as ending:
+        parser.parse_args([f"--learning_rate={text}"])
+    assert ending.value.code == 2
+    assert "argument --learning_rate: " in capsys.readouterr().err.splitlines()[-1]
+
+
+# What every script that asks a model does first
+
+
+def run_arguments(*flags):
+    parser = cli.make_parser("")
+    cli.add_run_arguments(parser)
+    return parser.parse_args(flags)
+
+
+def test_a_run_is_prepared_by_checking_shard_and_outputs(monkeypatch):
+    levels = []
+    monkeypatch.setattr("utils.cli.set_up_logging", levels.append)
+    cli.prepare_run(run_arguments("--num_shards", "2", "--shard_index", "1"), ["rag.json", "plans.json"], ["test.json"])
+    assert levels == ["warning"]
+    with pytest.raises(UserError, match=r"^--shard_index 2 is out of range"):
+        cli.prepare_run(run_arguments("--num_shards", "2", "--shard_index", "2"), ["rag.json"], ["test.json"])
+    with pytest.raises(UserError, match=r"^plans\.json: is an input too"):
+        cli.prepare_run(run_arguments("--overwrite"), ["rag.json", "plans.json"], ["test.json", "plans.json"])
+    cli.prepare_run(run_arguments("--log_level", "info"), [], [])
+    assert levels[-1] == "info"
+
+
+# Several processes
+
+
+@pytest.mark.parametrize(("rank", "stderr"), [("0", "error: d.json: no such file\n"), ("1", ""), ("15", "")])
+def test_of_several_processes_the_first_tells_the_error(rank, stderr):
+    result = run_main("raise UserError('d.json: no such file')", env={**os.environ, "RANK": rank})
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", stderr)
+
+
+def test_a_bug_shows_its_traceback_in_every_process():
+    result = run_main("return [][0]", env={**os.environ, "RANK": "1"})
+    assert result.returncode == 1
+    assert result.stderr.endswith("IndexError: list index out of range\n")

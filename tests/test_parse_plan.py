@@ -1,11 +1,12 @@
 """parse_plan: a text a planner wrote, and the exact titles found in it."""
 
 import json
+import re
 import time
 
 import pytest
 
-from utils.model_output import PLAN_SCHEMA, Parsed, parse_plan
+from utils.model_output import PLAN_PATTERN, Parsed, parse_plan
 
 COST_TIME = ["Cost of the trip", "Time of day"]
 
@@ -175,10 +176,26 @@ def test_an_array_cut_anywhere_gives_its_whole_titles():
         assert parse_plan(text[:length], cut=True).value == (whole or None), text[:length]
 
 
-def test_what_the_schema_allows_is_read_as_it_is():
-    longest = "x" * PLAN_SCHEMA["items"]["maxLength"]
-    titles = [f"{number} {longest}"[: len(longest)] for number in range(PLAN_SCHEMA["maxItems"])]
-    assert parse_plan(json.dumps(titles)) == Parsed(titles, "strict", None)
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("Cost of the trip", True),
+        ("Cost of the trip\nTime of day", True),
+        ("\n".join(f"{number}x" + "x" * 118 for number in range(10)), True),  # the most and the longest
+        ("\n".join(f"{number}xx" for number in range(11)), False),
+        ("x" * 121, False),
+        ("Übung\n音楽と本", True),
+        ("", False),
+        ("ab", False),
+        ("- Cost of the trip", False),
+        ("Cost of the trip\n\nTime of day", False),
+        ("Cost of the trip\n", False),
+    ],
+)
+def test_what_the_last_try_is_held_to(text, allowed):
+    assert (re.fullmatch(PLAN_PATTERN, text) is not None) == allowed
+    if allowed:
+        assert parse_plan(text) == Parsed(text.split("\n"), "strict", None)
 
 
 def test_reading_the_titles_again_changes_nothing():

@@ -16,12 +16,16 @@ from utils.run_files import (
     Journal,
     describe_run,
     file_hash,
+    lock,
     open_journal,
     prepare_output,
     publish,
+    read_folder_manifest,
     read_manifest,
+    warn_unless_ranked,
     without_password,
     write_atomically,
+    write_folder_manifest,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -502,3 +506,138 @@ def commit_in(folder):
     code = "from utils.run_files import describe_run; print(describe_run({}, {}, None)['git_commit'])"
     command = [sys.executable, "-B", "-c", code]
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+# What a journal holds and publishes
+
+
+def never():
+    pytest.fail("nothing is to be compared")
+
+
+def test_an_unpublished_journal_holds_nothing_however_full(output):
+    write_journal(output)
+    journal = open_journal(output, SETTINGS, overwrite=False, num_pieces=3)
+    assert journal.missing(ENTRIES) == []
+    assert journal.holds(ENTRIES, never) is False
+
+
+def test_a_published_journal_holds_its_pieces_and_no_others(output):
+    write_journal(output)
+    finish(output, {"q1": ["two\nlines", None]})
+    journal = open_journal(output, SETTINGS, overwrite=False, num_pieces=4)
+    assert journal.holds(ENTRIES, lambda: {"q1": ["two\nlines", None]}) is True
+    assert journal.holds([("q1", 0)], lambda: {"q1": ["two\nlines", None]}) is True
+    assert journal.holds([*ENTRIES, ("q2", 0)], never) is False
+
+
+def test_a_run_that_died_before_its_second_publishing_is_not_finished(output):
+    write_journal(output, {("q1", 0): "a"})
+    finish(output, ["a"])
+    write_journal(output, {("q2", 0): "b"})
+    journal = open_journal(output, SETTINGS, overwrite=False, num_pieces=2)
+    assert journal.missing([("q1", 0), ("q2", 0)]) == []
+    assert journal.holds(journal.entries, lambda: list(journal.entries.values())) is False
+    journal.publish(list(journal.entries.values()), {}, None)
+    journal.close()
+    journal = open_journal(output, SETTINGS, overwrite=False, num_pieces=2)
+    assert journal.holds(journal.entries, lambda: list(journal.entries.values())) is True
+
+
+def test_a_journal_publishes_with_what_the_run_took(output):
+    write_journal(output, {("q1", 0): "a", ("q1", 1): "b"})
+    journal = Journal(output, SETTINGS)
+    journal.add(("q2", 0), "猫")
+    journal.publish({"answers": ["a", "b", "猫"]}, {"seed": 3}, "CPU, 2 cores", counts={"answers": 3})
+    journal.close()
+    assert json.loads(output.read_text(encoding="utf-8")) == {"answers": ["a", "b", "猫"]}
+    manifest = read_manifest(output)
+    assert (manifest["pieces"], manifest["resumed"], manifest["counts"]) == (3, 2, {"answers": 3})
+    assert (manifest["arguments"], manifest["device"]) == ({"seed": 3}, "CPU, 2 cores")
+    assert 0 <= manifest["wall_seconds"] < 60
+    assert manifest["fingerprint"] == SETTINGS
+    assert manifest["output_sha256"] == file_hash(output)
+    assert prepare_output(output, SETTINGS, overwrite=False) is True
+
+
+# Locks
+
+
+def test_a_lock_keeps_others_out_until_its_file_is_closed(tmp_path):
+    path, other = tmp_path / "training_log.jsonl", tmp_path / "another.jsonl"
+    with open(path, "a") as first, open(other, "a") as elsewhere:
+        lock(first, path)
+        lock(elsewhere, other)
+        with open(path, "a") as second:
+            assert message(lock, second, path) == f"{path}: another run is writing this output"
+    with open(path, "a") as second:
+        lock(second, path)
+
+
+def test_a_lock_keeps_other_processes_out(tmp_path):
+    path = tmp_path / "log"
+    code = (
+        "import sys; from utils.run_files import lock; from utils.cli import run_script\n"
+        "file = open(sys.argv[1], 'a')\nrun_script(lambda: lock(file, sys.argv[1]) or 0)"
+    )
+    command = [sys.executable, "-c", code, path]
+    with open(path, "a") as file:
+        lock(file, path)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (2, f"error: {path}: another run is writing this output\n")
+    assert subprocess.run(command, cwd=ROOT).returncode == 0
+
+
+def test_where_locks_are_unknown_a_run_goes_on_without(tmp_path, monkeypatch):
+    def refuse(file, how):
+        raise OSError("no locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with open(tmp_path / "log", "a") as file:
+        lock(file, tmp_path / "log")
+
+
+# A folder's manifest
+
+
+def test_a_folders_manifest_is_read_as_it_was_written(tmp_path):
+    assert read_folder_manifest(tmp_path) is None
+    assert read_folder_manifest(tmp_path / "missing") is None
+    for step in (250, 500):  # the second replaces the first
+        manifest = {"fingerprint": SETTINGS, "step": step, "name": "日本"}
+        write_folder_manifest(str(tmp_path), manifest)
+        assert read_folder_manifest(str(tmp_path)) == manifest
+        assert names_in(tmp_path) == {"manifest.json"}
+    assert "日本" in (tmp_path / "manifest.json").read_text(encoding="utf-8")
+
+
+def test_a_folders_manifest_cut_off_anywhere_is_none(tmp_path):
+    write_folder_manifest(tmp_path, {"fingerprint": SETTINGS, "name": "猫"})
+    whole = (tmp_path / "manifest.json").read_bytes()
+    for length in range(len(whole) - 1):  # without the last line break it is whole
+        (tmp_path / "manifest.json").write_bytes(whole[:length])
+        assert read_folder_manifest(tmp_path) is None
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "{}", '{"output_sha256": ""}', '"fingerprint"'])
+def test_what_is_no_folders_manifest_is_none(tmp_path, content):
+    (tmp_path / "manifest.json").write_text(content)
+    assert read_folder_manifest(tmp_path) is None
+
+
+# Ranked or not
+
+
+def test_a_dataset_without_a_manifest_is_noted(tmp_path, capsys):
+    path = tmp_path / "train.json"
+    path.write_text("[]")
+    warn_unless_ranked(path)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        f"note: no manifest beside {path}: it is not ranked, or elsewhere",
+        "  its posts are used in the order of the file, the first ones as the best",
+    ]
+    publish(path, [], {"fingerprint": {"ranker": "bm25"}})
+    warn_unless_ranked(path)
+    assert capsys.readouterr() == ("", "")

@@ -1,14 +1,16 @@
 #!/bin/sh
-# The whole pipeline on the sample data with small real models: rank, answer, judge, table. Run by `make demo`.
+# The whole pipeline on the sample data with small real models: rank, answer, train a
+# planner, plan and answer, judge, table. Run by `make demo`.
 # Each command is printed before it runs; a second run finds everything finished and leaves it alone.
 set -eu
 python=${PYTHON:-python}
-data=tests/data/mini_lampqa/test.json
+sample=tests/data/mini_lampqa
+data=$sample/test.json
 chat=demo/models/chat
 encoder=demo/models/encoder
 out=demo/output
 # The demo's model gains nothing from longer answers, and seldom writes JSON unless it is held to it.
-limits="--max_tokens 160 --max_retries 1"
+limits="--max_tokens 160 --constrained_decoding always"
 
 run() {
     printf '\n$ %s\n' "$*"
@@ -27,9 +29,29 @@ run "$python" baselines.py --model_addr $chat --inputs_addr $out/test_ranked.jso
 run "$python" baselines.py --model_addr $chat --inputs_addr $out/test_random_ranked.json --rag --num_contexts 10 \
     --output_addr $out/rag_random.json $limits --overwrite
 
+printf '\nPlanPers: a planner is trained for a few steps, plans, and the answers follow its plans.\n'
+for split in train validation; do
+    run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $sample/$split.json \
+        --output_dataset_addr $out/${split}_ranked.json --overwrite
+done
+run "$python" train_planner.py --model_addr $chat --inputs_addr $out/train_ranked.json \
+    --validation_addr $out/validation_ranked.json --output_dir $out/planner --num_contexts 2 --max_steps 8 \
+    --save_steps 4 --gradient_accumulation_steps 4 --learning_rate 1e-3 --eval_generate 2 \
+    --no-gradient_checkpointing --overwrite
+run "$python" utils/plot_training.py --output_dir $out/planner
+run "$python" planpers.py --model_addr $chat --planner_model $out/planner/best \
+    --inputs_addr $out/test_ranked.json --output_addr $out/planpers.json --num_contexts 10 $limits \
+    --max_tokens_plan 100 --overwrite
+run "$python" utils/evaluate_plans.py --inputs_addr $data --plans_addr $out/planpers.json.plans.json \
+    --embedding_model $encoder --embedding_threshold 0.6
+run "$python" planpers.py --model_addr $chat --gold_plan \
+    --inputs_addr $out/test_ranked.json --output_addr $out/planpers_gold.json --num_contexts 10 $limits --overwrite
+
 run "$python" evaluate_responses.py --evaluator_llm $chat --inputs_addr $data \
-    --response_addr $out/no_personalization.json $out/rag_random.json $out/rag.json \
+    --response_addr $out/no_personalization.json $out/rag_random.json $out/rag.json $out/planpers.json \
+    $out/planpers_gold.json \
     --score_addr $out/no_personalization_scores.json $out/rag_random_scores.json $out/rag_scores.json \
+    $out/planpers_scores.json $out/planpers_gold_scores.json \
     --max_tokens 32 --overwrite
 
 printf '\nThree answers with their judged aspects (a model this small answers and judges badly):\n'
@@ -40,6 +62,8 @@ run "$python" utils/make_table.py \
     --system "No personalization" $out/no_personalization_scores.json \
     --system "RAG (random profile)" $out/rag_random_scores.json \
     --system "RAG (asker's profile)" $out/rag_scores.json \
+    --system "PlanPers" $out/planpers_scores.json \
+    --system "PlanPers (gold plans)" $out/planpers_gold_scores.json \
     --output_addr $out/table.md --overwrite
 cat $out/table.md
 printf '\nEverything is in %s. The numbers show that the pipeline works, not how good a method is.\n' $out

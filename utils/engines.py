@@ -31,13 +31,17 @@ GONE_SECONDS = 30  # to wait for an engine's process that was told to end
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one output is sampled; `schema` is the JSON schema it is held to, or None."""
+    """How one output is sampled.
+
+    Attributes:
+        schema: what the output is held to: a JSON schema, a regular expression (vLLM only), or None.
+    """
 
     temperature: float
     top_p: float
     max_tokens: int
     seed: int
-    schema: dict[str, Any] | None = None
+    schema: dict[str, Any] | str | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,7 @@ class VLLMEngine:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         self._count += 1
+        kind = "regex" if isinstance(sampling.schema, str) else "json"
         params = SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -160,7 +165,7 @@ class VLLMEngine:
             seed=None if sampling.temperature == 0 else sampling.seed,  # greedy decoding draws nothing
             logprobs=0,  # the sampled token's only: enough for log_prob
             output_kind=RequestOutputKind.FINAL_ONLY,
-            structured_outputs=sampling.schema and StructuredOutputsParams(json=sampling.schema),
+            structured_outputs=sampling.schema and StructuredOutputsParams(**{kind: sampling.schema}),
         )
         results = self._engine.generate(
             {"prompt_token_ids": list(prompt)}, params, str(self._count), lora_request=self._adapters.get(model)

@@ -1,7 +1,7 @@
 """The driver: requests in, usable outputs out, each in the journal the moment it is finished.
 
 A request is asked until the parser finds what it needs in the text. By default (`fallback`) every try draws with
-another seed and the last one is held to the JSON schema; `always` holds every try to it; `never` is the reference
+another seed and the last one is held to its schema; `always` holds every try to it; `never` is the reference
 code's way and raises the temperature by 0.1 a try, never above 1.
 """
 
@@ -80,10 +80,10 @@ class Policy:
     seed: int
     max_retries: int
     constrained_decoding: str
-    schema: dict[str, Any]
+    schema: dict[str, Any] | str
 
     @classmethod
-    def from_arguments(cls, args: Namespace, schema: dict[str, Any]) -> "Policy":
+    def from_arguments(cls, args: Namespace, schema: dict[str, Any] | str) -> "Policy":
         names = ("temperature", "top_p", "max_tokens", "seed", "max_retries", "constrained_decoding")
         return cls(**{name: getattr(args, name) for name in names}, schema=schema)
 

@@ -49,13 +49,10 @@ VERDICT_SCHEMA = {
     "required": [VERDICT_FIELD],
     "additionalProperties": False,
 }
-# At most this many, and this long, for a model that would never end.
-PLAN_SCHEMA = {
-    "type": "array",
-    "items": {"type": "string", "minLength": 1, "maxLength": 120},
-    "minItems": 1,
-    "maxItems": 10,
-}
+# A plan is lines: at most 10, for a model that would never end, each of 3 to 120 characters, the first of them neither
+# white space nor punctuation.
+_PLAN_LINE = r"[^\s!-/:-@\[-`{-~][^\n]{2,119}"
+PLAN_PATTERN = rf"{_PLAN_LINE}(\n{_PLAN_LINE}){{0,9}}"
 
 
 @dataclass(frozen=True)

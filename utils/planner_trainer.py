@@ -7,10 +7,10 @@ import json
 import logging
 import os
 import random
+import shutil
 import sys
 import time
 from argparse import Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,12 +27,12 @@ from utils.cli import UserError
 from utils.model_output import parse_plan
 from utils.plans import coverage, share_words
 from utils.progress import Progress
-from utils.run_files import lock, write_folder_manifest
+from utils.run_files import write_folder_manifest
 
 if TYPE_CHECKING:
-    from train_planner import Example
+    from train_planner import Example, Run
 
-PLAN_TOKENS = 512  # a plan may have in an evaluation: planpers.py's default
+PLAN_TOKENS = 256  # a plan may have in an evaluation: three times what one takes, for an untrained model never ends
 MAX_GRADIENT_NORM = 1.0  # paper, appendix E
 LOG_FIELDS = (
     "step", "epoch", "loss", "grad_norm", "learning_rate", "mean_token_accuracy",
@@ -47,15 +47,16 @@ def train(
     examples: "list[Example]",
     validation: "list[Example]",
     manifest: dict[str, Any],
-    checkpoint: Path | None,
+    run: "Run",
 ) -> dict[str, Any]:
-    """Train from the base model, or on from `checkpoint`, up to --max_steps.
+    """Train from the base model, or on from the run's checkpoint, up to --max_steps.
 
     Args:
         args: train_planner.py's flags.
         source: revision and cache of the base model.
         examples, validation: token ids of prompts and targets; without validation nothing is evaluated.
         manifest: what goes beside every adapter.
+        run: where the checkpoints go, and the one to go on from.
 
     Returns:
         steps, best_step, best_loss (None where nothing was evaluated).
@@ -64,18 +65,19 @@ def train(
     bf16 = has_bf16()
     attention = choose_attention(args.attn_implementation)
     model = load_base(args.model_addr, source, torch.bfloat16 if bf16 else torch.float32, attention)
-    recorder = Recorder(Path(args.output_dir), manifest)
+    recorder = Recorder(run, manifest)
     trainer = PlannerTrainer(
         model=model,
         args=make_config(args, bf16, evaluate=bool(validation)),
         train_dataset=Dataset.from_list([example.row for example in examples]),
         eval_dataset=Dataset.from_list([example.row for example in validation]) if validation else None,
         processing_class=chat.tokenizer,
-        peft_config=make_lora_config(args, model.config.model_type),
+        peft_config=make_lora_config(args, model),
         callbacks=[recorder],
         chat=chat,
         validation=validation,
         num_generate=args.eval_generate,
+        max_seq_length=args.max_seq_length,
     )
     trainer.remove_callback(PrinterCallback)
     recorder.manifest["device"] = device_name(trainer.accelerator.num_processes)
@@ -86,10 +88,10 @@ def train(
         print(
             f"{recorder.manifest['device']}; {'bf16' if bf16 else 'fp32'}; attention: {attention}; "
             f"LoRA on {modules}: {trainable:,} of {total:,} parameters"
-            + (f"\ngoing on from {checkpoint}" if checkpoint else ""),
+            + (f"\ngoing on from {run.checkpoint}" if run.checkpoint else ""),
             flush=True,
         )
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
     trainer.save_state()
     state = trainer.state
     return {"steps": state.global_step, "best_step": state.best_global_step, "best_loss": state.best_metric}
@@ -143,13 +145,16 @@ def load_base(model_addr: str, source: dict[str, Any], dtype: torch.dtype, atten
         raise UserError(f"{model_addr}: cannot be loaded: {str(error).strip().splitlines()[0]}") from error
 
 
-def make_lora_config(args: Namespace, model_type: str) -> LoraConfig:
+def make_lora_config(args: Namespace, model: Any) -> LoraConfig:
     """LoRA as in the paper's appendix E: rank 16, alpha 16, dropout 0.05, no biases."""
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
-    modules = args.lora_target_modules
+    modules, model_type = args.lora_target_modules, model.config.model_type
     if modules is None and model_type not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING:
         raise UserError(f"PEFT has no default modules for {model_type}: name them, --lora_target_modules q_proj v_proj")
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    if modules and modules != ["all-linear"] and (unknown := sorted(set(modules) - names)):
+        raise UserError(f"--lora_target_modules: {args.model_addr} has no module {', '.join(unknown)}")
     return LoraConfig(
         r=args.lora_rank,
         lora_alpha=args.lora_alpha,
@@ -195,12 +200,20 @@ def make_config(args: Namespace, bf16: bool, evaluate: bool) -> SFTConfig:
 class PlannerTrainer(SFTTrainer):
     """SFTTrainer with the planner's evaluation: loss over the target tokens, and aspect recall of generated plans."""
 
-    def __init__(self, *, chat: LocalChat, validation: "list[Example]", num_generate: int, **kwargs: Any):
+    def __init__(
+        self,
+        *,
+        chat: LocalChat,
+        validation: "list[Example]",
+        num_generate: int,
+        max_seq_length: int,
+        **kwargs: Any,
+    ):
         super().__init__(**kwargs)
         self._chat = chat
         self._validation = validation
-        sample = random.Random(self.args.seed).sample(validation, min(num_generate, len(validation)))
-        self._sample = sample
+        self._sample = random.Random(self.args.seed).sample(validation, min(num_generate, len(validation)))
+        self._max_seq_length = max_seq_length
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         started = time.monotonic()
@@ -239,7 +252,7 @@ class PlannerTrainer(SFTTrainer):
             return {}
         total = torch.zeros(2, dtype=torch.float64, device=self.accelerator.device)
         for example in self._mine(self._sample):
-            planned = parse_plan(self._generate(example), cut=False).value
+            planned = parse_plan(*self._generate(example)).value
             recall = coverage(example.aspects, planned or [], share_words)
             total += torch.tensor([recall, planned is None], device=total.device)
         recall, without = self.accelerator.reduce(total, "sum").tolist()
@@ -250,12 +263,13 @@ class PlannerTrainer(SFTTrainer):
         }
 
     @torch.no_grad()
-    def _generate(self, example: "Example") -> str:
+    def _generate(self, example: "Example") -> tuple[str, bool]:
+        """The greedy plan for a question, and whether it was cut."""
         prompt = torch.tensor([list(example.prompt)], device=self.accelerator.device)
         config = GenerationConfig(
             do_sample=False,
             repetition_penalty=1.0,  # some models' own settings have another; vLLM is asked without
-            max_new_tokens=PLAN_TOKENS,
+            max_new_tokens=min(PLAN_TOKENS, self._max_seq_length - len(example.prompt)),
             eos_token_id=self._chat.end_of_turn(),
             pad_token_id=self._chat.tokenizer.pad_token_id,
             use_cache=True,
@@ -264,7 +278,9 @@ class PlannerTrainer(SFTTrainer):
             output = self.model.generate(
                 input_ids=prompt, attention_mask=torch.ones_like(prompt), generation_config=config
             )
-        return self._chat.tokenizer.decode(output[0, prompt.shape[1] :], skip_special_tokens=True)
+        plan = output[0, prompt.shape[1] :]
+        is_cut = plan[-1] != self._chat.end_of_turn()
+        return self._chat.tokenizer.decode(plan, skip_special_tokens=True), bool(is_cut)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
@@ -278,25 +294,28 @@ class Recorder(TrainerCallback):
     had logged. A checkpoint without manifest.json is not whole.
     """
 
-    def __init__(self, output_dir: Path, manifest: dict[str, Any]):
+    def __init__(self, run: "Run", manifest: dict[str, Any]):
         self.manifest = manifest
-        self._folder = output_dir
-        self._log: Any = None
+        self._run = run
         self._progress: Progress | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
-        self._log = open(self._folder / "training_log.jsonl", "a", encoding="utf-8")  # noqa: SIM115 (held open)
-        lock(self._log, self._folder / "training_log.jsonl")
-        self._log.truncate(0)
+        for checkpoint in self._run.replaced:  # only now: nothing can be wrong with the settings any more
+            (checkpoint / "manifest.json").unlink(missing_ok=True)  # first, so that none looks whole and is not
+            shutil.rmtree(checkpoint)
+        if self._run.checkpoint is None:
+            for name in ("best", "trainer_state.json"):
+                (self._run.folder / name).unlink(missing_ok=True)
+        self._run.log.truncate(0)
         for figures in state.log_history:
             self._write(figures)
-        write_folder_manifest(self._folder, self.manifest)
+        write_folder_manifest(self._run.folder, self.manifest)
         self._progress = Progress(state.max_steps, "steps", initial=state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._log is not None:
+        if state.is_world_process_zero:
             self._write(state.log_history[-1])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -314,14 +333,14 @@ class Recorder(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
-        checkpoint = self._folder / f"checkpoint-{state.global_step}"
+        checkpoint = self._run.folder / f"checkpoint-{state.global_step}"
         figures = {"step": state.global_step, "best_step": state.best_global_step, "best_loss": state.best_metric}
         write_folder_manifest(checkpoint, {**self.manifest, **figures})
         if state.best_global_step == state.global_step:
-            link = self._folder / "best.tmp"
+            link = self._run.folder / "best.tmp"
             link.unlink(missing_ok=True)
             link.symlink_to(checkpoint.name)
-            link.replace(self._folder / "best")
+            link.replace(self._run.folder / "best")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._progress is not None:
@@ -329,5 +348,5 @@ class Recorder(TrainerCallback):
 
     def _write(self, figures: dict[str, Any]) -> None:
         kept = {name: figures[name] for name in LOG_FIELDS if name in figures}
-        self._log.write(json.dumps(kept) + "\n")
-        self._log.flush()
+        self._run.log.write(json.dumps(kept) + "\n")
+        self._run.log.flush()

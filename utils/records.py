@@ -8,7 +8,7 @@ A response file is `{question id: [{"output": text or null, ...}, ...]}`, a file
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -222,42 +222,46 @@ def count_responses(responses: dict[str, list[dict[str, Any]]]) -> dict[str, int
 
 def read_responses(path: str | Path) -> dict[str, list[dict[str, Any]]]:
     """Read a response file; UserError unless every question has at least one object with an `output`."""
-    responses = read_json(path)
-    if not isinstance(responses, dict):
-        raise UserError(f"{path}: holds {_kind(responses)}; responses are an object {{question id: [{{output}}]}}")
-    for question_id, outputs in responses.items():
-        where = f"{path}: id {question_id!r}"
-        if not isinstance(outputs, list) or not outputs:
-            raise UserError(f'{where}: {_kind(outputs)} where [{{"output": ...}}] belongs')
-        for number, output in enumerate(outputs):
-            if not isinstance(output, dict) or "output" not in output:
-                raise UserError(f"{where}: response {number} has no field 'output'")
-            if output["output"] is not None and not (
-                isinstance(output["output"], str) and _is_unicode(output["output"])
-            ):
-                raise UserError(f"{where}: response {number}: 'output' is {_kind(output['output'])}, not a text")
+    responses = _read_samples(path, "response", "output", "...")
+    for where, response in _each(responses, path, "response"):
+        output = response["output"]
+        if output is not None and not (isinstance(output, str) and _is_unicode(output)):
+            raise UserError(f"{where}: 'output' is {_kind(output)}, not a text")
     return responses
 
 
 def read_plans(path: str | Path) -> dict[str, list[dict[str, Any]]]:
     """Read a file of plans; UserError unless every question has at least one, with a list of titles or null."""
-    plans = read_json(path)
-    if not isinstance(plans, dict):
-        raise UserError(f"{path}: holds {_kind(plans)}; plans are an object {{question id: [{{aspects}}]}}")
-    for question_id, samples in plans.items():
-        where = f"{path}: id {question_id!r}"
-        if not isinstance(samples, list) or not samples:
-            raise UserError(f'{where}: {_kind(samples)} where [{{"aspects": [...]}}] belongs')
-        for number, plan in enumerate(samples):
-            if not isinstance(plan, dict) or "aspects" not in plan:
-                raise UserError(f"{where}: plan {number} has no field 'aspects'")
-            aspects = plan["aspects"]
-            if aspects is not None and not isinstance(aspects, list):
-                raise UserError(f"{where}: plan {number}: 'aspects' is {_kind(aspects)}, not a list of titles")
-            for title in aspects or []:
-                if not isinstance(title, str) or not title.strip() or not _is_unicode(title):
-                    raise UserError(f"{where}: plan {number}: 'aspects' holds {_kind(title)} for a title")
+    plans = _read_samples(path, "plan", "aspects", "[...]")
+    for where, plan in _each(plans, path, "plan"):
+        aspects = plan["aspects"]
+        if aspects is not None and not isinstance(aspects, list):
+            raise UserError(f"{where}: 'aspects' is {_kind(aspects)}, not a list of titles")
+        for title in aspects or []:
+            if not isinstance(title, str) or not title.strip() or not _is_unicode(title):
+                raise UserError(f"{where}: 'aspects' holds {_kind(title)} for a title")
     return plans
+
+
+def _read_samples(path: str | Path, noun: str, field: str, value: str) -> dict[str, list[dict[str, Any]]]:
+    """A file `{question id: [{field: value}, ...]}` with at least one object a question."""
+    samples = read_json(path)
+    if not isinstance(samples, dict):
+        raise UserError(f"{path}: holds {_kind(samples)}; {noun}s are an object {{question id: [{{{field}}}]}}")
+    for question_id, its_samples in samples.items():
+        if not isinstance(its_samples, list) or not its_samples:
+            raise UserError(f'{path}: id {question_id!r}: {_kind(its_samples)} where [{{"{field}": {value}}}] belongs')
+    for where, sample in _each(samples, path, noun):
+        if not isinstance(sample, dict) or field not in sample:
+            raise UserError(f"{where} has no field {field!r}")
+    return samples
+
+
+def _each(samples: dict[str, list[Any]], path: str | Path, noun: str) -> Iterator[tuple[str, Any]]:
+    """Every sample, with the words that name its place."""
+    for question_id, its_samples in samples.items():
+        for number, sample in enumerate(its_samples):
+            yield f"{path}: id {question_id!r}: {noun} {number}", sample
 
 
 def match_responses(

@@ -43,7 +43,7 @@ def prepare_output(path: str | Path, fingerprint: dict[str, Any], overwrite: boo
             something else; with `overwrite` the last three are free to be written.
     """
     path = Path(path)
-    _check_writable(path)
+    check_writable(path)
     _finish_interrupted_publish(path)
     if not path.exists():
         return False
@@ -59,7 +59,8 @@ def prepare_output(path: str | Path, fingerprint: dict[str, Any], overwrite: boo
     raise UserError(f"{path}: {problem}\n  give another output, or --overwrite to replace it")
 
 
-def _check_writable(path: Path) -> None:
+def check_writable(path: Path) -> None:
+    """Make the folder of `path`; UserError where a file of that name could not be written."""
     if path.is_dir():
         raise UserError(f"{path}: is a folder; give the name of a file in it")
     try:

@@ -1,0 +1,354 @@
+"""Real training of the planner on a tiny random model, and what it learnt as PEFT and vLLM speak it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tiny_chat import sample_records, save_tiny_chat
+
+ROOT = Path(__file__).resolve().parent.parent
+NOT_REPEATED = ("eval_seconds", "train_runtime")  # figures of the machine, not of the training
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A tiny model and eight questions with two short posts each, four more for validation."""
+    folder = tmp_path_factory.mktemp("data")
+    save_tiny_chat(folder / "model")
+    (folder / "train.json").write_text(json.dumps(sample_records("train", 8)))
+    (folder / "validation.json").write_text(json.dumps(sample_records("validation", 4)))
+    return folder
+
+
+def flags_of(data, output, **more):
+    flags = {
+        "model_addr": data / "model",
+        "inputs_addr": data / "train.json",
+        "validation_addr": data / "validation.json",
+        "output_dir": output,
+        "num_contexts": 2,
+        "learning_rate": 1e-2,
+        **more,
+    }
+    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+
+
+def log_of(output):
+    lines = (output / "training_log.jsonl").read_text().splitlines()
+    return [{name: value for name, value in json.loads(line).items() if name not in NOT_REPEATED} for line in lines]
+
+
+def losses_of(output):
+    return [entry["loss"] for entry in log_of(output) if "loss" in entry]
+
+
+def train(*arguments, launcher=(), **environment):
+    command = [sys.executable, *launcher, "train_planner.py", *arguments]
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def finish(process):
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
+    return printed
+
+
+# What it learns
+
+
+@pytest.fixture(scope="module")
+def overfitted(data, tmp_path_factory):
+    """Trained on the eight questions until it knows them by heart; with the model as it was in memory at the end."""
+    import train_planner
+    from utils import planner_trainer
+
+    output = tmp_path_factory.mktemp("overfitted") / "planner"
+    loaded = []
+    load_base = planner_trainer.load_base
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner_trainer, "load_base", lambda *args: loaded.append(load_base(*args)) or loaded[0])
+        flags = flags_of(
+            data, output, validation_addr=data / "train.json", max_steps=80, save_steps=40, eval_generate=8,
+            per_device_train_batch_size=8, gradient_accumulation_steps=1,
+            lora_rank=32, lora_alpha=32, lora_dropout=0,
+        )  # fmt: skip
+        code = train_planner.main([*flags, "--lora_target_modules", "all-linear", "--no-gradient_checkpointing"])
+    assert code == 0
+    return output, loaded[0]
+
+
+def test_it_learns_its_targets_by_heart(overfitted):
+    output, _ = overfitted
+    assert losses_of(output)[0] > 5
+    assert losses_of(output)[-1] < 0.1
+    evaluations = [entry for entry in log_of(output) if "eval_loss" in entry]
+    assert [entry["step"] for entry in evaluations] == [40, 80]
+    assert evaluations[1]["eval_loss"] < 0.1
+    assert evaluations[1]["eval_aspect_recall"] == 1 and evaluations[1]["eval_plans"] == 8
+    assert (output / "best").readlink() == Path("checkpoint-80")
+    state = json.loads((output / "trainer_state.json").read_text())
+    assert state["best_global_step"] == 80 and state["best_metric"] == evaluations[1]["eval_loss"]
+
+
+def test_only_the_adapter_changes(overfitted, data):
+    import torch
+    from safetensors.torch import load_file
+
+    output, model = overfitted
+    before = load_file(data / "model/model.safetensors")
+    after = {name.replace(".base_layer", ""): value for name, value in model.state_dict().items()}
+    for name, value in before.items():
+        assert torch.equal(after[name].cpu(), value.to(after[name].dtype)), name
+    adapters = [load_file(output / f"checkpoint-{step}" / "adapter_model.safetensors") for step in (40, 80)]
+    assert all("lora_" in name for name in adapters[0])
+    assert all(not torch.equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
+    assert all(value.abs().sum() > 0 for name, value in adapters[0].items() if "lora_B" in name)  # zero at the start
+
+
+def test_a_checkpoint_says_how_it_was_made(overfitted, data):
+    output, _ = overfitted
+    manifest = json.loads((output / "best/manifest.json").read_text())
+    assert manifest["fingerprint"]["model"].startswith("sha256:")
+    assert manifest["fingerprint"]["effective_batch_size"] == 8
+    assert manifest["arguments"]["lora_rank"] == 32
+    assert (manifest["step"], manifest["best_step"]) == (80, 80)
+    assert {"torch", "transformers", "peft", "trl"} <= manifest["versions"].keys()
+    adapter = json.loads((output / "best/adapter_config.json").read_text())
+    assert adapter["base_model_name_or_path"] == str(data / "model")
+    assert (adapter["r"], adapter["lora_alpha"], adapter["bias"]) == (32, 32, "none")
+
+
+@pytest.fixture(scope="module")
+def plans_by_peft(overfitted, data):
+    """Greedy plans of the first three questions by PEFT's own generate, in float32."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from prompts import join_posts, load_prompt
+    from utils.chat import LocalChat
+
+    output, _ = overfitted
+    chat = LocalChat(str(output / "best"))
+    base = AutoModelForCausalLM.from_pretrained(data / "model", dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, output / "best").eval()
+    plans = []
+    for record in json.loads((data / "train.json").read_text())[:3]:
+        posts = join_posts([post["text"] for post in record["profile"]])
+        prompt = chat.render(load_prompt("planner").messages(question=record["question"], profile=posts))
+        ids = torch.tensor([list(prompt)])
+        generated = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=200, do_sample=False
+        )
+        plans.append(chat.tokenizer.decode(generated[0, len(prompt) :], skip_special_tokens=True))
+    return plans
+
+
+def test_the_plan_of_a_seen_question_is_its_target(plans_by_peft, data):
+    records = json.loads((data / "train.json").read_text())[:3]
+    gold = ["\n".join(aspect["aspect"] for aspect in record["rubric_aspects"]) for record in records]
+    assert plans_by_peft == gold
+
+
+# What vLLM makes of it
+
+
+class EngineWatch(threading.Thread):
+    """Sees vLLM's engine processes below one process come and go: `lives` is (first seen, last seen) by pid."""
+
+    def __init__(self, pid):
+        super().__init__(daemon=True)
+        self.pid = pid
+        self.lives = {}
+
+    def run(self):
+        import psutil
+
+        while psutil.pid_exists(self.pid):
+            try:
+                for child in psutil.Process(self.pid).children(recursive=True):
+                    if "VLLM::EngineCore" in " ".join(child.cmdline()):
+                        first, _ = self.lives.get(child.pid, (time.monotonic(), 0))
+                        self.lives[child.pid] = (first, time.monotonic())
+            except psutil.NoSuchProcess:
+                continue
+            time.sleep(0.05)
+
+
+def plan_and_answer(data, planner, generator, output):
+    """Greedy plans and short answers for three questions; the lives of the engines that this took, in order."""
+    process = subprocess.Popen(
+        [sys.executable, "planpers.py", "--model_addr", generator, "--planner_model", planner, "--inputs_addr",
+         data / "train.json", "--output_addr", output, "--limit", "3", "--num_contexts", "2", "--temperature", "0",
+         "--dtype", "float32", "--max_model_len", "1024", "--max_tokens_plan", "200", "--max_tokens", "16",
+         "--max_retries", "1", "--rag"],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    watch = EngineWatch(process.pid)
+    watch.start()
+    finish(process)
+    watch.join()
+    return sorted(watch.lives.values())
+
+
+def test_one_engine_plans_as_peft_does_and_answers_with_the_base_model(overfitted, data, plans_by_peft, tmp_path):
+    planner, _ = overfitted
+    lives = plan_and_answer(data, planner / "best", data / "model", tmp_path / "answers.json")
+    assert len(lives) == 1
+    plans = json.loads((tmp_path / "answers.json.plans.json").read_text())
+    assert [samples[0]["raw"] for samples in plans.values()] == plans_by_peft
+    assert all(samples[0]["parsed"] == "strict" and not samples[0]["constrained"] for samples in plans.values())
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    assert [samples[0]["plan"] for samples in answers.values()] == plans_by_peft
+    for samples in answers.values():  # a random model's, held to the schema
+        assert samples[0]["constrained"] and samples[0]["raw"].startswith('{"personalized_answer":')
+
+
+def test_on_different_base_models_the_planner_is_gone_before_the_generator_loads(
+    overfitted, data, plans_by_peft, tmp_path
+):
+    planner, _ = overfitted
+    other = save_tiny_chat(tmp_path / "other", seed=1)
+    lives = plan_and_answer(data, planner / "best", other, tmp_path / "answers.json")
+    assert len(lives) == 2
+    (_, planner_ends), (generator_begins, _) = lives
+    assert planner_ends < generator_begins
+    plans = json.loads((tmp_path / "answers.json.plans.json").read_text())
+    assert [samples[0]["raw"] for samples in plans.values()] == plans_by_peft
+    assert len(json.loads((tmp_path / "answers.json").read_text())) == 3
+
+
+# Killed, resumed, and on several devices
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(data, tmp_path_factory):
+    output = tmp_path_factory.mktemp("uninterrupted") / "planner"
+    printed = finish(train(*short_run(data, output)))
+    return output, printed
+
+
+def short_run(data, output, **more):
+    """Eight steps of two sequences, a checkpoint every third: in the middle of an epoch of four steps."""
+    settings = {"max_steps": 8, "save_steps": 3, "eval_generate": 1, "gradient_accumulation_steps": 2, **more}
+    return flags_of(data, output, **settings)
+
+
+def test_figures_of_a_run(uninterrupted):
+    output, printed = uninterrupted
+    log = log_of(output)
+    assert [entry["step"] for entry in log if "loss" in entry] == list(range(1, 9))
+    assert [entry["step"] for entry in log if "eval_loss" in entry] == [3, 6, 8]  # the last step as well
+    assert {path.name for path in output.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-6", "checkpoint-8"}
+    best = min((entry for entry in log if "eval_loss" in entry), key=lambda entry: entry["eval_loss"])
+    assert (output / "best").readlink() == Path(f"checkpoint-{best['step']}")
+    # Linear: no warm-up of 8 // 10 = 0 steps, then down to nothing.
+    rates = [entry["learning_rate"] for entry in log if "loss" in entry]
+    assert rates == pytest.approx([1e-2 * (8 - step) / 8 for step in range(8)])
+    assert "1 on a device x 2 accumulated x 1 processes = 2 sequences a step (the paper's is 32)" in printed
+    assert f"best is checkpoint-{best['step']}, validation loss {best['eval_loss']:.4f}" in printed
+    assert "attention: sdpa" in printed and "q_proj, v_proj" in printed
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_that_is_ended_goes_on_as_if_nothing_had_happened(uninterrupted, data, tmp_path, ending):
+    from safetensors.numpy import load_file
+
+    expected, _ = uninterrupted
+    output = tmp_path / "planner"
+    process = train(*short_run(data, output))
+    log = output / "training_log.jsonl"
+    wait_for(lambda: log.exists() and '"step": 5' in log.read_text())
+    process.send_signal(ending)
+    printed, _ = process.communicate(timeout=30)
+    assert process.returncode == (130 if ending == signal.SIGTERM else -9), printed
+    assert "Traceback" not in printed
+    assert not (output / "checkpoint-8").exists()
+    (output / "checkpoint-6").mkdir(exist_ok=True)  # as a kill while it is written leaves it
+    (output / "checkpoint-6/adapter_model.safetensors").write_bytes(b"half")
+    assert f"going on from {output}/checkpoint-3" in finish(train(*short_run(data, output)))
+    assert log_of(output) == log_of(expected)
+    weights = [load_file(folder / "checkpoint-8/adapter_model.safetensors") for folder in (output, expected)]
+    assert all((weights[0][name] == weights[1][name]).all() for name in weights[1])
+    assert "already finished" in finish(train(*short_run(data, output)))
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_two_processes_learn_what_one_learns_with_twice_the_accumulation(data, tmp_path):
+    """As `accelerate launch` starts them on several GPUs. Without dropout, whose draws differ between processes."""
+    for name, launcher, accumulated in [
+        ("one", (), 2),
+        ("two", ("-m", "torch.distributed.run", "--nproc_per_node", "2"), 1),
+    ]:
+        more = {"lora_dropout": 0, "max_steps": 4, "save_steps": 4, "gradient_accumulation_steps": accumulated}
+        run = train(*short_run(data, tmp_path / name, **more), launcher=launcher, OMP_NUM_THREADS="1")
+        printed = finish(run)
+    assert "1 on a device x 1 accumulated x 2 processes = 2 sequences a step" in printed
+    assert printed.count("sequences a step") == 1  # one process speaks for all
+    assert losses_of(tmp_path / "two") == pytest.approx(losses_of(tmp_path / "one"), rel=1e-2)
+    last = [log_of(tmp_path / name)[-2]["eval_loss"] for name in ("one", "two")]
+    assert last[0] == pytest.approx(last[1], rel=1e-2)
+
+
+# Beginning anew
+
+
+def test_an_earlier_run_is_replaced_when_training_begins_and_nothing_else_goes(tmp_path):
+    from types import SimpleNamespace
+
+    from train_planner import Run
+    from utils.planner_trainer import Recorder
+
+    for name in ("checkpoint-3", "checkpoint-6", "checkpoint-3-backup", "plots"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text("{}")
+    (tmp_path / "best").symlink_to("checkpoint-3")
+    (tmp_path / "trainer_state.json").write_text("{}")
+    (tmp_path / "training_log.jsonl").write_text('{"step": 1, "loss": 3.0}\n')
+    replaced = [tmp_path / "checkpoint-3", tmp_path / "checkpoint-6"]
+    with open(tmp_path / "training_log.jsonl", "a") as log:
+        recorder = Recorder(Run(tmp_path, None, log, replaced), {"fingerprint": {"seed": 1}})
+        state = SimpleNamespace(is_world_process_zero=True, log_history=[], max_steps=8, global_step=0)
+        recorder.on_train_begin(None, state, None)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"checkpoint-3-backup", "plots", "training_log.jsonl", "manifest.json"}
+    assert (tmp_path / "training_log.jsonl").read_text() == ""
+    assert json.loads((tmp_path / "manifest.json").read_text()) == {"fingerprint": {"seed": 1}}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--lora_target_modules", "q_proj", "nosuch"], "--lora_target_modules: {model} has no module nosuch"),
+        (["--attn_implementation", "flash_attention_2"], "--attn_implementation flash_attention_2: flash-attn is not"),
+    ],
+)
+def test_what_the_model_cannot_do_is_named_and_the_earlier_run_stays(uninterrupted, data, flags, message):
+    output, _ = uninterrupted
+    before = {path: path.stat().st_mtime_ns for path in output.rglob("*")}
+    process = train(*short_run(data, output, seed=1), *flags, "--overwrite")
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "error: " + message.format(model=data / "model") in printed and "Traceback" not in printed
+    assert {path: path.stat().st_mtime_ns for path in output.rglob("*")} == before
