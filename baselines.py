@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         "dtype": args.dtype,
         **policy.fingerprint(),
     }
-    journal = open_journal(args.output_addr, fingerprint, args.overwrite, len(keys))
+    journal = open_journal(args.output_addr, fingerprint, args.overwrite, keys)
     if journal is None or journal.holds(keys, lambda: collect_responses(records, journal.entries)):
         print(f"{args.output_addr}: already finished, left alone")
         return 0

@@ -132,7 +132,7 @@ def aspect_keys(question: dict[str, Any]) -> list[Key]:
 
 def open_scores(system: System, records: list[dict[str, Any]], overwrite: bool) -> bool:
     """Open a system's journal and see what is missing; False, and said, where its score file is finished."""
-    system.journal = open_journal(system.score_addr, system.fingerprint, overwrite, len(system.pending))
+    system.journal = open_journal(system.score_addr, system.fingerprint, overwrite, system.pending)
     if system.journal is not None and not system.journal.holds(system.pending, lambda: make_scores(system, records)):
         system.pending -= system.journal.entries.keys()
         return True

@@ -24,9 +24,18 @@ from utils.engines import VLLMEngine, identify_local_model, identify_model, open
 from utils.generation import Parser, Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
 from utils.model_output import ANSWER_SCHEMA, PLAN_PATTERN, parse_answer, parse_plan
 from utils.models import adapter_base, model_fingerprint
-from utils.plans import gold_aspects, plan_text
+from utils.plans import gold_aspects, one_line, plan_text
 from utils.records import collect_responses, count_responses, first_five, read_dataset, read_plans, select_questions
-from utils.run_files import Journal, Key, file_hash, open_journal, warn_unless_ranked
+from utils.run_files import (
+    Journal,
+    Key,
+    describe_run,
+    file_hash,
+    open_journal,
+    prepare_output,
+    publish,
+    warn_unless_ranked,
+)
 
 Record = dict[str, Any]
 
@@ -108,25 +117,32 @@ def main(argv: list[str] | None = None) -> int:
         print_dry_run(questions, keys, planner, generator, plans)
         return 0
 
-    answering = open_journal(args.output_addr, generator.fingerprint, args.overwrite, len(keys))
+    answering = open_journal(args.output_addr, generator.fingerprint, args.overwrite, keys)
+    planning, plan_stage, answer_stage = None, None, None
+    if planner is not None:
+        planning = open_journal(plans_output, planner.fingerprint, args.overwrite, keys)
+    else:
+        prepare_output(plans_output, given_fingerprint(generator), args.overwrite)
+    if planning and not planning.missing(keys) and not planning.holds(keys, lambda: collect_plans(records, planning)):
+        publish_plans(planning, records, args, None)  # a run died before it could, or the file was lost
     if answering is None or answering.holds(keys, lambda: collect_responses(records, answering.entries)):
         print(f"{args.output_addr}: already finished, left alone")
         return 0
-    planning, plan_stage, answer_stage = None, None, None
-    if planner is not None:
-        planning = open_journal(plans_output, planner.fingerprint, args.overwrite, len(keys))
-        # Without a journal the plans are finished, and their journal was deleted.
-        plans = planning.entries if planning else plans_by_key(read_plans(plans_output))
+    if planner is None:
+        publish_given_plans(plans_output, plans, records, args, generator)
+    elif planning is None:  # they are finished, and their journal was deleted
+        plans = plans_by_key(read_plans(plans_output))
+    else:
+        plans = planning.entries
     if planning and (missing := planning.missing(keys)):
         requests = build_plans(questions, missing, planner, planning)
         plan_stage = make_stage(planner, requests, parse_plan, "plans", keys, missing)
+        plan_stage = replace(plan_stage, finish=lambda device: publish_plans(planning, records, args, device))
     if missing := answering.missing(keys):
         requests = build_answers(questions, missing, generator, plans, answering)
         answer_stage = make_stage(generator, requests, parse_answer, "answers", keys, missing)
-    plan_device, answer_device = run_stages(args, planner, generator, plan_stage, answer_stage)
-    if planning and not planning.holds(keys, lambda: collect_responses(records, planning.entries, "aspects")):
-        publish_plans(planning, records, args, plan_device)
-    publish_answers(answering, records, args, generator, answer_device)
+    device = run_stages(args, planner, generator, plan_stage, answer_stage)
+    publish_answers(answering, records, args, generator, device)
     return 0
 
 
@@ -138,7 +154,7 @@ def given_plans(args: argparse.Namespace, questions: list[Record], keys: list[Ke
     """
     if args.gold_plan:
         return {
-            (question["id"], i): {"value": gold_aspects(question), "reason": "the rubric has no aspects"}
+            (question["id"], i): given_plan(gold_aspects(question), "the rubric has no aspects")
             for question in questions
             for i in range(args.num_generated_outputs)
         }
@@ -151,23 +167,28 @@ def given_plans(args: argparse.Namespace, questions: list[Record], keys: list[Ke
             f"{args.plans_addr}: lacks {len(missing)} of the {len(keys)} plans of this run: {named}\n"
             "  plan them with --planner_model, or give fewer --num_generated_outputs or a --limit"
         )
-    return plans
+    return {key: plans[key] for key in keys}
 
 
 def plans_by_key(plans: dict[str, list[Record]]) -> dict[Key, Record]:
     """The content of a file of plans, as a journal would hold it."""
     return {
-        (question_id, i): {"value": plan["aspects"], "reason": plan.get("reason", "an empty plan")}
+        (question_id, i): given_plan(plan["aspects"] or [], plan.get("reason") or "an empty plan")
         for question_id, samples in plans.items()
         for i, plan in enumerate(samples)
     }
+
+
+def given_plan(titles: list[str], reason: str) -> Record:
+    """A plan as a journal would hold it; `reason` is why there is none, where there is none."""
+    return {"value": [one_line(title) for title in titles]} if titles else {"value": None, "reason": reason}
 
 
 def describe_planner(args: argparse.Namespace, prompts: dict[str, Prompt]) -> Model:
     """The planner: it runs here even where the generator is behind an API, and samples as the generator does."""
     identity = identify_local_model(args.planner_model, args.cache_dir)
     chat = LocalChat(args.planner_model, args.cache_dir)
-    length = choose_length(chat, args.max_model_len, args.max_tokens_plan, PAPER_LENGTH)
+    length = choose_length(chat, args.max_model_len, args.max_tokens_plan, PAPER_LENGTH, "--max_tokens_plan")
     policy = replace(Policy.from_arguments(args, PLAN_PATTERN), max_tokens=args.max_tokens_plan)
     fingerprint = {
         "script": "planpers.py",
@@ -243,19 +264,20 @@ def run_stages(
     generator: Model,
     plan_stage: Stage | None,
     answer_stage: Stage | None,
-) -> tuple[str | None, str | None]:
+) -> str | None:
     """Plan, then answer: on one engine where one can serve both, else the planner is gone before the generator loads.
 
     Returns:
-        The devices of planner and generator, None for a stage that had nothing to do.
+        The generator's device, None where nothing was left to answer.
     """
     if plan_stage and answer_stage and share_base(args):
         length = max(planner.length, generator.length)
-        device = generate(lambda: VLLMEngine(args, [planner.addr, generator.addr], length), plan_stage, answer_stage)
-        return device, device
-    plan_device = plan_stage and generate(lambda: VLLMEngine(args, [planner.addr], planner.length), plan_stage)
-    device = answer_stage and generate(lambda: open_engine(args, generator.addr, generator.length), answer_stage)
-    return plan_device, device
+        return generate(lambda: VLLMEngine(args, [planner.addr, generator.addr], length), plan_stage, answer_stage)
+    if plan_stage:
+        generate(lambda: VLLMEngine(args, [planner.addr], planner.length), plan_stage)
+    if answer_stage:
+        return generate(lambda: open_engine(args, generator.addr, generator.length), answer_stage)
+    return None
 
 
 def share_base(args: argparse.Namespace) -> bool:
@@ -266,8 +288,12 @@ def share_base(args: argparse.Namespace) -> bool:
     return len({model_fingerprint(base, args.cache_dir) for base in bases}) == 1
 
 
+def collect_plans(records: list[Record], journal: Journal) -> dict[str, list[Record]]:
+    """The file of plans."""
+    return collect_responses(records, journal.entries, "aspects")
+
+
 def publish_plans(journal: Journal, records: list[Record], args: argparse.Namespace, device: str | None) -> None:
-    plans = collect_responses(records, journal.entries, "aspects")
     found = [plan["value"] for plan in journal.entries.values() if plan["value"]]
     counts = {
         "plans": len(found),
@@ -276,8 +302,21 @@ def publish_plans(journal: Journal, records: list[Record], args: argparse.Namesp
         "posts left out for length": sum(p.get("num_contexts_dropped", 0) for p in journal.entries.values()),
     }
     tokens = token_totals(journal.entries.values())
-    journal.publish(plans, vars(args), device, counts=counts, tokens=tokens)
+    journal.publish(collect_plans(records, journal), vars(args), device, counts=counts, tokens=tokens)
     print(f"{journal.output}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+
+
+def given_fingerprint(generator: Model) -> dict[str, Any]:
+    """The settings that decide a file of plans that no planner made."""
+    return {name: generator.fingerprint[name] for name in ("script", "plans", "inputs")}
+
+
+def publish_given_plans(
+    plans_output: str, plans: dict[Key, Record], records: list[Record], args: argparse.Namespace, generator: Model
+) -> None:
+    """Keep plans that no planner made beside the answers too, so that every output has the plans it followed."""
+    manifest = describe_run(vars(args), given_fingerprint(generator), None, counts={"plans": len(plans)})
+    publish(plans_output, collect_responses(records, plans, "aspects"), manifest)
 
 
 def publish_answers(

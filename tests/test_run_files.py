@@ -292,21 +292,27 @@ def test_a_folder_is_no_output(tmp_path):
 
 def test_an_unfinished_run_goes_on(output):
     write_journal(output)
-    journal = open_journal(output, SETTINGS, overwrite=False, num_pieces=1)
+    journal = open_journal(output, SETTINGS, overwrite=False, keys=ENTRIES)
     assert (journal.resumed, journal.published) == (3, False)
 
 
 def test_a_finished_run_can_be_added_to_while_its_journal_is_there(output):
     write_journal(output)
     finish(output)
-    journal = open_journal(output, SETTINGS, overwrite=False, num_pieces=1)
+    journal = open_journal(output, SETTINGS, overwrite=False, keys=ENTRIES)
     assert (journal.resumed, journal.published) == (3, True)
 
 
 def test_a_finished_run_without_its_journal_is_closed(output):
-    publish(output, {"q1": 1, "q2": 2}, {"fingerprint": SETTINGS, "pieces": 2})
-    assert open_journal(output, SETTINGS, overwrite=False, num_pieces=2) is None
-    assert "holds 2 of 3 pieces" in message(open_journal, output, SETTINGS, False, 3)
+    write_journal(output)
+    journal = Journal(output, SETTINGS)
+    journal.publish(["all"], {}, None)
+    journal.close()
+    journal_of(output).unlink()
+    assert open_journal(output, SETTINGS, overwrite=False, keys=list(reversed(ENTRIES))) is None
+    for keys in ([*ENTRIES, ("q9", 0)], list(ENTRIES)[:-1], [("q9", 0), *list(ENTRIES)[1:]]):
+        found = f"holds 3 pieces, others than the {len(keys)} of this run, and its journal was deleted"
+        assert found in message(open_journal, output, SETTINGS, False, keys)
     assert not journal_of(output).exists()
 
 
@@ -314,9 +320,9 @@ def test_a_finished_run_of_other_settings_keeps_its_journal_until_overwritten(ou
     path = write_journal(output)
     finish(output)
     before = path.read_bytes()
-    assert MODEL_DIFFERS in message(open_journal, output, OTHER, False, 1)
+    assert MODEL_DIFFERS in message(open_journal, output, OTHER, False, ENTRIES)
     assert path.read_bytes() == before
-    journal = open_journal(output, OTHER, overwrite=True, num_pieces=1)
+    journal = open_journal(output, OTHER, overwrite=True, keys=ENTRIES)
     assert (journal.entries, journal.published) == ({}, False)
 
 
@@ -517,7 +523,7 @@ def never():
 
 def test_an_unpublished_journal_holds_nothing_however_full(output):
     write_journal(output)
-    journal = open_journal(output, SETTINGS, overwrite=False, num_pieces=3)
+    journal = open_journal(output, SETTINGS, overwrite=False, keys=ENTRIES)
     assert journal.missing(ENTRIES) == []
     assert journal.holds(ENTRIES, never) is False
 
@@ -525,7 +531,7 @@ def test_an_unpublished_journal_holds_nothing_however_full(output):
 def test_a_published_journal_holds_its_pieces_and_no_others(output):
     write_journal(output)
     finish(output, {"q1": ["two\nlines", None]})
-    journal = open_journal(output, SETTINGS, overwrite=False, num_pieces=4)
+    journal = open_journal(output, SETTINGS, overwrite=False, keys=ENTRIES)
     assert journal.holds(ENTRIES, lambda: {"q1": ["two\nlines", None]}) is True
     assert journal.holds([("q1", 0)], lambda: {"q1": ["two\nlines", None]}) is True
     assert journal.holds([*ENTRIES, ("q2", 0)], never) is False
@@ -535,12 +541,12 @@ def test_a_run_that_died_before_its_second_publishing_is_not_finished(output):
     write_journal(output, {("q1", 0): "a"})
     finish(output, ["a"])
     write_journal(output, {("q2", 0): "b"})
-    journal = open_journal(output, SETTINGS, overwrite=False, num_pieces=2)
+    journal = open_journal(output, SETTINGS, overwrite=False, keys=ENTRIES)
     assert journal.missing([("q1", 0), ("q2", 0)]) == []
     assert journal.holds(journal.entries, lambda: list(journal.entries.values())) is False
     journal.publish(list(journal.entries.values()), {}, None)
     journal.close()
-    journal = open_journal(output, SETTINGS, overwrite=False, num_pieces=2)
+    journal = open_journal(output, SETTINGS, overwrite=False, keys=ENTRIES)
     assert journal.holds(journal.entries, lambda: list(journal.entries.values())) is True
 
 

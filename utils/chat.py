@@ -142,7 +142,9 @@ def _tiktoken_encoder(model: str) -> Callable[[str], list[int]] | None:
     return lambda text: found[0].encode(text, disallowed_special=())
 
 
-def choose_length(chat: LocalChat | APIChat, max_model_len: int | None, max_tokens: int, wanted: int) -> int:
+def choose_length(
+    chat: LocalChat | APIChat, max_model_len: int | None, max_tokens: int, wanted: int, flag: str = "--max_tokens"
+) -> int:
     """Tokens of prompt and output together: what the user set, else `wanted` or the model's own limit if less.
 
     Raises:
@@ -153,9 +155,7 @@ def choose_length(chat: LocalChat | APIChat, max_model_len: int | None, max_toke
         raise UserError(f"--max_model_len {max_model_len}: the model takes at most {limit} tokens")
     length = max_model_len or min(wanted, limit or wanted)
     if max_tokens >= length:
-        raise UserError(
-            f"--max_tokens {max_tokens} leaves no room for the prompt: prompt and output share {length} tokens"
-        )
+        raise UserError(f"{flag} {max_tokens} leaves no room for the prompt: prompt and output share {length} tokens")
     return length
 
 

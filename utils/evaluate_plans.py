@@ -149,13 +149,12 @@ def read_questions(
                 f"{args.inputs_addr}: id {record['id']!r}: no category is known for the community {community!r}\n"
                 "  add it to the category it belongs to at the top of utils/scoring.py"
             )
-        titles = [one_line(title) for title in plans[record["id"]][0]["aspects"] or []]
         questions.append(
             {
                 "id": record["id"],
                 "category": COMMUNITIES[community],
                 "gold": gold_aspects(record),
-                "planned": [title for title in titles if title],
+                "planned": [one_line(title) for title in plans[record["id"]][0]["aspects"] or []],
             }
         )
     return questions

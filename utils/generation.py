@@ -59,6 +59,7 @@ class Stage:
         unit: what the outputs are called, in the plural.
         total: how many outputs there are to be in the end.
         done: how many of them an earlier run has finished.
+        finish: called with the device when the last request is answered, before the next stage begins.
     """
 
     model: str
@@ -68,6 +69,7 @@ class Stage:
     unit: str
     total: int
     done: int = 0
+    finish: Callable[[str], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,8 @@ async def _generate(engine: Engine, stages: Iterable[Stage]) -> None:
         for stage in stages:
             with closing(Progress(stage.total, stage.unit, initial=stage.done)) as progress:
                 await _run_stage(engine, stage, progress)
+            if stage.finish is not None:
+                stage.finish(engine.device)
     finally:
         await engine.close()
 

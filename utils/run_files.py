@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
@@ -83,32 +83,41 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def open_journal(output: str | Path, fingerprint: dict[str, Any], overwrite: bool, num_pieces: int) -> "Journal | None":
+def open_journal(
+    output: str | Path, fingerprint: dict[str, Any], overwrite: bool, keys: Collection[Key]
+) -> "Journal | None":
     """Check that `output` may be written (see `prepare_output`) and open its journal.
 
     Args:
-        num_pieces: how many finished pieces this run is to end with.
+        keys: the finished pieces that this run is to end with.
 
     Returns:
         None where the output is finished and its journal was deleted: there is nothing to add to it.
 
     Raises:
-        UserError: as above; or the journal was deleted and the output has fewer pieces than this run is to have.
+        UserError: as above; or the journal was deleted and the output was not made for these very pieces.
     """
     published = prepare_output(output, fingerprint, overwrite)
     if published and not Path(f"{output}.journal.jsonl").exists():
-        pieces = read_manifest(output).get("pieces", 0)
-        if pieces < num_pieces:
-            raise UserError(
-                f"{output}: holds {pieces} of {num_pieces} pieces and its journal was deleted, so none can be added\n"
-                "  delete it to begin anew, or give another output"
-            )
-        return None
+        manifest = read_manifest(output)
+        if manifest.get("keys_sha256") == _keys_hash(keys):
+            return None
+        raise UserError(
+            f"{output}: holds {manifest.get('pieces', 0)} pieces, others than the {len(keys)} of this run, "
+            "and its journal was deleted, so none can be added\n  delete it to begin anew, or give another output"
+        )
     return Journal(output, fingerprint, overwrite, published)
+
+
+def _keys_hash(keys: Iterable[Key]) -> str:
+    """The same for the same pieces in any order."""
+    return hashlib.sha256(json.dumps(sorted(json.dumps(key) for key in keys)).encode()).hexdigest()
 
 
 class Journal:
     """The finished pieces of one output, each written the moment it is there.
+
+    A new journal, or one that replaces another, is begun with its first piece: a run that is refused changes nothing.
 
     Attributes:
         entries: finished pieces by key, those of earlier runs included.
@@ -141,16 +150,18 @@ class Journal:
                     "  repeat that run's command, give another output, or --overwrite to begin anew"
                 )
             found = None
-        if found is None:
-            self._file.truncate(0)
-            self._write({"fingerprint": fingerprint})
-        else:
+        self._is_begun = found is not None
+        if found is not None:
             self._read_entries()
         self.resumed = len(self.entries)
 
     def add(self, key: Key, value: Any) -> None:
         """Keep one finished piece; it survives the process from here on."""
         self.entries[key] = value
+        if not self._is_begun:
+            self._file.truncate(0)
+            self._write({"fingerprint": self.fingerprint})
+            self._is_begun = True
         self._write({"key": key, "value": value})
 
     def missing(self, keys: Iterable[Key]) -> list[Key]:
@@ -170,6 +181,7 @@ class Journal:
         """Put the final file in place, with a manifest that tells how it was made and what it took."""
         figures |= {
             "pieces": len(self.entries),
+            "keys_sha256": _keys_hash(self.entries),
             "resumed": self.resumed,
             "wall_seconds": round(time.monotonic() - self._opened, 1),
         }
