@@ -26,16 +26,7 @@ from utils.model_output import ANSWER_SCHEMA, PLAN_PATTERN, parse_answer, parse_
 from utils.models import adapter_base, model_fingerprint
 from utils.plans import gold_aspects, one_line, plan_text
 from utils.records import collect_responses, count_responses, first_five, read_dataset, read_plans, select_questions
-from utils.run_files import (
-    Journal,
-    Key,
-    describe_run,
-    file_hash,
-    open_journal,
-    prepare_output,
-    publish,
-    warn_unless_ranked,
-)
+from utils.run_files import Journal, Key, file_hash, open_journal, warn_unless_ranked
 
 Record = dict[str, Any]
 
@@ -110,34 +101,32 @@ def main(argv: list[str] | None = None) -> int:
     warn_unless_ranked(args.inputs_addr)
     questions = select_questions(records, args.limit, args.num_shards, args.shard_index)
     keys = [(question["id"], i) for question in questions for i in range(args.num_generated_outputs)]
-    plans = given_plans(args, questions, keys)
+    given = given_plans(args, questions, keys)
     planner = describe_planner(args, prompts) if args.planner_model else None
     generator = describe_generator(args, prompts, planner)
     if args.dry_run:
-        print_dry_run(questions, keys, planner, generator, plans)
+        print_dry_run(questions, keys, planner, generator, given)
         return 0
 
     answering = open_journal(args.output_addr, generator.fingerprint, args.overwrite, keys)
-    planning, plan_stage, answer_stage = None, None, None
-    if planner is not None:
-        planning = open_journal(plans_output, planner.fingerprint, args.overwrite, keys)
-    else:
-        prepare_output(plans_output, given_fingerprint(generator), args.overwrite)
+    planning = open_journal(plans_output, plan_fingerprint(planner, generator), args.overwrite, keys)
     if planning and not planning.missing(keys) and not planning.holds(keys, lambda: collect_plans(records, planning)):
         publish_plans(planning, records, args, None)  # a run died before it could, or the file was lost
     if answering is None or answering.holds(keys, lambda: collect_responses(records, answering.entries)):
         print(f"{args.output_addr}: already finished, left alone")
         return 0
-    if planner is None:
-        publish_given_plans(plans_output, plans, records, args, generator)
-    elif planning is None:  # they are finished, and their journal was deleted
-        plans = plans_by_key(read_plans(plans_output))
-    else:
-        plans = planning.entries
+    # Without a journal the plans are finished, and their journal was deleted.
+    plans = planning.entries if planning else plans_by_key(read_plans(plans_output))
+    plan_stage, answer_stage = None, None
     if planning and (missing := planning.missing(keys)):
-        requests = build_plans(questions, missing, planner, planning)
-        plan_stage = make_stage(planner, requests, parse_plan, "plans", keys, missing)
-        plan_stage = replace(plan_stage, finish=lambda device: publish_plans(planning, records, args, device))
+        if planner is None:
+            for key in missing:
+                planning.add(key, given[key])
+            publish_plans(planning, records, args, None)
+        else:
+            requests = build_plans(questions, missing, planner, planning)
+            plan_stage = make_stage(planner, requests, parse_plan, "plans", keys, missing)
+            plan_stage = replace(plan_stage, finish=lambda device: publish_plans(planning, records, args, device))
     if missing := answering.missing(keys):
         requests = build_answers(questions, missing, generator, plans, answering)
         answer_stage = make_stage(generator, requests, parse_answer, "answers", keys, missing)
@@ -227,6 +216,13 @@ def describe_generator(args: argparse.Namespace, prompts: dict[str, Prompt], pla
     return Model(args.model_addr, chat, args.max_model_len, policy, prompts, args.num_contexts, fingerprint)
 
 
+def plan_fingerprint(planner: Model | None, generator: Model) -> dict[str, Any]:
+    """The settings that decide the file of plans, made by a planner or given."""
+    if planner is not None:
+        return planner.fingerprint
+    return {name: generator.fingerprint[name] for name in ("script", "plans", "inputs")}
+
+
 def make_stage(
     model: Model, requests: Iterable[Request], parse: Parser, unit: str, keys: list[Key], missing: list[Key]
 ) -> Stage:
@@ -304,19 +300,6 @@ def publish_plans(journal: Journal, records: list[Record], args: argparse.Namesp
     tokens = token_totals(journal.entries.values())
     journal.publish(collect_plans(records, journal), vars(args), device, counts=counts, tokens=tokens)
     print(f"{journal.output}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
-
-
-def given_fingerprint(generator: Model) -> dict[str, Any]:
-    """The settings that decide a file of plans that no planner made."""
-    return {name: generator.fingerprint[name] for name in ("script", "plans", "inputs")}
-
-
-def publish_given_plans(
-    plans_output: str, plans: dict[Key, Record], records: list[Record], args: argparse.Namespace, generator: Model
-) -> None:
-    """Keep plans that no planner made beside the answers too, so that every output has the plans it followed."""
-    manifest = describe_run(vars(args), given_fingerprint(generator), None, counts={"plans": len(plans)})
-    publish(plans_output, collect_responses(records, plans, "aspects"), manifest)
 
 
 def publish_answers(
