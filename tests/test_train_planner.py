@@ -611,8 +611,8 @@ def test_a_run_hands_over_examples_manifest_and_checkpoint(command, folder, file
     assert train_planner.main(command) == 0
     assert calls[1].run.checkpoint == folder / "checkpoint-4"
     assert train_planner.main([*command, "--no-resume"]) == 0
-    assert calls[2].checkpoint is None
-    assert not (folder / "checkpoint-4").exists()
+    assert calls[2].run.checkpoint is None
+    assert [path.name for path in calls[2].run.replaced] == ["checkpoint-4"]
 
 
 def test_other_processes_say_nothing(command, calls, capsys, monkeypatch):
