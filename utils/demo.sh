@@ -40,19 +40,19 @@ run "$python" train_planner.py --model_addr $chat --inputs_addr $out/train_ranke
     --no-gradient_checkpointing --overwrite
 run "$python" utils/plot_training.py --output_dir $out/planner
 run "$python" planpers.py --model_addr $chat --planner_model $out/planner/best \
-    --inputs_addr $out/test_ranked.json --output_addr $out/planpers.json --num_contexts 10 $limits \
+    --inputs_addr $out/test_ranked.json --output_addr $out/planpers.json --num_contexts 2 $limits \
     --max_tokens_plan 100 --overwrite
 run "$python" utils/evaluate_plans.py --inputs_addr $data --plans_addr $out/planpers.json.plans.json \
     --embedding_model $encoder --embedding_threshold 0.6
 run "$python" planpers.py --model_addr $chat --gold_plan \
-    --inputs_addr $out/test_ranked.json --output_addr $out/planpers_gold.json --num_contexts 10 $limits --overwrite
+    --inputs_addr $out/test_ranked.json --output_addr $out/planpers_gold.json --num_contexts 2 $limits --overwrite
 
 run "$python" evaluate_responses.py --evaluator_llm $chat --inputs_addr $data \
     --response_addr $out/no_personalization.json $out/rag_random.json $out/rag.json $out/planpers.json \
     $out/planpers_gold.json \
     --score_addr $out/no_personalization_scores.json $out/rag_random_scores.json $out/rag_scores.json \
     $out/planpers_scores.json $out/planpers_gold_scores.json \
-    --max_tokens 32 --overwrite
+    --max_tokens 16 --constrained_decoding always --overwrite
 
 printf '\nThree answers with their judged aspects (a model this small answers and judges badly):\n'
 run "$python" utils/show_answers.py --inputs_addr $data --num_questions 3 \
