@@ -25,7 +25,7 @@ from utils.generation import Policy, Request, Stage, describe_requests, generate
 from utils.model_output import VERDICT_SCHEMA, parse_verdict
 from utils.records import match_responses, read_dataset, read_responses, select_questions
 from utils.run_files import Journal, Key, file_hash, open_journal
-from utils.scoring import question_score, summarize
+from utils.scoring import aspect_keys, score_file
 
 NO_RESPONSE = "no response to judge"
 LENGTH_STEP = 64  # the model length is rounded up to a multiple of this
@@ -125,11 +125,6 @@ def read_systems(
     return systems
 
 
-def aspect_keys(question: dict[str, Any]) -> list[Key]:
-    """One verdict for each aspect of a question."""
-    return [(question["id"], i) for i in range(len(question["rubric_aspects"]))]
-
-
 def open_scores(system: System, records: list[dict[str, Any]], overwrite: bool) -> bool:
     """Open a system's journal and see what is missing; False, and said, where its score file is finished."""
     system.journal = open_journal(system.score_addr, system.fingerprint, overwrite, system.pending)
@@ -195,12 +190,7 @@ def fit_context(
 
 def make_scores(system: System, records: list[dict[str, Any]]) -> dict[str, Any]:
     """The content of the score file."""
-    per_question = [question_entry(record, system.journal.entries) for record in records if is_judged(record, system)]
-    scores = summarize(per_question)
-    if len(per_question) < len(records):
-        scores["partial"] = {"questions_in_dataset": len(records), "questions_judged": len(per_question)}
-    scores["per_question_scores"] = per_question
-    return scores
+    return score_file(records, system.journal.entries, {question["id"] for question in system.questions})
 
 
 def publish_scores(system: System, records: list[dict[str, Any]], args: argparse.Namespace, device: str | None) -> None:
@@ -210,23 +200,6 @@ def publish_scores(system: System, records: list[dict[str, Any]], args: argparse
     counts = {name: scores[name] for name in ("num_questions", "num_scored_questions", "num_unscored")}
     system.journal.publish(scores, vars(args), device, counts=counts, tokens=tokens)
     print(describe_scores(system.score_addr, scores, tokens))
-
-
-def is_judged(record: dict[str, Any], system: System) -> bool:
-    """Every aspect has its entry, maybe from an earlier run; without aspects, it was among the questions."""
-    keys = aspect_keys(record)
-    return not system.journal.missing(keys) if keys else record in system.questions
-
-
-def question_entry(record: dict[str, Any], verdicts: dict[Key, dict[str, Any]]) -> dict[str, Any]:
-    """One question of the score file. `score` is None unless every aspect has a verdict."""
-    details = []
-    for key, aspect in zip(aspect_keys(record), record["rubric_aspects"], strict=True):
-        verdict = verdicts[key]
-        kept = {name: verdict[name] for name in ("reason", "raw", "parsed", "attempts") if name in verdict}
-        details.append({"aspect": aspect["aspect"], "score": verdict["value"], **kept})
-    score = question_score([detail["score"] for detail in details]) if details else None
-    return {"id": record["id"], "category": record.get("category"), "score": score, "details": details}
 
 
 def describe_scores(score_addr: str, scores: dict[str, Any], tokens: dict[str, int]) -> str:

@@ -15,7 +15,7 @@ import os
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from prompts import Prompt, join_posts, load_prompt
 from utils import cli
@@ -26,16 +26,15 @@ from utils.models import adapter_base, cached_commit
 from utils.plans import gold_aspects, plan_text
 from utils.records import first_five, read_dataset
 from utils.run_files import (
+    Lock,
     check_writable,
     describe_run,
     differences,
     file_hash,
-    lock,
     read_folder_manifest,
     warn_unless_ranked,
 )
 
-LOG_NAME = "training_log.jsonl"
 PAPER_BATCH = 32  # sequences a step (paper, appendix E)
 
 
@@ -72,13 +71,13 @@ class Run:
 
     Attributes:
         checkpoint: the last whole one, to go on from; None to begin.
-        log: training_log.jsonl, open and locked by the first of several processes; None in the others.
+        lock: held by the first of several processes; None in the others.
         replaced: checkpoints of an earlier run, to be deleted when this one begins.
     """
 
     folder: Path
     checkpoint: Path | None
-    log: IO[str] | None
+    lock: Lock | None
     replaced: list[Path]
 
 
@@ -366,7 +365,8 @@ def open_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> Run:
             run with other settings, and --overwrite is not given.
     """
     folder = Path(args.output_dir)
-    check_writable(folder / LOG_NAME)
+    check_writable(folder / "manifest.json")
+    lock = Lock(folder / "training_log.jsonl") if is_first_process() else None
     checkpoints = find_checkpoints(folder)
     manifest = read_folder_manifest(folder)
     if checkpoints and manifest is None:
@@ -377,14 +377,10 @@ def open_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> Run:
             f"{folder}: a run with other settings: {differing}\n"
             "  give another --output_dir, or --overwrite to delete its checkpoints and begin anew"
         )
-    log = None
-    if is_first_process():
-        log = open(folder / LOG_NAME, "a", encoding="utf-8")  # noqa: SIM115 (held open and locked for the whole run)
-        lock(log, folder / LOG_NAME)
     if differing or not args.resume:
-        return Run(folder, None, log, replaced=checkpoints)
+        return Run(folder, None, lock, replaced=checkpoints)
     whole = [path for path in checkpoints if read_folder_manifest(path) is not None]
-    return Run(folder, whole[-1] if whole else None, log, replaced=[])
+    return Run(folder, whole[-1] if whole else None, lock, replaced=[])
 
 
 def find_checkpoints(folder: Path) -> list[Path]:

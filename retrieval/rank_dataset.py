@@ -7,6 +7,9 @@ The control with another user's posts (the paper's "random profile") is a ranked
 
   python retrieval/rank_dataset.py --input_dataset_addr test.json --output_dataset_addr test_random_ranked.json \\
       --random_profile --seed 0
+
+The same command again goes on from where a run stopped. With --embedding_cache a second ranking of the same posts
+embeds nothing again.
 """
 
 import sys
@@ -16,19 +19,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 
 import argparse
 import random
-import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from utils.cli import UserError, add_log_argument, make_parser, positive_int, run_script, set_up_logging
 from utils.models import check_model, model_fingerprint
 from utils.progress import Progress
 from utils.records import read_dataset, select_questions
-from utils.run_files import describe_run, file_hash, prepare_output, publish
+from utils.run_files import Journal, file_hash, open_journal
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from retrieval.embedding_cache import EmbeddingCache
     from retrieval.encoder import Encoder
 
 Record = dict[str, Any]
+
+BLOCK = 16_384  # texts embedded before their questions' orders are in the journal
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -79,6 +89,9 @@ def add_encoder_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens at which a text is cut (%(default)s)",
     )
     group.add_argument(
+        "--embedding_cache", metavar="DIR", help="where embeddings are kept for other rankings (default: nowhere)"
+    )
+    group.add_argument(
         "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU if any (%(default)s)"
     )
     group.add_argument(
@@ -91,7 +104,6 @@ def add_encoder_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Rank one dataset; returns 0. Raises UserError, before a model is loaded where that is possible."""
-    started = time.monotonic()
     args = build_parser().parse_args(argv)
     set_up_logging(args.log_level)
     output = Path(args.output_dataset_addr)
@@ -104,19 +116,26 @@ def main(argv: list[str] | None = None) -> int:
     if args.ranker == "contriever":
         check_model(args.model_name, args.cache_dir)
     fingerprint = describe_settings(args)
-    if prepare_output(output, fingerprint, args.overwrite):
+    keys = [(record["id"],) for record in records]
+    journal = open_journal(output, fingerprint, args.overwrite, keys)
+    if journal is None or journal.holds(keys, lambda: apply_orders(records, journal)):
         print(f"{output}: already ranked with these settings; left as it is")
         return 0
-    orders, device, counts = order_profiles(records, args)
-    ranked = [apply_order(record, order) for record, order in zip(records, orders, strict=True)]
-    counts = {**count_records(records), **counts}
-    seconds = time.monotonic() - started
-    publish(
-        output,
-        ranked,
-        describe_run(vars(args), fingerprint, device, counts=counts, wall_seconds=round(seconds, 3)),
-    )
-    print(f"ranked {counts['questions']} questions with {counts['posts']} posts in {seconds:.1f} s: {output}")
+    missing = set(journal.missing(keys))
+    left = [record for record in records if (record["id"],) in missing]
+    device, counts = "cpu", Counter(count_records(records))
+    if left and args.ranker == "contriever":
+        from retrieval.encoder import load_encoder
+
+        encoder = load_encoder(args.model_name, args.cache_dir, args.device, args.dtype, args.max_length)
+        device = str(encoder.model.device)
+        orders = order_by_embeddings(left, encoder, args.batch_size, counts, open_cache(args))
+    else:
+        orders = order_by_ranker(left, args)
+    for record, order in orders:
+        journal.add((record["id"],), order)
+    journal.publish(apply_orders(records, journal), vars(args), device, counts=dict(counts))
+    print(f"{output}: ranked {counts['questions']} questions with {counts['posts']} posts")
     return 0
 
 
@@ -168,52 +187,101 @@ def random_cycle(size: int, seed: int) -> list[int]:
     return cycle
 
 
-def order_profiles(records: list[Record], args: argparse.Namespace) -> tuple[list[list[int]], str, dict[str, int]]:
-    """The order of every profile (best first), the device it was found on, and what only this ranker counts."""
-    if args.ranker == "contriever":
-        from retrieval.encoder import load_encoder
-
-        encoder = load_encoder(args.model_name, args.cache_dir, args.device, args.dtype, args.max_length)
-        orders, counts = order_by_embeddings(records, encoder, args.batch_size)
-        return orders, str(encoder.model.device), counts
+def order_by_ranker(records: list[Record], args: argparse.Namespace) -> Iterator[tuple[Record, list[int]]]:
+    """Each record with the order of its profile (best first), by a ranker that needs no model."""
     from retrieval.rankers import rank_at_random, rank_by_bm25, rank_by_recency
 
-    orders = []
-    progress = Progress(len(records), "questions")
-    for record in records:
-        posts = [item["text"] for item in record["profile"]]
-        if args.ranker == "bm25":
-            orders.append(rank_by_bm25(record["question"], posts))
-        elif args.ranker == "recency":
-            orders.append(rank_by_recency(len(posts)))
-        else:
-            orders.append(rank_at_random(len(posts), args.seed, record["id"]))
-        progress.update()
-    progress.close()
-    return orders, "cpu", {}
+    with closing(Progress(len(records), "questions")) as progress:
+        for record in records:
+            posts = [item["text"] for item in record["profile"]]
+            if args.ranker == "bm25":
+                yield record, rank_by_bm25(record["question"], posts)
+            elif args.ranker == "recency":
+                yield record, rank_by_recency(len(posts))
+            else:
+                yield record, rank_at_random(len(posts), args.seed, record["id"])
+            progress.update()
+
+
+def open_cache(args: argparse.Namespace) -> "EmbeddingCache | None":
+    if args.embedding_cache is None:
+        return None
+    from retrieval.embedding_cache import EmbeddingCache
+
+    model = model_fingerprint(args.model_name, args.cache_dir)
+    return EmbeddingCache(args.embedding_cache, f"{model}, mean pooling, {args.max_length} tokens, {args.dtype}")
 
 
 def order_by_embeddings(
-    records: list[Record], encoder: "Encoder", batch_size: int | None
-) -> tuple[list[list[int]], dict[str, int]]:
-    """Embed every distinct text of the dataset once, then order each profile from the rows."""
-    from retrieval.encoder import embed_texts
+    records: list[Record],
+    encoder: "Encoder",
+    batch_size: int | None,
+    counts: Counter[str],
+    cache: "EmbeddingCache | None" = None,
+) -> Iterator[tuple[Record, list[int]]]:
+    """Each record with the order of its profile; every distinct text of a block of questions is embedded once.
+
+    Args:
+        counts: "texts_embedded" and "texts_cut" (of those) are added to.
+    """
     from retrieval.rankers import rank_by_embedding
 
+    blocks = list(split_into_blocks(records))
+    with closing(Progress(sum(len(row_of) for _, row_of in blocks), "texts")) as progress:
+        for block, row_of in blocks:
+            embeddings = embed_block(list(row_of), encoder, batch_size, counts, cache, progress)
+            for record in block:
+                post_rows = [row_of[item["text"]] for item in record["profile"]]
+                yield record, rank_by_embedding(embeddings, row_of[record["question"]], post_rows)
+
+
+def split_into_blocks(records: list[Record]) -> Iterator[tuple[list[Record], dict[str, int]]]:
+    """Questions in file order with the rows of their distinct texts; a new block begins after `BLOCK` texts.
+
+    A killed run loses at most the block it was at.
+    """
+    block: list[Record] = []
     row_of: dict[str, int] = {}
     for record in records:
+        block.append(record)
         for text in (record["question"], *(item["text"] for item in record["profile"])):
             row_of.setdefault(text, len(row_of))
-    progress = Progress(len(row_of), "texts")
-    try:
-        embeddings, num_cut = embed_texts(encoder, list(row_of), batch_size, progress)
-    finally:
-        progress.close()
-    orders = []
-    for record in records:
-        post_rows = [row_of[item["text"]] for item in record["profile"]]
-        orders.append(rank_by_embedding(embeddings, row_of[record["question"]], post_rows))
-    return orders, {"distinct_texts": len(row_of), "texts_cut": num_cut}
+        if len(row_of) >= BLOCK:
+            yield block, row_of
+            block, row_of = [], {}
+    if block:
+        yield block, row_of
+
+
+def embed_block(
+    texts: list[str],
+    encoder: "Encoder",
+    batch_size: int | None,
+    counts: Counter[str],
+    cache: "EmbeddingCache | None",
+    progress: Progress,
+) -> "np.ndarray":
+    """The embeddings (len(texts), D) of distinct texts, from the cache where it has them."""
+    import numpy as np
+
+    from retrieval.encoder import embed_texts
+
+    known = cache.get(texts) if cache else {}
+    progress.update(len(known))
+    new = [text for text in texts if text not in known]
+    computed, num_cut = embed_texts(encoder, new, batch_size, progress)
+    counts.update(texts_embedded=len(new), texts_cut=num_cut)
+    if cache:
+        cache.add(new, computed)
+    if not known:
+        return computed
+    known.update(zip(new, computed, strict=True))
+    return np.stack([known[text] for text in texts])
+
+
+def apply_orders(records: list[Record], journal: Journal) -> list[Record]:
+    """The content of the ranked file."""
+    return [apply_order(record, journal.entries[record["id"],]) for record in records]
 
 
 def apply_order(record: Record, order: list[int]) -> Record:

@@ -13,6 +13,7 @@ import pytest
 
 from utils import cli
 from utils.cli import UserError, check_outputs, check_shard
+from utils.records import select_questions
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = (ROOT, ROOT / "retrieval", ROOT / "utils")
@@ -35,6 +36,27 @@ HEAVY = (
     "tiktoken",
     "matplotlib",
 )
+
+
+ARRAY = {  # of --array=5-8, the third task
+    "SLURM_ARRAY_TASK_COUNT": "4",
+    "SLURM_ARRAY_TASK_MIN": "5",
+    "SLURM_ARRAY_TASK_MAX": "8",
+    "SLURM_ARRAY_TASK_ID": "7",
+}
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """No task of a SLURM array, even where the tests are one."""
+    for name in ARRAY:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(params=[{}, ARRAY], ids=["alone", "in an array"])
+def alone_or_in_an_array(request, alone, monkeypatch):
+    for name, value in request.param.items():
+        monkeypatch.setenv(name, value)
 
 
 def run(*command, **more):
@@ -98,6 +120,7 @@ def options_of(parser):
     return {flag: action for action in parser._actions for flag in action.option_strings if flag != "-h"}
 
 
+@pytest.mark.usefixtures("alone_or_in_an_array")
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_option_has_a_help_text_that_says_its_default(script, parser_of):
     parser = parser_of(script)
@@ -129,6 +152,7 @@ DIFFERENT_ON_PURPOSE = {
 }
 
 
+@pytest.mark.usefixtures("alone_or_in_an_array")
 @pytest.mark.parametrize(
     "flag",
     sorted(options_of(shared_parser())),
@@ -143,6 +167,7 @@ def test_a_shared_flag_is_the_same_in_every_script(flag, parser_of):
     assert any(found.values())
 
 
+@pytest.mark.usefixtures("alone_or_in_an_array")
 def test_any_other_flag_of_several_scripts_has_one_type_and_default(parser_of):
     kinds = {}
     for script in SCRIPTS:
@@ -371,6 +396,134 @@ def test_a_run_is_prepared_by_checking_shard_and_outputs(monkeypatch):
         cli.prepare_run(run_arguments("--overwrite"), ["rag.json", "plans.json"], ["test.json", "plans.json"])
     cli.prepare_run(run_arguments("--log_level", "info"), [], [])
     assert levels[-1] == "info"
+
+
+# SLURM arrays
+
+
+def slurm(monkeypatch, count, first, last, task):
+    for name, value in zip(ARRAY, (count, first, last, task), strict=True):
+        monkeypatch.setenv(name, str(value))
+
+
+def shard(*flags):
+    args = run_arguments(*flags)
+    return args.num_shards, args.shard_index
+
+
+def note_of(capsys, *flags):
+    """What is said of the shard."""
+    cli.prepare_run(run_arguments(*flags), [], [])
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "task", "expected"),
+    [
+        (0, 3, 0, (4, 0)),
+        (0, 3, 3, (4, 3)),
+        (1, 4, 1, (4, 0)),
+        (1, 4, 4, (4, 3)),
+        (5, 8, 7, (4, 2)),
+        (0, 19, 10, (20, 10)),
+        (3, 3, 3, (1, 0)),
+    ],
+)
+def test_a_task_of_an_array_works_on_its_shard(monkeypatch, capsys, first, last, task, expected):
+    slurm(monkeypatch, last - first + 1, first, last, task)
+    assert shard() == expected
+    num_shards, index = expected
+    expected_note = f"note: shard {index} of {num_shards}, from the SLURM array\n" if num_shards > 1 else ""
+    assert note_of(capsys) == expected_note
+
+
+def test_the_tasks_of_an_array_share_the_questions_out(monkeypatch):
+    records = [{"id": f"q{i}"} for i in range(50)]
+    found = []
+    for task in (5, 6, 7):
+        slurm(monkeypatch, 3, 5, 7, task)
+        num_shards, index = shard()
+        found += select_questions(records, None, num_shards, index)
+    assert sorted(record["id"] for record in found) == sorted(record["id"] for record in records)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (2, 1, 4, 4),  # --array=1,4
+        (4, 0, 6, 2),  # --array=0-6:2
+        ("", 0, 3, 1),
+        (4, "", 3, 1),
+        (4, 0, "", 1),
+        (4, 0, 3, ""),
+        ("four", 0, 3, 1),
+        (4, 0, 3, "-1"),
+    ],
+)
+def test_an_array_with_gaps_or_without_figures_is_none(monkeypatch, capsys, values):
+    slurm(monkeypatch, *values)
+    assert shard() == (1, 0)
+    assert note_of(capsys) == ""
+
+
+@pytest.mark.parametrize("name", ARRAY)
+def test_a_part_of_the_variables_is_no_array(monkeypatch, capsys, name):
+    slurm(monkeypatch, 4, 0, 3, 2)
+    monkeypatch.delenv(name)
+    assert shard() == (1, 0)
+    assert note_of(capsys) == ""
+
+
+def test_flags_win_over_the_array(monkeypatch, capsys):
+    slurm(monkeypatch, 4, 0, 3, 2)
+    assert shard("--num_shards", "8", "--shard_index", "5") == (8, 5)
+    assert note_of(capsys, "--num_shards", "8", "--shard_index", "5") == ""
+    assert note_of(capsys, "--num_shards", "1", "--shard_index", "0") == ""
+    assert shard("--shard_index", "3") == (4, 3)
+    assert shard("--num_shards", "8") == (8, 2)
+    whole = run_arguments("--num_shards", "1")
+    cli.prepare_run(whole, [], [])
+    assert whole.shard_index == 0
+    with pytest.raises(UserError, match=r"^--shard_index 1 is out of range: with --num_shards 1 it goes from 0 to 0$"):
+        cli.prepare_run(run_arguments("--num_shards", "1", "--shard_index", "1"), [], [])
+
+
+def test_without_an_array_nothing_is_said(capsys):
+    assert shard() == (1, 0)
+    assert note_of(capsys) == note_of(capsys, "--num_shards", "4", "--shard_index", "2") == ""
+
+
+def test_a_task_that_an_array_does_not_have_is_refused(monkeypatch):
+    slurm(monkeypatch, 4, 0, 3, 4)
+    with pytest.raises(UserError, match=r"^--shard_index 4 is out of range"):
+        cli.prepare_run(run_arguments(), [], [])
+
+
+SHARDED = ["baselines.py", "evaluate_responses.py", "planpers.py"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_in_an_array_the_scripts_that_ask_a_model_have_its_shard(script, parser_of, monkeypatch):
+    slurm(monkeypatch, 4, 5, 8, 7)
+    options = options_of(parser_of(script))
+    found = [options[flag].default for flag in ("--num_shards", "--shard_index") if flag in options]
+    assert found == ([4, 2] if script in SHARDED else [])
+
+
+@pytest.mark.parametrize(("environment", "defaults"), [({}, ("1", "0")), (ARRAY, ("4", "2"))])
+def test_the_help_says_the_shard(environment, defaults):
+    text = " ".join(run("baselines.py", "--help", env={**os.environ, **environment}).stdout.split())
+    assert f"in a SLURM array its size, else 1 ({defaults[0]})" in text
+    assert f"in a SLURM array the task's place in it ({defaults[1]})" in text
+
+
+def test_a_real_script_says_its_shard_of_the_array(tmp_path):
+    command = ["baselines.py", "--model_addr", "m", "--output_addr", tmp_path / "o.json", "--inputs_addr", "no.json"]
+    result = run(*command, env={**os.environ, **ARRAY})
+    expected = "note: shard 2 of 4, from the SLURM array\nerror: no.json: no such file\n"
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", expected)
 
 
 # Several processes

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -260,7 +261,8 @@ def test_two_runs_of_one_output(work, server, tmp_path):
     _, errors = second.communicate(timeout=30)
     hold.set()
     assert second.returncode == 2
-    assert errors == f"error: {journal_path(output)}: another run is writing this output\n"
+    holder = f"process {first.pid} on {socket.gethostname()}"
+    assert errors == f"error: {output}: {holder} is writing it; wait for it, or end it\n"
     _, errors = first.communicate(timeout=30)
     assert first.returncode == 0, errors
     assert len(finished_keys(output)) == work.size

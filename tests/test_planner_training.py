@@ -327,10 +327,9 @@ def test_an_earlier_run_is_replaced_when_training_begins_and_nothing_else_goes(t
     (tmp_path / "trainer_state.json").write_text("{}")
     (tmp_path / "training_log.jsonl").write_text('{"step": 1, "loss": 3.0}\n')
     replaced = [tmp_path / "checkpoint-3", tmp_path / "checkpoint-6"]
-    with open(tmp_path / "training_log.jsonl", "a") as log:
-        recorder = Recorder(Run(tmp_path, None, log, replaced), {"fingerprint": {"seed": 1}})
-        state = SimpleNamespace(is_world_process_zero=True, log_history=[], max_steps=8, global_step=0)
-        recorder.on_train_begin(None, state, None)
+    recorder = Recorder(Run(tmp_path, None, None, replaced), {"fingerprint": {"seed": 1}})
+    state = SimpleNamespace(is_world_process_zero=True, log_history=[], max_steps=8, global_step=0)
+    recorder.on_train_begin(None, state, None)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"checkpoint-3-backup", "plots", "training_log.jsonl", "manifest.json"}
     assert (tmp_path / "training_log.jsonl").read_text() == ""

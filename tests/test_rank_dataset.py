@@ -73,7 +73,7 @@ def test_ranked_file_holds_the_same_items_best_first(tmp_path, encoder_folder, c
     ids = [item["id"] for item in ranked[0]["profile"]]
     assert ids.index("p1") == ids.index("p9") + 1  # the same text: side by side, in file order
     assert ids == naive_order(records[0], encoder_folder)
-    assert "ranked 3 questions with 5 posts in" in capsys.readouterr().out
+    assert f"{output}: ranked 3 questions with 5 posts\n" == capsys.readouterr().out
 
 
 def naive_order(record, folder):
@@ -95,7 +95,7 @@ def test_manifest_says_how_and_how_much(tmp_path, encoder_folder):
     rank(write(tmp_path / "in.json", records), tmp_path / "out.json", "--model_name", encoder_folder, "--device", "cpu")
     found = manifest(tmp_path / "out.json")
     # 3 questions + 6 posts, of which two share a text
-    counts = {"questions": 3, "posts": 6, "empty_profiles": 1, "distinct_texts": 8, "texts_cut": 1}
+    counts = {"questions": 3, "posts": 6, "empty_profiles": 1, "texts_embedded": 8, "texts_cut": 1}
     assert found["counts"] == counts
     assert found["device"] == "cpu"
     assert found["wall_seconds"] > 0
@@ -230,6 +230,83 @@ def test_a_finished_output_is_left_alone_and_no_model_loaded(tmp_path, encoder_f
     assert rank(source, output, "--model_name", encoder_folder, "--batch_size", 7, "--device", "cpu") == 0
     assert capsys.readouterr().out == f"{output}: already ranked with these settings; left as it is\n"
     assert output.stat().st_mtime_ns == before
+
+
+def many_records(number):
+    """Questions with two posts each, none twice."""
+    return [
+        {
+            "id": f"q{n}",
+            "question": f"how to play chess {n}",
+            "profile": [{"text": f"bread is old {n}"}, {"text": f"chess in town {n}"}],
+        }
+        for n in range(number)
+    ]
+
+
+def watch_texts(monkeypatch, stop_at=None):
+    """What is embedded, call by call; at call number `stop_at` the run is interrupted instead."""
+    from retrieval import encoder
+
+    embedded = []
+    embed_texts = encoder.embed_texts
+
+    def embed(loaded, texts, *more):
+        if len(embedded) == stop_at:
+            raise KeyboardInterrupt
+        embedded.append(list(texts))
+        return embed_texts(loaded, texts, *more)
+
+    monkeypatch.setattr("retrieval.encoder.embed_texts", embed)
+    return embedded
+
+
+def test_an_interrupted_ranking_goes_on_with_the_questions_that_are_missing(tmp_path, encoder_folder, monkeypatch):
+    source, output = write(tmp_path / "in.json", many_records(8)), tmp_path / "out.json"
+    options = ["--model_name", encoder_folder, "--device", "cpu"]
+    rank(source, tmp_path / "whole.json", *options)
+    monkeypatch.setattr("retrieval.rank_dataset.BLOCK", 6)  # two questions
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        watch_texts(patch, stop_at=2)
+        rank(source, output, *options)
+    assert not output.exists()
+    embedded = watch_texts(monkeypatch)
+    rank(source, output, *options)
+    assert [len(texts) for texts in embedded] == [6, 6]
+    assert embedded[0][0] == "how to play chess 4"
+    assert output.read_bytes() == (tmp_path / "whole.json").read_bytes()
+    assert manifest(output)["resumed"] == 4
+
+
+def test_with_a_cache_nothing_is_embedded_twice(tmp_path, encoder_folder, monkeypatch):
+    source = write(tmp_path / "in.json", many_records(5))
+    options = ["--model_name", encoder_folder, "--device", "cpu"]
+    cached = [*options, "--embedding_cache", tmp_path / "cache"]
+    rank(source, tmp_path / "plain.json", *options)
+    embedded = watch_texts(monkeypatch)
+    rank(source, tmp_path / "first.json", *cached)
+    assert [len(texts) for texts in embedded] == [15]
+    rank(source, tmp_path / "second.json", *cached)
+    rank(source, tmp_path / "random.json", *cached, "--random_profile")
+    rank(write(tmp_path / "more.json", many_records(6)), tmp_path / "third.json", *cached)
+    assert [len(texts) for texts in embedded[1:]] == [0, 0, 3]
+    assert manifest(tmp_path / "second.json")["counts"]["texts_embedded"] == 0
+    plain = (tmp_path / "plain.json").read_bytes()
+    assert (tmp_path / "first.json").read_bytes() == plain == (tmp_path / "second.json").read_bytes()
+    rank(source, tmp_path / "shorter.json", *cached, "--max_length", 5)  # other embeddings
+    assert len(embedded[4]) == 15
+
+
+def test_a_killed_ranking_with_a_cache_embeds_only_what_is_missing(tmp_path, encoder_folder, monkeypatch):
+    source, output = write(tmp_path / "in.json", many_records(8)), tmp_path / "out.json"
+    options = ["--model_name", encoder_folder, "--device", "cpu", "--embedding_cache", tmp_path / "cache"]
+    monkeypatch.setattr("retrieval.rank_dataset.BLOCK", 6)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        watch_texts(patch, stop_at=3)
+        rank(source, output, *options)
+    embedded = watch_texts(monkeypatch)
+    rank(source, tmp_path / "other.json", *options)
+    assert [len(texts) for texts in embedded] == [0, 0, 0, 6]
 
 
 def test_other_settings_are_refused_unless_overwrite(tmp_path, encoder_folder):

@@ -1,11 +1,15 @@
 """The journal, the final file and its manifest, as a run leaves them however it ends."""
 
+import errno
 import json
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
@@ -14,13 +18,14 @@ import pytest
 from utils.cli import UserError
 from utils.run_files import (
     Journal,
+    Lock,
     describe_run,
     file_hash,
-    lock,
     open_journal,
     prepare_output,
     publish,
     read_folder_manifest,
+    read_journal,
     read_manifest,
     warn_unless_ranked,
     without_password,
@@ -180,26 +185,82 @@ def test_overwrite_keeps_what_the_same_settings_made(output):
     assert journal.entries == ENTRIES
 
 
-HOLD = """
-import sys
-from utils.run_files import Journal
-journal = Journal(sys.argv[1], {})
-print("held", flush=True)
-input()
-"""
-
-
 def test_a_second_run_on_the_same_output_is_refused_while_the_first_lives(output):
-    command = [sys.executable, "-c", HOLD, str(output)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout.readline() == "held\n"
+    write_journal(output)
+    with start(HOLD_JOURNAL, output) as first:
         before = journal_of(output).read_bytes()
-        for settings, overwrite in (({}, False), (OTHER, True)):
-            expected = f"{journal_of(output)}: another run is writing this output"
-            assert message(Journal, output, settings, overwrite) == expected
+        for settings, overwrite in ((SETTINGS, False), (OTHER, True)):
+            assert message(Journal, output, settings, overwrite) == in_use(output, first.pid)
         assert journal_of(output).read_bytes() == before
-        first.kill()  # a killed run leaves no lock behind
-    assert read_entries(output, {}) == {}
+        first.kill()
+        first.wait()
+        assert read_entries(output) == {**ENTRIES, ("held", 0): 1}  # a killed run leaves nothing locked behind
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_journal_lets_its_output_go(output, begun):
+    if begun:
+        write_journal(output)
+    journal = Journal(output, SETTINGS)
+    assert lock_of(output).exists()
+    journal.close()
+    assert not lock_of(output).exists()
+    journal = Journal(output, SETTINGS)
+    del journal  # forgotten
+    assert not lock_of(output).exists()
+    assert read_entries(output) == (ENTRIES if begun else {})
+
+
+def test_a_run_that_is_publishing_is_left_alone(output, tmp_path):
+    first = Journal(output, SETTINGS)
+    first.add(("q1", 0), "a")
+    finish(tmp_path / "other.json")
+    (tmp_path / "other.json").rename(f"{output}.tmp")  # written, and about to be renamed
+    (tmp_path / "other.json.manifest.json").rename(f"{output}.manifest.json")
+    assert message(open_journal, output, SETTINGS, False, ENTRIES) == in_use(output, os.getpid())
+    assert not output.exists() and Path(f"{output}.tmp").exists()
+    first.close()
+
+
+def test_a_refused_journal_lets_its_output_go(output):
+    path = write_journal(output)
+    assert MODEL_DIFFERS in message(Journal, output, OTHER)
+    path.write_bytes(path.read_bytes() + b"{}\n")
+    assert "line 5 is damaged" in message(Journal, output, SETTINGS)
+    assert names_in(output.parent) == {"answers.json.journal.jsonl"}
+
+
+def test_a_journal_is_begun_with_its_first_piece(output):
+    path = write_journal(output)
+    before = path.read_bytes()
+    journal = Journal(output, OTHER, overwrite=True)
+    journal.close()
+    assert path.read_bytes() == before  # a run that was refused, or died, before it had anything
+    assert read_entries(output) == ENTRIES
+    journal = Journal(output, OTHER, overwrite=True)
+    assert path.read_bytes() == before
+    journal.add(("q9", 0), "new")
+    header, line = path.read_text().splitlines()
+    assert json.loads(header) == {"fingerprint": OTHER}
+    assert json.loads(line) == {"key": ["q9", 0], "value": "new"}
+
+
+def test_a_finished_run_without_any_piece_has_its_own_journal(output):
+    write_journal(output)
+    finish(output)
+    journal = open_journal(output, OTHER, overwrite=True, keys=[])
+    journal.publish({}, {}, None)
+    journal.close()
+    journal = open_journal(output, OTHER, overwrite=False, keys=[])
+    assert (journal.entries, journal.published) == ({}, True)
+    assert read_journal(journal_of(output)) == (OTHER, {})
+
+
+def test_a_new_journal_has_no_header_before_its_first_piece(output):
+    journal = Journal(output, SETTINGS)
+    assert journal_of(output).read_bytes() == b""
+    journal.close()
+    assert read_entries(output, OTHER) == {}  # of no settings yet
 
 
 def test_two_outputs_do_not_meet(tmp_path):
@@ -210,6 +271,58 @@ def test_two_outputs_do_not_meet(tmp_path):
     second.close()
     assert read_entries(tmp_path / "a.json", SETTINGS) == {("q1", 0): "first"}
     assert read_entries(tmp_path / "b.json", OTHER) == {("q1", 0): "second"}
+
+
+# A journal that is only read
+
+
+def test_a_journal_is_read_as_it_was_written_and_stays(output):
+    path = write_journal(output)
+    before = path.read_bytes()
+    assert read_journal(path) == (SETTINGS, ENTRIES)
+    assert read_journal(str(path)) == (SETTINGS, ENTRIES)
+    assert path.read_bytes() == before
+    assert names_in(output.parent) == {path.name}
+
+
+def test_a_journal_is_read_while_a_run_writes_it(output):
+    write_journal(output)
+    with start(HOLD_JOURNAL, output):
+        assert read_journal(journal_of(output)) == (SETTINGS, {**ENTRIES, ("held", 0): 1})
+
+
+def test_a_journal_cut_off_anywhere_is_read_as_far_as_it_is_whole(output):
+    path = write_journal(output)
+    whole = path.read_bytes()
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        if (num_lines := whole[:length].count(b"\n")) == 0:
+            assert message(read_journal, path) == f"{path}: holds nothing yet"
+        else:
+            assert read_journal(path) == (SETTINGS, dict(list(ENTRIES.items())[: num_lines - 1])), length
+        assert path.read_bytes() == whole[:length]  # a torn last line may still be in the writing
+
+
+def test_the_last_of_two_values_counts(output):
+    write_journal(output, {("q1", 0): "old"})
+    assert read_journal(write_journal(output, {("q1", 0): "new"})) == (SETTINGS, {("q1", 0): "new"})
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_damaged_line_of_a_journal_that_is_only_read_is_named(output, number):
+    path = write_journal(output)
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([*lines[: number - 1], b"{}", *lines[number:]]))
+    assert message(read_journal, path) == (
+        f"{path}: line {number} is damaged\n  delete that line to have its piece done again, or the file to begin anew"
+    )
+
+
+def test_what_cannot_be_read_is_no_journal(tmp_path):
+    assert (
+        message(read_journal, tmp_path / "a.jsonl") == f"{tmp_path}/a.jsonl: cannot be read: No such file or directory"
+    )
+    assert message(read_journal, tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
 
 
 # May the output be written?
@@ -566,41 +679,275 @@ def test_a_journal_publishes_with_what_the_run_took(output):
     assert prepare_output(output, SETTINGS, overwrite=False) is True
 
 
-# Locks
+# Locks. Here a process is one that was started for the test.
 
 
-def test_a_lock_keeps_others_out_until_its_file_is_closed(tmp_path):
-    path, other = tmp_path / "training_log.jsonl", tmp_path / "another.jsonl"
-    with open(path, "a") as first, open(other, "a") as elsewhere:
-        lock(first, path)
-        lock(elsewhere, other)
-        with open(path, "a") as second:
-            assert message(lock, second, path) == f"{path}: another run is writing this output"
-    with open(path, "a") as second:
-        lock(second, path)
+def lock_of(output):
+    return Path(f"{output}.lock")
 
 
-def test_a_lock_keeps_other_processes_out(tmp_path):
-    path = tmp_path / "log"
-    code = (
-        "import sys; from utils.run_files import lock; from utils.cli import run_script\n"
-        "file = open(sys.argv[1], 'a')\nrun_script(lambda: lock(file, sys.argv[1]) or 0)"
+def in_use(output, pid, host=None):
+    """What the second of two processes is told."""
+    return f"{output}: process {pid} on {host or socket.gethostname()} is writing it; wait for it, or end it"
+
+
+def name_of(output):
+    """Who a lock file says it belongs to: (host, pid)."""
+    holder = json.loads(lock_of(output).read_text())
+    return holder["host"], holder["pid"]
+
+
+US = (socket.gethostname(), os.getpid())
+
+HOLD = """
+import sys
+from utils.run_files import Lock
+lock = Lock(sys.argv[1])
+print("ready", flush=True)
+input()
+"""
+HOLD_JOURNAL = f"""
+import sys
+from utils.run_files import Journal
+journal = Journal(sys.argv[1], {SETTINGS!r})
+journal.add(("held", 0), 1)
+print("ready", flush=True)
+input()
+"""
+
+
+@contextmanager
+def start(code, *arguments):
+    """A process that has come to its `print("ready")`; it is killed in the end."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_lock_keeps_others_out_until_it_is_let_go(tmp_path):
+    output, other = tmp_path / "a.json", tmp_path / "b.json"
+    lock, elsewhere = Lock(output), Lock(str(other))
+    assert name_of(output) == name_of(other) == US
+    assert message(Lock, output) == in_use(output, os.getpid())
+    lock.release()
+    assert names_in(tmp_path) == {"b.json.lock"}
+    lock.release()  # once more changes nothing
+    again = Lock(output)
+    lock.release()
+    assert message(Lock, output) == in_use(output, os.getpid())
+    del again, elsewhere  # forgotten
+    assert names_in(tmp_path) == set()
+
+
+def test_a_living_holder_is_named_and_keeps_its_lock(output):
+    with start(HOLD, output) as holder:
+        for _ in range(3):
+            assert message(Lock, output) == in_use(output, holder.pid)
+        assert name_of(output) == (socket.gethostname(), holder.pid)
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_what_a_process_that_was_ended_left_is_taken_over(output, end):
+    with start(HOLD, output) as holder:
+        holder.send_signal(end)
+        holder.wait()
+        if end == signal.SIGKILL:
+            assert name_of(output) == (socket.gethostname(), holder.pid)
+        lock = Lock(output)
+        assert name_of(output) == US
+        lock.release()
+    assert names_in(output.parent) == set()
+
+
+def test_a_lock_goes_with_its_process(output):
+    with start(HOLD, output) as holder:
+        holder.communicate("\n")
+        assert holder.returncode == 0
+    assert names_in(output.parent) == set()
+
+
+def test_an_interrupted_script_leaves_no_lock_file(output):
+    script = (
+        "from utils.cli import run_script\ndef main():\n " + HOLD.strip().replace("\n", "\n ") + "\nrun_script(main)"
     )
-    command = [sys.executable, "-c", code, path]
-    with open(path, "a") as file:
-        lock(file, path)
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (2, f"error: {path}: another run is writing this output\n")
-    assert subprocess.run(command, cwd=ROOT).returncode == 0
+    with start(script, output) as holder:
+        holder.terminate()
+        holder.wait()
+        assert holder.returncode == 130
+    assert names_in(output.parent) == set()
 
 
-def test_where_locks_are_unknown_a_run_goes_on_without(tmp_path, monkeypatch):
+FORK = """
+import os, sys
+from utils.run_files import Lock
+lock = Lock(sys.argv[1])
+child = os.fork()
+if child == 0:
+    {ending}
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+print("ready", flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("ending", ["sys.exit()", "lock.release(); sys.exit()", "del lock; os._exit(0)"])
+def test_a_fork_of_the_holder_does_not_let_go(output, ending):
+    with start(FORK.format(ending=ending), output) as holder:
+        assert message(Lock, output) == in_use(output, holder.pid)
+        holder.communicate("\n")
+    assert names_in(output.parent) == set()
+
+
+SURVIVED = """
+import os, signal, sys
+from utils.run_files import Lock
+lock = Lock(sys.argv[1])
+reading, writing = os.pipe()
+child = os.fork()
+if child == 0:
+    os.write(writing, b".")  # the fork is whole
+    signal.pause()
+os.read(reading, 1)
+print("ready", child, sep="\\n", flush=True)
+input()
+"""
+
+
+def test_what_a_killed_process_left_is_taken_over_from_its_fork_too(output):
+    with start(SURVIVED, output) as holder:
+        child = int(holder.stdout.readline())
+        holder.kill()
+        holder.wait()
+        try:
+            Lock(output).release()
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+RACE = """
+import os, sys
+from utils.cli import UserError
+from utils.run_files import Lock
+output, rounds = sys.argv[1], int(sys.argv[2])
+print("ready", flush=True)
+input()
+while rounds:
+    try:
+        lock = Lock(output)
+    except UserError:
+        continue
+    os.close(os.open(output + ".inside", os.O_CREAT | os.O_EXCL))  # fails where another process is inside too
+    os.unlink(output + ".inside")
+    lock.release()
+    rounds -= 1
+print("done", flush=True)
+"""
+
+
+def test_of_processes_that_race_for_a_lock_one_has_it_at_a_time(output):
+    with start(RACE, output, 200) as first, start(RACE, output, 200) as second:
+        for process in (first, second):
+            process.stdin.write("\n")
+            process.stdin.flush()
+        assert (first.stdout.read(), second.stdout.read()) == ("done\n", "done\n")
+    assert names_in(output.parent) == set()
+
+
+def test_a_lock_file_that_is_deleted_while_it_is_looked_at_is_made_anew(output, monkeypatch):
+    really, looks = Path.stat, []
+
+    def stat(path, **more):
+        if path == lock_of(output):
+            looks.append(path)
+            if len(looks) == 1:
+                path.unlink()  # as a holder does that lets go
+        return really(path, **more)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    lock = Lock(output)
+    assert name_of(output) == US
+    lock.release()
+
+
+# Where the file system knows no locks
+
+
+@pytest.fixture
+def no_locks(monkeypatch):
     def refuse(file, how):
-        raise OSError("no locks available")
+        raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    with open(tmp_path / "log", "a") as file:
-        lock(file, tmp_path / "log")
+
+
+def leave_lock(output, host, pid):
+    lock_of(output).write_text(json.dumps({"host": host, "pid": pid}) + "\n")
+
+
+def test_without_locks_the_name_in_the_file_keeps_others_out(output, no_locks):
+    lock = Lock(output)
+    assert name_of(output) == US
+    expected = f"{output}: process {os.getpid()} on {socket.gethostname()} is writing it\n"
+    assert message(Lock, output) == expected + f"  if that process is gone, delete {output}.lock"
+    lock.release()
+    assert names_in(output.parent) == set()
+    Lock(output).release()
+
+
+def test_without_locks_a_living_process_of_this_host_refuses(output, no_locks):
+    with start("print('ready', flush=True); input()") as other:
+        leave_lock(output, socket.gethostname(), other.pid)
+        before = lock_of(output).read_bytes()
+        assert message(Lock, output) == (
+            f"{output}: process {other.pid} on {socket.gethostname()} is writing it\n"
+            f"  if that process is gone, delete {output}.lock"
+        )
+        assert lock_of(output).read_bytes() == before
+        other.kill()
+        other.wait()
+        Lock(output).release()  # it is gone
+
+
+def test_without_locks_any_other_host_refuses_until_its_file_is_deleted(output, no_locks):
+    with start("print('ready', flush=True); input()") as process:
+        gone = process.pid
+    leave_lock(output, "elsewhere", gone)
+    assert message(Lock, output) == (
+        f"{output}: process {gone} on elsewhere is writing it\n  if that process is gone, delete {output}.lock"
+    )
+    lock_of(output).unlink()  # the remedy
+    lock = Lock(output)
+    assert name_of(output) == US
+    lock.release()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7", b'{"pid": 1}', b"\xff"])
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_lock_file_without_a_name_is_taken_over(output, content, locks, request):
+    if not locks:
+        request.getfixturevalue("no_locks")
+    lock_of(output).write_bytes(content)
+    lock = Lock(output)
+    assert name_of(output) == US
+    lock.release()
+
+
+def test_without_locks_a_journal_is_still_one_runs_alone(output, no_locks):
+    journal = Journal(output, SETTINGS)
+    journal.add(("q1", 0), "a")
+    assert f"process {os.getpid()} on " in message(Journal, output, SETTINGS)
+    journal.close()
+    assert read_entries(output) == {("q1", 0): "a"}
+
+
+def test_a_holder_that_has_not_written_its_name_yet_is_another_process(output):
+    with start(HOLD, output):
+        lock_of(output).write_text("")
+        assert message(Lock, output) == f"{output}: another process is writing it; wait for it, or end it"
 
 
 # A folder's manifest

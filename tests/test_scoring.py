@@ -5,10 +5,13 @@ import pytest
 from utils.scoring import (
     CATEGORIES,
     COMMUNITIES,
+    aspect_keys,
     category_means,
     macro_average,
+    question_entry,
     question_score,
     question_score_unscored_as_zero,
+    score_file,
     summarize,
 )
 
@@ -143,3 +146,101 @@ def test_communities_fall_into_the_papers_three_categories():
     assert CATEGORIES == ("Arts & Entertainment", "Lifestyle & Personal Development", "Society & Culture")
     assert [list(COMMUNITIES.values()).count(category) for category in CATEGORIES] == [10, 20, 20]
     assert (COMMUNITIES["sound"], COMMUNITIES["travel"], COMMUNITIES["hsm"]) == CATEGORIES
+
+
+# The score file
+
+
+def record(question_id, num_aspects, **fields):
+    aspects = [{"aspect": f"{question_id} {i}", "evidence": "e", "reason": "why wanted"} for i in range(num_aspects)]
+    return {"id": question_id, "category": "law", "rubric_aspects": aspects, **fields}
+
+
+def verdict(value, **fields):
+    return {"value": value, "raw": f'{{"match_score": {value}}}', "parsed": "strict", "attempts": 1, **fields}
+
+
+def verdicts_of(question_id, *values):
+    return {(question_id, i): verdict(value) for i, value in enumerate(values)}
+
+
+def test_a_verdict_for_each_aspect_of_a_question():
+    assert aspect_keys(record("a", 3)) == [("a", 0), ("a", 1), ("a", 2)]
+    assert aspect_keys(record("a", 0)) == []
+
+
+def test_an_entry_has_an_aspects_verdict_and_how_it_came_to_be():
+    verdicts = {
+        ("a", 1): {"value": None, "reason": "no response to judge"},
+        ("a", 0): verdict(2, prompt_tokens=90, constrained=False, temperature=0.0),
+        ("b", 0): verdict(1),  # of another question
+    }
+    assert question_entry(record("a", 2), verdicts) == {
+        "id": "a",
+        "category": "law",
+        "score": None,
+        "details": [
+            {"aspect": "a 0", "score": 2, "raw": '{"match_score": 2}', "parsed": "strict", "attempts": 1},
+            {"aspect": "a 1", "score": None, "reason": "no response to judge"},
+        ],
+    }
+
+
+def test_an_entry_is_scored_where_every_aspect_has_its_verdict():
+    assert question_entry(record("a", 3), verdicts_of("a", 2, 1, 0))["score"] == 0.5  # 3 / 6
+    assert question_entry(record("a", 3), verdicts_of("a", 0, 0, 0))["score"] == 0.0
+    assert question_entry(record("a", 3), verdicts_of("a", 2, None, 2))["score"] is None
+    with pytest.raises(KeyError):
+        question_entry(record("a", 3), verdicts_of("a", 2, 1))  # it was not judged
+
+
+def test_an_entry_without_aspects_or_category():
+    question = record("a", 0)
+    del question["category"]
+    assert question_entry(question, {}) == {"id": "a", "category": None, "score": None, "details": []}
+
+
+def test_a_score_file_of_every_question():
+    records = [record("a", 2), record("b", 0), record("c", 1)]
+    verdicts = {**verdicts_of("c", 0), **verdicts_of("a", 2, 1)}
+    found = score_file(records, verdicts, {"a", "b", "c"})
+    assert found == {
+        "score": 0.375,  # (3 / 4 + 0 / 2) / 2
+        "num_questions": 2,
+        "num_scored_questions": 2,
+        "num_unscored": 0,
+        "score_unscored_as_zero": 0.375,
+        "questions_without_aspects": ["b"],
+        "per_question_scores": [question_entry(question, verdicts) for question in records],  # the dataset's order
+    }
+    assert list(found)[-1] == "per_question_scores"  # the figures come first
+
+
+def test_a_question_that_is_not_wholly_judged_is_left_out_and_the_file_says_so():
+    records = [record("a", 2), record("b", 2), record("c", 1)]
+    verdicts = {**verdicts_of("a", 2, 2), **verdicts_of("b", 0)}  # b lacks its second aspect, c its only one
+    found = score_file(records, verdicts, {"a", "b", "c"})
+    assert [entry["id"] for entry in found["per_question_scores"]] == ["a"]
+    assert found["partial"] == {"questions_in_dataset": 3, "questions_judged": 1}
+    assert (found["score"], found["num_questions"]) == (1.0, 1)
+
+
+def test_a_verdict_that_is_missing_for_a_reason_is_judged_all_the_same():
+    found = score_file([record("a", 2)], verdicts_of("a", None, 2), {"a"})
+    assert "partial" not in found
+    assert (found["score"], found["num_unscored"], found["score_unscored_as_zero"]) == (None, 1, 0.5)  # 2 / 4
+
+
+def test_what_an_earlier_run_judged_is_in_and_of_questions_without_aspects_only_what_was_asked():
+    records = [record("a", 1), record("b", 0), record("c", 1), record("d", 0)]
+    verdicts = {**verdicts_of("a", 2), **verdicts_of("c", 1)}
+    found = score_file(records, verdicts, {"c", "d"})
+    assert [entry["id"] for entry in found["per_question_scores"]] == ["a", "c", "d"]
+    assert found["questions_without_aspects"] == ["d"]
+    assert found["partial"] == {"questions_in_dataset": 4, "questions_judged": 3}
+
+
+def test_a_score_file_of_nothing():
+    found = score_file([record("a", 1), record("b", 0)], {}, set())
+    assert (found["score"], found["num_questions"], found["per_question_scores"]) == (None, 0, [])
+    assert found["partial"] == {"questions_in_dataset": 2, "questions_judged": 0}

@@ -194,8 +194,19 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Which part of the data to work on, and what to do with what is already there."""
     group = parser.add_argument_group("run")
     group.add_argument("--limit", type=positive_int, metavar="N", help="only the first N questions (default: all)")
-    group.add_argument("--num_shards", type=int, default=1, help="parts the questions are split into (%(default)s)")
-    group.add_argument("--shard_index", type=int, default=0, help="the part to work on, from 0 (%(default)s)")
+    num_shards, shard_index = slurm_shard()
+    group.add_argument(
+        "--num_shards",
+        type=int,
+        default=num_shards,
+        help="parts the questions are split into; in a SLURM array its size, else 1 (%(default)s)",
+    )
+    group.add_argument(
+        "--shard_index",
+        type=int,
+        default=shard_index,
+        help="the part to work on, from 0; in a SLURM array the task's place in it (%(default)s)",
+    )
     group.add_argument("--overwrite", action="store_true", help="replace an output that was made with other settings")
     group.add_argument("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     group.add_argument(
@@ -215,10 +226,27 @@ def add_log_argument(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def slurm_shard() -> tuple[int, int]:
+    """Number of shards and index of this one, from the SLURM array that this process is a task of; else (1, 0).
+
+    Only an array without gaps counts: of `--array=1,4` a task cannot tell its place.
+    """
+    names = ("SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_ID")
+    if any(not os.environ.get(name, "").isdigit() for name in names):
+        return 1, 0
+    count, first, last, task = (int(os.environ[name]) for name in names)
+    return (count, task - first) if count == last - first + 1 else (1, 0)
+
+
 def prepare_run(args: argparse.Namespace, outputs: list[str], inputs: list[str]) -> None:
     """What a script that asks a model does first: set up logging, and check the flags of `add_run_arguments`."""
     set_up_logging(args.log_level)
+    array_size, place = slurm_shard()
+    if args.num_shards == 1 and args.shard_index == place:
+        args.shard_index = 0  # --num_shards 1 alone, in an array
     check_shard(args.num_shards, args.shard_index)
+    if array_size > 1 and args.num_shards > 1 and args.shard_index == place:
+        print(f"note: shard {args.shard_index} of {args.num_shards}, from the SLURM array", file=sys.stderr)
     check_outputs(outputs, inputs)
 
 

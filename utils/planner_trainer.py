@@ -297,6 +297,7 @@ class Recorder(TrainerCallback):
     def __init__(self, run: "Run", manifest: dict[str, Any]):
         self.manifest = manifest
         self._run = run
+        self._log: Any = None
         self._progress: Progress | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -308,7 +309,7 @@ class Recorder(TrainerCallback):
         if self._run.checkpoint is None:
             for name in ("best", "trainer_state.json"):
                 (self._run.folder / name).unlink(missing_ok=True)
-        self._run.log.truncate(0)
+        self._log = open(self._run.folder / "training_log.jsonl", "w", encoding="utf-8")  # noqa: SIM115 (held open)
         for figures in state.log_history:
             self._write(figures)
         write_folder_manifest(self._run.folder, self.manifest)
@@ -348,5 +349,5 @@ class Recorder(TrainerCallback):
 
     def _write(self, figures: dict[str, Any]) -> None:
         kept = {name: figures[name] for name in LOG_FIELDS if name in figures}
-        self._run.log.write(json.dumps(kept) + "\n")
-        self._run.log.flush()
+        self._log.write(json.dumps(kept) + "\n")
+        self._log.flush()

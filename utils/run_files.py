@@ -11,10 +11,13 @@ import json
 import os
 import platform
 import re
+import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
@@ -97,6 +100,8 @@ def open_journal(
     Raises:
         UserError: as above; or the journal was deleted and the output was not made for these very pieces.
     """
+    check_writable(Path(output))
+    lock = Lock(output)
     published = prepare_output(output, fingerprint, overwrite)
     if published and not Path(f"{output}.journal.jsonl").exists():
         manifest = read_manifest(output)
@@ -106,7 +111,7 @@ def open_journal(
             f"{output}: holds {manifest.get('pieces', 0)} pieces, others than the {len(keys)} of this run, "
             "and its journal was deleted, so none can be added\n  delete it to begin anew, or give another output"
         )
-    return Journal(output, fingerprint, overwrite, published)
+    return Journal(output, fingerprint, overwrite, published, lock)
 
 
 def _keys_hash(keys: Iterable[Key]) -> str:
@@ -127,7 +132,12 @@ class Journal:
     """
 
     def __init__(
-        self, output: str | Path, fingerprint: dict[str, Any], overwrite: bool = False, published: bool = False
+        self,
+        output: str | Path,
+        fingerprint: dict[str, Any],
+        overwrite: bool = False,
+        published: bool = False,
+        lock: "Lock | None" = None,
     ):
         """Open the journal of `output`, or begin one.
 
@@ -140,9 +150,9 @@ class Journal:
         self._opened = time.monotonic()
         self.entries: dict[Key, Any] = {}
         self.published = published
+        self._lock = lock or Lock(output)
         self._file = open(self.path, "a+b")  # noqa: SIM115 (held open for the whole run)
-        lock(self._file, self.path)
-        found = self._read_header()
+        found = _read_header(self._file, self.path)
         if found is not None and (differing := differences(found, fingerprint)):
             if not overwrite:
                 raise UserError(
@@ -152,17 +162,20 @@ class Journal:
             found = None
         self._is_begun = found is not None
         if found is not None:
-            self._read_entries()
+            self.entries, end = _read_entries(self._file, self.path)
+            self._file.truncate(end)  # without a torn last line the next one starts clean
         self.resumed = len(self.entries)
 
     def add(self, key: Key, value: Any) -> None:
         """Keep one finished piece; it survives the process from here on."""
         self.entries[key] = value
-        if not self._is_begun:
-            self._file.truncate(0)
-            self._write({"fingerprint": self.fingerprint})
-            self._is_begun = True
+        self._begin()
         self._write({"key": key, "value": value})
+
+    def forget(self) -> None:
+        """Begin anew with the next piece, as for other settings with --overwrite."""
+        self.entries.clear()
+        self.resumed, self._is_begun = 0, False
 
     def missing(self, keys: Iterable[Key]) -> list[Key]:
         """Those of `keys` that are not finished, in order."""
@@ -185,55 +198,139 @@ class Journal:
             "resumed": self.resumed,
             "wall_seconds": round(time.monotonic() - self._opened, 1),
         }
+        self._begin()  # a run without any piece has a journal too
         publish(self.output, data, describe_run(arguments, self.fingerprint, device, **figures))
 
     def close(self) -> None:
         self._file.close()
+        self._lock.release()
+
+    def _begin(self) -> None:
+        """Replace what the journal held by this run's header, unless it goes on with what it held."""
+        if not self._is_begun:
+            self._file.truncate(0)
+            self._write({"fingerprint": self.fingerprint})
+            self._is_begun = True
 
     def _write(self, line: dict[str, Any]) -> None:
         self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
         self._file.flush()
 
-    def _read_header(self) -> dict[str, Any] | None:
-        """The fingerprint in the first line, None for a journal that was just begun."""
-        self._file.seek(0)
-        line = self._file.readline()
-        if not line.endswith(b"\n"):
-            return None
-        return self._parse(line, 1)["fingerprint"]
 
-    def _read_entries(self) -> None:
-        """Take over every whole line; a torn last line is cut off, so the next one starts clean."""
-        end = self._file.tell()
-        for number, line in enumerate(self._file, 2):
-            if not line.endswith(b"\n"):
-                self._file.truncate(end)
-                break
-            entry = self._parse(line, number)
-            self.entries[tuple(entry["key"])] = entry["value"]
-            end += len(line)
+def read_journal(path: str | Path) -> tuple[dict[str, Any], dict[Key, Any]]:
+    """The fingerprint and the finished pieces of a journal, which may be in use; a torn last line does not count.
 
-    def _parse(self, line: bytes, number: int) -> dict[str, Any]:
-        try:
-            entry = json.loads(line)
-            if "fingerprint" in entry if number == 1 else {"key", "value"} <= entry.keys():
-                return entry
-        except (ValueError, TypeError, AttributeError):
-            pass
-        raise UserError(
-            f"{self.path}: line {number} is damaged\n"
-            "  delete that line to have its piece done again, or the file to begin anew"
-        )
-
-
-def lock(file: IO[Any], path: Path) -> None:
-    """Lock an open file until it is closed; UserError where another process holds it."""
+    Raises:
+        UserError: it cannot be read, was not begun, or is damaged.
+    """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"{path}: another run is writing this output") from None
-    except OSError:
-        pass  # some network file systems know no locks; two runs at once is then the user's to avoid
+        with open(path, "rb") as file:
+            fingerprint = _read_header(file, Path(path))
+            if fingerprint is None:
+                raise UserError(f"{path}: holds nothing yet")
+            return fingerprint, _read_entries(file, Path(path))[0]
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _read_header(file: IO[bytes], path: Path) -> dict[str, Any] | None:
+    """The fingerprint in the first line, None for a journal that was not begun."""
+    file.seek(0)
+    line = file.readline()
+    return _parse_line(line, path, 1)["fingerprint"] if line.endswith(b"\n") else None
+
+
+def _read_entries(file: IO[bytes], path: Path) -> tuple[dict[Key, Any], int]:
+    """Every whole line after the header by its key, and where the last of them ends."""
+    entries: dict[Key, Any] = {}
+    end = file.tell()
+    for number, line in enumerate(file, 2):
+        if not line.endswith(b"\n"):
+            break
+        entry = _parse_line(line, path, number)
+        entries[tuple(entry["key"])] = entry["value"]
+        end += len(line)
+    return entries, end
+
+
+def _parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+        if number == 1 and isinstance(entry["fingerprint"], dict):
+            return entry
+        if number > 1 and isinstance(entry["key"], list) and "value" in entry:
+            return entry
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise UserError(
+        f"{path}: line {number} is damaged\n  delete that line to have its piece done again, or the file to begin anew"
+    )
+
+
+class Lock:
+    """An output is this process's alone while this object lives.
+
+    `<output>.lock` names host and process, and goes with the lock. The kernel lets the lock itself go when its process
+    dies, however it dies: a file that is left over is taken over by the next run.
+    """
+
+    def __init__(self, output: str | Path):
+        """Take the lock.
+
+        Raises:
+            UserError: another process holds it, named by host and pid.
+        """
+        path = Path(f"{output}.lock")
+        file = _open_locked(path, Path(output))
+        file.truncate(0)
+        file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}) + "\n")
+        file.flush()
+        os.register_at_fork(after_in_child=file.close)  # a fork that outlives this process is not to keep the lock
+        # Also when this object is forgotten, or the process ends.
+        self.release = weakref.finalize(self, _let_go, file, path, os.getpid())
+
+
+def _open_locked(path: Path, output: Path) -> IO[str]:
+    while True:
+        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 (it is the lock)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{output}: {_holder(file)} is writing it; wait for it, or end it") from None
+        except OSError:  # a file system that knows no locks: all there is to go by is the name in the file
+            if (holder := _living_holder(file)) is not None:
+                raise UserError(f"{output}: {holder} is writing it\n  if that process is gone, delete {path}") from None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        file.close()  # its holder deleted it while it was being opened
+
+
+def _let_go(file: IO[str], path: Path, pid: int) -> None:
+    if os.getpid() == pid:  # not a fork of the holder
+        path.unlink(missing_ok=True)
+    file.close()
+
+
+def _holder(file: IO[str]) -> str:
+    """Who holds a lock, in words."""
+    file.seek(0)
+    try:
+        holder = json.loads(file.read())
+        return f"process {holder['pid']} on {holder['host']}"
+    except (ValueError, TypeError, KeyError):
+        return "another process"  # it has not written its name yet
+
+
+def _living_holder(file: IO[str]) -> str | None:
+    """The holder named in a lock file, None where nobody is or the process is known to be gone."""
+    file.seek(0)
+    try:
+        holder = json.loads(file.read())
+        gone = holder["host"] == socket.gethostname() and not Path(f"/proc/{holder['pid']}").exists()
+    except (ValueError, TypeError, KeyError):
+        return None
+    return None if gone else _holder(file)
 
 
 def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:

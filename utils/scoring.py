@@ -5,7 +5,7 @@ is counted; it counts 0 only where a name says "unscored_as_zero".
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 MAX_VERDICT = 2  # the judge says 0 (not covered), 1 (partly) or 2 (very well)
@@ -56,6 +56,45 @@ def _check_verdicts(aspect_scores: Sequence[int | None]) -> None:
         # The type is compared because True == 1 and 1.0 == 1.
         if score is not None and (type(score) is not int or not 0 <= score <= MAX_VERDICT):
             raise ValueError(f"{score!r} is not a verdict: the integer 0, 1 or 2, or None")
+
+
+def aspect_keys(record: dict[str, Any]) -> list[tuple[str, int]]:
+    """One verdict for each aspect of a question: (question id, number of the aspect)."""
+    return [(record["id"], i) for i in range(len(record["rubric_aspects"]))]
+
+
+def score_file(
+    records: list[dict[str, Any]], verdicts: dict[tuple[str, int], dict[str, Any]], asked: Collection[str]
+) -> dict[str, Any]:
+    """The content of a score file: the questions whose aspects all have an entry, in the dataset's order.
+
+    Args:
+        records: the whole dataset.
+        verdicts: by `aspect_keys`, each `{"value": 0, 1, 2 or None, ...}`.
+        asked: ids of the questions that this run was for; of those without aspects only these are listed.
+    """
+    judged = [
+        record
+        for record in records
+        if (verdicts.keys() >= set(keys) if (keys := aspect_keys(record)) else record["id"] in asked)
+    ]
+    per_question = [question_entry(record, verdicts) for record in judged]
+    scores = summarize(per_question)
+    if len(judged) < len(records):
+        scores["partial"] = {"questions_in_dataset": len(records), "questions_judged": len(judged)}
+    scores["per_question_scores"] = per_question
+    return scores
+
+
+def question_entry(record: dict[str, Any], verdicts: dict[tuple[str, int], dict[str, Any]]) -> dict[str, Any]:
+    """One question of the score file. `score` is None unless every aspect has a verdict."""
+    details = []
+    for key, aspect in zip(aspect_keys(record), record["rubric_aspects"], strict=True):
+        verdict = verdicts[key]
+        kept = {name: verdict[name] for name in ("reason", "raw", "parsed", "attempts") if name in verdict}
+        details.append({"aspect": aspect["aspect"], "score": verdict["value"], **kept})
+    score = question_score([detail["score"] for detail in details]) if details else None
+    return {"id": record["id"], "category": record.get("category"), "score": score, "details": details}
 
 
 def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:

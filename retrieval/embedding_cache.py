@@ -1,0 +1,86 @@
+"""Embeddings on disk, so that a second ranking of the same posts embeds nothing again.
+
+`<folder>/<what decides an embedding, hashed>/` holds pairs of files, `<name>.embeddings.npy` and `<name>.hashes.npy`:
+some embeddings, and the hashes of their texts. Every writer adds pairs of its own, the hashes last and each file whole
+or not at all, so any number of processes may share a cache.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from utils.cli import UserError
+
+
+class EmbeddingCache:
+    """The embeddings that one encoder with one setting has computed; they stay on disk until they are asked for."""
+
+    def __init__(self, folder: str | Path, identity: str):
+        """See what is there.
+
+        Args:
+            folder: of the whole cache; made where it is missing.
+            identity: all that decides an embedding besides the text: model, pooling, max length, dtype.
+
+        Raises:
+            UserError: the folder cannot be written, or a file in it is damaged.
+        """
+        self._folder = Path(folder) / hashlib.sha256(identity.encode()).hexdigest()[:16]
+        self._parts: list[np.ndarray] = []
+        self._place_of: dict[bytes, tuple[int, int]] = {}  # part and row, by the text's hash
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / "identity.txt").write_text(identity + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--embedding_cache {folder}: cannot be written: {error.strerror}") from None
+        for path in sorted(self._folder.glob("*.hashes.npy")):
+            self._open(path)
+
+    def get(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
+        """The embeddings (D,) of those of `texts` that are there, by text."""
+        found = {}
+        for text in texts:
+            if (place := self._place_of.get(_text_hash(text))) is not None:
+                part, row = place
+                found[text] = np.array(self._parts[part][row])
+        return found
+
+    def add(self, texts: Sequence[str], embeddings: np.ndarray) -> None:
+        """Keep the embeddings (len(texts), D) of some texts."""
+        if not texts:
+            return
+        hashes = np.frombuffer(b"".join(map(_text_hash, texts)), dtype=np.uint8).reshape(len(texts), -1)
+        name = hashlib.sha256(hashes.tobytes()).hexdigest()[:32]
+        self._write(f"{name}.embeddings.npy", embeddings)
+        self._write(f"{name}.hashes.npy", hashes)
+        self._open(self._folder / f"{name}.hashes.npy")
+
+    def _write(self, name: str, array: np.ndarray) -> None:
+        staged = self._folder / f"{name}.{os.getpid()}.tmp"
+        with open(staged, "wb") as file:
+            np.save(file, array, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(self._folder / name)
+
+    def _open(self, path: Path) -> None:
+        other = path.with_name(path.name.replace(".hashes.", ".embeddings."))
+        try:
+            hashes = np.load(path, allow_pickle=False)
+            embeddings = np.load(other, allow_pickle=False, mmap_mode="r")
+            if len(hashes) != len(embeddings):
+                raise ValueError
+        except (OSError, ValueError, EOFError):
+            raise UserError(
+                f"{path}: it or its embeddings are damaged; delete it, and they are computed again"
+            ) from None
+        part = len(self._parts)
+        self._parts.append(embeddings)
+        self._place_of.update((bytes(text_hash), (part, row)) for row, text_hash in enumerate(hashes))
+
+
+def _text_hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()

@@ -1,0 +1,190 @@
+"""Merge what shards wrote into the one file that a single process would have written.
+
+  python utils/merge_shards.py --inputs_addr test_ranked.json --output_addr rag.json \\
+      --shard_addr rag_0.json rag_1.json rag_2.json rag_3.json
+
+Responses, plans and scores, as outputs or as journals of unfinished runs (*.journal.jsonl), of any number of shards
+and of different numbers of them. A merge that is not whole is refused, with what is missing. The merged file has a
+journal too: the same command without shards finds it finished.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from utils import cli
+from utils.cli import UserError
+from utils.generation import token_totals
+from utils.records import collect_responses, first_five, read_dataset, read_plans, read_responses, select_questions
+from utils.run_files import Journal, Key, differences, file_hash, open_journal, read_journal, read_manifest
+from utils.scoring import aspect_keys, score_file
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one shard has finished, by key, under the settings of its fingerprint."""
+
+    path: str
+    fingerprint: dict[str, Any]
+    entries: dict[Key, Record]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = cli.make_parser(__doc__)
+    parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="dataset that the shards worked on")
+    parser.add_argument("--shard_addr", required=True, nargs="+", metavar="FILE", help="outputs or journals of shards")
+    parser.add_argument("--output_addr", required=True, metavar="FILE", help="where the merged file goes")
+    group = parser.add_argument_group("run")
+    group.add_argument("--limit", type=cli.positive_int, metavar="N", help="only the first N questions (default: all)")
+    group.add_argument("--overwrite", action="store_true", help="replace an output that was made with other settings")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    cli.check_outputs([args.output_addr], [args.inputs_addr, *args.shard_addr])
+    shards = [read_shard(path) for path in args.shard_addr]
+    fingerprint = shared_fingerprint(shards)
+    kind = kind_of(fingerprint, shards[0].path)
+    records = read_dataset(args.inputs_addr, needs=["rubric_aspects"] if kind == "scores" else [])
+    if fingerprint["inputs"] != file_hash(args.inputs_addr):
+        raise UserError(f"{args.inputs_addr}: not the dataset that {shards[0].path} was made from")
+    entries = merge_entries(shards)
+    questions = select_questions(records, args.limit)
+    keys = expected_keys(questions, entries, kind)
+    check_complete(args, records, keys, entries)
+
+    journal = open_journal(args.output_addr, fingerprint, args.overwrite, keys)
+    asked = {question["id"] for question in questions}
+    if journal is not None and is_other_merge(journal, entries):
+        if not args.overwrite:
+            raise UserError(
+                f"{args.output_addr}: an earlier merge, of other answers than the shards have now\n"
+                "  give another output, or --overwrite to replace it"
+            )
+        journal.forget()
+    if journal is None or journal.holds(keys, lambda: content_of(kind, records, journal.entries, asked)):
+        print(f"{args.output_addr}: already finished, left alone")
+        return 0
+    for key in journal.missing(keys):
+        journal.add(key, entries[key])
+    figures = {"counts": {kind: len(keys)}, "tokens": token_totals(journal.entries.values())}
+    content = content_of(kind, records, journal.entries, asked)
+    journal.publish(content, vars(args), None, **figures, merged=[shard.path for shard in shards])
+    print(f"{args.output_addr}: {len(keys)} {kind} of {len(shards)} shards, {len(questions)} questions")
+    return 0
+
+
+def read_shard(path: str) -> Shard:
+    """A shard's journal; for an output whose journal was deleted, the output.
+
+    Raises:
+        UserError: the file is missing or damaged, was not written by one of the scripts, or was changed since.
+    """
+    journal = Path(path if path.endswith(".journal.jsonl") else f"{path}.journal.jsonl")
+    if journal.exists():
+        return Shard(path, *read_journal(journal))
+    if not Path(path).is_file():
+        raise UserError(f"{path}: no such file")
+    manifest = read_manifest(path)
+    if manifest is None or manifest["output_sha256"] != file_hash(path):
+        raise UserError(
+            f"{path}: has no manifest, or was changed since it was written; only whole shards can be merged"
+        )
+    fingerprint = manifest["fingerprint"]
+    kind = kind_of(fingerprint, path)
+    if kind == "scores":
+        raise UserError(f"{path}: its journal was deleted; scores are merged from journals ({journal.name})")
+    field, samples = ("aspects", read_plans(path)) if kind == "plans" else ("output", read_responses(path))
+    entries = {}
+    for question_id, outputs in samples.items():
+        for number, output in enumerate(outputs):
+            rest = {name: value for name, value in output.items() if name != field}
+            entries[question_id, number] = {"value": output[field], **rest}
+    return Shard(path, fingerprint, entries)
+
+
+def kind_of(fingerprint: dict[str, Any], path: str) -> str:
+    """What the file holds: "scores", "plans" or "answers"."""
+    script = fingerprint.get("script")
+    if script == "evaluate_responses.py":
+        return "scores"
+    if script in ("baselines.py", "planpers.py"):
+        return "answers" if "model" in fingerprint else "plans"
+    raise UserError(f"{path}: only what baselines.py, planpers.py and evaluate_responses.py write can be merged")
+
+
+def shared_fingerprint(shards: list[Shard]) -> dict[str, Any]:
+    first, *others = shards
+    for shard in others:
+        if differing := differences(first.fingerprint, shard.fingerprint):
+            raise UserError(f"{shard.path}: made with other settings than {first.path}: {differing}")
+    return first.fingerprint
+
+
+def merge_entries(shards: list[Shard]) -> dict[Key, Record]:
+    """All entries by key; UserError where two shards have different values for one."""
+    merged: dict[Key, Record] = {}
+    origin: dict[Key, str] = {}
+    differing: list[Key] = []
+    for shard in shards:
+        for key, entry in shard.entries.items():
+            if key not in merged:
+                merged[key], origin[key] = entry, shard.path
+            elif merged[key]["value"] != entry["value"]:
+                differing.append(key)
+                other = (origin[key], shard.path)
+    if differing:
+        raise UserError(
+            f"{other[0]} and {other[1]}: differ in {len(differing)} pieces they both have: {_ids(differing)}\n"
+            "  give one of them only"
+        )
+    return merged
+
+
+def expected_keys(questions: list[Record], entries: dict[Key, Record], kind: str) -> list[Key]:
+    """The pieces a whole file has: a verdict an aspect, or as many outputs a question as any question has."""
+    if kind == "scores":
+        return [key for question in questions for key in aspect_keys(question)]
+    number = max((key[1] for key in entries), default=0) + 1
+    return [(question["id"], i) for question in questions for i in range(number)]
+
+
+def check_complete(
+    args: argparse.Namespace, records: list[Record], keys: list[Key], entries: dict[Key, Record]
+) -> None:
+    """Raise UserError where a piece is missing, or belongs to no question of the dataset."""
+    known = {record["id"] for record in records}
+    if foreign := [key for key in entries if key[0] not in known]:
+        raise UserError(f"--shard_addr: {len(foreign)} pieces of no question of {args.inputs_addr}: {_ids(foreign)}")
+    if missing := [key for key in keys if key not in entries]:
+        raise UserError(
+            f"--shard_addr: {len(missing)} of {len(keys)} pieces are missing: {_ids(missing)}\n"
+            "  run their shard again, which does only what is missing, or give its file too"
+        )
+
+
+def is_other_merge(journal: Journal, entries: dict[Key, Record]) -> bool:
+    """What is there already differs from what the shards have, for they were run again."""
+    return any(entries[key]["value"] != entry["value"] for key, entry in journal.entries.items() if key in entries)
+
+
+def content_of(kind: str, records: list[Record], entries: dict[Key, Record], asked: set[str]) -> Any:
+    if kind == "scores":
+        return score_file(records, entries, asked)
+    return collect_responses(records, entries, "aspects" if kind == "plans" else "output")
+
+
+def _ids(keys: Iterable[Key]) -> str:
+    return first_five(list(dict.fromkeys(key[0] for key in keys)))
+
+
+if __name__ == "__main__":
+    cli.run_script(main)
