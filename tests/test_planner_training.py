@@ -102,7 +102,9 @@ def test_it_learns_its_targets_by_heart(overfitted):
     assert evaluations[1]["eval_aspect_recall"] == 1 and evaluations[1]["eval_plans"] == 8
     assert (output / "best").readlink() == Path("checkpoint-80")
     state = json.loads((output / "trainer_state.json").read_text())
-    assert state["best_global_step"] == 80 and state["best_metric"] == evaluations[1]["eval_loss"]
+    assert [entry["eval_loss"] for entry in state["log_history"] if "eval_loss" in entry] == [
+        entry["eval_loss"] for entry in evaluations
+    ]
 
 
 def test_only_the_adapter_changes(overfitted, data):
@@ -309,6 +311,31 @@ def test_two_processes_learn_what_one_learns_with_twice_the_accumulation(data, t
     assert losses_of(tmp_path / "two") == pytest.approx(losses_of(tmp_path / "one"), rel=1e-2)
     last = [log_of(tmp_path / name)[-2]["eval_loss"] for name in ("one", "two")]
     assert last[0] == pytest.approx(last[1], rel=1e-2)
+
+
+# Which checkpoint is the best
+
+
+def test_the_best_checkpoint_is_one_that_was_saved(tmp_path):
+    """Evaluated at every step, saved at every second: the lowest loss of all is no checkpoint's."""
+    from types import SimpleNamespace
+
+    from train_planner import Run
+    from utils.planner_trainer import Recorder
+
+    recorder = Recorder(Run(tmp_path, None, None, []), {"fingerprint": {}})
+    state = SimpleNamespace(is_world_process_zero=True, log_history=[], global_step=0)
+    links = []
+    for step, loss in enumerate([3.0, 2.5, 1.0, 2.0, 1.5, 2.0, 1.2, 1.9], 1):
+        state.global_step = step
+        state.log_history.append({"step": step, "eval_loss": loss})
+        if step % 2 == 0:
+            (tmp_path / f"checkpoint-{step}").mkdir()
+            recorder.on_save(None, state, None)
+            links.append((tmp_path / "best").readlink().name)
+    assert links == ["checkpoint-2", "checkpoint-4", "checkpoint-4", "checkpoint-8"]  # 2.5, 2.0, 2.0 again, 1.9
+    assert recorder.best(state) == {"best_step": 8, "best_loss": 1.9}
+    assert json.loads((tmp_path / "best/manifest.json").read_text())["best_loss"] == 1.9
 
 
 # Beginning anew

@@ -93,8 +93,7 @@ def train(
         )
     trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
     trainer.save_state()
-    state = trainer.state
-    return {"steps": state.global_step, "best_step": state.best_global_step, "best_loss": state.best_metric}
+    return {"steps": trainer.state.global_step, **recorder.best(trainer.state)}
 
 
 def quiet_libraries() -> None:
@@ -185,8 +184,6 @@ def make_config(args: Namespace, bf16: bool, evaluate: bool) -> SFTConfig:
         save_steps=args.save_steps,
         eval_strategy="steps" if evaluate else "no",
         eval_steps=args.eval_steps if evaluate else None,
-        metric_for_best_model="eval_loss" if evaluate else None,
-        greater_is_better=False,
         ddp_find_unused_parameters=False,
         logging_steps=1,
         report_to="none",
@@ -237,7 +234,7 @@ class PlannerTrainer(SFTTrainer):
             num_target = len(example.target)
             with self.accelerator.autocast():
                 # The last position predicts nothing; the one before the target predicts its first token.
-                logits = self.model(input_ids=input_ids, logits_to_keep=num_target + 1).logits[0, :-1]
+                logits = self.model(input_ids=input_ids, logits_to_keep=num_target + 1, use_cache=False).logits[0, :-1]
             loss = torch.nn.functional.cross_entropy(logits.float(), input_ids[0, -num_target:], reduction="sum")
             total += torch.tensor([loss, num_target], device=total.device)
         total = self.accelerator.reduce(total, "sum")
@@ -335,13 +332,20 @@ class Recorder(TrainerCallback):
         if not state.is_world_process_zero:
             return
         checkpoint = self._run.folder / f"checkpoint-{state.global_step}"
-        figures = {"step": state.global_step, "best_step": state.best_global_step, "best_loss": state.best_metric}
-        write_folder_manifest(checkpoint, {**self.manifest, **figures})
-        if state.best_global_step == state.global_step:
+        best = self.best(state)
+        write_folder_manifest(checkpoint, {**self.manifest, "step": state.global_step, **best})
+        if best["best_step"] == state.global_step:
             link = self._run.folder / "best.tmp"
             link.unlink(missing_ok=True)
             link.symlink_to(checkpoint.name)
             link.replace(self._run.folder / "best")
+
+    def best(self, state: Any) -> dict[str, Any]:
+        """Step and loss of the checkpoint with the lowest validation loss, the first of equal ones; None without."""
+        losses = {entry["step"]: entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry}
+        saved = [step for step in losses if (self._run.folder / f"checkpoint-{step}").is_dir()]
+        step = min(saved, key=losses.__getitem__, default=None)
+        return {"best_step": step, "best_loss": losses.get(step)}
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._progress is not None:
