@@ -196,7 +196,7 @@ class Journal:
             "pieces": len(self.entries),
             "keys_sha256": _keys_hash(self.entries),
             "resumed": self.resumed,
-            "wall_seconds": round(time.monotonic() - self._opened, 1),
+            "wall_seconds": round(time.monotonic() - self._opened, 3),
         }
         self._begin()  # a run without any piece has a journal too
         publish(self.output, data, describe_run(arguments, self.fingerprint, device, **figures))
