@@ -224,7 +224,7 @@ def refusal(flags, output, *more, data=SAMPLE):
     message = str(raised.value)
     assert 1 <= len(message.splitlines()) <= 3
     del raised
-    gc.collect()  # closes and so unlocks the journals, as the end of the process does
+    gc.collect(1)  # closes and so unlocks the journals, as the end of the process does
     return message
 
 
