@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from prompts import Prompt, join_posts, load_prompt
+from prompts import Prompt, load_prompt
 from utils import cli
-from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_posts, open_chat
+from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_posts, fit_profile, open_chat
 from utils.engines import identify_model, open_engine
 from utils.generation import Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
 from utils.model_output import ANSWER_SCHEMA, parse_answer
@@ -111,10 +111,7 @@ def fit_question(
     budget = args.max_model_len - args.max_tokens
     if not args.rag:
         return fit_posts(lambda posts: prompt.messages(question=question["question"]), [], chat, budget)
-    posts = [item["text"] for item in question["profile"][: args.num_contexts]]
-    return fit_posts(
-        lambda kept: prompt.messages(question=question["question"], profile=join_posts(kept)), posts, chat, budget
-    )
+    return fit_profile(prompt, question, args.num_contexts, chat, budget)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prompts import Prompt, join_posts, load_prompt
+from prompts import Prompt, load_prompt
 from utils import cli
-from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_posts, open_chat
+from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_profile, open_chat
 from utils.cli import UserError
 from utils.engines import VLLMEngine, identify_local_model, identify_model, open_engine
 from utils.generation import Parser, Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
@@ -51,14 +51,8 @@ class Model:
 
     def fit(self, prompt_name: str, question: Record, **values: str) -> Fitted | None:
         """A prompt with the question's best posts (paper, figures 14 and 15), ready for the model to speak."""
-        return fit_posts(
-            lambda posts: self.prompts[prompt_name].messages(
-                question=question["question"], profile=join_posts(posts), **values
-            ),
-            [item["text"] for item in question["profile"][: self.num_contexts]],
-            self.chat,
-            self.length - self.policy.max_tokens,
-        )
+        budget = self.length - self.policy.max_tokens
+        return fit_profile(self.prompts[prompt_name], question, self.num_contexts, self.chat, budget, **values)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -151,7 +145,7 @@ def given_plans(args: argparse.Namespace, questions: list[Record], keys: list[Ke
         return {}
     plans = plans_by_key(read_plans(args.plans_addr))
     if missing := [key for key in keys if key not in plans]:
-        named = first_five(list(dict.fromkeys(question_id for question_id, _ in missing)))
+        named = first_five(question_id for question_id, _ in missing)
         raise UserError(
             f"{args.plans_addr}: lacks {len(missing)} of the {len(keys)} plans of this run: {named}\n"
             "  plan them with --planner_model, or give fewer --num_generated_outputs or a --limit"

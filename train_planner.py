@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prompts import Prompt, join_posts, load_prompt
+from prompts import Prompt, load_prompt
 from utils import cli
-from utils.chat import PAPER_LENGTH, LocalChat, fit_posts
+from utils.chat import PAPER_LENGTH, LocalChat, fit_profile
 from utils.cli import UserError
 from utils.engines import identify_local_model
 from utils.models import adapter_base, cached_commit
@@ -204,12 +204,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def say(text: str) -> None:
     """Print, once for all processes."""
-    if is_first_process():
+    if cli.is_first_process():
         print(text, flush=True)
-
-
-def is_first_process() -> bool:
-    return os.environ.get("RANK", "0") == "0"
 
 
 def fill_in_defaults(args: argparse.Namespace) -> None:
@@ -244,7 +240,7 @@ def check_single_device() -> None:
 
 def read_ranked(path: str) -> list[dict[str, Any]]:
     records = read_dataset(path, needs=["profile", "rubric_aspects"])
-    if is_first_process():
+    if cli.is_first_process():
         warn_unless_ranked(path)
     return records
 
@@ -316,12 +312,7 @@ def build_example(
 ) -> Example | None:
     """Prompt (paper, figure 15) and target; the lowest-ranked posts go until both fit, the target stays whole."""
     target = chat.render_reply(plan_text(aspects))
-    fitted = fit_posts(
-        lambda posts: prompt.messages(question=record["question"], profile=join_posts(posts)),
-        [item["text"] for item in record["profile"][: args.num_contexts]],
-        chat,
-        args.max_seq_length - len(target),
-    )
+    fitted = fit_profile(prompt, record, args.num_contexts, chat, args.max_seq_length - len(target))
     if fitted is None:
         return None
     return Example(fitted.prompt, target, aspects, fitted.num_contexts_dropped, fitted.context_cut)
@@ -366,7 +357,7 @@ def open_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> Run:
     """
     folder = Path(args.output_dir)
     check_writable(folder / "manifest.json")
-    lock = Lock(folder / "training_log.jsonl") if is_first_process() else None
+    lock = Lock(folder / "training_log.jsonl") if cli.is_first_process() else None
     checkpoints = find_checkpoints(folder)
     manifest = read_folder_manifest(folder)
     if checkpoints and manifest is None:

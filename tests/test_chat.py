@@ -466,7 +466,7 @@ def test_a_reply_is_its_text_and_the_token_that_ends_the_turn(tmp_path, style):
     chat, end = styled_chat(tmp_path, style), STYLES[style][3]
     end_id = chat.tokenizer.convert_tokens_to_ids(end)
     assert end_id > BOS_ID  # one token of its own
-    assert chat.end_of_turn() == end_id
+    assert chat.end_of_turn == end_id
     reply = chat.render_reply("Cost\n猫 ’ time")
     assert (reply.typecode, reply.itemsize) == ("i", 4)
     assert len(reply) == len("Cost\n猫 ’ time".encode()) + 1  # a token a byte: nothing in front, nothing after

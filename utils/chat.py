@@ -10,10 +10,11 @@ from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from prompts import Messages
+from prompts import Messages, Prompt, join_posts
 from utils.cli import UserError
 from utils.models import adapter_base, cached_commit
 
@@ -67,8 +68,9 @@ class LocalChat:
 
     def render_reply(self, text: str) -> array:
         """Token ids of what the assistant says after `render`'s prompt, with the token that ends its turn."""
-        return array("i", [*self.tokenizer.encode(text, add_special_tokens=False), self.end_of_turn()])
+        return array("i", [*self.tokenizer.encode(text, add_special_tokens=False), self.end_of_turn])
 
+    @cached_property
     def end_of_turn(self) -> int:
         """The token that the chat template puts after the assistant's text, where generation is to stop."""
         marker = "c0ffee reply"
@@ -203,6 +205,28 @@ def fit_posts(
     if not posts[0][:length].strip():
         return Fitted(prompt, 0, len(posts))
     return Fitted(cut_prompt, 1, len(posts) - 1, context_cut=True)
+
+
+def fit_profile(
+    prompt: Prompt,
+    record: dict[str, Any],
+    num_contexts: int,
+    chat: LocalChat | APIChat,
+    budget: int,
+    **values: str,
+) -> Fitted | None:
+    """`fit_posts` for a question and its best posts: the one way in which a prompt gets a profile.
+
+    Args:
+        prompt: has the placeholders question, profile and those of `values`.
+        num_contexts: how many posts to take, from the first.
+    """
+    return fit_posts(
+        lambda posts: prompt.messages(question=record["question"], profile=join_posts(posts), **values),
+        [item["text"] for item in record["profile"][:num_contexts]],
+        chat,
+        budget,
+    )
 
 
 def _longest(most: int, render: Callable[[int], Rendered | None]) -> tuple[int, Rendered | None]:

@@ -28,13 +28,18 @@ def run_script(main: Callable[[], int]) -> None:
     try:
         code = main()
     except UserError as error:
-        if os.environ.get("RANK", "0") == "0":  # of several processes (accelerate launch) one tells it
+        if is_first_process():  # one tells it for all
             print(f"error: {error}", file=sys.stderr)
         code = USER_ERROR
     except KeyboardInterrupt:
         print(RESUME_HINT, file=sys.stderr)
         code = INTERRUPTED
     sys.exit(code)
+
+
+def is_first_process() -> bool:
+    """Of the processes that accelerate launch starts, the one that speaks and writes for all; True without it."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager

@@ -10,7 +10,6 @@ journal too: the same command without shards finds it finished.
 
 import argparse
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,8 +142,8 @@ def merge_entries(shards: list[Shard]) -> dict[Key, Record]:
                 other = (origin[key], shard.path)
     if differing:
         raise UserError(
-            f"{other[0]} and {other[1]}: differ in {len(differing)} pieces they both have: {_ids(differing)}\n"
-            "  give one of them only"
+            f"{other[0]} and {other[1]}: differ in {len(differing)} pieces they both have: "
+            f"{first_five(key[0] for key in differing)}\n  give one of them only"
         )
     return merged
 
@@ -163,10 +162,13 @@ def check_complete(
     """Raise UserError where a piece is missing, or belongs to no question of the dataset."""
     known = {record["id"] for record in records}
     if foreign := [key for key in entries if key[0] not in known]:
-        raise UserError(f"--shard_addr: {len(foreign)} pieces of no question of {args.inputs_addr}: {_ids(foreign)}")
+        raise UserError(
+            f"--shard_addr: {len(foreign)} pieces of no question of {args.inputs_addr}: "
+            f"{first_five(key[0] for key in foreign)}"
+        )
     if missing := [key for key in keys if key not in entries]:
         raise UserError(
-            f"--shard_addr: {len(missing)} of {len(keys)} pieces are missing: {_ids(missing)}\n"
+            f"--shard_addr: {len(missing)} of {len(keys)} pieces are missing: {first_five(key[0] for key in missing)}\n"
             "  run their shard again, which does only what is missing, or give its file too"
         )
 
@@ -180,10 +182,6 @@ def content_of(kind: str, records: list[Record], entries: dict[Key, Record], ask
     if kind == "scores":
         return score_file(records, entries, asked)
     return collect_responses(records, entries, "aspects" if kind == "plans" else "output")
-
-
-def _ids(keys: Iterable[Key]) -> str:
-    return first_five(list(dict.fromkeys(key[0] for key in keys)))
 
 
 if __name__ == "__main__":

@@ -267,7 +267,7 @@ class PlannerTrainer(SFTTrainer):
             do_sample=False,
             repetition_penalty=1.0,  # some models' own settings have another; vLLM is asked without
             max_new_tokens=min(PLAN_TOKENS, self._max_seq_length - len(example.prompt)),
-            eos_token_id=self._chat.end_of_turn(),
+            eos_token_id=self._chat.end_of_turn,
             pad_token_id=self._chat.tokenizer.pad_token_id,
             use_cache=True,
         )
@@ -276,7 +276,7 @@ class PlannerTrainer(SFTTrainer):
                 input_ids=prompt, attention_mask=torch.ones_like(prompt), generation_config=config
             )
         plan = output[0, prompt.shape[1] :]
-        is_cut = plan[-1] != self._chat.end_of_turn()
+        is_cut = plan[-1] != self._chat.end_of_turn
         return self._chat.tokenizer.decode(plan, skip_special_tokens=True), bool(is_cut)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

@@ -13,10 +13,11 @@ from typing import Any
 WORDS_THRESHOLD = 0.6
 
 # Words that say nothing of what an aspect is about. "User" stands in many titles and in none alone.
-_FUNCTION_WORDS = """
+_LISTED = """
     a an and are as at be by can do for from how in into is it its of on or s that the their them they this to user
     users was what when where which who why with without your
 """
+_FUNCTION_WORDS = frozenset(_LISTED.split())
 
 
 def gold_aspects(record: dict[str, Any]) -> list[str]:
@@ -67,4 +68,4 @@ def _words(title: str) -> list[str]:
 def _content_words(title: str) -> set[str]:
     """Its distinct words without function words; all of them where it has no others; itself where it has no words."""
     words = set(_words(title))
-    return words.difference(_FUNCTION_WORDS.split()) or words or {title}
+    return words - _FUNCTION_WORDS or words or {title}

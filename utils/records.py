@@ -293,6 +293,7 @@ def match_responses(
     raise UserError("\n".join(lines))
 
 
-def first_five(ids: list[str]) -> str:
-    """The first five ids, quoted, for an error message."""
-    return ", ".join(repr(i) for i in ids[:5]) + (", ..." if len(ids) > 5 else "")
+def first_five(ids: Iterable[str]) -> str:
+    """The first five different ids, quoted, for an error message."""
+    different = list(dict.fromkeys(ids))
+    return ", ".join(repr(i) for i in different[:5]) + (", ..." if len(different) > 5 else "")

@@ -312,25 +312,28 @@ def _let_go(file: IO[str], path: Path, pid: int) -> None:
     file.close()
 
 
-def _holder(file: IO[str]) -> str:
-    """Who holds a lock, in words."""
+def _read_holder(file: IO[str]) -> tuple[str, int] | None:
+    """Host and pid in a lock file, None where nobody has written theirs yet."""
     file.seek(0)
     try:
         holder = json.loads(file.read())
-        return f"process {holder['pid']} on {holder['host']}"
+        return holder["host"], holder["pid"]
     except (ValueError, TypeError, KeyError):
-        return "another process"  # it has not written its name yet
+        return None
+
+
+def _holder(file: IO[str]) -> str:
+    """Who holds a lock, in words."""
+    holder = _read_holder(file)
+    return f"process {holder[1]} on {holder[0]}" if holder else "another process"
 
 
 def _living_holder(file: IO[str]) -> str | None:
     """The holder named in a lock file, None where nobody is or the process is known to be gone."""
-    file.seek(0)
-    try:
-        holder = json.loads(file.read())
-        gone = holder["host"] == socket.gethostname() and not Path(f"/proc/{holder['pid']}").exists()
-    except (ValueError, TypeError, KeyError):
+    holder = _read_holder(file)
+    if holder is None or (holder[0] == socket.gethostname() and not Path(f"/proc/{holder[1]}").exists()):
         return None
-    return None if gone else _holder(file)
+    return _holder(file)
 
 
 def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
