@@ -109,6 +109,9 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(self.server.delay)
         finally:
             self.server.end()
+        self._reply(body, key, reply)
+
+    def _reply(self, body: dict[str, Any], key: str, reply: Reply) -> None:
         self._send(reply.status, _completion(body, reply) if reply.status == 200 else _error(reply, key))
 
     def do_GET(self) -> None:
@@ -163,7 +166,14 @@ def _error(reply: Reply, key: str) -> dict[str, Any]:
 @contextmanager
 def serve(reply: Callable[[dict[str, Any]], Reply] = default_reply, delay: float = 0) -> Iterator[ChatServer]:
     """A server in a thread of this process."""
-    with ChatServer(reply, delay=delay) as server:
+    with running(ChatServer(reply, delay=delay)) as server:
+        yield server
+
+
+@contextmanager
+def running(server: ChatServer) -> Iterator[ChatServer]:
+    """Have a server answer in a thread of this process."""
+    with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

@@ -123,6 +123,37 @@ def add_engine_arguments(parser: argparse.ArgumentParser, model_flag: str, model
     """Which model answers, and how it is loaded: `model_flag` is --model_addr or --evaluator_llm."""
     group = parser.add_argument_group("model")
     group.add_argument(model_flag, required=True, metavar="MODEL", help=model_help)
+    add_memory_arguments(group)
+    group.add_argument(
+        "--enforce_eager",
+        action="store_true",
+        help="no CUDA graphs: starts sooner, runs slower (always so on a CPU)",
+    )
+    group = parser.add_argument_group("API")
+    add_key_arguments(group)
+    group.add_argument(
+        "--base_url",
+        metavar="URL",
+        default=os.environ.get("OPENAI_BASE_URL") or None,  # here, so that the fingerprint names it
+        help="address of the API (default: OPENAI_BASE_URL, else OpenAI's)",
+    )
+    group.add_argument(
+        "--max_concurrency",
+        type=positive_int,
+        default=32,
+        help="API requests under way at a time; fewer where the API asks for it (%(default)s)",
+    )
+    group.add_argument(
+        "--request_timeout",
+        type=positive_int,
+        default=600,
+        metavar="SECONDS",
+        help="an API request without an answer is made again after this time (%(default)s)",
+    )
+
+
+def add_memory_arguments(group: argparse._ActionsContainer) -> None:
+    """Where hub models are, and what decides how much GPU memory one takes."""
     group.add_argument("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
     group.add_argument(
         "--tensor_parallel_size",
@@ -142,26 +173,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser, model_flag: str, model
         choices=["auto", "bfloat16", "float16", "float32"],
         help="weights' type (%(default)s)",
     )
-    group.add_argument(
-        "--enforce_eager",
-        action="store_true",
-        help="no CUDA graphs: starts sooner, runs slower (always so on a CPU)",
-    )
-    group = parser.add_argument_group("API")
+
+
+def add_key_arguments(group: argparse._ActionsContainer) -> None:
+    """Whether the model is behind an API, and the key to it."""
     group.add_argument("--openai", action="store_true", help="the model is behind an OpenAI-compatible API")
     group.add_argument("--api_key_addr", metavar="FILE", help="file with the API key (default: OPENAI_API_KEY)")
-    group.add_argument(
-        "--base_url",
-        metavar="URL",
-        default=os.environ.get("OPENAI_BASE_URL") or None,  # here, so that the fingerprint names it
-        help="address of the API (default: OPENAI_BASE_URL, else OpenAI's)",
-    )
-    group.add_argument(
-        "--max_concurrency",
-        type=positive_int,
-        default=32,
-        help="API requests under way at a time (%(default)s)",
-    )
 
 
 def add_sampling_arguments(
@@ -184,7 +201,8 @@ def add_sampling_arguments(
         "--max_retries",
         type=non_negative_int,
         default=3,
-        help="how often an output that cannot be used is asked for again (%(default)s)",
+        help="how often an output that cannot be used is asked for again, "
+        "and how often an API request that failed for good is made again (%(default)s)",
     )
     group.add_argument(
         "--constrained_decoding",

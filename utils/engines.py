@@ -1,10 +1,9 @@
-"""The two engines that turn a rendered prompt into text: vLLM in this process, or an OpenAI-compatible API.
+"""The engines that turn a rendered prompt into text: vLLM here, or an OpenAI-compatible API (utils/api_engine.py).
 
 Both offer the same: `concurrency`, how many requests keep the engine full; `complete`, one request to one of the
 engine's models; `close`.
 """
 
-import json
 import logging
 import multiprocessing
 import os
@@ -18,13 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from utils.chat import Rendered
 from utils.cli import UserError
+from utils.memory import check_gpu_count, check_gpu_free
 from utils.models import adapter_base, adapter_config, cached_commit, check_model, model_fingerprint
 from utils.run_files import without_password
 
 if TYPE_CHECKING:
     from argparse import Namespace
-
-    import openai
 
 GONE_SECONDS = 30  # to wait for an engine's process that was told to end
 
@@ -93,6 +91,8 @@ def identify_local_model(model_addr: str, cache_dir: str | None) -> str:
 def open_engine(args: "Namespace", model_addr: str, max_model_len: int) -> Engine:
     """The engine that `args` asks for; loads the model's weights unless it is behind an API."""
     if args.openai:
+        from utils.api_engine import APIEngine  # imports openai
+
         return APIEngine(args, read_api_key(args.api_key_addr))
     return VLLMEngine(args, [model_addr], max_model_len)
 
@@ -192,79 +192,6 @@ class VLLMEngine:
             process.join(GONE_SECONDS)
 
 
-class APIEngine:
-    """Any OpenAI-compatible chat API."""
-
-    def __init__(self, args: "Namespace", api_key: str):
-        from openai import AsyncOpenAI
-
-        self._client = AsyncOpenAI(api_key=api_key, base_url=args.base_url, max_retries=5, timeout=600)
-        # OpenAI's newer models take only the new name of this limit, other servers often only the old one.
-        self._limit_name = "max_tokens" if args.base_url else "max_completion_tokens"
-        self.concurrency = args.max_concurrency
-        self.device = f"API at {self._client.base_url.host}"
-
-    async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
-        """One request; the client itself tries again on 408, 409, 429, 5xx and lost connections.
-
-        Raises:
-            RefusedError: the API refuses this prompt (its content, or its length).
-            UserError: what no further try can mend: key, model name, address, parameters, not an API at all.
-        """
-        import openai
-
-        try:
-            response = await self._client.chat.completions.create(
-                model=model,
-                messages=prompt,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                seed=sampling.seed,
-                response_format=_response_format(sampling.schema) if sampling.schema else openai.omit,
-                **{self._limit_name: sampling.max_tokens},
-            )
-        except openai.BadRequestError as error:
-            if error.code in ("content_filter", "content_policy_violation", "context_length_exceeded"):
-                raise RefusedError(f"{error.code}: {self._message(error)}") from None
-            raise UserError(f"the {self.device} refuses the request: {self._message(error)}") from None
-        except openai.APIStatusError as error:
-            raise UserError(f"the {self.device} answers {error.status_code}: {self._message(error)}") from None
-        except openai.APIConnectionError as error:  # also time-outs
-            raise UserError(f"the {self.device} cannot be reached: {error.message}") from None
-        except json.JSONDecodeError:
-            raise UserError(f"the {self.device} answers with broken JSON; check --base_url") from None
-        choice = self._first_choice(response)
-        if choice.finish_reason == "content_filter":
-            raise RefusedError("content_filter")
-        usage = response.usage
-        details = usage and usage.prompt_tokens_details
-        return Completion(
-            text=(choice.message.content or "").encode(errors="replace").decode(),  # no file takes a lone surrogate
-            finish_reason=choice.finish_reason,
-            prompt_tokens=usage.prompt_tokens if usage else 0,
-            cached_tokens=(details.cached_tokens or 0) if details else 0,
-            completion_tokens=usage.completion_tokens if usage else 0,
-        )
-
-    async def close(self) -> None:
-        await self._client.close()
-
-    def _first_choice(self, response: Any) -> Any:
-        """The completion in a response; a server that is no such API answers 200 with a web page or an error."""
-        if choices := getattr(response, "choices", None):
-            return choices[0]
-        found = self._one_line(getattr(response, "error", None) or response)
-        raise UserError(f"the {self.device} sends no completion; check --base_url\n  it sends: {found}")
-
-    def _message(self, error: "openai.APIStatusError") -> str:
-        body = error.body if isinstance(error.body, dict) else {}
-        return self._one_line(body.get("message") or error.message)
-
-    def _one_line(self, found: object) -> str:
-        """What a server sent, fit to be shown: it may be a web page, and some repeat the key they were given."""
-        return " ".join(str(found).replace(self._client.api_key, "***").split())[:300]
-
-
 def read_api_key(path: str | None) -> str:
     """The API key from a file, else from OPENAI_API_KEY; UserError where there is none."""
     if path is None:
@@ -279,10 +206,6 @@ def read_api_key(path: str | None) -> str:
     if not key or len(key.split()) != 1:
         raise UserError(f"--api_key_addr {path}: must hold the key and nothing else")
     return key
-
-
-def _response_format(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
 
 
 def _has_gpu() -> bool:
@@ -331,16 +254,10 @@ def _check_gpus(count: int, utilization: float) -> None:
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         query.append(f"--id={visible}")
     rows = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()
-    if count > len(rows):
-        raise UserError(f"--tensor_parallel_size {count}: only {len(rows)} GPUs are here")
+    check_gpu_count(len(rows), count)
     for row in rows[:count]:
-        index, free, total = map(float, row.split(","))
-        if free < utilization * total:
-            raise UserError(
-                f"GPU {index:.0f} has {free / 1024:.1f} of {total / 1024:.1f} GiB free, "
-                f"--gpu_memory_utilization {utilization} asks for {utilization * total / 1024:.1f}\n"
-                "  another process uses it (see nvidia-smi): wait for it, take another GPU, or ask for less"
-            )
+        index, free, total = map(int, row.split(","))
+        check_gpu_free(index, free * 2**20, total * 2**20, utilization)
 
 
 def _lora_settings(adapters: list[str]) -> dict[str, Any]:

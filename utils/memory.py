@@ -1,0 +1,208 @@
+"""GPU memory: what the GPUs here have, and what a model needs of it in vLLM. Loads no weights.
+
+Sizes are bytes; GB is 10^9 of them.
+"""
+
+import json
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from utils.cli import UserError
+
+GB = 10**9
+GIB = 2**30
+BLOCK = 16  # tokens that vLLM's KV cache gives out at a time
+
+# What vLLM takes off --gpu_memory_utilization besides the weights before the rest becomes KV cache: peak activations,
+# memory outside torch (CUDA, NCCL, attention's workspace) and CUDA graphs (determine_available_memory in vLLM's
+# v1/worker/gpu_worker.py). It measures them at each start. Not measured here: start-up logs that its users have
+# published, of models with 8 to 32 billion parameters, show 1.3 GiB of activations, 0.3 to 1.8 outside torch (about
+# twice that with two GPUs) and 0.3 to 1.1 of graphs.
+ALLOWANCE = 3 * GIB
+
+GENERATORS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")  # how architectures that write text end
+
+_CAST = ("F64", "F32", "F16", "BF16")  # safetensors' names of what --dtype changes; quantized weights stay
+_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}  # of the others; 1 where it is not here
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU; `free` and `total` in bytes."""
+
+    name: str
+    free: int
+    total: int
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What decides how much memory a model takes.
+
+    Attributes:
+        parameters: numbers in its weights.
+        weights: bytes of its weights as vLLM holds them.
+        layers, kv_heads, head_dim: what its KV cache has for every token, twice.
+        value_bytes: bytes of one number in the KV cache.
+        heads: attention heads; vLLM shares them out between the GPUs.
+    """
+
+    parameters: int
+    weights: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    value_bytes: int
+    heads: int
+
+    def token_bytes(self, num_gpus: int = 1) -> int:
+        """Bytes of KV cache a token on each GPU, which holds one head at least; layers with a window may need less."""
+        return 2 * self.layers * max(1, self.kv_heads // num_gpus) * self.head_dim * self.value_bytes
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a model fits on each of its GPUs.
+
+    Attributes:
+        weights: bytes of weights on each GPU.
+        cache: bytes left for the KV cache on each GPU; negative where not even the weights fit.
+        token_bytes: bytes of KV cache a token on each GPU.
+    """
+
+    weights: int
+    cache: int
+    token_bytes: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the KV cache holds, in whole blocks: the longest sequence that fits."""
+        return max(0, self.cache // (self.token_bytes * BLOCK)) * BLOCK
+
+    def requests(self, length: int) -> int:
+        """Sequences of `length` tokens that the KV cache holds at a time."""
+        return self.tokens // (-(-length // BLOCK) * BLOCK)
+
+
+def fit_model(size: ModelSize, gpu_memory: int, utilization: float, num_gpus: int = 1) -> Fit:
+    """What is left of GPUs with `gpu_memory` bytes each when vLLM has loaded a model.
+
+    Raises:
+        UserError: the attention heads cannot be shared out between that many GPUs.
+    """
+    if size.heads % num_gpus:
+        raise UserError(f"--tensor_parallel_size {num_gpus}: does not divide the model's {size.heads} attention heads")
+    weights = -(-size.weights // num_gpus)
+    cache = int(utilization * gpu_memory) - weights - ALLOWANCE
+    return Fit(weights, cache, size.token_bytes(num_gpus))
+
+
+def load_config(folder: Path) -> Any:
+    """The configuration of the model in a folder; UserError where it is damaged or of no kind transformers knows."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder}: its config.json cannot be used: {str(error).strip().splitlines()[0]}") from None
+
+
+def is_encoder(config: Any) -> bool:
+    """The model says what it is, and it is none that writes text."""
+    architectures = config.architectures or []
+    return bool(architectures) and not any(name.endswith(GENERATORS) for name in architectures)
+
+
+def read_size(folder: Path, config: Any, dtype: str = "auto") -> ModelSize:
+    """The size of the model in a folder, from its configuration and the headers of its safetensors.
+
+    Args:
+        dtype: --dtype. By `auto` vLLM takes 16 bits a number, also for weights stored in 32.
+
+    Raises:
+        UserError: the configuration is not a language model's.
+    """
+    text = config.get_text_config()
+    heads = getattr(text, "num_attention_heads", None)
+    if not heads or not getattr(text, "num_hidden_layers", None):
+        raise UserError(f"{folder}: its config.json has no attention layers; how much memory it needs is not known")
+    value_bytes = 4 if dtype == "float32" else 2
+    tied = getattr(text, "tie_word_embeddings", False)
+    parameters, weights = weight_bytes(folder, value_bytes, skip_head=tied)
+    return ModelSize(
+        parameters=parameters,
+        weights=weights,
+        layers=text.num_hidden_layers,
+        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        value_bytes=value_bytes,
+        heads=heads,
+    )
+
+
+def weight_bytes(folder: Path, value_bytes: int, skip_head: bool = False) -> tuple[int, int]:
+    """Number of parameters in a folder's safetensors, and bytes of them with `value_bytes` a number.
+
+    Args:
+        skip_head: the output layer is the embedding; where a file holds it a second time, vLLM leaves it out.
+    """
+    from safetensors import safe_open
+
+    tensors: dict[str, tuple[int, str]] = {}
+    for path in weights_files(folder):
+        with safe_open(path, "numpy") as file:
+            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            tensors |= {name: (prod(part.get_shape()), part.get_dtype()) for name, part in parts.items()}
+    if skip_head:
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("lm_head.weight")}
+    parameters = sum(count for count, _ in tensors.values())
+    size = sum(count * (value_bytes if kind in _CAST else _BYTES.get(kind, 1)) for count, kind in tensors.values())
+    return parameters, size
+
+
+def weights_files(folder: Path) -> list[Path]:
+    """The safetensors files that vLLM reads: those the index names, as some repositories hold every weight twice."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return sorted(folder.glob("*.safetensors"))
+    named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    return [folder / name for name in sorted(set(named))]
+
+
+def find_gpus() -> list[Gpu]:
+    """The GPUs that this process may use, in torch's order; none on a machine without.
+
+    Raises:
+        UserError: one is there but cannot be used.
+    """
+    import torch
+
+    try:
+        return [
+            Gpu(torch.cuda.get_device_properties(index).name, *torch.cuda.mem_get_info(index))
+            for index in range(torch.cuda.device_count())
+        ]
+    except RuntimeError as error:  # the driver refuses, or another process has it for itself
+        raise UserError(f"the GPUs cannot be used: {str(error).strip().splitlines()[0]}; see nvidia-smi") from None
+
+
+def check_gpu_count(found: int, wanted: int) -> None:
+    """Raise UserError where fewer GPUs are here than --tensor_parallel_size asks for."""
+    if wanted > found:
+        raise UserError(f"--tensor_parallel_size {wanted}: only {found} GPUs are here")
+
+
+def check_gpu_free(index: int, free: float, total: float, utilization: float) -> None:
+    """Raise UserError where a GPU has less than `utilization` of its memory free: vLLM would end in an error later.
+
+    Args:
+        free, total: bytes.
+    """
+    if free < utilization * total:
+        raise UserError(
+            f"GPU {index} has {free / GIB:.1f} of {total / GIB:.1f} GiB free, "
+            f"--gpu_memory_utilization {utilization} asks for {utilization * total / GIB:.1f}\n"
+            "  another process uses it (see nvidia-smi): wait for it, take another GPU, or ask for less"
+        )
