@@ -1,0 +1,920 @@
+"""Checks before a job. Files, models, locks, disks and users are real; GPUs are not.
+
+No machine that runs these tests need have a GPU: torch.cuda's device_count, mem_get_info and get_device_properties are
+replaced, nothing above them.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import baselines
+import evaluate_responses
+import planpers
+from tests.tiny_chat import SAMPLE, save_tiny_chat
+from utils import preflight
+from utils.cli import UserError
+from utils.estimate import PRICE_FILE, read_prices
+from utils.memory import ALLOWANCE, GIB, ModelSize, fit_model, load_config, read_size
+from utils.run_files import Journal, publish
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = SAMPLE / "test.json"
+KEY = "sk-a-secret-that-nobody-may-see"
+COMMIT = "0123456789" * 4
+NOBODY = 65534  # user id of one who owns nothing
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user, or mount")
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    """As `main` has it in a process of its own; and put back afterwards."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A real model: Qwen 2 of two layers, tied embeddings, float32, for 4096 tokens."""
+    return save_tiny_chat(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def model(tiny, tmp_path):
+    """A copy of it, to be damaged."""
+    return shutil.copytree(tiny, tmp_path / "model")
+
+
+@pytest.fixture
+def check(capsys):
+    """Run preflight.py with these flags: exit code and lines."""
+
+    def run(*flags):
+        capsys.readouterr()  # what the test itself has made a library say
+        code = preflight.main([str(flag) for flag in flags])
+        out, err = capsys.readouterr()
+        assert err == ""
+        return code, out.splitlines()
+
+    return run
+
+
+def run_process(*flags, **more):
+    command = [sys.executable, "utils/preflight.py", *map(str, flags)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, **more)
+
+
+AS_NOBODY = f"""
+import os, sys
+from utils import preflight
+os.setgroups([])
+os.setgid({NOBODY})
+os.setuid({NOBODY})
+sys.exit(preflight.main(sys.argv[1:]))
+"""
+
+
+def run_as_nobody(*flags):
+    """Started as root, for others may not be let into the folder of this Python."""
+    command = [sys.executable, "-c", AS_NOBODY, *map(str, flags)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def tree(folder):
+    """Every path below a folder, with what a file holds."""
+    return {path: path.read_bytes() if path.is_file() else None for path in sorted(Path(folder).rglob("*"))}
+
+
+# Data
+
+
+def test_a_dataset_is_counted(check):
+    assert check("--inputs_addr", DATA) == (0, [f"ok   data {DATA}: 13 questions, not ranked: no manifest beside it"])
+
+
+def test_a_ranked_one_is_told_by_its_manifest(check, tmp_path):
+    path = tmp_path / "ranked.json"
+    publish(path, json.loads(DATA.read_text(encoding="utf-8")), {"fingerprint": {}})
+    assert check("--inputs_addr", path) == (0, [f"ok   data {path}: 13 questions, ranked"])
+
+
+def test_every_check_is_made_whatever_fails(check, tmp_path):
+    broken, empty = tmp_path / "broken.json", tmp_path / "empty.json"
+    broken.write_text('[{"id": "a", "question"')
+    empty.write_text("[]")
+    code, lines = check("--inputs_addr", tmp_path / "none.json", broken, empty, DATA, "--output_addr", tmp_path)
+    assert code == 2
+    assert lines[0] == f"FAIL {tmp_path}/none.json: no such file"
+    assert lines[1].startswith(f"FAIL {broken}: the JSON breaks off at line 1")
+    assert lines[2] == f"FAIL {empty}: holds no questions"
+    assert lines[3].startswith(f"ok   data {DATA}: ")
+    assert lines[4:] == [f"FAIL {tmp_path}: is a folder; give the name of a file in it"]
+
+
+def test_something_is_to_be_checked(check):
+    with pytest.raises(UserError, match=r"^nothing to check: give --inputs_addr, --model_addr or --output_addr$"):
+        check("--gpu_memory", 80)
+
+
+# Models
+
+
+NO_GPU = "note GPU: none here, so memory is not checked; --gpu_memory GB computes for one that is elsewhere"
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+
+
+def parameters_of(folder):
+    from transformers import AutoModelForCausalLM
+
+    return sum(parameter.numel() for parameter in AutoModelForCausalLM.from_pretrained(folder).parameters())
+
+
+def test_a_whole_model_in_a_folder(check, tiny, no_gpu):
+    line = f"ok   model {tiny}: {parameters_of(tiny):,} parameters, a folder"
+    assert check("--model_addr", tiny) == (0, [line, NO_GPU])
+
+
+def cache_model(cache, name, tiny):
+    """The model as Hugging Face's cache keeps it."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    return shutil.copytree(tiny, repository / "snapshots" / COMMIT)
+
+
+def test_a_hub_model_in_the_cache_with_its_commit(check, tiny, tmp_path, no_gpu):
+    cache_model(tmp_path, "owner/tiny", tiny)
+    code, lines = check("--model_addr", "owner/tiny", "--cache_dir", tmp_path)
+    assert (code, len(lines)) == (0, 3)
+    assert lines[0].endswith(f" parameters, commit {COMMIT}")
+    assert re.fullmatch(rf"ok   cache {tmp_path}: readable, [\d.]+ [GM]B free \(a run takes none of it\)", lines[2])
+
+
+def test_a_hub_model_that_is_not_cached_is_not_fetched(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        environment = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}"}
+        environment.pop("HF_HUB_OFFLINE")
+        done = run_process("--model_addr", "owner/none", "--cache_dir", tmp_path, env=environment)
+        hub.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            hub.accept()  # nobody has called
+    first = done.stdout.splitlines()[0]
+    assert (done.returncode, done.stderr) == (2, "")
+    assert first.startswith(f"FAIL owner/none: neither a folder nor in the hub cache {tmp_path}")
+    assert f"hf download owner/none --cache-dir {tmp_path}" in first
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_folder(check, tmp_path, no_gpu):
+    code, lines = check("--model_addr", tmp_path / "none")
+    assert (code, lines[1:]) == (2, [NO_GPU])
+    assert lines[0].startswith(f"FAIL {tmp_path}/none: no such folder; give the folder")
+
+
+def test_a_missing_shard_is_named(check, model, no_gpu):
+    name = next(iter(load_file(model / "model.safetensors")))
+    index = {"weight_map": {name: "model-00002-of-00002.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    code, lines = check("--model_addr", model)
+    assert code == 2
+    assert lines[0].startswith(f"FAIL {model}: lacks model-00002-of-00002.safetensors, which model.safetensors.index")
+
+
+def test_weights_that_are_cut_short(check, model, no_gpu):
+    weights = model / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 1)
+    code, lines = check("--model_addr", model)
+    assert code == 2
+    assert lines[0].startswith(f"FAIL {weights}: damaged or half-written")
+
+
+def pickle_weights(folder):
+    import torch
+
+    weights = {name: torch.from_numpy(array) for name, array in load_file(folder / "model.safetensors").items()}
+    torch.save(weights, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def test_pickled_weights_only(check, model, no_gpu):
+    pickle_weights(model)
+    problem = "its weights are pickled (*.bin); vLLM reads them from *.safetensors only"
+    assert check("--model_addr", model) == (2, [f"FAIL {model}: {problem}", NO_GPU])
+
+
+def test_a_model_without_a_chat_template(check, model, no_gpu):
+    (model / "chat_template.jinja").unlink()
+    expected = f"FAIL {model}: no chat template; give an instruction-tuned model"
+    assert check("--model_addr", model) == (2, [expected, NO_GPU])
+
+
+def test_a_model_whose_config_is_of_no_known_kind(check, model, no_gpu):
+    (model / "config.json").write_text('{"model_type": "abacus", "architectures": ["AbacusForCausalLM"]}')
+    code, lines = check("--model_addr", model)
+    assert code == 2
+    assert lines[0].startswith(f"FAIL {model}: its config.json cannot be used: ")
+
+
+def test_a_length_over_the_model_s(check, model, no_gpu):
+    code, lines = check("--model_addr", model, "--max_model_len", 4097)
+    assert code == 2
+    assert lines == ["FAIL --max_model_len 4097: the model takes at most 4096 tokens", NO_GPU]
+
+
+def save_adapter(folder, base, width=128):
+    """A LoRA adapter of rank 2 on the first layer's q_proj, which has `width` inputs and outputs."""
+    folder.mkdir()
+    config = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": str(base)}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    name = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {f"{name}.lora_A.weight": np.zeros((2, width)), f"{name}.lora_B.weight": np.zeros((width, 2))}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def test_an_adapter_is_checked_with_its_base(check, tiny, tmp_path, no_gpu):
+    adapter = save_adapter(tmp_path / "adapter", tiny)
+    code, lines = check("--model_addr", adapter)
+    assert (code, lines[1:]) == (0, [NO_GPU])
+    assert lines[0].startswith(f"ok   model {adapter}: adapter on {tiny}, ")
+
+
+def test_an_adapter_without_its_base(check, model, tmp_path, no_gpu):
+    adapter = save_adapter(tmp_path / "adapter", tmp_path / "gone")
+    narrow = save_adapter(tmp_path / "narrow", model, width=64)
+    on_pickled = save_adapter(tmp_path / "on_pickled", shutil.copytree(model, tmp_path / "pickled"))
+    pickle_weights(tmp_path / "pickled")
+    code, lines = check("--model_addr", adapter, narrow, on_pickled)
+    assert (code, lines[3:]) == (2, [NO_GPU])
+    assert lines[0].startswith(f"FAIL {adapter}: its base model cannot be used")
+    assert lines[1].startswith(f"FAIL {narrow}: an adapter for another architecture than {model}; ")
+    assert lines[2].startswith(f"FAIL {tmp_path}/pickled: its weights are pickled")
+
+
+def test_an_encoder_needs_no_share_of_a_gpu(check, tmp_path, monkeypatch):
+    from transformers import BertConfig, BertModel
+
+    BertModel(
+        BertConfig(vocab_size=10, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    ).save_pretrained(tmp_path)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: pytest.fail("GPUs are looked at"))
+    expected = (0, [f"ok   model {tmp_path}: an encoder, a folder"])
+    assert check("--model_addr", tmp_path) == expected
+    pickle_weights(tmp_path)  # as facebook/contriever-msmarco has them; transformers reads them without their code
+    assert check("--model_addr", tmp_path) == expected
+
+
+# The API's key
+
+
+def test_a_key_in_a_file_or_in_the_environment(check, tmp_path, monkeypatch):
+    path = tmp_path / "key.txt"
+    path.write_text(f"{KEY}\n")
+    assert check("--openai", "--api_key_addr", path) == (0, [f"ok   API key: in {path}"])
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    assert check("--openai", "--model_addr", "gpt-4o") == (0, ["ok   API key: in OPENAI_API_KEY"])
+
+
+@pytest.mark.parametrize(
+    "content", [f"{KEY} {KEY}", f"{KEY}\n{KEY}", "", None], ids=["two words", "two lines", "empty", "none"]
+)
+def test_no_key(check, tmp_path, content):
+    path = tmp_path / "key.txt"
+    if content is not None:
+        path.write_text(content)
+    code, lines = check("--openai", "--api_key_addr", path)
+    assert code == 2
+    [line] = lines
+    assert line.startswith(f"FAIL --api_key_addr {path}: ")
+    assert "secret" not in line
+
+
+def test_the_key_is_never_printed(tmp_path):
+    path = tmp_path / "key.txt"
+    path.write_text(KEY)
+    flags = ["--openai", "--api_key_addr", path, "--model_addr", "gpt-4o-mini", "--inputs_addr", DATA, "--estimate"]
+    done = run_process(*flags, env={**os.environ, "OPENAI_API_KEY": KEY, "HTTPS_PROXY": "http://127.0.0.1:9"})
+    assert done.returncode == 0
+    assert "secret" not in done.stdout + done.stderr
+
+
+def test_the_environment_has_no_key(check):
+    code, [line] = check("--openai")
+    assert code == 2
+    assert line.startswith("FAIL --openai needs a key: ")
+
+
+# GPUs
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Put GPUs of 80 * 10^9 bytes in, by what each has free."""
+
+    def install(*free):
+        monkeypatch.setattr("torch.cuda.device_count", lambda: len(free))
+        monkeypatch.setattr("torch.cuda.mem_get_info", lambda index: (int(free[index]), 80 * 10**9))
+        monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: SimpleNamespace(name=f"Card {index}"))
+
+    return install
+
+
+def test_free_gpus_and_a_model_that_fits(check, tiny, gpus):
+    gpus(79e9, 78.5e9, 1e9)
+    code, lines = check("--model_addr", tiny, "--tensor_parallel_size", 2, "--max_model_len", 4000)
+    assert code == 0
+    assert lines[1:3] == ["ok   GPU 0: Card 0, 79.0 of 80.0 GB free", "ok   GPU 1: Card 1, 78.5 of 80.0 GB free"]
+    # 0.9 x 80 - 3 GiB (3.2 GB) leaves 68.8 GB less 1 MB of weights. A GPU holds one of two heads: 2 x 2 layers x 1 head
+    # x 64 x 2 bytes = 512 bytes a token.
+    assert lines[3].startswith(
+        f"ok   memory {tiny}: of 0.9 x 80.0 GB a GPU, 0.0 are weights and 3.2 an allowance; 68.8"
+    )
+    assert "68.8 are left for a KV cache of 0.5 KiB a token" in lines[3]
+    assert lines[3].endswith(" requests of 4000 tokens at once; longest --max_model_len 4096")
+
+
+def test_a_gpu_that_another_process_holds(check, tiny, gpus):
+    gpus(79e9, 71e9)
+    code, lines = check("--model_addr", tiny, "--tensor_parallel_size", 2)
+    assert code == 2
+    assert lines[1].startswith("ok   GPU 0")
+    # 71e9 / 2^30 = 66.1, 80e9 / 2^30 = 74.5, 0.9 of it 67.1
+    asked = "GPU 1 has 66.1 of 74.5 GiB free, --gpu_memory_utilization 0.9 asks for 67.1"
+    assert lines[2].startswith(f"FAIL {asked}; another process uses it (see nvidia-smi)")
+    assert lines[3].startswith("ok   memory")
+    assert check("--model_addr", tiny, "--tensor_parallel_size", 2, "--gpu_memory_utilization", 0.8)[0] == 0
+
+
+def test_too_few_gpus(check, tiny, gpus):
+    gpus(79e9)
+    code, lines = check("--model_addr", tiny, "--tensor_parallel_size", 2)
+    assert code == 2
+    assert lines[1:3] == [
+        "FAIL --tensor_parallel_size 2: only 1 GPUs are here",
+        "ok   GPU 0: Card 0, 79.0 of 80.0 GB free",
+    ]
+    assert lines[3].startswith("ok   memory")
+
+
+def test_a_gpu_that_the_driver_refuses(check, tiny, gpus, monkeypatch):
+    gpus(79e9)
+
+    def refuse(index):
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nmore lines")
+
+    monkeypatch.setattr("torch.cuda.mem_get_info", refuse)
+    code, lines = check("--model_addr", tiny)
+    problem = "CUDA error: all CUDA-capable devices are busy or unavailable"
+    assert (code, lines[1:]) == (2, [f"FAIL the GPUs cannot be used: {problem}; see nvidia-smi"])
+
+
+def test_a_gpu_that_is_elsewhere(check, tiny, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: pytest.fail("GPUs are looked at"))
+    code, lines = check("--model_addr", tiny, "--gpu_memory", 24)
+    assert code == 0
+    assert lines[1] == "note GPU: computed for 1 of 24 GB; those here are not looked at"
+    assert lines[2].startswith(f"ok   memory {tiny}: of 0.9 x 24.0 GB a GPU")
+
+
+# Memory. Weights of the real size are files with a real header and a hole for the numbers.
+
+SHAPES = {
+    "7B": {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+           "num_key_value_heads": 4, "vocab_size": 152064},
+    "32B": {"hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64, "num_attention_heads": 40,
+            "num_key_value_heads": 8, "vocab_size": 152064},
+}  # fmt: skip
+
+
+def save_hollow(folder, config, kind="BF16", value_bytes=2):
+    """Config and weights of a model as transformers names and shapes them."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    header, end = {}, 0
+    for name, parameter in model.named_parameters():
+        size = parameter.numel() * value_bytes
+        header[name] = {"dtype": kind, "shape": list(parameter.shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    return folder
+
+
+def size_of(folder, dtype="auto"):
+    return read_size(folder, load_config(folder), dtype)
+
+
+def qwen(folder, name):
+    from transformers import Qwen2Config
+
+    return save_hollow(folder, Qwen2Config(**SHAPES[name], tie_word_embeddings=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "token_bytes"),
+    [
+        ("7B", 7_615_616_512, 57_344),  # 2 x 28 layers x 4 heads x 128 x 2 bytes = 56 KiB
+        ("32B", 32_763_876_352, 262_144),  # 2 x 64 x 8 x 128 x 2 = 256 KiB
+    ],
+)
+def test_the_table_of_the_readme(tmp_path, name, parameters, token_bytes):
+    size = size_of(qwen(tmp_path, name))
+    assert (size.parameters, size.weights, size.token_bytes()) == (parameters, 2 * parameters, token_bytes)
+    in_full = size_of(tmp_path, "float32")
+    assert (in_full.weights, in_full.token_bytes()) == (4 * parameters, 2 * token_bytes)
+
+
+def test_the_judge_on_gpus_of_80_gb(tmp_path, check, tiny):
+    folder = shutil.copytree(tiny, tmp_path / "judge", ignore=shutil.ignore_patterns("*config.json", "*.safetensors"))
+    shutil.copy(tiny / "tokenizer_config.json", folder)
+    qwen(folder, "32B")
+    flags = ["--model_addr", folder, "--gpu_memory", 80, "--max_model_len"]
+    # 72,000,000,000 - 65,527,752,704 - 3,221,225,472 = 3,251,021,824 bytes; a block of 16 tokens takes 4,194,304:
+    # 775.1 blocks are 12,400 tokens, three times 4096.
+    code, lines = check(*flags, 4096)
+    assert code == 0
+    assert lines[2] == (
+        f"ok   memory {folder}: of 0.9 x 80.0 GB a GPU, 65.5 are weights and 3.2 an allowance; 3.3 are left for a KV "
+        "cache of 256 KiB a token; 3 requests of 4096 tokens at once; longest --max_model_len 12400"
+    )
+    code, lines = check(*flags, 12_416)
+    assert code == 2
+    assert lines[2].endswith("; 12416 tokens do not fit, --max_model_len 12400 does; or take more GPUs")
+    assert check(*flags, 12_400)[0] == 0
+    # On two: 72,000,000,000 - 32,763,876,352 - 3,221,225,472 = 36,014,898,176; a block 2,097,152: 17,173 of them.
+    code, lines = check(*flags, 4096, "--tensor_parallel_size", 2)
+    assert code == 0
+    assert "32.8 are weights" in lines[2]
+    assert lines[2].endswith("67 requests of 4096 tokens at once; longest --max_model_len 32768")
+    # On 40 GB not even the weights fit; three do not share 40 heads.
+    code, lines = check("--model_addr", folder, "--gpu_memory", 40)
+    assert code == 2
+    assert lines[2].endswith("0.0 are left for a KV cache of 256 KiB a token; take a larger GPU, or more of them "
+                             "(--tensor_parallel_size)")  # fmt: skip
+    code, lines = check(*flags, 4096, "--tensor_parallel_size", 3)
+    assert (code, lines[2]) == (2, "FAIL --tensor_parallel_size 3: does not divide the model's 40 attention heads")
+
+
+def test_the_allowance_agrees_with_what_a_32b_model_did_on_80_gb():
+    """Qwen 2.5 32B on a GPU of 79.2 GiB: 32,000 tokens did not fit at vLLM's default share of memory then, 0.9."""
+    size = ModelSize(0, 65_527_752_704, 64, 8, 128, 2, 40)
+    assert 20_000 < fit_model(size, 79.2 * GIB, 0.9).tokens < 32_000
+
+
+@pytest.mark.parametrize(("length", "requests"), [(1, 10), (16, 10), (17, 5), (80, 2), (81, 1), (160, 1), (161, 0)])
+def test_requests_take_whole_blocks_of_16_tokens(length, requests):
+    size = ModelSize(parameters=0, weights=0, layers=1, kv_heads=1, head_dim=1, value_bytes=2, heads=1)
+    fit = fit_model(size, ALLOWANCE + 160 * 4 + 60, 1.0)  # 4 bytes a token: 10 blocks, and 15 tokens that are none
+    assert fit.tokens == 160
+    assert fit.requests(length) == requests
+
+
+def test_more_gpus_than_key_value_heads():
+    size = ModelSize(parameters=0, weights=70, layers=28, kv_heads=4, head_dim=128, value_bytes=2, heads=28)
+    # each GPU holds one head: 2 x 28 x 1 x 128 x 2
+    assert [size.token_bytes(count) for count in (1, 2, 4, 7, 14)] == [57_344, 28_672, 14_336, 14_336, 14_336]
+    assert fit_model(size, ALLOWANCE + 100, 1.0, 7).weights == 10
+
+
+def test_a_real_model_s_parameters_and_tied_embeddings(model):
+    parameters = parameters_of(model)
+    size = size_of(model)
+    assert (size.parameters, size.weights) == (parameters, 2 * parameters)  # float32 on disk, 16 bits in vLLM
+    assert size_of(model, "float32").weights == 4 * parameters == size_on_disk(model)
+    weights = load_file(model / "model.safetensors")
+    save_file({**weights, "lm_head.weight": weights["model.embed_tokens.weight"]}, model / "model.safetensors")
+    assert size_of(model) == size  # stored twice, loaded once
+
+
+def size_on_disk(folder):
+    return sum(array.nbytes for array in load_file(folder / "model.safetensors").values())
+
+
+def test_untied_embeddings_count_twice(tmp_path):
+    from transformers import Qwen2Config
+
+    small = {
+        "hidden_size": 8,
+        "intermediate_size": 4,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 5,
+    }
+    tied = size_of(save_hollow(tmp_path, Qwen2Config(**small, num_key_value_heads=1, tie_word_embeddings=True)))
+    untied = size_of(save_hollow(tmp_path, Qwen2Config(**small, num_key_value_heads=1, tie_word_embeddings=False)))
+    assert untied.parameters - tied.parameters == 5 * 8
+
+
+def test_other_architectures(tmp_path):
+    from transformers import Gemma2Config, GPT2Config, LlamaConfig
+
+    small = {"hidden_size": 32, "intermediate_size": 8, "num_hidden_layers": 3, "num_attention_heads": 4,
+             "vocab_size": 7}  # fmt: skip
+    wide_heads = Gemma2Config(**small, num_key_value_heads=2, head_dim=16, sliding_window=4)
+    assert size_of(save_hollow(tmp_path, wide_heads)).token_bytes() == 2 * 3 * 2 * 16 * 2
+    assert size_of(save_hollow(tmp_path, LlamaConfig(**small))).token_bytes() == 2 * 3 * 4 * 8 * 2
+    assert size_of(save_hollow(tmp_path, GPT2Config(n_embd=32, n_layer=3, n_head=4))).token_bytes() == 2 * 3 * 4 * 8 * 2
+
+
+def test_quantized_weights_keep_their_size(model):
+    weights = {"a": np.zeros((4, 8), np.int32), "b": np.zeros(10, np.uint8), "c": np.zeros(6, np.float16)}
+    save_file(weights, model / "model.safetensors")
+    assert size_of(model).weights == 4 * 32 + 10 + 2 * 6
+    assert size_of(model, "float32").weights == 4 * 32 + 10 + 4 * 6
+
+
+def test_weights_that_the_index_does_not_name_do_not_count(model):
+    size = size_of(model)
+    weights = load_file(model / "model.safetensors")
+    save_file({f"again.{name}": array for name, array in weights.items()}, model / "consolidated.safetensors")
+    index = {"weight_map": dict.fromkeys(weights, "model.safetensors")}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert size_of(model) == size
+
+
+# Outputs
+
+
+def test_an_output_can_be_written_and_nothing_is_left(check, tmp_path):
+    path = tmp_path / "new" / "folder" / "rag.json"
+    code, lines = check("--output_addr", path, tmp_path / "none.json")
+    assert code == 0
+    assert lines[:2] == [f"ok   output {path}: can be written", f"ok   output {tmp_path}/none.json: can be written"]
+    # two outputs of one question at least, 64,000 bytes each
+    assert re.fullmatch(rf"ok   disk of {tmp_path}: [\d.]+ GB free, the outputs there take up to 0\.13 MB", lines[2])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_a_file(check, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, lines = check("--output_addr", tmp_path / "file" / "rag.json")
+    assert (code, lines) == (2, [f"FAIL {tmp_path}/file/rag.json: cannot be written: Not a directory"])
+
+
+HOLD = """
+import sys
+from utils.run_files import Lock
+lock = Lock(sys.argv[1])
+print("ready", flush=True)
+input()
+"""
+
+
+@contextmanager
+def holding(output):
+    """Another process that has an output's lock."""
+    command = [sys.executable, "-c", HOLD, str(output)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_an_output_that_another_run_writes(check, tmp_path):
+    path = tmp_path / "rag.json"
+    with holding(path) as process:
+        before = tree(tmp_path)
+        who = f"process {process.pid} on {socket.gethostname()}"
+        expected = (2, [f"FAIL {path}: {who} is writing it; wait for it, or end it"])
+        assert check("--output_addr", path) == expected
+        assert check("--output_addr", path) == expected
+        assert tree(tmp_path) == before
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert Path(f"{path}.lock").exists()  # left over
+    assert check("--output_addr", path)[0] == 0
+
+
+@contextmanager
+def folder_of_others(mode):
+    """A folder that is not below pytest's own, which others may not enter."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "folder"
+        folder.mkdir()
+        Path(name).chmod(0o755)
+        folder.chmod(mode)
+        yield folder
+        folder.chmod(0o755)
+
+
+@AS_ROOT
+def test_a_folder_where_the_user_may_not_write(tmp_path):
+    with folder_of_others(0o755) as folder:
+        done = run_as_nobody("--output_addr", folder / "rag.json", folder / "new" / "rag.json")
+        assert (done.returncode, done.stderr) == (2, "")
+        assert done.stdout.splitlines() == [
+            f"FAIL {folder}/rag.json: cannot be written: Permission denied",
+            f"FAIL {folder}/new/rag.json: cannot be written: Permission denied",
+        ]
+        folder.chmod(0o777)
+        assert run_as_nobody("--output_addr", folder / "rag.json").returncode == 0
+        assert list(folder.iterdir()) == []
+
+
+@AS_ROOT
+def test_folders_that_the_user_may_not_enter():
+    with folder_of_others(0o700) as folder:
+        done = run_as_nobody("--output_addr", folder / "a" / "rag.json", "--cache_dir", folder)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert done.stdout.splitlines() == [
+        f"FAIL --cache_dir {folder}: no permission to read it",
+        f"FAIL {folder}/a/rag.json: cannot be written: Permission denied",
+    ]
+
+
+def test_a_cache_that_is_not_there(check, tmp_path):
+    expected = f"FAIL --cache_dir {tmp_path}/none: no such folder"
+    code, lines = check("--cache_dir", tmp_path / "none", "--output_addr", tmp_path / "rag.json")
+    assert (code, lines[0]) == (2, expected)
+    assert not (tmp_path / "none").exists()
+
+
+def test_what_is_there_already_is_told(check, tmp_path):
+    finished, changed, foreign = (tmp_path / f"{name}.json" for name in ("finished", "changed", "foreign"))
+    publish(finished, {}, {"fingerprint": {}})
+    publish(changed, {}, {"fingerprint": {}})
+    changed.write_text("{} ")
+    foreign.write_text("{}")
+    code, lines = check("--output_addr", finished, changed, foreign)
+    assert code == 0
+    assert lines[0] == f"ok   output {finished}: finished already: the same command leaves it alone"
+    theirs = "exists, and no manifest says that it is finished: a run may ask for --overwrite"
+    assert lines[1:3] == [f"ok   output {changed}: {theirs}", f"ok   output {foreign}: {theirs}"]
+
+
+def test_a_run_that_was_begun_is_told(check, tmp_path):
+    path = tmp_path / "rag.json"
+    journal = Journal(path, {"model": "m"})
+    journal.add(("q1", 0), {"value": "a"})
+    journal.add(("q2", 0), {"value": "b"})
+    journal.close()
+    before = tree(tmp_path)
+    code, lines = check("--output_addr", path)
+    assert (code, lines[0]) == (0, f"ok   output {path}: begun, 2 pieces done: the same command goes on")
+    assert tree(tmp_path) == before
+    file = Path(f"{path}.journal.jsonl")
+    whole = file.read_text()
+    file.write_text(whole[:10])  # a run that died in the first line
+    code, lines = check("--output_addr", path)
+    assert (code, lines[0]) == (0, f"ok   output {path}: can be written")
+    file.write_text(whole.replace("q1", "q\0"))
+    code, lines = check("--output_addr", path)
+    assert code == 2
+    assert lines[0].startswith(f"FAIL {file}: line 2 is damaged")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True)
+    if done.returncode:
+        pytest.skip("no disk can be mounted here")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@AS_ROOT
+def test_a_disk_that_is_full(check, small_disk, tmp_path):
+    path = small_disk / "new" / "rag.json"
+    # 13 questions x 64,000 bytes are 832,000 of 1,048,576; two such outputs are too many.
+    code, lines = check("--inputs_addr", DATA, "--output_addr", path)
+    assert (code, lines[2]) == (0, f"ok   disk of {small_disk}: 1.05 MB free, the outputs there take up to 0.83 MB")
+    code, lines = check("--inputs_addr", DATA, "--output_addr", path, small_disk / "none.json")
+    advice = "free some, or give outputs on another disk"
+    asked = f"FAIL disk of {small_disk}: 1.05 MB free, the outputs there take up to 1.66 MB; {advice}"
+    assert (code, lines[3]) == (2, asked)
+    code, lines = check("--inputs_addr", DATA, "--output_addr", path, tmp_path / "none.json")
+    assert (code, [line[:5] for line in lines]) == (0, ["ok   "] * 5)  # one on each of two disks
+    (small_disk / "full").write_bytes(bytes(1000 * 1024))
+    code, lines = check("--inputs_addr", DATA, "--output_addr", path)
+    assert (code, lines[2][:4]) == (2, "FAIL")
+
+
+# The estimate
+
+ROWS = ("no personalization", "RAG", "planner", "PlanPers answer", "judge, one system")
+
+
+def read_table(lines):
+    """The cells by the row's name, numbers as numbers; the header's by "step"."""
+    rows = {}
+    for line in lines:
+        name, *cells = re.split(r"  +", line.strip())
+        rows[name] = [float(cell.replace(",", "")) if re.fullmatch(r"[\d.,]+", cell) else cell for cell in cells]
+    return {name: rows[name] for name in ("step", *ROWS)}
+
+
+def estimate(check, *flags, data=DATA):
+    code, lines = check("--inputs_addr", data, "--estimate", *flags)
+    assert code == 0
+    return read_table(lines), lines
+
+
+def dry_run(script, capsys, *flags, data=DATA):
+    """Prompts and tokens of each stage that --dry_run tells of."""
+    assert script.main([str(flag) for flag in (*flags, "--inputs_addr", data, "--dry_run")]) == 0
+    found = re.findall(r"^(\d+) prompts, (\d+) tokens", capsys.readouterr().out, re.MULTILINE)
+    return [[float(prompts), float(tokens)] for prompts, tokens in found]
+
+
+MORE = [(), ("--max_model_len", 3000), ("--max_model_len", 2180), ("--num_contexts", 3, "--max_tokens", 1000)]
+
+
+@pytest.mark.parametrize("more", MORE)
+@pytest.mark.parametrize("openai", [False, True], ids=["local", "API"])
+def test_it_counts_what_the_scripts_count(check, tiny, tmp_path, capsys, monkeypatch, openai, more):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    model = "gpt-4o" if openai else tiny
+    monkeypatch.setattr("utils.chat._tiktoken_encoder", lambda name: None)  # its table is not here
+    api = ["--openai"] if openai else []
+    table, lines = estimate(check, "--model_addr", model, *api, *more)
+    asked = ["--model_addr", model, "--output_addr", tmp_path / "o.json", *api]
+    assert [table["no personalization"][:2]] == dry_run(baselines, capsys, *asked, *more)
+    assert [table["RAG"][:2]] == dry_run(baselines, capsys, *asked, "--rag", *more)
+    assert [table["PlanPers answer"][:2]] == dry_run(planpers, capsys, *asked, "--gold_plan", *more)
+    if not openai:
+        [planning, _] = dry_run(planpers, capsys, *asked, "--planner_model", model, *more)
+        assert table["planner"][:2] == planning
+    counter = "estimate: 1 token per 3 bytes" if openai else "the model's tokenizer"
+    assert any(line.startswith(f"  prompt tokens: {counter}; output tokens are assumed: 400 an") for line in lines)
+
+
+def test_a_question_without_aspects_is_answered_as_rag_does(check, tiny, tmp_path, capsys):
+    records = json.loads(DATA.read_text(encoding="utf-8"))
+    for record in records[::2]:
+        record["rubric_aspects"] = []
+    data = tmp_path / "test.json"
+    data.write_text(json.dumps(records))
+    table, _ = estimate(check, "--model_addr", tiny, data=data)
+    asked = ["--model_addr", tiny, "--output_addr", tmp_path / "o.json", "--gold_plan"]
+    assert [table["PlanPers answer"][:2]] == dry_run(planpers, capsys, *asked, data=data)
+    assert table["PlanPers answer"][0] == 13
+
+
+def test_the_judge_reads_responses_of_the_assumed_length(check, tiny, tmp_path, capsys):
+    records = json.loads(DATA.read_text(encoding="utf-8"))
+    responses = tmp_path / "responses.json"
+    responses.write_text(json.dumps({record["id"]: [{"output": "x"}] for record in records}))
+    flags = ["--evaluator_llm", tiny, "--response_addr", responses, "--score_addr", tmp_path / "scores.json"]
+    [[prompts, tokens]] = dry_run(evaluate_responses, capsys, *flags)
+    assert prompts == sum(len(record["rubric_aspects"]) for record in records)
+    table, _ = estimate(check, "--model_addr", tiny, "--answer_tokens", 301, "--verdict_tokens", 20)
+    # "x" is a token of its own, so each prompt is 300 longer
+    assert table["judge, one system"] == [prompts, tokens + 300 * prompts, 20 * prompts]
+
+
+def test_output_tokens_are_the_assumed_ones(check, tiny):
+    table, _ = estimate(check, "--model_addr", tiny, "--answer_tokens", 100, "--plan_tokens", 7)
+    assert [table[name][2] for name in ROWS] == [1300, 1300, 91, 1300, 15 * table["judge, one system"][0]]
+    assert table["step"] == ["prompts", "prompt tokens", "output tokens"]  # nothing measured, no hours
+
+
+def test_several_files_count_together(check, tiny):
+    one, _ = estimate(check, "--model_addr", tiny)
+    code, lines = check("--inputs_addr", DATA, DATA, "--estimate", "--model_addr", tiny)
+    assert code == 0
+    assert read_table(lines)["RAG"] == [2 * value for value in one["RAG"]]
+
+
+def test_gpu_hours_by_the_user_s_rates(check, tiny, gpus):
+    gpus(79e9, 79e9)
+    rates = ["--prompt_tokens_per_second", 50, "--output_tokens_per_second", 2]
+    table, lines = estimate(check, "--model_addr", tiny, *rates, "--tensor_parallel_size", 2)
+    assert table["step"][3] == "GPU-hours"
+    for name in ROWS:
+        _, prompt_tokens, output_tokens, hours = table[name]
+        assert hours == pytest.approx((prompt_tokens / 50 + output_tokens / 2) / 3600 * 2, abs=0.005)
+    assert table["RAG"][3] > 1
+    assert "by your 50 prompt and 2 output tokens a second, one after the other, on 2 GPUs" in lines[-1]
+
+
+@pytest.mark.parametrize("rate", ["--prompt_tokens_per_second", "--output_tokens_per_second"])
+def test_one_rate_alone_is_refused(check, rate):
+    with pytest.raises(UserError, match=r"give both or neither$"):
+        check("--inputs_addr", DATA, "--model_addr", "m", "--estimate", rate, 5)
+
+
+@pytest.mark.parametrize("flags", [["--inputs_addr", DATA], ["--model_addr", "m"]])
+def test_an_estimate_needs_data_and_model(check, flags):
+    with pytest.raises(UserError, match=r"^--estimate needs --inputs_addr and --model_addr$"):
+        check("--estimate", *flags)
+
+
+@pytest.fixture
+def prices(tmp_path, monkeypatch):
+    """A file of prices for a model m: input 100, cached 10, output 1000 USD per million tokens."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    path = tmp_path / "prices.json"
+    path.write_text('{"date": "today", "models": {"m": {"input": 100, "cached_input": 10, "output": 1000}}}')
+    return path
+
+
+def test_what_an_api_costs(check, prices):
+    table, lines = estimate(check, "--model_addr", "m", "--openai", "--price_file", prices)
+    assert table["step"] == ["API calls", "prompt tokens", "output tokens", "USD", "USD, all input cached"]
+    for name in ("no personalization", "RAG", "PlanPers answer", "judge, one system"):
+        _, prompt_tokens, output_tokens, full, cached = table[name]
+        assert full == pytest.approx(prompt_tokens * 100e-6 + output_tokens * 1000e-6, abs=0.0005)
+        assert cached == pytest.approx(prompt_tokens * 10e-6 + output_tokens * 1000e-6, abs=0.0005)
+    assert table["planner"][3:] == ["-", "-"]  # never behind an API
+    assert lines[-1] == f"  prices of today from {prices}: check them; the planner runs here"
+
+
+def test_a_model_without_a_price(check, prices):
+    code, lines = check("--inputs_addr", DATA, "--estimate", "--model_addr", "n", "--openai", "--price_file", prices)
+    problem = f"{prices}: no price for n (it has: m); add it, or give another --price_file"
+    assert (code, lines[2:]) == (2, [f"FAIL {problem}"])
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "no such file"),
+        ("{", "the JSON breaks off at line 1, column 2: the file is cut short"),
+        ("[]", 'not a file of prices: {"models": {model: {input, cached_input, output}}}'),
+        ('{"models": 5}', 'not a file of prices: {"models": {model: {input, cached_input, output}}}'),
+        ('{"models": {"m": 5}}', "m: 'input' must be a number of USD per million tokens"),
+        (
+            '{"models": {"m": {"input": 1, "output": 1}}}',
+            "m: 'cached_input' must be a number of USD per million tokens",
+        ),
+        ('{"models": {"m": {"input": -1}}}', "m: 'input' must be a number of USD per million tokens"),
+        ('{"models": {"m": {"input": true}}}', "m: 'input' must be a number of USD per million tokens"),
+        ('{"models": {"m": {"input": NaN}}}', "m: 'input' must be a number of USD per million tokens"),
+    ],
+)
+def test_a_broken_price_file(check, prices, content, problem):
+    if content is None:
+        prices.unlink()
+    else:
+        prices.write_text(content)
+    code, lines = check("--inputs_addr", DATA, "--estimate", "--model_addr", "m", "--openai", "--price_file", prices)
+    assert (code, lines[2:]) == (2, [f"FAIL {prices}: {problem}"])
+
+
+def test_the_shipped_prices_say_when_they_are_from_and_that_they_are_examples():
+    content = json.loads(PRICE_FILE.read_text(encoding="utf-8"))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", content["date"])
+    assert content["note"].startswith("Examples: put in your provider's present prices")
+    for name in content["models"]:
+        prices = read_prices(PRICE_FILE, name)
+        assert 0 < prices["cached_input"] < prices["input"] < prices["output"]
+
+
+def test_without_the_model_its_tokens_are_estimated_and_that_is_said(check, no_gpu, tmp_path):
+    code, lines = check("--inputs_addr", DATA, "--estimate", "--model_addr", "owner/none", "--cache_dir", tmp_path)
+    assert code == 2  # for the model is not here
+    assert any(line.startswith("  prompt tokens: estimate: 1 token per 3 bytes; ") for line in lines)
+    assert read_table(lines)["RAG"][0] == 13
+
+
+def test_data_that_lacks_what_a_step_reads(check, tiny, tmp_path, no_gpu):
+    records = json.loads(DATA.read_text(encoding="utf-8"))
+    del records[3]["narrative"]
+    path = tmp_path / "test.json"
+    path.write_text(json.dumps(records))
+    assert check("--inputs_addr", path)[0] == 0
+    code, lines = check("--inputs_addr", path, "--estimate", "--model_addr", tiny)
+    assert code == 2
+    assert lines[0].startswith(f"FAIL {path}: record 3 ")
+    assert lines[-1] == "note estimate: left out, for a dataset is not whole"
+
+
+# As a process
+
+
+def test_as_a_process_it_tells_all_and_ends_with_2(tiny, tmp_path):
+    flags = ["--inputs_addr", DATA, tmp_path / "none.json", "--model_addr", tiny, "--output_addr", tmp_path / "o.json"]
+    done = run_process(*flags, "--gpu_memory", 80)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert [line[:5] for line in done.stdout.splitlines()] == ["ok   ", "FAIL ", "ok   ", "note ", *["ok   "] * 3]
+    assert list(tmp_path.iterdir()) == []

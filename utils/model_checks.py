@@ -1,0 +1,127 @@
+"""Before a job: are the models whole, are the GPUs free, and do the ones fit on the others. Fetches nothing."""
+
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.chat import PAPER_LENGTH, LocalChat, choose_length
+from utils.cli import UserError
+from utils.memory import (
+    ALLOWANCE,
+    GB,
+    Gpu,
+    ModelSize,
+    check_gpu_count,
+    check_gpu_free,
+    find_gpus,
+    fit_model,
+    is_encoder,
+    load_config,
+    read_size,
+)
+from utils.models import adapter_base, cached_commit, check_model
+from utils.check_report import Report
+
+
+@dataclass(frozen=True)
+class Generator:
+    """A model that writes text, in vLLM.
+
+    Attributes:
+        length: tokens of prompt and output together that it is to be loaded for.
+        limit: the most that it was made for; None where its config doesn't say.
+    """
+
+    size: ModelSize
+    length: int
+    limit: int | None
+
+
+def check_models(report: Report, args: Namespace) -> None:
+    """Check --model_addr, the GPUs, and what of the models fits on them.
+
+    Args:
+        args: the flags of utils/preflight.py.
+    """
+    found = {name: report.attempt(check_local_model, report, name, args) for name in args.model_addr}
+    if all(model == "encoder" for model in found.values()):
+        return  # it takes the memory it needs, not a share of the GPU
+    gpu_memory = report.attempt(check_gpus, report, args)
+    for name, model in found.items():
+        if isinstance(model, Generator) and gpu_memory is not None:
+            report.attempt(check_fit, report, name, model, gpu_memory, args)
+
+
+def check_local_model(report: Report, name: str, args: Namespace) -> Generator | str:
+    """A model that is whole: a generator, or "encoder".
+
+    Raises:
+        UserError: it is not whole, or a generator with pickled weights, without a chat template, or with a lower
+            limit than --max_model_len.
+    """
+    check_model(name, args.cache_dir)
+    base = adapter_base(name) or name
+    commit = cached_commit(base, args.cache_dir)
+    source = f"commit {commit}" if commit else "a folder"
+    config = load_config(model_folder(base, args.cache_dir))
+    if is_encoder(config):
+        report.ok(f"model {name}: an encoder, {source}")
+        return "encoder"
+    for part in dict.fromkeys([name, base]):
+        if not any(model_folder(part, args.cache_dir).glob("*.safetensors")):
+            raise UserError(f"{part}: its weights are pickled (*.bin); vLLM reads them from *.safetensors only")
+    size = read_size(model_folder(base, args.cache_dir), config, args.dtype)
+    chat = LocalChat(name, args.cache_dir)
+    length = choose_length(chat, args.max_model_len, 0, PAPER_LENGTH)
+    what = f"adapter on {base}, " if base != name else ""
+    report.ok(f"model {name}: {what}{size.parameters:,} parameters, {source}")
+    return Generator(size, length, chat.model_limit)
+
+
+def model_folder(name: str, cache_dir: str | None) -> Path:
+    """Where a model that `check_model` has found lies."""
+    from huggingface_hub import snapshot_download
+
+    if Path(name).is_dir():
+        return Path(name)
+    return Path(snapshot_download(name, cache_dir=cache_dir, local_files_only=True))
+
+
+def check_gpus(report: Report, args: Namespace) -> float | None:
+    """Bytes of the smallest GPU that is to be used, None where there is none to compute for."""
+    count, utilization = args.tensor_parallel_size, args.gpu_memory_utilization
+    if args.gpu_memory is not None:
+        report.note(f"GPU: computed for {count} of {args.gpu_memory:g} GB; those here are not looked at")
+        return args.gpu_memory * GB
+    gpus = find_gpus()
+    if not gpus:
+        report.note("GPU: none here, so memory is not checked; --gpu_memory GB computes for one that is elsewhere")
+        return None
+    report.attempt(check_gpu_count, len(gpus), count)
+    for index, gpu in enumerate(gpus[:count]):
+        report.attempt(check_gpu, report, index, gpu, utilization)
+    return min(gpu.total for gpu in gpus[:count])
+
+
+def check_gpu(report: Report, index: int, gpu: Gpu, utilization: float) -> None:
+    check_gpu_free(index, gpu.free, gpu.total, utilization)
+    report.ok(f"GPU {index}: {gpu.name}, {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB free")
+
+
+def check_fit(report: Report, name: str, model: Generator, gpu_memory: float, args: Namespace) -> None:
+    """Raise UserError unless the model, and one sequence of the length it is loaded for, fit on the GPUs."""
+    length, utilization = model.length, args.gpu_memory_utilization
+    fit = fit_model(model.size, gpu_memory, utilization, args.tensor_parallel_size)
+    longest = min(fit.tokens, model.limit or fit.tokens)
+    sum_up = (
+        f"memory {name}: of {utilization:g} x {gpu_memory / GB:.1f} GB a GPU, {fit.weights / GB:.1f} are weights and "
+        f"{ALLOWANCE / GB:.1f} an allowance; {max(fit.cache, 0) / GB:.1f} are left for a KV cache of "
+        f"{fit.token_bytes / 1024:g} KiB a token"
+    )
+    if fit.tokens == 0:
+        raise UserError(f"{sum_up}\n  take a larger GPU, or more of them (--tensor_parallel_size)")
+    if fit.tokens < length:
+        raise UserError(f"{sum_up}\n  {length} tokens do not fit, --max_model_len {longest} does; or take more GPUs")
+    report.ok(
+        f"{sum_up}; {fit.requests(length)} requests of {length} tokens at once; longest --max_model_len {longest}"
+    )
