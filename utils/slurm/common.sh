@@ -1,0 +1,88 @@
+# What the sbatch files share: they source this first. It stands in the folder that sbatch was called from, the root of
+# the repository, because a running job's own path is a copy elsewhere.
+#
+# A task is put back into the queue, and its scripts go on from where they were,
+#   - when TERM comes before the time limit or a preemption: python gets it too, leaves, and the task requeues itself;
+#   - when its process was killed (exit code above 128: out of memory, say), MAX_REQUEUES times.
+# Not when the user cancelled it, and not after exit code 2, a mistake that the same command would make again.
+
+terminated=
+child=
+# Set first: the signal may come in the very second a task starts.
+trap 'terminated=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null || true' TERM
+
+set -euo pipefail
+cd "$SLURM_SUBMIT_DIR"
+export HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
+PYTHON=${PYTHON:-python}
+MAX_REQUEUES=${MAX_REQUEUES:-5}
+# Of an array, SLURM_JOB_ID is in one of the tasks the whole array's.
+task=${SLURM_ARRAY_TASK_ID+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+task=${task:-$SLURM_JOB_ID}
+printf '== %s: %s, job %s on %s, restart %s\n' \
+    "$(date '+%F %T')" "$SLURM_JOB_NAME" "$task" "$(hostname)" "${SLURM_RESTART_COUNT:-0}"
+
+# run COMMAND...: returns where it succeeded, else ends the task or requeues it.
+run() {
+    local code=0
+    printf '\n$ %s\n' "$*"
+    "$@" & # in the background, for a trap waits until the command in front has ended
+    child=$!
+    [ -z "$terminated" ] || kill -TERM "$child" 2>/dev/null || true # it came before there was a child
+    while kill -0 "$child" 2>/dev/null; do # a signal ends `wait`, not the child
+        wait "$child" || true
+    done
+    wait "$child" || code=$? # bash remembers how it ended
+    child=
+    [ "$code" = 0 ] || leave "$code"
+}
+
+# leave CODE: end the task with a step's exit code, back into the queue where that makes sense.
+leave() {
+    local code=$1 job
+    if [ "$code" = 2 ]; then
+        exit 2
+    elif [ -n "$terminated" ]; then
+        echo "stopped by a signal, exit code $code"
+    elif [ "$code" -le 128 ]; then
+        exit "$code"
+    elif [ "${SLURM_RESTART_COUNT:-0}" -ge "$MAX_REQUEUES" ]; then
+        echo "killed, exit code $code, and requeued $MAX_REQUEUES times already: given up"
+        exit "$code"
+    else
+        echo "killed, exit code $code"
+    fi
+    # Cancelled, requeued by SLURM itself, or its node going down: then it runs no more, and SLURM sees to it. A task
+    # that reached its limit unwarned can still be requeued, but SLURM may have cancelled what waits for its array.
+    job=$(scontrol -o show job "$task") || exit "$code"
+    case $job in
+        *" JobState=RUNNING "* | *" Reason=TimeLimit "*) ;;
+        *) exit "$code" ;;
+    esac
+    echo "back into the queue; the next run goes on from here"
+    scontrol requeue "$task"
+    exit "$code"
+}
+
+# pick_flags FLAG...: those of a script's flags that utils/preflight.py takes too: what decides the GPU memory in the
+# array `memory_flags`, whether the model is behind an API in `api_flags`.
+pick_flags() {
+    local word before=
+    memory_flags=()
+    api_flags=()
+    for word in "$@"; do
+        case $before,$word in
+            *,--openai | *,--api_key_addr | *,--api_key_addr=* | --api_key_addr,*) api_flags+=("$word") ;;
+            *,--cache_dir | *,--max_model_len | *,--tensor_parallel_size | *,--gpu_memory_utilization | *,--dtype | \
+                *,--cache_dir=* | *,--max_model_len=* | *,--tensor_parallel_size=* | *,--gpu_memory_utilization=* | \
+                *,--dtype=* | --cache_dir,* | --max_model_len,* | --tensor_parallel_size,* | \
+                --gpu_memory_utilization,* | --dtype,*) memory_flags+=("$word") ;;
+        esac
+        before=$word
+    done
+}
+
+# shard_file FILE INDEX NUMBER: where a shard's part of FILE goes: rag.json -> rag.0_of_4.json
+shard_file() {
+    printf '%s.%s_of_%s.json\n' "${1%.json}" "$2" "$3"
+}

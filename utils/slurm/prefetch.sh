@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Fetch the dataset and models on a machine with internet, for jobs that have none. From the root of the repository:
+#
+#   utils/slurm/prefetch.sh data Qwen/Qwen2.5-7B-Instruct Qwen/Qwen2.5-32B-Instruct facebook/contriever-msmarco
+#
+# The first word is the dataset's folder. Models go to Hugging Face's cache (HF_HOME moves it), which the nodes must see
+# too. What is there is not fetched again; a model that is a folder is left alone. Also: PYTHON (python).
+set -euo pipefail
+PYTHON=${PYTHON:-python}
+
+fetch() { # MODEL PATTERN...: the files of these names; prints their folder
+    local model=$1 pattern include=()
+    shift
+    for pattern in "$@"; do
+        include+=(--include "$pattern")
+    done
+    "$PYTHON" -m huggingface_hub.cli.hf download "$model" "${include[@]}" --quiet
+}
+
+"$PYTHON" utils/download_datasets.py --dataset_save_directory "$1"
+shift
+for model in "$@"; do
+    if [ -d "$model" ]; then
+        echo "$model: a folder, left alone"
+        continue
+    fi
+    folder=$(fetch "$model" "*.safetensors" "*.json" "tokenizer*" "vocab*" "merges.txt" "*.jinja")
+    if ! ls "$folder"/*.safetensors >/dev/null 2>&1; then
+        folder=$(fetch "$model" "pytorch_model*.bin") # an older model, as Contriever is
+    fi
+    echo "$model: in $folder"
+done
