@@ -1,19 +1,39 @@
 """Command line: the flags that several scripts share, and how a run ends."""
 
 import argparse
+import errno
 import logging
 import math
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 USER_ERROR = 2  # exit code: the user can mend it
 INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; the same command goes on
 
 RESUME_HINT = "interrupted; what is finished is kept, run the same command again"
+LEAVE_SECONDS = 8  # after a SIGTERM: schedulers kill what is still there after ten or more
+
+HTTP_LIBRARIES = (
+    "httpx",
+    "httpx2",
+    "httpcore",
+    "httpcore2",
+)  # their lines show addresses and headers, secrets included
+
+_GO_ON = "what is finished is kept, run the same command again"
+_MAKE_WRITABLE = "have it made writable, or give another path; what is finished is kept"
+REMEDIES = {  # what to do where a file cannot be written
+    errno.ENOSPC: f"free some space on its disk; {_GO_ON}",
+    errno.EDQUOT: f"free some of your space on its disk; {_GO_ON}",
+    errno.EFBIG: f"raise the limit on a file's size (ulimit -f); {_GO_ON}",
+    errno.EROFS: _MAKE_WRITABLE,
+    errno.EACCES: _MAKE_WRITABLE,
+    errno.EPERM: _MAKE_WRITABLE,
+}
 
 
 class UserError(Exception):
@@ -21,20 +41,51 @@ class UserError(Exception):
 
 
 def run_script(main: Callable[[], int]) -> None:
-    """Run `main` and leave the process: a UserError becomes its message and exit code 2."""
+    """Run `main` and leave the process.
+
+    A UserError becomes its message and exit code 2, and so does a disk that is full or may not be written; a signal
+    becomes a hint and exit code 130, within `LEAVE_SECONDS` of a SIGTERM whatever may hang.
+    """
     # A shell that starts a job in the background has it ignore SIGINT; SIGTERM needs it (below).
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
     try:
+        code = _exit_code(main)
+        _stop_on_signal(code)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+        _stop_on_signal(code)
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # the signal came before it was
+        print(RESUME_HINT, file=sys.stderr)
+    sys.exit(code)
+
+
+def _exit_code(main: Callable[[], int]) -> int:
+    try:
         code = main()
+        sys.stdout.flush()  # here its error is told like any other's
+        return code
     except UserError as error:
         if is_first_process():  # one tells it for all
             print(f"error: {error}", file=sys.stderr)
-        code = USER_ERROR
-    except KeyboardInterrupt:
-        print(RESUME_HINT, file=sys.stderr)
-        code = INTERRUPTED
-    sys.exit(code)
+    except OSError as error:
+        if error.errno not in REMEDIES:
+            raise
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(f"error: {where}{describe_os_error(error)}", file=sys.stderr)
+    return USER_ERROR
+
+
+def describe_os_error(error: OSError) -> str:
+    """What is wrong with a file, and what to do about it where that is known, in a second line."""
+    remedy = REMEDIES.get(error.errno)
+    return f"{error.strerror}\n  {remedy}" if remedy else str(error.strerror)
+
+
+def _stop_on_signal(code: int) -> None:
+    """From here on there is nothing left to interrupt: a signal ends the process on the spot, with this code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: os._exit(code))
 
 
 def is_first_process() -> bool:
@@ -50,11 +101,7 @@ def exit_on_signal() -> Iterator[None]:
     and the engine's processes die with this one.
     """
 
-    def leave(signum: int, frame: object) -> None:
-        print(RESUME_HINT, file=sys.stderr, flush=True)
-        os._exit(INTERRUPTED)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -62,7 +109,14 @@ def exit_on_signal() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _leave(signum: int, frame: object) -> None:
+    os.write(sys.stderr.fileno(), f"{RESUME_HINT}\n".encode())  # print may be what the signal came into
+    os._exit(INTERRUPTED)
+
+
 def _terminate(signum: int, frame: object) -> None:
+    signal.signal(signal.SIGALRM, _leave)  # where the exception is swallowed, or closing hangs
+    signal.alarm(LEAVE_SECONDS)
     signal.raise_signal(signal.SIGINT)  # SIGTERM leaves like Ctrl-C: engines are closed, the journal stays
 
 
@@ -76,6 +130,8 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
 def set_up_logging(level: str) -> None:
     """Our own messages go to stderr as plain lines; libraries speak from `level` on."""
     logging.basicConfig(level=level.upper(), format="%(message)s", stream=sys.stderr)
+    for name in HTTP_LIBRARIES:
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 # Value types: argparse turns a ValueError or ArgumentTypeError into usage and exit code 2.
@@ -276,7 +332,7 @@ def prepare_run(args: argparse.Namespace, outputs: list[str], inputs: list[str])
 def check_outputs(outputs: list[str], inputs: list[str]) -> None:
     """Raise UserError where an output is one of the inputs, which --overwrite would replace."""
     for path in outputs:
-        if Path(path).resolve() in {Path(one).resolve() for one in inputs}:
+        if os.path.realpath(path) in {os.path.realpath(one) for one in inputs}:
             raise UserError(f"{path}: is an input too; give the output its own name")
 
 
