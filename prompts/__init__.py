@@ -5,11 +5,13 @@ inside a post stay what they were.
 """
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from utils.cli import UserError
+from utils.records import read_text
 
 Messages = list[dict[str, str]]
 
@@ -57,24 +59,22 @@ def load_prompt(name: str, prompts_dir: str | Path | None = None) -> Prompt:
     """Read a prompt: from `prompts_dir` if that folder has a file of this name, else the one shipped here.
 
     Raises:
-        UserError: the folder is missing or holds no known prompt, or the file lacks a part or a placeholder.
+        UserError: the folder is missing or holds no known prompt, or the file lacks a part or a placeholder, or
+            has one that is not filled.
     """
     path = Path(__file__).parent / f"{name}.txt"
     if prompts_dir is not None:
         _check_folder(Path(prompts_dir))
         own = Path(prompts_dir) / path.name
-        path = own if own.exists() else path
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
+        path = own if os.path.lexists(own) else path  # a link to nothing is not to go unnoticed
+    text = read_text(path)
     parts = re.fullmatch(r"\[system\]\n(.*)\n\[user\]\n(.*)", text.rstrip("\n"), re.DOTALL)
     if parts is None:
         raise UserError(f"{path}: a prompt is a line [system], its text, a line [user], its text")
-    found = _placeholder_pattern(name).findall(text)
+    found = re.findall(r"\{([A-Za-z_]\w*)\}", text)
     if sorted(found) != sorted(PLACEHOLDERS[name]):
         wanted = ", ".join(f"{{{placeholder}}}" for placeholder in sorted(PLACEHOLDERS[name]))
-        raise UserError(f"{path}: must hold each of {wanted} exactly once")
+        raise UserError(f"{path}: must hold each of {wanted} exactly once, and no other name in braces")
     return Prompt(name, parts[1], parts[2], hashlib.sha256(text.encode()).hexdigest())
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pickle
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,10 @@ def load_encoder(
         model, report = transformers.AutoModel.from_pretrained(
             model_name, dtype=getattr(torch, dtype), output_loading_info=True, **source
         )
+    except pickle.UnpicklingError:
+        raise UserError(
+            f"{model_name}: its pickled weights hold more than tensors, maybe code; give a model with safetensors"
+        ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{model_name}: cannot be loaded: {str(error).strip().splitlines()[0]}") from error
     if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):

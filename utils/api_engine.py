@@ -14,9 +14,12 @@ import json
 import math
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies
 
 import openai
 
@@ -58,6 +61,7 @@ class APIEngine:
             timeout=openai.Timeout(args.request_timeout, connect=min(CONNECT_SECONDS, args.request_timeout)),
             http_client=ThrottledClient(Throttle(args.max_concurrency, self._note)),
         )
+        self._secrets = find_secrets(api_key, str(self._client.base_url))
         # OpenAI's newer models take only the new name of this limit, other servers often only the old one.
         self._limit_name = "max_tokens" if args.base_url else "max_completion_tokens"
         self.concurrency = args.max_concurrency
@@ -150,8 +154,11 @@ class APIEngine:
         raise UnavailableError(f"the {self.device} sends no completion; check --base_url: {found}")
 
     def _one_line(self, found: object) -> str:
-        """What a server sent, fit to be shown: it may be a web page, and some repeat the key they were given."""
-        return " ".join(str(found).replace(self._client.api_key, "***").split())[:300]
+        """What a server sent, fit to be shown: it may be a web page, and some repeat the secrets they were given."""
+        text = str(found)
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return " ".join(text.split())[:300]
 
     def _note(self, text: str) -> None:
         if time.monotonic() - self._noted >= NOTE_SECONDS:  # many requests have the same to tell
@@ -271,6 +278,16 @@ def read_retry_after(headers: Mapping[str, str]) -> float | None:
         return max(0.0, parsedate_to_datetime(headers["retry-after"]).timestamp() - time.time())
     except (KeyError, ValueError):
         return None
+
+
+def find_secrets(api_key: str, base_url: str) -> list[str]:
+    """What servers on the way are told in confidence: the key, and user and password in their addresses."""
+    secrets = [api_key]
+    for address in (base_url, *getproxies().values()):
+        login = unquote(urlsplit(address).netloc.rpartition("@")[0])
+        if login:
+            secrets += [b64encode(login.encode()).decode(), login, login.partition(":")[2] or login]
+    return secrets
 
 
 def _response_format(schema: dict[str, Any]) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class LocalChat:
         base = adapter_base(model_addr) or model_addr
         with_tokenizer = model_addr if (Path(model_addr) / "tokenizer_config.json").is_file() else base
         source = {"cache_dir": cache_dir, "revision": cached_commit(base, cache_dir) or "main"}
+        source["trust_remote_code"] = False  # without a word here, transformers asks on the terminal
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
             config = AutoConfig.from_pretrained(base, **source).get_text_config()
@@ -201,8 +202,12 @@ def fit_posts(
     used, prompt = _longest(len(posts), lambda n: render_within(posts[:n]))
     if prompt is None or used > 0 or not posts:
         return prompt and Fitted(prompt, used, len(posts) - used)
-    length, cut_prompt = _longest(len(posts[0]), lambda n: render_within([posts[0][:n].rstrip()] if n else []))
-    if not posts[0][:length].strip():
+    post = posts[0]
+    most = budget  # characters: of a post of megabytes only the beginning is tokenized again and again
+    while most < len(post) and render_within([post[:most].rstrip()]) is not None:
+        most *= 2
+    length, cut_prompt = _longest(min(most, len(post)), lambda n: render_within([post[:n].rstrip()] if n else []))
+    if not post[:length].strip():
         return Fitted(prompt, 0, len(posts))
     return Fitted(cut_prompt, 1, len(posts) - 1, context_cut=True)
 

@@ -7,6 +7,7 @@ A file that is there already is left alone, so the same command again fetches wh
 
 import argparse
 import json
+import logging
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
+from utils.models import check_cache_dir
 from utils.run_files import prepare_output, write_atomically
 
 # Questions a file holds by the paper's Table 1.
@@ -43,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
+    check_cache_dir(args.cache_dir)
     for (category, split), expected in QUESTIONS.items():
         path = Path(args.dataset_save_directory) / f"{category}_{split}.json"
         if path.exists():
@@ -58,15 +61,21 @@ def main(argv: list[str] | None = None) -> int:
 
 def fetch(args: argparse.Namespace, category: str, split: str) -> list[dict]:
     """One split of one category, from the hub or a local copy; UserError where it cannot be had."""
-    from datasets import load_dataset
+    from datasets import disable_progress_bars, load_dataset
+    from datasets.exceptions import DatasetGenerationError
+    from datasets.utils.logging import set_verbosity
     from huggingface_hub.errors import HfHubHTTPError
 
+    set_verbosity(logging.CRITICAL)  # it logs a whole traceback for a damaged file; the outcome is told below
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     try:
         dataset = load_dataset(
             args.dataset_name, category, split=split, cache_dir=args.cache_dir, revision=args.revision
         )
-    except (OSError, ValueError, HfHubHTTPError) as error:  # not found, not reachable, no such category or split
-        reason = str(error).strip().splitlines()[0]
+    # Not found, not reachable, no such category or split, a damaged file; an empty one is the StopIteration.
+    except (OSError, ValueError, HfHubHTTPError, DatasetGenerationError, StopIteration) as error:
+        reason = (str(error.__cause__ or error).strip() or "an empty file").splitlines()[0]
         raise UserError(
             f"{args.dataset_name}, {category}, {split}: cannot be downloaded: {reason}\n"
             "  without internet copy the dataset's folder here and give it as --dataset_name"

@@ -81,7 +81,7 @@ def identify_model(args: "Namespace", model_addr: str) -> str:
 
 def identify_local_model(model_addr: str, cache_dir: str | None) -> str:
     """`identify_model` for a model that is to run here, on an adapter's base model where it is one."""
-    check_model(model_addr, cache_dir)
+    check_model(model_addr, cache_dir, safetensors_only=True)
     identity = model_fingerprint(model_addr, cache_dir)
     if base := adapter_base(model_addr):
         identity += f" on {model_fingerprint(base, cache_dir)}"

@@ -25,7 +25,7 @@ from utils.cli import UserError
 from utils.models import check_model, model_fingerprint
 from utils.plans import WORDS_THRESHOLD, coverage, gold_aspects, one_line, same_title, share_words
 from utils.progress import Progress
-from utils.records import first_five, read_dataset, read_plans
+from utils.records import first_five, quote, read_dataset, read_plans
 from utils.run_files import file_hash, prepare_output, write_atomically
 from utils.scoring import CATEGORIES, COMMUNITIES
 
@@ -146,7 +146,8 @@ def read_questions(
         community = record.get("category")
         if not isinstance(community, str) or community not in COMMUNITIES:
             raise UserError(
-                f"{args.inputs_addr}: id {record['id']!r}: no category is known for the community {community!r}\n"
+                f"{args.inputs_addr}: id {quote(record['id'])}: no category is known for the community "
+                f"{quote(community)}\n"
                 "  add it to the category it belongs to at the top of utils/scoring.py"
             )
         questions.append(

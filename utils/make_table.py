@@ -16,15 +16,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 import argparse
 import csv
 import io
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from utils.cli import UserError, make_parser, run_script
-from utils.records import read_json
+from utils.cli import UserError, check_outputs, make_parser, run_script
+from utils.plans import one_line
+from utils.records import quote, read_scores
 from utils.run_files import prepare_output, write_atomically
-from utils.scoring import CATEGORIES, COMMUNITIES, category_means, macro_average, question_score
+from utils.scoring import CATEGORIES, COMMUNITIES, category_means, macro_average
 
 COLUMNS = ("System", *CATEGORIES, "Average (macro)", "Questions", "Unscored aspects")
 
@@ -50,6 +50,8 @@ class System:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
+    if args.output_addr is not None:
+        check_outputs([args.output_addr], [path for _, *paths in args.system for path in paths])
     systems = read_systems(args.system)
     rows = [make_row(system, args.unscored_as_zero) for system in systems]
     notes = make_notes(systems, args.unscored_as_zero)
@@ -116,11 +118,12 @@ def _read_system(name: str, paths: list[str]) -> System:
     system = System(name)
     file_of: dict[str, str] = {}
     for path in paths:
-        scores = _read_score_file(path)
+        scores = read_scores(path)
         for question in scores["per_question_scores"]:
+            _check_community(question, f"{path}: question {quote(question['id'])}")
             if question["id"] in file_of:
                 raise UserError(
-                    f"--system {name!r}: question {question['id']!r} stands in {file_of[question['id']]} "
+                    f"--system {name!r}: question {quote(question['id'])} stands in {file_of[question['id']]} "
                     f"and in {path}; a question counts once"
                 )
             file_of[question["id"]] = path
@@ -130,43 +133,14 @@ def _read_system(name: str, paths: list[str]) -> System:
     return system
 
 
-def _read_score_file(path: str) -> dict[str, Any]:
-    scores = read_json(path)
-    if not isinstance(scores, dict) or not isinstance(scores.get("per_question_scores"), list):
+def _check_community(question: dict[str, Any], where: str) -> None:
+    """Raise UserError unless a category is known for it."""
+    community = question.get("category")
+    if not isinstance(community, str) or community not in COMMUNITIES:
         raise UserError(
-            f"{path}: not a score file: it has no list 'per_question_scores'\n"
-            "  give files that evaluate_responses.py wrote to its --score_addr"
-        )
-    for number, question in enumerate(scores["per_question_scores"]):
-        where = f"{path}: per_question_scores, item {number}"
-        if not isinstance(question, dict) or not isinstance(question.get("id"), str):
-            raise UserError(f"{where}: not a scored question: it has no field 'id'")
-        _check_question(question, f"{path}: question {question['id']!r}")
-    return scores
-
-
-def _check_question(question: dict[str, Any], where: str) -> None:
-    """Raise UserError unless its community is known and its score is the one its aspects give."""
-    category, details = question.get("category"), question.get("details")
-    if not isinstance(category, str) or category not in COMMUNITIES:
-        raise UserError(
-            f"{where}: no category is known for the community {category!r}\n"
+            f"{where}: no category is known for the community {quote(community)}\n"
             "  add it to the category it belongs to at the top of utils/scoring.py"
         )
-    if not isinstance(details, list) or not all(isinstance(d, dict) and "score" in d for d in details):
-        raise UserError(f"{where}: field 'details' is not a list of scored aspects")
-    try:
-        expected = question_score([d["score"] for d in details]) if details else None
-    except ValueError as error:
-        raise UserError(f"{where}: {error}") from None
-    if not _same_score(question.get("score"), expected):
-        raise UserError(f"{where}: its score is {question.get('score')}, but its aspects give {expected}")
-
-
-def _same_score(score: Any, expected: float | None) -> bool:
-    if score is None or expected is None:
-        return score is expected
-    return isinstance(score, int | float) and math.isclose(score, expected, abs_tol=1e-9)
 
 
 # The table's content
@@ -209,7 +183,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _first_five(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return ", ".join(map(one_line, names[:5])) + (", ..." if len(names) > 5 else "")
 
 
 # The table's forms

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from utils.chat import PAPER_LENGTH, LocalChat, choose_length
+from utils.check_report import Report
 from utils.cli import UserError
 from utils.memory import (
     ALLOWANCE,
@@ -20,7 +21,6 @@ from utils.memory import (
     read_size,
 )
 from utils.models import adapter_base, cached_commit, check_model
-from utils.check_report import Report
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ SETTINGS = (*CONFIGS, "generation_config.json", "tokenizer*", "vocab*", "chat_te
 PIECE = 2**20  # bytes read from the start, the middle and the end of a weights file
 
 
-def check_model(name: str, cache_dir: str | None = None) -> None:
+def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool = False) -> None:
     """Make sure that a model can be loaded, before anything expensive starts.
 
     Args:
@@ -23,17 +23,22 @@ def check_model(name: str, cache_dir: str | None = None) -> None:
             It is a folder where it exists, starts with `.`, `/` or `~`, or has more than one `/`. A LoRA adapter's
             base model is checked with it.
         cache_dir: where hub models are kept, None for Hugging Face's own cache.
+        safetensors_only: a whole model's weights may not be pickled (*.bin), as an adapter's never may.
 
     Raises:
-        UserError: the folder or its files are missing or cut short; the adapter is of no kind vLLM serves, or does
-            not fit its base model; the hub has no such model, or cannot be reached and the
-            cache lacks it. Of a hub model that is not cached only the config is fetched, which pins the commit.
+        UserError: the folder or its files are missing or cut short; the weights are pickled; the adapter is of no kind
+            vLLM serves, or does not fit its base model; the hub has no such model, or cannot be reached and the cache
+            lacks it. Of a hub model that is not cached only the config is fetched, which pins the commit.
     """
     if _is_folder(name):
         _check_folder(Path(name), "give the folder that holds config.json and the weights")
         if adapter_base(name) is not None:
-            _check_adapter(Path(name), cache_dir)
+            _check_safetensors(Path(name))
+            _check_adapter(Path(name), cache_dir, safetensors_only)
+        elif safetensors_only:
+            _check_safetensors(Path(name))
         return
+    check_cache_dir(cache_dir)
     from huggingface_hub import constants
 
     snapshot = _cached_snapshot(name, cache_dir)
@@ -47,6 +52,12 @@ def check_model(name: str, cache_dir: str | None = None) -> None:
         _check_folder(snapshot, remedy)
     elif snapshot is None:
         _fetch_config(name, cache_dir)
+
+
+def check_cache_dir(cache_dir: str | None) -> None:
+    """Raise UserError where something else than a folder has this name."""
+    if cache_dir is not None and Path(cache_dir).exists() and not Path(cache_dir).is_dir():
+        raise UserError(f"--cache_dir {cache_dir}: not a folder")
 
 
 def model_fingerprint(name: str, cache_dir: str | None = None) -> str:
@@ -108,16 +119,24 @@ def _check_folder(folder: Path, remedy: str) -> None:
     for path in folder.glob("*.safetensors"):
         _check_whole(path, remedy)
     for index in (*folder.glob("*.safetensors.index.json"), *folder.glob("*.bin.index.json")):
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        try:
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise UserError(f"{index}: damaged\n  {remedy}") from None
         if missing := sorted(shard for shard in shards if not (folder / shard).is_file()):
             raise UserError(f"{folder}: lacks {missing[0]}, which {index.name} names\n  {remedy}")
 
 
-def _check_adapter(folder: Path, cache_dir: str | None) -> None:
+def _check_safetensors(folder: Path) -> None:
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(f"{folder}: only pickled weights (*.bin), which may hold code; convert them to safetensors")
+
+
+def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool) -> None:
     """Raise UserError unless the base model is there and has the modules, of the shapes, that the adapter changes."""
     base = adapter_base(str(folder))
     try:
-        check_model(base, cache_dir)
+        check_model(base, cache_dir, safetensors_only)
     except UserError as error:
         where = f"{folder}: its base model cannot be used (base_model_name_or_path in its adapter_config.json)"
         raise UserError(f"{where}\n  {error}") from None
@@ -207,6 +226,7 @@ def _fetch_config(name: str, cache_dir: str | None) -> None:
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
+        HfHubHTTPError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
     )
@@ -224,4 +244,7 @@ def _fetch_config(name: str, cache_dir: str | None) -> None:
             raise UserError(f"{name}: not cached, and the hub cannot be reached; give a folder") from None
         except EntryNotFoundError:
             continue  # an adapter has adapter_config.json only
+        except HfHubHTTPError as error:  # its text may repeat what was sent, the token too
+            status = error.response.status_code
+            raise UserError(f"{name}: the hub answers {status}; is the token right (`hf auth whoami`)?") from None
     raise UserError(f"{name}: holds neither config.json nor adapter_config.json")

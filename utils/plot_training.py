@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
+from utils.records import read_bytes
 from utils.run_files import prepare_output
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ DRAWN = ("loss", "eval_loss", "eval_aspect_recall")
 WINDOW = 20  # logged steps a running mean is over; it is drawn from twice as many on
 WIDTH, PANEL_HEIGHT = 8, (4.0, 2.4)  # inches: of the figure, of its panels
 DOTS_PER_INCH = 150
+LARGEST = 1e30  # finite number that is drawn: far beyond any loss, and within what an axis can show
 
 Points = tuple[list[int], list[float]]
 
@@ -66,10 +68,9 @@ def read_log(path: Path) -> dict[str, dict[int, float]]:
     Raises:
         UserError: the file is missing, or a line is damaged. A last line that a run is still writing is left out.
     """
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; give the folder of a training run") from None
+    if not path.exists():
+        raise UserError(f"{path}: no such file; give the folder of a training run")
+    lines = read_bytes(path).split(b"\n")
     found: dict[str, dict[int, float]] = {name: {} for name in DRAWN}
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -83,15 +84,18 @@ def read_log(path: Path) -> dict[str, dict[int, float]]:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """A line's object, None where it is not one or a value that is drawn is not a number."""
+    """A line's object, None where it is not one or a value that is drawn is not a number a drawing can hold."""
     try:
-        entry = json.loads(line)
-    except ValueError:
+        entry = json.loads(line.decode())
+    except (ValueError, RecursionError):
         return None
     if not isinstance(entry, dict) or type(entry.get("step")) is not int:
         return None
-    numbers = all(type(entry[name]) in (int, float) for name in DRAWN if name in entry)
-    return entry if numbers else None
+    return entry if all(_is_drawable(entry[name]) for name in ("step", *DRAWN) if name in entry) else None
+
+
+def _is_drawable(value: Any) -> bool:
+    return type(value) in (int, float) and not LARGEST < abs(value) < math.inf
 
 
 def running_mean(values: dict[int, float]) -> dict[int, float]:

@@ -3,16 +3,19 @@
 A dataset is a JSON array (or JSON Lines, in a file named *.jsonl) of
 `{id, question, narrative, category, rubric_aspects: [{aspect, evidence, reason}], profile: [{id, text, category}]}`.
 A response file is `{question id: [{"output": text or null, ...}, ...]}`, a file of plans
-`{question id: [{"aspects": [title, ...] or null, ...}, ...]}`. Fields we don't know are kept.
+`{question id: [{"aspects": [title, ...] or null, ...}, ...]}`; a score file is as utils/scoring.py makes it. Fields we
+don't know are kept.
 """
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
+from utils.scoring import question_score
 
 
 def read_dataset(path: str | Path, needs: Iterable[str] = ()) -> list[dict[str, Any]]:
@@ -39,7 +42,7 @@ def read_dataset(path: str | Path, needs: Iterable[str] = ()) -> list[dict[str, 
         _check_record(record, f"{path}: record {number}", needs)
         if record["id"] in seen:
             raise UserError(
-                f"{path}: records {seen[record['id']]} and {number} both have id {record['id']!r}; ids are unique"
+                f"{path}: records {seen[record['id']]} and {number} both have id {quote(record['id'])}; ids are unique"
             )
         seen[record["id"]] = number
     return records
@@ -47,7 +50,7 @@ def read_dataset(path: str | Path, needs: Iterable[str] = ()) -> list[dict[str, 
 
 def read_json(path: str | Path) -> Any:
     """The JSON value in a file; UserError where there is none (says where it breaks off)."""
-    text = _read_text(Path(path))
+    text = _read_filled(path)
     try:
         return json.loads(text, object_pairs_hook=_refuse_repeated_names)
     except json.JSONDecodeError as error:
@@ -58,7 +61,14 @@ def read_json(path: str | Path) -> Any:
             raise UserError(f"{path}: the JSON breaks off at {where}: the file is cut short") from None
         raise UserError(f"{path}: not JSON: {error.msg} at {where}") from None
     except _RepeatedNameError as error:
-        raise UserError(f"{path}: {error.args[0]!r} stands twice in one object; names are unique") from None
+        raise UserError(f"{path}: {quote(error.args[0])} stands twice in one object; names are unique") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: {_beyond_python(error)}") from None
+
+
+def _beyond_python(error: Exception) -> str:
+    """Why Python does not take what is JSON otherwise."""
+    return "nested too deeply" if isinstance(error, RecursionError) else "holds a number of thousands of digits"
 
 
 class _RepeatedNameError(ValueError):
@@ -76,7 +86,7 @@ def _refuse_repeated_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _read_lines(path: Path) -> list[Any]:
     records = []
     # Not splitlines(): a text may hold other line breaks (U+2028, U+0085) as they are.
-    for number, line in enumerate(_read_text(path).split("\n"), 1):
+    for number, line in enumerate(_read_filled(path).split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -84,31 +94,51 @@ def _read_lines(path: Path) -> list[Any]:
         except json.JSONDecodeError as error:
             raise UserError(f"{path}: line {number} is not JSON: {error.msg} at column {error.colno}") from None
         except _RepeatedNameError as error:
-            raise UserError(f"{path}: line {number}: {error.args[0]!r} stands twice; names are unique") from None
+            raise UserError(f"{path}: line {number}: {quote(error.args[0])} stands twice; names are unique") from None
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}: line {number}: {_beyond_python(error)}") from None
     return records
 
 
-def _read_text(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise UserError(f"{path}: a folder; give the file") from None
-    except PermissionError:
-        raise UserError(f"{path}: no permission to read it") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
+def _read_filled(path: str | Path) -> str:
+    text = read_text(path)
     if not text.strip():
         raise UserError(f"{path}: the file is empty")
     return text
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file; UserError where it is not UTF-8 (a byte order mark is fine) or cannot be read."""
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    return text.replace("\r\n", "\n")
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The bytes of a file; UserError where it is not there, is no regular file, or may not be read."""
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise UserError(f"{path}: a folder; give the file")
+        if path.exists() and not path.is_file():
+            # A pipe can be read only once, and every input is hashed too.
+            raise UserError(f"{path}: a pipe or a device; give a regular file")
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path}: no such file") from None
+    except PermissionError:
+        raise UserError(f"{path}: no permission to read it") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _check_record(record: Any, where: str, needs: Iterable[str]) -> None:
     if not isinstance(record, dict):
         raise UserError(f"{where}: {_kind(record)} where a question object belongs")
     record["id"] = _check_id(record.get("id"), where)
-    where = f"{where} (id {record['id']!r})"
+    where = f"{where} (id {quote(record['id'])})"
     _check_text(record, "question", where)
     if "narrative" in needs:
         _check_text(record, "narrative", where)
@@ -116,6 +146,19 @@ def _check_record(record: Any, where: str, needs: Iterable[str]) -> None:
         _check_profile(record, where)
     if "rubric_aspects" in needs:
         _check_aspects(record, where)
+    _check_json(record, where)
+
+
+def _check_json(record: dict[str, Any], where: str) -> None:
+    """Fields we don't know are kept, so they must be such as can be written again."""
+    try:
+        json.dumps(record, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: holds half a character (a lone surrogate); no file can") from None
+    except ValueError:
+        raise UserError(f"{where}: holds NaN or an infinite number; JSON has none") from None
+    except RecursionError:
+        raise UserError(f"{where}: nested too deeply") from None
 
 
 def _check_id(value: Any, where: str) -> str:
@@ -150,7 +193,7 @@ def _check_profile(record: dict[str, Any], where: str) -> None:
     for number, item in enumerate(record["profile"]):
         if not isinstance(item, dict):
             raise UserError(f"{where}: field 'profile', item {number} is {_kind(item)}, not a post")
-        name = f" (id {item['id']!r})" if "id" in item else ""
+        name = f" (id {quote(item['id'])})" if "id" in item else ""
         _check_text(item, "text", f"{where}: field 'profile', item {number}{name}")
 
 
@@ -250,7 +293,8 @@ def _read_samples(path: str | Path, noun: str, field: str, value: str) -> dict[s
         raise UserError(f"{path}: holds {_kind(samples)}; {noun}s are an object {{question id: [{{{field}}}]}}")
     for question_id, its_samples in samples.items():
         if not isinstance(its_samples, list) or not its_samples:
-            raise UserError(f'{path}: id {question_id!r}: {_kind(its_samples)} where [{{"{field}": {value}}}] belongs')
+            found = _kind(its_samples)
+            raise UserError(f'{path}: id {quote(question_id)}: {found} where [{{"{field}": {value}}}] belongs')
     for where, sample in _each(samples, path, noun):
         if not isinstance(sample, dict) or field not in sample:
             raise UserError(f"{where} has no field {field!r}")
@@ -261,7 +305,44 @@ def _each(samples: dict[str, list[Any]], path: str | Path, noun: str) -> Iterato
     """Every sample, with the words that name its place."""
     for question_id, its_samples in samples.items():
         for number, sample in enumerate(its_samples):
-            yield f"{path}: id {question_id!r}: {noun} {number}", sample
+            yield f"{path}: id {quote(question_id)}: {noun} {number}", sample
+
+
+def read_scores(path: str | Path) -> dict[str, Any]:
+    """Read a score file; UserError unless every question has its aspects, and the score that their verdicts give."""
+    scores = read_json(path)
+    if not isinstance(scores, dict) or not isinstance(scores.get("per_question_scores"), list):
+        raise UserError(
+            f"{path}: not a score file: it has no list 'per_question_scores'\n"
+            "  give files that evaluate_responses.py wrote to its --score_addr"
+        )
+    for number, question in enumerate(scores["per_question_scores"]):
+        if not isinstance(question, dict) or not isinstance(question.get("id"), str):
+            raise UserError(f"{path}: per_question_scores, item {number}: not a scored question: it has no field 'id'")
+        _check_scores(question, f"{path}: question {quote(question['id'])}")
+    return scores
+
+
+def _check_scores(question: dict[str, Any], where: str) -> None:
+    details = question.get("details")
+    if not isinstance(details, list) or not all(map(_is_scored_aspect, details)):
+        raise UserError(f"{where}: field 'details' is not a list of scored aspects")
+    try:
+        expected = question_score([aspect["score"] for aspect in details]) if details else None
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from None
+    if not _same_score(question.get("score"), expected):
+        raise UserError(f"{where}: its score is {quote(question.get('score'))}, but its aspects give {expected}")
+
+
+def _is_scored_aspect(value: Any) -> bool:
+    return isinstance(value, dict) and "score" in value and isinstance(value.get("aspect"), str)
+
+
+def _same_score(score: Any, expected: float | None) -> bool:
+    if score is None or expected is None:
+        return score is expected
+    return type(score) in (int, float) and 0 <= score <= 1 and math.isclose(score, expected, abs_tol=1e-9)
 
 
 def match_responses(
@@ -296,4 +377,10 @@ def match_responses(
 def first_five(ids: Iterable[str]) -> str:
     """The first five different ids, quoted, for an error message."""
     different = list(dict.fromkeys(ids))
-    return ", ".join(repr(i) for i in different[:5]) + (", ..." if len(different) > 5 else "")
+    return ", ".join(quote(i) for i in different[:5]) + (", ..." if len(different) > 5 else "")
+
+
+def quote(value: Any) -> str:
+    """A value as it is shown in an error message: in one line, and not all of a long one."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
-from utils.records import read_dataset, read_json, read_responses
+from utils.records import quote, read_dataset, read_responses, read_scores
 
 WIDTH = 100  # characters a line
 VERDICTS = {0: "0 not covered", 1: "1 in part", 2: "2 very well", None: "- unscored"}
@@ -34,12 +34,11 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     questions = {record["id"]: record["question"] for record in read_dataset(args.inputs_addr)}
     responses = read_responses(args.response_addr)
-    scores = read_json(args.score_addr)
-    if not isinstance(scores, dict) or "per_question_scores" not in scores:
-        raise UserError(f"{args.score_addr}: not a score file of evaluate_responses.py")
-    for entry in scores["per_question_scores"][: args.num_questions]:
+    entries = read_scores(args.score_addr)["per_question_scores"][: args.num_questions]
+    for entry in entries:
         if entry["id"] not in questions or entry["id"] not in responses:
-            raise UserError(f"{args.score_addr}: id {entry['id']!r} is not in the dataset and the responses")
+            raise UserError(f"{args.score_addr}: id {quote(entry['id'])} is not in the dataset and the responses")
+    for entry in entries:
         print(describe_answer(questions[entry["id"]], responses[entry["id"]][0]["output"], entry))
     return 0
 
