@@ -202,12 +202,8 @@ def fit_posts(
     used, prompt = _longest(len(posts), lambda n: render_within(posts[:n]))
     if prompt is None or used > 0 or not posts:
         return prompt and Fitted(prompt, used, len(posts) - used)
-    post = posts[0]
-    most = budget  # characters: of a post of megabytes only the beginning is tokenized again and again
-    while most < len(post) and render_within([post[:most].rstrip()]) is not None:
-        most *= 2
-    length, cut_prompt = _longest(min(most, len(post)), lambda n: render_within([post[:n].rstrip()] if n else []))
-    if not post[:length].strip():
+    length, cut_prompt = _longest(len(posts[0]), lambda n: render_within([posts[0][:n].rstrip()] if n else []))
+    if not posts[0][:length].strip():
         return Fitted(prompt, 0, len(posts))
     return Fitted(cut_prompt, 1, len(posts) - 1, context_cut=True)
 
