@@ -8,11 +8,13 @@ or not at all, so any number of processes may share a cache.
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-from utils.cli import UserError
+from utils.cli import UserError, describe_os_error
+from utils.run_files import naming
 
 
 class EmbeddingCache:
@@ -35,7 +37,7 @@ class EmbeddingCache:
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / "identity.txt").write_text(identity + "\n", encoding="utf-8")
         except OSError as error:
-            raise UserError(f"--embedding_cache {folder}: cannot be written: {error.strerror}") from None
+            raise UserError(f"--embedding_cache {folder}: cannot be written: {describe_os_error(error)}") from None
         for path in sorted(self._folder.glob("*.hashes.npy")):
             self._open(path)
 
@@ -60,11 +62,18 @@ class EmbeddingCache:
 
     def _write(self, name: str, array: np.ndarray) -> None:
         staged = self._folder / f"{name}.{os.getpid()}.tmp"
-        with open(staged, "wb") as file:
-            np.save(file, array, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        staged.replace(self._folder / name)
+        try:
+            with naming(staged), open(staged, "wb") as file:
+                np.save(file, array, allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            staged.unlink(missing_ok=True)  # on a full disk half a file is in the way
+            raise
+        with suppress(FileNotFoundError):  # another writer of the same texts was first, and has swept it away
+            staged.replace(self._folder / name)
+        for left in self._folder.glob(f"{name}.*.tmp"):  # by a killed run
+            left.unlink(missing_ok=True)
 
     def _open(self, path: Path) -> None:
         other = path.with_name(path.name.replace(".hashes.", ".embeddings."))

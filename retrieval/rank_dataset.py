@@ -132,8 +132,9 @@ def main(argv: list[str] | None = None) -> int:
         orders = order_by_embeddings(left, encoder, args.batch_size, counts, open_cache(args))
     else:
         orders = order_by_ranker(left, args)
-    for record, order in orders:
-        journal.add((record["id"],), order)
+    with closing(orders):  # its progress ends before an error is told
+        for record, order in orders:
+            journal.add((record["id"],), order)
     journal.publish(apply_orders(records, journal), vars(args), device, counts=dict(counts))
     print(f"{output}: ranked {counts['questions']} questions with {counts['posts']} posts")
     return 0

@@ -1,253 +1,318 @@
-"""Killed, interrupted and damaged runs of the real scripts: the same command ends them, and pays for nothing twice."""
+"""Runs of the real scripts that are killed or interrupted: the same command ends them, and pays for nothing twice.
+
+Most runs are forks of a process that has imported what they need (zygote.py), so that there can be hundreds.
+"""
 
 import json
-import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import urllib.request
-from dataclasses import dataclass
-from pathlib import Path
+import time
+from collections import Counter
 
 import pytest
 from api_server import default_reply, serve
+from crash_cases import (
+    AFTER,
+    Watcher,
+    Zygotes,
+    check_whole,
+    journal_path,
+    make_case,
+    make_data,
+    manifest_path,
+    run_whole,
+    seeds_of,
+)
+from zygote import ROOT
 
-import baselines
-import evaluate_responses
-from utils.cli import UserError
-from utils.generation import Policy
+from retrieval.embedding_cache import EmbeddingCache
 
-ROOT = Path(__file__).resolve().parent.parent
-MAX_RETRIES = 3
-POLICIES = {  # of the two scripts as they are run here: their requests' seeds tell which piece of work they belong to
-    name: Policy(0.0, 1.0, 1, 0, MAX_RETRIES, "fallback", {}) for name in ("baselines.py", "evaluate_responses.py")
+HINT = "interrupted; what is finished is kept, run the same command again\n"
+KILLS = {
+    "baselines": 55,
+    "evaluate_responses": 55,
+    "planpers": 45,
+    "rank_dataset": 20,
+    "rank_dataset bm25": 70,
+    "merge_shards": 70,
 }
 
 
-@dataclass
-class ServerProcess:
-    """The server as a process of its own, as a script meets it."""
-
-    process: subprocess.Popen
-    port: int
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.port}/v1"
-
-    def requests(self, wait_for=0):
-        """All requests so far, once there are `wait_for` of them."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/requests?wait={wait_for}", timeout=60) as answer:
-            return json.load(answer)
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    make_data(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def server_process():
-    command = [sys.executable, "tests/api_server.py", "--port", "0", "--delay", "0.004"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        yield ServerProcess(process, int(process.stdout.readline()))
-        process.kill()
+def zygotes(tmp_path_factory):
+    with Zygotes(tmp_path_factory.mktemp("zygotes")) as zygotes:
+        yield zygotes
 
 
 @pytest.fixture
 def server():
-    with serve() as server:
+    with serve(delay=0.002) as server:
         yield server
 
 
-@dataclass
-class Work:
-    """A script with the files it works on.
-
-    Attributes:
-        script: its file name.
-        size: pieces of work, a line in the journal each.
-        arguments: all of its flags but the output and the server.
-    """
-
-    script: str
-    size: int
-    arguments: list[str]
-
-    def flags(self, output, url):
-        name = "--output_addr" if self.script == "baselines.py" else "--score_addr"
-        return [*self.arguments, name, str(output), "--base_url", url]
-
-    def run(self, output, url, *more):
-        """In this process."""
-        main = baselines.main if self.script == "baselines.py" else evaluate_responses.main
-        assert main([*self.flags(output, url), *more]) == 0
-
-    def start(self, output, url, *more, **environment):
-        """As a process of its own."""
-        return subprocess.Popen(
-            [sys.executable, self.script, *self.flags(output, url), *more], cwd=ROOT, text=True,
-            env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
-        )  # fmt: skip
-
-
-def make_dataset(folder, size, num_aspects):
-    aspects = [{"aspect": f"Aspect {i}", "evidence": "é", "reason": "r"} for i in range(num_aspects)]
-    records = [
-        {"id": f"q{i}", "question": f"Why {i} — 猫?", "narrative": "n", "category": "law", "rubric_aspects": aspects}
-        for i in range(size)
-    ]
-    (folder / "data.json").write_text(json.dumps(records))
-    (folder / "responses.json").write_text(json.dumps({record["id"]: [{"output": record["id"]}] for record in records}))
-
-
-@pytest.fixture(params=["baselines.py", "evaluate_responses.py"])
-def work(request, tmp_path):
-    (tmp_path / "key.txt").write_text("sk-test")
-    common = ["--openai", "--api_key_addr", f"{tmp_path}/key.txt", "--inputs_addr", f"{tmp_path}/data.json"]
-    common += ["--max_concurrency", "4"]
-    if request.param == "baselines.py":
-        make_dataset(tmp_path, size=40, num_aspects=0)
-        return Work(request.param, 40, [*common, "--model_addr", "some-model"])
-    make_dataset(tmp_path, size=12, num_aspects=3)
-    common += ["--response_addr", f"{tmp_path}/responses.json"]
-    return Work(request.param, 36, [*common, "--evaluator_llm", "some-judge"])
-
-
-def journal_path(output):
-    return Path(f"{output}.journal.jsonl")
-
-
-def finished_keys(output):
-    """Keys of the journal's whole lines."""
-    if not journal_path(output).exists():
-        return set()
-    lines = journal_path(output).read_bytes().splitlines(keepends=True)[1:]
-    return {tuple(json.loads(line)["key"]) for line in lines if line.endswith(b"\n")}
-
-
-def seeds_of(keys, script):
-    return {POLICIES[script].sampling(key, attempt).seed for key in keys for attempt in range(MAX_RETRIES + 1)}
+@pytest.fixture
+def case(request, data, server, tmp_path):
+    return make_case(request.param, data, tmp_path, server.url)
 
 
 # Killed
 
 
-def test_killed_at_random_moments(work, server_process, tmp_path):
-    reference, output = tmp_path / "reference.json", tmp_path / "output.json"
-    work.run(reference, server_process.url)
-    dice = random.Random(work.script)
-    kills = 0
-    for _ in range(25):
-        finished, before = finished_keys(output), len(server_process.requests())
-        process = work.start(output, server_process.url)
-        if kills < 6 and (left := work.size - len(finished)):
-            kills += kill_after(process, server_process, before + dice.randint(1, min(6, left)), dice)
-        _, errors = process.communicate(timeout=60)
-        asked = {request["seed"] for request in server_process.requests()[before:]}
-        assert not asked & seeds_of(finished, work.script), "asked again for what was finished"
-        assert finished <= finished_keys(output)
-        if process.returncode == 0:
-            break
-        assert process.returncode == -signal.SIGKILL, errors
-        assert not output.exists() or output.read_bytes() == reference.read_bytes()
-    assert process.returncode == 0 and kills >= 3
-    assert output.read_bytes() == reference.read_bytes()
-    assert json.loads(Path(f"{output}.manifest.json").read_text())["resumed"] == len(finished)
+@pytest.mark.parametrize("case", KILLS, indirect=True)
+def test_killed_at_random_moments(case, zygotes, server):
+    run_whole(case, zygotes)  # the first one reads its files from disk: its time is no measure
+    whole = run_whole(case, zygotes)
+    dice, hits = random.Random(case.name), Counter()
+    with Watcher([path for output in case.outputs for path in (output, manifest_path(output))]) as watcher:
+        for _ in range(5 * KILLS[case.name]):
+            if sum(hits.values()) >= KILLS[case.name] and all(hits[place] >= 3 for place in case.places):
+                break
+            killed_at = kill_once(case, zygotes, server, dice, whole)
+            hits.update([killed_at] if killed_at else [])
+            if killed_at in (AFTER, None):
+                case.finish(zygotes)
+                check_whole(case, whole)
+                case.clear()
+    print(f"{case.name}: killed {dict(hits)}")
+    assert sum(hits.values()) >= KILLS[case.name] and all(hits[place] >= 3 for place in case.places), hits
+    for output in case.outputs:
+        assert watcher.seen[output] == {whole.contents[output]}  # whenever it was there, it was whole
+        assert all(json.loads(manifest) for manifest in watcher.seen[manifest_path(output)])
 
 
-def kill_after(process, server_process, count, dice):
-    """Kill the process a random moment after the server has got `count` requests; False where it ended before."""
-    server_process.requests(wait_for=count)
-    try:
-        process.wait(timeout=dice.uniform(0, 0.01))
-        return False
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return True
-
-
-# Kills its own process right before the n-th step that puts a file in place.
-KILLER = """
-import os, signal
-steps = int(os.environ["KILL_BEFORE_STEP"])
-def counted(function):
-    def call(*arguments):
-        global steps
-        if steps == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        steps -= 1
-        return function(*arguments)
-    return call
-os.fsync, os.replace = counted(os.fsync), counted(os.replace)
-"""
-
-
-# The final file and its manifest: two fsyncs, then twice a renaming and the folder's fsync.
-@pytest.mark.parametrize("step", range(6))
-def test_killed_while_publishing(server, tmp_path, step):
-    folder = tmp_path / "killer"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(KILLER)
-    make_dataset(tmp_path, size=6, num_aspects=1)
-    (tmp_path / "key.txt").write_text("sk-test")
-    common = ["--openai", "--api_key_addr", f"{tmp_path}/key.txt", "--inputs_addr", f"{tmp_path}/data.json"]
-    if step % 2:  # turn and turn about
-        work = Work("baselines.py", 6, [*common, "--model_addr", "some-model"])
+def kill_once(case, zygotes, server, dice, whole):
+    """Kill a run at a random moment; returns how far it had come, None where it had ended before."""
+    before, asked = case.finished(), len(server.requests)
+    run = case.start(zygotes)
+    kill_at = dice.choice(["piece", "piece", "last piece"] if any(before.values()) else ["start", "piece"])
+    if kill_at == "start":
+        time.sleep(dice.uniform(0, 0.3 * whole.seconds))
     else:
-        responses = f"{tmp_path}/responses.json"
-        work = Work("evaluate_responses.py", 6, [*common, "--evaluator_llm", "m", "--response_addr", responses])
-    reference, output = tmp_path / "reference.json", tmp_path / "output.json"
-    work.run(reference, server.url)
-    work.run(output, server.url, "--limit", "2")
-    part, whole = output.read_bytes(), reference.read_bytes()
+        case.wait_for(case.size if kill_at == "last piece" else dice.randint(case.pieces(), case.size))
+        time.sleep(dice.uniform(0, 0.02))
+    signum = dice.choice([signal.SIGKILL, signal.SIGTERM])
+    run.send(signum)
+    code = run.wait(10)
+    after = case.finished()
+    assert all(before[output] <= after[output] for output in case.outputs)
+    if case.asks:
+        again = {request["seed"] for request in server.requests[asked:]} & seeds_of(before)
+        assert not again, "asked again for what was finished"
+    if code == 0:
+        return None
+    if code == 130:
+        assert signum == signal.SIGTERM and run.errors.endswith(HINT)
+        assert "Traceback" not in run.errors and "ignored" not in run.errors, run.errors
+    else:
+        assert code == -signum, run.errors  # by a SIGTERM before the script has begun
+    return case.place(after)
 
-    process = work.start(output, server.url, PYTHONPATH=str(folder), KILL_BEFORE_STEP=str(step))
+
+def test_a_cache_is_whole_after_kills(data, server, tmp_path, zygotes):
+    case = make_case("rank_dataset", data, tmp_path, server.url)
+    whole = run_whole(case, zygotes)
+    first = read_cache(tmp_path / "cache")
+    shutil.rmtree(tmp_path / "cache")
+    dice = random.Random(0)
+    for _ in range(10):
+        if kill_once(case, zygotes, server, dice, whole) is None:
+            case.clear()
+    case.finish(zygotes)
+    check_whole(case, whole)
+    found = read_cache(tmp_path / "cache")
+    assert found.keys() == first.keys() and all((found[text] == first[text]).all() for text in first)
+    assert not list((tmp_path / "cache").rglob("*.tmp"))
+
+
+def read_cache(folder):
+    """Every embedding of the dataset's texts in the one cache below a folder."""
+    (identity,) = folder.glob("*/identity.txt")
+    texts = [f"A post about chess {i} — 猫" for i in range(30)] + [f"Why {i} — 猫?" for i in range(24)]
+    found = EmbeddingCache(folder, identity.read_text().removesuffix("\n")).get(texts)
+    assert found.keys() == set(texts)
+    return found
+
+
+@pytest.mark.parametrize("case", [*KILLS], indirect=True)
+def test_killed_before_each_step_of_putting_files_in_place(case, zygotes, server):
+    whole = run_whole(case, zygotes)
+    case.finish(zygotes)
+    journals = {journal_path(output): journal_path(output).read_bytes() for output in case.outputs}
+    kills = 0
+    while True:
+        case.clear()
+        for path, content in journals.items():
+            path.write_bytes(content)
+        asked = len(server.requests)
+        run = case.start(zygotes, die_before_step=kills)
+        if run.wait() == 0:
+            break
+        assert run.returncode == -signal.SIGKILL, run.errors
+        for output in case.outputs:
+            assert not output.exists() or output.read_bytes() == whole.contents[output]
+        case.finish(zygotes)
+        check_whole(case, whole)
+        assert len(server.requests) == asked
+        kills += 1
+    # The final file and its manifest: two files synced, then twice a renaming and the folder synced.
+    assert kills == 6 * len(case.outputs)
+
+
+@pytest.mark.parametrize("case", ["baselines"], indirect=True)
+def test_killed_while_a_larger_output_takes_a_smaller_ones_place(case, zygotes, server):
+    whole = run_whole(case, zygotes)
+    (output,) = case.outputs
+    for step in range(6):
+        case.clear()
+        case.finish(zygotes, "--limit", 2)
+        part = output.read_bytes()
+        run = case.start(zygotes, die_before_step=step)
+        assert run.wait() == -signal.SIGKILL, run.errors
+        assert output.read_bytes() == (whole.contents[output] if step == 5 else part)  # never half of either
+        asked = len(server.requests)
+        case.finish(zygotes)
+        check_whole(case, whole)
+        assert len(server.requests) == asked
+
+
+@pytest.mark.parametrize(
+    ("case", "wanted"),
+    [("baselines", 3), ("evaluate_responses", 3), ("planpers gold", 2), ("rank_dataset", 1), ("merge_shards", 2)],
+    indirect=["case"],
+)
+def test_killed_as_plain_processes(case, wanted, zygotes):
+    whole = run_whole(case, zygotes)
+    dice = random.Random(case.name)
+    kills = 0
+    while kills < wanted:
+        pieces = min(case.size, case.pieces() + dice.randint(1, 6))
+        process = case.start_plain()
+        case.wait_for(pieces)
+        process.kill()
+        _, errors = process.communicate(timeout=30)
+        if process.returncode == 0:
+            check_whole(case, whole)
+            case.clear()
+        else:
+            assert process.returncode == -signal.SIGKILL, errors
+            kills += 1
+        assert all(not output.exists() or output.read_bytes() == whole.contents[output] for output in case.outputs)
+    process = case.start_plain()
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL, errors
-    assert output.read_bytes() == (whole if step == 5 else part)  # never half of either
-    asked = len(server.requests)
-    work.run(output, server.url)
-    assert output.read_bytes() == whole and len(server.requests) == asked
-    assert not list(tmp_path.glob("*.tmp"))
+    assert process.returncode == 0, errors
+    check_whole(case, whole)
 
 
 # Interrupted
 
 
-@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
-def test_interrupted(work, server, tmp_path, which):
-    reference, output = tmp_path / "reference.json", tmp_path / "output.json"
-    work.run(reference, server.url)
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("case", "requests"),
+    [("baselines", 8), ("evaluate_responses", 8), ("planpers", 8), ("planpers", 22)],
+    indirect=["case"],
+)
+def test_interrupted_while_the_server_hangs(case, requests, zygotes, server, signum):
+    whole = run_whole(case, zygotes)
     before = len(server.requests)
     hold = threading.Event()
 
     def reply(request):
-        if len(server.requests) > before + 10:
-            hold.wait(30)  # the run is stopped while the server takes its time
+        if len(server.requests) > before + requests:
+            hold.wait(30)
         return default_reply(request)
 
     server.reply = reply
-    process = work.start(output, server.url)
-    server.wait_for(before + 14)  # 10 were answered, and 4 at a time are under way
-    process.send_signal(which)
+    plain = case.setup == {}
+    run = case.start_plain() if plain else case.start(zygotes)
+    server.wait_for(before + requests + 4)  # so many were answered, and 4 at a time are under way
+    sent = time.monotonic()
     try:
-        _, errors = process.communicate(timeout=10)
+        if plain:
+            run.send_signal(signum)
+            _, errors = run.communicate(timeout=10)
+        else:
+            run.send(signum)
+            run.wait(10)
+            errors = run.errors
     finally:
-        process.kill()
         hold.set()
-    assert process.returncode == 130
-    progress, last = errors.splitlines()
-    assert progress.endswith("failed 0") and last == "interrupted; what is finished is kept, run the same command again"
-    assert not output.exists()
-    finished, asked = finished_keys(output), len(server.requests)
-    assert len(finished) >= 5
-    work.run(output, server.url)
-    assert output.read_bytes() == reference.read_bytes()
-    assert not {request["seed"] for request in server.requests[asked:]} & seeds_of(finished, work.script)
+    print(f"{case.name}: left after {time.monotonic() - sent:.2f} s")
+    assert run.returncode == 130
+    progress, last = errors.splitlines()[-2:]
+    assert progress.endswith("failed 0") and f"{last}\n" == HINT
+    assert "Traceback" not in errors
+    finished, asked = case.finished(), len(server.requests)
+    assert case.place(finished) == ("in stage 1" if requests > 20 else "in stage 0")
+    assert not case.outputs[-1].exists()
+    case.finish(zygotes)
+    check_whole(case, whole)
+    assert not {request["seed"] for request in server.requests[asked:]} & seeds_of(finished)
 
 
-def test_two_runs_of_one_output(work, server, tmp_path):
-    output = tmp_path / "output.json"
+STUBBORN = """
+import time
+from utils import cli
+cli.LEAVE_SECONDS = 1
+def main():
+    while True:
+        try:
+            print("running", flush=True)
+            time.sleep(60)
+        except KeyboardInterrupt:  # some library swallows it, or its closing never ends
+            print("swallowed", flush=True)
+cli.run_script(main)
+"""
+
+
+def test_sigterm_ends_a_run_that_swallows_the_interrupt():
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUBBORN], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout.readline() == "running\n"
+    process.send_signal(signal.SIGTERM)
+    printed, errors = process.communicate(timeout=10)
+    assert (process.returncode, errors) == (130, HINT)
+    assert printed == "swallowed\nrunning\n"
+
+
+ENDING = """
+import os, signal, sys
+from utils import cli
+def end():
+    os.kill(os.getpid(), signal.{name})
+    raise AssertionError("still here")
+import atexit
+atexit.register(end)
+def main():
+    print("finished")
+    return 0
+cli.run_script(main)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_to_a_run_that_is_leaving_changes_nothing(name):
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING.format(name=name)], cwd=ROOT, text=True, capture_output=True, timeout=20
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")
+
+
+@pytest.mark.parametrize("case", ["baselines", "evaluate_responses"], indirect=True)
+def test_two_runs_of_one_output(case, server):
     hold = threading.Event()
 
     def reply(request):
@@ -255,74 +320,14 @@ def test_two_runs_of_one_output(work, server, tmp_path):
         return default_reply(request)
 
     server.reply = reply
-    first = work.start(output, server.url)
+    first = case.start_plain()
     server.wait_for(1)
-    second = work.start(output, server.url)
+    second = case.start_plain()
     _, errors = second.communicate(timeout=30)
     hold.set()
     assert second.returncode == 2
     holder = f"process {first.pid} on {socket.gethostname()}"
-    assert errors == f"error: {output}: {holder} is writing it; wait for it, or end it\n"
+    assert errors == f"error: {case.outputs[0]}: {holder} is writing it; wait for it, or end it\n"
     _, errors = first.communicate(timeout=30)
     assert first.returncode == 0, errors
-    assert len(finished_keys(output)) == work.size
-
-
-# Damaged
-
-
-@pytest.fixture
-def finished(work, server, tmp_path):
-    """An output whose final files are lost: (its path, its bytes, the journal's lines)."""
-    output = tmp_path / "output.json"
-    work.run(output, server.url)
-    content = output.read_bytes()
-    output.unlink()
-    Path(f"{output}.manifest.json").unlink()
-    return output, content, journal_path(output).read_bytes().splitlines(keepends=True)
-
-
-@pytest.mark.parametrize("kept", [1, 0.5, -1], ids=["first byte", "half", "all but the newline"])
-def test_torn_last_line_is_done_again(work, server, finished, kept):
-    output, content, lines = finished
-    whole = lines[-1]
-    lines[-1] = whole[: kept if isinstance(kept, int) else int(kept * len(whole))]
-    journal_path(output).write_bytes(b"".join(lines))
-    asked = len(server.requests)
-    work.run(output, server.url)
-    assert output.read_bytes() == content
-    torn = tuple(json.loads(whole)["key"])
-    again = [request["seed"] for request in server.requests[asked:]]
-    assert again and set(again) <= seeds_of([torn], work.script)
-    assert journal_path(output).read_bytes() == b"".join(lines[:-1]) + whole
-
-
-@pytest.mark.parametrize("header", [b"", b'{"fingerpr'])
-def test_torn_first_line_begins_anew(work, server, finished, header):
-    output, content, lines = finished
-    journal_path(output).write_bytes(header)
-    work.run(output, server.url)
-    assert output.read_bytes() == content
-    assert sorted(journal_path(output).read_bytes().splitlines(keepends=True)) == sorted(lines)
-
-
-@pytest.mark.parametrize("damage", [b"\n", b'{"key": ["q1", 0]}\n', b'{"key": ["q1", 0], "v\n', b"\xff\xfe\n", b"7\n"])
-def test_damaged_line_is_named(work, server, finished, damage):
-    output, _, lines = finished
-    lines[4] = damage
-    journal_path(output).write_bytes(b"".join(lines))
-    asked = len(server.requests)
-    with pytest.raises(UserError, match=r"output\.json\.journal\.jsonl: line 5 is damaged\n"):
-        work.run(output, server.url)
-    assert journal_path(output).read_bytes() == b"".join(lines)
-    assert len(server.requests) == asked and not output.exists()
-
-
-def test_damaged_line_ends_the_process_with_code_2(work, server, finished):
-    output, _, lines = finished
-    lines[0] = b"garbage\n"
-    journal_path(output).write_bytes(b"".join(lines))
-    process = work.start(output, server.url)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 2
-    assert errors.startswith(f"error: {journal_path(output)}: line 1 is damaged\n") and errors.count("\n") <= 3
+    assert case.place(case.finished()) == AFTER

@@ -17,7 +17,7 @@ from retrieval import rank_dataset
 from utils import merge_shards
 from utils.cli import UserError
 from utils.records import shard_of
-from utils.run_files import Journal, file_hash, read_manifest
+from utils.run_files import Journal, file_hash, read_journal, read_manifest
 
 ROOT = Path(__file__).resolve().parent.parent
 IDS = ["q1", "q2", "日本-’\u2028", "42", "q4", "q6", "q9"]
@@ -416,23 +416,29 @@ def test_a_journal_that_a_run_is_writing_is_merged_as_far_as_it_is(made, merge, 
 # What does not go together
 
 
-def with_other_values(journal, ids):
+def with_entries(output, entries):
+    """Add pieces to a journal, or put them in place of its own."""
+    fingerprint, _ = read_journal(journal_of(output))
+    journal = Journal(output, fingerprint)
+    for key, value in entries.items():
+        journal.add(key, value)
+    journal.close()
+
+
+def with_other_values(output, ids):
     """Change the values of some questions in a journal, as other hardware might have made them."""
-    header, *lines = lines_of(journal)
-    entries = [json.loads(line) for line in lines]
-    for entry in entries:
-        if entry["key"][0] in ids:
-            entry["value"]["value"] = "Another answer."
-    write_lines(journal, [header, *map(json.dumps, entries)])
+    _, entries = read_journal(journal_of(output))
+    others = {key: {**value, "value": "Another answer."} for key, value in entries.items() if key[0] in ids}
+    with_entries(output, others)
 
 
 def test_different_values_of_one_piece_are_refused(made, refusal, tmp_path):
     whole, second = made.output("answers"), copy(made.output("answers"), tmp_path)
-    with_other_values(journal_of(second), {"q4"})
+    with_other_values(second, {"q4"})
     assert refusal(whole, second) == (
         f"{whole} and {second}: differ in 1 pieces they both have: 'q4'\n  give one of them only"
     )
-    with_other_values(journal_of(second), set(IDS) - {"q9"})
+    with_other_values(second, set(IDS) - {"q9"})
     message = refusal(second, whole)
     assert message.startswith(f"{second} and {whole}: differ in 6 pieces they both have: ")
     assert message.splitlines()[0].endswith(", ...")
@@ -465,11 +471,10 @@ def test_a_dataset_that_cannot_be_read_is_refused(made, refusal, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_pieces_of_no_question_are_refused(made, refusal, tmp_path, kind):
     second = copy(made.shard(kind, 2, 1), tmp_path)
-    header, *lines = lines_of(journal_of(second))
-    entry = json.loads(lines[-1])
-    strangers = [json.dumps({**entry, "key": [f"stranger {i}", 0]}) for i in range(6)]
+    _, entries = read_journal(journal_of(second))
+    value = next(iter(entries.values()))
+    with_entries(second, {(f"stranger {i}", 0): value for i in range(6)})
     named = ", ".join(f"'stranger {i}'" for i in range(5))
-    write_lines(journal_of(second), [header, *lines, *strangers])
     assert refusal(made.shard(kind, 2, 0), second) == (
         f"--shard_addr: 6 pieces of no question of {made.data}: {named}, ..."
     )
@@ -558,7 +563,7 @@ def test_a_merge_that_was_made_is_left_alone(made, merge, merged, capsys):
 def test_a_merge_of_what_the_shards_held_before_is_not_called_finished(made, merge, merged, tmp_path, flags):
     shards = [copy(shard, tmp_path) for shard in made.shards("answers", 2)]
     merge(*shards)
-    with_other_values(journal_of(shards[1]), {"q4"})  # its shard was deleted and run again
+    with_other_values(shards[1], {"q4"})  # its shard was deleted and run again
     with suppress(UserError):  # a refusal would do
         merge(*shards, flags=flags)
         assert json.loads(merged.read_text())["q4"][0]["output"] == "Another answer."

@@ -318,13 +318,13 @@ def test_two_processes_learn_what_one_learns_with_twice_the_accumulation(data, t
 
 def test_the_best_checkpoint_is_one_that_was_saved(tmp_path):
     """Evaluated at every step, saved at every second: the lowest loss of all is no checkpoint's."""
-    from types import SimpleNamespace
+    from transformers import TrainerState
 
     from train_planner import Run
     from utils.planner_trainer import Recorder
 
     recorder = Recorder(Run(tmp_path, None, None, []), {"fingerprint": {}})
-    state = SimpleNamespace(is_world_process_zero=True, log_history=[], global_step=0)
+    state = TrainerState()
     links = []
     for step, loss in enumerate([3.0, 2.5, 1.0, 2.0, 1.5, 2.0, 1.2, 1.9], 1):
         state.global_step = step

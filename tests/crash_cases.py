@@ -1,0 +1,348 @@
+"""The scripts on small data, for the tests that kill them, fill their disk or damage their files."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tiny_chat import save_tiny_chat
+from tiny_encoder import save_tiny_encoder
+from zygote import ROOT, SECONDS, Run, Zygote
+
+import baselines
+from utils.generation import Policy
+from utils.run_files import read_journal
+
+# What the runs import late, imported once in zygotes. The fewer a process holds, the sooner it forks and ends.
+ZYGOTES = {
+    "api": ("openai.resources.chat", "anyio._backends._asyncio", "bm25s", "retrieval.rankers"),
+    "planner": (
+        "openai.resources.chat", "anyio._backends._asyncio", "transformers.models.auto.tokenization_auto",
+        "transformers.models.auto.configuration_auto", "jinja2.sandbox",
+    ),
+    "encoder": (
+        "transformers.models.auto", "transformers.models.bert.modeling_bert", "retrieval.encoder",
+        "retrieval.embedding_cache", "retrieval.rankers",
+    ),
+}  # fmt: skip
+MAX_RETRIES = 3
+POLICY = Policy(0.0, 1.0, 1, 0, MAX_RETRIES, "fallback", {})  # its seeds are those of every run here
+NUM_QUESTIONS = 24
+
+
+BEFORE, AFTER = "before the first piece", "after the last piece"
+
+
+class Zygotes(dict):
+    """The zygotes by name, each started when it is first asked for."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def __missing__(self, name: str) -> Zygote:
+        self[name] = Zygote(self._folder, *ZYGOTES[name])
+        return self[name]
+
+    def __enter__(self) -> "Zygotes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for zygote in self.values():
+            zygote.close()
+
+
+@dataclass
+class Case:
+    """A script with its flags and what it is to write.
+
+    Attributes:
+        name: of the case.
+        module: the script's.
+        arguments: all of its flags.
+        stages: the outputs of each of its stages, one after the other, with the number of pieces each has.
+        setup: what is done to a run before it begins (functions of zygote.py).
+        zygote: the one of `ZYGOTES` it is forked from.
+        asks: it asks the API server.
+    """
+
+    name: str
+    module: str
+    arguments: list[str]
+    stages: list[dict[Path, int]]
+    setup: dict[str, Any] = field(default_factory=dict)
+    zygote: str = "api"
+    asks: bool = True
+
+    @property
+    def outputs(self) -> list[Path]:
+        return [output for stage in self.stages for output in stage]
+
+    @property
+    def folder(self) -> Path:
+        """Holds the outputs and nothing else."""
+        return self.outputs[0].parent
+
+    def start(self, zygotes: Zygotes, *more: object, **setup: Any) -> Run:
+        return zygotes[self.zygote].start(self.module, [*self.arguments, *more], **self.setup, **setup)
+
+    def start_plain(self) -> subprocess.Popen:
+        """As a process of its own, `python script.py`."""
+        return subprocess.Popen(
+            [sys.executable, self.module.replace(".", "/") + ".py", *self.arguments],
+            cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
+        )  # fmt: skip
+
+    def finish(self, zygotes: Zygotes, *more: object) -> None:
+        run = self.start(zygotes, *more)
+        assert run.wait() == 0, run.errors
+
+    def clear(self) -> None:
+        shutil.rmtree(self.folder)
+        self.folder.mkdir()
+
+    def finished(self) -> dict[Path, set[tuple]]:
+        """Keys of the whole lines of every journal."""
+        return {output: finished_keys(output) for output in self.outputs}
+
+    @property
+    def size(self) -> int:
+        """Pieces of all outputs together."""
+        return sum(sum(stage.values()) for stage in self.stages)
+
+    def pieces(self) -> int:
+        """How many of them are in the journals, the one a run may be writing included."""
+        journals = [path for path in map(journal_path, self.outputs) if path.exists()]
+        return sum(max(0, journal.read_bytes().count(b"\n") - 1) for journal in journals)  # the header is none
+
+    def wait_for(self, pieces: int) -> None:
+        """Block until a run has so many pieces in its journals."""
+        end = time.monotonic() + SECONDS
+        while self.pieces() < pieces:
+            assert time.monotonic() < end, f"{self.name}: {self.pieces()} of {pieces} pieces"
+            time.sleep(0.001)
+
+    def place(self, finished: dict[Path, set[tuple]]) -> str:
+        """How far a run has come, one of `places`."""
+        if not any(finished.values()):
+            return BEFORE
+        for number, stage in enumerate(self.stages):
+            if any(len(finished[output]) < pieces for output, pieces in stage.items()):
+                return f"in stage {number}"
+        return AFTER
+
+    @property
+    def places(self) -> set[str]:
+        return {BEFORE, AFTER, *(f"in stage {number}" for number in range(len(self.stages)))}
+
+
+def journal_path(output: Path) -> Path:
+    return Path(f"{output}.journal.jsonl")
+
+
+def manifest_path(output: Path) -> Path:
+    return Path(f"{output}.manifest.json")
+
+
+def finished_keys(output: Path) -> set[tuple]:
+    journal = journal_path(output)
+    begun = journal.exists() and b"\n" in journal.read_bytes()
+    return set(read_journal(journal)[1]) if begun else set()
+
+
+def seeds_of(finished: dict[Path, set[tuple]]) -> set[int]:
+    """Seeds of all requests for the pieces that every output has."""
+    keys = set.intersection(*finished.values())
+    return {POLICY.sampling(key, attempt).seed for key in keys for attempt in range(MAX_RETRIES + 1)}
+
+
+# What a finished run has left
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What an uninterrupted run writes.
+
+    Attributes:
+        contents: of every final file.
+        manifests: of every output, without what may differ.
+        names: of all files it leaves.
+        seconds: it took.
+    """
+
+    contents: dict[Path, bytes]
+    manifests: dict[Path, dict[str, Any]]
+    names: set[str]
+    seconds: float
+
+
+def read_whole(case: Case, seconds: float = 0) -> Whole:
+    contents = {output: output.read_bytes() for output in case.outputs}
+    manifests = {output: read_manifest(output) for output in case.outputs}
+    return Whole(contents, manifests, {path.name for path in case.folder.iterdir()}, seconds)
+
+
+def read_manifest(output: Path) -> dict[str, Any]:
+    """A manifest less the figures of the run itself: what it took, had left to do, and did it on.
+
+    The commit goes too: whoever works on this code may commit while the tests run.
+    """
+    manifest = json.loads(manifest_path(output).read_text(encoding="utf-8"))
+    for name in ("wall_seconds", "resumed", "device", "git_commit"):
+        del manifest[name]
+    for name in ("texts_embedded", "texts_cut"):
+        manifest["counts"].pop(name, None)
+    return manifest
+
+
+def run_whole(case: Case, zygotes: Zygotes) -> Whole:
+    """Run it without interruption; its files are gone afterwards."""
+    started = time.monotonic()
+    case.finish(zygotes)
+    whole = read_whole(case, time.monotonic() - started)
+    case.clear()
+    return whole
+
+
+def check_whole(case: Case, whole: Whole) -> None:
+    """A finished run's files are those of the uninterrupted one, with nothing left over."""
+    found = read_whole(case)
+    assert found.contents == whole.contents
+    assert found.manifests == whole.manifests
+    assert found.names == whole.names
+
+
+class Watcher:
+    """Reads files all the time while it is entered.
+
+    Attributes:
+        seen: the contents that were seen of each.
+    """
+
+    def __init__(self, paths: list[Path]):
+        self.seen: dict[Path, set[bytes]] = {path: set() for path in paths}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> "Watcher":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.001):
+            for path, contents in self.seen.items():
+                try:
+                    contents.add(path.read_bytes())
+                except FileNotFoundError:
+                    continue
+
+
+# The cases
+
+
+def make_data(folder: Path) -> None:
+    """A dataset, two systems' responses, an API key, and two models."""
+    posts = [{"id": f"p{i}", "text": f"A post about chess {i} — 猫", "category": "law"} for i in range(30)]
+    aspects = [{"aspect": f"Aspect {i}", "evidence": "é", "reason": "r"} for i in range(3)]
+    records = [
+        {
+            "id": f"q{i}", "question": f"Why {i} — 猫?", "narrative": "n", "category": "law",
+            "rubric_aspects": aspects, "profile": [posts[(7 * i + k) % 30] for k in range(4)],
+        }
+        for i in range(NUM_QUESTIONS)
+    ]  # fmt: skip
+    (folder / "data.json").write_text(json.dumps(records), encoding="utf-8")
+    for system in ("one", "two"):
+        responses = {record["id"]: [{"output": f"{system} {record['id']}"}] for record in records}
+        (folder / f"{system}.json").write_text(json.dumps(responses))
+    (folder / "key.txt").write_text("sk-test")
+    save_tiny_chat(folder / "chat")
+    save_tiny_encoder(folder / "encoder")
+
+
+def make_case(name: str, data: Path, folder: Path, url: str) -> Case:
+    """A case on `make_data`'s files in `data`; its outputs go to `folder`/out, which is made."""
+    (folder / "out").mkdir()
+    return CASES[name](name, data, folder / "out", url)
+
+
+def api_flags(data: Path, url: str) -> list[str]:
+    return ["--openai", "--api_key_addr", f"{data}/key.txt", "--base_url", url, "--max_concurrency", "4"]
+
+
+def baselines_case(name: str, data: Path, out: Path, url: str) -> Case:
+    arguments = ["--inputs_addr", f"{data}/data.json", "--model_addr", "some-model", *api_flags(data, url)]
+    output = out / "answers.json"
+    return Case(name, "baselines", [*arguments, "--output_addr", str(output)], [{output: NUM_QUESTIONS}])
+
+
+def evaluation_case(name: str, data: Path, out: Path, url: str) -> Case:
+    arguments = ["--inputs_addr", f"{data}/data.json", "--evaluator_llm", "some-judge", *api_flags(data, url)]
+    arguments += ["--response_addr", f"{data}/one.json", f"{data}/two.json", "--limit", "4"]
+    outputs = [out / "one_scores.json", out / "two_scores.json"]
+    arguments += ["--score_addr", *map(str, outputs)]
+    return Case(name, "evaluate_responses", arguments, [dict.fromkeys(outputs, 4 * 3)])  # of 3 aspects each
+
+
+def planpers_case(name: str, data: Path, out: Path, url: str) -> Case:
+    arguments = ["--inputs_addr", f"{data}/data.json", "--model_addr", "some-model", *api_flags(data, url)]
+    arguments += ["--planner_model", f"{data}/chat", "--limit", "14", "--max_tokens_plan", "64"]
+    output = out / "answers.json"
+    stages = [{Path(f"{output}.plans.json"): 14}, {output: 14}]
+    arguments += ["--output_addr", str(output), "--max_model_len", "4096", "--max_tokens", "512"]
+    return Case(name, "planpers", arguments, stages, {"plan_by_server": None}, "planner")
+
+
+def gold_case(name: str, data: Path, out: Path, url: str) -> Case:
+    """planpers.py with plans that need no planner."""
+    arguments = ["--inputs_addr", f"{data}/data.json", "--model_addr", "some-model", *api_flags(data, url)]
+    output = out / "answers.json"
+    stages = [{Path(f"{output}.plans.json"): NUM_QUESTIONS}, {output: NUM_QUESTIONS}]
+    return Case(name, "planpers", [*arguments, "--gold_plan", "--output_addr", str(output)], stages)
+
+
+def ranking_case(name: str, data: Path, out: Path, url: str) -> Case:
+    output = out / "ranked.json"
+    arguments = ["--input_dataset_addr", f"{data}/data.json", "--output_dataset_addr", str(output)]
+    arguments += ["--model_name", f"{data}/encoder", "--embedding_cache", f"{out.parent}/cache"]
+    setup = {"embed_in_blocks": 12, "take_time": 0.003}
+    return Case(name, "retrieval.rank_dataset", arguments, [{output: NUM_QUESTIONS}], setup, "encoder", asks=False)
+
+
+def bm25_case(name: str, data: Path, out: Path, url: str) -> Case:
+    output = out / "ranked.json"
+    arguments = ["--input_dataset_addr", f"{data}/data.json", "--output_dataset_addr", str(output), "--ranker", "bm25"]
+    return Case(name, "retrieval.rank_dataset", arguments, [{output: NUM_QUESTIONS}], {"take_time": 0.003}, asks=False)
+
+
+def merging_case(name: str, data: Path, out: Path, url: str) -> Case:
+    """Of two shards, which are made here."""
+    output = out / "answers.json"
+    flags = ["--inputs_addr", f"{data}/data.json", "--model_addr", "some-model", *api_flags(data, url)]
+    shards = [str(out.parent / f"shard_{index}.json") for index in range(2)]
+    for index, shard in enumerate(shards):
+        assert baselines.main([*flags, "--num_shards", "2", "--shard_index", str(index), "--output_addr", shard]) == 0
+    arguments = ["--inputs_addr", f"{data}/data.json", "--shard_addr", *shards, "--output_addr", str(output)]
+    return Case(name, "utils.merge_shards", arguments, [{output: NUM_QUESTIONS}], {"take_time": 0.003}, asks=False)
+
+
+CASES: dict[str, Callable[[str, Path, Path, str], Case]] = {
+    "baselines": baselines_case,
+    "evaluate_responses": evaluation_case,
+    "planpers": planpers_case,
+    "planpers gold": gold_case,
+    "rank_dataset": ranking_case,
+    "rank_dataset bm25": bm25_case,
+    "merge_shards": merging_case,
+}

@@ -1,0 +1,216 @@
+"""Runs of the scripts as forks of one process that has imported what they import: hundreds of starts in a minute.
+
+`Zygote` starts that process and, in it, one run after another: real processes with arguments, output files and an end
+of their own, that differ from `python script.py` in nothing but the time their imports take.
+"""
+
+import asyncio
+import atexit
+import ctypes
+import gc
+import hashlib
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+SECONDS = 60  # for a run to end
+
+
+class Zygote:
+    """One run at a time."""
+
+    def __init__(self, folder: Path, *modules: str):
+        """Import `modules` once; what the runs print goes to `folder`."""
+        self._printed = {name: folder / name for name in ("stdout", "stderr")}
+        command = [sys.executable, __file__, *modules]
+        self._process = subprocess.Popen(command, cwd=ROOT, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(SECONDS)
+        self._process.stdout.close()
+
+    def start(self, module: str, arguments: Sequence[object], **setup: Any) -> "Run":
+        """Begin a run of the script that is this module, after functions of this file with their arguments."""
+        words = list(map(str, arguments))
+        printed = {name: str(path) for name, path in self._printed.items()}
+        line = json.dumps({"module": module, "arguments": words, "setup": setup, **printed})
+        self._process.stdin.write(line.encode() + b"\n")
+        return Run(int(self._read()), self._read, self._printed)
+
+    def _read(self, seconds: float = SECONDS) -> bytes:
+        """The next line of the zygote."""
+        if not select.select([self._process.stdout], [], [], seconds)[0]:
+            raise TimeoutError(f"no answer in {seconds} s")
+        return self._process.stdout.readline()
+
+
+class Run:
+    """A run under way.
+
+    Attributes:
+        returncode: as subprocess has it, less than 0 for a signal; None before `wait`.
+        errors: what it wrote to stderr, after `wait`.
+    """
+
+    def __init__(self, pid: int, read: Any, printed: dict[str, Path]):
+        self.pid, self._read, self._printed = pid, read, printed
+        self.returncode: int | None = None
+
+    def send(self, signum: int) -> None:
+        with suppress(ProcessLookupError):  # it may have ended by itself
+            os.kill(self.pid, signum)
+
+    def wait(self, seconds: float = SECONDS) -> int:
+        """Its exit code, once it has ended; past `seconds` it is killed, and a TimeoutError raised."""
+        if self.returncode is not None:
+            return self.returncode
+        try:
+            self.returncode = os.waitstatus_to_exitcode(int(self._read(seconds)))
+        except TimeoutError:
+            self.send(signal.SIGKILL)
+            self._read()
+            raise
+        return self.returncode
+
+    @property
+    def errors(self) -> str:
+        return self._printed["stderr"].read_text(encoding="utf-8")
+
+
+# In the zygote
+
+
+def main() -> None:
+    sys.path.insert(0, str(ROOT))
+    for name in sys.argv[1:]:
+        import_module(name)
+    gc.freeze()  # a fork is to copy no page only because its collector has looked at it
+    for line in sys.stdin:
+        run = json.loads(line)
+        if (pid := os.fork()) == 0:
+            become(run)
+        print(pid, flush=True)
+        print(os.waitpid(pid, 0)[1], flush=True)
+    os._exit(0)
+
+
+def become(run: dict[str, Any]) -> NoReturn:
+    """Run the script in this process, and leave it."""
+    for number, path, flags in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, run["stdout"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+        (2, run["stderr"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+    ):
+        opened = os.open(path, flags)
+        os.dup2(opened, number)
+        os.close(opened)
+    sys.argv = [run["module"], *run["arguments"]]
+    script = import_module(run["module"])
+    for name, argument in run["setup"].items():
+        globals()[name](argument)
+    from utils import cli
+
+    try:
+        cli.run_script(script.main)
+    except SystemExit as end:
+        # As the interpreter ends, but without taking every module apart: that takes longer than most runs do.
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(end.code)
+
+
+# What may be done to a run before it begins
+
+
+def limit_file_size(size: int) -> None:
+    """Files can grow to `size` bytes, as on a disk that is full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def obey_modes(_: None) -> None:
+    """Give up every capability: to root, too, the modes of files apply then."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # the version of the call that knows 64 capabilities; this process
+    assert libc.capset(header, (ctypes.c_uint32 * 6)()) == 0, os.strerror(ctypes.get_errno())
+
+
+def die_before_step(steps: int) -> None:
+    """Kill this process right before the n-th step (from 0) that puts a file in place."""
+
+    def counted(function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            nonlocal steps
+            if steps == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            steps -= 1
+            return function(*arguments)
+
+        return call
+
+    os.fsync, os.replace = counted(os.fsync), counted(os.replace)
+
+
+def take_time(seconds: float) -> None:
+    """Have every piece take so long at least: some scripts would be through between two looks at their journal."""
+    journal = import_module("utils.run_files").Journal
+    add = journal.add
+
+    def add_later(*arguments: Any) -> None:
+        time.sleep(seconds)
+        add(*arguments)
+
+    journal.add = add_later
+
+
+def embed_in_blocks(size: int) -> None:
+    """Have rank_dataset.py embed this many texts at a time."""
+    import_module("retrieval.rank_dataset").BLOCK = size
+
+
+def plan_by_server(_: None) -> None:
+    """Have planpers.py plan by the API server that answers it, in vLLM's place."""
+    import_module("planpers").VLLMEngine = ServerPlanner
+
+
+class ServerPlanner:
+    """A planner whose plans are drawn by what the API server answers to the prompt it gets."""
+
+    def __init__(self, args: Any, models: list[str], max_model_len: int):
+        from transformers import AutoTokenizer
+
+        from utils.engines import open_engine
+
+        self._tokenizer = AutoTokenizer.from_pretrained(models[0])
+        self._api = open_engine(args, args.model_addr, max_model_len)
+        self.concurrency, self.device = args.max_concurrency, "planner"
+
+    async def complete(self, model: str, prompt: Any, sampling: Any) -> Any:
+        messages = [{"role": "user", "content": self._tokenizer.decode(list(prompt))}]
+        completion = await self._api.complete(model, messages, sampling)
+        if "answer" not in completion.text:
+            return replace(completion, text="...")  # no plan
+        drawn = hashlib.sha256(completion.text.encode()).hexdigest()
+        await asyncio.sleep(0)
+        return replace(completion, text="\n".join(f"Aspect {drawn[i : i + 4]}" for i in (0, 4, 8)))
+
+    async def close(self) -> None:
+        await self._api.close()
+
+
+if __name__ == "__main__":
+    main()
