@@ -21,9 +21,10 @@ from utils import cli
 from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_posts, fit_profile, open_chat
 from utils.engines import identify_model, open_engine
 from utils.generation import Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
+from utils.journal import Journal, Key, open_journal
 from utils.model_output import ANSWER_SCHEMA, parse_answer
 from utils.records import collect_responses, count_responses, read_dataset, select_questions
-from utils.run_files import Journal, Key, file_hash, open_journal, warn_unless_ranked
+from utils.run_files import file_hash, warn_unless_ranked
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -22,9 +22,10 @@ from utils.chat import APIChat, LocalChat, choose_length, open_chat
 from utils.cli import UserError
 from utils.engines import identify_model, open_engine
 from utils.generation import Policy, Request, Stage, describe_requests, generate, token_totals
+from utils.journal import Journal, Key, open_journal
 from utils.model_output import VERDICT_SCHEMA, parse_verdict
 from utils.records import match_responses, read_dataset, read_responses, select_questions
-from utils.run_files import Journal, Key, file_hash, open_journal
+from utils.run_files import file_hash
 from utils.scoring import aspect_keys, score_file
 
 NO_RESPONSE = "no response to judge"

@@ -22,11 +22,12 @@ from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, 
 from utils.cli import UserError
 from utils.engines import VLLMEngine, identify_local_model, identify_model, open_engine
 from utils.generation import Parser, Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
+from utils.journal import Journal, Key, open_journal
 from utils.model_output import ANSWER_SCHEMA, PLAN_PATTERN, parse_answer, parse_plan
 from utils.models import adapter_base, model_fingerprint
 from utils.plans import gold_aspects, one_line, plan_text
 from utils.records import collect_responses, count_responses, first_five, read_dataset, read_plans, select_questions
-from utils.run_files import Journal, Key, file_hash, open_journal, warn_unless_ranked
+from utils.run_files import file_hash, warn_unless_ranked
 
 Record = dict[str, Any]
 

@@ -22,11 +22,11 @@ from utils import cli
 from utils.chat import PAPER_LENGTH, LocalChat, fit_profile
 from utils.cli import UserError
 from utils.engines import identify_local_model
+from utils.lock import Lock
 from utils.models import adapter_base, cached_commit
 from utils.plans import gold_aspects, plan_text
 from utils.records import first_five, read_dataset
 from utils.run_files import (
-    Lock,
     check_writable,
     describe_run,
     differences,

@@ -24,11 +24,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from utils.cli import UserError, add_log_argument, make_parser, positive_int, run_script, set_up_logging
+from utils.cli import UserError, add_log_argument, check_outputs, make_parser, positive_int, run_script, set_up_logging
+from utils.journal import Journal, open_journal
 from utils.models import check_model, model_fingerprint
 from utils.progress import Progress
 from utils.records import read_dataset, select_questions
-from utils.run_files import Journal, file_hash, open_journal
+from utils.run_files import file_hash
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,8 +108,7 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     set_up_logging(args.log_level)
     output = Path(args.output_dataset_addr)
-    if output.resolve() == Path(args.input_dataset_addr).resolve():
-        raise UserError(f"{output}: is the input too; give the ranked file its own name")
+    check_outputs([args.output_dataset_addr], [args.input_dataset_addr])
     records = read_dataset(args.input_dataset_addr, needs=["profile"])
     if args.random_profile:
         records = swap_profiles(records, args.seed, args.input_dataset_addr)
@@ -116,6 +116,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.ranker == "contriever":
         check_model(args.model_name, args.cache_dir)
     fingerprint = describe_settings(args)
+    cache = open_cache(args)  # may be refused: before there is a journal
     keys = [(record["id"],) for record in records]
     journal = open_journal(output, fingerprint, args.overwrite, keys)
     if journal is None or journal.holds(keys, lambda: apply_orders(records, journal)):
@@ -129,7 +130,7 @@ def main(argv: list[str] | None = None) -> int:
 
         encoder = load_encoder(args.model_name, args.cache_dir, args.device, args.dtype, args.max_length)
         device = str(encoder.model.device)
-        orders = order_by_embeddings(left, encoder, args.batch_size, counts, open_cache(args))
+        orders = order_by_embeddings(left, encoder, args.batch_size, counts, cache)
     else:
         orders = order_by_ranker(left, args)
     with closing(orders):  # its progress ends before an error is told
@@ -205,7 +206,7 @@ def order_by_ranker(records: list[Record], args: argparse.Namespace) -> Iterator
 
 
 def open_cache(args: argparse.Namespace) -> "EmbeddingCache | None":
-    if args.embedding_cache is None:
+    if args.embedding_cache is None or args.ranker != "contriever":
         return None
     from retrieval.embedding_cache import EmbeddingCache
 

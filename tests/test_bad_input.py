@@ -254,8 +254,6 @@ def swapped(make):
 
 
 # Path.resolve() raises a RuntimeError.
-LOOP = pytest.mark.xfail(strict=True, reason="utils/cli.py, check_outputs, and rank_dataset.py: a link to itself")
-RUN_FILES = pytest.mark.xfail(strict=True, reason="utils/run_files.py: a traceback for a damaged or misplaced file")
 NOT_REGULAR = "a pipe or a device; give a regular file"
 FILE_DAMAGES = {
     "empty": (replaced(b""), "the file is empty"),
@@ -290,12 +288,7 @@ FILE_DAMAGES = {
 
 
 def file_cases():
-    return [
-        pytest.param(command, name, damage, marks=[LOOP] if damage == "a link to itself" and command in OUTPUTS else [])
-        for damage in FILE_DAMAGES
-        for name in READERS
-        for command in READERS[name]
-    ]
+    return [(command, name, damage) for damage in FILE_DAMAGES for name in READERS for command in READERS[name]]
 
 
 @pytest.mark.parametrize(("command", "name", "damage"), file_cases())
@@ -652,7 +645,7 @@ def output_cases():
 
 @pytest.mark.parametrize(
     ("command", "output", "other", "expected"),
-    [pytest.param(*case, marks=RUN_FILES if case[2].startswith("long") else []) for case in output_cases()],
+    output_cases(),
 )
 def test_an_output_that_cannot_be_written(folder, server, capsys, command, output, other, expected):
     refuse(folder, COMMANDS[command].replace(output, other), server.url, capsys, expected)
@@ -737,11 +730,7 @@ JOURNAL_DAMAGES = {
 @pytest.mark.parametrize("command", JOURNALED)
 @pytest.mark.parametrize(
     ("line", "damage"),
-    [
-        pytest.param(line, damage, marks=RUN_FILES if damage == "too deep" and line == 1 else [])
-        for line in (1, 2)
-        for damage in JOURNAL_DAMAGES
-    ],
+    [(line, damage) for line in (1, 2) for damage in JOURNAL_DAMAGES],
 )
 def test_a_damaged_line_in_a_journal(folder, server, capsys, command, line, damage):
     journal = folder / f"{OUTPUTS[command]}.journal.jsonl"
@@ -773,7 +762,6 @@ def test_a_journal_with_a_piece_of_no_such_run(folder, server, capsys, command, 
     refuse(folder, COMMANDS[command], server.url, capsys, rf"{OUTPUTS[command]}\.journal\.jsonl: ")
 
 
-@RUN_FILES
 @pytest.mark.parametrize("command", JOURNALED)
 def test_a_journal_that_is_a_folder(folder, server, capsys, command):
     swapped(Path.mkdir)(folder / f"{OUTPUTS[command]}.journal.jsonl")
@@ -801,10 +789,7 @@ MANIFEST_DAMAGES = {
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        pytest.param(damage, marks=RUN_FILES if damage == "too deep" or "fingerprint" in damage else [])
-        for damage in MANIFEST_DAMAGES
-    ],
+    MANIFEST_DAMAGES,
 )
 @pytest.mark.parametrize("command", JOURNALED)
 def test_a_damaged_manifest(folder, server, capsys, command, damage):
@@ -817,7 +802,6 @@ def test_a_damaged_manifest(folder, server, capsys, command, damage):
     refuse(folder, COMMANDS[command], server.url, capsys, rf"{OUTPUTS[command]}(\.manifest\.json)?: ")
 
 
-@RUN_FILES
 @pytest.mark.parametrize("command", JOURNALED)
 def test_a_manifest_that_is_a_folder(folder, server, capsys, command):
     swapped(Path.mkdir)(folder / f"{OUTPUTS[command]}.manifest.json")
@@ -874,9 +858,6 @@ def test_a_file_for_the_folder_of_a_planner(folder, server, capsys, monkeypatch)
         refuse(folder, f"{train} {place}", server.url, capsys, f"{place}(/manifest.json)?: cannot be written: ")
 
 
-@pytest.mark.xfail(
-    strict=True, reason="retrieval/rank_dataset.py: an empty journal is left, for open_journal comes before open_cache"
-)
 def test_a_file_for_the_folder_of_embeddings(folder, server, capsys):
     save_tiny_encoder(folder / "encoder")
     rank = COMMANDS["rank"].replace("bm25", "contriever --model_name ./encoder").replace("made/ranked", "made/dense")

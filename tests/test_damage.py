@@ -24,7 +24,7 @@ from crash_cases import (
     run_whole,
 )
 
-from utils.run_files import Journal, read_journal
+from utils.journal import Journal, read_journal
 
 CASES = ["baselines", "evaluate_responses", "planpers", "rank_dataset", "rank_dataset bm25", "merge_shards"]
 PAGE = 4096  # bytes: what a tmpfs gives at a time

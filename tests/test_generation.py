@@ -8,8 +8,8 @@ from utils.chat import APIChat
 from utils.cli import UserError
 from utils.engines import Completion, RefusedError, Sampling
 from utils.generation import Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
+from utils.journal import Journal
 from utils.model_output import ANSWER_SCHEMA, Parsed
-from utils.run_files import Journal
 
 
 def make_policy(temperature=0.1, max_retries=3, constrained_decoding="fallback", seed=0):

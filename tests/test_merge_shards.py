@@ -16,8 +16,9 @@ import planpers
 from retrieval import rank_dataset
 from utils import merge_shards
 from utils.cli import UserError
+from utils.journal import Journal, read_journal
 from utils.records import shard_of
-from utils.run_files import Journal, file_hash, read_journal, read_manifest
+from utils.run_files import file_hash, read_manifest
 
 ROOT = Path(__file__).resolve().parent.parent
 IDS = ["q1", "q2", "日本-’\u2028", "42", "q4", "q6", "q9"]

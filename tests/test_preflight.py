@@ -28,8 +28,9 @@ from tests.tiny_chat import SAMPLE, save_tiny_chat
 from utils import preflight
 from utils.cli import UserError
 from utils.estimate import PRICE_FILE, read_prices
+from utils.journal import Journal
 from utils.memory import ALLOWANCE, GIB, ModelSize, fit_model, load_config, read_size
-from utils.run_files import Journal, publish
+from utils.run_files import publish
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = SAMPLE / "test.json"
@@ -578,7 +579,7 @@ def test_a_folder_that_is_a_file(check, tmp_path):
 
 HOLD = """
 import sys
-from utils.run_files import Lock
+from utils.lock import Lock
 lock = Lock(sys.argv[1])
 print("ready", flush=True)
 input()

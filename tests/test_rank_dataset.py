@@ -208,7 +208,7 @@ def test_wrong_addresses_are_refused(tmp_path):
     source = write(tmp_path / "in.json", make_records())
     with pytest.raises(UserError, match="no such file"):
         rank(tmp_path / "nothing.json", tmp_path / "out.json")
-    with pytest.raises(UserError, match=r"in\.json: is the input too"):
+    with pytest.raises(UserError, match=r"in\.json: is an input too"):
         rank(source, tmp_path / "." / "in.json", "--overwrite", "--ranker", "bm25")
     with pytest.raises(UserError, match="is a folder"):
         rank(source, tmp_path, "--ranker", "bm25")

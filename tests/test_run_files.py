@@ -16,16 +16,14 @@ from pathlib import Path
 import pytest
 
 from utils.cli import UserError
+from utils.journal import Journal, open_journal, read_journal
+from utils.lock import Lock
 from utils.run_files import (
-    Journal,
-    Lock,
     describe_run,
     file_hash,
-    open_journal,
     prepare_output,
     publish,
     read_folder_manifest,
-    read_journal,
     read_manifest,
     warn_unless_ranked,
     without_password,
@@ -322,7 +320,7 @@ def test_what_cannot_be_read_is_no_journal(tmp_path):
     assert (
         message(read_journal, tmp_path / "a.jsonl") == f"{tmp_path}/a.jsonl: cannot be read: No such file or directory"
     )
-    assert message(read_journal, tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
+    assert message(read_journal, tmp_path) == f"{tmp_path}: not a regular file; move it away, or give another output"
 
 
 # May the output be written?
@@ -702,14 +700,14 @@ US = (socket.gethostname(), os.getpid())
 
 HOLD = """
 import sys
-from utils.run_files import Lock
+from utils.lock import Lock
 lock = Lock(sys.argv[1])
 print("ready", flush=True)
 input()
 """
 HOLD_JOURNAL = f"""
 import sys
-from utils.run_files import Journal
+from utils.journal import Journal
 journal = Journal(sys.argv[1], {SETTINGS!r})
 journal.add(("held", 0), 1)
 print("ready", flush=True)
@@ -784,7 +782,7 @@ def test_an_interrupted_script_leaves_no_lock_file(output):
 
 FORK = """
 import os, sys
-from utils.run_files import Lock
+from utils.lock import Lock
 lock = Lock(sys.argv[1])
 child = os.fork()
 if child == 0:
@@ -805,7 +803,7 @@ def test_a_fork_of_the_holder_does_not_let_go(output, ending):
 
 SURVIVED = """
 import os, signal, sys
-from utils.run_files import Lock
+from utils.lock import Lock
 lock = Lock(sys.argv[1])
 reading, writing = os.pipe()
 child = os.fork()
@@ -832,7 +830,7 @@ def test_what_a_killed_process_left_is_taken_over_from_its_fork_too(output):
 RACE = """
 import os, sys
 from utils.cli import UserError
-from utils.run_files import Lock
+from utils.lock import Lock
 output, rounds = sys.argv[1], int(sys.argv[2])
 print("ready", flush=True)
 input()

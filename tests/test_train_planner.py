@@ -32,7 +32,8 @@ from utils import cli
 from utils.chat import LocalChat
 from utils.cli import UserError
 from utils.generation import Policy
-from utils.run_files import Lock, publish, read_folder_manifest, write_folder_manifest
+from utils.lock import Lock
+from utils.run_files import publish, read_folder_manifest, write_folder_manifest
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = ("train", "validation", "test")

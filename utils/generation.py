@@ -16,9 +16,9 @@ from typing import Any
 from utils.chat import APIChat, Fitted, LocalChat, Rendered
 from utils.cli import exit_on_signal
 from utils.engines import Completion, Engine, RefusedError, Sampling
+from utils.journal import Journal, Key
 from utils.model_output import Parsed
 from utils.progress import Progress
-from utils.run_files import Journal, Key
 
 Parser = Callable[[str, bool], Parsed]
 TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")

@@ -19,8 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from utils import cli
 from utils.cli import UserError
 from utils.generation import token_totals
+from utils.journal import Journal, Key, open_journal, read_journal
 from utils.records import collect_responses, first_five, read_dataset, read_plans, read_responses, select_questions
-from utils.run_files import Journal, Key, differences, file_hash, open_journal, read_journal, read_manifest
+from utils.run_files import differences, file_hash, read_manifest
 from utils.scoring import aspect_keys, score_file
 
 Record = dict[str, Any]

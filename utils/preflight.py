@@ -25,10 +25,12 @@ from utils.check_report import Report
 from utils.cli import UserError
 from utils.engines import read_api_key
 from utils.estimate import add_estimate_arguments, describe_estimate
+from utils.journal import read_journal
+from utils.lock import Lock
 from utils.memory import GB
 from utils.model_checks import check_models
 from utils.records import read_dataset
-from utils.run_files import Lock, file_hash, read_journal, read_manifest
+from utils.run_files import file_hash, read_manifest
 
 # An answer of 2048 tokens is about 10 kB; the journal and the output hold it as it came and as it was read, and the
 # output is written beside its name first: six times that.

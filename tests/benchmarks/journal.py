@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from utils.cli import make_parser, positive_int, run_script
-from utils.run_files import Journal
+from utils.journal import Journal
 
 PER_SECOND = 1000  # completions, far more than one machine generates
 ANSWER = 'The reed rattles when it dries out, so soak it, and "seat" it lower on the table. ' * 20  # 1,600 characters
