@@ -59,8 +59,8 @@ demo: setup models ## run the whole pipeline on the sample data
 test: setup models ## run all tests
 	@.venv/bin/python -m pytest -q --durations=10
 
-test-fast: setup ## run the tests that load no language model
-	@.venv/bin/python -m pytest -q --durations=10 -m "not engine"
+test-fast: setup ## run the quick tests: no language model, no hundreds of kills
+	@.venv/bin/python -m pytest -q --durations=10 -m "not engine and not slow"
 
 lint: setup ## check style and formatting
 	@.venv/bin/python -m ruff check .

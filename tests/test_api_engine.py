@@ -58,6 +58,7 @@ def read_journal(output):  # noqa: F811
 # Faults that pass
 
 
+@pytest.mark.slow
 def test_two_thousand_requests_at_thirty_percent_faults(server, flags, output, questions, monkeypatch):  # noqa: F811
     data = questions(2000)
     expected = run(flags, output.with_name("calm.json"), data=data)

@@ -24,6 +24,8 @@ from tiny_encoder import save_tiny_encoder
 
 from utils import cli
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 NOBODY = 65534  # a user id: root may read everything
 

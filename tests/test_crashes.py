@@ -32,6 +32,8 @@ from zygote import ROOT
 
 from retrieval.embedding_cache import EmbeddingCache
 
+pytestmark = pytest.mark.slow
+
 HINT = "interrupted; what is finished is kept, run the same command again\n"
 KILLS = {
     "baselines": 55,

@@ -26,6 +26,8 @@ from crash_cases import (
 
 from utils.journal import Journal, read_journal
 
+pytestmark = pytest.mark.slow
+
 CASES = ["baselines", "evaluate_responses", "planpers", "rank_dataset", "rank_dataset bm25", "merge_shards"]
 PAGE = 4096  # bytes: what a tmpfs gives at a time
 

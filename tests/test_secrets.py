@@ -20,6 +20,8 @@ import pytest
 from tiny_chat import save_tiny_chat
 from tiny_encoder import save_tiny_encoder
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 KEY = "sk-distinctive-0123456789abcdef"
 TOKEN = "hf_distinctiveTOKEN0123456789abcd"

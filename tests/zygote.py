@@ -167,7 +167,7 @@ def die_before_step(steps: int) -> None:
 
 def take_time(seconds: float) -> None:
     """Have every piece take so long at least: some scripts would be through between two looks at their journal."""
-    journal = import_module("utils.run_files").Journal
+    journal = import_module("utils.journal").Journal
     add = journal.add
 
     def add_later(*arguments: Any) -> None:

@@ -7,7 +7,6 @@ line and the header: neither a flipped bit nor another run's line is taken for a
 
 import hashlib
 import json
-import os
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable
@@ -100,6 +99,7 @@ class Journal:
         self.entries: dict[Key, Any] = {}
         self.published = published
         self._lock = lock or Lock(output)
+        self._end = 0  # where the last whole line ends
         check_regular(self.path)
         # Without a buffer: what could not be written is not written later, after the run has said so.
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (held open for the whole run)
@@ -119,8 +119,8 @@ class Journal:
             found = None
         self._is_begun = found is not None
         if found is not None:
-            self.entries, end = _read_entries(file, self.path, self._header_sum)
-            self._file.truncate(end)
+            self.entries, self._end = _read_entries(file, self.path, self._header_sum)
+            self._file.truncate(self._end)
 
     def add(self, key: Key, value: Any) -> None:
         """Keep one finished piece; it survives the process from here on."""
@@ -166,19 +166,20 @@ class Journal:
         """Replace what the journal held by this run's header, unless it goes on with what it held."""
         if not self._is_begun:
             self._file.truncate(0)
+            self._end = 0
             header = json.dumps({"fingerprint": self.fingerprint}, ensure_ascii=False).encode() + b"\n"
             self._write(header)
             self._is_begun, self._header_sum = True, zlib.crc32(header)
 
     def _write(self, line: bytes) -> None:
         """Append a line; of one that the disk takes only in part nothing stays, for others may follow."""
-        end = os.fstat(self._file.fileno()).st_size
         try:
             write_line(self._file, line, self.path)
         except OSError:
             with suppress(OSError):
-                self._file.truncate(end)
+                self._file.truncate(self._end)
             raise
+        self._end += len(line)
 
 
 def read_journal(path: str | Path) -> tuple[dict[str, Any], dict[Key, Any]]:

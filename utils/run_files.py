@@ -89,9 +89,12 @@ def _short(value: Any) -> str:
 
 def write_line(file: IO[bytes], line: bytes, path: Path) -> None:
     """Write to a file without a buffer, which may take a part at a time; an OSError names `path`."""
-    with naming(path):
+    try:
         while line:
             line = line[file.write(line) :]
+    except OSError as error:  # as `naming`, which costs more than the rest of a short write
+        error.filename = str(path)
+        raise
 
 
 def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
@@ -104,7 +107,11 @@ def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
     staged = _staged(path)
     write_synced(staged, json.dumps(data, ensure_ascii=False, indent=2) + "\n")
     manifest = {**manifest, "output_sha256": file_hash(staged)}
-    write_atomically(_manifest_path(path), json.dumps(manifest, ensure_ascii=False, indent=2) + "\n")
+    try:
+        write_atomically(_manifest_path(path), json.dumps(manifest, ensure_ascii=False, indent=2) + "\n")
+    except OSError:
+        staged.unlink()  # on a full disk it is in the way
+        raise
     _rename(staged, path)
 
 
