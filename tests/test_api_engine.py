@@ -51,7 +51,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(api_engine, "FIRST_PAUSE", 0.1)
 
 
-def read_journal(output):  # noqa: F811
+def read_journal(output):
     return [json.loads(line) for line in Path(f"{output}.journal.jsonl").read_text().splitlines()][1:]
 
 
@@ -59,7 +59,7 @@ def read_journal(output):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_two_thousand_requests_at_thirty_percent_faults(server, flags, output, questions, monkeypatch):  # noqa: F811
+def test_two_thousand_requests_at_thirty_percent_faults(server, flags, output, questions, monkeypatch):
     data = questions(2000)
     expected = run(flags, output.with_name("calm.json"), data=data)
     asked, server.faults = len(server.requests), draw_faults(0.3, seed=0)
@@ -84,8 +84,8 @@ def test_two_thousand_requests_at_thirty_percent_faults(server, flags, output, q
 
 @pytest.mark.parametrize("allowed", [1, 3, 8])
 def test_throttled_server_sees_no_more_than_it_allows_once_that_is_learnt(
-    server, flags, output, questions, allowed, quick  # noqa: F811
-):  # fmt: skip
+    server, flags, output, questions, allowed, quick
+):
     server.allowed, server.delay = allowed, 0.01
     answers = run(flags, output, "--max_concurrency", 32, data=questions(400))
     assert len(answers) == 400 and {outputs[0]["attempts"] for outputs in answers.values()} == {1}
@@ -95,7 +95,7 @@ def test_throttled_server_sees_no_more_than_it_allows_once_that_is_learnt(
     assert max(server.open_at[learnt:]) >= allowed / 2  # nor does it fall to nothing
 
 
-def test_nothing_is_sent_before_the_time_that_a_refusal_names(server, flags, output, questions):  # noqa: F811
+def test_nothing_is_sent_before_the_time_that_a_refusal_names(server, flags, output, questions):
     came = []
 
     def faults(body, times):
@@ -107,7 +107,7 @@ def test_nothing_is_sent_before_the_time_that_a_refusal_names(server, flags, out
     assert len(came) == 6 and came[1] - came[0] >= 0.7
 
 
-def test_server_that_comes_back_is_waited_for(server, flags, output, questions, quick, capsys):  # noqa: F811
+def test_server_that_comes_back_is_waited_for(server, flags, output, questions, quick, capsys):
     down = range(10, 25)  # the requests that come while it is away
     server.faults = lambda body, times: "503" if len(server.requests) - 1 in down else None
     answers = run(flags, output, "--max_concurrency", 4, data=questions(30))
@@ -118,9 +118,7 @@ def test_server_that_comes_back_is_waited_for(server, flags, output, questions, 
 # Faults that last
 
 
-def test_server_that_stays_away_ends_the_run_and_the_same_command_goes_on(
-    server, flags, output, questions, quick  # noqa: F811
-):  # fmt: skip
+def test_server_that_stays_away_ends_the_run_and_the_same_command_goes_on(server, flags, output, questions, quick):
     data = questions(30)
     server.faults = lambda body, times: "503" if len(server.requests) > 10 else None
     with pytest.raises(UserError) as raised:
@@ -139,9 +137,7 @@ def test_server_that_stays_away_ends_the_run_and_the_same_command_goes_on(
     assert len(server.requests) - asked == 30 - finished
 
 
-def test_one_prompt_that_the_server_fails_on_is_null_and_the_run_goes_on(
-    server, flags, output, questions, quick  # noqa: F811
-):  # fmt: skip
+def test_one_prompt_that_the_server_fails_on_is_null_and_the_run_goes_on(server, flags, output, questions, quick):
     server.faults = lambda body, times: "500" if "Question number 3?" in question_of(body) else None
     server.delay = 0.01  # others are answered while it is tried
     answers = run(flags, output, "--max_concurrency", 4, data=questions(200))
@@ -161,7 +157,7 @@ def test_one_prompt_that_the_server_fails_on_is_null_and_the_run_goes_on(
         ("502", "answers 502: Try again later."),
     ],
 )
-def test_server_that_never_answers(server, flags, output, questions, quick, fault, message):  # noqa: F811
+def test_server_that_never_answers(server, flags, output, questions, quick, fault, message):
     server.faults = lambda body, times: fault
     with pytest.raises(UserError) as raised:
         run(flags, output, "--max_retries", 0, "--request_timeout", 1, data=questions(3))
@@ -181,14 +177,14 @@ def test_server_that_never_answers(server, flags, output, questions, quick, faul
         (None, "sends no completion"),
     ],
 )
-def test_server_that_is_no_such_api(server, flags, output, questions, body, message):  # noqa: F811
+def test_server_that_is_no_such_api(server, flags, output, questions, body, message):
     server.faults, server.body = lambda request, times: "other JSON", body
     with pytest.raises(UserError, match="check --base_url") as raised:
         run(flags, output, "--max_retries", 0, data=questions(3))
     assert message in str(raised.value) and str(raised.value).count("\n") == 1
 
 
-def test_server_that_is_not_there(server, flags, output, questions, quick):  # noqa: F811
+def test_server_that_is_not_there(server, flags, output, questions, quick):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         flags[flags.index(server.url)] = f"http://127.0.0.1:{free.getsockname()[1]}/v1"

@@ -13,16 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from api_server import default_reply, serve
-from crash_cases import (
-    BEFORE,
-    Zygotes,
-    check_whole,
-    journal_path,
-    make_case,
-    make_data,
-    run_whole,
-)
+from api_server import default_reply
+from crash_cases import BEFORE, check_whole, journal_path, make_case, run_whole
+from test_crashes import case, data, server, zygotes  # noqa: F401 (fixtures)
 
 from utils.journal import Journal, read_journal
 
@@ -30,30 +23,6 @@ pytestmark = pytest.mark.slow
 
 CASES = ["baselines", "evaluate_responses", "planpers", "rank_dataset", "rank_dataset bm25", "merge_shards"]
 PAGE = 4096  # bytes: what a tmpfs gives at a time
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    make_data(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def zygotes(tmp_path_factory):
-    with Zygotes(tmp_path_factory.mktemp("zygotes")) as zygotes:
-        yield zygotes
-
-
-@pytest.fixture
-def server():
-    with serve(delay=0.001) as server:
-        yield server
-
-
-@pytest.fixture
-def case(request, data, server, tmp_path):
-    return make_case(request.param, data, tmp_path, server.url)
 
 
 def error_of(run):
