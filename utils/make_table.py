@@ -2,10 +2,15 @@
 
   python utils/make_table.py --system RAG rag_arts.json rag_lifestyle.json rag_society.json \\
       --system "No personalization" none.json
+  python utils/make_table.py --system RAG rag.json --system PlanPers planpers.json --baseline RAG --holm --intervals
   python utils/make_table.py --system RAG rag.json --format latex --output_addr table.tex
 
 The score files of a system are pooled and its questions sorted into the three categories by their community.
-Category columns are means of question scores, the last one is the unweighted mean of the three categories.
+Category columns are means of question scores, the last one is the unweighted mean of the three categories. The best
+of a column is bold, with all that show the same four decimals.
+
+With --baseline, a dagger marks what is better than every baseline named: by a two-sided paired t-test, p < 0.05, in
+the same column, over the questions that both have a score of.
 """
 
 import sys
@@ -14,57 +19,61 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python sees utils/ only
 
 import argparse
-import csv
-import io
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from utils.cli import UserError, check_outputs, make_parser, run_script
+from utils.comparisons import GROUPS, MACRO, PERMUTATION, T_TEST, Contrast, Result, compare, has_dagger, shown_p
+from utils.paper_results import Paper, read_paper
 from utils.plans import one_line
-from utils.records import quote, read_scores
+from utils.records import quote
 from utils.run_files import prepare_output, write_atomically
-from utils.scoring import CATEGORIES, COMMUNITIES, category_means, macro_average
+from utils.scoring import category_means, macro_average
+from utils.significance import ALPHA, PERMUTATIONS, RESAMPLES
+from utils.system_scores import System, check_same_judge, check_same_questions, read_systems
+from utils.table_formats import Cell, Table, number, p_text, signed, to_csv, to_latex, to_markdown
 
-COLUMNS = ("System", *CATEGORIES, "Average (macro)", "Questions", "Unscored aspects")
-
-Cell = str | float | int | None
+COLUMNS = ("System", *GROUPS, "Questions", "Unscored aspects")
 
 
-@dataclass
-class System:
-    """A row's name and everything its score files hold."""
+@dataclass(frozen=True)
+class Row:
+    """A system's means by `GROUPS`, None for a mean over nothing."""
 
     name: str
-    questions: list[dict[str, Any]] = field(default_factory=list)
-    partial_files: list[str] = field(default_factory=list)
-
-    def asked_ids(self) -> set[str]:
-        return {question["id"] for question in self.questions if question["details"]}
-
-    def unscored(self) -> list[int]:
-        """How many verdicts are missing, for every question where any is."""
-        missing = [sum(d["score"] is None for d in question["details"]) for question in self.questions]
-        return [count for count in missing if count]
+    means: dict[str, float | None]
+    num_questions: int
+    num_unscored: int
 
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    if args.output_addr is not None:
-        check_outputs([args.output_addr], [path for _, *paths in args.system for path in paths])
-    systems = read_systems(args.system)
-    rows = [make_row(system, args.unscored_as_zero) for system in systems]
-    notes = make_notes(systems, args.unscored_as_zero)
-    if args.format == "csv":
-        table = to_csv(rows)
-        print("".join(f"note: {note}\n" for note in notes), file=sys.stderr, end="")
+    check_arguments(args)
+    names = [one_line(name) for name, *_ in args.system]
+    paper = None if args.paper is None else read_paper(args.paper, args.paper_table, names)
+    systems = read_systems(args.system, args.unscored_as_zero)
+    unknown_judge = check_same_judge(path for system in systems for path in system.paths)
+    if not args.allow_partial:
+        check_same_questions(systems)
+    rows = [make_row(system) for system in systems]
+    contrasts = compare(systems, args.baseline, args.intervals, args.holm)
+    notes = [*make_notes(systems, args.unscored_as_zero), *judge_notes(unknown_judge)]
+    notes += [*dagger_notes(contrasts, args.baseline, args.holm), *paper_notes(paper, rows)]
+    if args.intervals:
+        tables = [means_table(rows, contrasts, paper, notes), intervals_table(contrasts, args.holm)]
     else:
-        table = {"markdown": to_markdown, "latex": to_latex}[args.format](rows, notes)
+        tables = [means_table(rows, contrasts, paper, [*notes, *left_out_notes(contrasts)])]
+    if args.format == "csv":
+        text = to_csv(csv_rows(rows, contrasts, paper))
+        print("".join(f"note: {note}\n" for table in tables for note in table.notes), file=sys.stderr, end="")
+    else:
+        text = {"markdown": to_markdown, "latex": to_latex}[args.format](tables)
     if args.output_addr is None:
-        print(table, end="")
+        print(text, end="")
     else:
         prepare_output(args.output_addr, {}, args.overwrite)
-        write_atomically(args.output_addr, table)
+        write_atomically(args.output_addr, text)
     return 0
 
 
@@ -78,6 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar=("NAME", "FILE"),
         help="a row: its name, then one or more score files of evaluate_responses.py; give it once a row",
     )
+    add_comparison_arguments(parser)
     parser.add_argument(
         "--format",
         choices=["markdown", "latex", "csv"],
@@ -91,70 +101,75 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="count an aspect without a verdict as 0 (default: leave its question out of the means)",
     )
+    parser.add_argument(
+        "--allow_partial", action="store_true", help="take systems that were not scored on the same questions"
+    )
     return parser
 
 
-# Reading
+def add_comparison_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the systems are compared with: each other, and the paper."""
+    parser.add_argument(
+        "--baseline",
+        nargs="+",
+        metavar="NAME",
+        help="rows that the others are compared with; a dagger where one is better than each (default: no daggers)",
+    )
+    parser.add_argument("--holm", action="store_true", help="correct the p-values over all comparisons in the table")
+    parser.add_argument(
+        "--intervals",
+        action="store_true",
+        help="a second table: interval, permutation test and effect size of each comparison; in csv more columns",
+    )
+    parser.add_argument(
+        "--paper",
+        metavar="MODEL",
+        help="beside each cell what the paper prints for this model, and the difference to it; "
+        "rows are matched by their names",
+    )
+    parser.add_argument(
+        "--paper_table",
+        choices=["2", "3"],
+        default="2",
+        help="of the paper: 2 is the test set, 3 validation (%(default)s)",
+    )
 
 
-def read_systems(arguments: list[list[str]]) -> list[System]:
-    """Read the score files of every `[name, file, ...]`.
-
-    Raises:
-        UserError: a name given twice or without files, a file that is not a score file, a question that
-            stands twice in a system, a community that no category is known for.
-    """
-    systems: dict[str, System] = {}
-    for name, *paths in arguments:
-        if not paths:
-            raise UserError(f"--system {name!r}: no score file; give a name, then one or more files")
-        if name in systems:
-            raise UserError(f"--system {name!r} is given twice; put all its files behind one --system")
-        systems[name] = _read_system(name, paths)
-    return list(systems.values())
-
-
-def _read_system(name: str, paths: list[str]) -> System:
-    system = System(name)
-    file_of: dict[str, str] = {}
-    for path in paths:
-        scores = read_scores(path)
-        for question in scores["per_question_scores"]:
-            _check_community(question, f"{path}: question {quote(question['id'])}")
-            if question["id"] in file_of:
-                raise UserError(
-                    f"--system {name!r}: question {quote(question['id'])} stands in {file_of[question['id']]} "
-                    f"and in {path}; a question counts once"
-                )
-            file_of[question["id"]] = path
-        system.questions += scores["per_question_scores"]
-        if scores.get("partial"):
-            system.partial_files.append(path)
-    return system
+def check_arguments(args: argparse.Namespace) -> None:
+    """Raise UserError where flags contradict each other; puts the names of --baseline into one line each."""
+    if args.output_addr is not None:
+        check_outputs([args.output_addr], [path for _, *paths in args.system for path in paths])
+    names = [one_line(name) for name, *_ in args.system]
+    args.baseline = list(dict.fromkeys(map(one_line, args.baseline or [])))
+    for name in args.baseline:
+        if name not in names:
+            raise UserError(f"--baseline {name!r}: no --system has this name; there are {', '.join(map(quote, names))}")
+    if args.baseline and set(names) == set(args.baseline):
+        raise UserError("--baseline: names every system; nothing is left to compare with them")
+    if (args.holm or args.intervals) and not args.baseline:
+        flag = "--holm" if args.holm else "--intervals"
+        raise UserError(f"{flag}: nothing to compare; name the rows to compare with by --baseline")
 
 
-def _check_community(question: dict[str, Any], where: str) -> None:
-    """Raise UserError unless a category is known for it."""
-    community = question.get("category")
-    if not isinstance(community, str) or community not in COMMUNITIES:
-        raise UserError(
-            f"{where}: no category is known for the community {quote(community)}\n"
-            "  add it to the category it belongs to at the top of utils/scoring.py"
-        )
+# Means
 
 
-# The table's content
+def make_row(system: System) -> Row:
+    means = category_means(system.questions)
+    return Row(system.name, means | {MACRO: macro_average(means)}, len(system.asked_ids()), sum(system.unscored()))
 
 
-def make_row(system: System, unscored_as_zero: bool) -> list[Cell]:
-    """A cell for each of `COLUMNS`; None for a mean over nothing."""
-    means = category_means(system.questions, unscored_as_zero)
-    unscored_aspects = sum(system.unscored())
-    return [system.name, *means.values(), macro_average(means), len(system.asked_ids()), unscored_aspects]
+def best_of(rows: list[Row], group: str) -> set[str]:
+    """Names of the rows with the best mean as it is shown, where there are two or more to choose from."""
+    shown = {row.name: number(row.means[group]) for row in rows if row.means[group] is not None}
+    return {name for name, text in shown.items() if text == max(shown.values())} if len(shown) > 1 else set()
+
+
+# Notes: what a reader must know before comparing the numbers, a line each
 
 
 def make_notes(systems: list[System], unscored_as_zero: bool) -> list[str]:
-    """What a reader must know before comparing the numbers, a line each."""
+    """What of the systems is not in the numbers."""
     notes = []
     treatment = "they count 0" if unscored_as_zero else "these questions are left out of its means"
     for system in systems:
@@ -178,6 +193,55 @@ def _note_on_different_questions(systems: list[System]) -> list[str]:
     return [f"Warning: not all systems were scored on the same questions; their numbers do not compare: {parts}."]
 
 
+def paper_notes(paper: Paper | None, rows: list[Row]) -> Iterator[str]:
+    if paper is None:
+        return
+    yield f"Beside each mean: the paper's {paper.title}, and the difference to it."
+    if others := [row.name for row in rows if row.name not in paper.methods]:
+        yield f"Not in that table: {', '.join(others)}; its methods are {', '.join(paper.methods)}."
+    for (method, group), note in paper.misprints.items():
+        if method in {row.name for row in rows}:
+            yield f"{method}, {group}: {note}"
+
+
+def judge_notes(unknown: list[str]) -> Iterator[str]:
+    if unknown:
+        files = _first_five(unknown)
+        yield f"Not known by which judge and prompt: {files} (no manifest beside it, or changed since)."
+
+
+def dagger_notes(contrasts: list[Contrast], baselines: list[str], correct: bool) -> Iterator[str]:
+    """What a dagger means, and where there could be none."""
+    if not contrasts:
+        return
+    results = [result for contrast in contrasts for result in contrast.results.values()]
+    whom = baselines[0] if len(baselines) == 1 else f"each of {', '.join(baselines)}"
+    tested = _count(sum(result.p_values[T_TEST] is not None for result in results), "comparison")
+    correction = f"Holm's correction over {tested}" if correct else f"not corrected for the {tested}"
+    yield f"†: better than {whom} (two-sided paired t-test, p < {ALPHA}, {correction})."
+    if untested := [result for result in results if result.p_values[T_TEST] is None]:
+        yield (
+            f"{_count(len(untested), 'comparison')} without a t-test: fewer than two paired questions in a category, "
+            "or all differences equal."
+        )
+
+
+def left_out_notes(contrasts: list[Contrast]) -> Iterator[str]:
+    """The comparisons that could not use every question."""
+    for contrast in contrasts:
+        if contrast.pairing.only_first or contrast.pairing.only_second or contrast.pairing.neither:
+            yield _describe_pairing(contrast)
+
+
+def _describe_pairing(contrast: Contrast) -> str:
+    pairing = contrast.pairing
+    return (
+        f"{contrast.system} and {contrast.baseline}: {_count(pairing.paired, 'paired question')}; left out: "
+        f"{pairing.only_first} scored only for {contrast.system}, {pairing.only_second} only for {contrast.baseline}, "
+        f"{pairing.neither} for neither."
+    )
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
@@ -186,60 +250,97 @@ def _first_five(names: list[str]) -> str:
     return ", ".join(map(one_line, names[:5])) + (", ..." if len(names) > 5 else "")
 
 
-# The table's forms
+# The tables
 
 
-def to_markdown(rows: list[list[Cell]], notes: list[str]) -> str:
-    lines = [_markdown_line(COLUMNS), "|:---" + "|---:" * (len(COLUMNS) - 1) + "|"]
-    lines += [_markdown_line(_text(cell) for cell in row) for row in rows]
-    if notes:
-        lines += ["", *(f"- {note}" for note in notes)]
-    return "\n".join(lines) + "\n"
+def means_table(rows: list[Row], contrasts: list[Contrast], paper: Paper | None, notes: list[str]) -> Table:
+    best = {group: best_of(rows, group) for group in GROUPS}
+    lines = []
+    for row in rows:
+        cells = [
+            Cell(
+                number(mean),
+                ("†" if has_dagger(contrasts, row.name, group) else "") + _paper_text(row, group, paper),
+                row.name in best[group],
+            )
+            for group, mean in row.means.items()
+        ]
+        lines.append([Cell(row.name), *cells, Cell(str(row.num_questions)), Cell(str(row.num_unscored))])
+    return Table(COLUMNS, lines, notes)
 
 
-def _markdown_line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+def _paper_text(row: Row, group: str, paper: Paper | None) -> str:
+    """The paper's score as it is printed, and the difference to it; nothing for a row that it does not have."""
+    if paper is None or (row.name, group) not in paper.scores:
+        return ""
+    dagger = "†" if (row.name, group) in paper.daggers else ""
+    return f" ({number(paper.scores[row.name, group])}{dagger}, {signed(_to_paper(row, group, paper))})"
 
 
-def to_latex(rows: list[list[Cell]], notes: list[str]) -> str:
-    """A tabular for a document that loads booktabs; the notes are its last rows."""
-    lines = [r"% \usepackage{booktabs}", rf"\begin{{tabular}}{{l{'r' * (len(COLUMNS) - 1)}}}", r"\toprule"]
-    lines += [_latex_line(COLUMNS), r"\midrule"]
-    lines += [_latex_line(_text(cell) for cell in row) for row in rows]
-    lines += [r"\bottomrule"]
-    for note in notes:
-        cell = rf"{{p{{\linewidth}}}}{{\footnotesize {_latex_text(note)}}}"
-        lines.append(rf"\multicolumn{{{len(COLUMNS)}}}{cell} \\")
-    return "\n".join([*lines, r"\end{tabular}"]) + "\n"
+def _to_paper(row: Row, group: str, paper: Paper) -> float | None:
+    """The difference to the paper's score, None where one of the two is not there."""
+    mean, score = row.means[group], paper.scores.get((row.name, group))
+    return None if mean is None or score is None else mean - score
 
 
-def _latex_line(cells: Iterable[str]) -> str:
-    # The braces keep a name that begins with [ or * from being read as an argument of the break before it.
-    return " & ".join(f"{{{_latex_text(cell)}}}" for cell in cells) + r" \\"
+def intervals_table(contrasts: list[Contrast], correct: bool) -> Table:
+    """A line for every comparison."""
+    suffix = " (Holm)" if correct else ""
+    columns = ["System", "Baseline", "Column", "Difference", "95% interval", f"t-test p{suffix}"]
+    columns += [f"Permutation p{suffix}", "Effect size", "Paired questions"]
+    rows = []
+    for contrast in contrasts:
+        for group, result in contrast.results.items():
+            cells = [contrast.system, contrast.baseline, group, signed(result.difference), _interval_text(result)]
+            cells += [p_text(shown_p(result, T_TEST)), p_text(shown_p(result, PERMUTATION))]
+            cells += [signed(result.statistics.effect_size, 2), str(result.num_questions)]
+            rows.append([Cell(text) for text in cells])
+    notes = [
+        "Difference: system minus baseline, over the questions that both have a score of. "
+        f"Interval: bootstrap, {RESAMPLES:,} resamples. Permutation test: {PERMUTATIONS:,} sign flips, two-sided. "
+        "Effect size: Cohen's d_z of the paired differences; the average has none."
+    ]
+    return Table(columns, rows, [*notes, *map(_describe_pairing, contrasts)], num_names=3)
 
 
-_LATEX_TEXT = str.maketrans(
-    {character: f"\\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
-    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}  # other signs in LaTeX's default font
-)
-
-
-def _latex_text(text: str) -> str:
-    return text.translate(_LATEX_TEXT)
-
-
-def to_csv(rows: list[list[Cell]]) -> str:
-    """Full-precision numbers, an empty field for a mean over nothing; CSV has no place for notes."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
-    return text.getvalue()
-
-
-def _text(cell: Cell) -> str:
-    if cell is None:
+def _interval_text(result: Result) -> str:
+    if result.statistics.interval is None:
         return "–"
-    return f"{cell:.4f}" if isinstance(cell, float) else str(cell)
+    low, high = result.statistics.interval
+    return f"[{signed(low)}, {signed(high)}]"
+
+
+def csv_rows(rows: list[Row], contrasts: list[Contrast], paper: Paper | None) -> list[list[Any]]:
+    """Header and rows: all that the tables show of a system, in one row."""
+    records = [_csv_record(row, contrasts, paper) for row in rows]
+    columns = list(dict.fromkeys(column for record in records for column in record))
+    return [columns, *([record.get(column) for column in columns] for record in records)]
+
+
+def _csv_record(row: Row, contrasts: list[Contrast], paper: Paper | None) -> dict[str, Any]:
+    record = {"System": row.name, **row.means, "Questions": row.num_questions, "Unscored aspects": row.num_unscored}
+    if paper is not None:
+        for group in GROUPS:
+            record[f"{group}: paper"] = paper.scores.get((row.name, group))
+            record[f"{group}: difference to paper"] = _to_paper(row, group, paper)
+    for contrast in contrasts:
+        if contrast.system == row.name:
+            record |= _csv_contrast(contrast)
+    return record
+
+
+def _csv_contrast(contrast: Contrast) -> dict[str, Any]:
+    record = {}
+    for group, result in contrast.results.items():
+        figures = {"paired questions": result.num_questions, "difference": result.difference, **result.p_values}
+        if result.statistics is not None:
+            low, high = result.statistics.interval or (None, None)
+            effect_size = result.statistics.effect_size
+            figures |= {"95% interval, low": low, "95% interval, high": high, "effect size": effect_size}
+        record |= {f"{group}: {name} against {contrast.baseline}": figure for name, figure in figures.items()}
+    left_out = {"here only": contrast.pairing.only_first, "there only": contrast.pairing.only_second}
+    left_out["nowhere"] = contrast.pairing.neither
+    return record | {f"Left out against {contrast.baseline}: scored {where}": n for where, n in left_out.items()}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,271 @@
+"""A dataset hub on loopback: what the clients of the Hugging Face hub ask for to read a dataset, and its troubles.
+
+`with serve({path: content}) as hub` serves one dataset, named `NAME`, to a client that has `hub.url` for HF_ENDPOINT.
+Files from `lfs_from` bytes on are redirected to another host name, as the hub does with large ones.
+"""
+
+import hashlib
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+from utils.dataset_statistics import PAPER_TABLE
+from utils.scoring import COMMUNITIES
+
+NAME = "alireza7/LaMP-QA"
+PIECE = 1 << 16  # bytes that are sent at a time
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong with one answer.
+
+    Attributes:
+        status, code: answer with this status and X-Error-Code; the body and X-Error-Message repeat what was sent.
+        cut_after: bytes of the content after which the connection is closed.
+        pause: seconds before every piece of the content.
+        more: bytes by which a file is said to be longer than it is.
+        flip: send the content with its first byte changed.
+    """
+
+    status: int = 200
+    code: str = ""
+    cut_after: int | None = None
+    pause: float = 0
+    more: int = 0
+    flip: bool = False
+
+
+FINE = Fault()
+
+
+def make_dataset(sample: Path) -> dict[str, bytes]:
+    """A dataset's files in the layout of LaMP-QA, made from the three files of tests/data/mini_lampqa."""
+    files, configs = {}, {}
+    for stem, entry in json.loads(PAPER_TABLE.read_text(encoding="utf-8"))["files"].items():
+        config, split = stem.rsplit("_", 1)
+        path = f"data/{config}/{split}/{split}.json"
+        records = json.loads((sample / f"{split}.json").read_text(encoding="utf-8"))
+        found = [record for record in records if COMMUNITIES[record["category"]] == entry["category"]]
+        files[path] = json.dumps(found, indent=2).encode()
+        configs.setdefault(config, {})[split] = path
+    return {"README.md": make_card(configs), ".gitattributes": b"", **files}
+
+
+def make_card(configs: dict[str, dict[str, str]]) -> bytes:
+    """The card of a dataset: the path of every split of every config."""
+    lines = ["---", "configs:"]
+    for config, paths in configs.items():
+        lines += [f"- config_name: {config}", "  data_files:"]
+        lines += [line for split, path in paths.items() for line in (f"  - split: {split}", f"    path: {path}")]
+    return "\n".join([*lines, "---", "# A dataset", ""]).encode()
+
+
+class HubServer(ThreadingHTTPServer):
+    """
+    Attributes:
+        commits: files by path, by commit; `branches` has a commit by its branch's name.
+        fault: what goes wrong with a request: a function of its method and path.
+        requests: method and path of all of them, in the order they came.
+        fetched: the dataset's files whose content was asked for, each as often as it was.
+        sent: bytes that were sent of each of them.
+        strangers: paths on the other host name that came with a token.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, files: dict[str, bytes], lfs_from: int):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.commits: dict[str, dict[str, bytes]] = {}
+        self.branches: dict[str, str] = {}
+        self.lfs_from = lfs_from
+        self.fault: Callable[[str, str], Fault] = lambda method, path: FINE
+        self.requests: list[tuple[str, str]] = []
+        self.fetched: list[str] = []
+        self.sent: dict[str | None, int] = {}
+        self.strangers: list[str] = []
+        self.changed = threading.Condition()
+        self.commit(files)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def commit(self, files: dict[str, bytes]) -> str:
+        """Make these files the newest ones; returns their commit."""
+        content = repr(sorted(files.items())) + str(len(self.commits))
+        name = hashlib.sha1(content.encode()).hexdigest()
+        self.commits[name] = files
+        self.branches["main"] = name
+        return name
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 30) -> None:
+        """Block until this holds; it is looked at after every request and every piece that is sent."""
+        with self.changed:
+            if not self.changed.wait_for(condition, seconds):
+                raise TimeoutError(f"not so after {seconds} s")
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that was killed is no news."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: HubServer
+
+    def answer(self) -> None:
+        self._body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        path = unquote(urlparse(self.path).path)
+        with self.server.changed:
+            self.server.requests.append((self.command, path))
+            self.server.changed.notify_all()
+        fault = self.server.fault(self.command, path)
+        if fault.status != 200:
+            return self._refuse(fault.status, fault.code)
+        for pattern, function in (
+            (rf"/api/datasets/{NAME}(?:/revision/(?P<revision>[^/]+))?", self._info),
+            (rf"/api/datasets/{NAME}/tree/(?P<revision>[^/]+)(?:/(?P<folder>.*))?", self._tree),
+            (rf"/api/datasets/{NAME}/paths-info/(?P<revision>[^/]+)", self._paths_info),
+            (rf"/datasets/{NAME}/resolve/(?P<revision>[^/]+)/(?P<path>.+)", self._resolve),
+        ):
+            if match := re.fullmatch(pattern, path):
+                return self._of_commit(function, fault, **match.groupdict())
+        if path.startswith("/cdn/"):
+            return self._cdn(path.removeprefix("/cdn/"), fault)
+        return self._refuse(404, "RepoNotFound" if path.startswith(("/api/datasets/", "/datasets/")) else "")
+
+    do_GET = do_HEAD = do_POST = answer
+
+    def _of_commit(self, function: Callable, fault: Fault, revision: str | None, **more: str | None) -> None:
+        commit = self.server.branches.get(revision or "main", revision)
+        if commit not in self.server.commits:
+            return self._refuse(404, "RevisionNotFound")
+        return function(commit, self.server.commits[commit], fault, **more)
+
+    def _info(self, commit: str, files: dict[str, bytes], fault: Fault) -> None:
+        siblings = [{"rfilename": path} for path in files]
+        self._send_json({"id": NAME, "sha": commit, "private": False, "gated": False, "siblings": siblings}, fault)
+
+    def _tree(self, commit: str, files: dict[str, bytes], fault: Fault, folder: str | None) -> None:
+        prefix = f"{folder}/" if folder else ""
+        inside = {path: content for path, content in files.items() if path.startswith(prefix)}
+        if folder and not inside:
+            return self._refuse(404, "EntryNotFound")
+        folders = {path[: place.start()] for path in inside for place in re.finditer("/", path)} - {folder}
+        entries = [*map(_folder_entry, sorted(folders)), *(self._entry(path, c) for path, c in inside.items())]
+        if "recursive=true" not in self.path.lower():
+            entries = [entry for entry in entries if "/" not in entry["path"].removeprefix(prefix)]
+        return self._send_json(entries, fault)
+
+    def _paths_info(self, commit: str, files: dict[str, bytes], fault: Fault) -> None:
+        wanted = json.loads(self._body)["paths"]
+        known = [self._entry(path, files[path]) for path in wanted if path in files]
+        folders = [p for p in wanted if p not in files and any(path.startswith(f"{p}/") for path in files)]
+        self._send_json([*known, *map(_folder_entry, folders)], fault)
+
+    def _entry(self, path: str, content: bytes) -> dict[str, Any]:
+        entry = {"type": "file", "path": path, "size": len(content), "oid": _git_sha1(content)}
+        if len(content) >= self.server.lfs_from:
+            entry["lfs"] = {"oid": _sha256(content), "size": len(content), "pointerSize": 134}
+        return entry
+
+    def _resolve(self, commit: str, files: dict[str, bytes], fault: Fault, path: str) -> None:
+        headers = {"X-Repo-Commit": commit}
+        if path not in files:
+            return self._refuse(404, "EntryNotFound", headers)
+        content = files[path]
+        if len(content) < self.server.lfs_from:
+            return self._send_file(path, content, fault, headers | {"ETag": f'"{_git_sha1(content)}"'})
+        elsewhere = f"http://localhost:{self.server.server_port}/cdn/{_sha256(content)}"
+        linked = {"X-Linked-ETag": f'"{_sha256(content)}"', "X-Linked-Size": str(len(content) + fault.more)}
+        return self._send(302, b"", headers | linked | {"Location": elsewhere})
+
+    def _cdn(self, sha256: str, fault: Fault) -> None:
+        if "Authorization" in self.headers:
+            self.server.strangers.append(self.path)
+        files = [pair for files in self.server.commits.values() for pair in files.items()]
+        path, content = next((path, content) for path, content in files if _sha256(content) == sha256)
+        self._send_file(path, content, fault, {})
+
+    def _send_file(self, path: str, content: bytes, fault: Fault, headers: dict[str, str]) -> None:
+        """The content, or the part that is asked for with Range: bytes=FIRST-[LAST]."""
+        place, status, total = slice(None), 200, len(content)
+        if wanted := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            last = int(wanted[2] or total - 1)
+            place, status = slice(int(wanted[1]), last + 1), 206
+            headers |= {"Content-Range": f"bytes {wanted[1]}-{last}/{total}"}
+        if self.command == "HEAD":
+            headers |= {"Content-Length": str(total + fault.more)}
+        else:
+            self.server.fetched.append(path)
+        if fault.flip:
+            content = bytes([content[0] ^ 1]) + content[1:]
+        self._send(status, content[place], {"Accept-Ranges": "bytes", **headers}, fault, path)
+
+    def _send_json(self, value: Any, fault: Fault) -> None:
+        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"}, fault)
+
+    def _refuse(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
+        """An error that repeats all it was sent, secrets included."""
+        message = f"You sent {dict(self.headers)}"
+        extra = {"X-Error-Code": code, "X-Error-Message": message, "Content-Type": "application/json"}
+        self._send(status, json.dumps({"error": message}).encode(), {**(headers or {}), **extra})
+
+    def _send(
+        self, status: int, content: bytes, headers: dict[str, str], fault: Fault = FINE, path: str | None = None
+    ) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        kept = content[: fault.cut_after]
+        self.close_connection = len(kept) < len(content)
+        with suppress(ConnectionError):  # a client that was killed
+            for start in range(0, len(kept), PIECE):
+                time.sleep(fault.pause)
+                piece = kept[start : start + PIECE]
+                self.wfile.write(piece)
+                with self.server.changed:
+                    self.server.sent[path] = self.server.sent.get(path, 0) + len(piece)
+                    self.server.changed.notify_all()
+
+    def log_message(self, *_: Any) -> None:
+        """Silence."""
+
+
+def _folder_entry(path: str) -> dict[str, Any]:
+    return {"type": "directory", "path": path, "oid": hashlib.sha1(path.encode()).hexdigest(), "size": 0}
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _git_sha1(content: bytes) -> str:
+    """What git, and the hub for a small file, know this content by."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+@contextmanager
+def serve(files: dict[str, bytes], lfs_from: int = 10_000_000) -> Iterator[HubServer]:
+    """A hub in a thread of this process."""
+    with HubServer(files, lfs_from) as hub:
+        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield hub
+        finally:
+            hub.shutdown()
+            thread.join()
