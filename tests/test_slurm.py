@@ -540,7 +540,8 @@ def test_tasks_that_die_change_nothing(queue, gate, api, encoder, tmp_path):
         assert re.findall(r"^== .*, restart (\d)$", log, re.MULTILINE) == ["0", "1"]
     back = "back into the queue; the next run goes on from here\n"
     assert {name for name, log in logs.items() if f"killed, exit code 137\n{back}" in log} == {"rag_0", "judge_0"}
-    warned = {name for name, log in logs.items() if f"stopped by a signal, exit code 130\n{back}" in log}
+    # 143 where SLURM's own TERM, to all processes of a task, reaches one that is leaving already.
+    warned = {name for name, log in logs.items() if re.search(f"stopped by a signal, exit code 1(30|43)\n{back}", log)}
     assert warned == {"rag_1", "rag_3", "late_0"}
     assert {name for name, log in logs.items() if "DUE TO TIME LIMIT" in log} == {"late_0"}
 
