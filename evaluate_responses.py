@@ -7,11 +7,18 @@
 
 Several response files are judged in one load of the model. A response file is {question id: [{"output": text}]};
 the first response of each question is judged. What the judge could not score is counted, never a 0.
+
+--strategy direct and pairwise are what the paper compares this with: one of five levels for a whole response, or two
+systems compared on each question, in both orders (two response files, one score file):
+
+  python evaluate_responses.py --strategy pairwise --evaluator_llm Qwen/Qwen2.5-32B-Instruct \\
+      --inputs_addr test.json --response_addr planpers.json rag.json --score_addr planpers_rag_pairs.json
 """
 
 import argparse
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +28,19 @@ from utils import cli
 from utils.chat import APIChat, LocalChat, choose_length, open_chat
 from utils.cli import UserError
 from utils.engines import identify_model, open_engine
-from utils.generation import Policy, Request, Stage, describe_requests, generate, token_totals
+from utils.generation import Parser, Policy, Request, Stage, describe_requests, generate, token_totals
 from utils.journal import Journal, Key, open_journal
-from utils.model_output import VERDICT_SCHEMA, parse_verdict
+from utils.model_output import (
+    LEVEL_SCHEMA,
+    PREFERENCE_SCHEMA,
+    VERDICT_SCHEMA,
+    parse_level,
+    parse_preference,
+    parse_verdict,
+)
 from utils.records import match_responses, read_dataset, read_responses, select_questions
 from utils.run_files import file_hash
-from utils.scoring import aspect_keys, score_file
+from utils.scoring import SCORINGS, score_file
 
 NO_RESPONSE = "no response to judge"
 LENGTH_STEP = 64  # the model length is rounded up to a multiple of this
@@ -34,26 +48,52 @@ LENGTH_STEP = 64  # the model length is rounded up to a multiple of this
 
 @dataclass
 class System:
-    """One response file: what is judged, and where its scores go.
+    """What is judged together: one response file, or the two of a pairwise comparison; and where its scores go.
 
     Attributes:
-        questions: those that are to be judged, in the dataset's order; each has a response.
+        responses: what each response file holds.
+        questions: those that are to be judged, in the dataset's order; each has a response in each file.
         pending: verdicts still to be asked for.
     """
 
     score_addr: str
-    responses: dict[str, list[dict[str, Any]]]
+    strategy: str
+    responses: list[dict[str, list[dict[str, Any]]]]
     questions: list[dict[str, Any]]
     fingerprint: dict[str, Any]
     pending: set[Key]
     journal: Journal | None = None
 
 
+@dataclass(frozen=True)
+class Strategy:
+    """What a judge is asked, and how its output is read; `utils.scoring.SCORINGS` says what it adds up to.
+
+    Attributes:
+        needs: fields of the dataset.
+        messages: from the prompt, the record, its responses, and the number of the verdict in its key.
+    """
+
+    prompt: str
+    needs: list[str]
+    messages: Callable[[Prompt, dict[str, Any], list[str], int], Messages]
+    schema: dict[str, Any]
+    parse: Parser
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = cli.make_parser(__doc__)
     parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="dataset with narratives and aspects")
+    parser.add_argument(
+        "--strategy",
+        choices=list(STRATEGIES),
+        default="aspect",
+        help="verdicts on aspects, a level for the whole response, or two systems compared (%(default)s)",
+    )
     parser.add_argument("--response_addr", required=True, nargs="+", metavar="FILE", help="responses, a file a system")
-    parser.add_argument("--score_addr", required=True, nargs="+", metavar="FILE", help="where the scores go, as many")
+    parser.add_argument(
+        "--score_addr", required=True, nargs="+", metavar="FILE", help="where the scores go, as many; one for pairwise"
+    )
     parser.add_argument("--allow_partial", action="store_true", help="score only the questions that have a response")
     cli.add_engine_arguments(parser, "--evaluator_llm", "judge: hub name, model folder, or API model")
     cli.add_sampling_arguments(
@@ -66,10 +106,11 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     cli.prepare_run(args, args.score_addr, [args.inputs_addr, *args.response_addr])
-    check_pairs(args.response_addr, args.score_addr)
-    prompt = load_prompt("aspect_judge", args.prompts_dir)
-    records = read_dataset(args.inputs_addr, needs=["narrative", "rubric_aspects"])
-    policy = Policy.from_arguments(args, VERDICT_SCHEMA)
+    check_pairs(args.strategy, args.response_addr, args.score_addr)
+    strategy = STRATEGIES[args.strategy]
+    prompt = load_prompt(strategy.prompt, args.prompts_dir)
+    records = read_dataset(args.inputs_addr, needs=strategy.needs)
+    policy = Policy.from_arguments(args, strategy.schema)
     systems = read_systems(args, records, prompt, policy)
     if not args.dry_run:
         systems = [system for system in systems if open_scores(system, records, args.overwrite)]
@@ -85,14 +126,21 @@ def main(argv: list[str] | None = None) -> int:
     if requests:
         done = sum(len(system.journal.entries) for system in systems)
         total = done + len(requests)
-        stage = Stage(args.evaluator_llm, requests, policy, parse_verdict, "verdicts", total, done)
+        stage = Stage(args.evaluator_llm, requests, policy, strategy.parse, "verdicts", total, done)
         device = generate(lambda: open_engine(args, args.evaluator_llm, max_model_len), stage)
     for system in systems:
         publish_scores(system, records, args, device)
     return 0
 
 
-def check_pairs(response_addrs: list[str], score_addrs: list[str]) -> None:
+def check_pairs(strategy: str, response_addrs: list[str], score_addrs: list[str]) -> None:
+    if strategy == "pairwise":
+        if (len(response_addrs), len(score_addrs)) != (2, 1):
+            raise UserError(
+                f"{len(response_addrs)} --response_addr, {len(score_addrs)} --score_addr: "
+                "--strategy pairwise takes two and one"
+            )
+        return
     if len(response_addrs) != len(score_addrs):
         raise UserError(f"{len(response_addrs)} --response_addr, {len(score_addrs)} --score_addr: give as many of each")
     if len({Path(score_addr).resolve() for score_addr in score_addrs}) < len(score_addrs):
@@ -106,7 +154,7 @@ def read_systems(
     ids = [record["id"] for record in records]
     shared = {
         "script": "evaluate_responses.py",
-        "strategy": "aspect",
+        "strategy": args.strategy,
         "judge": identify_model(args, args.evaluator_llm),
         "inputs": file_hash(args.inputs_addr),
         "prompt": {prompt.name: prompt.digest},
@@ -114,15 +162,20 @@ def read_systems(
         "dtype": args.dtype,
         **policy.fingerprint(),
     }
+    pairwise = args.strategy == "pairwise"
+    response_addrs = [args.response_addr] if pairwise else [[address] for address in args.response_addr]
     systems = []
-    for response_addr, score_addr in zip(args.response_addr, args.score_addr, strict=True):
-        responses = read_responses(response_addr)
-        questions = match_responses(selected, responses, response_addr, ids, args.allow_partial)
-        if any(len(outputs) > 1 for outputs in responses.values()):
-            print(f"note: {response_addr}: only the first response to each question is judged", file=sys.stderr)
-        fingerprint = {**shared, "responses": file_hash(response_addr)}
-        pending = {key for question in questions for key in aspect_keys(question)}
-        systems.append(System(score_addr, responses, questions, fingerprint, pending))
+    for addresses, score_addr in zip(response_addrs, args.score_addr, strict=True):
+        responses, questions = [], selected
+        for address in addresses:
+            responses.append(read_responses(address))
+            questions = match_responses(questions, responses[-1], address, ids, args.allow_partial)
+            if any(len(outputs) > 1 for outputs in responses[-1].values()):
+                print(f"note: {address}: only the first response to each question is judged", file=sys.stderr)
+        hashes = [file_hash(address) for address in addresses]
+        fingerprint = {**shared, "responses": hashes if pairwise else hashes[0]}
+        pending = {key for question in questions for key in SCORINGS[args.strategy].keys(question)}
+        systems.append(System(score_addr, args.strategy, responses, questions, fingerprint, pending))
     return systems
 
 
@@ -147,13 +200,18 @@ def build_requests(
     requests = []
     for record in records:
         for system in systems:
-            for key in sorted(system.pending.intersection(aspect_keys(record))):
-                response = system.responses[record["id"]][0]["output"]
+            strategy = STRATEGIES[system.strategy]
+            for key in sorted(system.pending.intersection(SCORINGS[system.strategy].keys(record))):
+                outputs = [responses[record["id"]][0]["output"] for responses in system.responses]
                 rendered = None
-                if response and response.strip():
-                    rendered = chat.render(judge_messages(prompt, record, response, record["rubric_aspects"][key[1]]))
+                if all(output and output.strip() for output in outputs):
+                    rendered = chat.render(strategy.messages(prompt, record, outputs, key[1]))
                 requests.append(Request(key, rendered, system.journal, {} if rendered else {"reason": NO_RESPONSE}))
     return requests
+
+
+def aspect_messages(prompt: Prompt, record: dict[str, Any], responses: list[str], number: int) -> Messages:
+    return judge_messages(prompt, record, responses[0], record["rubric_aspects"][number])
 
 
 def judge_messages(prompt: Prompt, record: dict[str, Any], response: str, aspect: dict[str, str]) -> Messages:
@@ -166,6 +224,26 @@ def judge_messages(prompt: Prompt, record: dict[str, Any], response: str, aspect
         reason=aspect["reason"],
         evidence=aspect["evidence"],
     )
+
+
+def direct_messages(prompt: Prompt, record: dict[str, Any], responses: list[str], number: int) -> Messages:
+    """The prompt for a whole response (paper figure 10)."""
+    return prompt.messages(question=record["question"], details=record["narrative"], response=responses[0])
+
+
+def pairwise_messages(prompt: Prompt, record: dict[str, Any], responses: list[str], number: int) -> Messages:
+    """The prompt for two responses (paper figure 11): in the order of their files for 0, swapped for 1."""
+    first, second = responses if number == 0 else reversed(responses)
+    return prompt.messages(
+        question=record["question"], details=record["narrative"], response_1=first, response_2=second
+    )
+
+
+STRATEGIES = {
+    "aspect": Strategy("aspect_judge", ["narrative", "rubric_aspects"], aspect_messages, VERDICT_SCHEMA, parse_verdict),
+    "direct": Strategy("direct_judge", ["narrative"], direct_messages, LEVEL_SCHEMA, parse_level),
+    "pairwise": Strategy("pairwise_judge", ["narrative"], pairwise_messages, PREFERENCE_SCHEMA, parse_preference),
+}
 
 
 def fit_context(
@@ -191,7 +269,8 @@ def fit_context(
 
 def make_scores(system: System, records: list[dict[str, Any]]) -> dict[str, Any]:
     """The content of the score file."""
-    return score_file(records, system.journal.entries, {question["id"] for question in system.questions})
+    asked = {question["id"] for question in system.questions}
+    return score_file(records, system.journal.entries, asked, system.strategy)
 
 
 def publish_scores(system: System, records: list[dict[str, Any]], args: argparse.Namespace, device: str | None) -> None:
@@ -204,16 +283,32 @@ def publish_scores(system: System, records: list[dict[str, Any]], args: argparse
 
 
 def describe_scores(score_addr: str, scores: dict[str, Any], tokens: dict[str, int]) -> str:
-    mean = "none" if scores["score"] is None else f"{scores['score']:.4f}"
-    text = f"{score_addr}: score {mean} over {scores['num_scored_questions']} questions"
-    if scores["num_unscored"]:
-        text += f"; {scores['num_unscored']} aspects unscored (as zeros: {scores['score_unscored_as_zero']:.4f})"
-    if scores["questions_without_aspects"]:
-        text += f"; without aspects, left out: {', '.join(scores['questions_without_aspects'])}"
+    text = f"{score_addr}: {describe_wins(scores) if 'wins' in scores else describe_mean(scores)}"
     if "partial" in scores:
         text += f"; a part: {scores['partial']['questions_judged']} of {scores['partial']['questions_in_dataset']}"
     if tokens["prompt_tokens"]:
         text += f"; {tokens['cached_tokens'] / tokens['prompt_tokens']:.0%} of prompt tokens from the cache"
+    return text
+
+
+def describe_mean(scores: dict[str, Any]) -> str:
+    mean = "none" if scores["score"] is None else f"{scores['score']:.4f}"
+    text = f"score {mean} over {scores['num_scored_questions']} questions"
+    if scores["num_unscored"]:
+        unit = "responses" if scores.get("strategy") == "direct" else "aspects"
+        text += f"; {scores['num_unscored']} {unit} unscored (as zeros: {scores['score_unscored_as_zero']:.4f})"
+    if scores.get("questions_without_aspects"):
+        text += f"; without aspects, left out: {', '.join(scores['questions_without_aspects'])}"
+    return text
+
+
+def describe_wins(scores: dict[str, Any]) -> str:
+    rate = "none" if scores["position_swap_rate"] is None else f"{scores['position_swap_rate']:.0%}"
+    text = f"the first system wins {scores['wins']}, ties {scores['ties']}, loses {scores['losses']} "
+    text += f"of {scores['num_scored_questions']} questions; position-swap rate {rate}"
+    if scores["num_unscored"]:
+        unscored = scores["num_questions"] - scores["num_scored_questions"]
+        text += f"; {unscored} questions unscored, for {scores['num_unscored']} verdicts are missing"
     return text
 
 

@@ -22,7 +22,7 @@ from utils.generation import token_totals
 from utils.journal import Journal, Key, open_journal, read_journal
 from utils.records import collect_responses, first_five, read_dataset, read_plans, read_responses, select_questions
 from utils.run_files import differences, file_hash, read_manifest
-from utils.scoring import aspect_keys, score_file
+from utils.scoring import SCORINGS, score_file
 
 Record = dict[str, Any]
 
@@ -52,13 +52,13 @@ def main(argv: list[str] | None = None) -> int:
     cli.check_outputs([args.output_addr], [args.inputs_addr, *args.shard_addr])
     shards = [read_shard(path) for path in args.shard_addr]
     fingerprint = shared_fingerprint(shards)
-    kind = kind_of(fingerprint, shards[0].path)
-    records = read_dataset(args.inputs_addr, needs=["rubric_aspects"] if kind == "scores" else [])
+    kind, strategy = kind_of(fingerprint, shards[0].path), fingerprint.get("strategy")
+    records = read_dataset(args.inputs_addr, needs=["rubric_aspects"] if strategy == "aspect" else [])
     if fingerprint["inputs"] != file_hash(args.inputs_addr):
         raise UserError(f"{args.inputs_addr}: not the dataset that {shards[0].path} was made from")
     entries = merge_entries(shards)
     questions = select_questions(records, args.limit)
-    keys = expected_keys(questions, entries, kind)
+    keys = expected_keys(questions, entries, strategy)
     check_complete(args, records, keys, entries)
 
     journal = open_journal(args.output_addr, fingerprint, args.overwrite, keys)
@@ -70,13 +70,13 @@ def main(argv: list[str] | None = None) -> int:
                 "  give another output, or --overwrite to replace it"
             )
         journal.forget()
-    if journal is None or journal.holds(keys, lambda: content_of(kind, records, journal.entries, asked)):
+    if journal is None or journal.holds(keys, lambda: content_of(kind, strategy, records, journal.entries, asked)):
         print(f"{args.output_addr}: already finished, left alone")
         return 0
     for key in journal.missing(keys):
         journal.add(key, entries[key])
     figures = {"counts": {kind: len(keys)}, "tokens": token_totals(journal.entries.values())}
-    content = content_of(kind, records, journal.entries, asked)
+    content = content_of(kind, strategy, records, journal.entries, asked)
     journal.publish(content, vars(args), None, **figures, merged=[shard.path for shard in shards])
     print(f"{args.output_addr}: {len(keys)} {kind} of {len(shards)} shards, {len(questions)} questions")
     return 0
@@ -149,10 +149,10 @@ def merge_entries(shards: list[Shard]) -> dict[Key, Record]:
     return merged
 
 
-def expected_keys(questions: list[Record], entries: dict[Key, Record], kind: str) -> list[Key]:
-    """The pieces a whole file has: a verdict an aspect, or as many outputs a question as any question has."""
-    if kind == "scores":
-        return [key for question in questions for key in aspect_keys(question)]
+def expected_keys(questions: list[Record], entries: dict[Key, Record], strategy: str | None) -> list[Key]:
+    """The pieces a whole file has: the verdicts of a strategy, or as many outputs a question as any question has."""
+    if strategy is not None:
+        return [key for question in questions for key in SCORINGS[strategy].keys(question)]
     number = max((key[1] for key in entries), default=0) + 1
     return [(question["id"], i) for question in questions for i in range(number)]
 
@@ -179,9 +179,11 @@ def is_other_merge(journal: Journal, entries: dict[Key, Record]) -> bool:
     return any(entries[key]["value"] != entry["value"] for key, entry in journal.entries.items() if key in entries)
 
 
-def content_of(kind: str, records: list[Record], entries: dict[Key, Record], asked: set[str]) -> Any:
-    if kind == "scores":
-        return score_file(records, entries, asked)
+def content_of(
+    kind: str, strategy: str | None, records: list[Record], entries: dict[Key, Record], asked: set[str]
+) -> Any:
+    if strategy is not None:
+        return score_file(records, entries, asked, strategy)
     return collect_responses(records, entries, "aspects" if kind == "plans" else "output")
 
 

@@ -1,7 +1,6 @@
-"""Lenient, pure parsing of what a language model wrote: an answer, a judge's verdict or a plan.
+"""Lenient, pure parsing of what a language model wrote: an answer, a judge's verdict, level or preference, or a plan.
 
-Answer and verdict were asked for as one JSON object in a ```json fence. The first attempt that finds the field
-decides:
+All but a plan were asked for as one JSON object in a ```json fence. The first attempt that finds the field decides:
 
 1. Strict ("strict"): the whole text is one JSON object that has the field under its exact name, with white
    space and a fence around it or half a fence.
@@ -10,7 +9,7 @@ decides:
    the name may be spelled otherwise ("Match Score").
 3. By name ("repaired"): the name is looked for, first as a key inside an object, then without braces. The value
    is read from there by a tolerant scanner: other quotes, unescaped quotes inside, no end.
-4. Verdicts only ("repaired"): the text is a single digit 0, 1 or 2 and nothing else.
+4. Not for answers ("repaired"): the text is a verdict, a level or a preference and nothing else.
 
 Answers: the first one wins. A list or a dict becomes text, one line an item ("key: value" for a dict). A number,
 true, null and prose without the field are no answer. A text that ends inside the value is kept and flagged as
@@ -22,6 +21,11 @@ object `match_score: 2` counts (also with "=" or "is"), prose without the name d
 values, in one object or in prose, is refused as contradictory. Of several objects the first one that has the
 name decides, also when its value is refused.
 
+Levels (direct scoring): the numbers 0, 0.25, 0.5, 0.75 and 1, also as 1.0 or .5. Preferences (pairwise comparison): the
+integer 1 or 2, also as Response 1 and as the text "1", "Response 1", "first" or "the first response"; "A" is none of
+the prompt's names for a response, so it is refused. Both are read as verdicts are, but outside an object the name must
+be quoted or start a line and have a colon or "=" behind it, and nothing else may stand in the value's line.
+
 A plan was asked for as titles, one a line. Reasoning up to </think> is dropped, and so are fences, headings, an
 introduction that ends in a colon, and what marks a line as an item of a list ("- ", "1. ", bold face). A JSON array
 of texts is a plan too. A title that stands there before (whatever its case) is not repeated, and one that
@@ -30,11 +34,14 @@ max_tokens may have cut is left out unless it is the only one.
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 ANSWER_FIELD = "personalized_answer"
 VERDICT_FIELD = "match_score"
-
+LEVEL_FIELD = "score"
+PREFERENCE_FIELD = "better_response"
+LEVELS = (0, 0.25, 0.5, 0.75, 1)
 
 # What constrained decoding holds an output to.
 ANSWER_SCHEMA = {
@@ -49,6 +56,18 @@ VERDICT_SCHEMA = {
     "required": [VERDICT_FIELD],
     "additionalProperties": False,
 }
+LEVEL_SCHEMA = {
+    "type": "object",
+    "properties": {LEVEL_FIELD: {"type": "number", "enum": list(LEVELS)}},
+    "required": [LEVEL_FIELD],
+    "additionalProperties": False,
+}
+PREFERENCE_SCHEMA = {
+    "type": "object",
+    "properties": {PREFERENCE_FIELD: {"type": "integer", "enum": [1, 2]}},
+    "required": [PREFERENCE_FIELD],
+    "additionalProperties": False,
+}
 # A plan is lines: at most 10, for a model that would never end, each of 3 to 120 characters, the first of them neither
 # white space nor punctuation.
 _PLAN_LINE = r"[^\s!-/:-@\[-`{-~][^\n]{2,119}"
@@ -59,7 +78,7 @@ PLAN_PATTERN = rf"{_PLAN_LINE}(\n{_PLAN_LINE}){{0,9}}"
 class Parsed:
     """What was found in a text; see the module's docstring for the order of attempts."""
 
-    value: str | int | list[str] | None  # None: nothing usable
+    value: str | int | float | list[str] | None  # None: nothing usable
     how: str  # "strict", "repaired" or "none"
     reason: str | None  # why nothing was found; None when something was
     truncated: bool = False  # the text ended inside the value, which was closed and kept
@@ -71,6 +90,8 @@ _GAP = r"(?:\s++|(?://|\#)[^\n]{0,200}+|/\*[^*]{0,200}+\*/){0,4}+"  # white spac
 _NAMES = {
     ANSWER_FIELD: r"(?<!\w)personali[sz]ed[\s_\\-]{0,3}answer(?!\w)",
     VERDICT_FIELD: r"(?<!\w)match[\s_\\-]{0,3}score(?!\w)",
+    LEVEL_FIELD: r"(?<!\w)score(?!\w)",
+    PREFERENCE_FIELD: r"(?<!\w)better[\s_\\-]{0,3}response(?!\w)",
 }
 
 
@@ -83,20 +104,29 @@ _KEY = {
     field: _pattern(rf"(?:\{{{_GAP}{_QUOTE}?|,{_GAP}{_QUOTE}){name}{_QUOTE}?\s*+[:=：][\s*`]*+")
     for field, name in _NAMES.items()
 }
-# The name without braces. An answer's must be quoted or start a line; a verdict's may stand anywhere.
+# The name without braces. It must be quoted or start a line; a verdict's, which no prose has, may stand anywhere.
 _UNBRACED = {
-    ANSWER_FIELD: _pattern(
-        rf"(?:{_QUOTE}|^[^\w\n]*+(?:json[^\w\n]*+)?){_NAMES[ANSWER_FIELD]}"
-        rf"(?:{_QUOTE}|[*`])*+\s*+[:=：][\s*`]*+"
-    ),
-    VERDICT_FIELD: _pattern(rf"{_NAMES[VERDICT_FIELD]}(?:{_QUOTE}|[*`\\])*+\s*+(?:[:=：]|is\b)[\s*`]*+"),
+    field: _pattern(rf"(?:{_QUOTE}|^[^\w\n]*+(?:json[^\w\n]*+)?){name}(?:{_QUOTE}|[*`])*+\s*+[:=：][\s*`]*+")
+    for field, name in _NAMES.items()
 }
+_UNBRACED[VERDICT_FIELD] = _pattern(rf"{_NAMES[VERDICT_FIELD]}(?:{_QUOTE}|[*`\\])*+\s*+(?:[:=：]|is\b)[\s*`]*+")
 # A verdict, not the beginning of another number, a range, a fraction or a condition.
 _VERDICT = re.compile(
     r"[0-2](?!\w)(?![ \t*`]*+(?:[-–/,.|~+]\s*+[0-9]|%|(?:out|or|to|of|if|when|unless|only)\b))"
     r"(?![^\n{}\"]{0,20}\bout of\b)"
 )
-_ONLY_DIGIT = _pattern(r"(?:```|/?json\b|\s|\ufeff)*+([0-2])(?:```|/?json\b|\s)*+\Z")
+# A level or a preference, and what may follow it: the end of the line or object, or the next key.
+_LEVEL = r"(?:0?\.(?:0|25|50?|75)0{0,3}|[01](?:\.0{1,4})?)"
+_NUMBERED = r"(?:response[ _]?)?[12]"
+_PREFERENCE = (
+    rf"(?:{_NUMBERED}|{_QUOTE}(?:{_NUMBERED}|(?:the )?(?:first|second)(?: response)?){_QUOTE})"  # words: only in quotes
+)
+_ENDS_VALUE = rf"(?!\w)(?=[ \t*`]*+(?:\Z|[\n\r}}]|,\s*+(?:\Z|\}}|{_QUOTE})))"
+
+
+def _only(value: str) -> re.Pattern[str]:
+    return _pattern(rf"(?:```|/?json\b|\s|\ufeff)*+(?P<value>{value})(?:```|/?json\b|\s)*+\Z")
+
 
 _OPENING_QUOTE = re.compile(rf"\"\"\"|'''|{_QUOTE}")
 _CLOSING_QUOTE = {"“": '[”“"]', "”": '[”“"]', "‘": "[’‘']", "’": "[’‘']"}  # any other closes itself
@@ -148,19 +178,55 @@ def parse_verdict(text: str, cut: bool = False) -> Parsed:
 
     cut: the generation ended at max_tokens, so a digit at the end of the text may be the start of 1.5 or 10.
     """
+    return _parse_choice(text, cut, _VERDICTS)
+
+
+def parse_level(text: str, cut: bool = False) -> Parsed:
+    """Read the field "score": a float, one of 0, 0.25, 0.5, 0.75 and 1. cut: as for a verdict."""
+    return _parse_choice(text, cut, _LEVELS)
+
+
+def parse_preference(text: str, cut: bool = False) -> Parsed:
+    """Read the field "better_response": the number of the response that is preferred, 1 or 2. cut: as for a verdict."""
+    return _parse_choice(text, cut, _PREFERENCES)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A field whose value is one of a few."""
+
+    field: str
+    pattern: re.Pattern[str]  # a value as it is written
+    only: re.Pattern[str]  # a text that is a value and nothing else
+    read: Callable[[str], int | float]
+    values: str  # in words
+
+
+def _read_preference(written: str) -> int:
+    return 1 if "1" in written or "first" in written.lower() else 2
+
+
+_VERDICTS = _Choice(VERDICT_FIELD, _VERDICT, _only("[0-2]"), int, "an integer 0-2")
+_LEVELS = _Choice(LEVEL_FIELD, _pattern(_LEVEL + _ENDS_VALUE), _only(_LEVEL), float, "0, 0.25, 0.5, 0.75 or 1")
+_PREFERENCES = _Choice(
+    PREFERENCE_FIELD, _pattern(_PREFERENCE + _ENDS_VALUE), _only(_PREFERENCE), _read_preference, "1 or 2"
+)
+
+
+def _parse_choice(text: str, cut: bool, choice: _Choice) -> Parsed:
     if cut and text[-1:].isdigit():
         return _none("the text breaks off in a number")
-    value, how = _from_object(text, VERDICT_FIELD)
+    value, how = _from_object(text, choice.field)
     if how != "none":
         written = {dict: "{", list: "["}.get(type(value)) or json.dumps(value, ensure_ascii=False)
-        return _verdict([_verdict_at(written, 0)], how)
+        return _chosen([_value_at(written, 0, choice)], how, choice)
     text = _after_reasoning(text)
-    if (digit := _ONLY_DIGIT.match(text)) is not None:
-        return Parsed(int(digit[1]), "repaired", None)
-    starts = _value_starts(text, VERDICT_FIELD)
+    if (only := choice.only.match(text)) is not None:
+        return Parsed(choice.read(only["value"]), "repaired", None)
+    starts = _value_starts(text, choice.field)
     if not starts:
-        return _missing(text, VERDICT_FIELD)
-    return _verdict([_verdict_at(text, start) for start in starts], "repaired")
+        return _missing(text, choice.field)
+    return _chosen([_value_at(text, start, choice) for start in starts], "repaired", choice)
 
 
 def _none(reason: str) -> Parsed:
@@ -178,13 +244,13 @@ def _answer(value: str, how: str, truncated: bool = False) -> Parsed:
     return Parsed(value, how, None, truncated) if value else _none(f"{ANSWER_FIELD} is empty")
 
 
-def _verdict(found: list[int | str], how: str) -> Parsed:
-    """The one verdict in found, which holds verdicts and descriptions of what is none."""
+def _chosen(found: list[int | float | str], how: str, choice: _Choice) -> Parsed:
+    """The one value in found, which holds values and descriptions of what is none."""
     if len(set(found)) > 1:
         named = " and ".join(str(one) for one in list(dict.fromkeys(found))[:3])
-        return _none(f"{VERDICT_FIELD} is contradictory: {named}")
+        return _none(f"{choice.field} is contradictory: {named}")
     if isinstance(found[0], str):
-        return _none(f"{VERDICT_FIELD} is {found[0]}, not an integer 0-2")
+        return _none(f"{choice.field} is {found[0]}, not {choice.values}")
     return Parsed(found[0], how, None)
 
 
@@ -234,21 +300,21 @@ def _after_reasoning(text: str) -> str:
 def _value_starts(text: str, field: str) -> list[int]:
     """Where the field's values start: behind keys in objects or, without any, behind unbraced names.
 
-    For a verdict only the first object that has the key counts: what follows is a second answer.
+    But for answers only the first object that has the key counts: what follows is a second verdict.
     """
     keys = list(_KEY[field].finditer(text))
     if not keys:
         return [name.end() for name in _UNBRACED[field].finditer(text)]
-    if field == VERDICT_FIELD:
+    if field != ANSWER_FIELD:
         closed = text.find("}", keys[0].end())
         keys = [key for key in keys if key is keys[0] or closed < 0 or key.end() <= closed]
     return [key.end() for key in keys]
 
 
-def _verdict_at(text: str, start: int) -> int | str:
-    """The verdict that starts there, or a description of what does."""
-    found = _VERDICT.match(text, start)
-    return int(found[0]) if found is not None else _describe(text, start)
+def _value_at(text: str, start: int, choice: _Choice) -> int | float | str:
+    """The value that starts there, or a description of what does."""
+    found = choice.pattern.match(text, start)
+    return choice.read(found[0]) if found is not None else _describe(text, start)
 
 
 def _describe(text: str, start: int) -> str:

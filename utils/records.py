@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
+from utils.model_output import LEVELS
 from utils.scoring import question_score
 
 
@@ -309,17 +310,27 @@ def _each(samples: dict[str, list[Any]], path: str | Path, noun: str) -> Iterato
 
 
 def read_scores(path: str | Path) -> dict[str, Any]:
-    """Read a score file; UserError unless every question has its aspects, and the score that their verdicts give."""
+    """Read a score file; UserError unless every question has its aspects, and the score that their verdicts give.
+
+    Direct scoring's have one level in place of the aspects. A pairwise comparison is refused: it has no scores.
+    """
     scores = read_json(path)
     if not isinstance(scores, dict) or not isinstance(scores.get("per_question_scores"), list):
         raise UserError(
             f"{path}: not a score file: it has no list 'per_question_scores'\n"
             "  give files that evaluate_responses.py wrote to its --score_addr"
         )
+    strategy = scores.get("strategy", "aspect")
+    if strategy not in ("aspect", "direct"):
+        raise UserError(
+            f"{path}: its strategy is {quote(strategy)}, which scores no single system\n"
+            "  give files of the strategies aspect or direct"
+        )
     for number, question in enumerate(scores["per_question_scores"]):
         if not isinstance(question, dict) or not isinstance(question.get("id"), str):
             raise UserError(f"{path}: per_question_scores, item {number}: not a scored question: it has no field 'id'")
-        _check_scores(question, f"{path}: question {quote(question['id'])}")
+        check = _check_level if strategy == "direct" else _check_scores
+        check(question, f"{path}: question {quote(question['id'])}")
     return scores
 
 
@@ -333,6 +344,17 @@ def _check_scores(question: dict[str, Any], where: str) -> None:
         raise UserError(f"{where}: {error}") from None
     if not _same_score(question.get("score"), expected):
         raise UserError(f"{where}: its score is {quote(question.get('score'))}, but its aspects give {expected}")
+
+
+def _check_level(question: dict[str, Any], where: str) -> None:
+    details = question.get("details")
+    if not isinstance(details, list) or len(details) != 1 or not isinstance(details[0], dict):
+        raise UserError(f"{where}: field 'details' is not one level of direct scoring")
+    level = details[0].get("score")
+    if level is not None and (type(level) not in (int, float) or level not in LEVELS):
+        raise UserError(f"{where}: {quote(level)} is not a level: one of {', '.join(map(str, LEVELS))}, or null")
+    if not _same_score(question.get("score"), level):
+        raise UserError(f"{where}: its score is {quote(question.get('score'))}, but its level is {quote(level)}")
 
 
 def _is_scored_aspect(value: Any) -> bool:

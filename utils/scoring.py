@@ -2,11 +2,19 @@
 
 An aspect the judge gave no usable verdict on has the score None. It takes its question out of the means and
 is counted; it counts 0 only where a name says "unscored_as_zero".
+
+The strategies that the paper compares it with stand at the end: one level a response, and two responses compared in
+both orders.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+Record = dict[str, Any]
+Verdicts = dict[tuple[str, int], Record]  # by key, each {"value": the verdict or None, ...}
 
 MAX_VERDICT = 2  # the judge says 0 (not covered), 1 (partly) or 2 (very well)
 
@@ -64,37 +72,43 @@ def aspect_keys(record: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def score_file(
-    records: list[dict[str, Any]], verdicts: dict[tuple[str, int], dict[str, Any]], asked: Collection[str]
+    records: list[Record], verdicts: Verdicts, asked: Collection[str], strategy: str = "aspect"
 ) -> dict[str, Any]:
-    """The content of a score file: the questions whose aspects all have an entry, in the dataset's order.
+    """The content of a score file: the questions whose verdicts all have an entry, in the dataset's order.
 
     Args:
         records: the whole dataset.
-        verdicts: by `aspect_keys`, each `{"value": 0, 1, 2 or None, ...}`.
+        verdicts: by the strategy's keys, each `{"value": ..., ...}`: 0, 1 or 2 for an aspect, a level from 0 to 1 for
+            a response, 1 or 2 for two responses, or None.
         asked: ids of the questions that this run was for; of those without aspects only these are listed.
+        strategy: one of `SCORINGS`.
     """
+    scoring = SCORINGS[strategy]
     judged = [
         record
         for record in records
-        if (verdicts.keys() >= set(keys) if (keys := aspect_keys(record)) else record["id"] in asked)
+        if (verdicts.keys() >= set(keys) if (keys := scoring.keys(record)) else record["id"] in asked)
     ]
-    per_question = [question_entry(record, verdicts) for record in judged]
-    scores = summarize(per_question)
+    per_question = [scoring.entry(record, verdicts) for record in judged]
+    scores = scoring.summarize(per_question)
     if len(judged) < len(records):
         scores["partial"] = {"questions_in_dataset": len(records), "questions_judged": len(judged)}
     scores["per_question_scores"] = per_question
     return scores
 
 
-def question_entry(record: dict[str, Any], verdicts: dict[tuple[str, int], dict[str, Any]]) -> dict[str, Any]:
+def question_entry(record: Record, verdicts: Verdicts) -> dict[str, Any]:
     """One question of the score file. `score` is None unless every aspect has a verdict."""
     details = []
     for key, aspect in zip(aspect_keys(record), record["rubric_aspects"], strict=True):
-        verdict = verdicts[key]
-        kept = {name: verdict[name] for name in ("reason", "raw", "parsed", "attempts") if name in verdict}
-        details.append({"aspect": aspect["aspect"], "score": verdict["value"], **kept})
+        details.append({"aspect": aspect["aspect"], "score": verdicts[key]["value"], **_origin(verdicts[key])})
     score = question_score([detail["score"] for detail in details]) if details else None
     return {"id": record["id"], "category": record.get("category"), "score": score, "details": details}
+
+
+def _origin(verdict: Record) -> dict[str, Any]:
+    """How a verdict came to be."""
+    return {name: verdict[name] for name in ("reason", "raw", "parsed", "attempts") if name in verdict}
 
 
 def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
@@ -147,10 +161,123 @@ def macro_average(means: dict[str, float | None]) -> float | None:
 
 def _scores(asked: list[dict[str, Any]], unscored_as_zero: bool) -> list[float]:
     """The question scores that enter a mean."""
+    scored = [question["score"] for question in asked if question["score"] is not None]
     if unscored_as_zero:
-        return [question_score_unscored_as_zero([d["score"] for d in q["details"]]) for q in asked]
-    return [question["score"] for question in asked if question["score"] is not None]
+        missing = [question for question in asked if question["score"] is None]
+        return scored + [question_score_unscored_as_zero([d["score"] for d in q["details"]]) for q in missing]
+    return scored
 
 
 def _mean(values: list[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
+
+
+# Direct scoring
+
+
+def response_keys(record: Record) -> list[tuple[str, int]]:
+    """One level for a question's response."""
+    return [(record["id"], 0)]
+
+
+def direct_entry(record: Record, verdicts: Verdicts) -> dict[str, Any]:
+    """One question of a score file of direct scoring: the level, 0 to 1, is the score; None without one."""
+    [key] = response_keys(record)
+    level = verdicts[key]["value"]
+    details = [{"score": level, **_origin(verdicts[key])}]
+    return {"id": record["id"], "category": record.get("category"), "score": level, "details": details}
+
+
+def summarize_direct(per_question: list[dict[str, Any]]) -> dict[str, Any]:
+    """The head of a score file of direct scoring, with the fields of `summarize`.
+
+    Returns:
+        num_unscored: responses without a level, so num_questions - num_scored_questions.
+    """
+    scores = [question["score"] for question in per_question if question["score"] is not None]
+    return {
+        "strategy": "direct",
+        "score": _mean(scores),
+        "num_questions": len(per_question),
+        "num_scored_questions": len(scores),
+        "num_unscored": len(per_question) - len(scores),
+        "score_unscored_as_zero": _mean([question["score"] or 0 for question in per_question]),
+    }
+
+
+# Pairwise comparison
+
+SYSTEMS = ("first", "second")  # as their files were given
+
+
+def order_keys(record: Record) -> list[tuple[str, int]]:
+    """Two preferences a question: 0 with the first system's response ahead, 1 with the second's."""
+    return [(record["id"], 0), (record["id"], 1)]
+
+
+def pairwise_entry(record: Record, verdicts: Verdicts) -> dict[str, Any]:
+    """One question of a pairwise score file.
+
+    Returns:
+        result: of the first system, "win" or "loss" where one system is preferred in both orders, "tie" where the
+            preference flips with the order; None unless both orders have a verdict.
+        details: an order each: the system shown first, the number of the response that the judge preferred, and the
+            system that this response is of.
+    """
+    details = []
+    for key in order_keys(record):
+        order, number = key[1], verdicts[key]["value"]
+        preferred = None if number is None else SYSTEMS[(order + number - 1) % 2]
+        detail = {"shown_first": SYSTEMS[order], "better_response": number, "preferred": preferred}
+        details.append({**detail, **_origin(verdicts[key])})
+    result = pair_result(*(detail["preferred"] for detail in details))
+    return {"id": record["id"], "category": record.get("category"), "result": result, "details": details}
+
+
+def pair_result(one: str | None, other: str | None) -> str | None:
+    """The first system's result from the systems preferred in the two orders, None where one has no verdict."""
+    if one is None or other is None:
+        return None
+    if one != other:
+        return "tie"
+    return "win" if one == "first" else "loss"
+
+
+def summarize_pairwise(per_question: list[dict[str, Any]]) -> dict[str, Any]:
+    """The head of a pairwise score file.
+
+    Returns:
+        wins, ties, losses: questions, from the first system's side.
+        position_swap_rate: the share of scored questions whose preference flips with the order, 0 to 1; as the judge
+            cannot call a tie, these are the ties. None where no question is scored.
+        num_questions, num_scored_questions: questions, and those of them with a verdict in both orders.
+        num_unscored: missing verdicts, at most two a question.
+    """
+    results = Counter(question["result"] for question in per_question)
+    num_scored = len(per_question) - results[None]
+    return {
+        "strategy": "pairwise",
+        "wins": results["win"],
+        "ties": results["tie"],
+        "losses": results["loss"],
+        "position_swap_rate": results["tie"] / num_scored if num_scored else None,
+        "num_questions": len(per_question),
+        "num_scored_questions": num_scored,
+        "num_unscored": sum(d["preferred"] is None for question in per_question for d in question["details"]),
+    }
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """From a strategy's verdicts to its score file."""
+
+    keys: Callable[[Record], list[tuple[str, int]]]
+    entry: Callable[[Record, Verdicts], dict[str, Any]]
+    summarize: Callable[[list[dict[str, Any]]], dict[str, Any]]
+
+
+SCORINGS = {
+    "aspect": Scoring(aspect_keys, question_entry, summarize),
+    "direct": Scoring(response_keys, direct_entry, summarize_direct),
+    "pairwise": Scoring(order_keys, pairwise_entry, summarize_pairwise),
+}

@@ -50,7 +50,11 @@ def describe_answer(question: str, answer: str | None, entry: dict[str, Any]) ->
     for paragraph in printable(answer or "(no answer)").splitlines():
         lines += textwrap.wrap(paragraph, WIDTH, initial_indent="  | ", subsequent_indent="  | ") or ["  |"]
     lines += ["", f"  score {score}"]
-    lines += [f"    {VERDICTS[detail['score']]:<14} {printable(detail['aspect'])}" for detail in entry["details"]]
+    lines += [
+        f"    {VERDICTS[detail['score']]:<14} {printable(detail['aspect'])}"
+        for detail in entry["details"]
+        if "aspect" in detail
+    ]
     return "\n".join(lines) + "\n"
 
 

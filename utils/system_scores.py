@@ -46,7 +46,8 @@ def read_systems(arguments: list[list[str]], unscored_as_zero: bool) -> list[Sys
     systems = [_read_system(one_line(name), paths) for name, *paths in arguments]
     if unscored_as_zero:
         for question in (question for system in systems for question in system.questions if question["details"]):
-            question["score"] = question_score_unscored_as_zero([d["score"] for d in question["details"]])
+            if question["score"] is None:
+                question["score"] = question_score_unscored_as_zero([d["score"] for d in question["details"]])
     return systems
 
 
