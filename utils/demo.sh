@@ -65,5 +65,16 @@ run "$python" utils/make_table.py \
     --system "PlanPers" $out/planpers_scores.json \
     --system "PlanPers (gold plans)" $out/planpers_gold_scores.json \
     --output_addr $out/table.md --overwrite
+run "$python" utils/report.py --inputs_addr $out/test_ranked.json $out/test_random_ranked.json \
+    --system "No personalization" $out/no_personalization.json $out/no_personalization_scores.json \
+    --system "RAG (random profile)" $out/rag_random.json $out/rag_random_scores.json \
+    --system "RAG (asker's profile)" $out/rag.json $out/rag_scores.json \
+    --system "PlanPers" $out/planpers.json $out/planpers_scores.json $out/planpers.json.plans.json \
+    --system "PlanPers (gold plans)" $out/planpers_gold.json $out/planpers_gold_scores.json \
+    --output_addr $out/report.html
+
+printf '\n'
 cat $out/table.md
-printf '\nEverything is in %s. The numbers show that the pipeline works, not how good a method is.\n' $out
+printf '\nThe table is %s, the training curve %s, every answer and verdict stand in %s.\n' \
+    $out/table.md $out/planner/training.png $out/report.html
+printf 'The numbers show that the pipeline works, not how good a method is.\n'

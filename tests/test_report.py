@@ -1,0 +1,685 @@
+"""The report: what stands in the file, and what Chromium makes of it."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+from api_server import serve
+
+import baselines
+import evaluate_responses
+import planpers
+from utils.cli import UserError
+from utils.report import main, to_json
+from utils.run_files import file_hash
+
+SAMPLE = str(Path(__file__).parent / "data/mini_lampqa/test.json")
+CHROMIUM = shutil.which("chromium")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: apt install chromium)")
+
+NASTY = (
+    "</script><script>document.title = 'run'</script><!-- <img src=x onerror=\"document.title = 'run'\"> -->"
+    "<b>&amp;</p></div></body>\u202e right to left \u2067 \u0000 \u2028 ' \" \\ `code` {{texts}} {{index}} "
+)
+
+
+class Files:
+    """A dataset of three questions and the files of systems, in a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.data = [
+            self.question("rpg_1", "rpg", ["prep", "pacing"]),
+            self.question("diy_2", "diy", ["cost"]),
+            self.question("law_3", "law", ["risk", "cost"]),
+        ]
+        self.inputs = self.write("data.json", self.data)
+
+    @staticmethod
+    def question(question_id, community, aspects):
+        return {
+            "id": question_id,
+            "question": f"Question {question_id}?",
+            "narrative": f"Narrative of {question_id}.",
+            "category": community,
+            "rubric_aspects": [{"aspect": a, "evidence": f"evidence {a}", "reason": f"reason {a}"} for a in aspects],
+            "profile": [{"id": f"{question_id}_{i}", "text": f"Post {i} of {question_id}."} for i in range(3)],
+        }
+
+    def write(self, name, value):
+        (self.folder / name).write_text(json.dumps(value), encoding="utf-8")
+        return str(self.folder / name)
+
+    def responses(self, name, outputs, inputs=None, **more):
+        """A response file, and its manifest where the hash of its dataset is given."""
+        path = self.write(name, {i: [{"output": output, **more}] for i, output in outputs.items()})
+        if inputs is not None:
+            manifest = {"fingerprint": {"inputs": inputs}, "output_sha256": file_hash(path)}
+            self.write(f"{name}.manifest.json", manifest)
+        return path
+
+    def scores(self, name, verdicts, **detail):
+        """A score file by {id: verdicts}; a question's score is their sum over twice their number."""
+        entries = []
+        for record in self.data:
+            if record["id"] in verdicts:
+                found = verdicts[record["id"]]
+                score = None if None in found else sum(found) / 2 / len(found)
+                details = [
+                    {"aspect": aspect["aspect"], "score": v, **detail}
+                    for aspect, v in zip(record["rubric_aspects"], found, strict=True)
+                ]
+                entries.append({"id": record["id"], "category": record["category"], "score": score, "details": details})
+        return self.write(name, {"per_question_scores": entries})
+
+    def report(self, *arguments, inputs=None):
+        """Run it; the page, its index and its texts."""
+        output = self.folder / "report.html"
+        assert main(["--inputs_addr", *(inputs or [self.inputs]), "--output_addr", str(output), *arguments]) == 0
+        return output
+
+    def two_systems(self, **more):
+        """RAG, 3/4, 1/2 and 0, and Plan with an answer that failed: 1/4, none and unscored."""
+        inputs = file_hash(self.inputs)
+        rag = self.responses("rag.json", {r["id"]: f"RAG on {r['id']}" for r in self.data}, inputs, num_contexts_used=2)
+        rag_scores = self.scores("rag_s.json", {"rpg_1": [2, 1], "diy_2": [1], "law_3": [0, 0]}, raw="Judge says so.")
+        plan = self.responses("plan.json", {"rpg_1": "Plan answers", "diy_2": None, "law_3": "Plan on law"}, **more)
+        plan_scores = self.scores("plan_s.json", {"rpg_1": [0, 1], "diy_2": [None], "law_3": [2, None]})
+        plans = self.write("plans.json", {"rpg_1": [{"aspects": ["first title", "second"], "raw": "first title\n"}]})
+        return self.report("--system", "RAG", rag, rag_scores, "--system", "Plan", plans, plan_scores, plan)
+
+
+@pytest.fixture
+def files(tmp_path):
+    return Files(tmp_path)
+
+
+def content(path):
+    """The index and the texts in a page, read as an HTML parser delimits them."""
+    blocks = re.findall(r'<script type="application/json"[^>]*>(.*?)</script', path.read_text("utf-8"), re.S)
+    assert all(map(str.isascii, blocks))
+    index, *texts = map(json.loads, blocks)
+    return index, texts
+
+
+# What stands in the file
+
+
+def test_table_and_questions_are_in_it(files):
+    index, texts = content(files.two_systems())
+    assert index["systems"] == ["RAG", "Plan"]
+    # RAG: arts (2 + 1) / 4, lifestyle 1/2, society 0, macro 1.25 / 3; Plan: arts 1/4, no other question is scored
+    cells = [[cell["text"] for cell in row] for row in index["table"]["rows"]]
+    assert cells == [
+        ["RAG", "0.7500", "0.5000", "0.0000", "0.4167", "3", "0"],
+        ["Plan", "0.2500", "–", "–", "–", "3", "2"],
+    ]
+    assert [cell["bold"] for cell in index["table"]["rows"][0]] == [False, True, False, False, False, False, False]
+    assert [question["scores"] for question in index["questions"]] == [[0.75, 0.25], [0.5, None], [0.0, None]]
+    assert [question["failures"] for question in index["questions"]] == [
+        [[], []],
+        [[], ["no answer", "unscored"]],
+        [[], ["unscored"]],
+    ]
+    assert [question["category"] for question in index["questions"]] == [
+        "Arts & Entertainment", "Lifestyle & Personal Development", "Society & Culture",
+    ]  # fmt: skip
+    rag, plan = texts[0]["answers"]
+    assert (rag["output"], rag["plan"], rag["verdicts"]) == (
+        "RAG on rpg_1", [], [[2, "Judge says so.", None], [1, "Judge says so.", None]],
+    )  # fmt: skip
+    assert (plan["output"], plan["plan"], plan["plan_raw"]) == (
+        "Plan answers",
+        ["first title", "second"],
+        "first title\n",
+    )
+    assert texts[0]["posts"] == ["Post 0 of rpg_1.", "Post 1 of rpg_1."]  # the two best of three
+    assert (rag["posts"], plan["posts"]) == ([0, 1], [])
+    assert texts[0]["aspects"][1] == ["pacing", "evidence pacing", "reason pacing"]
+    assert texts[0]["narrative"] == "Narrative of rpg_1."
+
+
+def test_posts_are_those_of_the_dataset_that_was_answered_from(files):
+    other = [{**record, "profile": record["profile"][::-1]} for record in files.data]
+    reversed_data = files.write("reversed.json", other)
+    one = files.responses("one.json", {"rpg_1": "a"}, file_hash(files.inputs), num_contexts_used=2)
+    two = files.responses("two.json", {"rpg_1": "b"}, file_hash(reversed_data), num_contexts_used=2)
+    _, texts = content(files.report("--system", "1", one, "--system", "2", two, inputs=[files.inputs, reversed_data]))
+    assert texts[0]["posts"] == ["Post 0 of rpg_1.", "Post 1 of rpg_1.", "Post 2 of rpg_1."]
+    assert [answer["posts"] for answer in texts[0]["answers"]] == [[0, 1], [2, 1]]  # each text stands once
+
+    index, texts = content(files.report("--system", "1", one, "--system", "2", two))
+    assert [answer["posts"] for answer in texts[0]["answers"]] == [[0, 1], None]
+    assert [note for note in index["notes"] if "not shown" in note] == [
+        "2: the posts used in 1 answers are not shown; by the manifest beside its responses, or for want of one, "
+        "they are from no --inputs_addr."
+    ]
+
+
+def test_what_the_other_scripts_write_is_understood(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    rag, gold, rag_scores, gold_scores = (str(tmp_path / f"{name}.json") for name in ("rag", "gold", "rag_s", "gold_s"))
+    with serve() as server:
+        api = ["--openai", "--base_url", server.url, "--inputs_addr", SAMPLE]
+        answers = [*api, "--model_addr", "model", "--rag", "--num_contexts", "3"]
+        baselines.main([*answers, "--output_addr", rag])
+        planpers.main([*answers, "--gold_plan", "--output_addr", gold])
+        files = ["--response_addr", rag, gold, "--score_addr", rag_scores, gold_scores]
+        evaluate_responses.main([*api, "--evaluator_llm", "judge", *files])
+    output = tmp_path / "report.html"
+    systems = ["--system", "RAG", rag, rag_scores, "--system", "Gold", gold, gold_scores, f"{gold}.plans.json"]
+    assert main(["--inputs_addr", SAMPLE, "--output_addr", str(output), *systems]) == 0
+    index, texts = content(output)
+    assert index["notes"] == []  # every post is known, and the judge
+    responses = json.loads(Path(rag).read_text())
+    for question, text, record in zip(index["questions"], texts, json.loads(Path(SAMPLE).read_text()), strict=True):
+        answer_rag, answer_gold = text["answers"]
+        assert text["posts"] == [post["text"] for post in record["profile"][:3]]
+        assert answer_rag["output"] == responses[record["id"]][0]["output"]
+        assert answer_gold["plan"] == [aspect["aspect"] for aspect in record["rubric_aspects"]]
+        verdicts = [verdict for verdict, raw, reason in answer_rag["verdicts"]]
+        assert question["scores"][0] == sum(verdicts) / 2 / len(verdicts)
+
+
+def test_posts_are_not_guessed_where_the_responses_changed_since(files):
+    path = files.responses("one.json", {"rpg_1": "a"}, file_hash(files.inputs), num_contexts_used=2)
+    files.write("one.json", {"rpg_1": [{"output": "changed", "num_contexts_used": 2}]})
+    index, texts = content(files.report("--system", "1", path))
+    assert texts[0]["answers"][0]["posts"] is None
+    assert "not shown" in index["notes"][0]
+
+
+def test_notes_on_an_answer(files):
+    path = files.write(
+        "a.json",
+        {
+            "rpg_1": [{"output": None, "reason": "no JSON object", "raw": "Sorry"}],
+            "diy_2": [
+                {"output": "x", "truncated": True, "plan": None, "no_plan": "an empty plan", "raw": "{x}"},
+                {"output": "y"},
+            ],
+            "law_3": [{"output": "z", "plan": "one\ntwo", "parsed": "repaired", "num_contexts_dropped": 3}],
+        },
+    )
+    _, texts = content(files.report("--system", "A", path))
+    answers = [text["answers"][0] for text in texts]
+    assert [answer["notes"] for answer in answers] == [
+        ["reason: no JSON object"],
+        ["answered without a plan: an empty plan", "cut at --max_tokens", "the first of 2 answers"],
+        ["read from damaged JSON", "3 posts left out for length"],
+    ]
+    assert [answer["raw"] for answer in answers] == ["Sorry", None, None]
+    assert answers[2]["plan"] == ["one", "two"]
+
+
+def test_responses_alone_are_enough_and_a_part_is_too(files):
+    index, texts = content(files.report("--system", "A", files.responses("a.json", {"diy_2": "x"})))
+    assert index["table"] is None
+    assert [text["answers"][0] is None for text in texts] == [True, False, True]
+    assert index["questions"][0]["failures"] == [["no answer"]]  # and not unscored: nothing was to be
+
+
+def test_a_system_may_have_a_file_a_category(files):
+    parts = [files.responses("a1.json", {"rpg_1": "x"}), files.responses("a2.json", {"diy_2": "y", "law_3": "z"})]
+    scores = [files.scores("s1.json", {"rpg_1": [2, 2]}), files.scores("s2.json", {"diy_2": [1], "law_3": [0, 0]})]
+    index, _ = content(files.report("--system", "A", *parts, *scores))
+    assert [question["scores"] for question in index["questions"]] == [[1.0], [0.5], [0.0]]
+
+
+def test_nothing_a_model_wrote_ends_a_script_or_opens_a_comment(files):
+    path = files.responses("a.json", {"rpg_1": NASTY, "diy_2": "x" * 100_000, "law_3": "z"})
+    scores = files.scores("s.json", {"rpg_1": [2, 2]}, raw=NASTY + "\ud800")
+    output = files.report("--system", "<b>A</b>", path, scores)
+    page = output.read_bytes()
+    assert b"<b>" not in page
+    assert page.count(b"<script") == 1 + 1 + 3  # the index, the code, three questions
+    assert page.count(b"<!--") == 0 and b"\0" not in page
+    index, texts = content(output)
+    assert index["systems"] == ["<b>A</b>"]
+    assert texts[0]["answers"][0]["output"] == NASTY
+    assert texts[0]["answers"][0]["verdicts"][0][1] == NASTY + "\ud800"
+    assert texts[1]["answers"][0]["output"] == "x" * 100_000
+
+
+@pytest.mark.parametrize("text", ["</script>", "<!--", "]]>", "&lt;", "\0", "\ud83d", "\u2028", "é\u202e"])
+def test_json_in_a_page_is_ascii_without_markup_and_says_the_same(text):
+    found = to_json([text])
+    assert found.isascii() and not set("<>&\0") & set(found)
+    assert json.loads(found) == [text]
+
+
+def test_fields_of_other_kinds_are_shown_as_json(files):
+    path = files.write("a.json", {"rpg_1": [{"output": None, "reason": {"code": 3}, "raw": ["<b>"], "plan": 7}]})
+    _, texts = content(files.report("--system", "A", path))
+    answer = texts[0]["answers"][0]
+    assert (answer["notes"], answer["raw"], answer["plan"]) == (['reason: {"code": 3}'], '["<b>"]', ["7"])
+
+
+def test_the_policy_lets_nothing_in_from_outside(files):
+    page = files.two_systems().read_text()
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1]
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules["default-src"] == "'none'" and rules["form-action"] == "'none'" and rules["base-uri"] == "'none'"
+    assert all(re.fullmatch(r"'sha256-[\w+/]{43}='", rules[name]) for name in ("script-src", "style-src"))
+    assert "http:" not in page and "https:" not in page and "innerHTML" not in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--system", "A"], r"--system 'A': no file of responses"),
+        (["--system", "A", "scores"], r"--system 'A': no file of responses"),
+        (["--system", "A", "answers", "--system", " A ", "others"], r"--system ' A ' is given twice"),
+        (["--system", "A", "answers", "data.json"], r"data\.json: holds neither responses nor scores nor plans"),
+        (["--system", "A", "answers", "empty"], r"empty: holds neither responses nor scores nor plans"),
+        (["--system", "A", "answers", "answers"], r"answers: another file of this system has 'diy_2', 'rpg_1' too"),
+        (["--system", "A", "answers", "foreign scores"], r"foreign scores: 1 ids are in no --inputs_addr: 'x'"),
+        (["--system", "A", "answers", "foreign plans"], r"foreign plans: 1 ids are in no --inputs_addr: 'x'"),
+        (["--system", "A", "foreign answers"], r"foreign answers: its ids are not the dataset's"),
+        (["--system", "A", "answers", "other aspects"], r"other aspects: question 'diy_2' was judged by other aspects"),
+        (["--system", "A", "nothing"], r"nothing: no such file"),
+        (["--system", "A", "answers", "--inputs_addr", "data.json", "data2"], r"data2: id 'rpg_1' is another question"),
+        (["--system", "A", "answers", "--output_addr", "answers"], r"answers: is an input too"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_together_is_refused(files, monkeypatch, arguments, message):
+    monkeypatch.chdir(files.folder)
+    files.responses("answers", {"rpg_1": "x", "diy_2": "y"})
+    files.responses("others", {"rpg_1": "x"})
+    files.responses("foreign answers", {"x": "x"})
+    files.scores("scores", {"rpg_1": [2, 2]})
+    entry = {"id": "x", "category": "diy", "score": 0.5, "details": [{"aspect": "a", "score": 1}]}
+    files.write("foreign scores", {"per_question_scores": [entry]})
+    files.write("other aspects", {"per_question_scores": [{**entry, "id": "diy_2"}]})
+    files.write("foreign plans", {"x": [{"aspects": ["a"]}]})
+    files.write("empty", {})
+    files.write("data2", [{**files.data[0], "question": "Another?"}])
+    before = (files.folder / "answers").read_bytes()
+    with pytest.raises(UserError, match=message):
+        main(["--inputs_addr", "data.json", "--output_addr", "report.html", *arguments])
+    assert not (files.folder / "report.html").exists()
+    assert (files.folder / "answers").read_bytes() == before
+
+
+# In a browser
+
+
+def setting(field, value):
+    """JavaScript that puts a value into a field, as a user does."""
+    event = "new Event('input', {bubbles: true})"
+    return f"$('{field}').value = {json.dumps(value)}; $('{field}').dispatchEvent({event})"
+
+
+PAINTED = "new Promise((go) => requestAnimationFrame(() => setTimeout(go)))"
+
+
+class Page:
+    """A page in headless Chromium, driven by the DevTools protocol over a pipe."""
+
+    def __init__(self, path, width=1280, height=900, dark=False):
+        to_browser, commands = os.pipe()
+        answers, from_browser = os.pipe()
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run"]
+        flags += [f"--window-size={width},{height}", f"--user-data-dir={path.parent / 'browser'}", "about:blank"]
+        pipes = f'exec "$@" 3</proc/self/fd/{to_browser} 4>/proc/self/fd/{from_browser}'  # where Chromium looks
+        self.process = subprocess.Popen(
+            ["sh", "-c", pipes, "sh", CHROMIUM, *flags],
+            pass_fds=(to_browser, from_browser),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(to_browser)
+        os.close(from_browser)
+        self.commands, self.answers = os.fdopen(commands, "wb"), os.fdopen(answers, "rb")
+        self.watchdog = threading.Timer(90, self.process.kill)  # seconds; a browser that hangs ends the test
+        self.watchdog.daemon = True
+        self.watchdog.start()
+        self.number, self.session, self.events = 0, None, []
+        target = next(t for t in self.send("Target.getTargets")["targetInfos"] if t["type"] == "page")["targetId"]
+        self.session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.send(f"{domain}.enable")
+        if width < 600:
+            self.send(
+                "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=True
+            )
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self.send("Emulation.setEmulatedMedia", features=scheme)
+        self.send("Page.navigate", url=path.as_uri())
+        self.wait_for_load()
+
+    def wait_for_load(self):
+        while not any(event["method"] == "Page.loadEventFired" for event in self.events):
+            self.read()
+
+    def send(self, method, **params):
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": params}
+        if self.session is not None:
+            message["sessionId"] = self.session
+        self.commands.write(json.dumps(message).encode() + b"\0")
+        self.commands.flush()
+        while (answer := self.read()).get("id") != self.number:
+            pass
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def read(self):
+        """The next message; events are kept."""
+        letters = bytearray()
+        while (letter := self.answers.read(1)) not in (b"\0", b""):
+            letters += letter
+        assert letter, "the browser is gone"
+        message = json.loads(letters)
+        if "method" in message:
+            self.events.append(message)
+        return message
+
+    def run(self, code):
+        """The value of an expression, or of what it promises."""
+        result = self.send("Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def go(self, place):
+        self.run(
+            f"new Promise((go) => {{ addEventListener('hashchange', go, {{once: true}}); location.hash = '{place}' }})"
+        )
+
+    def set(self, field, value):
+        """Put a value into a field, as a user does."""
+        self.run(setting(field, value))
+
+    def listed(self):
+        """Ids of the questions in the list."""
+        return self.run("passing.map((place) => questions[place].id)")
+
+    def press(self, key):
+        moved = "new Promise((go) => addEventListener('hashchange', go, {once: true}))"
+        event = f"document.body.dispatchEvent(new KeyboardEvent('keydown', {{key: '{key}', bubbles: true}}))"
+        self.run(f"{{ const moved = {moved}; {event}; moved }}")
+
+    def complaints(self):
+        """What the page logged, refused or threw."""
+        names = ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled")
+        return [event["params"] for event in self.events if event["method"] in names]
+
+    def requests(self):
+        return [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
+
+    def close(self):
+        self.watchdog.cancel()
+        with contextlib.suppress(BrokenPipeError):
+            self.commands.write(b'{"id":0,"method":"Browser.close"}\0')
+            self.commands.close()
+        self.process.wait(timeout=30)
+        self.answers.close()
+
+
+@pytest.fixture
+def open_page():
+    with contextlib.ExitStack() as pages:
+
+        def open_one(*arguments, **more):
+            page = Page(*arguments, **more)
+            pages.callback(page.close)
+            return page
+
+        yield open_one
+
+
+@needs_chromium
+def test_a_question_is_shown_with_all_that_belongs_to_it(files, open_page):
+    page = open_page(files.two_systems())
+    assert page.run("[...document.querySelectorAll('tbody tr')].map((row) => row.innerText)") == [
+        "RAG\t0.7500\t0.5000\t0.0000\t0.4167\t3\t0",
+        "Plan\t0.2500\t–\t–\t–\t3\t2",
+    ]
+    page.go("#rpg_1")
+    shown = page.run("$('main').innerText")
+    for text in (
+        "Question rpg_1?",
+        "rpg (Arts & Entertainment)",
+        "Profile posts used (2)",
+        "RAG on rpg_1",
+        "first title",
+    ):
+        assert text in shown
+    cells = page.run("[...document.querySelectorAll('td')].map((td) => td.innerText)")
+    assert [cell.split("\n")[0] for cell in cells] == [
+        "2 very well", "0 not covered", "1 in part", "1 in part",
+    ]  # fmt: skip
+    assert "Judge says so." not in shown  # on demand
+    page.run("document.querySelector('td summary').click()")
+    assert "Judge says so." in page.run("$('main').innerText")
+    page.go("#law_3")
+    assert "- unscored" in page.run("document.querySelector('tr:last-child td:last-child').innerText")
+    page.go("#")
+    assert page.run("document.querySelector('h2').textContent") == "Table"
+    assert page.complaints() == []
+
+
+@needs_chromium
+def test_a_link_opens_its_question_and_keys_go_on_from_there(files, open_page):
+    page = open_page(files.two_systems())
+    seen = []
+    for key in ("j", "ArrowRight", "k", "j", "ArrowRight", "ArrowLeft"):
+        before = page.run("location.hash")
+        if (key, before) != ("ArrowRight", "#law_3"):
+            page.press(key)
+        seen.append(page.run("document.querySelector('[aria-current]').hash"))
+    assert seen == ["#rpg_1", "#diy_2", "#rpg_1", "#diy_2", "#law_3", "#diy_2"]
+    assert page.run("document.activeElement.tagName") == "H2"  # screen readers go on here
+    page.set("community", "law")
+    page.press("j")
+    assert page.run("location.hash") == "#law_3"  # only what passes the filters
+
+
+@needs_chromium
+def test_filters(files, open_page):
+    page = open_page(files.two_systems())  # scores: 0.75 and 0.25, 0.5 and none, 0 and none
+    assert page.run("$('count').textContent") == "3 of 3 questions"
+    for field, value, expected in [
+        ("category", "Society & Culture", ["law_3"]),
+        ("community", "diy", ["diy_2"]),
+        ("failure", "any", ["diy_2", "law_3"]),
+        ("failure", "no answer", ["diy_2"]),
+        ("least", "0.5", ["rpg_1", "diy_2"]),
+        ("most", "0.25", ["rpg_1", "law_3"]),
+        ("differ", "0.5", ["rpg_1"]),
+        ("differ", "0.51", []),
+    ]:
+        page.set(field, value)
+        assert page.listed() == expected, (field, value)
+        assert page.run("$('count').textContent") == f"{len(expected)} of 3 questions"
+        page.set(field, "")
+        assert len(page.listed()) == 3
+    page.set("scored", "Plan")
+    page.set("least", "0")
+    assert page.listed() == ["rpg_1"]
+    page.run("new Promise((go) => { document.querySelector('[type=reset]').click(); setTimeout(go, 100); })")
+    assert len(page.listed()) == 3
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("plan on LAW", ["law_3"]),  # an answer
+        ("judge says", ["rpg_1", "diy_2", "law_3"]),  # what the judge wrote
+        ("post 1 of DIY_2", ["diy_2"]),
+        ("second title", ["rpg_1"]),  # a plan, in any order
+        ("evidence pacing", ["rpg_1"]),
+        ("narrative law_3", ["law_3"]),
+        ("RAG", ["rpg_1", "diy_2", "law_3"]),
+        ("output", []),  # names of fields are no text
+        ("<b>", []),
+        ("  ", ["rpg_1", "diy_2", "law_3"]),
+    ],
+)
+def test_search(searchable, query, expected):
+    searchable.run(f"$('search').value = {json.dumps(query)}; search()")
+    assert searchable.listed() == expected
+
+
+@pytest.fixture(scope="module")
+def searchable(tmp_path_factory):
+    page = Page(Files(tmp_path_factory.mktemp("searchable")).two_systems())
+    yield page
+    page.close()
+
+
+@needs_chromium
+def test_a_search_colours_what_it_found_and_the_title_of_what_is_folded(files, open_page):
+    page = open_page(files.two_systems())
+    page.go("#rpg_1")
+    page.run("$('search').value = 'rpg_1 says'; search()")
+    found = page.run("[...CSS.highlights.get('found')].map((range) => range.toString())")
+    assert found.count("What the judge wrote") == 2
+    page.run("new Promise((go) => { document.querySelector('td details').open = true; setTimeout(go, 100); })")
+    found = page.run("[...CSS.highlights.get('found')].map((range) => range.toString())")
+    assert (found.count("What the judge wrote"), found.count("says")) == (1, 1)
+
+
+@needs_chromium
+def test_whatever_was_written_changes_nothing(files, open_page):
+    """Every text of the page is hostile, or huge; nothing runs, loads, or comes out of its place."""
+    files.data[0] |= {"question": NASTY, "narrative": NASTY}
+    files.data[0]["rubric_aspects"] = [{"aspect": NASTY, "evidence": NASTY, "reason": NASTY}]
+    files.data[0]["profile"] = [{"id": "p", "text": NASTY}]
+    files.data[1]["id"] = '"><img src=x onerror=alert(1)>'
+    files.inputs = files.write("data.json", files.data)
+    path = files.responses(
+        "a.json", {"rpg_1": NASTY, "law_3": "x" * 100_000}, file_hash(files.inputs), num_contexts_used=1, plan=NASTY
+    )
+    scores = files.scores("s.json", {"rpg_1": [None]}, raw=NASTY + "\ud800", reason=NASTY)
+    page = open_page(files.report("--system", NASTY, path, scores))
+    page.go("#rpg_1")
+    page.run("document.querySelectorAll('details').forEach((details) => details.open = true)")
+    seen = NASTY.replace("\0", "␀")  # a sign for what has none
+    assert page.run("document.querySelector('section > .written:last-child').textContent") == seen
+    assert page.run("document.querySelector('td .raw').textContent").startswith(seen)
+    assert page.run("document.title") == "LaMP-QA report"
+    assert page.run("document.querySelectorAll('img, b, main script').length") == 0
+    assert page.run("document.querySelectorAll('script').length") == 1 + 1 + 3
+    assert page.run(
+        "[...document.querySelectorAll('.written')].every((e) => getComputedStyle(e).unicodeBidi != 'normal')"
+    )
+    page.press("j")
+    assert page.run("document.querySelector('h2').textContent") == "Question diy_2?"  # by its id in the address
+    page.press("j")
+    assert page.run("document.querySelector('section > .written:last-child').textContent.length") == 100_000
+    assert page.run("$('main').scrollWidth <= $('main').clientWidth")  # it is broken into lines
+    assert page.complaints() == []
+    assert page.requests() == [(files.folder / "report.html").as_uri()]
+
+
+@needs_chromium
+def test_the_policy_stops_what_would_get_in(files, open_page):
+    page = open_page(files.two_systems())
+    page.run(
+        "refused = []; document.addEventListener('securitypolicyviolation', (e) => refused.push(e.effectiveDirective))"
+    )
+    page.run("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"document.title = 1\">')")
+    script = "s = document.createElement('script'); s.textContent = 'document.title = 2'"
+    page.run(f"{script}; document.body.append(s)")
+    assert page.run("fetch('https://example.org').then(() => 'sent', () => 'refused')") == "refused"
+    page.run(PAINTED)
+    assert {"img-src", "connect-src", "script-src-elem", "script-src-attr"} <= set(page.run("refused"))
+    assert page.run("document.title") == "LaMP-QA report"
+
+
+@needs_chromium
+@pytest.mark.parametrize("dark", [False, True])
+def test_on_a_phone_nothing_is_wider_than_the_screen(files, open_page, dark):
+    page = open_page(files.two_systems(), width=390, height=844, dark=dark)
+    assert page.run("$('filters').open") is False
+    for place in ("#rpg_1", "#"):
+        page.go(place)
+        assert page.run("document.documentElement.scrollWidth") == 390
+        assert page.run("document.querySelector('h2').getBoundingClientRect().top") < 844  # what is new is in sight
+    background = page.run("getComputedStyle(document.body).backgroundColor")
+    assert background == ("rgb(21, 23, 26)" if dark else "rgb(255, 255, 255)")
+
+
+@needs_chromium
+def test_print_holds_the_shown_question_alone(files, open_page):
+    page = open_page(files.two_systems())
+    page.go("#diy_2")
+    page.send("Emulation.setEmulatedMedia", media="print")
+    text = page.run("document.body.innerText")
+    assert "RAG on diy_2" in text
+    assert "Search" not in text and "Question rpg_1?" not in text
+
+
+@needs_chromium
+def test_every_field_has_a_name_for_screen_readers(files, open_page):
+    page = open_page(files.two_systems())
+    page.go("#rpg_1")
+    nodes = page.send("Accessibility.getFullAXTree")["nodes"]
+    roles = ("textbox", "searchbox", "combobox", "spinbutton", "button", "link", "navigation", "DisclosureTriangle")
+    found = [
+        (n["role"]["value"], n["name"]["value"]) for n in nodes if not n["ignored"] and n["role"]["value"] in roles
+    ]
+    assert {"searchbox", "combobox", "spinbutton", "button", "link", "navigation"} <= {role for role, _ in found}
+    assert [role for role, name in found if not name.strip()] == []
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_the_paper_s_test_set_with_four_systems_stays_quick(tmp_path, open_page):
+    """Of the real size: 2,830 questions, 4 answers of 2,000 characters, 4 or 5 aspects, 10 posts of 1,000: 80 MB."""
+    files = Files(tmp_path)
+    communities = ("rpg", "diy", "law")
+    files.data = [
+        files.question(f"q{i}", communities[i % 3], ["one", "two", "three", "four", "five"][: 4 + (i % 5 > 0)])
+        for i in range(2830)
+    ]
+    for i, record in enumerate(files.data):
+        record["profile"] = [{"text": f"post {i} {j} {'lorem “ipsum” ' * 70}"} for j in range(10)]
+    files.inputs = files.write("data.json", files.data)
+    arguments = []
+    for name in "ABCD":
+        outputs = {r["id"]: f"{name} answers {r['id']} {'dolor sit amet ' * 132}" for r in files.data}
+        arguments += ["--system", name]
+        arguments += [files.responses(f"{name}.json", outputs, file_hash(files.inputs), num_contexts_used=10)]
+        verdicts = {r["id"]: [(i + ord(name)) % 3] * len(r["rubric_aspects"]) for i, r in enumerate(files.data)}
+        arguments += [files.scores(f"{name}_s.json", verdicts, raw="```json " + "consectetur " * 23)]
+    output = files.report(*arguments)
+    assert 60e6 < output.stat().st_size < 100e6
+    page = open_page(output)
+    assert best_of_three(lambda: reload_seconds(page), limit=3) < 3
+    for field, value in [("community", "rpg"), ("community", ""), ("least", "1"), ("differ", "0.5"), ("least", "")]:
+        assert best_of_three(lambda: filter_seconds(page, field, value), limit=0.2) < 0.2, (field, value)  # noqa: B023
+    assert page.run("$('list').children.length") <= 200  # not thousands of rows
+    page.go("#q2829")
+    assert "D answers q2829 dolor" in page.run("$('main').innerText")
+    page.run("$('search').value = 'B answers q1234 dolor'; search()")
+    assert page.listed() == ["q1234"]
+
+
+def best_of_three(measure, limit):
+    """Seconds; the best of three, for the machine may be busy."""
+    seconds = []
+    while len(seconds) < 3 and min(seconds, default=limit) >= limit:
+        seconds.append(measure())
+    return min(seconds)
+
+
+def reload_seconds(page):
+    page.events.clear()
+    page.send("Page.reload")
+    page.wait_for_load()
+    return page.run("performance.getEntriesByType('navigation')[0].duration") / 1000
+
+
+def filter_seconds(page, field, value):
+    """From the change of a field to the next frame."""
+    timed = f"const from = performance.now(); {setting(field, value)}; await {PAINTED}"
+    return page.run(f"(async () => {{ {timed}; return performance.now() - from; }})()") / 1000
