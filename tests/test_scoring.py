@@ -119,17 +119,13 @@ def test_category_means_and_macro_average():
         question("b", "anime", 0),  # Arts: 0
         question("c", "gaming", 1),  # Arts: 0.5, so the mean is 1.5 / 3 = 0.5
         question("d", "cooking", 2, 1),  # Lifestyle: 0.75
-        question("e", "pets", None, 2),  # Lifestyle: left out; as zero 2 / 4 = 0.5
+        question("e", "pets", None, 2),  # Lifestyle: left out
         question("f", "history", 0, 0),  # Society: 0
-        question("g", "law"),  # no aspects: left out both ways
+        question("g", "law"),  # no aspects: left out
     ]
     means = category_means(questions)
     assert means == {ARTS: 0.5, LIFESTYLE: 0.75, SOCIETY: 0.0}
     assert macro_average(means) == pytest.approx(1.25 / 3)  # not 2.25 / 5, the mean over questions
-
-    as_zero = category_means(questions, unscored_as_zero=True)
-    assert as_zero == {ARTS: 0.5, LIFESTYLE: 0.625, SOCIETY: 0.0}  # Lifestyle: (0.75 + 0.5) / 2
-    assert macro_average(as_zero) == pytest.approx(1.125 / 3)
 
 
 def test_a_missing_category_has_no_mean_and_leaves_no_macro_average():

@@ -138,18 +138,17 @@ def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def category_means(per_question: list[dict[str, Any]], unscored_as_zero: bool = False) -> dict[str, float | None]:
+def category_means(per_question: list[dict[str, Any]]) -> dict[str, float | None]:
     """Mean question score of each of `CATEGORIES`, None where no question of it has a score.
 
     Args:
         per_question: as in `summarize`; every "category" is a slug in `COMMUNITIES`.
-        unscored_as_zero: take in the questions that lack a verdict, which then counts 0.
     """
     asked: dict[str, list[dict[str, Any]]] = {category: [] for category in CATEGORIES}
     for question in per_question:
         if question["details"]:
             asked[COMMUNITIES[question["category"]]].append(question)
-    return {category: _mean(_scores(asked[category], unscored_as_zero)) for category in CATEGORIES}
+    return {category: _mean(_scores(asked[category], unscored_as_zero=False)) for category in CATEGORIES}
 
 
 def macro_average(means: dict[str, float | None]) -> float | None:
