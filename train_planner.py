@@ -32,6 +32,7 @@ from utils.run_files import (
     differences,
     file_hash,
     read_folder_manifest,
+    replace_link,
     warn_unless_ranked,
 )
 
@@ -348,6 +349,14 @@ def describe_result(output_dir: str, figures: dict[str, Any]) -> str:
     )
 
 
+def finish_saving(folder: Path, best_step: int | None) -> None:
+    """What is left to do where a run was killed right after a checkpoint was whole."""
+    (folder / "trainer_state.json.tmp").unlink(missing_ok=True)
+    best = folder / "best"
+    if best_step is not None and not (best.is_symlink() and str(best.readlink()) == f"checkpoint-{best_step}"):
+        replace_link(best, f"checkpoint-{best_step}")
+
+
 def open_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> Run:
     """Make sure that the folder may be written, and holds nothing but this run or one that may be replaced.
 
@@ -371,6 +380,8 @@ def open_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> Run:
     if differing or not args.resume:
         return Run(folder, None, lock, replaced=checkpoints)
     whole = [path for path in checkpoints if read_folder_manifest(path) is not None]
+    if lock is not None and whole:
+        finish_saving(folder, read_folder_manifest(whole[-1]).get("best_step"))
     return Run(folder, whole[-1] if whole else None, lock, replaced=[])
 
 

@@ -539,3 +539,20 @@ def test_a_bug_shows_its_traceback_in_every_process():
     result = run_main("return [][0]", env={**os.environ, "RANK": "1"})
     assert result.returncode == 1
     assert result.stderr.endswith("IndexError: list index out of range\n")
+
+
+def test_a_signal_that_a_finalizer_swallows_ends_the_process_all_the_same():
+    code = (
+        "import os, signal, weakref\n"
+        "from utils import cli\n"
+        "class Thing: pass\n"
+        "def main():\n"
+        "    thing = Thing()\n"
+        "    weakref.finalize(thing, lambda: os.kill(os.getpid(), signal.SIGTERM))\n"
+        "    del thing\n"
+        "    print('went on')\n"
+        "    return 0\n"
+        "cli.run_script(main)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{cli.RESUME_HINT}\n")

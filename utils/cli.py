@@ -49,6 +49,7 @@ def run_script(main: Callable[[], int]) -> None:
     # A shell that starts a job in the background has it ignore SIGINT; SIGTERM needs it (below).
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
+    sys.unraisablehook = _leave_if_interrupted
     try:
         code = _exit_code(main)
         _stop_on_signal(code)
@@ -112,6 +113,13 @@ def exit_on_signal() -> Iterator[None]:
 def _leave(signum: int, frame: object) -> None:
     os.write(sys.stderr.fileno(), f"{RESUME_HINT}\n".encode())  # print may be what the signal came into
     os._exit(INTERRUPTED)
+
+
+def _leave_if_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
+    """A signal that came while an object was being finalized: Python swallows its exception, so it acts here."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        _leave(signal.SIGINT, None)
+    sys.__unraisablehook__(unraisable)
 
 
 def _terminate(signum: int, frame: object) -> None:

@@ -33,7 +33,7 @@ from utils.cli import UserError
 from utils.model_output import parse_plan
 from utils.plans import coverage, share_words
 from utils.progress import Progress
-from utils.run_files import naming, write_folder_manifest, write_line
+from utils.run_files import naming, replace_link, write_folder_manifest, write_line
 
 if TYPE_CHECKING:
     from train_planner import Example, Run
@@ -361,10 +361,7 @@ class Recorder(TrainerCallback):
         self._save_state(state)
         write_folder_manifest(checkpoint, {**self.manifest, "step": state.global_step, **best})
         if best["best_step"] == state.global_step:
-            link = self._run.folder / "best.tmp"
-            link.unlink(missing_ok=True)
-            link.symlink_to(checkpoint.name)
-            link.replace(self._run.folder / "best")
+            replace_link(self._run.folder / "best", checkpoint.name)
 
     def best(self, state: Any) -> dict[str, Any]:
         """Step and loss of the checkpoint with the lowest validation loss, the first of equal ones; None without."""

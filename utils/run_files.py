@@ -128,6 +128,14 @@ def write_atomically(path: str | Path, text: str) -> None:
     _rename(_staged(path), path)
 
 
+def replace_link(link: Path, target: str) -> None:
+    """Have a symbolic link name `target`, whatever it named before: readers see the old one or the new one."""
+    staged = _staged(link)
+    staged.unlink(missing_ok=True)
+    staged.symlink_to(target)
+    staged.replace(link)
+
+
 def write_synced(path: Path, text: str) -> None:
     """Write a whole file to disk, or leave none."""
     try:
