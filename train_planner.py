@@ -33,6 +33,7 @@ from utils.run_files import (
     file_hash,
     read_folder_manifest,
     replace_link,
+    staged_path,
     warn_unless_ranked,
 )
 
@@ -351,7 +352,7 @@ def describe_result(output_dir: str, figures: dict[str, Any]) -> str:
 
 def finish_saving(folder: Path, best_step: int | None) -> None:
     """What is left to do where a run was killed right after a checkpoint was whole."""
-    (folder / "trainer_state.json.tmp").unlink(missing_ok=True)
+    staged_path(folder / "trainer_state.json").unlink(missing_ok=True)
     best = folder / "best"
     if best_step is not None and not (best.is_symlink() and str(best.readlink()) == f"checkpoint-{best_step}"):
         replace_link(best, f"checkpoint-{best_step}")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from utils.cli import UserError, describe_os_error
-from utils.run_files import naming
+from utils.run_files import open_whole
 
 
 class EmbeddingCache:
@@ -62,14 +62,8 @@ class EmbeddingCache:
 
     def _write(self, name: str, array: np.ndarray) -> None:
         staged = self._folder / f"{name}.{os.getpid()}.tmp"
-        try:
-            with naming(staged), open(staged, "wb") as file:
-                np.save(file, array, allow_pickle=False)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError:
-            staged.unlink(missing_ok=True)  # on a full disk half a file is in the way
-            raise
+        with open_whole(staged, "wb") as file:
+            np.save(file, array, allow_pickle=False)
         with suppress(FileNotFoundError):  # another writer of the same texts was first, and has swept it away
             staged.replace(self._folder / name)
         for left in self._folder.glob(f"{name}.*.tmp"):  # by a killed run

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
+from api_server import running
+
 from utils.dataset_statistics import PAPER_TABLE
 from utils.scoring import COMMUNITIES
 
@@ -261,11 +263,5 @@ def _git_sha1(content: bytes) -> str:
 @contextmanager
 def serve(files: dict[str, bytes], lfs_from: int = 10_000_000) -> Iterator[HubServer]:
     """A hub in a thread of this process."""
-    with HubServer(files, lfs_from) as hub:
-        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield hub
-        finally:
-            hub.shutdown()
-            thread.join()
+    with running(HubServer(files, lfs_from)) as hub:
+        yield hub

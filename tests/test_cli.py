@@ -35,6 +35,7 @@ HEAVY = (
     "huggingface_hub",
     "tiktoken",
     "matplotlib",
+    "msgspec",
 )
 
 

@@ -20,11 +20,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from test_run_files import HOLD, start
+from tiny_chat import SAMPLE, save_tiny_chat
 
 import baselines
 import evaluate_responses
 import planpers
-from tests.tiny_chat import SAMPLE, save_tiny_chat
 from utils import preflight
 from utils.cli import UserError
 from utils.estimate import PRICE_FILE, read_prices
@@ -577,30 +578,9 @@ def test_a_folder_that_is_a_file(check, tmp_path):
     assert (code, lines) == (2, [f"FAIL {tmp_path}/file/rag.json: cannot be written: Not a directory"])
 
 
-HOLD = """
-import sys
-from utils.lock import Lock
-lock = Lock(sys.argv[1])
-print("ready", flush=True)
-input()
-"""
-
-
-@contextmanager
-def holding(output):
-    """Another process that has an output's lock."""
-    command = [sys.executable, "-c", HOLD, str(output)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout.readline() == "ready\n"
-            yield process
-        finally:
-            process.kill()
-
-
 def test_an_output_that_another_run_writes(check, tmp_path):
     path = tmp_path / "rag.json"
-    with holding(path) as process:
+    with start(HOLD, path) as process:
         before = tree(tmp_path)
         who = f"process {process.pid} on {socket.gethostname()}"
         expected = (2, [f"FAIL {path}: {who} is writing it; wait for it, or end it"])

@@ -11,12 +11,12 @@ import pickle
 import shutil
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from api_server import running
 from tiny_chat import save_tiny_chat
 from tiny_encoder import save_tiny_encoder
 
@@ -71,16 +71,11 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serve(reply):
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        server.reply, server.sent = reply, []
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.reply, server.sent = reply, []
+    with running(server):
+        yield server
 
 
 def as_json(status, value):

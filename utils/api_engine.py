@@ -89,7 +89,7 @@ class APIEngine:
             silent = 0 if self._answered > answered else silent + 1
             if tries <= self._max_retries:
                 # Before the first answer of all, a wrong address is more likely than an outage.
-                pause = min(5.0**silent, LONGEST_PAUSE) if self._answered else 1.0
+                pause = min(5.0 ** min(silent, 4), LONGEST_PAUSE) if self._answered else 1.0
                 self._note(f"{problem}; asking again in {pause:.0f} s")
                 await asyncio.sleep(pause)
         if silent:

@@ -17,12 +17,8 @@ INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; the same command g
 RESUME_HINT = "interrupted; what is finished is kept, run the same command again"
 LEAVE_SECONDS = 8  # after a SIGTERM: schedulers kill what is still there after ten or more
 
-HTTP_LIBRARIES = (
-    "httpx",
-    "httpx2",
-    "httpcore",
-    "httpcore2",
-)  # their lines show addresses and headers, secrets included
+# Never heard below a warning: their lines show addresses and headers, secrets included.
+HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2")
 
 _GO_ON = "what is finished is kept, run the same command again"
 _MAKE_WRITABLE = "have it made writable, or give another path; what is finished is kept"

@@ -36,7 +36,7 @@ from utils.records import first_five, quote, read_dataset, read_json
 from utils.run_files import prepare_output
 from utils.scoring import CATEGORIES, COMMUNITIES
 from utils.show_answers import printable
-from utils.table_formats import latex_text, markdown_line
+from utils.table_formats import latex_line, latex_note, latex_text, markdown_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -324,28 +324,18 @@ def to_latex(columns: list[Column], notes: list[str]) -> str:
     lines = [r"% \usepackage{booktabs}", rf"\begin{{tabular}}{{l{'r' * len(columns)}}}", r"\toprule"]
     if any(column.paper for column in columns):
         lines.append(_latex_categories(columns))
-    lines += [_latex_line(["", *(column.name for column in columns)]), r"\midrule"]
-    lines += map(_latex_line, make_rows(columns))
+    lines += [latex_line(map(latex_text, ["", *(column.name for column in columns)])), r"\midrule"]
+    lines += [latex_line(map(latex_text, row)) for row in make_rows(columns)]
     lines.append(r"\bottomrule")
-    for note in notes:
-        cell = rf"{{p{{\linewidth}}}}{{\footnotesize {_latex_cell(note)}}}"
-        lines.append(rf"\multicolumn{{{len(columns) + 1}}}{cell} \\")
+    lines += [latex_note(note, len(columns) + 1) for note in notes]
     return "\n".join([*lines, r"\end{tabular}"]) + "\n"
 
 
 def _latex_categories(columns: list[Column]) -> str:
     """The row above the splits: a category over its columns, which stand side by side."""
     widths = Counter(column.paper.get("category", "") for column in columns)
-    cells = [rf"\multicolumn{{{width}}}{{c}}{{{_latex_cell(name)}}}" for name, width in widths.items()]
+    cells = [rf"\multicolumn{{{width}}}{{c}}{{{latex_text(name)}}}" for name, width in widths.items()]
     return " & ".join(["", *cells]).lstrip() + r" \\"
-
-
-def _latex_line(cells: Iterable[str]) -> str:
-    return " & ".join(f"{{{_latex_cell(cell)}}}" for cell in cells) + r" \\"
-
-
-def _latex_cell(text: str) -> str:
-    return latex_text(text).replace("±", r"$\pm$")
 
 
 def to_csv(columns: list[Column]) -> str:

@@ -27,10 +27,19 @@ from utils import cli
 from utils.cli import UserError
 from utils.dataset_statistics import PAPER_TABLE, stream_array, stream_lines
 from utils.lock import Lock
-from utils.models import check_cache_dir
+from utils.models import check_cache_dir, is_folder
 from utils.progress import Progress
 from utils.records import read_dataset, read_json
-from utils.run_files import check_writable, describe_run, file_hash, prepare_output, read_manifest, write_atomically
+from utils.run_files import (
+    check_writable,
+    describe_run,
+    file_hash,
+    open_whole,
+    prepare_output,
+    publish_staged,
+    read_manifest,
+    staged_path,
+)
 
 # Questions by category and split, in the paper's Table 1.
 QUESTIONS = {tuple(stem.rsplit("_", 1)): entry["questions"] for stem, entry in read_json(PAPER_TABLE)["files"].items()}
@@ -147,7 +156,7 @@ def find_source(args: argparse.Namespace) -> Source:
         UserError: there is none, or it cannot be had; UnreachableError where only the hub's answer is missing.
     """
     name = args.dataset_name
-    if Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    if is_folder(name):
         folder = Path(name)
         if not folder.is_dir():
             raise UserError(f"--dataset_name {name}: {'not a folder' if folder.exists() else 'no such folder'}")
@@ -371,15 +380,15 @@ def make_file(
             return
         started = time.monotonic()
         files = [fetch(args, source, name) for name in names]
-        staged = path.with_name(f"{path.name}.tmp")
-        num_questions = convert(files, staged, f"{source.name}, {category}, {split}", source.commit is not None)
+        num_questions = convert(
+            files, staged_path(path), f"{source.name}, {category}, {split}", source.commit is not None
+        )
         figures = {
             "questions": num_questions,
             "source_sha256": dict(zip(names, hash_files(files), strict=True)),
             "wall_seconds": round(time.monotonic() - started, 3),
-            "output_sha256": file_hash(staged),
         }
-        put_in_place(path, staged, {**described, "fingerprint": fingerprint, **figures})
+        publish_staged(path, {**described, "fingerprint": fingerprint, **figures})
     finally:
         lock.release()
     expected = QUESTIONS[category, split]
@@ -390,16 +399,6 @@ def make_file(
 
 def hash_files(paths: Iterable[Path]) -> list[str]:
     return [file_hash(path) for path in paths]
-
-
-def put_in_place(path: Path, staged: Path, manifest: dict[str, Any]) -> None:
-    """As run_files.publish does, for a file that is on disk already."""
-    try:
-        write_atomically(f"{path}.manifest.json", json.dumps(manifest, ensure_ascii=False, indent=2) + "\n")
-    except OSError:
-        staged.unlink()  # on a full disk it is in the way
-        raise
-    prepare_output(path, manifest["fingerprint"], overwrite=True)  # it finds both halves, and renames the file
 
 
 def convert(files: list[Path], staged: Path, what: str, are_cached: bool) -> int:
@@ -448,22 +447,14 @@ def write_array(path: Path, records: Iterable[dict[str, Any]]) -> int:
         ValueError: there are no records, or one cannot be written.
     """
     num_records = 0
-    try:
-        with path.open("w", encoding="utf-8") as file:
-            for num_records, record in enumerate(records, 1):
-                text = json.dumps(record, ensure_ascii=False, allow_nan=False, indent=4)
-                file.write(",\n" if num_records > 1 else "[\n")
-                file.write(" " * 4 + text.replace("\n", "\n    "))
-            if num_records == 0:
-                raise ValueError("an empty file")
-            file.write("\n]\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException as error:
-        path.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename = error.filename or str(path)
-        raise
+    with open_whole(path) as file:
+        for num_records, record in enumerate(records, 1):
+            text = json.dumps(record, ensure_ascii=False, allow_nan=False, indent=4)
+            file.write(",\n" if num_records > 1 else "[\n")
+            file.write(" " * 4 + text.replace("\n", "\n    "))
+        if num_records == 0:
+            raise ValueError("an empty file")
+        file.write("\n]\n")
     return num_records
 
 

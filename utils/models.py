@@ -30,7 +30,7 @@ def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool 
             vLLM serves, or does not fit its base model; the hub has no such model, or cannot be reached and the cache
             lacks it. Of a hub model that is not cached only the config is fetched, which pins the commit.
     """
-    if _is_folder(name):
+    if is_folder(name):
         _check_folder(Path(name), "give the folder that holds config.json and the weights")
         if adapter_base(name) is not None:
             _check_safetensors(Path(name))
@@ -68,7 +68,7 @@ def model_fingerprint(name: str, cache_dir: str | None = None) -> str:
         and three pieces of every weights file, so that a retrained checkpoint differs. An adapter's weights are
         hashed whole.
     """
-    if not _is_folder(name):
+    if not is_folder(name):
         return f"{name}@{cached_commit(name, cache_dir) or 'main'}"
     folder = Path(name)
     digest = hashlib.sha256()
@@ -81,7 +81,7 @@ def model_fingerprint(name: str, cache_dir: str | None = None) -> str:
 
 def cached_commit(name: str, cache_dir: str | None = None) -> str | None:
     """The commit of a cached hub model, to load that very one; None for a folder or one that is not cached."""
-    snapshot = None if _is_folder(name) else _cached_snapshot(name, cache_dir)
+    snapshot = None if is_folder(name) else _cached_snapshot(name, cache_dir)
     return snapshot.name if snapshot else None
 
 
@@ -105,7 +105,8 @@ def adapter_config(name: str) -> dict[str, Any] | None:
     raise UserError(f"{path}: not a LoRA adapter on a named base model")
 
 
-def _is_folder(name: str) -> bool:
+def is_folder(name: str) -> bool:
+    """Is this a folder's name, and not one on the hub?"""
     return Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
@@ -140,7 +141,7 @@ def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool) 
     except UserError as error:
         where = f"{folder}: its base model cannot be used (base_model_name_or_path in its adapter_config.json)"
         raise UserError(f"{where}\n  {error}") from None
-    base_folder = Path(base) if _is_folder(base) else _cached_snapshot(base, cache_dir)
+    base_folder = Path(base) if is_folder(base) else _cached_snapshot(base, cache_dir)
     # By the name inside the stack of layers: what stands before it differs between checkpoints of one architecture.
     shapes = {_inner_name(name): shape for name, shape in _tensor_shapes(base_folder).items()}
     if not shapes:

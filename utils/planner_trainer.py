@@ -33,7 +33,7 @@ from utils.cli import UserError
 from utils.model_output import parse_plan
 from utils.plans import coverage, share_words
 from utils.progress import Progress
-from utils.run_files import naming, replace_link, write_folder_manifest, write_line
+from utils.run_files import naming, replace_link, staged_path, write_folder_manifest, write_line
 
 if TYPE_CHECKING:
     from train_planner import Example, Run
@@ -378,7 +378,7 @@ class Recorder(TrainerCallback):
     def _save_state(self, state: Any) -> None:
         """Put trainer_state.json in place, whole or not at all."""
         path = self._run.folder / "trainer_state.json"
-        staged = path.with_name(f"{path.name}.tmp")
+        staged = staged_path(path)
         with naming(staged):
             state.save_to_json(str(staged))
         staged.replace(path)

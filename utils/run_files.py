@@ -103,9 +103,13 @@ def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
     The final file is written beside its name, then the manifest (which holds its hash), then renamed. A process
     that dies in between leaves both halves, and `prepare_output` finishes the renaming.
     """
-    path = Path(path)
-    staged = _staged(path)
-    write_synced(staged, json.dumps(data, ensure_ascii=False, indent=2) + "\n")
+    write_synced(staged_path(path), json.dumps(data, ensure_ascii=False, indent=2) + "\n")
+    publish_staged(path, manifest)
+
+
+def publish_staged(path: str | Path, manifest: dict[str, Any]) -> None:
+    """The rest of `publish`, for a file whose content is whole at `staged_path`."""
+    path, staged = Path(path), staged_path(path)
     manifest = {**manifest, "output_sha256": file_hash(staged)}
     try:
         write_atomically(_manifest_path(path), json.dumps(manifest, ensure_ascii=False, indent=2) + "\n")
@@ -116,34 +120,39 @@ def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
 
 
 def _finish_interrupted_publish(path: Path) -> None:
-    staged, manifest = _staged(path), read_manifest(path)
+    staged, manifest = staged_path(path), read_manifest(path)
     if staged.exists() and manifest is not None and manifest["output_sha256"] == file_hash(staged):
         _rename(staged, path)
 
 
 def write_atomically(path: str | Path, text: str) -> None:
     """Write a text file beside its name and rename it: readers see the old file or the new one."""
-    path = Path(path)
-    write_synced(_staged(path), text)
-    _rename(_staged(path), path)
+    write_synced(staged_path(path), text)
+    _rename(staged_path(path), Path(path))
 
 
 def replace_link(link: Path, target: str) -> None:
     """Have a symbolic link name `target`, whatever it named before: readers see the old one or the new one."""
-    staged = _staged(link)
+    staged = staged_path(link)
     staged.unlink(missing_ok=True)
     staged.symlink_to(target)
     staged.replace(link)
 
 
 def write_synced(path: Path, text: str) -> None:
-    """Write a whole file to disk, or leave none."""
+    with open_whole(path) as file:
+        file.write(text)
+
+
+@contextmanager
+def open_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+    """A file that is on disk, whole, when this is left; there is none where it could not be written."""
     try:
-        with naming(path), open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+        with naming(path), open(path, mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
-    except OSError:
+    except BaseException:
         path.unlink(missing_ok=True)  # on a full disk half a file is in the way
         raise
 
@@ -169,7 +178,9 @@ def naming(path: str | Path) -> Iterator[None]:
         raise
 
 
-def _staged(path: Path) -> Path:
+def staged_path(path: str | Path) -> Path:
+    """Where a file is written before it is renamed."""
+    path = Path(path)
     return path.with_name(path.name + ".tmp")
 
 

@@ -59,14 +59,18 @@ def _latex_table(table: Table) -> str:
     lines = [
         rf"\begin{{tabular}}{{{alignment}}}",
         r"\toprule",
-        _latex_line(map(latex_text, table.columns)),
+        latex_line(map(latex_text, table.columns)),
         r"\midrule",
     ]
-    lines += [_latex_line(map(_latex_cell, row)) for row in table.rows]
+    lines += [latex_line(map(_latex_cell, row)) for row in table.rows]
     lines += [r"\bottomrule"]
-    for note in table.notes:
-        lines.append(rf"\multicolumn{{{width}}}{{p{{\linewidth}}}}{{\footnotesize {latex_text(note)}}} \\")
+    lines += [latex_note(note, width) for note in table.notes]
     return "\n".join([*lines, r"\end{tabular}"]) + "\n"
+
+
+def latex_note(note: str, width: int) -> str:
+    """A note as a row below a table of `width` columns."""
+    return rf"\multicolumn{{{width}}}{{p{{\linewidth}}}}{{\footnotesize {latex_text(note)}}} \\"
 
 
 def _latex_cell(cell: Cell) -> str:
@@ -74,7 +78,8 @@ def _latex_cell(cell: Cell) -> str:
     return (rf"\textbf{{{text}}}" if cell.bold else text) + latex_text(cell.after)
 
 
-def _latex_line(cells: Iterable[str]) -> str:
+def latex_line(cells: Iterable[str]) -> str:
+    """A row of a tabular, of cells that LaTeX can read."""
     # The braces keep a name that begins with [ or * from being read as an argument of the break before it.
     return " & ".join(f"{{{cell}}}" for cell in cells) + r" \\"
 
@@ -83,7 +88,7 @@ _LATEX_TEXT = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
     | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}  # other signs in LaTeX's default font
-    | {"†": r"$^{\dag}$", "−": "$-$"}
+    | {"†": r"$^{\dag}$", "−": "$-$", "±": r"$\pm$"}
 )
 
 
