@@ -144,9 +144,13 @@ def engine_processes(pid: int) -> list[int]:
     """The processes below `pid` that have named themselves as vLLM's (engine core, worker)."""
     import psutil
 
-    return [
-        child.pid for child in psutil.Process(pid).children(recursive=True) if "VLLM::" in " ".join(child.cmdline())
-    ]
+    engines = []
+    for child in psutil.Process(pid).children(recursive=True):
+        # A short-lived child (a compiler, say) may be gone before its name is read.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "VLLM::" in " ".join(child.cmdline()):
+                engines.append(child.pid)
+    return engines
 
 
 def test_vllms_own_server_behind_the_openai_client(tmp_path):
