@@ -5,8 +5,9 @@ import os
 import pickle
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,7 +20,9 @@ GPU_BATCH_SIZE = 64
 # On a CPU more is slower, for buffers outgrow its caches and padding grows: on two cores, BERT-base took 10.5 s with
 # a batch size of 4, 12.7 s with 8 and 15.9 s with 16. Less gains little, and loses where other work shares the cores.
 CPU_BATCH_SIZE_PER_THREAD = 2
-WINDOW = 16_384  # texts tokenized and sorted at a time: bounds the memory that token ids take
+WINDOW = 4096  # texts tokenized and sorted at a time, the next ones while these are embedded: bounds the memory
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -108,10 +111,10 @@ def embed_texts(
 
     budget = _token_budget(encoder.model.device.type, batch_size)
     embeddings = np.empty((len(texts), encoder.model.config.hidden_size), dtype=np.float32)
+    windows = (_tokenize(encoder, texts[start : start + WINDOW]) for start in range(0, len(texts), WINDOW))
     num_cut = 0
     with torch.inference_mode():
-        for start in range(0, len(texts), WINDOW):
-            token_ids, cut = _tokenize(encoder, texts[start : start + WINDOW])
+        for start, (token_ids, cut) in zip(range(0, len(texts), WINDOW), _one_ahead(windows), strict=True):
             num_cut += cut
             for rows in batches_by_length([len(ids) for ids in token_ids], budget):
                 pooled = _embed_batch(encoder, [token_ids[row] for row in rows])
@@ -119,6 +122,15 @@ def embed_texts(
                 if progress is not None:
                     progress.update(len(rows))
     return embeddings, num_cut
+
+
+def _one_ahead(items: Iterator[T]) -> Iterator[T]:
+    """The items of an iterator, each made by a thread while the one before is in use."""
+    with ThreadPoolExecutor(1) as thread:
+        pending = thread.submit(next, items, None)
+        while (item := pending.result()) is not None:
+            pending = thread.submit(next, items, None)
+            yield item
 
 
 def _token_budget(device_type: str, batch_size: int | None) -> int:
@@ -145,23 +157,28 @@ def batches_by_length(lengths: Sequence[int], budget: int) -> Iterator[list[int]
         start += size
 
 
-def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[list[int]], int]:
-    """Token ids of every text, and how many texts were cut at max_length."""
-    encoded = encoder.tokenizer(list(texts), truncation=True, max_length=encoder.max_length)
-    return encoded["input_ids"], sum(bool(encoding.overflowing) for encoding in encoded.encodings)
+def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[np.ndarray], int]:
+    """Token ids of every text, int64 (T,), and how many texts were cut at max_length."""
+    encoded = encoder.tokenizer(
+        list(texts),
+        truncation=True,
+        max_length=encoder.max_length,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+    )
+    num_cut = sum(bool(encoding.overflowing) for encoding in encoded.encodings)
+    return [np.array(ids, dtype=np.int64) for ids in encoded["input_ids"]], num_cut
 
 
-def _embed_batch(encoder: Encoder, token_ids: list[list[int]]) -> np.ndarray:
+def _embed_batch(encoder: Encoder, token_ids: list[np.ndarray]) -> np.ndarray:
     """Token ids of B texts -> (B, D)."""
     import torch
 
-    longest = max(len(ids) for ids in token_ids)
-    input_ids = torch.full((len(token_ids), longest), encoder.tokenizer.pad_token_id)
-    mask = torch.zeros((len(token_ids), longest), dtype=torch.long)
-    for row, ids in enumerate(token_ids):
-        input_ids[row, : len(ids)] = torch.tensor(ids)
-        mask[row, : len(ids)] = 1
-    input_ids, mask = input_ids.to(encoder.model.device), mask.to(encoder.model.device)
-    hidden = encoder.model(input_ids=input_ids, attention_mask=mask).last_hidden_state.float()  # (B, T, D)
-    weights = mask[..., None].float()  # (B, T, 1)
-    return ((hidden * weights).sum(1) / weights.sum(1)).cpu().numpy()
+    lengths = torch.tensor([len(ids) for ids in token_ids], device=encoder.model.device)
+    input_ids = torch.nn.utils.rnn.pad_sequence(
+        [torch.from_numpy(ids) for ids in token_ids], batch_first=True, padding_value=encoder.tokenizer.pad_token_id
+    ).to(encoder.model.device)  # (B, T)
+    mask = torch.arange(input_ids.shape[1], device=encoder.model.device) < lengths[:, None]
+    hidden = encoder.model(input_ids=input_ids, attention_mask=mask.long()).last_hidden_state.float()  # (B, T, D)
+    pooled = torch.einsum("btd,bt->bd", hidden, mask.float()) / lengths[:, None]
+    return pooled.cpu().numpy()

@@ -20,15 +20,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 import argparse
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from utils.cli import UserError, add_log_argument, check_outputs, make_parser, positive_int, run_script, set_up_logging
-from utils.journal import Journal, open_journal
+from utils.journal import open_journal
 from utils.models import check_model, model_fingerprint
 from utils.progress import Progress
-from utils.records import read_dataset, select_questions
+from utils.record_stream import DatasetFile
 from utils.run_files import file_hash
 
 if TYPE_CHECKING:
@@ -109,36 +110,92 @@ def main(argv: list[str] | None = None) -> int:
     set_up_logging(args.log_level)
     output = Path(args.output_dataset_addr)
     check_outputs([args.output_dataset_addr], [args.input_dataset_addr])
-    records = read_dataset(args.input_dataset_addr, needs=["profile"])
-    if args.random_profile:
-        records = swap_profiles(records, args.seed, args.input_dataset_addr)
-    records = select_questions(records, args.limit)
+    source = open_source(args)
     if args.ranker == "contriever":
         check_model(args.model_name, args.cache_dir)
     fingerprint = describe_settings(args)
     cache = open_cache(args)  # may be refused: before there is a journal
-    keys = [(record["id"],) for record in records]
+    keys = [(question_id,) for question_id in source.ids()]
     journal = open_journal(output, fingerprint, args.overwrite, keys)
-    if journal is None or journal.holds(keys, lambda: apply_orders(records, journal)):
+    if journal is None or journal.holds_exactly(keys):
         print(f"{output}: already ranked with these settings; left as it is")
         return 0
-    missing = set(journal.missing(keys))
-    left = [record for record in records if (record["id"],) in missing]
-    device, counts = "cpu", Counter(count_records(records))
+    left = [number for number, key in enumerate(keys) if key not in journal.entries]
+    records = (source.read(number) for number in left)
+    device, counts = "cpu", Counter(source.counts())
     if left and args.ranker == "contriever":
         from retrieval.encoder import load_encoder
 
         encoder = load_encoder(args.model_name, args.cache_dir, args.device, args.dtype, args.max_length)
         device = str(encoder.model.device)
-        orders = order_by_embeddings(left, encoder, args.batch_size, counts, cache)
+        num_texts = sum(source.sizes[number] + 1 for number in left)
+        orders = order_by_embeddings(records, num_texts, encoder, args.batch_size, counts, cache)
     else:
-        orders = order_by_ranker(left, args)
+        orders = order_by_ranker(records, len(left), args)
     with closing(orders):  # its progress ends before an error is told
         for record, order in orders:
             journal.add((record["id"],), order)
-    journal.publish(apply_orders(records, journal), vars(args), device, counts=dict(counts))
+    ranked = (apply_order(record, journal.entries[record["id"],]) for record in source.records())
+    journal.publish_array(ranked, vars(args), device, counts=dict(counts))
     print(f"{output}: ranked {counts['questions']} questions with {counts['posts']} posts")
     return 0
+
+
+@dataclass(frozen=True)
+class Source:
+    """The questions to rank; they stay on disk, for a file may be larger than the memory.
+
+    Attributes:
+        sizes: posts of each question's profile.
+        owners: number of the question whose profile each one gets, None where each keeps its own.
+    """
+
+    dataset: DatasetFile
+    sizes: list[int]
+    owners: list[int] | None
+
+    def ids(self) -> list[str]:
+        return self.dataset.ids[: len(self.sizes)]
+
+    def read(self, number: int) -> Record:
+        record = self.dataset[number]
+        if self.owners is None:
+            return record
+        owner = self.dataset[self.owners[number]]
+        return {**record, "profile": owner["profile"], "profile_owner": owner["id"]}
+
+    def records(self) -> Iterator[Record]:
+        return (self.read(number) for number in range(len(self.sizes)))
+
+    def counts(self) -> dict[str, int]:
+        return {"questions": len(self.sizes), "posts": sum(self.sizes), "empty_profiles": self.sizes.count(0)}
+
+
+def open_source(args: argparse.Namespace) -> Source:
+    """Check the dataset, record by record; with --random_profile nobody keeps their own profile.
+
+    Raises:
+        UserError: the dataset is none; there is only one question to swap profiles, or they were swapped before.
+    """
+    path = args.input_dataset_addr
+    dataset = DatasetFile(path)
+    sizes, swapped = [], None
+    for record in dataset.scan(needs=["profile"]):
+        sizes.append(len(record["profile"]))
+        if swapped is None and "profile_owner" in record:
+            swapped = record["id"]
+    owners = None
+    if args.random_profile:
+        if len(dataset) < 2:
+            raise UserError(f"{path}: holds one question; --random_profile needs another user's profile")
+        if swapped is not None:
+            raise UserError(
+                f"{path}: id {swapped!r}: field 'profile_owner': its profile is another user's already\n"
+                "  --random_profile starts from the original dataset"
+            )
+        owners = random_cycle(len(dataset), args.seed)
+        sizes = [sizes[owner] for owner in owners]
+    return Source(dataset, sizes[: args.limit], owners)
 
 
 def describe_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -158,27 +215,6 @@ def describe_settings(args: argparse.Namespace) -> dict[str, Any]:
     return fingerprint
 
 
-def swap_profiles(records: list[Record], seed: int, path: str) -> list[Record]:
-    """Give every question the profile of another one, named in its `profile_owner`; no one keeps their own.
-
-    Raises:
-        UserError: there is only one question, or profiles were swapped before.
-    """
-    if len(records) < 2:
-        raise UserError(f"{path}: holds one question; --random_profile needs another user's profile")
-    for record in records:
-        if "profile_owner" in record:
-            raise UserError(
-                f"{path}: id {record['id']!r}: field 'profile_owner': its profile is another user's already\n"
-                "  --random_profile starts from the original dataset"
-            )
-    owners = [records[index] for index in random_cycle(len(records), seed)]
-    return [
-        {**record, "profile": owner["profile"], "profile_owner": owner["id"]}
-        for record, owner in zip(records, owners, strict=True)
-    ]
-
-
 def random_cycle(size: int, seed: int) -> list[int]:
     """A random permutation of range(size) that is one single cycle (Sattolo 1986): none stays in its place."""
     generator = random.Random(seed)
@@ -189,11 +225,13 @@ def random_cycle(size: int, seed: int) -> list[int]:
     return cycle
 
 
-def order_by_ranker(records: list[Record], args: argparse.Namespace) -> Iterator[tuple[Record, list[int]]]:
+def order_by_ranker(
+    records: Iterable[Record], num_records: int, args: argparse.Namespace
+) -> Iterator[tuple[Record, list[int]]]:
     """Each record with the order of its profile (best first), by a ranker that needs no model."""
     from retrieval.rankers import rank_at_random, rank_by_bm25, rank_by_recency
 
-    with closing(Progress(len(records), "questions")) as progress:
+    with closing(Progress(num_records, "questions")) as progress:
         for record in records:
             posts = [item["text"] for item in record["profile"]]
             if args.ranker == "bm25":
@@ -215,7 +253,8 @@ def open_cache(args: argparse.Namespace) -> "EmbeddingCache | None":
 
 
 def order_by_embeddings(
-    records: list[Record],
+    records: Iterable[Record],
+    num_texts: int,
     encoder: "Encoder",
     batch_size: int | None,
     counts: Counter[str],
@@ -224,20 +263,21 @@ def order_by_embeddings(
     """Each record with the order of its profile; every distinct text of a block of questions is embedded once.
 
     Args:
+        num_texts: questions and posts of all records together, repeated ones included.
         counts: "texts_embedded" and "texts_cut" (of those) are added to.
     """
     from retrieval.rankers import rank_by_embedding
 
-    blocks = list(split_into_blocks(records))
-    with closing(Progress(sum(len(row_of) for _, row_of in blocks), "texts")) as progress:
-        for block, row_of in blocks:
+    with closing(Progress(num_texts, "texts")) as progress:
+        for block, row_of in split_into_blocks(records):
             embeddings = embed_block(list(row_of), encoder, batch_size, counts, cache, progress)
+            progress.update(sum(len(record["profile"]) + 1 for record in block) - len(row_of))  # the repeated ones
             for record in block:
                 post_rows = [row_of[item["text"]] for item in record["profile"]]
                 yield record, rank_by_embedding(embeddings, row_of[record["question"]], post_rows)
 
 
-def split_into_blocks(records: list[Record]) -> Iterator[tuple[list[Record], dict[str, int]]]:
+def split_into_blocks(records: Iterable[Record]) -> Iterator[tuple[list[Record], dict[str, int]]]:
     """Questions in file order with the rows of their distinct texts; a new block begins after `BLOCK` texts.
 
     A killed run loses at most the block it was at.
@@ -281,19 +321,9 @@ def embed_block(
     return np.stack([known[text] for text in texts])
 
 
-def apply_orders(records: list[Record], journal: Journal) -> list[Record]:
-    """The content of the ranked file."""
-    return [apply_order(record, journal.entries[record["id"],]) for record in records]
-
-
 def apply_order(record: Record, order: list[int]) -> Record:
     """The record with whole profile items in this order: ids, texts and other fields stay together."""
     return {**record, "profile": [record["profile"][index] for index in order]}
-
-
-def count_records(records: list[Record]) -> dict[str, int]:
-    sizes = [len(record["profile"]) for record in records]
-    return {"questions": len(sizes), "posts": sum(sizes), "empty_profiles": sizes.count(0)}
 
 
 if __name__ == "__main__":

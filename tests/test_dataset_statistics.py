@@ -18,7 +18,6 @@ from utils import dataset_statistics
 from utils.cli import UserError
 from utils.dataset_statistics import (
     NO_CATEGORY,
-    communities_by_category,
     count_file,
     draw,
     main,
@@ -27,6 +26,7 @@ from utils.dataset_statistics import (
     stream_records,
 )
 from utils.download_datasets import QUESTIONS
+from utils.drawing import drawable
 from utils.records import read_dataset
 from utils.scoring import CATEGORIES
 
@@ -303,7 +303,7 @@ def test_a_name_does_not_break_the_table_or_the_terminal(dataset, capsys):
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(dataset_statistics, "CHUNK", 7)  # bytes: every record, and many a character, is cut
+    monkeypatch.setattr("utils.record_stream.CHUNK", 7)  # bytes: every record, and many a character, is cut
 
 
 ODD = [
@@ -410,13 +410,9 @@ def bars_of(figure, number):
     return lengths, [text.get_text() for text in panel.texts]
 
 
-def figure_of(series):
-    return make_figure(series, communities_by_category(series))
-
-
 def test_the_bars_are_the_counts_grouped_and_largest_first():
     train = Counter({"law": 1200, "rpg": 30, "anime": 30, "astrology": 2})
-    figure = figure_of({"train": train, "test": Counter({"law": 5, "music": 9, "anime": 1})})
+    figure = make_figure({"train": train, "test": Counter({"law": 5, "music": 9, "anime": 1})})
     assert [panel.get_title() for panel in figure.axes] == ["train\n1,262 questions", "test\n15 questions"]
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == [CATEGORIES[0], "anime", "rpg", "music", CATEGORIES[2], "law", NO_CATEGORY, "astrology"]
@@ -431,7 +427,7 @@ def test_the_bars_are_the_counts_grouped_and_largest_first():
 
 
 def test_a_community_named_like_a_category_keeps_its_bar():
-    lengths, _ = bars_of(figure_of({"a.json": Counter({CATEGORIES[0]: 4, "rpg": 1})}), 0)
+    lengths, _ = bars_of(make_figure({"a.json": Counter({CATEGORIES[0]: 4, "rpg": 1})}), 0)
     assert lengths == {"rpg": 1, CATEGORIES[0]: 4}
 
 
@@ -474,7 +470,7 @@ def no_text_is_cut(figure):
 def test_no_label_is_cut(series):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a layout that does not fit is only a warning
-        assert no_text_is_cut(figure_of(series))
+        assert no_text_is_cut(make_figure(series))
 
 
 def test_names_in_any_script_are_drawn_or_spelled_out(tmp_path, capsys):
@@ -483,8 +479,8 @@ def test_names_in_any_script_are_drawn_or_spelled_out(tmp_path, capsys):
         warnings.simplefilter("error")  # a character without a glyph is only a warning
         draw({"$x^$日.json": Counter(dict.fromkeys(names, 1))}, str(tmp_path / "plot.png"))
     assert png_size(tmp_path / "plot.png")[0] == 705  # (2.4 + 2.3) inches at 150 dots
-    assert dataset_statistics.drawable("русский $a") == "русский $a"
-    assert dataset_statistics.drawable("日\n") == "\\u65e5\\n"
+    assert drawable("русский $a") == "русский $a"
+    assert drawable("日\n") == "\\u65e5\\n"
 
 
 def test_the_script_draws_the_same_bytes_again(tmp_path, capsys):
@@ -501,7 +497,7 @@ def test_the_script_draws_the_same_bytes_again(tmp_path, capsys):
 
 def test_a_figure_that_no_png_holds_is_refused_and_nothing_is_printed(dataset, tmp_path, capsys):
     path = dataset("own.json", *(record(number, category=f"c{number}") for number in range(201)))
-    expected = "--plot: 201 communities and 1 panels do not fit in a figure\n  it holds 200 and 20; give fewer files"
+    expected = "--inputs_addr: 201 communities and 1 panels do not fit in a figure\n  it holds 200 and 20; "
     assert refusal(path, "--plot_addr", tmp_path / "plot.png").startswith(expected)
     assert not (tmp_path / "plot.png").exists()
     assert capsys.readouterr().out == ""

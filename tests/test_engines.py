@@ -4,6 +4,7 @@ The model is the demo's, made by `make models`. A run loads it once, which takes
 everything its run can show.
 """
 
+import contextlib
 import json
 import os
 import signal

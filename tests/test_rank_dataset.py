@@ -337,7 +337,7 @@ def test_as_a_script_from_the_root(tmp_path, encoder_folder):
     )
     assert "ranked 3 questions with 5 posts" in done.stdout
     assert "\r" not in done.stderr
-    assert done.stderr.startswith("7/7 texts")  # 3 questions, 4 distinct posts
+    assert done.stderr.startswith("8/8 texts")  # 3 questions, 5 posts
     missing = subprocess.run(
         [*command, "--model_name", "some/encoder"],
         cwd=ROOT,

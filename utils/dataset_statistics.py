@@ -10,13 +10,10 @@ says neither which of the two deviations it prints nor what its lengths are coun
 """
 
 import argparse
-import codecs
 import csv
 import io
-import json
 import multiprocessing
 import os
-import re
 import signal
 import sys
 import textwrap
@@ -25,13 +22,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
+from utils.drawing import drawable, figure_style, new_figure, shorten, write_figure
 from utils.plans import one_line
+from utils.record_stream import open_regular, stream_places
 from utils.records import first_five, quote, read_dataset, read_json
 from utils.run_files import prepare_output
 from utils.scoring import CATEGORIES, COMMUNITIES
@@ -51,14 +50,11 @@ STATISTICS = {  # the paper's rows below the number of questions: field, and wha
 }
 TEXTS = ("question", "narrative", "category")  # fields that hold a text; the others hold a list
 CSV_COLUMNS = ("file", "category", "split", "statistic", "value", "sd", "paper_value", "paper_sd")
-CHUNK = 1 << 22  # bytes of a file that are read at a time
 
 NO_CATEGORY = "Communities without a category"
 NO_COMMUNITY = "(no community)"
-DOTS_PER_INCH = 150
 LABEL_WIDTH, PANEL_WIDTH, ROW_HEIGHT = 2.4, 2.3, 0.19  # inches
 MOST_COMMUNITIES, MOST_PANELS = 200, 20  # that are drawn: more take minutes, and gigabytes of memory
-LONGEST_LABEL = 40  # characters
 
 Series = dict[str, Counter[str]]  # questions by community, for every panel of the figure
 
@@ -105,8 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    if twice := [path for path, count in Counter(args.inputs_addr).items() if count > 1]:
-        raise UserError(f"--inputs_addr {twice[0]}: given twice; give a file once")
+    check_given_once(args.inputs_addr)
     if args.plot_addr is not None:
         cli.check_outputs([args.plot_addr], args.inputs_addr)
         prepare_output(args.plot_addr, {}, overwrite=True)  # a drawing can always be made again
@@ -123,6 +118,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 # Reading
+
+
+def check_given_once(paths: list[str]) -> None:
+    """Raise UserError where a path of --inputs_addr is given twice: its questions would count twice."""
+    if twice := [path for path, count in Counter(paths).items() if count > 1]:
+        raise UserError(f"--inputs_addr {twice[0]}: given twice; give a file once")
 
 
 def count_files(paths: list[str]) -> list[Counts]:
@@ -180,11 +181,9 @@ def stream_records(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         OSError, ValueError, RecursionError: the file is none that read_dataset takes.
     """
-    if not path.is_file():
-        raise FileNotFoundError(path)  # or a pipe, which would be waited for
     seen = set()
-    with path.open("rb") as file:
-        for record in stream_lines(file) if path.suffix == ".jsonl" else stream_array(file):
+    with open_regular(path) as file:
+        for record, *_ in stream_places(file, path.suffix):
             if not _is_question(record) or str(record["id"]) in seen:
                 raise ValueError(f"record {len(seen)}")
             seen.add(str(record["id"]))
@@ -197,45 +196,6 @@ def _is_question(record: Any) -> bool:
     if not isinstance(record, dict) or type(record.get("id")) not in (str, int) or record["id"] == "":
         return False
     return isinstance(record.get("question"), str) and bool(record["question"].strip())
-
-
-def stream_lines(file: IO[bytes]) -> Iterator[Any]:
-    return (json.loads(line, object_pairs_hook=_unique_names) for line in file if line.strip())
-
-
-def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(result := dict(pairs)) < len(pairs):
-        raise ValueError("a name twice in an object")
-    return result
-
-
-_MARK = re.compile(r"[ \t\r\n]*([\[,\]])[ \t\r\n]*")
-
-
-def stream_array(file: IO[bytes]) -> Iterator[Any]:
-    """The items of a JSON array one by one; ValueError where the file is anything else."""
-    reader = codecs.getreader("utf-8-sig")(file)
-    decode = json.JSONDecoder(object_pairs_hook=_unique_names).raw_decode
-    text, place, before = "", 0, "["
-    while True:
-        mark = _MARK.match(text, place)
-        if mark and mark[1] == "]" and before == ",":
-            break
-        if mark and mark[1] == before:
-            try:
-                item, place = decode(text, mark.end())
-            except json.JSONDecodeError:
-                pass  # goes on behind what is read so far
-            else:
-                yield item
-                before = ","
-                continue
-        more = reader.read(max(CHUNK, len(text) - place))
-        if not more:
-            raise ValueError("no array, or cut short")
-        text, place = text[place:] + more, 0
-    if (text[mark.end() :] + reader.read()).strip():
-        raise ValueError("something behind the array")
 
 
 # The table's content
@@ -378,39 +338,35 @@ def communities_by_category(series: Series) -> dict[str, list[str]]:
 
 
 def draw(series: Series, path: str) -> None:
-    """Write the figure as a PNG: the same bytes for the same counts.
+    """Write the figure as a PNG: the same bytes for the same counts; UserError as `make_figure`."""
+    write_figure(make_figure(series), {Path(path): "png"})
+    print(f"{path}: {count_communities(series)} communities", file=sys.stderr)
+
+
+def count_communities(series: Series) -> int:
+    """How many communities occur in any panel."""
+    return len(set().union(*series.values()))
+
+
+@figure_style()
+def make_figure(series: Series) -> "Figure":
+    """A panel of bars each, with the communities from the top down; black on white is enough to read it.
 
     Raises:
         UserError: more communities or files than a figure holds.
     """
-    from matplotlib import rc_context
-
-    groups = communities_by_category(series)
-    num_communities = sum(map(len, groups.values()))
+    num_communities = count_communities(series)
     if num_communities > MOST_COMMUNITIES or len(series) > MOST_PANELS:
         raise UserError(
-            f"--plot: {num_communities} communities and {len(series)} panels do not fit in a figure\n"
+            f"--inputs_addr: {num_communities} communities and {len(series)} panels do not fit in a figure\n"
             f"  it holds {MOST_COMMUNITIES} and {MOST_PANELS}; give fewer files at a time"
         )
-    # The font that comes with matplotlib, and "$" as it is.
-    with rc_context({"font.family": "DejaVu Sans", "text.parse_math": False}):
-        make_figure(series, groups).savefig(path, format="png")
-    print(f"{path}: {num_communities} communities", file=sys.stderr)
-
-
-def make_figure(series: Series, groups: dict[str, list[str]]) -> "Figure":
-    """A panel of bars each, with the communities of `groups` from the top down; black on white is enough to read it."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     rows: list[str] = []
     headings = []
-    for category, names in groups.items():
+    for category, names in communities_by_category(series).items():
         headings.append(len(rows))
         rows += [category, *names]
-    size = (LABEL_WIDTH + PANEL_WIDTH * len(series), 1 + ROW_HEIGHT * len(rows))
-    figure = Figure(figsize=size, dpi=DOTS_PER_INCH, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(LABEL_WIDTH + PANEL_WIDTH * len(series), 1 + ROW_HEIGHT * len(rows))
     panels = figure.subplots(1, len(series), sharey=True, squeeze=False)[0]
     for panel, (name, counts) in zip(panels, series.items(), strict=True):
         bars = {number: counts[row] for number, row in enumerate(rows) if number not in headings}
@@ -437,19 +393,6 @@ def draw_bars(panel: "Axes", bars: dict[int, int]) -> None:
     panel.grid(axis="x", color="0.9", linewidth=0.6)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
-
-
-def drawable(text: str) -> str:
-    """The text with what the figure's font lacks spelled out, such as \\u8a9e."""
-    from matplotlib.font_manager import findfont, get_font
-
-    glyphs = get_font(findfont("DejaVu Sans")).get_charmap()
-    shown = (c if c.isprintable() and ord(c) in glyphs else c.encode("unicode_escape").decode() for c in text)
-    return "".join(shown)
-
-
-def shorten(text: str) -> str:
-    return text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 1]}…"
 
 
 if __name__ == "__main__":

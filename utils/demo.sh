@@ -65,6 +65,10 @@ run "$python" utils/make_table.py \
     --system "PlanPers" $out/planpers_scores.json \
     --system "PlanPers (gold plans)" $out/planpers_gold_scores.json \
     --output_addr $out/table.md --overwrite
+run "$python" utils/make_figures.py --figure 3 \
+    --system "PlanPers" $out/planpers_scores.json \
+    --system "PlanPers (gold plans)" $out/planpers_gold_scores.json \
+    --output_addr $out/figure3
 run "$python" utils/report.py --inputs_addr $out/test_ranked.json $out/test_random_ranked.json \
     --system "No personalization" $out/no_personalization.json $out/no_personalization_scores.json \
     --system "RAG (random profile)" $out/rag_random.json $out/rag_random_scores.json \
@@ -75,6 +79,6 @@ run "$python" utils/report.py --inputs_addr $out/test_ranked.json $out/test_rand
 
 printf '\n'
 cat $out/table.md
-printf '\nThe table is %s, the training curve %s, every answer and verdict stand in %s.\n' \
-    $out/table.md $out/planner/training.png $out/report.html
+printf '\nThe table is %s, the training curve %s,\nthe figure of gold plans %s; every answer and verdict stand in %s.\n' \
+    $out/table.md $out/planner/training.png $out/figure3.png $out/report.html
 printf 'The numbers show that the pipeline works, not how good a method is.\n'

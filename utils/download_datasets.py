@@ -9,7 +9,6 @@ the dataset's name, its commit on the hub, and hashes. Without internet: give a 
 
 import argparse
 import fnmatch
-import json
 import logging
 import os
 import re
@@ -25,20 +24,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
-from utils.dataset_statistics import PAPER_TABLE, stream_array, stream_lines
+from utils.dataset_statistics import PAPER_TABLE
 from utils.lock import Lock
 from utils.models import check_cache_dir, is_folder
 from utils.progress import Progress
+from utils.record_stream import stream_places
 from utils.records import read_dataset, read_json
 from utils.run_files import (
     check_writable,
     describe_run,
     file_hash,
-    open_whole,
     prepare_output,
     publish_staged,
     read_manifest,
     staged_path,
+    write_array,
 )
 
 # Questions by category and split, in the paper's Table 1.
@@ -404,7 +404,7 @@ def hash_files(paths: Iterable[Path]) -> list[str]:
 def convert(files: list[Path], staged: Path, what: str, are_cached: bool) -> int:
     """Write the records of these files as one JSON array and return their number; UserError where one is damaged."""
     try:
-        return write_array(staged, (record for file in files for record in read_records(file)))
+        return write_array(staged, (record for file in files for record in read_records(file)), indent=4)
     except (ValueError, RecursionError) as error:
         reason = describe_damage(files) or str(error).splitlines()[0]
         blobs = " ".join(os.path.normpath(cached_blob(file)) for file in files)
@@ -432,30 +432,12 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
         return
     with path.open("rb") as file, ByteCount(path.stat().st_size, doing="written") as count:
         place = 0
-        for number, record in enumerate(stream_lines(file) if path.suffix == ".jsonl" else stream_array(file)):
+        for number, (record, *_) in enumerate(stream_places(file, path.suffix)):
             if not isinstance(record, dict):
                 raise ValueError(f"{path}: record {number} is no question")
             yield record
             count.update(file.tell() - place)
             place = file.tell()
-
-
-def write_array(path: Path, records: Iterable[dict[str, Any]]) -> int:
-    """Write a JSON array to disk as json.dump(..., indent=4) would, or leave no file; returns its length.
-
-    Raises:
-        ValueError: there are no records, or one cannot be written.
-    """
-    num_records = 0
-    with open_whole(path) as file:
-        for num_records, record in enumerate(records, 1):
-            text = json.dumps(record, ensure_ascii=False, allow_nan=False, indent=4)
-            file.write(",\n" if num_records > 1 else "[\n")
-            file.write(" " * 4 + text.replace("\n", "\n    "))
-        if num_records == 0:
-            raise ValueError("an empty file")
-        file.write("\n]\n")
-    return num_records
 
 
 if __name__ == "__main__":

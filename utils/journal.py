@@ -23,7 +23,10 @@ from utils.run_files import (
     differences,
     prepare_output,
     publish,
+    publish_staged,
     read_manifest,
+    staged_path,
+    write_array,
     write_line,
 )
 
@@ -148,8 +151,25 @@ class Journal:
             return False
         return json.loads(self.output.read_text(encoding="utf-8")) == make()
 
+    def holds_exactly(self, keys: Collection[Key]) -> bool:
+        """As `holds`, for a file too large to be read again: it was published with these pieces and no others."""
+        if not self.published or self.missing(keys):
+            return False
+        return read_manifest(self.output).get("keys_sha256") == _keys_hash(keys)
+
     def publish(self, data: Any, arguments: dict[str, Any], device: str | None, **figures: Any) -> None:
         """Put the final file in place, with a manifest that tells how it was made and what it took."""
+        publish(self.output, data, self._describe(arguments, device, figures))
+
+    def publish_array(
+        self, items: Iterable[Any], arguments: dict[str, Any], device: str | None, **figures: Any
+    ) -> None:
+        """As `publish` of a list, with an item in memory at a time."""
+        write_array(staged_path(self.output), items, indent=2)
+        publish_staged(self.output, self._describe(arguments, device, figures))
+
+    def _describe(self, arguments: dict[str, Any], device: str | None, figures: dict[str, Any]) -> dict[str, Any]:
+        """The manifest of the final file."""
         figures |= {
             "pieces": len(self.entries),
             "keys_sha256": _keys_hash(self.entries),
@@ -157,7 +177,7 @@ class Journal:
             "wall_seconds": round(time.monotonic() - self._opened, 3),
         }
         self._begin()  # a run without any piece has a journal too
-        publish(self.output, data, describe_run(arguments, self.fingerprint, device, **figures))
+        return describe_run(arguments, self.fingerprint, device, **figures)
 
     def close(self) -> None:
         self._file.close()

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
+from utils.drawing import figure_style, new_figure, write_figure
 from utils.records import read_bytes
 from utils.run_files import prepare_output
 
@@ -29,7 +30,6 @@ LOG_NAME = "training_log.jsonl"
 DRAWN = ("loss", "eval_loss", "eval_aspect_recall")
 WINDOW = 20  # logged steps a running mean is over; it is drawn from twice as many on
 WIDTH, PANEL_HEIGHT = 8, (4.0, 2.4)  # inches: of the figure, of its panels
-DOTS_PER_INCH = 150
 LARGEST = 1e30  # finite number that is drawn: far beyond any loss, and within what an axis can show
 
 Points = tuple[list[int], list[float]]
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     if not (log["loss"] or log["eval_loss"]):
         raise UserError(f"{folder / LOG_NAME}: holds no loss yet; draw it when the run has logged its first step")
     prepare_output(plot_addr, {}, overwrite=True)  # a drawing can always be made again
-    make_figure(log).savefig(plot_addr, format="png")
+    write_figure(make_figure(log), {Path(plot_addr): "png"})
     print(f"{plot_addr}: {len(log['loss'])} losses in training, {len(log['eval_loss'])} in validation")
     return 0
 
@@ -106,18 +106,15 @@ def running_mean(values: dict[int, float]) -> dict[int, float]:
     return {steps[end - 1]: fmean(numbers[end - WINDOW : end]) for end in range(WINDOW, len(steps) + 1)}
 
 
+@figure_style()
 def make_figure(log: dict[str, dict[int, float]]) -> "Figure":
     """The losses, and below them the aspect recall where there is any; shades of grey are enough to read it.
 
     Args:
         log: as `read_log` gives it, with at least one loss.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     heights = PANEL_HEIGHT if log["eval_aspect_recall"] else PANEL_HEIGHT[:1]
-    figure = Figure(figsize=(WIDTH, sum(heights)), dpi=DOTS_PER_INCH, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(WIDTH, sum(heights))
     panels = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     draw_losses(panels[0], log)
     if log["eval_aspect_recall"]:

@@ -40,7 +40,7 @@ def read_dataset(path: str | Path, needs: Iterable[str] = ()) -> list[dict[str, 
         raise UserError(f"{path}: holds no questions")
     seen: dict[str, int] = {}
     for number, record in enumerate(records):
-        _check_record(record, f"{path}: record {number}", needs)
+        check_record(record, f"{path}: record {number}", needs)
         if record["id"] in seen:
             raise UserError(
                 f"{path}: records {seen[record['id']]} and {number} both have id {quote(record['id'])}; ids are unique"
@@ -135,7 +135,12 @@ def read_bytes(path: str | Path) -> bytes:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _check_record(record: Any, where: str, needs: Iterable[str]) -> None:
+def check_record(record: Any, where: str, needs: Iterable[str]) -> None:
+    """Check one record of a dataset as `read_dataset` does, and make its id a string.
+
+    Args:
+        where: what an error begins with.
+    """
     if not isinstance(record, dict):
         raise UserError(f"{where}: {_kind(record)} where a question object belongs")
     record["id"] = _check_id(record.get("id"), where)

@@ -144,6 +144,26 @@ def write_synced(path: Path, text: str) -> None:
         file.write(text)
 
 
+def write_array(path: Path, items: Iterable[Any], indent: int) -> int:
+    """Write a JSON array to disk, an item in memory at a time, or leave no file; returns its length.
+
+    The text is that of json.dumps(list(items), ensure_ascii=False, indent=indent) and a line break.
+
+    Raises:
+        ValueError: there are no items, or one cannot be written.
+    """
+    number, margin = 0, " " * indent
+    with open_whole(path) as file:
+        for number, item in enumerate(items, 1):
+            text = json.dumps(item, ensure_ascii=False, allow_nan=False, indent=indent)
+            file.write(",\n" if number > 1 else "[\n")
+            file.write(margin + text.replace("\n", "\n" + margin))
+        if number == 0:
+            raise ValueError("an empty file")
+        file.write("\n]\n")
+    return number
+
+
 @contextmanager
 def open_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """A file that is on disk, whole, when this is left; there is none where it could not be written."""

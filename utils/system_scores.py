@@ -1,4 +1,4 @@
-"""The score files of the systems that stand in one table: read, and checked for what must be alike."""
+"""The score files of the systems that are compared: read, and checked for what must be alike."""
 
 import os
 from collections.abc import Iterable
@@ -124,7 +124,7 @@ def check_same_judge(paths: Iterable[str]) -> list[str]:
             pairs = "; ".join(f"{name} {quote(settings[name])}, not {quote(first[1][name])}" for name in differing)
             raise UserError(
                 f"{path}: judged in another way than {first[0]}\n  {pairs}\n"
-                "  a table holds scores of one judge and one prompt: judge both alike, or make two tables"
+                "  scores of different judges or prompts do not compare: judge both alike, or keep them apart"
             )
     return unknown
 

@@ -55,7 +55,7 @@ def _sentence(rng: random.Random, num_words: int) -> str:
 
 def our_ranking(records: list[Record], encoder: Encoder, batch_size: int | None) -> list[list[int]]:
     """The order of every profile, as retrieval/rank_dataset.py finds it."""
-    return [order for _, order in order_by_embeddings(records, encoder, batch_size, Counter())]
+    return [order for _, order in order_by_embeddings(records, 0, encoder, batch_size, Counter())]
 
 
 def plain_loop(records: list[Record], encoder: Encoder) -> list[list[int]]:

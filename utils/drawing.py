@@ -1,0 +1,83 @@
+"""What all figures share: one look on every account, names drawn as they are, and files put in place whole."""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from utils.run_files import open_whole, staged_path
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DOTS_PER_INCH = 150
+FONT = "DejaVu Sans"  # comes with matplotlib
+STYLE = {
+    "font.family": FONT,
+    "text.parse_math": False,  # "$" as it is
+    "pdf.fonttype": 42,  # text stays text: it can be searched and copied, and journals ask for it
+    "hatch.linewidth": 0.6,
+}
+LONGEST_LABEL = 40  # characters
+
+
+@contextmanager
+def figure_style() -> Iterator[None]:
+    """Within this, or in functions it decorates, matplotlib draws alike whatever the account's matplotlibrc says."""
+    from matplotlib import rc_context, rcdefaults, rcParams
+
+    with rc_context():
+        rcdefaults()
+        rcParams.update(STYLE)
+        yield
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure, width and height in inches, that never looks for a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def write_figure(figure: "Figure", kinds: dict[Path, str], dots_per_inch: int = DOTS_PER_INCH) -> None:
+    """Put a figure in place in every file of `kinds`, as its kind, "png" or "pdf".
+
+    Files that are there are replaced, once all new ones are whole. The same figure gives the same bytes.
+    """
+    contents = {path: _render(figure, kind, dots_per_inch) for path, kind in kinds.items()}
+    try:
+        for path, content in contents.items():
+            with open_whole(staged_path(path), "wb") as file:
+                file.write(content)
+    except BaseException:
+        for path in contents:  # no figure without the others
+            staged_path(path).unlink(missing_ok=True)
+        raise
+    for path in contents:
+        staged_path(path).replace(path)
+
+
+@figure_style()
+def _render(figure: "Figure", kind: str, dots_per_inch: int) -> bytes:
+    content = io.BytesIO()
+    metadata = {"CreationDate": None} if kind == "pdf" else None  # a date would make every file another
+    figure.savefig(content, format=kind, dpi=dots_per_inch, metadata=metadata)
+    return content.getvalue()
+
+
+def drawable(text: str) -> str:
+    """The text with what the figure's font lacks spelled out, such as \\u8a9e."""
+    from matplotlib.font_manager import findfont, get_font
+
+    glyphs = get_font(findfont(FONT)).get_charmap()
+    shown = (c if c.isprintable() and ord(c) in glyphs else c.encode("unicode_escape").decode() for c in text)
+    return "".join(shown)
+
+
+def shorten(text: str) -> str:
+    """At most `LONGEST_LABEL` characters of a text."""
+    return text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 1]}…"
