@@ -190,7 +190,7 @@ class TestJudges:
         other = score_file("c.json", question("9", "rpg", 2), judged=JUDGED | {setting: value})
         assert refusal("--system", "A", unknown, "--system", "B", complete, "--system", "C", other) == (
             f"{other}: judged in another way than {complete}\n  {shown}\n"
-            "  a table holds scores of one judge and one prompt: judge both alike, or make two tables"
+            "  scores of different judges or prompts do not compare: judge both alike, or keep them apart"
         )
         assert other in refusal("--system", "A", complete, other)  # of one system too
 
