@@ -18,7 +18,7 @@ systems compared on each question, in both orders (two response files, one score
 import argparse
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from utils.scoring import SCORINGS, score_file
 
 NO_RESPONSE = "no response to judge"
 LENGTH_STEP = 64  # the model length is rounded up to a multiple of this
+RENDERED_AT_ONCE = 500  # responses whose prompts are held as text
 
 
 @dataclass
@@ -197,17 +198,31 @@ def build_requests(
     All aspects of a response stand next to each other, and so do all responses to a question: the judge's prompt
     puts the aspect last and the response before it, so the engine computes what they share once.
     """
+    strategy_keys = SCORINGS[systems[0].strategy].keys
+    responses = [  # of each system to each question, with the verdicts it lacks
+        (record, system, keys)
+        for record in records
+        for system in systems
+        if (keys := sorted(system.pending.intersection(strategy_keys(record))))
+    ]
     requests = []
-    for record in records:
-        for system in systems:
-            strategy = STRATEGIES[system.strategy]
-            for key in sorted(system.pending.intersection(SCORINGS[system.strategy].keys(record))):
-                outputs = [responses[record["id"]][0]["output"] for responses in system.responses]
-                rendered = None
-                if all(output and output.strip() for output in outputs):
-                    rendered = chat.render(strategy.messages(prompt, record, outputs, key[1]))
-                requests.append(Request(key, rendered, system.journal, {} if rendered else {"reason": NO_RESPONSE}))
+    for start in range(0, len(responses), RENDERED_AT_ONCE):
+        batch = responses[start : start + RENDERED_AT_ONCE]
+        groups = [list(response_messages(prompt, *response)) for response in batch]
+        for (_, system, keys), rendered in zip(batch, chat.render_groups(groups), strict=True):
+            if rendered:
+                requests += [Request(key, ids, system.journal) for key, ids in zip(keys, rendered, strict=True)]
+            else:
+                requests += [Request(key, None, system.journal, {"reason": NO_RESPONSE}) for key in keys]
     return requests
+
+
+def response_messages(prompt: Prompt, record: dict[str, Any], system: System, keys: list[Key]) -> Iterator[Messages]:
+    """The prompts for some verdicts on a response; none where there is no response."""
+    outputs = [responses[record["id"]][0]["output"] for responses in system.responses]
+    if all(output and output.strip() for output in outputs):
+        for key in keys:
+            yield STRATEGIES[system.strategy].messages(prompt, record, outputs, key[1])
 
 
 def aspect_messages(prompt: Prompt, record: dict[str, Any], responses: list[str], number: int) -> Messages:

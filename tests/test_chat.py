@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from argparse import Namespace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -488,3 +489,114 @@ def test_prompt_and_reply_are_what_the_template_makes_of_the_whole_conversation(
     expected = chat.tokenizer.apply_chat_template(whole, return_dict=False)
     assert ids == expected[: len(ids)]
     assert chat.tokenizer.decode(expected[len(ids) :]) in ("\n", "", "\n<|endoftext|>")
+
+
+# Prompts that begin alike
+
+QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA = QWEN.replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
+SAMPLE_TEXT = "\n".join(
+    text.replace(". ", ".\n\n", 1).replace(", ", ",\n", 2)
+    for record in json.loads((Path(__file__).parent / "data/mini_lampqa/train.json").read_text(encoding="utf-8"))
+    for text in (record["question"], record["narrative"])
+)
+
+
+def trained_tokenizer(name):
+    """A tokenizer of a kind that models have, trained on the sample data."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    if name == "sentencepiece":  # words begin with a mark, also the text's first
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+        tokenizer.decoder = decoders.Metaspace()
+    elif name == "byte level":  # GPT-2's
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    else:
+        pattern = {"Qwen": QWEN, "Llama 3": LLAMA, "across lines": r"\S+\n\S+|\s|\S+"}[name]
+        split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.normalizer = normalizers.NFC()
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    trainer = trainers.BpeTrainer(
+        vocab_size=2000,
+        special_tokens=["<s>", "<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([SAMPLE_TEXT], trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="<|end|>")
+    fast.chat_template = TEMPLATES["normal"].replace("[end]", "<|end|>\n")
+    return fast
+
+
+def random_groups(seed):
+    """Groups of prompts as a judge gets them: alike up to the last lines, with texts that break lines in odd places."""
+    rng = random.Random(seed)
+    ends = [
+        "\n",
+        "\n\n",
+        " \n",
+        "\r\n",
+        "\n ",
+        "\t",
+        ".\n",
+        "\n\u0301",
+        "\u2028",
+        "é\n",
+        "\n7",
+        "'s\n's ",
+        "<s>\n",
+        "\n<|end|>",
+    ]
+    words = SAMPLE_TEXT.split()
+
+    def text(most):
+        return "".join(rng.choice(words) + rng.choice([" "] * 12 + ends) for _ in range(rng.randrange(1, most)))
+
+    prompt = load_prompt("aspect_judge")
+    for _ in range(30):
+        shared = {"question": text(9), "details": text(60), "response": text(90)}
+        yield [
+            prompt.messages(**shared, aspect=text(5), reason=text(9), evidence=text(9))
+            for _ in range(rng.choice([0, 1, 1, 4, 6]))
+        ]
+
+
+@pytest.mark.parametrize(
+    ("name", "shares"),
+    [("byte level", True), ("Qwen", True), ("Llama 3", True), ("sentencepiece", False), ("across lines", False)],
+)
+def test_prompts_that_begin_alike_get_the_tokens_they_have_alone(tmp_path, monkeypatch, name, shares):
+    trained_tokenizer(name).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    chat = LocalChat(str(tmp_path))
+    assert chat._restarts_at_lines is shares
+    encoded = []
+    encode_all = LocalChat._encode_all
+
+    def watched(self, texts):
+        encoded.extend(texts)
+        return encode_all(self, texts)
+
+    for seed in range(3):
+        groups = list(random_groups(seed))
+        alone = [[chat.render(messages) for messages in group] for group in groups]
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalChat, "_encode_all", watched)
+            assert chat.render_groups(groups) == alone
+    characters = sum(
+        len(chat._text(messages)) for seed in range(3) for group in random_groups(seed) for messages in group
+    )
+    assert (sum(map(len, encoded)) < 0.6 * characters) is shares
+
+
+def test_no_prompts_at_all(models):
+    chat = LocalChat(models["normal"])
+    assert chat.render_groups([]) == []
+    assert chat.render_groups([[], [MESSAGES], []]) == [[], [chat.render(MESSAGES)], []]
+    assert APIChat("a-model").render_groups([[MESSAGES], []]) == [[MESSAGES], []]

@@ -7,7 +7,8 @@ second BOS). `APIChat` leaves the messages to the server and counts their tokens
 import threading
 from argparse import Namespace
 from array import array
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,9 @@ Rendered = array | Messages  # token ids (4 bytes each: a whole test set of prom
 PAPER_LENGTH = 8192  # tokens of prompt and output together, for every generator (paper, appendix E)
 TOKENS_PER_MESSAGE = 4  # what OpenAI's chat format adds around each message
 FETCH_SECONDS = 20  # for tiktoken's table
+# What may stand before a line break and behind one, for finding out how a tokenizer takes them.
+LINE_ENDS = ["word", "Word", ".", ":", "**", "7", "é", "漢", "😀", "```json", "<|im_end|>", "a b", "http://x", "'", "_"]
+LINE_STARTS = [*LINE_ENDS, "'s", "- x", "# X", "|", "1234", "\u0301", "{", '"', "THE", "://", "</s>"]
 BYTES_PER_TOKEN = 3  # without the model's tokenizer: on the safe side (English text has about 4)
 
 
@@ -62,10 +66,60 @@ class LocalChat:
 
     def render(self, messages: Messages) -> array:
         """Token ids of the whole prompt, up to where the assistant begins to speak."""
+        return self._encode_all([self._text(messages)])[0]
+
+    def render_groups(self, groups: Sequence[Sequence[Messages]]) -> list[list[array]]:
+        """`render` of every prompt, for prompts that begin alike, those of a group for longer; on all cores.
+
+        What texts share is tokenized once where that cannot change a token: up to the last single line break in it, for
+        tokenizers that are found to read the text behind one as a text of its own.
+        """
+        texts = [[self._text(messages) for messages in group] for group in groups if group]
+        everywhere = self._shared_length([text for group in texts for text in group])
+        starts = [self._shared_length(group) for group in texts]
+        pieces = [texts[0][0][:everywhere]] if texts else []
+        for group, start in zip(texts, starts, strict=True):
+            pieces += [group[0][everywhere:start], *(text[start:] for text in group)]
+        ids = iter(self._encode_all(pieces))
+        rendered = []
+        begin = next(ids, None)
+        for group in groups:
+            shared = begin + next(ids) if group else None
+            rendered.append([shared + next(ids) for _ in group])
+        return rendered
+
+    def _shared_length(self, texts: Sequence[str]) -> int:
+        """How many characters, alike in all texts, can be tokenized apart from the rest."""
+        return _shared_lines(texts) if texts and self._restarts_at_lines else 0
+
+    def _text(self, messages: Messages) -> str:
         if self._merges_system:
             messages = merge_system(messages)
-        ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        return array("i", ids)
+        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+
+    def _encode_all(self, texts: list[str]) -> list[array]:
+        """Token ids of texts that hold all special tokens they are to have."""
+        if not texts:
+            return []
+        if backend := getattr(self.tokenizer, "backend_tokenizer", None):
+            backend.no_truncation()
+            backend.no_padding()
+            encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+            return [array("i", encoding.ids) for encoding in encodings]
+        return [array("i", ids) for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+    @cached_property
+    def _restarts_at_lines(self) -> bool:
+        """Is a text behind a line break tokenized as if it stood alone?
+
+        So it is by the byte-level BPEs of today's models: no pattern of theirs that begins in or before a single line
+        break goes on behind it, or looks back. Others are found out by trying.
+        """
+        pairs = [(before, behind) for before in LINE_ENDS for behind in LINE_STARTS]
+        whole = self._encode_all([f"{before}\n{behind}" for before, behind in pairs])
+        firsts = self._encode_all([f"{before}\n" for before, _ in pairs])
+        seconds = self._encode_all([behind for _, behind in pairs])
+        return all(a == b + c for a, b, c in zip(whole, firsts, seconds, strict=True))
 
     def render_reply(self, text: str) -> array:
         """Token ids of what the assistant says after `render`'s prompt, with the token that ends its turn."""
@@ -85,6 +139,17 @@ class LocalChat:
     def length(self, rendered: Rendered) -> int:
         """Tokens of a rendered prompt."""
         return len(rendered)
+
+
+def _shared_lines(texts: Sequence[str]) -> int:
+    """Where the last line begins up to which all texts are alike; the line break before it has no space beside it."""
+    first, last = min(texts), max(texts)  # what these share, all share
+    shared = first[: bisect_left(range(len(first)), True, key=lambda end: first[: end + 1] != last[: end + 1])]
+    end = len(shared)
+    while (end := shared.rfind("\n", 0, end)) > 0:
+        if end + 1 < len(shared) and not (shared[end - 1].isspace() or shared[end + 1].isspace()):
+            return end + 1
+    return 0
 
 
 def _knows_system_role(tokenizer: Any) -> bool:
@@ -116,6 +181,9 @@ class APIChat:
 
     def render(self, messages: Messages) -> Messages:
         return messages
+
+    def render_groups(self, groups: Sequence[Sequence[Messages]]) -> list[list[Messages]]:
+        return [[self.render(messages) for messages in group] for group in groups]
 
     def length(self, rendered: Rendered) -> int:
         return sum(TOKENS_PER_MESSAGE + self._count_text(message["content"]) for message in rendered)
