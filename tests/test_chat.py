@@ -528,7 +528,13 @@ def trained_tokenizer(name):
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([SAMPLE_TEXT], trainer)
+    reading = tokenizer.pre_tokenizer
+    if name != "sentencepiece":
+        # Trained without the pattern, it has tokens for runs of line breaks, as a vocabulary from much text has.
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.train_from_iterator([*SAMPLE_TEXT.split(" "), *["\n\n", " \n", "\n\n\n"] * 100], trainer)
+    tokenizer.pre_tokenizer = reading
+    assert name == "sentencepiece" or "ĊĊ" in tokenizer.get_vocab()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="<|end|>")
     fast.chat_template = TEMPLATES["normal"].replace("[end]", "<|end|>\n")
     return fast
