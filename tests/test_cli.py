@@ -150,6 +150,7 @@ DIFFERENT_ON_PURPOSE = {
     "--seed": ["retrieval/rank_dataset.py"],  # no text is sampled there
     "--cache_dir": ["utils/download_datasets.py"],  # the default that the paper's README gives it
     "--overwrite": ["utils/make_table.py"],  # a table has no settings
+    "--dry_run": ["utils/run_study.py"],  # it renders no prompts
 }
 
 

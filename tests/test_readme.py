@@ -3,23 +3,28 @@
 import importlib.util
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from utils.paper_results import read_paper
+from utils.records import match_responses, read_dataset, read_responses
+from utils.study import CATEGORIES as DATASETS
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```shell\n(.*?)```", README, re.DOTALL)
-COMMANDS = [block for block in BLOCKS if block.startswith(("python ", "accelerate "))]
-VARIABLES = next(block for block in BLOCKS if block.startswith("DATA="))
+COMMANDS = [block for block in BLOCKS if block.startswith(("python ", "accelerate ", "for "))]
+VARIABLES = "".join(block for block in BLOCKS if block.startswith(("DATA=", "CATEGORIES=")))
 
 
-def words_of(command: str) -> list[str]:
-    """What a shell makes of a command: variables filled in, lines joined, quotes gone."""
-    command = re.sub(r"^accelerate launch --num_processes \d+ ", "python ", command)
-    script = f"{VARIABLES}\npython() {{ printf '%s\\0' \"$@\"; }}\n{command}"
+def commands_of(block: str) -> list[list[str]]:
+    """The words of each command as a shell makes them: variables filled in, loops run, lines joined, quotes gone."""
+    block = re.sub(r"^accelerate launch --num_processes \d+ ", "python ", block)
+    script = f"{VARIABLES}\npython() {{ printf '%s\\0' \"$@\"; printf '\\1'; }}\n{block}"
     done = subprocess.run(["sh", "-eu", "-c", script], capture_output=True, text=True, check=True)
-    return done.stdout.rstrip("\0").split("\0")
+    return [command.rstrip("\0").split("\0") for command in done.stdout.rstrip("\1").split("\1")]
 
 
 def parser_of(script: str):
@@ -32,16 +37,46 @@ def parser_of(script: str):
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command.split()[1:4]))
 def test_the_script_takes_the_command(command):
     assert not command.rstrip().endswith("\\"), "a dangling backslash swallows the next line pasted"
-    script, *arguments = words_of(command)
-    if arguments != ["--help"]:
-        parser_of(script).parse_args(arguments)
+    for script, *arguments in commands_of(command):
+        if arguments != ["--help"]:
+            parser_of(script).parse_args(arguments)
 
 
 def test_every_script_has_a_command():
     scripts = {str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.py"), *ROOT.glob("*/*.py"))
                if "def build_parser" in path.read_text(encoding="utf-8") and path.parent.name != "tests"}  # fmt: skip
-    shown = {words_of(command)[0] for command in COMMANDS}
+    shown = {script for command in COMMANDS for script, *_ in commands_of(command)}
     assert scripts - {"utils/prepare_demo_models.py"} == shown  # `make models` runs that one
+
+
+def test_a_row_of_table_2_is_run_for_every_category():
+    rows = [commands_of(block) for block in BLOCKS if block.startswith("for CATEGORY")]
+    assert [len(commands) for commands in rows] == [3, 6, 6, 12, 4]  # rows; verdicts of three categories, and the table
+    for commands in rows:
+        for script, *arguments in commands[:-1]:
+            assert any(category in " ".join(arguments) for category in DATASETS), script
+
+
+def test_the_method_of_ones_own_is_one_that_the_judge_takes(tmp_path):
+    """The README's program, run on the sample data, and the file it writes read as evaluate_responses.py reads it."""
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert program.count("\n") <= 30
+    sample, target = ROOT / "tests/data/mini_lampqa/test.json", tmp_path / "mine.json"
+    subprocess.run([sys.executable, "-c", program, sample, target], check=True)
+    records, responses = read_dataset(sample), read_responses(target)
+    assert match_responses(records, responses, str(target), [record["id"] for record in records], False) == records
+    shown = [(r["profile"][0]["text"], responses[r["id"]][0]["output"]) for r in records if r["profile"]]
+    assert len(shown) > 9
+    assert all(post in output for post, output in shown)
+
+
+def test_it_prints_the_papers_table_2():
+    rows = re.findall(r"^\| ([^|]+) \| ([.\d ]+) \| ([.\d ]+) \| ([.\d ]+) \|$", README, re.MULTILINE)
+    for column, model in enumerate(("Gemma 2 9B", "Qwen 2.5 7B", "GPT-4o-mini"), 1):
+        paper = read_paper(model, "2", ["PlanPers"])
+        assert [row[0] for row in rows] == paper.methods
+        printed = [float(score) for row in rows for score in row[column].split()]
+        assert printed == list(paper.scores.values())
 
 
 def test_files_it_names_exist():

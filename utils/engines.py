@@ -24,6 +24,8 @@ from utils.run_files import without_password
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from vllm.sampling_params import SamplingParams
+
 GONE_SECONDS = 30  # to wait for an engine's process that was told to end
 
 
@@ -126,49 +128,23 @@ class VLLMEngine:
 
         adapters = [model for model in models if adapter_base(model)]
         base = next((model for model in models if model not in adapters), None) or adapter_base(models[0])
-        engine_args = AsyncEngineArgs(
-            model=base,
-            revision=cached_commit(base, args.cache_dir),  # the very one the fingerprint names
-            download_dir=args.cache_dir,
-            load_format="safetensors",  # no pickled weights
-            dtype=args.dtype,
-            tensor_parallel_size=args.tensor_parallel_size,
-            gpu_memory_utilization=args.gpu_memory_utilization,
-            enforce_eager=args.enforce_eager or not on_gpu,
-            max_model_len=max_model_len,
-            seed=args.seed,
-            # vLLM rewinds a seeded request's generator after a part of a prompt, which a CPU's generator cannot do.
-            enable_chunked_prefill=None if on_gpu else False,
-            disable_log_stats=True,
-            use_tqdm_on_load=args.log_level != "warning",
-            # Small models loop on white space inside constrained JSON until max_tokens.
-            structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
-            **_lora_settings(adapters),
-        )
+        settings = engine_settings(args, base, adapters, max_model_len, on_gpu)
         self._adapters = {adapter: LoRARequest(adapter, n, adapter) for n, adapter in enumerate(adapters, 1)}
-        self._engine = AsyncLLM.from_engine_args(engine_args)
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
         # Twice what the scheduler runs at a time: a finished request is followed by one that already waits.
         self.concurrency = 2 * self._engine.vllm_config.scheduler_config.max_num_seqs
         self.device = _device_name(args.tensor_parallel_size)
         self._count = 0
 
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
-        from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
         from vllm.v1.engine.exceptions import EngineDeadError
 
         self._count += 1
-        kind = "regex" if isinstance(sampling.schema, str) else "json"
-        params = SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            max_tokens=sampling.max_tokens,
-            seed=None if sampling.temperature == 0 else sampling.seed,  # greedy decoding draws nothing
-            logprobs=0,  # the sampled token's only: enough for log_prob
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            structured_outputs=sampling.schema and StructuredOutputsParams(**{kind: sampling.schema}),
-        )
         results = self._engine.generate(
-            {"prompt_token_ids": list(prompt)}, params, str(self._count), lora_request=self._adapters.get(model)
+            {"prompt_token_ids": list(prompt)},
+            sampling_params(sampling),
+            str(self._count),
+            lora_request=self._adapters.get(model),
         )
         try:
             [result] = [result async for result in results]  # FINAL_ONLY: there is one
@@ -190,6 +166,47 @@ class VLLMEngine:
         del self._engine
         for process in multiprocessing.active_children():
             process.join(GONE_SECONDS)
+
+
+def engine_settings(
+    args: "Namespace", base: str, adapters: list[str], max_model_len: int, on_gpu: bool
+) -> dict[str, Any]:
+    """vLLM's engine arguments for a base model with adapters; `args` as in `VLLMEngine`."""
+    return {
+        "model": base,
+        "revision": cached_commit(base, args.cache_dir),  # the very one the fingerprint names
+        "download_dir": args.cache_dir,
+        "load_format": "safetensors",  # no pickled weights
+        "dtype": args.dtype,
+        "tensor_parallel_size": args.tensor_parallel_size,
+        "gpu_memory_utilization": args.gpu_memory_utilization,
+        "enforce_eager": args.enforce_eager or not on_gpu,
+        "max_model_len": max_model_len,
+        "seed": args.seed,
+        # vLLM rewinds a seeded request's generator after a part of a prompt, which a CPU's generator cannot do.
+        "enable_chunked_prefill": None if on_gpu else False,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": args.log_level != "warning",
+        # Small models loop on white space inside constrained JSON until max_tokens.
+        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+        **_lora_settings(adapters),
+    }
+
+
+def sampling_params(sampling: Sampling) -> "SamplingParams":
+    """What vLLM is asked for."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+    kind = "regex" if isinstance(sampling.schema, str) else "json"
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        max_tokens=sampling.max_tokens,
+        seed=None if sampling.temperature == 0 else sampling.seed,  # greedy decoding draws nothing
+        logprobs=0,  # the sampled token's only: enough for log_prob
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        structured_outputs=sampling.schema and StructuredOutputsParams(**{kind: sampling.schema}),
+    )
 
 
 def read_api_key(path: str | None) -> str:

@@ -135,14 +135,15 @@ async def _generate(engine: Engine, stages: Iterable[Stage]) -> None:
     try:
         for stage in stages:
             with closing(Progress(stage.total, stage.unit, initial=stage.done)) as progress:
-                await _run_stage(engine, stage, progress)
+                await run_stage(engine, stage, progress)
             if stage.finish is not None:
                 stage.finish(engine.device)
     finally:
         await engine.close()
 
 
-async def _run_stage(engine: Engine, stage: Stage, progress: Progress) -> None:
+async def run_stage(engine: Engine, stage: Stage, progress: Progress) -> None:
+    """Have every request of a stage answered by an open engine; the rest is as in `generate`."""
     failed = 0
     requests = iter(stage.requests)  # shared by all workers
 

@@ -1,0 +1,62 @@
+"""What the benchmarks share: the machine's limit, ratios of paired runs, and their record."""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from utils.cli import positive_int
+
+RUNS = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs", type=positive_int, default=RUNS, help="paired runs (%(default)s)")
+    parser.add_argument("--json_addr", metavar="FILE", help="where the figures go too")
+
+
+def matrix_peak(dtype: str, device: str = "cpu", seconds: float = 2.0) -> float:
+    """Floating-point operations a second in a large matrix product: the best of many, which is the machine's limit."""
+    import torch
+
+    size = 2048 if device == "cpu" else 8192
+    left, right = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
+    product = torch.empty_like(left)
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        started = time.perf_counter()
+        torch.mm(left, right, out=product)
+        if device != "cpu":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - started)
+    return 2 * size**3 / best
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def print_spread(name: str, values: Sequence[float], bar: float | None = None, unit: str = "") -> dict[str, Any]:
+    """Print least, median and largest of the paired runs, and how the median stands to what it is to reach."""
+    figures: dict[str, Any] = spread(values)
+    text = ", ".join(f"{key} {value:.3f}{unit}" for key, value in figures.items())
+    if bar is not None:
+        figures["bar"] = bar
+        text += f"; the bar is {bar:g}{unit}: {'met' if figures['median'] >= bar else 'NOT met'}"
+    print(f"{name}: {text}", flush=True)
+    return figures
+
+
+def peak_memory() -> int:
+    """Bytes of this process at its peak; not getrusage's, which is also the peak of the process it was forked from."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def write_figures(path: str | None, figures: dict[str, Any]) -> None:
+    if path is not None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(json.dumps(figures, indent=2) + "\n")

@@ -1,0 +1,193 @@
+"""Run a study: a small file says what is compared, and every command that is still missing is run, in order.
+
+  python utils/run_study.py --study_addr utils/studies/table2.toml --dry_run
+  python utils/run_study.py --study_addr utils/studies/table2.toml
+  python utils/run_study.py --study_addr utils/studies/table2.toml --sbatch
+
+Rank, train, answer, judge, table, figure: what is there, made from the files as they are now and with these settings,
+is left alone. After a failure, an interruption or a change of the data the same command does what is left to do.
+utils/studies has a study for each of the paper's experiments, utils/study.py says what may stand in one.
+"""
+
+import argparse
+import ctypes
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from utils import cli
+from utils.cli import UserError
+from utils.records import quote
+from utils.study import Study, read_study
+from utils.study_jobs import make_jobs, prefetch_command, print_jobs, submit_jobs
+from utils.study_plan import Step, plan_study
+from utils.study_state import Pending, find_pending, look_at, parse
+
+ROOT = Path(__file__).resolve().parent.parent
+PR_SET_PDEATHSIG = 1
+CHILD_SECONDS = 6  # for a command to leave after a signal; this script has cli.LEAVE_SECONDS
+NOT_HERE = {  # flags that would make a part of the work, or another piece of it
+    "--limit", "--num_generated_outputs", "--strategy", "--num_shards", "--shard_index", "--dry_run", "--overwrite",
+    "--help", "-h",
+}  # fmt: skip
+NO_HUMANS = (
+    "figure 4 is not drawn: human_addr, a file of people's choices for utils/compare_evaluators.py, is not given"
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = cli.make_parser(__doc__)
+    parser.add_argument("--study_addr", required=True, metavar="FILE", help="the study, a TOML file")
+    parser.add_argument("--sbatch", action="store_true", help="submit the commands to SLURM instead of running them")
+    parser.add_argument("--dry_run", action="store_true", help="print the commands and why, run and submit nothing")
+    parser.add_argument("--overwrite", action="store_true", help="replace an output that was made with other settings")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    if args.sbatch and Path.cwd() != ROOT:
+        raise UserError(f"--sbatch: run it from the root of the repository, {ROOT}")
+    study = read_study(args.study_addr)
+    steps = plan_study(study)
+    check_commands(study, steps)
+    check_inputs(study, steps, args.dry_run)
+    pending = find_pending(steps)
+    refuse_replacing(pending, args.overwrite)
+    code = 0
+    if not pending:
+        print(f"everything is there: {sum(len(step.outputs) for step in steps)} outputs")
+    elif args.sbatch:
+        jobs = make_jobs(study, pending)
+        print(f"note: jobs fetch no models; first: {prefetch_command(study, pending)}", file=sys.stderr)
+        print_jobs(study, jobs) if args.dry_run else submit_jobs(study, jobs)
+    elif args.dry_run:
+        print_commands(pending)
+    else:
+        code = run_steps([one.step for one in pending], args.overwrite)
+    if study.figure == 4 and study.human_addr is None and code == 0:
+        print(f"note: {NO_HUMANS}", file=sys.stderr)
+    return code
+
+
+# Before anything runs
+
+
+def check_commands(study: Study, steps: list[Step]) -> None:
+    """Raise UserError unless every script takes its command, and [arguments] leaves alone what the study sets."""
+    without = plan_study(replace(study, arguments={key: [] for key in study.arguments}))
+    for step, plain in zip(steps, without, strict=True):
+        where = f"{study.path}: arguments, {Path(step.script).name}"
+        taken = NOT_HERE.union(plain.words(list(step.outputs), overwrite=False))
+        for word in step.flags[len(plain.flags) :]:
+            if word.startswith("-") and word.partition("=")[0] in taken:
+                raise UserError(
+                    f"{where}: found {quote(word)}, expected none of the flags that a study "
+                    "sets itself or that make a part of the work"
+                )
+
+        def refuse(message: str, where: str = where) -> NoReturn:
+            raise UserError(f"{where}: {message}")
+
+        parse(step, list(step.outputs), refuse)
+
+
+def check_inputs(study: Study, steps: list[Step], dry_run: bool) -> None:
+    """Raise UserError where a file is missing that no step makes; in a dry run only say so."""
+    made = {output for step in steps for output in step.outputs}
+    read = {path for step in steps for inputs in step.outputs.values() for path in inputs}
+    if missing := sorted(path for path in read - made if not Path(path).is_file()):
+        text = f"{missing[0]}: no such file" + (f", nor {len(missing) - 1} others" if len(missing) > 1 else "")
+        if missing[0].startswith(f"{study.data}/"):
+            text += "; the dataset is fetched by utils/download_datasets.py"
+        if not dry_run:
+            raise UserError(text)
+        print(f"# {text}")
+
+
+def refuse_replacing(pending: list[Pending], overwrite: bool) -> None:
+    """Raise UserError where something else is in an output's place, unless the user lets it be replaced."""
+    refusals = {output: text for one in pending for output, text in one.refusals.items()}
+    if refusals and not overwrite:
+        lines = [f"{output}: {text}" for output, text in refusals.items()]
+        more = f" and {len(lines) - 1} other outputs" if len(lines) > 1 else ""
+        raise UserError(f"{lines[0]}\n  set the study back, give another output, or --overwrite to redo it{more}")
+
+
+# Running
+
+
+def command_of(one: Pending) -> list[str]:
+    """The command without the interpreter, as it is run and printed here."""
+    script, *words = one.words()
+    return [os.path.relpath(ROOT / script), *words]
+
+
+def print_command(one: Pending) -> None:
+    for output, reason in one.reasons.items():
+        print(f"# {reason}: {output}")
+    print(shlex.join(["python", *command_of(one)]), flush=True)
+
+
+def print_commands(pending: list[Pending]) -> None:
+    for number, one in enumerate(pending, 1):
+        print(f"# step {number} of {len(pending)}")
+        print_command(one)
+
+
+def run_steps(steps: list[Step], overwrite: bool) -> int:
+    """Run those of the steps that, when their turn comes, are not up to date; returns the first exit code but 0."""
+    started = time.monotonic()
+    for number, step in enumerate(steps, 1):
+        one = look_at(step)
+        print(f"# step {number} of {len(steps)}, {time_since(started)} so far", flush=True)
+        if one is None:
+            print("# not needed: what it reads is what it was", flush=True)
+            continue
+        refuse_replacing([one], overwrite)
+        print_command(one)
+        if (code := run(command_of(one))) != 0:
+            print(f"step {number} of {len(steps)} ended with exit code {code}; ", end="", file=sys.stderr)
+            print("the same command goes on from here", file=sys.stderr)
+            return code
+    print(f"done: {len(steps)} steps, {time_since(started)}")
+    return 0
+
+
+def time_since(started: float) -> timedelta:
+    return timedelta(seconds=int(time.monotonic() - started))
+
+
+def run(words: list[str]) -> int:
+    """Run a script until it ends, whose exit code is returned: 128 and the signal's number where one ended it.
+
+    It has a process group of its own: a signal for this script reaches it once, from here.
+    """
+    prctl = ctypes.CDLL(None).prctl
+    command = [sys.executable, *words]
+    # The kernel is to kill it when this process is gone, however that ended: nobody would wait for it.
+    process = subprocess.Popen(command, preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL), process_group=0)
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        try:
+            process.wait(CHILD_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        raise
+    return 128 - code if code < 0 else code
+
+
+if __name__ == "__main__":
+    cli.run_script(main)
