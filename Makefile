@@ -15,7 +15,7 @@ ON_CPU := $(findstring +cpu,$(TORCH))
 STAMP := .venv/installed-$(shell { echo $(REQUIREMENTS); cat $(REQUIREMENTS); } | cksum | cut -d ' ' -f 1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup models demo test test-fast lint clean
+.PHONY: help setup models demo test test-fast bench lint clean
 # One target at a time, also under -j: each uses all cores by itself.
 .NOTPARALLEL:
 
@@ -61,6 +61,16 @@ test: setup models ## run all tests
 
 test-fast: setup ## run the quick tests: no language model, no hundreds of kills
 	@.venv/bin/python -m pytest -q --durations=10 -m "not engine and not slow"
+
+bench: models ## compare the speed with plain ways and with the machine's limits; figures go to demo/benchmarks
+	@.venv/bin/python tests/benchmarks/ranking.py --json_addr demo/benchmarks/ranking.json
+	@.venv/bin/python tests/benchmarks/ranking.py --contriever_shape --posts 200 \
+	    --json_addr demo/benchmarks/ranking_contriever.json
+	@.venv/bin/python tests/benchmarks/large_file.py --json_addr demo/benchmarks/large_file.json
+	@.venv/bin/python tests/benchmarks/engine.py --model_addr demo/models/chat --json_addr demo/benchmarks/engine.json
+	@.venv/bin/python tests/benchmarks/own_work.py --model_addr demo/models/chat \
+	    --json_addr demo/benchmarks/own_work.json
+	@.venv/bin/python tests/benchmarks/journal.py
 
 lint: setup ## check style and formatting
 	@.venv/bin/python -m ruff check .
