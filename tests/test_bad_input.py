@@ -50,6 +50,12 @@ COMMANDS = {
     "evaluate plans": "utils/evaluate_plans.py --embedding_model none --inputs_addr data.json --plans_addr plans.json "
     "--output_addr made/plan_scores.json",
     "plot": "utils/plot_training.py --output_dir planner",
+    "compare": "utils/compare_evaluators.py --evaluator Café scores.json other.json --evaluator Pairs pairs.json "
+    "--human_addr humans.json --output_addr made/evaluators.json",
+    "figure 2": "utils/make_figures.py --figure 2 --system 0 scores.json --system 10 other.json --output_addr drawn/2",
+    "figure 4": "utils/make_figures.py --figure 4 --agreement_addr made/evaluators.json --output_addr drawn/4",
+    "figure 5": "utils/make_figures.py --figure 5 --inputs_addr data.json --output_addr drawn/5",
+    "study": "utils/run_study.py --study_addr study.toml --dry_run",
 }
 # Refused before they look at a model, in the tables below.
 TRAIN = "train_planner.py --model_addr m --output_dir planner"
@@ -71,6 +77,7 @@ DATASET = {
     "merge scores": "rubric_aspects",
     "show": "",
     "evaluate plans": "rubric_aspects",
+    "figure 5": "",
     "train": "profile rubric_aspects",
     "train, validation": "profile rubric_aspects",
 }
@@ -79,12 +86,16 @@ READERS = {
     "data.json": list(DATASET),
     "responses.json": ["evaluate", "show"],
     "plans.json": ["planpers", "evaluate plans"],
-    "scores.json": ["table", "show"],
+    "scores.json": ["table", "show", "compare", "figure 2"],
+    "other.json": ["compare"],
+    "pairs.json": ["compare"],
+    "humans.json": ["compare"],
+    "made/evaluators.json": ["figure 4"],
 }
 OUTPUTS = {
-    command: re.search(r"--(?:output|score|output_dataset)_addr (\S+)", arguments)[1]
+    command: found[1]
     for command, arguments in COMMANDS.items()
-    if "_addr made/" in arguments.replace("--shard_addr", "")
+    if (found := re.search(r"--(?:output|score|output_dataset)_addr (made/\S+)", arguments))
 }
 JOURNALED = ["rag", "planpers", "evaluate", "rank"]
 
@@ -103,6 +114,16 @@ SCORED = [
     {"id": f"q{number}", "category": "cooking", "score": 0.5, "details": [{"aspect": "Price — é", "score": 1}]}
     for number in range(2)
 ]
+PAIRS = [
+    {"id": f"q{number}", "result": "win", "details": 2 * [{"preferred": "first", "reason": "Rye — é"}]}
+    for number in range(2)
+]
+STUDY = """# Bread — é
+openai_models = ["m"]
+methods = ["none"]
+output = "made"
+seeds = [0, 1]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +141,10 @@ def whole(tmp_path_factory, server):
     write(folder / "responses.json", {"q0": [{"output": "Rye — é."}], "q1": [{"output": "Wheat."}]})
     write(folder / "plans.json", {"q0": [{"aspects": ["Price — é"]}], "q1": [{"aspects": None}]})
     write(folder / "scores.json", {"score": 0.5, "per_question_scores": SCORED})
+    write(folder / "other.json", {"score": 0.5, "per_question_scores": SCORED})
+    write(folder / "pairs.json", {"strategy": "pairwise", "per_question_scores": PAIRS})
+    write(folder / "humans.json", {"q0": ["first", "tie"], "q1": ["second", "second"], "not scored — é": 2 * ["tie"]})
+    write(folder / "study.toml", STUDY)
     write(folder / "key.txt", "sk-test")
     (folder / "planner").mkdir()
     write(folder / "planner/training_log.jsonl", '{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.4}\n')
@@ -257,6 +282,7 @@ def swapped(make):
 
 # Path.resolve() raises a RuntimeError.
 NOT_REGULAR = "a pipe or a device; give a regular file"
+NO_FORM = "not a score file|not an object|has no list 'evaluators'"
 FILE_DAMAGES = {
     "empty": (replaced(b""), "the file is empty"),
     "white space": (replaced(b" \n\t\n"), "the file is empty"),
@@ -273,12 +299,12 @@ FILE_DAMAGES = {
     "too deep": (replaced(b"[" * 100_000), "nested too deeply"),
     "too deep an object": (replaced(b'{"a":' * 100_000), "nested too deeply"),
     "a huge integer": (replaced(b"9" * 5000), "holds a number of thousands of digits"),
-    "a number": (replaced(b"7"), r"(holds 7;|not a score file)"),
-    "NaN": (replaced(b"NaN"), r"(holds NaN;|not a score file)"),
-    "a text": (replaced(b'"q0"'), r"(holds the text 'q0';|not a score file)"),
-    "null": (replaced(b"null"), r"(holds missing or null;|not a score file)"),
-    "an unknown object": (replaced(b'{"version": 2}'), r"(holds an object;|id 'version': 2 where|not a score file)"),
-    "a list of numbers": (replaced(b"[1, 2]"), r"(record 0: 1 where|holds a list;|not a score file)"),
+    "a number": (replaced(b"7"), rf"(holds 7;|{NO_FORM})"),
+    "NaN": (replaced(b"NaN"), rf"(holds NaN;|{NO_FORM})"),
+    "a text": (replaced(b'"q0"'), rf"(holds the text 'q0';|{NO_FORM})"),
+    "null": (replaced(b"null"), rf"(holds missing or null;|{NO_FORM})"),
+    "an unknown object": (replaced(b'{"version": 2}'), rf"(holds an object;|id 'version': 2 where|{NO_FORM})"),
+    "a list of numbers": (replaced(b"[1, 2]"), rf"(record 0: 1 where|holds a list;|{NO_FORM})"),
     "a key twice": (replaced(b'{"q0": [], "q0": []}'), "'q0' stands twice in one object; names are unique"),
     "gone": (Path.unlink, "no such file"),
     "a folder": (swapped(Path.mkdir), "a folder; give the file"),
@@ -423,6 +449,8 @@ SAMPLE_DAMAGES = [
     ("plans.json", ("q1",), NO_SAMPLES, r"id 'q1': .* where \[\{\"aspects\": \[\.\.\.\]\}\] belongs"),
     ("plans.json", ("q1", 0), (*NO_OBJECT, {}, {"titles": []}), "id 'q1': plan 0 has no field 'aspects'"),
     ("plans.json", ("q1", 0, "aspects"), NO_TITLE, "id 'q1': plan 0: 'aspects' (is|holds) "),
+    ("humans.json", ("q1",), (None, 5, "both", {}, [], ["first"], 3 * ["tie"]), "id 'q1': "),
+    ("humans.json", ("q1", 1), (None, 5, True, "both", [], {}), "id 'q1': .* belongs"),
 ]
 ITEM = ("per_question_scores", 1)
 SCORE_DAMAGES = [
@@ -455,6 +483,30 @@ SCORE_DAMAGES = [
         "question 'q1': no category is known for the community ",
     ),
 ]
+PAIR_DAMAGES = [
+    ("pairs.json", ("per_question_scores",), NO_LIST, "not a score file: it has no list 'per_question_scores'"),
+    ("pairs.json", ITEM, NO_OBJECT, "per_question_scores, item 1: not a scored question: it has no field 'id'"),
+    ("pairs.json", (*ITEM, "id"), (MISSING, None, 5, []), "per_question_scores, item 1: not a scored question"),
+    ("pairs.json", (*ITEM, "id"), ("q0",), "question 'q0' stands twice"),
+    ("pairs.json", (*ITEM, "details"), (*NO_LIST, [], [5, 5], [{}, {}]), "question 'q1': field 'details' is not the"),
+    ("pairs.json", (*ITEM, "details", 0, "preferred"), (MISSING, 5, "tie", [], {}), "question 'q1': field 'details'"),
+    ("pairs.json", (*ITEM, "result"), (MISSING, None, 5, "tie", [], {}), "question 'q1': its result is .*'win'"),
+]
+ROW = ("evaluators", 1)
+EVALUATOR_DAMAGES = [
+    ("made/evaluators.json", ("evaluators",), (*NO_LIST, []), "(has no list 'evaluators'|evaluators: 0 are given)"),
+    ("made/evaluators.json", ROW, NO_OBJECT, "evaluators, item 1: .* where an evaluator's figures belong"),
+    ("made/evaluators.json", (*ROW, "name"), (MISSING, None, "", 5, []), "evaluators, item 1: field 'name' is "),
+    *(
+        (
+            "made/evaluators.json",
+            (*ROW, field),
+            (True, "0.5", -1, 1.5, [], float("nan"), 10**400),
+            rf"evaluators, item 1 \('Pairs'\): field '{field}' is .*; it must be ",
+        )
+        for field in ("accuracy", "mean_score", "accuracy_interval")
+    ),
+]
 
 
 def part_cases():
@@ -462,10 +514,10 @@ def part_cases():
         pytest.param(
             command, name, path, value, expected, id=f"{command}-{'.'.join(map(str, path))}-{shown(value)[:20]}"
         )
-        for name, path, values, expected in (*SAMPLE_DAMAGES, *SCORE_DAMAGES)
+        for name, path, values, expected in (*SAMPLE_DAMAGES, *SCORE_DAMAGES, *PAIR_DAMAGES, *EVALUATOR_DAMAGES)
         for value in values
         for command in READERS[name]
-        if command != "show" or path[-1] != "category"  # it shows no category
+        if command not in ("show", "compare") or path[-1] != "category"  # they know no category
     ]
 
 
@@ -482,6 +534,7 @@ ID_DAMAGES = [
     ("show", "responses.json", {"q1": MISSING}, "scores.json: id 'q1' is not in the dataset and the responses"),
     ("planpers", "plans.json", {"q1": MISSING}, "lacks 1 of the 2 plans of this run: 'q1'"),
     ("evaluate plans", "plans.json", {"q1": MISSING}, "only a part of the questions has a plan"),
+    ("compare", "humans.json", {"q0": MISSING, "q1": MISSING}, "has no question in common with --evaluator "),
 ]
 
 
@@ -533,6 +586,39 @@ def test_a_bad_line_in_a_training_log(inputs, server, capsys, damage):
 def test_a_training_log_that_is_none(inputs, server, capsys, damage, expected):
     FILE_DAMAGES[damage][0](inputs / "planner/training_log.jsonl")
     refuse(inputs, COMMANDS["plot"], server.url, capsys, rf"planner/training_log\.jsonl: ({expected})")
+
+
+# A study, which is TOML: an empty one is whole
+
+NO_TOML = "not TOML: "
+STUDY_DAMAGES = {
+    **{
+        damage: FILE_DAMAGES[damage]
+        for damage in (
+            "UTF-16 with a mark", "Latin-1", "gzip", "gone", "a folder", "a pipe", "/dev/null", "a link to nothing",
+            "a link to itself",
+        )
+    },
+    "UTF-16 without a mark": (encoded("utf-16-le"), f"(not UTF-8 text|{NO_TOML})"),
+    "zeros, as after a crash": (replaced(bytes(4096)), NO_TOML),
+    "cut short": (replaced(lambda content: content[:-3]), NO_TOML),
+    "trailing garbage": (replaced(lambda content: content + b"]"), NO_TOML),
+    "twice itself": (replaced(lambda content: 2 * content), NO_TOML),
+    "JSON": (replaced(b'{"models": ["m"]}'), NO_TOML),
+    "too deep": (replaced(b"seeds = " + b"[" * 100_000), "nested too deeply"),
+    "a huge integer": (replaced(b"seeds = [" + b"9" * 5000 + b"]"), "holds a number of thousands of digits"),
+    "NaN": (replaced(b"seeds = [nan]"), "seeds, item 1: found nan, expected a whole number"),
+    "a date": (replaced(b"data = 2024-02-29"), "data: found .*, expected a text"),
+    "a table for a list": (replaced(b"[models]\nm = 1"), "models: found .*, expected a list of texts"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", STUDY_DAMAGES)
+def test_a_study_that_is_none(inputs, server, capsys, damage):
+    change, expected = STUDY_DAMAGES[damage]
+    change(inputs / "study.toml")
+    for command in (COMMANDS["study"], COMMANDS["study"].removesuffix(" --dry_run")):
+        refuse(inputs, command, server.url, capsys, rf"study\.toml: {expected}")
 
 
 # Prompts
@@ -613,10 +699,16 @@ def test_a_file_that_may_not_be_read(folder, server, capsys, command, name):
     refuse(folder, command, server.url, capsys, f"{name}: no permission to read it", somebody)
 
 
-@pytest.mark.parametrize("name", ["prompts/rag.txt", "planner/training_log.jsonl"])
-def test_another_file_that_may_not_be_read(folder, server, capsys, name):
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (f"{COMMANDS['rag']} --prompts_dir prompts", "prompts/rag.txt"),
+        (COMMANDS["plot"], "planner/training_log.jsonl"),
+        (COMMANDS["study"], "study.toml"),
+    ],
+)
+def test_another_file_that_may_not_be_read(folder, server, capsys, command, name):
     (folder / name).chmod(0)
-    command = COMMANDS["plot"] if name.startswith("planner") else f"{COMMANDS['rag']} --prompts_dir prompts"
     refuse(folder, command, server.url, capsys, f"{name}: no permission to read it", somebody)
 
 
@@ -821,6 +913,16 @@ PLACES = {
         f"{COMMANDS['plot']} --plot_addr planner/training_log.jsonl",
         r"planner/training_log\.jsonl: is an input too",
     ),
+    "figure, onto a folder": (COMMANDS["figure 5"].replace("drawn/5", "prompts"), "--output_addr prompts: a folder; g"),
+    "figure, below a file": (
+        COMMANDS["figure 2"].replace("drawn/2", "data.json/2.pdf"),
+        "data.json/2.png: cannot be written",
+    ),
+    "figure, onto the input": (
+        COMMANDS["figure 4"].replace("made/evaluators.json", "drawn/4.pdf"),
+        "drawn/4.pdf: is an input too",
+    ),
+    "study, no folder of data": ("utils/run_study.py --study_addr study.toml", r"data/\w+_test\.json: no such file"),
     "download, onto a file": (
         OTHERS["download"].replace("downloaded", "data.json"),
         r"data\.json/Art_and_Entertainment_train\.json: cannot be written",
@@ -896,6 +998,10 @@ def test_a_copy_of_the_dataset_that_is_damaged(folder, server, capsys, content):
         ("show", "/dev/null", "responses.json"),
         ("evaluate plans", "a folder", "plans.json"),
         ("plot", "a pipe", "planner/training_log.jsonl"),
+        ("compare", "cut short", "humans.json"),
+        ("figure 4", "a list of numbers", "made/evaluators.json"),
+        ("figure 5", "a key twice", "data.json"),
+        ("study", "Latin-1", "study.toml"),
     ],
 )
 def test_a_process_ends_likewise(folder, server, command, damage, name):
@@ -987,8 +1093,20 @@ def test_odd_files_are_read_by_every_script(folder, server, capsys, case):
         text = (folder / name).read_text()
         write(folder / name, ODD_FILES[case](text))
     for command, arguments in COMMANDS.items():
-        if not command.startswith("merge"):  # that is for the outputs of this very dataset
+        # A merge is for the outputs of this very dataset. Drawing is slow: the table reads scores.json too.
+        if not command.startswith(("merge", "figure 2", "figure 4")):
             work(arguments.replace("made/", "new/"), server.url, capsys)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\ufeff", f"\ufeff{STUDY}", STUDY.replace("\n", "\r\n"), STUDY.replace("\n", "\n\n  ")]
+)
+def test_odd_studies(inputs, server, capsys, text):
+    write(inputs / "study.toml", text.encode())
+    printed = work(COMMANDS["study"], server.url, capsys)
+    assert printed.startswith("# data/Art_and_Entertainment_test.json: no such file, nor ")
+    answered = "made/m/" if "models" in text else "output/table2/Qwen2.5-7B-Instruct/"
+    assert f"--output_addr {answered}test/Art_and_Entertainment/none.json --seed 0" in printed
 
 
 def test_links_are_followed(folder, server, capsys):

@@ -704,6 +704,61 @@ def test_a_part_made_by_hand_is_completed(work):
         assert contents(work.folder) == whole
 
 
+def test_a_limit_that_left_nothing_out_is_no_part(work):
+    forget(work.folder / FOLDER / ART / "none.json")
+    none = ["--model_addr", "tiny", "--inputs_addr", f"data/{ART}_test.json", "--openai", "--api_key_addr", "key.txt"]
+    none += ["--base_url", work.server.url, "--output_addr", f"{FOLDER}/{ART}/none.json"]
+    assert baselines.main([*none, "--limit", "100"]) == 0
+    assert work.run() == 0
+    assert work.ran == []
+
+
+def test_plans_that_were_edited_are_refused(work):
+    path = work.folder / FOLDER / ART / "planpers_gold.json.plans.json"
+    path.write_text(path.read_text() + " ")
+    with pytest.raises(UserError, match=r"planpers_gold\.json: its plans: exists, and was not written by this script"):
+        work.run()
+    assert path.read_text().endswith(" ")
+
+
+def test_a_missing_key_is_told_before_anything_runs(work):
+    (work.folder / "key.txt").unlink()
+    work.edit('methods = ["none",', 'methods = ["none", "rag",')
+    with pytest.raises(UserError, match=r"^--api_key_addr key\.txt: no such file$"):
+        work.run()
+    assert work.ran == []
+
+
+def test_peoples_choices_are_read_before_anything_runs(work):
+    work.edit('methods = ["none", "rag_random", "planpers_gold"]',
+              'methods = ["planpers", "rag"]\nfigure = 4\nhuman_addr = "humans.json"')  # fmt: skip
+    work.edit('judges = ["Qwen2.5-32B-Instruct"]', 'judges = ["Qwen2.5-32B-Instruct", "other"]')
+    (work.folder / "humans.json").write_text('{"q1": "the first"}')
+    with pytest.raises(UserError, match=r'^humans\.json: id .*"first", "second" or "tie" belongs'):
+        work.run("--dry_run")
+
+
+@pytest.mark.parametrize("flags", [["--dry_run"], ["--dry_run", "--sbatch"]])
+def test_no_password_of_an_address_is_printed(work, monkeypatch, capsys, flags):
+    monkeypatch.setattr(run_study, "ROOT", work.folder)
+    monkeypatch.setattr(run_study, "command_of", lambda one: one.words())  # ROOT is not the scripts' here
+    forget(work.folder / FOLDER / ART / "none.json")
+    for key in ("base_url = ", '"--base_url", '):
+        work.edit(f'{key}"{work.server.url}"', f'{key}"{work.server.url.replace("//", "//me:hunter2@")}"')
+    assert work.run(*flags) == 0
+    printed = capsys.readouterr()
+    assert work.server.url in printed.out
+    assert "hunter2" not in printed.out + printed.err
+
+
+def test_a_jobs_log_has_no_password(tmp_path):
+    """The line of utils/slurm/common.sh that writes a command into the log."""
+    (line,) = [text for text in (ROOT / "utils/slurm/common.sh").read_text().splitlines() if "printf '\\n$" in text]
+    script = f"set -- python baselines.py --base_url http://me:hunter2@host/v1 --model_addr a@b\n{line}"
+    done = subprocess.run(["bash", "-euo", "pipefail", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n$ python baselines.py --base_url http://host/v1 --model_addr a@b\n"
+
+
 def test_plans_of_answers_that_were_never_begun_are_replaced(work):
     path = work.folder / FOLDER / ART / "planpers_gold.json"
     for suffix in ("", ".manifest.json", ".journal.jsonl"):
@@ -1068,7 +1123,28 @@ def test_shards_of_an_earlier_submission_are_replaced(work, monkeypatch, capsys)
         assert work.run("--sbatch", "--dry_run") == 0
         jobs = printed_jobs(capsys.readouterr().out)
         assert ("--overwrite" in jobs[f"answer.tiny.{ART}.test.none"][3]) == expected
-        assert ("OVERWRITE" in jobs[f"merge.tiny.{ART}.test.none"][0]) == expected
+        assert (jobs[f"merge.tiny.{ART}.test.none"][0]["OVERWRITE"] == "1") == expected
+
+
+def test_shards_with_other_settings_are_refused_and_redone_on_demand(work, monkeypatch, capsys):
+    monkeypatch.setattr(run_study, "ROOT", work.folder)
+    answers = work.folder / FOLDER / ART / "none.json"
+    for suffix in ("", ".manifest.json"):
+        shutil.copy(f"{answers}{suffix}", f"{answers.with_suffix('')}.0_of_4.json{suffix}")
+    forget(answers)
+    work.edit("[arguments]", '[arguments]\nanswer = ["--temperature", "0.5"]')
+    for other in work.folder.glob(f"{FOLDER}/*/*"):
+        if not other.name.startswith("none.0_of_4"):
+            other.unlink()
+    with pytest.raises(
+        UserError, match=r"none\.0_of_4\.json: was made with other settings: temperature: 0\.1, now 0\.5"
+    ):
+        work.run("--sbatch", "--dry_run")
+    capsys.readouterr()
+    assert work.run("--sbatch", "--dry_run", "--overwrite") == 0
+    jobs = printed_jobs(capsys.readouterr().out)
+    assert "--overwrite" in jobs[f"answer.tiny.{ART}.test.none"][3]
+    assert jobs[f"merge.tiny.{ART}.test.none"][0]["OVERWRITE"] == "1"
 
 
 # With a planner

@@ -64,11 +64,11 @@ def read_json(path: str | Path) -> Any:
     except _RepeatedNameError as error:
         raise UserError(f"{path}: {quote(error.args[0])} stands twice in one object; names are unique") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: {_beyond_python(error)}") from None
+        raise UserError(f"{path}: {beyond_python(error)}") from None
 
 
-def _beyond_python(error: Exception) -> str:
-    """Why Python does not take what is JSON otherwise."""
+def beyond_python(error: Exception) -> str:
+    """Why Python does not take what is JSON or TOML otherwise."""
     return "nested too deeply" if isinstance(error, RecursionError) else "holds a number of thousands of digits"
 
 
@@ -97,7 +97,7 @@ def _read_lines(path: Path) -> list[Any]:
         except _RepeatedNameError as error:
             raise UserError(f"{path}: line {number}: {quote(error.args[0])} stands twice; names are unique") from None
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}: line {number}: {_beyond_python(error)}") from None
+            raise UserError(f"{path}: line {number}: {beyond_python(error)}") from None
     return records
 
 

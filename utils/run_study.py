@@ -6,6 +6,7 @@
 
 Rank, train, answer, judge, table, figure: what is there, made from the files as they are now and with these settings,
 is left alone. After a failure, an interruption or a change of the data the same command does what is left to do.
+A table or a figure is made again when a score file or the study is younger than it is.
 utils/studies has a study for each of the paper's experiments, utils/study.py says what may stand in one.
 """
 
@@ -26,7 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
+from utils.compare_evaluators import read_human
 from utils.records import quote
+from utils.run_files import without_password
 from utils.study import Study, read_study
 from utils.study_jobs import make_jobs, prefetch_command, print_jobs, submit_jobs
 from utils.study_plan import Step, plan_study
@@ -37,7 +40,7 @@ PR_SET_PDEATHSIG = 1
 CHILD_SECONDS = 6  # for a command to leave after a signal; this script has cli.LEAVE_SECONDS
 NOT_HERE = {  # flags that would make a part of the work, or another piece of it
     "--limit", "--num_generated_outputs", "--strategy", "--num_shards", "--shard_index", "--dry_run", "--overwrite",
-    "--help", "-h",
+    "--help", "-h", "--rag", "--random_profile",
 }  # fmt: skip
 NO_HUMANS = (
     "figure 4 is not drawn: human_addr, a file of people's choices for utils/compare_evaluators.py, is not given"
@@ -63,11 +66,13 @@ def main(argv: list[str] | None = None) -> int:
     check_inputs(study, steps, args.dry_run)
     pending = find_pending(steps)
     refuse_replacing(pending, args.overwrite)
+    if not args.dry_run:
+        check_keys(pending)
     code = 0
     if not pending:
         print(f"everything is there: {sum(len(step.outputs) for step in steps)} outputs")
     elif args.sbatch:
-        jobs = make_jobs(study, pending)
+        jobs = make_jobs(study, pending, args.overwrite)
         print(f"note: jobs fetch no models; first: {prefetch_command(study, pending)}", file=sys.stderr)
         print_jobs(study, jobs) if args.dry_run else submit_jobs(study, jobs)
     elif args.dry_run:
@@ -91,7 +96,7 @@ def check_commands(study: Study, steps: list[Step]) -> None:
         for word in step.flags[len(plain.flags) :]:
             if word.startswith("-") and word.partition("=")[0] in taken:
                 raise UserError(
-                    f"{where}: found {quote(word)}, expected none of the flags that a study "
+                    f"{where}: found {quote(without_password(word))}, expected none of the flags that a study "
                     "sets itself or that make a part of the work"
                 )
 
@@ -105,6 +110,8 @@ def check_inputs(study: Study, steps: list[Step], dry_run: bool) -> None:
     """Raise UserError where a file is missing that no step makes; in a dry run only say so."""
     made = {output for step in steps for output in step.outputs}
     read = {path for step in steps for inputs in step.outputs.values() for path in inputs}
+    if study.human_addr is not None and Path(study.human_addr).exists():
+        read_human(study.human_addr)  # it is needed last, hours from now
     if missing := sorted(path for path in read - made if not Path(path).is_file()):
         text = f"{missing[0]}: no such file" + (f", nor {len(missing) - 1} others" if len(missing) > 1 else "")
         if missing[0].startswith(f"{study.data}/"):
@@ -112,6 +119,14 @@ def check_inputs(study: Study, steps: list[Step], dry_run: bool) -> None:
         if not dry_run:
             raise UserError(text)
         print(f"# {text}")
+
+
+def check_keys(pending: list[Pending]) -> None:
+    """Raise UserError where a file for an API's key is missing: its first step may be hours away."""
+    for one in pending:
+        path = getattr(parse(one.step, list(one.step.outputs)), "api_key_addr", None)
+        if path is not None and not Path(path).is_file():
+            raise UserError(f"--api_key_addr {path}: no such file")
 
 
 def refuse_replacing(pending: list[Pending], overwrite: bool) -> None:
@@ -135,7 +150,7 @@ def command_of(one: Pending) -> list[str]:
 def print_command(one: Pending) -> None:
     for output, reason in one.reasons.items():
         print(f"# {reason}: {output}")
-    print(shlex.join(["python", *command_of(one)]), flush=True)
+    print(shlex.join(map(without_password, ["python", *command_of(one)])), flush=True)
 
 
 def print_commands(pending: list[Pending]) -> None:

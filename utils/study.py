@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
-from utils.records import quote, read_text
+from utils.records import beyond_python, quote, read_text
 
 GENERATOR = "Qwen/Qwen2.5-7B-Instruct"
 JUDGE = "Qwen/Qwen2.5-32B-Instruct"
@@ -97,6 +97,8 @@ def read_study(path: str) -> Study:
         found = tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path}: not TOML: {error}") from None
+    except (RecursionError, ValueError) as error:
+        raise UserError(f"{path}: {beyond_python(error)}") from None
     keys = [one.name for one in fields(Study) if one.name != "path"]
     check_names(path, "key", found, keys)
     for key, value in found.items():
@@ -131,8 +133,13 @@ def check_value(path: str, key: str, value: Any) -> None:
     elif key == "figure":
         if type(value) is not int or value not in FIGURES:
             refuse(path, key, value, "one of the figures 2, 3, 4 and 16, as a number")
-    elif not isinstance(value, str) or not value.strip():
+    elif not is_text(value):
         refuse(path, key, value, "a text")
+
+
+def is_text(value: Any) -> bool:
+    """One line: what is printed as a command must stay one, in the comments above it too."""
+    return isinstance(value, str) and value.isprintable() and value.strip() != ""
 
 
 def refuse(path: str, key: str, found: Any, expected: str) -> None:
@@ -144,7 +151,7 @@ def check_list(path: str, key: str, value: Any, kind: type) -> None:
     if not isinstance(value, list) or not value:
         refuse(path, key, value, f"a list of {several}")
     for number, item in enumerate(value, 1):
-        if type(item) is not kind or (item < 0 if kind is int else not item.strip()):
+        if not is_text(item) if kind is str else type(item) is not int or item < 0:
             refuse(path, f"{key}, item {number}", item, one)
         if value.count(item) > 1:
             refuse(path, key, f"{item} twice", "every item once")
@@ -156,7 +163,7 @@ def read_arguments(path: str, found: Any) -> dict[str, list[str]]:
         refuse(path, "arguments", found, "a table of lists")
     check_names(path, "arguments", found, ARGUMENTS)
     for key, value in found.items():
-        if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        if not isinstance(value, list) or not all(map(is_text, value)):
             refuse(path, f"arguments.{key}", value, 'a list of texts, such as ["--temperature", "0.5"]')
     return {key: found.get(key, []) for key in ARGUMENTS}
 
@@ -170,7 +177,7 @@ def read_slurm(path: str, found: Any) -> dict[str, Any]:
         if isinstance(SLURM[key], int):
             if type(value) is not int or value < 1:
                 refuse(path, f"slurm.{key}", value, "a number from 1 up")
-        elif not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        elif not isinstance(value, list) or not all(map(is_text, value)):
             refuse(path, f"slurm.{key}", value, 'a list of texts, such as ["--partition=gpu"]')
     return {**SLURM, **found}
 

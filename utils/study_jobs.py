@@ -9,9 +9,10 @@ from itertools import product
 from pathlib import Path
 
 from utils.cli import UserError
+from utils.run_files import without_password
 from utils.study import Study
 from utils.study_plan import Step
-from utils.study_state import Pending, changed_inputs, read_fingerprint
+from utils.study_state import Pending, changed_inputs, changed_plans, differing_settings, read_fingerprint
 
 VARIABLES = {  # of a kind's file: the flag whose value each one holds
     "rank": {"ENCODER": "--model_name", "INPUTS": "--input_dataset_addr", "OUTPUT": "--output_dataset_addr"},
@@ -50,14 +51,19 @@ class Job:
     after: list[str] = field(default_factory=list)
 
 
-def make_jobs(study: Study, pending: list[Pending]) -> list[Job]:
-    """The jobs of these steps, each after those it waits for."""
+def make_jobs(study: Study, pending: list[Pending], overwrite: bool = False) -> list[Job]:
+    """The jobs of these steps, each after those it waits for; with `overwrite` shards replace what is in their way.
+
+    Raises:
+        UserError: without `overwrite`: there are shards that were made with other settings.
+    """
     jobs: list[Job] = []
     maker: dict[str, str] = {}  # of each output: the job that has it finished
     for one in pending:
         needed = [path for output in one.reasons for path in one.step.outputs[output]]
         after = sorted({maker[path] for path in (*needed, *one.step.after) if path in maker})
-        one = replace(one, overwrite=one.overwrite or has_old_shards(study, one))
+        if one.step.kind in ("answer", "judge"):
+            one = replace(one, overwrite=overwrite or one.overwrite or has_old_shards(study, one))
         if one.step.kind == "judge":
             new = list(judge_jobs(study, one, maker))
         elif one.step.kind == "answer":
@@ -71,13 +77,19 @@ def make_jobs(study: Study, pending: list[Pending]) -> list[Job]:
 
 def has_old_shards(study: Study, one: Pending) -> bool:
     """Are there shards of an earlier submission, made from other inputs? Those of a new one replace them."""
-    shards = study.slurm.get(f"{one.step.kind}_shards", 0)
+    shards = study.slurm[f"{one.step.kind}_shards"]
+    is_old = False
     for output, index in product(one.reasons, range(shards)):
-        fingerprint, _ = read_fingerprint(one.step, f"{output.removesuffix('.json')}.{index}_of_{shards}.json")
+        shard = f"{output.removesuffix('.json')}.{index}_of_{shards}.json"
         inputs = [path for path in one.step.outputs[output] if Path(path).exists()]
-        if fingerprint is not None and changed_inputs(fingerprint, inputs):
-            return True
-    return False
+        fingerprint, _ = read_fingerprint(one.step, shard)
+        if fingerprint is None:
+            is_old |= changed_plans(one.step, shard, inputs)
+        elif settings := differing_settings(one.step, output, fingerprint):
+            raise UserError(f"{shard}: was made with other settings: {settings}\n  set the study back, or --overwrite")
+        else:
+            is_old |= bool(changed_inputs(fingerprint, inputs))
+    return is_old
 
 
 def variables_of(step: Step) -> dict[str, str]:
@@ -122,9 +134,7 @@ def judge_jobs(study: Study, one: Pending, maker: dict[str, str]) -> Iterator[Jo
         suffix = Path(outputs[0]).stem.removeprefix(stems[0])  # _scores, or _scores_<judge>
         model, split, category = Path(folder).parts[-3:]
         name = f"{model}.{category}.{split}"
-        variables = {**variables_of(step), "FOLDER": folder, "SYSTEMS": " ".join(stems)}
-        if suffix != "_scores":
-            variables["SUFFIX"] = suffix
+        variables = {**variables_of(step), "FOLDER": folder, "SYSTEMS": " ".join(stems), "SUFFIX": suffix}
         options = array_options(shards, study.slurm["judge_resources"], "--openai" in step.flags)
         judge = f"judge.{name}{suffix.removeprefix('_scores').replace('_', '.', 1)}"
         after = sorted({maker[path] for path in responses if path in maker})
@@ -141,7 +151,7 @@ def array_options(shards: int, resources: list[str], no_gpu: bool) -> list[str]:
 def merge_job(
     study: Study, name: str, inputs: str, shards: int, one: Pending, outputs: list[str], after: str | None = None
 ) -> Job:
-    variables = {"INPUTS": inputs, "SHARDS": str(shards), **({"OVERWRITE": "1"} if one.overwrite else {})}
+    variables = {"INPUTS": inputs, "SHARDS": str(shards), "OVERWRITE": "1" if one.overwrite else ""}
     return Job(name, "merge.sbatch", list(study.slurm["cpu_resources"]), variables, outputs, [after or one.step.job])
 
 
@@ -158,10 +168,10 @@ def prefetch_command(study: Study, pending: list[Pending]) -> str:
 
 def sbatch_words(study: Study, job: Job, ids: dict[str, str]) -> list[str]:
     """The call of sbatch; `ids` has the job ids, or shell variables, of the names in `job.after`."""
-    logs = f"{study.output}/logs/%x{'_%a' if job.resources[0].startswith('--array') else ''}.log"
+    logs = f"{study.output}/logs/%x{'_%a' if any(word.startswith('--array') for word in job.resources) else ''}.log"
     after = ":".join(ids[name] for name in job.after)
     return [
-        "sbatch", "--parsable", "--export=ALL", f"--job-name={os.path.basename(study.output)}.{job.name}",
+        "sbatch", "--parsable", "--export=ALL", f"--job-name={Path(study.output).name}.{job.name}",
         "--kill-on-invalid-dep=yes", *study.slurm["sbatch_args"], *job.resources, f"--output={logs}",
         # Two jobs of one name, which write the same file, never run at a time.
         f"--dependency={f'afterok:{after},' if after else ''}singleton", f"utils/slurm/{job.file}", *job.flags,
@@ -173,7 +183,7 @@ def print_jobs(study: Study, jobs: list[Job]) -> None:
     ids = {}
     for number, job in enumerate(jobs, 1):
         ids[job.name] = f"$job{number}"
-        words = [shlex.quote(word) for word in sbatch_words(study, job, ids)]
+        words = [shlex.quote(without_password(word)) for word in sbatch_words(study, job, ids)]
         words = [word if "--dependency=" not in word else f'"{word.strip(chr(39))}"' for word in words]
         variables = [shlex.quote(f"{name}={value}") for name, value in job.variables.items()]
         print(f"job{number}=$(env {' '.join([*variables, *words])})")

@@ -16,6 +16,7 @@ from prompts import load_prompt
 from utils.cli import UserError
 from utils.journal import read_journal
 from utils.models import cached_commit, is_folder, model_fingerprint
+from utils.records import read_dataset
 from utils.run_files import (
     differences,
     file_hash,
@@ -108,6 +109,9 @@ def state_of(step: Step, output: str) -> State:
     fingerprint, is_whole = read_fingerprint(step, output)
     if fingerprint is None and Path(output).exists():
         return State(NOT_OURS, True, NOT_OURS)
+    plans = f"{output}.plans.json"
+    if step.script == "planpers.py" and Path(plans).exists() and read_fingerprint(step, plans)[0] is None:
+        return State(f"its plans: {NOT_OURS}", True, f"its plans: {NOT_OURS}")
     if fingerprint is None:
         return State("missing", changed_plans(step, output, inputs))
     if settings := differing_settings(step, output, fingerprint):
@@ -161,7 +165,8 @@ def read_fingerprint(step: Step, output: str) -> tuple[dict[str, Any] | None, bo
     manifest = read_manifest(output)
     if manifest is not None:
         # A run may have died between putting the manifest in place and the output itself.
-        for path, is_whole in ((Path(output), is_of_all_questions(manifest)), (staged_path(output), False)):
+        of_all = is_of_all_questions(manifest, step.outputs.get(output))
+        for path, is_whole in ((Path(output), of_all), (staged_path(output), False)):
             if path.exists() and hash_of(str(path)) == manifest["output_sha256"]:
                 return manifest["fingerprint"], is_whole
     journal = Path(f"{output}.journal.jsonl")
@@ -171,10 +176,17 @@ def read_fingerprint(step: Step, output: str) -> tuple[dict[str, Any] | None, bo
     return None, False
 
 
-def is_of_all_questions(manifest: dict[str, Any]) -> bool:
-    """Was it made without --limit, and of more than a shard? Neither is a setting: the script adds what is missing."""
-    arguments = manifest.get("arguments", {})
-    return arguments.get("limit") is None and arguments.get("num_shards", 1) == 1
+def is_of_all_questions(manifest: dict[str, Any], inputs: list[str] | None) -> bool:
+    """Was it made without --limit, and of more than a shard? Neither is a setting: the script adds what is missing.
+
+    Where it has as many questions as the dataset, the first of the inputs, a limit or shard left none out.
+    """
+    arguments, counts = manifest.get("arguments", {}), manifest.get("counts", {})
+    if arguments.get("limit") is None and arguments.get("num_shards", 1) == 1:
+        return True
+    if inputs is None or not Path(inputs[0]).exists():
+        return False
+    return counts.get("questions", counts.get("num_questions")) == len(read_dataset(inputs[0]))
 
 
 _hashes: dict[tuple[object, ...], str] = {}

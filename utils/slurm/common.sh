@@ -25,7 +25,7 @@ printf '== %s: %s, job %s on %s, restart %s\n' \
 # run COMMAND...: returns where it succeeded, else ends the task or requeues it.
 run() {
     local code=0
-    printf '\n$ %s\n' "$*"
+    printf '\n$ %s\n' "$*" | sed -E 's#://[^/?\# ]*@#://#g' # no password of an API's address in the log
     "$@" & # in the background, for a trap waits until the command in front has ended
     child=$!
     [ -z "$terminated" ] || kill -TERM "$child" 2>/dev/null || true # it came before there was a child
