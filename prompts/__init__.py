@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from utils.cli import UserError
@@ -48,7 +49,7 @@ class Prompt:
         pattern = _placeholder_pattern(self.name)
 
         def fill(part: str) -> str:
-            paragraphs = [(paragraph, pattern.findall(paragraph)) for paragraph in part.split("\n\n")]
+            paragraphs = _paragraphs(self.name, part)
             kept = [text for text, names in paragraphs if not names or any(values[name] for name in names)]
             return pattern.sub(lambda match: values[match[1]], "\n\n".join(kept))
 
@@ -83,6 +84,14 @@ def join_posts(texts: list[str]) -> str:
     return "\n\n".join(texts)
 
 
+@cache
+def _paragraphs(name: str, part: str) -> list[tuple[str, list[str]]]:
+    """Each paragraph of a prompt's part, with the placeholders in it."""
+    pattern = _placeholder_pattern(name)
+    return [(paragraph, pattern.findall(paragraph)) for paragraph in part.split("\n\n")]
+
+
+@cache
 def _placeholder_pattern(name: str) -> re.Pattern[str]:
     return re.compile(r"\{(" + "|".join(sorted(PLACEHOLDERS[name])) + r")\}")
 
