@@ -66,9 +66,12 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         bare = load_bare(judging, args.model_addr, length, prefix_cache=True)
         naive = load_bare(judging, args.model_addr, length, prefix_cache=False)
         rows = []
-        for run in range(args.runs):
+        await one_run(
+            args, judging, answering, (ours, bare, naive), Path(folder) / "0"
+        )  # compiles grammars and the like
+        for run in range(1, args.runs + 1):
             rows.append(await one_run(args, judging, answering, (ours, bare, naive), Path(folder) / str(run)))
-            print(f"run {run + 1}: " + ", ".join(f"{name} {value:.3g}" for name, value in rows[-1].items()), flush=True)
+            print(f"run {run}: " + ", ".join(f"{name} {value:.3g}" for name, value in rows[-1].items()), flush=True)
         await ours.close()
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     return {
