@@ -1029,7 +1029,7 @@ def commands_of(job, tmp_path):
 
 @pytest.mark.slow
 def test_every_printed_job_runs_commands_that_the_scripts_take(cluster_data):
-    (cluster_data / "human.json").write_text("{}")
+    (cluster_data / "human.json").write_text('{"q1": "first"}')
     text = CLUSTER.format(folder=cluster_data).replace("[slurm]", "[slurm]\nanswer_shards = 2\njudge_shards = 3")
     path = write_study(
         cluster_data,
