@@ -690,14 +690,19 @@ def test_a_step_that_fails_ends_the_run(work, capsys):
     assert work.scripts() == ["evaluate_responses.py", "make_table.py"]
 
 
+def answer_by_hand(work, *flags):
+    """The study's first answers, by a command of one's own; returns its exit code."""
+    words = ["--model_addr", "tiny", "--inputs_addr", f"data/{ART}_test.json", "--openai", "--api_key_addr", "key.txt"]
+    words += ["--base_url", work.server.url, "--output_addr", f"{FOLDER}/{ART}/none.json"]
+    return baselines.main([*words, *flags])
+
+
 def test_a_part_made_by_hand_is_completed(work):
     """Of --limit or a shard nothing stands in the fingerprint: the manifest's arguments tell."""
     whole = contents(work.folder)
-    none = ["--model_addr", "tiny", "--inputs_addr", f"data/{ART}_test.json", "--openai", "--api_key_addr", "key.txt"]
-    none += ["--base_url", work.server.url, "--output_addr", f"{FOLDER}/{ART}/none.json"]
     for part in (["--limit", "2"], ["--num_shards", "2", "--shard_index", "1"]):
         forget(work.folder / FOLDER / ART / "none.json")
-        assert baselines.main([*none, *part]) == 0
+        assert answer_by_hand(work, *part) == 0
         assert len(json.loads(Path(f"{FOLDER}/{ART}/none.json").read_text())) < 5
         assert work.run() == 0
         assert work.outputs() == [f"{ART}/none.json"] and "--overwrite" not in work.ran[0]
@@ -706,9 +711,7 @@ def test_a_part_made_by_hand_is_completed(work):
 
 def test_a_limit_that_left_nothing_out_is_no_part(work):
     forget(work.folder / FOLDER / ART / "none.json")
-    none = ["--model_addr", "tiny", "--inputs_addr", f"data/{ART}_test.json", "--openai", "--api_key_addr", "key.txt"]
-    none += ["--base_url", work.server.url, "--output_addr", f"{FOLDER}/{ART}/none.json"]
-    assert baselines.main([*none, "--limit", "100"]) == 0
+    assert answer_by_hand(work, "--limit", "100") == 0
     assert work.run() == 0
     assert work.ran == []
 
@@ -1110,13 +1113,18 @@ def test_only_what_is_missing_is_submitted(work, monkeypatch, capsys):
             assert "--overwrite" in flags
 
 
-def test_shards_of_an_earlier_submission_are_replaced(work, monkeypatch, capsys):
-    """The output is gone, but not the shards that were made from another dataset."""
-    monkeypatch.setattr(run_study, "ROOT", work.folder)
+def leave_a_shard(work):
+    """Of the study's first answers nothing stays but a shard, as of an earlier submission."""
     answers = work.folder / FOLDER / ART / "none.json"
     for suffix in ("", ".manifest.json"):
         shutil.copy(f"{answers}{suffix}", f"{answers.with_suffix('')}.0_of_4.json{suffix}")
     forget(answers)
+
+
+def test_shards_of_an_earlier_submission_are_replaced(work, monkeypatch, capsys):
+    """The output is gone, but not the shards that were made from another dataset."""
+    monkeypatch.setattr(run_study, "ROOT", work.folder)
+    leave_a_shard(work)
     for change, expected in (("", False), ("\n", True)):
         path = work.folder / f"data/{ART}_test.json"
         path.write_text(path.read_text() + change)
@@ -1128,10 +1136,7 @@ def test_shards_of_an_earlier_submission_are_replaced(work, monkeypatch, capsys)
 
 def test_shards_with_other_settings_are_refused_and_redone_on_demand(work, monkeypatch, capsys):
     monkeypatch.setattr(run_study, "ROOT", work.folder)
-    answers = work.folder / FOLDER / ART / "none.json"
-    for suffix in ("", ".manifest.json"):
-        shutil.copy(f"{answers}{suffix}", f"{answers.with_suffix('')}.0_of_4.json{suffix}")
-    forget(answers)
+    leave_a_shard(work)
     work.edit("[arguments]", '[arguments]\nanswer = ["--temperature", "0.5"]')
     for other in work.folder.glob(f"{FOLDER}/*/*"):
         if not other.name.startswith("none.0_of_4"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from utils.cli import UserError
-from utils.records import check_record, read_dataset
+from utils.records import check_record, read_dataset, refuse_repeated_names
 
 CHUNK = 1 << 20  # bytes read at a time
 
@@ -96,14 +96,8 @@ def stream_places(file: IO[bytes], suffix: str) -> Iterator[tuple[Any, int, int]
 def _stream_lines(file: IO[bytes], offset: int) -> Iterator[tuple[Any, int, int]]:
     for line in file:
         if line.strip():
-            yield json.loads(line.decode(), object_pairs_hook=_unique_names), offset, len(line)
+            yield json.loads(line.decode(), object_pairs_hook=refuse_repeated_names), offset, len(line)
         offset += len(line)
-
-
-def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(result := dict(pairs)) < len(pairs):
-        raise ValueError("a name twice in an object")
-    return result
 
 
 _MARK = re.compile(r"[ \t\r\n]*([\[,\]])[ \t\r\n]*")
@@ -112,7 +106,7 @@ _MARK = re.compile(r"[ \t\r\n]*([\[,\]])[ \t\r\n]*")
 def _stream_array(file: IO[bytes], offset: int) -> Iterator[tuple[Any, int, int]]:
     """The items of a JSON array one by one; ValueError where the file is anything else."""
     reader = codecs.getreader("utf-8")(file)
-    decode = json.JSONDecoder(object_pairs_hook=_unique_names).raw_decode
+    decode = json.JSONDecoder(object_pairs_hook=refuse_repeated_names).raw_decode
     text, place, before = "", 0, "["  # `offset` is the place's, in the file
     while True:
         mark = _MARK.match(text, place)

@@ -53,7 +53,7 @@ def read_json(path: str | Path) -> Any:
     """The JSON value in a file; UserError where there is none (says where it breaks off)."""
     text = _read_filled(path)
     try:
-        return json.loads(text, object_pairs_hook=_refuse_repeated_names)
+        return json.loads(text, object_pairs_hook=refuse_repeated_names)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         if error.msg == "Extra data":
@@ -76,7 +76,8 @@ class _RepeatedNameError(ValueError):
     """json would silently keep the last of two values."""
 
 
-def _refuse_repeated_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def refuse_repeated_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For json's object_pairs_hook: the object, ValueError where a name stands twice in it."""
     result = dict(pairs)
     if len(result) < len(pairs):
         names = [name for name, _ in pairs]
@@ -91,7 +92,7 @@ def _read_lines(path: Path) -> list[Any]:
         if not line.strip():
             continue
         try:
-            records.append(json.loads(line, object_pairs_hook=_refuse_repeated_names))
+            records.append(json.loads(line, object_pairs_hook=refuse_repeated_names))
         except json.JSONDecodeError as error:
             raise UserError(f"{path}: line {number} is not JSON: {error.msg} at column {error.colno}") from None
         except _RepeatedNameError as error:

@@ -34,6 +34,7 @@ from utils.progress import Progress
 from utils.records import read_dataset
 
 SAMPLE = Path(__file__).resolve().parent.parent / "data/mini_lampqa"
+MODEL_LENGTH = 4096  # tokens
 VERDICT_TOKENS = 15  # what a free-form verdict takes
 KV_SPACE = "1"  # GiB, on a CPU, of each engine
 
@@ -59,12 +60,11 @@ def main(argv: list[str] | None = None) -> int:
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        judging = judge_arguments(args, Path(folder))
-        answering = answer_arguments(args, Path(folder))
-        length = 4096
-        ours = VLLMEngine(judging, [args.model_addr], length)
-        bare = load_bare(judging, args.model_addr, length, prefix_cache=True)
-        naive = load_bare(judging, args.model_addr, length, prefix_cache=False)
+        judging = judge_arguments(args)
+        answering = answer_arguments(args)
+        ours = VLLMEngine(judging, [args.model_addr], MODEL_LENGTH)
+        bare = load_bare(judging, args.model_addr, prefix_cache=True)
+        naive = load_bare(judging, args.model_addr, prefix_cache=False)
         rows = []
         await one_run(
             args, judging, answering, (ours, bare, naive), Path(folder) / "0"
@@ -128,17 +128,18 @@ async def one_run(
     return figures
 
 
-def judge_arguments(args: argparse.Namespace, folder: Path) -> argparse.Namespace:
+def judge_arguments(args: argparse.Namespace) -> argparse.Namespace:
     parser = evaluate_responses.build_parser()
     command = ["--evaluator_llm", args.model_addr, "--inputs_addr", str(SAMPLE / "train.json"), "--response_addr", "-"]
     command += ["--score_addr", "-", "--limit", str(args.questions), "--max_tokens", "32"]
     return parser.parse_args([*command, "--constrained_decoding", "always", "--max_retries", "0"])
 
 
-def answer_arguments(args: argparse.Namespace, folder: Path) -> argparse.Namespace:
+def answer_arguments(args: argparse.Namespace) -> argparse.Namespace:
     parser = baselines.build_parser()
     command = ["--model_addr", args.model_addr, "--inputs_addr", str(SAMPLE / "train.json"), "--output_addr", "-"]
-    command += ["--rag", "--num_contexts", "2", "--max_tokens", str(args.max_tokens), "--max_model_len", "4096"]
+    command += ["--rag", "--num_contexts", "2", "--max_tokens", str(args.max_tokens)]
+    command += ["--max_model_len", str(MODEL_LENGTH)]
     return parser.parse_args([*command, "--constrained_decoding", "always", "--max_retries", "0"])
 
 
@@ -159,11 +160,11 @@ def answer_requests(answering: argparse.Namespace, chat: LocalChat, folder: Path
     return list(baselines.build_requests(records, keys, answering, load_prompt("rag"), chat, journal))
 
 
-def load_bare(judging: argparse.Namespace, model: str, length: int, prefix_cache: bool) -> Any:
+def load_bare(judging: argparse.Namespace, model: str, prefix_cache: bool) -> Any:
     from vllm import LLM
     from vllm.platforms import current_platform
 
-    settings = engine_settings(judging, model, [], length, on_gpu=not current_platform.is_cpu())
+    settings = engine_settings(judging, model, [], MODEL_LENGTH, on_gpu=not current_platform.is_cpu())
     return LLM(**settings, enable_prefix_caching=prefix_cache)
 
 
