@@ -1,12 +1,15 @@
 """Dense text embeddings: masked mean pooling over a BERT-like encoder (Contriever, Izacard et al. 2022)."""
 
+import copy
 import logging
+import math
 import os
 import pickle
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +23,8 @@ GPU_BATCH_SIZE = 64
 # On a CPU more is slower, for buffers outgrow its caches and padding grows: on two cores, BERT-base took 10.5 s with
 # a batch size of 4, 12.7 s with 8 and 15.9 s with 16. Less gains little, and loses where other work shares the cores.
 CPU_BATCH_SIZE_PER_THREAD = 2
-NEARLY_FULL = 3 / 4  # of a batch's budget
+FULL_ENOUGH = 1 / 4  # of a batch's budget: from there on padding costs more than a batch more
+ALIKE = 0.95  # of the longest text's length: as little padding is taken
 WINDOW = 4096  # texts tokenized and sorted at a time, the next ones while these are embedded: bounds the memory
 TOKENIZED_AT_ONCE = 512  # texts: a tokenizer takes a hundred bytes and more a token, also for those that are cut off
 
@@ -29,11 +33,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Encoder:
-    """A loaded model with its tokenizer; texts are cut at `max_length` tokens, special ones included."""
+    """A loaded model with its tokenizer; texts are cut at `max_length` tokens, special ones included.
+
+    Attributes:
+        replicas: copies of the model on further GPUs; the batches are shared out among all.
+    """
 
     model: Any
     tokenizer: Any
     max_length: int
+    replicas: tuple[Any, ...] = ()
+
+    @property
+    def device(self) -> str:
+        return ", ".join(str(model.device) for model in (self.model, *self.replicas))
 
 
 def load_encoder(
@@ -46,7 +59,7 @@ def load_encoder(
     """Load a BERT-like model by hub name or folder; call `utils.models.check_model` first.
 
     Args:
-        device: "cuda", "cpu", or "auto" for a GPU where there is one.
+        device: "cuda" for all visible GPUs, "cpu", or "auto" for GPUs where there are any.
         dtype: "float32" or "bfloat16", of the weights and all activations.
 
     Raises:
@@ -63,7 +76,7 @@ def load_encoder(
         transformers.logging.set_verbosity_error()  # its warning about a missing pooler: mean pooling has no use for it
     if not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()
-    device = _pick_device(device)
+    devices = pick_devices(device)
     revision = cached_commit(model_name, cache_dir) or "main"
     source = {"cache_dir": cache_dir, "revision": revision, "trust_remote_code": False}
     try:
@@ -72,8 +85,10 @@ def load_encoder(
         if max_length > limit:
             raise UserError(f"{model_name}: reads at most {limit} tokens; give --max_length {limit} or less")
         tokenizer = transformers.AutoTokenizer.from_pretrained(model_name, **source)
+        # torch's fused attention is slower in bfloat16 on a CPU than the products one after the other (half as fast).
+        attention = "eager" if (devices, dtype) == (["cpu"], "bfloat16") else None
         model, report = transformers.AutoModel.from_pretrained(
-            model_name, dtype=getattr(torch, dtype), output_loading_info=True, **source
+            model_name, dtype=getattr(torch, dtype), attn_implementation=attention, output_loading_info=True, **source
         )
     except pickle.UnpicklingError:
         raise UserError(
@@ -83,17 +98,20 @@ def load_encoder(
         raise UserError(f"{model_name}: cannot be loaded: {str(error).strip().splitlines()[0]}") from error
     if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
         raise UserError(f"{model_name}: its weights lack {missing[0]}; give a whole encoder")  # else left random
-    return Encoder(model.to(device).eval(), tokenizer, max_length)
+    model.eval()
+    replicas = tuple(copy.deepcopy(model).to(device) for device in devices[1:])
+    return Encoder(model.to(devices[0]), tokenizer, max_length, replicas)
 
 
-def _pick_device(device: str) -> str:
+def pick_devices(device: str) -> list[str]:
+    """Where the model and its replicas go; UserError if there is no GPU and one is asked for."""
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no GPU here")
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return device
+    if device == "cpu" or not torch.cuda.is_available():
+        return ["cpu"]
+    return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
 
 
 def embed_texts(
@@ -109,20 +127,18 @@ def embed_texts(
     Returns:
         The embeddings in the order of `texts`, float32 (len(texts), D), and how many texts were cut.
     """
-    import torch
-
     budget = _token_budget(encoder.model.device.type, batch_size)
     embeddings = np.empty((len(texts), encoder.model.config.hidden_size), dtype=np.float32)
     windows = (_tokenize(encoder, texts[start : start + WINDOW]) for start in range(0, len(texts), WINDOW))
     num_cut = 0
-    with torch.inference_mode():
-        for start, (token_ids, cut) in zip(range(0, len(texts), WINDOW), _one_ahead(windows), strict=True):
-            num_cut += cut
-            for rows in batches_by_length([len(ids) for ids in token_ids], budget):
-                pooled = _embed_batch(encoder, [token_ids[row] for row in rows])
-                embeddings[[start + row for row in rows]] = pooled
-                if progress is not None:
-                    progress.update(len(rows))
+    for start, (token_ids, cut) in zip(range(0, len(texts), WINDOW), _one_ahead(windows), strict=True):
+        num_cut += cut
+        batches = list(batches_by_length([len(ids) for ids in token_ids], budget))
+        pooled = _embed_batches(encoder, [[token_ids[row] for row in rows] for rows in batches])
+        for rows, means in zip(batches, pooled, strict=True):
+            embeddings[[start + row for row in rows]] = means
+            if progress is not None:
+                progress.update(len(rows))
     return embeddings, num_cut
 
 
@@ -149,17 +165,16 @@ def batches_by_length(lengths: Sequence[int], budget: int) -> Iterator[list[int]
     """Group texts so that padding is small: indices, longest first, as many as fit `budget` padded tokens.
 
     Longest first, so that a batch size the memory cannot hold shows in the first batch. A text longer than the
-    budget gets a batch of its own. A batch that is nearly full ends where the texts get shorter: it needs no padding.
+    budget gets a batch of its own. A batch that holds a quarter of its budget ends where the texts get shorter.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     start = 0
     while start < len(order):
         longest = lengths[order[start]]
-        size = max(1, budget // longest)
-        batch = order[start : start + size]
-        alike = sum(lengths[index] == longest for index in batch)
-        if alike * longest >= NEARLY_FULL * budget:
-            batch = batch[:alike]
+        least = math.ceil(FULL_ENOUGH * budget / longest)
+        batch = order[start : start + max(1, budget // longest)]
+        alike = sum(lengths[index] >= ALIKE * longest for index in batch)
+        batch = batch[: max(least, alike)]
         yield batch
         start += len(batch)
 
@@ -180,15 +195,39 @@ def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[np.ndarray],
     return token_ids, num_cut
 
 
-def _embed_batch(encoder: Encoder, token_ids: list[np.ndarray]) -> np.ndarray:
+def _embed_batches(encoder: Encoder, batches: list[list[np.ndarray]]) -> Iterator[np.ndarray]:
+    """Every batch's embeddings, in order; with replicas each model takes the next batch when it is done with one."""
+    if not encoder.replicas:  # in this thread, where a signal ends it at once
+        yield from (_embed_batch(encoder.model, encoder.tokenizer.pad_token_id, batch) for batch in batches)
+        return
+    idle: SimpleQueue[Any] = SimpleQueue()
+    for model in (encoder.model, *encoder.replicas):
+        idle.put(model)
+
+    def embed(batch: list[np.ndarray]) -> np.ndarray:
+        model = idle.get()
+        try:
+            return _embed_batch(model, encoder.tokenizer.pad_token_id, batch)
+        finally:
+            idle.put(model)
+
+    threads = ThreadPoolExecutor(len(encoder.replicas) + 1)
+    try:
+        yield from threads.map(embed, batches)
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+def _embed_batch(model: Any, pad: int, token_ids: list[np.ndarray]) -> np.ndarray:
     """Token ids of B texts -> (B, D)."""
     import torch
 
-    lengths = torch.tensor([len(ids) for ids in token_ids], device=encoder.model.device)
-    input_ids = torch.nn.utils.rnn.pad_sequence(
-        [torch.from_numpy(ids) for ids in token_ids], batch_first=True, padding_value=encoder.tokenizer.pad_token_id
-    ).to(encoder.model.device)  # (B, T)
-    mask = torch.arange(input_ids.shape[1], device=encoder.model.device) < lengths[:, None]
-    hidden = encoder.model(input_ids=input_ids, attention_mask=mask.long()).last_hidden_state.float()  # (B, T, D)
-    pooled = torch.einsum("btd,bt->bd", hidden, mask.float()) / lengths[:, None]
-    return pooled.cpu().numpy()
+    with torch.inference_mode():  # here, for it holds for one thread
+        lengths = torch.tensor([len(ids) for ids in token_ids], device=model.device)
+        input_ids = torch.nn.utils.rnn.pad_sequence(
+            [torch.from_numpy(ids) for ids in token_ids], batch_first=True, padding_value=pad
+        ).to(model.device)  # (B, T)
+        mask = torch.arange(input_ids.shape[1], device=model.device) < lengths[:, None]
+        hidden = model(input_ids=input_ids, attention_mask=mask.long()).last_hidden_state.float()  # (B, T, D)
+        pooled = torch.einsum("btd,bt->bd", hidden, mask.float()) / lengths[:, None]
+        return pooled.cpu().numpy()

@@ -94,7 +94,7 @@ def add_encoder_arguments(parser: argparse.ArgumentParser) -> None:
         "--embedding_cache", metavar="DIR", help="where embeddings are kept for other rankings (default: nowhere)"
     )
     group.add_argument(
-        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU if any (%(default)s)"
+        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: all visible GPUs if any (%(default)s)"
     )
     group.add_argument(
         "--dtype",
@@ -127,7 +127,7 @@ def main(argv: list[str] | None = None) -> int:
         from retrieval.encoder import load_encoder
 
         encoder = load_encoder(args.model_name, args.cache_dir, args.device, args.dtype, args.max_length)
-        device = str(encoder.model.device)
+        device = encoder.device
         num_texts = sum(source.sizes[number] + 1 for number in left)
         orders = order_by_embeddings(records, num_texts, encoder, args.batch_size, counts, cache)
     else:

@@ -1,6 +1,11 @@
+import copy
 import importlib.metadata
 import json
+import random
 import shutil
+import time
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +15,7 @@ from tiny_encoder import save_tiny_encoder
 from transformers import AutoModel, AutoTokenizer
 
 from retrieval import encoder as encoder_module
-from retrieval.encoder import batches_by_length, embed_texts, load_encoder
+from retrieval.encoder import Encoder, batches_by_length, embed_texts, load_encoder, pick_devices
 from utils.cli import UserError
 
 TEXTS = [
@@ -98,8 +103,66 @@ def test_progress_counts_every_text(encoder):
 
 
 def test_batches_hold_similar_lengths_within_the_budget():
-    # longest first: 9 alone (2 x 9 > 12), then 4, 4, 3 (3 x 4 = 12), then 2, 2, 1
-    assert list(batches_by_length([2, 4, 9, 3, 4, 1, 2], budget=12)) == [[2], [1, 4, 3], [0, 6, 5]]
+    # longest first: 9 alone (2 x 9 > 12); 4, 4, for with 3 there would be padding; 3; 2, 2; 1
+    assert list(batches_by_length([2, 4, 9, 3, 4, 1, 2], budget=12)) == [[2], [1, 4], [3], [0, 6], [5]]
+    # a quarter of the budget comes before that: 9, 8 and 7 are 24 of 96; and at most the budget: 12 of 8
+    assert list(batches_by_length([9, 8, 7, 6], budget=96)) == [[0, 1, 2], [3]]
+    assert [len(batch) for batch in batches_by_length([8] * 14, budget=96)] == [12, 2]
+
+
+def test_batches_pad_little_and_hold_every_text_once():
+    rng = random.Random(0)
+    lengths = [min(512, max(3, round(rng.lognormvariate(5, 0.8)))) for _ in range(1000)]
+    batches = list(batches_by_length(lengths, budget=2048))
+    assert sorted(index for batch in batches for index in batch) == list(range(1000))
+    padded = [len(batch) * max(lengths[index] for index in batch) for batch in batches]
+    assert max(padded) <= 2048
+    assert 1 < sum(padded) / sum(lengths) < 1.02
+
+
+def test_replicas_share_the_batches_and_give_the_same(encoder):
+    used = []
+
+    class Replica(torch.nn.Module):
+        def __init__(self, name):
+            super().__init__()
+            self.name, self.model = name, copy.deepcopy(encoder.model)
+            self.device, self.config = self.model.device, self.model.config
+
+        def forward(self, **inputs):
+            used.append(self.name)
+            time.sleep(0.01)
+            return self.model(**inputs)
+
+    several = Encoder(Replica("a"), encoder.tokenizer, encoder.max_length, (Replica("b"), Replica("c")))
+    texts = [f"{number} " + "word " * (number % 100) for number in range(500)]
+    exact, _ = embed_texts(encoder, texts, batch_size=1)
+    shared, _ = embed_texts(several, texts, batch_size=1)
+    np.testing.assert_array_equal(shared, exact)
+    assert Counter(used).keys() == {"a", "b", "c"}
+    assert several.device == "cpu, cpu, cpu"
+
+
+def test_a_failure_on_a_replica_is_not_lost(encoder):
+    class Broken(torch.nn.Module):
+        device = encoder.model.device
+
+        def forward(self, **inputs):
+            raise RuntimeError("out of memory")
+
+    several = replace(encoder, replicas=(Broken(),))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        embed_texts(several, [f"{number} word" * (number % 50 + 1) for number in range(300)], batch_size=1)
+
+
+@pytest.mark.parametrize(
+    ("device", "num_gpus", "picked"),
+    [("auto", 0, ["cpu"]), ("auto", 2, ["cuda:0", "cuda:1"]), ("cuda", 1, ["cuda:0"]), ("cpu", 2, ["cpu"])],
+)
+def test_all_visible_gpus_are_used(device, num_gpus, picked, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    assert pick_devices(device) == picked
 
 
 def test_a_text_over_the_budget_is_a_batch_of_its_own():
