@@ -24,7 +24,7 @@ from utils.cli import UserError
 from utils.engines import identify_local_model
 from utils.lock import Lock
 from utils.models import adapter_base, cached_commit
-from utils.plans import gold_aspects, plan_text
+from utils.plans import NO_LOSS, gold_aspects, plan_text
 from utils.records import first_five, read_dataset
 from utils.run_files import (
     check_writable,
@@ -59,11 +59,16 @@ class Example:
     is_cut: bool
 
     @property
+    def length(self) -> int:
+        """Tokens of prompt and target."""
+        return len(self.prompt) + len(self.target)
+
+    @property
     def row(self) -> dict[str, list[int]]:
-        """What the trainer takes: labels are -100 where no loss is wanted, on the whole prompt."""
+        """What the trainer takes: the whole prompt is labelled with `NO_LOSS`."""
         return {
             "input_ids": [*self.prompt, *self.target],
-            "labels": [-100] * len(self.prompt) + list(self.target),
+            "labels": [NO_LOSS] * len(self.prompt) + list(self.target),
         }
 
 
@@ -321,7 +326,7 @@ def build_example(
 
 
 def describe_examples(path: str, examples: list[Example]) -> str:
-    lengths = [len(example.prompt) + len(example.target) for example in examples]
+    lengths = [example.length for example in examples]
     dropped = sum(example.num_dropped for example in examples)
     cut = sum(example.is_cut for example in examples)
     return (

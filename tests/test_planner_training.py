@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -311,6 +313,80 @@ def test_two_processes_learn_what_one_learns_with_twice_the_accumulation(data, t
     assert losses_of(tmp_path / "two") == pytest.approx(losses_of(tmp_path / "one"), rel=1e-2)
     last = [log_of(tmp_path / name)[-2]["eval_loss"] for name in ("one", "two")]
     assert last[0] == pytest.approx(last[1], rel=1e-2)
+
+
+@pytest.mark.parametrize(("batch", "accumulated"), [(2, 2), (4, 1)])
+def test_a_step_learns_the_same_whatever_its_batches_are(data, tmp_path, batch, accumulated):
+    """Eight questions, steps of four: two epochs, each in an order of its own; targets of one title and of all."""
+    records = json.loads((data / "train.json").read_text())
+    for record in records[::2]:
+        del record["rubric_aspects"][1:]
+    (tmp_path / "train.json").write_text(json.dumps(records))
+    printed = {}
+    for name, sizes in [("single", (1, 4)), ("batches", (batch, accumulated))]:
+        more = dict(zip(("per_device_train_batch_size", "gradient_accumulation_steps"), sizes, strict=True))
+        more |= {"lora_dropout": 0, "max_steps": 4, "save_steps": 4, "inputs_addr": tmp_path / "train.json"}
+        printed[name] = finish(train(*short_run(data, tmp_path / name, **more)))
+    assert losses_of(tmp_path / "batches") == pytest.approx(losses_of(tmp_path / "single"), rel=5e-4)
+    assert "\n0.0% of the tokens are padding" in printed["single"]
+    assert 0 < float(re.search(r"\n(.*)% of the tokens are padding", printed["batches"])[1]) < 30
+
+
+def test_several_processes_go_on_within_an_epoch(data, tmp_path):
+    """The third of four steps ends in the middle of the second epoch."""
+    output = tmp_path / "planner"
+    more = {"lora_dropout": 0, "max_steps": 4, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
+    flags = short_run(data, output, **more)
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2")
+    finish(train(*flags, launcher=launcher, OMP_NUM_THREADS="1"))
+    expected = losses_of(output)
+    shutil.rmtree(output / "checkpoint-4")
+    assert "going on from" in finish(train(*flags, launcher=launcher, OMP_NUM_THREADS="1"))
+    assert losses_of(output) == pytest.approx(expected, rel=1e-6)
+
+
+def test_only_the_positions_of_targets_go_through_the_vocabulary(data):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from utils.planner_trainer import target_loss
+    from utils.plans import NO_LOSS
+
+    model = AutoModelForCausalLM.from_pretrained(data / "model").eval()
+    ids = torch.randint(5, 50, (2, 40), generator=torch.Generator().manual_seed(0))
+    labels = torch.full_like(ids, NO_LOSS)
+    labels[0, 30:], labels[1, 20:25] = ids[0, 30:], ids[1, 20:25]
+    mask = torch.ones_like(ids)
+    mask[1, 25:] = 0  # padding
+    projected = []
+    model.lm_head.register_forward_hook(lambda module, inputs, output: projected.append(output.shape[:2]))
+    with torch.no_grad():
+        loss, num_right = target_loss(model, labels=labels, input_ids=ids, attention_mask=mask)
+        whole = model(input_ids=ids, attention_mask=mask, labels=labels)
+    assert projected == [(2, 15), (2, 40)]  # ten of the first and five of the second sequence
+    assert loss.item() == pytest.approx(15 * whole.loss.item(), rel=1e-4)
+    assert num_right == sum((whole.logits[:, :-1].argmax(-1) == labels[:, 1:]).flatten())
+
+
+def test_sequences_of_a_step_stand_by_length():
+    from accelerate.data_loader import SeedableRandomSampler
+
+    from utils.planner_trainer import ByLengthInSteps
+
+    lengths = [7, 3, 9, 1, 5, 8, 2, 6, 4, 10]
+    sampler, plain = ByLengthInSteps(lengths, 4, seed=3), SeedableRandomSampler(lengths, data_seed=3)
+    assert len(sampler) == 10
+    epochs = []
+    for epoch in (0, 1, 0):
+        sampler.set_epoch(epoch)
+        plain.set_epoch(epoch)
+        order, random_order = list(sampler), list(plain)
+        for start in (0, 4, 8):
+            step = order[start : start + 4]
+            assert set(step) == set(random_order[start : start + 4])
+            assert [lengths[i] for i in step] == sorted((lengths[i] for i in step), reverse=True)
+        epochs.append(order)
+    assert epochs[0] == epochs[2] != epochs[1]
 
 
 # Which checkpoint is the best

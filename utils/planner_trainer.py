@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from accelerate.data_loader import SeedableRandomSampler
 from datasets import Dataset
 from datasets.utils.logging import disable_progress_bar
 from peft import LoraConfig
 from safetensors import SafetensorError
+from torch.utils.data import DataLoader, Sampler
 from transformers import AutoModelForCausalLM, GenerationConfig, PrinterCallback, TrainerCallback
 from transformers.utils import is_flash_attn_2_available
 from trl import SFTConfig, SFTTrainer
@@ -31,7 +33,7 @@ from trl import SFTConfig, SFTTrainer
 from utils.chat import LocalChat
 from utils.cli import UserError
 from utils.model_output import parse_plan
-from utils.plans import coverage, share_words
+from utils.plans import NO_LOSS, coverage, share_words
 from utils.progress import Progress
 from utils.run_files import naming, replace_link, staged_path, write_folder_manifest, write_line
 
@@ -81,6 +83,7 @@ def train(
         peft_config=make_lora_config(args, model),
         callbacks=[recorder],
         chat=chat,
+        lengths=[example.length for example in examples],
         validation=validation,
         num_generate=args.eval_generate,
         max_seq_length=args.max_seq_length,
@@ -89,11 +92,13 @@ def train(
     recorder.manifest["device"] = device_name(trainer.accelerator.num_processes)
     recorder.manifest["attention"], recorder.manifest["bf16"] = attention, bf16
     if trainer.is_world_process_zero():
+        padding = trainer.padding_share()
         trainable, total = trainer.model.get_nb_trainable_parameters()
         modules = ", ".join(sorted({name.split(".")[-1] for name in trainer.model.active_peft_config.target_modules}))
         print(
             f"{recorder.manifest['device']}; {'bf16' if bf16 else 'fp32'}; attention: {attention}; "
-            f"LoRA on {modules}: {trainable:,} of {total:,} parameters"
+            f"LoRA on {modules}: {trainable:,} of {total:,} parameters\n"
+            f"{padding:.1%} of the tokens are padding"
             + (f"\ngoing on from {run.checkpoint}" if run.checkpoint else ""),
             flush=True,
         )
@@ -199,6 +204,30 @@ def make_config(args: Namespace, bf16: bool, evaluate: bool) -> SFTConfig:
     )
 
 
+class ByLengthInSteps(Sampler[int]):
+    """A random order in which the sequences of one step stand by length, the longest first.
+
+    So its batches need little padding, and the step learns from the same sequences whatever its batches are; but for
+    the ones that several processes add where an epoch does not go up in their batches.
+    """
+
+    def __init__(self, lengths: list[int], step_size: int, seed: int):
+        self._lengths, self._step_size = lengths, step_size
+        self._random = SeedableRandomSampler(lengths, data_seed=seed)  # as accelerate would make it
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(self._random)
+        for start in range(0, len(order), self._step_size):
+            yield from sorted(order[start : start + self._step_size], key=lambda index: -self._lengths[index])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by accelerate before each epoch: it has an order of its own."""
+        self._random.set_epoch(epoch)
+
+
 class PlannerTrainer(SFTTrainer):
     """SFTTrainer with the planner's evaluation: loss over the target tokens, and aspect recall of generated plans."""
 
@@ -206,6 +235,7 @@ class PlannerTrainer(SFTTrainer):
         self,
         *,
         chat: LocalChat,
+        lengths: list[int],
         validation: "list[Example]",
         num_generate: int,
         max_seq_length: int,
@@ -213,9 +243,27 @@ class PlannerTrainer(SFTTrainer):
     ):
         super().__init__(**kwargs)
         self._chat = chat
+        self._lengths = lengths
         self._validation = validation
         self._sample = random.Random(self.args.seed).sample(validation, min(num_generate, len(validation)))
         self._max_seq_length = max_seq_length
+
+    def get_train_dataloader(self) -> DataLoader:
+        loader = super().get_train_dataloader()
+        if self.args.per_device_train_batch_size > 1:  # else there is nothing to pad
+            loader.set_sampler(self._steps_by_length())  # so it is found by a run that goes on within an epoch, too
+        return loader
+
+    def _steps_by_length(self) -> "ByLengthInSteps":
+        accumulated = self.args.gradient_accumulation_steps * self.accelerator.num_processes
+        return ByLengthInSteps(self._lengths, self.args.per_device_train_batch_size * accumulated, self.args.seed)
+
+    def padding_share(self) -> float:
+        """Of the tokens in the first epoch's batches, those that are padding."""
+        lengths = [self._lengths[index] for index in self._steps_by_length()]
+        size = self.args.per_device_train_batch_size
+        batches = [lengths[start : start + size] for start in range(0, len(lengths), size)]
+        return 1 - sum(lengths) / sum(len(batch) * max(batch) for batch in batches)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         started = time.monotonic()
@@ -226,6 +274,26 @@ class PlannerTrainer(SFTTrainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, torch.Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """A batch's share of the step's mean cross-entropy (nats) over the target tokens of all its sequences.
+
+        On a GPU it is SFTTrainer's own, which elsewhere sends every position through the vocabulary projection.
+        """
+        if self.accelerator.device.type == "cuda" or self.aux_loss_enabled or num_items_in_batch is None:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        loss, num_right = target_loss(model, **inputs)
+        num_targets = (inputs["labels"][:, 1:] != NO_LOSS).sum()
+        num_right, num_targets = self.accelerator.reduce(torch.stack([num_right, num_targets]), "sum").tolist()
+        self._metrics["train"]["mean_token_accuracy"].append(num_right / num_targets)  # SFTTrainer logs their mean
+        # The step's targets are those of all processes, over which the gradients are averaged.
+        return loss / num_items_in_batch * self.accelerator.num_processes
+
     def _mine(self, examples: "list[Example]") -> "list[Example]":
         """This process's share."""
         return examples[self.accelerator.process_index :: self.accelerator.num_processes]
@@ -235,13 +303,10 @@ class PlannerTrainer(SFTTrainer):
         """Mean cross-entropy (nats) over all target tokens of the validation set."""
         total = torch.zeros(2, dtype=torch.float64, device=self.accelerator.device)
         for example in self._mine(self._validation):
-            input_ids = torch.tensor([[*example.prompt, *example.target]], device=self.accelerator.device)
-            num_target = len(example.target)
+            row = {name: torch.tensor([ids], device=self.accelerator.device) for name, ids in example.row.items()}
             with self.accelerator.autocast():
-                # The last position predicts nothing; the one before the target predicts its first token.
-                logits = self.model(input_ids=input_ids, logits_to_keep=num_target + 1, use_cache=False).logits[0, :-1]
-            loss = torch.nn.functional.cross_entropy(logits.float(), input_ids[0, -num_target:], reduction="sum")
-            total += torch.tensor([loss, num_target], device=total.device)
+                loss, _ = target_loss(self.model, **row)
+            total += torch.tensor([loss, len(example.target)], device=total.device)
         total = self.accelerator.reduce(total, "sum")
         return (total[0] / total[1]).item()
 
@@ -288,6 +353,26 @@ class PlannerTrainer(SFTTrainer):
         with writing(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"):
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # each process writes a part; Recorder.on_save then calls it whole
+
+
+def target_loss(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cross-entropy (nats), summed over the target tokens of a batch, and how many of them are the likeliest.
+
+    Only where a sequence of the batch has a target does the model compute logits: of 8192 tokens and a vocabulary of
+    152 thousand they would take 5 GB.
+
+    Args:
+        labels: (B, T), `NO_LOSS` where there is no target.
+        inputs: input_ids, and attention_mask where there is padding (both (B, T)).
+    """
+    labels = labels[:, 1:]  # each position predicts the next token
+    positions = (labels != NO_LOSS).any(0).nonzero().flatten()  # (P,)
+    logits = model(**inputs, logits_to_keep=positions, use_cache=False).logits.float()  # (B, P, vocabulary)
+    targets = labels[:, positions]
+    loss = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=NO_LOSS, reduction="sum"
+    )
+    return loss, (logits.argmax(-1) == targets).sum()
 
 
 @contextmanager
