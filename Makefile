@@ -70,7 +70,10 @@ bench: models ## compare the speed with plain ways and with the machine's limits
 	@.venv/bin/python tests/benchmarks/engine.py --model_addr demo/models/chat --json_addr demo/benchmarks/engine.json
 	@.venv/bin/python tests/benchmarks/own_work.py --model_addr demo/models/chat \
 	    --json_addr demo/benchmarks/own_work.json
-	@.venv/bin/python tests/benchmarks/journal.py
+	@.venv/bin/python tests/benchmarks/training.py --model_addr demo/models/chat \
+	    --json_addr demo/benchmarks/training.json
+	@.venv/bin/python tests/benchmarks/journal.py --json_addr demo/benchmarks/journal.json
+	@.venv/bin/python tests/benchmarks/startup.py --json_addr demo/benchmarks/startup.json
 
 lint: setup ## check style and formatting
 	@.venv/bin/python -m ruff check .

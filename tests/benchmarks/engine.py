@@ -9,6 +9,7 @@ take (15). All engines are loaded once; each run starts with an empty prefix cac
 
 import argparse
 import asyncio
+import os
 import sys
 import tempfile
 import time
@@ -19,7 +20,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from measure import add_arguments, print_spread, write_figures
+import psutil
+from measure import add_arguments, peak_memory, print_spread, write_figures
 
 import baselines
 import evaluate_responses
@@ -49,8 +51,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    import os
-
     args = build_parser().parse_args(argv)
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", KV_SPACE)
     figures = asyncio.run(measure(args))
@@ -66,17 +66,21 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         bare = load_bare(judging, args.model_addr, prefix_cache=True)
         naive = load_bare(judging, args.model_addr, prefix_cache=False)
         rows = []
-        await one_run(
-            args, judging, answering, (ours, bare, naive), Path(folder) / "0"
-        )  # compiles grammars and the like
-        for run in range(1, args.runs + 1):
-            rows.append(await one_run(args, judging, answering, (ours, bare, naive), Path(folder) / str(run)))
-            print(f"run {run}: " + ", ".join(f"{name} {value:.3g}" for name, value in rows[-1].items()), flush=True)
+        for run in range(args.runs + 1):
+            row = await one_run(args, judging, answering, (ours, bare, naive), Path(folder) / str(run))
+            if run == 0:  # compiles grammars and the like
+                continue
+            rows.append(row)
+            print(f"run {run}: " + ", ".join(f"{name} {value:.3g}" for name, value in row.items()), flush=True)
+        processes = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
+        memory = sum(peak_memory(process) for process in processes)
+        print(f"peak memory at most {memory / 1e9:.2f} GB, of the three engines together")
         await ours.close()
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     return {
         "model": args.model_addr,
         "runs": rows,
+        "peak_memory": memory,
         "judging_to_bare": print_spread("verdicts a second, ours / LLM.generate", ratio(columns, "bare"), 0.95),
         "judging_to_naive": print_spread("verdicts a second, ours / the naive way", ratio(columns, "naive"), 1.7),
         "cached": print_spread("share of prompt tokens from the cache", columns["cached"], 0.65),

@@ -4,33 +4,38 @@ python tests/benchmarks/journal.py
 """
 
 import argparse
-import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from measure import add_arguments, peak_memory, print_spread, write_figures
 
 from utils.cli import make_parser, positive_int, run_script
 from utils.journal import Journal
 
 PER_SECOND = 1000  # completions, far more than one machine generates
+BAR = 1.0  # percent
 ANSWER = 'The reed rattles when it dries out, so soak it, and "seat" it lower on the table. ' * 20  # 1,600 characters
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = make_parser(__doc__)
-    parser.add_argument("--num_answers", type=positive_int, default=20_000, help="answers a round (%(default)s)")
-    parser.add_argument("--rounds", type=positive_int, default=5, help="rounds (%(default)s)")
+    parser.add_argument("--num_answers", type=positive_int, default=20_000, help="answers a run (%(default)s)")
+    add_arguments(parser)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    shares = [share_of_time(args.num_answers) for _ in range(args.rounds)]
-    print(f"journaling at {PER_SECOND} completions a second, share of the time over {args.rounds} rounds:")
-    print(f"  min {min(shares):.2%}, median {statistics.median(shares):.2%}, max {max(shares):.2%}")
+    percentages = [100 * share_of_time(args.num_answers) for _ in range(args.runs)]
+    figures = print_spread(
+        f"journaling at {PER_SECOND} completions a second, of the time", percentages, BAR, "%", below=True
+    )
+    write_figures(args.json_addr, {"percentages": figures, "peak_memory": peak_memory()})
     return 0
 
 

@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import math
+import random
 import statistics
 import time
 from collections.abc import Sequence
@@ -41,21 +43,37 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
 
-def print_spread(name: str, values: Sequence[float], bar: float | None = None, unit: str = "") -> dict[str, Any]:
-    """Print least, median and largest of the paired runs, and how the median stands to what it is to reach."""
+def print_spread(
+    name: str, values: Sequence[float], bar: float | None = None, unit: str = "", below: bool = False
+) -> dict[str, Any]:
+    """Print least, median and largest of the paired runs, and how the median stands to what it is to reach.
+
+    With `below` it is to stay under the bar.
+    """
     figures: dict[str, Any] = spread(values)
     text = ", ".join(f"{key} {value:.3f}{unit}" for key, value in figures.items())
     if bar is not None:
         figures["bar"] = bar
-        text += f"; the bar is {bar:g}{unit}: {'met' if figures['median'] >= bar else 'NOT met'}"
+        met = figures["median"] < bar if below else figures["median"] >= bar
+        text += f"; the bar is {bar:g}{unit}: {'met' if met else 'NOT met'}"
     print(f"{name}: {text}", flush=True)
     return figures
 
 
-def peak_memory() -> int:
-    """Bytes of this process at its peak; not getrusage's, which is also the peak of the process it was forked from."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+def log_normal(rng: random.Random, mean: float, spread: float) -> int:
+    """A length from a log-normal distribution with this mean: many short, few very long."""
+    return round(rng.lognormvariate(math.log(mean) - spread**2 / 2, spread))  # its mean is exp(mu + spread^2 / 2)
+
+
+def peak_memory(process: int | str = "self") -> int:
+    """Bytes of a process at its peak; not getrusage's, which is also the peak of the process it was forked from."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def reset_peak_memory() -> None:
+    """Let `peak_memory` begin anew with what is held now."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def write_figures(path: str | None, figures: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
-from measure import add_arguments, matrix_rate, peak_memory, print_spread, write_figures
+from measure import add_arguments, log_normal, matrix_rate, peak_memory, print_spread, write_figures
 
 from retrieval.embedding_cache import EmbeddingCache
 from retrieval.encoder import Encoder, load_encoder
@@ -36,7 +36,7 @@ from utils.models import check_model
 NUM_QUESTIONS = 20
 TOP = 10
 DTYPES = ("float32", "bfloat16")
-MEAN_WORDS, LOG_SPREAD = 150, 0.8  # a post's length is log-normal: many short, few very long
+MEAN_WORDS, LOG_SPREAD = 150, 0.8  # of a post
 WORDS = """
     the a of to in and that it for with was on as by at from this have not but what which when how why my your their
     some other first old local quiet nineteenth-century unusual cheap original religious legal possible really probably
@@ -90,7 +90,10 @@ def load(args: argparse.Namespace, dtype: str) -> Encoder:
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
-    model = BertModel(BertConfig(vocab_size=encoder.model.config.vocab_size), add_pooling_layer=False).eval()
+    shape = BertConfig(
+        vocab_size=encoder.model.config.vocab_size, attn_implementation=encoder.model.config._attn_implementation
+    )
+    model = BertModel(shape, add_pooling_layer=False).eval()
     return replace(encoder, model=model.to(encoder.model.device, getattr(torch, dtype)))
 
 
@@ -179,11 +182,10 @@ def operations(records: list[Record], encoder: Encoder) -> float:
 def make_dataset(num_posts: int, seed: int = 0) -> list[Record]:
     """Questions with `num_posts` distinct posts, shared out unevenly between them."""
     rng = random.Random(seed)
-    mu = np.log(MEAN_WORDS) - LOG_SPREAD**2 / 2  # the mean of a log-normal is exp(mu + spread^2 / 2)
     records = [{"id": f"q{n}", "question": _sentence(rng, 11), "profile": []} for n in range(NUM_QUESTIONS)]
     weights = [rng.lognormvariate(0, 0.7) for _ in records]
     for number in range(num_posts):
-        words = max(5, round(rng.lognormvariate(mu, LOG_SPREAD)))
+        words = max(5, log_normal(rng, MEAN_WORDS, LOG_SPREAD))
         post = {"id": f"p{number}", "text": f"{number} {_sentence(rng, words)}"}
         rng.choices(records, weights)[0]["profile"].append(post)
     return records
