@@ -190,22 +190,25 @@ def main(argv: list[str] | None = None) -> int:
 
     from accelerate import PartialState
 
-    with PartialState().main_process_first():  # the others then find what the first has decided
+    processes = PartialState()
+    with processes.main_process_first():  # the others then find what the first has decided
         run = open_run(args, fingerprint)
     if run.checkpoint == run.folder / f"checkpoint-{args.max_steps}":
         say(f"{args.output_dir}: already finished, left alone")
-        return 0
-    say(describe_examples(args.inputs_addr, examples))
-    if validation:
-        say(describe_examples(args.validation_addr, validation))
-    say(describe_batch(args))
+    else:
+        say(describe_examples(args.inputs_addr, examples))
+        if validation:
+            say(describe_examples(args.validation_addr, validation))
+        say(describe_batch(args))
 
-    from utils.planner_trainer import train
+        from utils.planner_trainer import train
 
-    manifest = describe_run(vars(args), fingerprint, None)
-    source = {"revision": cached_commit(args.model_addr, args.cache_dir) or "main", "cache_dir": args.cache_dir}
-    figures = train(args, source, chat, examples, validation, manifest, run)
-    say(describe_result(args.output_dir, figures))
+        manifest = describe_run(vars(args), fingerprint, None)
+        source = {"revision": cached_commit(args.model_addr, args.cache_dir) or "main", "cache_dir": args.cache_dir}
+        figures = train(args, source, chat, examples, validation, manifest, run)
+        say(describe_result(args.output_dir, figures))
+    # Else its threads may abort a process whose work is done. After an error it might wait for another process.
+    processes.destroy_process_group()
     return 0
 
 

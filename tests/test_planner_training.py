@@ -345,6 +345,21 @@ def test_several_processes_go_on_within_an_epoch(data, tmp_path):
     assert losses_of(output) == pytest.approx(expected, rel=1e-6)
 
 
+def test_several_processes_take_leave_of_each_other(data, tmp_path):
+    """A process group that is left to the end of the process aborts it now and then, after its work is done."""
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import sys, torch, train_planner\n"
+        "assert train_planner.main(sys.argv[2:]) == 0\n"
+        "assert train_planner.num_processes() == 2 and not torch.distributed.is_initialized()\n"
+    )
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", script)
+    flags = short_run(data, tmp_path / "planner", max_steps=1, save_steps=1)
+    for words in (": 1 steps;", "already finished"):
+        printed = finish(train(*flags, launcher=launcher, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1"))
+        assert words in printed
+
+
 def test_only_the_positions_of_targets_go_through_the_vocabulary(data):
     import torch
     from transformers import AutoModelForCausalLM
