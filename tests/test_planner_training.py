@@ -259,6 +259,7 @@ def test_figures_of_a_run(uninterrupted):
     assert [entry["step"] for entry in log if "loss" in entry] == list(range(1, 9))
     assert [entry["step"] for entry in log if "eval_loss" in entry] == [3, 6, 8]  # the last step as well
     assert {path.name for path in output.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-6", "checkpoint-8"}
+    assert len({path.stat().st_mode for path in output.glob("checkpoint-*/*") if path.is_file()}) == 1
     best = min((entry for entry in log if "eval_loss" in entry), key=lambda entry: entry["eval_loss"])
     assert (output / "best").readlink() == Path(f"checkpoint-{best['step']}")
     # Linear: no warm-up of 8 // 10 = 0 steps, then down to nothing.

@@ -350,8 +350,11 @@ class PlannerTrainer(SFTTrainer):
         return self._chat.tokenizer.decode(plan, skip_special_tokens=True), bool(is_cut)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        with writing(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"):
+        checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        with writing(checkpoint):
             super()._save_checkpoint(model, trial)
+        if self.args.should_save:  # safetensors writes files that only their owner can read
+            shutil.copymode(checkpoint / "trainer_state.json", checkpoint / "adapter_model.safetensors")
         self.accelerator.wait_for_everyone()  # each process writes a part; Recorder.on_save then calls it whole
 
 
