@@ -153,7 +153,11 @@ def test_a_damaged_line_before_the_last_is_named(output, damage):
 def test_a_damaged_header_is_named(output, header):
     path = write_journal(output)
     path.write_bytes(header + b"\n" + path.read_bytes().split(b"\n", 1)[1])
-    assert message(Journal, output, SETTINGS).startswith(f"{path}: line 1 is damaged")
+    assert message(Journal, output, SETTINGS) == (
+        f"{path}: line 1 is damaged\n  every other line's checksum includes it: delete the file to begin anew"
+    )
+    path.unlink()  # the remedy
+    write_journal(output)
 
 
 def test_other_settings_are_refused_by_name_with_both_values(output):
@@ -311,9 +315,7 @@ def test_a_damaged_line_of_a_journal_that_is_only_read_is_named(output, number):
     path = write_journal(output)
     lines = path.read_bytes().split(b"\n")
     path.write_bytes(b"\n".join([*lines[: number - 1], b"{}", *lines[number:]]))
-    assert message(read_journal, path) == (
-        f"{path}: line {number} is damaged\n  delete that line to have its piece done again, or the file to begin anew"
-    )
+    assert message(read_journal, path).startswith(f"{path}: line {number} is damaged\n")
 
 
 def test_what_cannot_be_read_is_no_journal(tmp_path):

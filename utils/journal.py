@@ -228,7 +228,9 @@ def _read_header(file: IO[bytes], path: Path) -> tuple[dict[str, Any] | None, in
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         if isinstance(fingerprint := json.loads(line)["fingerprint"], dict):
             return fingerprint, zlib.crc32(line)
-    raise _damaged(path, 1)
+    raise UserError(
+        f"{path}: line 1 is damaged\n  every other line's checksum includes it: delete the file to begin anew"
+    )
 
 
 def _read_entries(file: IO[bytes], path: Path, header_sum: int) -> tuple[dict[Key, Any], int]:
@@ -239,7 +241,10 @@ def _read_entries(file: IO[bytes], path: Path, header_sum: int) -> tuple[dict[Ke
         if not line.endswith(b"\n"):
             break
         if (entry := _parse_entry(line, header_sum)) is None:
-            raise _damaged(path, number)
+            raise UserError(
+                f"{path}: line {number} is damaged\n"
+                "  delete that line to have its piece done again, or the file to begin anew"
+            )
         entries[tuple(entry["key"])] = entry["value"]
         end += len(line)
     return entries, end
@@ -254,9 +259,3 @@ def _parse_entry(line: bytes, header_sum: int) -> dict[str, Any] | None:
     """The finished piece in a line, None where it is not as it was written, or is another journal's."""
     text = line.rpartition(SUM_FIELD)[0] + b"}"
     return json.loads(text) if _with_sum(text, header_sum) == line else None
-
-
-def _damaged(path: Path, number: int) -> UserError:
-    return UserError(
-        f"{path}: line {number} is damaged\n  delete that line to have its piece done again, or the file to begin anew"
-    )
