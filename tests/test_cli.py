@@ -302,6 +302,23 @@ def test_a_bug_shows_its_traceback():
     assert result.stderr.endswith("IndexError: list index out of range\n")
 
 
+@pytest.mark.parametrize(("lines", "code"), [(1, 141), (100_000, 141), (0, 0)])
+def test_an_output_that_nobody_reads_any_more(lines, code):
+    script = (
+        f"from utils.cli import *\ndef main():\n    print('x\\n' * {lines}, end='')\n    return 0\nrun_script(main)"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as pipe:
+        result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, stdout=pipe, stderr=subprocess.PIPE)
+    assert (result.returncode, result.stderr) == (code, b"")
+
+
+def test_another_pipe_that_broke_is_a_bug():
+    result = run_main("raise BrokenPipeError(errno.EPIPE, 'Broken pipe')")
+    assert result.returncode == 1 and result.stderr.endswith("BrokenPipeError: [Errno 32] Broken pipe\n")
+
+
 WAITING = """
 import signal
 from utils.cli import run_script

@@ -5,6 +5,7 @@ import errno
 import logging
 import math
 import os
+import select
 import signal
 import sys
 import warnings
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 
 USER_ERROR = 2  # exit code: the user can mend it
 INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; the same command goes on
+UNREAD = 141  # exit code: nobody reads the output any more (... | head); a shell's for what SIGPIPE ended
 
 RESUME_HINT = "interrupted; what is finished is kept, run the same command again"
 LEAVE_SECONDS = 8  # after a SIGTERM: schedulers kill what is still there after ten or more
@@ -40,7 +42,8 @@ def run_script(main: Callable[[], int]) -> None:
     """Run `main` and leave the process.
 
     A UserError becomes its message and exit code 2, and so does a disk that is full or may not be written; a signal
-    becomes a hint and exit code 130, within `LEAVE_SECONDS` of a SIGTERM whatever may hang.
+    becomes a hint and exit code 130, within `LEAVE_SECONDS` of a SIGTERM whatever may hang. Where nobody reads the
+    output any more it ends without a word, as other programs in a pipe do.
     """
     # A shell that starts a job in the background has it ignore SIGINT; SIGTERM needs it (below).
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -66,11 +69,21 @@ def _exit_code(main: Callable[[], int]) -> int:
         if is_first_process():  # one tells it for all
             print(f"error: {error}", file=sys.stderr)
     except OSError as error:
+        if error.errno == errno.EPIPE and _is_unread(sys.stdout.fileno()):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still in the buffer
+            return UNREAD
         if error.errno not in REMEDIES:
             raise
         where = "" if error.filename is None else f"{error.filename}: "
         print(f"error: {where}{describe_os_error(error)}", file=sys.stderr)
     return USER_ERROR
+
+
+def _is_unread(fd: int) -> bool:
+    """It is the end of a pipe that nobody has the other end of."""
+    poll = select.poll()
+    poll.register(fd, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def describe_os_error(error: OSError) -> str:
