@@ -21,13 +21,13 @@ import pytest
 from api_server import serve
 from tiny_chat import save_tiny_chat
 from tiny_encoder import save_tiny_encoder
+from zygote import obey_modes, set_capabilities
 
 from utils import cli
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent
-NOBODY = 65534  # a user id: root may read everything
 
 # Commands, as they are run in a folder that `make_folder` fills. None of them needs more than the API's address.
 
@@ -680,14 +680,12 @@ def test_a_folder_of_prompts_that_is_none(inputs, server, capsys, command, damag
 
 
 @contextmanager
-def somebody():
-    """Within this the process is of a user to whom no file belongs, where it is root's, who may do everything."""
-    user = os.geteuid()
-    os.seteuid(NOBODY if user == 0 else user)
+def obeying_modes():
+    held = obey_modes()
     try:
         yield
     finally:
-        os.seteuid(user)
+        set_capabilities(held)
 
 
 @pytest.mark.parametrize(
@@ -696,7 +694,7 @@ def somebody():
 def test_a_file_that_may_not_be_read(folder, server, capsys, command, name):
     (folder / name).chmod(0)
     command = (COMMANDS | OTHERS)[command]
-    refuse(folder, command, server.url, capsys, f"{name}: no permission to read it", somebody)
+    refuse(folder, command, server.url, capsys, f"{name}: no permission to read it", obeying_modes)
 
 
 @pytest.mark.parametrize(
@@ -709,7 +707,7 @@ def test_a_file_that_may_not_be_read(folder, server, capsys, command, name):
 )
 def test_another_file_that_may_not_be_read(folder, server, capsys, command, name):
     (folder / name).chmod(0)
-    refuse(folder, command, server.url, capsys, f"{name}: no permission to read it", somebody)
+    refuse(folder, command, server.url, capsys, f"{name}: no permission to read it", obeying_modes)
 
 
 # Outputs: where they cannot go
@@ -749,7 +747,7 @@ def test_an_output_that_cannot_be_written(folder, server, capsys, command, outpu
 def test_a_folder_that_may_not_be_written(folder, server, capsys, command):
     (folder / "closed").mkdir(mode=0o555)
     command = COMMANDS[command].replace(OUTPUTS[command], "closed/out.json")
-    refuse(folder, command, server.url, capsys, "closed/out.json: cannot be written: Permission denied", somebody)
+    refuse(folder, command, server.url, capsys, "closed/out.json: cannot be written: Permission denied", obeying_modes)
 
 
 def inputs_of(command):

@@ -142,11 +142,22 @@ def limit_file_size(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-def obey_modes(_: None) -> None:
-    """Give up every capability: to root, too, the modes of files apply then."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # the version of the call that knows 64 capabilities; this process
-    assert libc.capset(header, (ctypes.c_uint32 * 6)()) == 0, os.strerror(ctypes.get_errno())
+def obey_modes(_: None = None) -> list[int]:
+    """Have no capability in effect: to root, too, the modes of files apply then. Returns those that were."""
+    held = _call_on_capabilities("capget", [0] * 6)
+    set_capabilities([0, *held[1:3], 0, *held[4:]])  # 32 of them in effect, permitted, inherited; then the other 32
+    return held
+
+
+def set_capabilities(held: list[int]) -> None:
+    _call_on_capabilities("capset", held)
+
+
+def _call_on_capabilities(name: str, values: list[int]) -> list[int]:
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # the version of the call that knows 64 of them; this thread
+    data = (ctypes.c_uint32 * 6)(*values)
+    assert getattr(ctypes.CDLL(None, use_errno=True), name)(header, data) == 0, os.strerror(ctypes.get_errno())
+    return list(data)
 
 
 def die_before_step(steps: int) -> None:
