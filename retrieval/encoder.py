@@ -29,6 +29,7 @@ WINDOW = 4096  # texts tokenized and sorted at a time, the next ones while these
 TOKENIZED_AT_ONCE = 512  # texts: a tokenizer takes a hundred bytes and more a token, also for those that are cut off
 
 T = TypeVar("T")
+Batch = tuple[list[int], list[np.ndarray]]  # rows of texts, and the token ids of each, int64 (T,)
 
 
 @dataclass(frozen=True)
@@ -129,16 +130,21 @@ def embed_texts(
     """
     budget = _token_budget(encoder.model.device.type, batch_size)
     embeddings = np.empty((len(texts), encoder.model.config.hidden_size), dtype=np.float32)
-    windows = (_tokenize(encoder, texts[start : start + WINDOW]) for start in range(0, len(texts), WINDOW))
+    starts = range(0, len(texts), WINDOW)
+    windows = (_tokenize(encoder, texts[start : start + WINDOW]) for start in starts)
     num_cut = 0
-    for start, (token_ids, cut) in zip(range(0, len(texts), WINDOW), _one_ahead(windows), strict=True):
-        num_cut += cut
-        batches = list(batches_by_length([len(ids) for ids in token_ids], budget))
-        pooled = _embed_batches(encoder, [[token_ids[row] for row in rows] for rows in batches])
-        for rows, means in zip(batches, pooled, strict=True):
-            embeddings[[start + row for row in rows]] = means
-            if progress is not None:
-                progress.update(len(rows))
+
+    def batches() -> Iterator[Batch]:
+        nonlocal num_cut
+        for start, (token_ids, cut) in zip(starts, _one_ahead(windows), strict=True):
+            num_cut += cut
+            for rows in batches_by_length([len(ids) for ids in token_ids], budget):
+                yield [start + row for row in rows], [token_ids[row] for row in rows]
+
+    for rows, means in _embed_batches(encoder, batches()):
+        embeddings[rows] = means
+        if progress is not None:
+            progress.update(len(rows))
     return embeddings, num_cut
 
 
@@ -195,19 +201,23 @@ def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[np.ndarray],
     return token_ids, num_cut
 
 
-def _embed_batches(encoder: Encoder, batches: list[list[np.ndarray]]) -> Iterator[np.ndarray]:
-    """Every batch's embeddings, in order; with replicas each model takes the next batch when it is done with one."""
+def _embed_batches(encoder: Encoder, batches: Iterator[Batch]) -> Iterator[tuple[list[int], np.ndarray]]:
+    """The rows of every batch and their embeddings, in order.
+
+    With replicas each model takes the next batch when it is done with one.
+    """
+    pad = encoder.tokenizer.pad_token_id
     if not encoder.replicas:  # in this thread, where a signal ends it at once
-        yield from (_embed_batch(encoder.model, encoder.tokenizer.pad_token_id, batch) for batch in batches)
+        yield from ((rows, _embed_batch(encoder.model, pad, token_ids)) for rows, token_ids in batches)
         return
     idle: SimpleQueue[Any] = SimpleQueue()
     for model in (encoder.model, *encoder.replicas):
         idle.put(model)
 
-    def embed(batch: list[np.ndarray]) -> np.ndarray:
+    def embed(batch: Batch) -> tuple[list[int], np.ndarray]:
         model = idle.get()
         try:
-            return _embed_batch(model, encoder.tokenizer.pad_token_id, batch)
+            return batch[0], _embed_batch(model, pad, batch[1])
         finally:
             idle.put(model)
 
