@@ -46,6 +46,15 @@ def test_only_visible_gpus_count(nvidia_smi, monkeypatch):
         engines._check_gpus(2, 0.9)
 
 
+@pytest.mark.parametrize("answer", ["echo 'No devices were found'; exit 6", "echo '0, [N/A], [N/A]'"])
+def test_what_nvidia_smi_does_not_tell_is_left_to_vllm(nvidia_smi, tmp_path, answer):
+    """Of a part of a GPU (MIG) it knows nothing, and some GPUs have no memory of their own."""
+    nvidia_smi([])
+    with open(tmp_path / "nvidia-smi", "a") as script:
+        script.write(f"{answer}\n")
+    engines._check_gpus(1, 0.9)
+
+
 def test_the_key_comes_from_the_file_else_from_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "from-environment")
     (tmp_path / "key").write_text("from-file\n")

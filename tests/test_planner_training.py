@@ -15,6 +15,7 @@ import pytest
 from tiny_chat import sample_records, save_tiny_chat
 
 ROOT = Path(__file__).resolve().parent.parent
+TWO = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
 NOT_REPEATED = ("eval_seconds", "train_runtime")  # figures of the machine, not of the training
 
 pytestmark = pytest.mark.engine
@@ -173,7 +174,7 @@ def test_the_plan_of_a_seen_question_is_its_target(plans_by_peft, data):
 
 
 class EngineWatch(threading.Thread):
-    """Sees vLLM's engine processes below one process come and go: `lives` is (first seen, last seen) by pid."""
+    """Sees vLLM's processes below one process come and go: `lives` is (first seen, last seen) by pid."""
 
     def __init__(self, pid):
         super().__init__(daemon=True)
@@ -186,7 +187,7 @@ class EngineWatch(threading.Thread):
         while psutil.pid_exists(self.pid):
             try:
                 for child in psutil.Process(self.pid).children(recursive=True):
-                    if "VLLM::EngineCore" in " ".join(child.cmdline()):
+                    if "VLLM::" in " ".join(child.cmdline()):
                         first, _ = self.lives.get(child.pid, (time.monotonic(), 0))
                         self.lives[child.pid] = (first, time.monotonic())
             except psutil.NoSuchProcess:
@@ -194,13 +195,13 @@ class EngineWatch(threading.Thread):
             time.sleep(0.05)
 
 
-def plan_and_answer(data, planner, generator, output):
-    """Greedy plans and short answers for three questions; the lives of the engines that this took, in order."""
+def plan_and_answer(data, planner, generator, output, *more):
+    """Greedy plans and short answers for three questions; the lives of the processes that this took, in order."""
     process = subprocess.Popen(
         [sys.executable, "planpers.py", "--model_addr", generator, "--planner_model", planner, "--inputs_addr",
          data / "train.json", "--output_addr", output, "--limit", "3", "--num_contexts", "2", "--temperature", "0",
          "--dtype", "float32", "--max_model_len", "1024", "--max_tokens_plan", "200", "--max_tokens", "16",
-         "--max_retries", "1", "--rag"],
+         "--max_retries", "1", "--rag", *more],
         cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     watch = EngineWatch(process.pid)
@@ -213,7 +214,7 @@ def plan_and_answer(data, planner, generator, output):
 def test_one_engine_plans_as_peft_does_and_answers_with_the_base_model(overfitted, data, plans_by_peft, tmp_path):
     planner, _ = overfitted
     lives = plan_and_answer(data, planner / "best", data / "model", tmp_path / "answers.json")
-    assert len(lives) == 1
+    assert len(lives) == 2  # an engine and its one worker
     plans = json.loads((tmp_path / "answers.json.plans.json").read_text())
     assert [samples[0]["raw"] for samples in plans.values()] == plans_by_peft
     assert all(samples[0]["parsed"] == "strict" and not samples[0]["constrained"] for samples in plans.values())
@@ -226,12 +227,13 @@ def test_one_engine_plans_as_peft_does_and_answers_with_the_base_model(overfitte
 def test_on_different_base_models_the_planner_is_gone_before_the_generator_loads(
     overfitted, data, plans_by_peft, tmp_path
 ):
+    """Each model on two devices: an engine and two workers, which hold a GPU's memory until they end."""
     planner, _ = overfitted
     other = save_tiny_chat(tmp_path / "other", seed=1)
-    lives = plan_and_answer(data, planner / "best", other, tmp_path / "answers.json")
-    assert len(lives) == 2
-    (_, planner_ends), (generator_begins, _) = lives
-    assert planner_ends < generator_begins
+    lives = plan_and_answer(data, planner / "best", other, tmp_path / "answers.json", "--tensor_parallel_size", "2")
+    assert len(lives) == 6
+    planner_ends = max(last_seen for _, last_seen in lives[:3])
+    assert planner_ends < lives[3][0]
     plans = json.loads((tmp_path / "answers.json.plans.json").read_text())
     assert [samples[0]["raw"] for samples in plans.values()] == plans_by_peft
     assert len(json.loads((tmp_path / "answers.json").read_text())) == 3
@@ -301,11 +303,8 @@ def wait_for(condition):
 
 
 def test_two_processes_learn_what_one_learns_with_twice_the_accumulation(data, tmp_path):
-    """As `accelerate launch` starts them on several GPUs. Without dropout, whose draws differ between processes."""
-    for name, launcher, accumulated in [
-        ("one", (), 2),
-        ("two", ("-m", "torch.distributed.run", "--nproc_per_node", "2"), 1),
-    ]:
+    """Without dropout, whose draws differ between processes."""
+    for name, launcher, accumulated in [("one", (), 2), ("two", TWO, 1)]:
         more = {"lora_dropout": 0, "max_steps": 4, "save_steps": 4, "gradient_accumulation_steps": accumulated}
         run = train(*short_run(data, tmp_path / name, **more), launcher=launcher, OMP_NUM_THREADS="1")
         printed = finish(run)
@@ -338,27 +337,33 @@ def test_several_processes_go_on_within_an_epoch(data, tmp_path):
     output = tmp_path / "planner"
     more = {"lora_dropout": 0, "max_steps": 4, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
     flags = short_run(data, output, **more)
-    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2")
-    finish(train(*flags, launcher=launcher, OMP_NUM_THREADS="1"))
+    finish(train(*flags, launcher=TWO, OMP_NUM_THREADS="1"))
     expected = losses_of(output)
     shutil.rmtree(output / "checkpoint-4")
-    assert "going on from" in finish(train(*flags, launcher=launcher, OMP_NUM_THREADS="1"))
+    assert "going on from" in finish(train(*flags, launcher=TWO, OMP_NUM_THREADS="1"))
     assert losses_of(output) == pytest.approx(expected, rel=1e-6)
 
 
 def test_several_processes_take_leave_of_each_other(data, tmp_path):
-    """A process group that is left to the end of the process aborts it now and then, after its work is done."""
+    """A process group that is left to the end of the process aborts it now and then, after its work is done.
+
+    The user has once told accelerate that a machine runs one process.
+    """
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate/default_config.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\nmixed_precision: 'no'\nnum_machines: 1\n"
+        "num_processes: 1\nuse_cpu: false\n"
+    )
     script = tmp_path / "run.py"
     script.write_text(
         "import sys, torch, train_planner\n"
         "assert train_planner.main(sys.argv[2:]) == 0\n"
         "assert train_planner.num_processes() == 2 and not torch.distributed.is_initialized()\n"
     )
-    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", script)
+    environment = {"HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     flags = short_run(data, tmp_path / "planner", max_steps=1, save_steps=1)
     for words in (": 1 steps;", "already finished"):
-        printed = finish(train(*flags, launcher=launcher, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1"))
-        assert words in printed
+        assert words in finish(train(*flags, launcher=(*TWO, script), **environment))
 
 
 def test_only_the_positions_of_targets_go_through_the_vocabulary(data):

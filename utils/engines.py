@@ -7,13 +7,17 @@ engine's models; `close`.
 import logging
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+import psutil
 
 from utils.chat import Rendered
 from utils.cli import UserError
@@ -124,13 +128,15 @@ class VLLMEngine:
 
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.lora.request import LoRARequest
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
         adapters = [model for model in models if adapter_base(model)]
         base = next((model for model in models if model not in adapters), None) or adapter_base(models[0])
         settings = engine_settings(args, base, adapters, max_model_len, on_gpu)
         self._adapters = {adapter: LoRARequest(adapter, n, adapter) for n, adapter in enumerate(adapters, 1)}
-        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
+        # As many requests and tokens a step as LLM.generate takes; this class's own defaults are a fraction of them.
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings), usage_context=UsageContext.LLM_CLASS)
         # Twice what the scheduler runs at a time: a finished request is followed by one that already waits.
         self.concurrency = 2 * self._engine.vllm_config.scheduler_config.max_num_seqs
         self.device = _device_name(args.tensor_parallel_size)
@@ -162,10 +168,21 @@ class VLLMEngine:
 
     async def close(self) -> None:
         """End vLLM's processes: their memory is free when this returns, so that another engine can have it."""
-        self._engine.shutdown()
+        workers = _workers()
+        self._engine.shutdown(timeout=GONE_SECONDS)
         del self._engine
         for process in multiprocessing.active_children():
             process.join(GONE_SECONDS)
+        psutil.wait_procs(workers, GONE_SECONDS)
+
+
+def _workers() -> list[psutil.Process]:
+    """The processes of vLLM's engine process: with several GPUs one for each, whose memory they hold."""
+    workers = []
+    for process in multiprocessing.active_children():
+        with suppress(psutil.NoSuchProcess):  # it may die meanwhile
+            workers += psutil.Process(process.pid).children(recursive=True)
+    return workers
 
 
 def engine_settings(
@@ -270,10 +287,13 @@ def _check_gpus(count: int, utilization: float) -> None:
     query = ["nvidia-smi", "--query-gpu=index,memory.free,memory.total", "--format=csv,noheader,nounits"]
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         query.append(f"--id={visible}")
-    rows = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()
+    answer = subprocess.run(query, capture_output=True, text=True)
+    rows = [re.fullmatch(r"(\d+), (\d+), (\d+)", line) for line in answer.stdout.strip().splitlines()]
+    if answer.returncode or not all(rows):
+        return  # a part of a GPU, or one without memory of its own: vLLM looks itself, later
     check_gpu_count(len(rows), count)
     for row in rows[:count]:
-        index, free, total = map(int, row.split(","))
+        index, free, total = map(int, row.groups())
         check_gpu_free(index, free * 2**20, total * 2**20, utilization)
 
 
