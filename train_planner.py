@@ -2,7 +2,7 @@
 
   python train_planner.py --model_addr Qwen/Qwen2.5-7B-Instruct --inputs_addr train_ranked.json \\
       --validation_addr validation_ranked.json --output_dir planner
-  accelerate launch --num_processes 4 train_planner.py --gradient_accumulation_steps 8 \\
+  accelerate launch --multi_gpu --num_processes 4 train_planner.py --gradient_accumulation_steps 8 \\
       --model_addr Qwen/Qwen2.5-7B-Instruct --inputs_addr train_ranked.json \\
       --validation_addr validation_ranked.json --output_dir planner
 
@@ -14,6 +14,7 @@ import argparse
 import os
 from array import array
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from utils.run_files import (
 )
 
 PAPER_BATCH = 32  # sequences a step (paper, appendix E)
+WAIT = timedelta(minutes=30)  # of a process for the others, which may load from a slow disk; NCCL's own is 10
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ def main(argv: list[str] | None = None) -> int:
 
     from accelerate import PartialState
 
-    processes = PartialState()
+    processes = PartialState(timeout=WAIT)
     with processes.main_process_first():  # the others then find what the first has decided
         run = open_run(args, fingerprint)
     if run.checkpoint == run.folder / f"checkpoint-{args.max_steps}":
@@ -243,7 +245,7 @@ def check_single_device() -> None:
     if (count := torch.cuda.device_count()) > 1:
         raise UserError(
             f"{count} GPUs are visible to one process\n"
-            f"  use them all: accelerate launch --num_processes {count} train_planner.py ...\n"
+            f"  use them all: accelerate launch --multi_gpu --num_processes {count} train_planner.py ...\n"
             "  or one of them: CUDA_VISIBLE_DEVICES=0 python train_planner.py ..."
         )
 

@@ -21,7 +21,7 @@ VARIABLES = "".join(block for block in BLOCKS if block.startswith(("DATA=", "CAT
 
 def commands_of(block: str) -> list[list[str]]:
     """The words of each command as a shell makes them: variables filled in, loops run, lines joined, quotes gone."""
-    block = re.sub(r"^accelerate launch --num_processes \d+ ", "python ", block)
+    block = re.sub(r"^accelerate launch --multi_gpu --num_processes \d+ ", "python ", block)
     script = f"{VARIABLES}\npython() {{ printf '%s\\0' \"$@\"; printf '\\1'; }}\n{block}"
     done = subprocess.run(["sh", "-eu", "-c", script], capture_output=True, text=True, check=True)
     return [command.rstrip("\0").split("\0") for command in done.stdout.rstrip("\1").split("\1")]

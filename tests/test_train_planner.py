@@ -294,7 +294,7 @@ def test_several_devices_need_a_process_each(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     message = refusal(fill_in_defaults, parse())
     assert message.startswith("4 GPUs are visible to one process\n")
-    assert "accelerate launch --num_processes 4 train_planner.py" in message
+    assert "accelerate launch --multi_gpu --num_processes 4 train_planner.py" in message
     monkeypatch.setenv("LOCAL_RANK", "0")  # as accelerate launch sets it
     fill_in_defaults(parse())
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
