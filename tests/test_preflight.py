@@ -328,8 +328,11 @@ def test_the_environment_has_no_key(check):
 
 
 @pytest.fixture
-def gpus(monkeypatch):
-    """Put GPUs of 80 * 10^9 bytes in, by what each has free."""
+def gpus(monkeypatch, tmp_path):
+    """Put GPUs of 80 * 10^9 bytes in, by what each has free, and what Triton needs to compile for them."""
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setenv("CC", "cat")
 
     def install(*free):
         monkeypatch.setattr("torch.cuda.device_count", lambda: len(free))
@@ -351,6 +354,25 @@ def test_free_gpus_and_a_model_that_fits(check, tiny, gpus):
     )
     assert "68.8 are left for a KV cache of 0.5 KiB a token" in lines[3]
     assert lines[3].endswith(" requests of 4000 tokens at once; longest --max_model_len 4096")
+
+
+def test_a_gpu_needs_a_compiler(check, tiny, gpus, monkeypatch, tmp_path):
+    gpus(79e9)
+    assert check("--model_addr", tiny)[1][-1] == "ok   C compiler: cat, with Python's headers"
+    (tmp_path / "Python.h").unlink()
+    code, lines = check("--model_addr", tiny)
+    assert code == 2
+    assert lines[-1] == (
+        f"FAIL {tmp_path}/Python.h: no such file, and Triton needs it on a GPU; "
+        "install Python's headers (python3-dev), or take a Python that has them"
+    )
+    advice = "and Triton needs one on a GPU; load a module that has gcc, or name one that is there in CC"
+    monkeypatch.setenv("CC", "missing-cc")
+    assert check("--model_addr", tiny)[1][-1] == f"FAIL C compiler: missing-cc, {advice}"
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert check("--model_addr", tiny)[1][-1] == f"FAIL C compiler: none here, {advice}"
+    assert "C compiler" not in check("--model_addr", tiny, "--gpu_memory", 80)[1][-1]  # one that is elsewhere
 
 
 def test_a_gpu_that_another_process_holds(check, tiny, gpus):

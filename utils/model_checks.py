@@ -1,5 +1,8 @@
 """Before a job: are the models whole, are the GPUs free, and do the ones fit on the others. Fetches nothing."""
 
+import os
+import shutil
+import sysconfig
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +53,8 @@ def check_models(report: Report, args: Namespace) -> None:
     for name, model in found.items():
         if isinstance(model, Generator) and gpu_memory is not None:
             report.attempt(check_fit, report, name, model, gpu_memory, args)
+    if gpu_memory is not None and args.gpu_memory is None:
+        report.attempt(check_compiler, report)
 
 
 def check_local_model(report: Report, name: str, args: Namespace) -> Generator | str:
@@ -106,6 +111,23 @@ def check_gpus(report: Report, args: Namespace) -> float | None:
 def check_gpu(report: Report, index: int, gpu: Gpu, utilization: float) -> None:
     check_gpu_free(index, gpu.free, gpu.total, utilization)
     report.ok(f"GPU {index}: {gpu.name}, {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB free")
+
+
+def check_compiler(report: Report) -> None:
+    """Raise UserError unless Triton, which vLLM and the planner's training compute with on a GPU, can compile."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None or shutil.which(compiler) is None:
+        raise UserError(
+            f"C compiler: {compiler or 'none here'}, and Triton needs one on a GPU\n"
+            "  load a module that has gcc, or name one that is there in CC"
+        )
+    header = Path(sysconfig.get_paths()["include"], "Python.h")
+    if not header.is_file():
+        raise UserError(
+            f"{header}: no such file, and Triton needs it on a GPU\n"
+            "  install Python's headers (python3-dev), or take a Python that has them"
+        )
+    report.ok(f"C compiler: {compiler}, with Python's headers")
 
 
 def check_fit(report: Report, name: str, model: Generator, gpu_memory: float, args: Namespace) -> None:
