@@ -6,8 +6,9 @@ import math
 import os
 import pickle
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ CPU_BATCH_SIZE_PER_THREAD = 2
 FULL_ENOUGH = 1 / 4  # of a batch's budget: from there on padding costs more than a batch more
 ALIKE = 0.95  # of the longest text's length: as little padding is taken
 WINDOW = 4096  # texts tokenized and sorted at a time, the next ones while these are embedded: bounds the memory
+QUEUED = 4  # batches for each of several models: so that none waits for the others, or for the next window
 TOKENIZED_AT_ONCE = 512  # texts: a tokenizer takes a hundred bytes and more a token, also for those that are cut off
 
 T = TypeVar("T")
@@ -222,8 +224,14 @@ def _embed_batches(encoder: Encoder, batches: Iterator[Batch]) -> Iterator[tuple
             idle.put(model)
 
     threads = ThreadPoolExecutor(len(encoder.replicas) + 1)
+    pending: deque[Future[tuple[list[int], np.ndarray]]] = deque()
     try:
-        yield from threads.map(embed, batches)
+        for batch in batches:
+            pending.append(threads.submit(embed, batch))
+            if len(pending) > QUEUED * (len(encoder.replicas) + 1):
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
     finally:
         threads.shutdown(cancel_futures=True)
 

@@ -120,7 +120,8 @@ def test_batches_pad_little_and_hold_every_text_once():
     assert 1 < sum(padded) / sum(lengths) < 1.02
 
 
-def test_replicas_share_the_batches_and_give_the_same(encoder):
+def test_replicas_share_the_batches_and_give_the_same(encoder, monkeypatch):
+    monkeypatch.setattr("retrieval.encoder.WINDOW", 70)
     used = []
 
     class Replica(torch.nn.Module):
@@ -134,11 +135,13 @@ def test_replicas_share_the_batches_and_give_the_same(encoder):
             time.sleep(0.01)
             return self.model(**inputs)
 
+    encoder = replace(encoder, max_length=80)
     several = Encoder(Replica("a"), encoder.tokenizer, encoder.max_length, (Replica("b"), Replica("c")))
     texts = [f"{number} " + "word " * (number % 100) for number in range(500)]
-    exact, _ = embed_texts(encoder, texts, batch_size=1)
-    shared, _ = embed_texts(several, texts, batch_size=1)
+    exact, num_cut = embed_texts(encoder, texts, batch_size=1)
+    shared, num_cut_shared = embed_texts(several, texts, batch_size=1)
     np.testing.assert_array_equal(shared, exact)
+    assert num_cut_shared == num_cut > 0
     assert Counter(used).keys() == {"a", "b", "c"}
     assert several.device == "cpu, cpu, cpu"
 
