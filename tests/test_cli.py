@@ -302,16 +302,49 @@ def test_a_bug_shows_its_traceback():
     assert result.stderr.endswith("IndexError: list index out of range\n")
 
 
-@pytest.mark.parametrize(("lines", "code"), [(1, 141), (100_000, 141), (0, 0)])
-def test_an_output_that_nobody_reads_any_more(lines, code):
-    script = (
-        f"from utils.cli import *\ndef main():\n    print('x\\n' * {lines}, end='')\n    return 0\nrun_script(main)"
-    )
-    read, write = os.pipe()
-    os.close(read)
-    with open(write, "wb") as pipe:
-        result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, stdout=pipe, stderr=subprocess.PIPE)
-    assert (result.returncode, result.stderr) == (code, b"")
+def run_into(target, body, stderr=subprocess.PIPE):
+    """Run a main() with its output going to `target`, a file or "nobody": a pipe that nobody reads."""
+    script = f"from utils.cli import *\ndef main():\n    {body}\nrun_script(main)"
+    if target == "nobody":
+        read, write = os.pipe()
+        os.close(read)
+    else:
+        write = os.open(target, os.O_WRONLY)
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with open(write, "wb") as file:
+        command = [sys.executable, "-c", script]
+        return subprocess.run(command, cwd=ROOT, env=buffered, stdout=file, stderr=stderr or file)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "stderr"),
+    [
+        ("return 0", 0, b""),
+        ("print('x'); return 0", 141, b""),
+        ("print('x\\n' * 100_000); return 0", 141, b""),
+        ("print('x'); raise UserError('d.json: bad')", 2, b"error: d.json: bad\n"),
+        ("print('x'); sys.exit(0)", 0, b""),  # as argparse's --help
+    ],
+)
+def test_an_output_that_nobody_reads_any_more(body, code, stderr):
+    result = run_into("nobody", body)
+    assert (result.returncode, result.stderr) == (code, stderr)
+
+
+def test_neither_output_nor_errors_are_read_any_more():
+    """As by `2>&1 | head`."""
+    assert run_into("nobody", "print('x', file=sys.stderr); print('x'); return 0", stderr=None).returncode == 141
+
+
+def test_a_full_disk_under_the_output():
+    result = run_into("/dev/full", "print('x'); return 0")
+    assert (result.returncode, result.stderr.splitlines()[0]) == (2, b"error: No space left on device")
+
+
+def test_an_output_that_is_closed():
+    command = f"{sys.executable} utils/dataset_statistics.py --inputs_addr tests/data/mini_lampqa/test.json >&-"
+    result = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True)
+    assert (result.returncode, result.stderr) == (0, b"")
 
 
 def test_another_pipe_that_broke_is_a_bug():

@@ -1,6 +1,7 @@
 """Command line: the flags that several scripts share, and how a run ends."""
 
 import argparse
+import atexit
 import errno
 import logging
 import math
@@ -48,6 +49,7 @@ def run_script(main: Callable[[], int]) -> None:
     # A shell that starts a job in the background has it ignore SIGINT; SIGTERM needs it (below).
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
+    atexit.register(_drop_unwritten)
     sys.unraisablehook = _leave_if_interrupted
     try:
         code = _exit_code(main)
@@ -63,14 +65,14 @@ def run_script(main: Callable[[], int]) -> None:
 def _exit_code(main: Callable[[], int]) -> int:
     try:
         code = main()
-        sys.stdout.flush()  # here its error is told like any other's
+        if sys.stdout is not None:  # it is, where the shell closed it
+            sys.stdout.flush()  # here its error is told like any other's
         return code
     except UserError as error:
         if is_first_process():  # one tells it for all
             print(f"error: {error}", file=sys.stderr)
     except OSError as error:
-        if error.errno == errno.EPIPE and _is_unread(sys.stdout.fileno()):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still in the buffer
+        if error.errno == errno.EPIPE and sys.stdout is not None and _is_unread(sys.stdout.fileno()):
             return UNREAD
         if error.errno not in REMEDIES:
             raise
@@ -83,7 +85,17 @@ def _is_unread(fd: int) -> bool:
     """It is the end of a pipe that nobody has the other end of."""
     poll = select.poll()
     poll.register(fd, 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _drop_unwritten() -> None:
+    """Let go of output that cannot be written: Python would fail over it again, and end with a code of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            try:
+                stream.flush()
+            except OSError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def describe_os_error(error: OSError) -> str:
