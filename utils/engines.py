@@ -128,15 +128,13 @@ class VLLMEngine:
 
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.lora.request import LoRARequest
-        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
         adapters = [model for model in models if adapter_base(model)]
         base = next((model for model in models if model not in adapters), None) or adapter_base(models[0])
         settings = engine_settings(args, base, adapters, max_model_len, on_gpu)
         self._adapters = {adapter: LoRARequest(adapter, n, adapter) for n, adapter in enumerate(adapters, 1)}
-        # As many requests and tokens a step as LLM.generate takes; this class's own defaults are a fraction of them.
-        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings), usage_context=UsageContext.LLM_CLASS)
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
         # Twice what the scheduler runs at a time: a finished request is followed by one that already waits.
         self.concurrency = 2 * self._engine.vllm_config.scheduler_config.max_num_seqs
         self.device = _device_name(args.tensor_parallel_size)
@@ -199,6 +197,10 @@ def engine_settings(
         "gpu_memory_utilization": args.gpu_memory_utilization,
         "enforce_eager": args.enforce_eager or not on_gpu,
         "max_model_len": max_model_len,
+        # Of a step, as LLM.generate takes them on an A100. The asynchronous engine's own are a fraction; LLM.generate's
+        # on an H100 are more, and come out of the KV cache, which utils/memory.py foresees.
+        "max_num_seqs": 256 if on_gpu else None,
+        "max_num_batched_tokens": 8192 if on_gpu else None,
         "seed": args.seed,
         # vLLM rewinds a seeded request's generator after a part of a prompt, which a CPU's generator cannot do.
         "enable_chunked_prefill": None if on_gpu else False,
@@ -290,7 +292,7 @@ def _check_gpus(count: int, utilization: float) -> None:
     answer = subprocess.run(query, capture_output=True, text=True)
     rows = [re.fullmatch(r"(\d+), (\d+), (\d+)", line) for line in answer.stdout.strip().splitlines()]
     if answer.returncode or not all(rows):
-        return  # a part of a GPU, or one without memory of its own: vLLM looks itself, later
+        return  # a part of a GPU named by its UUID, or one without memory of its own: vLLM looks itself, later
     check_gpu_count(len(rows), count)
     for row in rows[:count]:
         index, free, total = map(int, row.groups())

@@ -19,8 +19,7 @@ BLOCK = 16  # tokens that vLLM's KV cache gives out at a time
 # memory outside torch (CUDA, NCCL, attention's workspace) and CUDA graphs (determine_available_memory in vLLM's
 # v1/worker/gpu_worker.py). It measures them at each start. Not measured here: start-up logs that its users have
 # published, of models with 8 to 32 billion parameters, show 1.3 GiB of activations, 0.3 to 1.8 outside torch (about
-# twice that with two GPUs) and 0.3 to 1.1 of graphs. On an H100 or H200 vLLM takes twice as many tokens a step, 16,384:
-# by the model's shape another 1.3 GiB of activations for one with 32 billion.
+# twice that with two GPUs) and 0.3 to 1.1 of graphs.
 ALLOWANCE = 3 * GIB
 
 GENERATORS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")  # how architectures that write text end

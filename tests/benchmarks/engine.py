@@ -75,6 +75,8 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         processes = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
         memory = sum(peak_memory(process) for process in processes)
         print(f"peak memory at most {memory / 1e9:.2f} GB, of the three engines together")
+        for engine in (bare, naive):  # else the end of this process may wait for theirs
+            engine.llm_engine.engine_core.shutdown()
         await ours.close()
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     return {
