@@ -156,7 +156,8 @@ def set_capabilities(held: list[int]) -> None:
 def _call_on_capabilities(name: str, values: list[int]) -> list[int]:
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # the version of the call that knows 64 of them; this thread
     data = (ctypes.c_uint32 * 6)(*values)
-    assert getattr(ctypes.CDLL(None, use_errno=True), name)(header, data) == 0, os.strerror(ctypes.get_errno())
+    failed = getattr(ctypes.CDLL(None, use_errno=True), name)(header, data)
+    assert not failed, os.strerror(ctypes.get_errno())
     return list(data)
 
 

@@ -115,13 +115,14 @@ def check_gpu(report: Report, index: int, gpu: Gpu, utilization: float) -> None:
 
 def check_compiler(report: Report) -> None:
     """Raise UserError unless Triton, which vLLM and the planner's training compute with on a GPU, can compile."""
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None or shutil.which(compiler) is None:
+    compiler = os.environ.get("CC", shutil.which("gcc") or shutil.which("clang"))
+    if compiler is None:
         raise UserError(
-            f"C compiler: {compiler or 'none here'}, and Triton needs one on a GPU\n"
-            "  load a module that has gcc, or name one that is there in CC"
+            "no C compiler is here, and Triton needs one on a GPU\n  load a module that has gcc, or name one in CC"
         )
-    header = Path(sysconfig.get_paths()["include"], "Python.h")
+    if shutil.which(compiler) is None:
+        raise UserError(f"CC={compiler}: no such program, and Triton needs a C compiler on a GPU\n  name it alone")
+    header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")  # the scheme that Triton takes
     if not header.is_file():
         raise UserError(
             f"{header}: no such file, and Triton needs it on a GPU\n"

@@ -14,7 +14,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -353,8 +353,9 @@ class PlannerTrainer(SFTTrainer):
         checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         with writing(checkpoint):
             super()._save_checkpoint(model, trial)
-        if self.args.should_save:  # safetensors writes files that only their owner can read
-            shutil.copymode(checkpoint / "trainer_state.json", checkpoint / "adapter_model.safetensors")
+        if self.args.should_save:
+            with suppress(OSError):  # safetensors writes files that only their owner can read; not all disks have modes
+                shutil.copymode(checkpoint / "trainer_state.json", checkpoint / "adapter_model.safetensors")
         self.accelerator.wait_for_everyone()  # each process writes a part; Recorder.on_save then calls it whole
 
 

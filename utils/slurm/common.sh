@@ -3,8 +3,8 @@
 #
 # A task is put back into the queue, and its scripts go on from where they were,
 #   - when TERM comes before the time limit or a preemption: python gets it too, leaves, and the task requeues itself;
-#   - when its process was killed (exit code above 128: out of memory, say), MAX_REQUEUES times; but for one of several
-#     that accelerate launches, whose own exit code is 1 then, as after any error: submit that again.
+#   - when its process was killed (exit code above 128: out of memory, say), MAX_REQUEUES times. Not so a training on
+#     several GPUs: accelerate launch ends with 1 after any error.
 # Not when the user cancelled it, and not after exit code 2, a mistake that the same command would make again.
 
 terminated=
