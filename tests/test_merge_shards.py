@@ -523,13 +523,19 @@ def test_a_missing_file_is_named(made, refusal, tmp_path, name):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_damaged_journal_is_named(made, refusal, tmp_path, kind, number):
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (1, "every other line's checksum includes it: delete the file to begin anew"),
+        (2, "delete that line to have its piece done again, or the file to begin anew"),
+    ],
+)
+def test_a_damaged_journal_is_named(made, refusal, tmp_path, kind, number, remedy):
     second = copy(made.shard(kind, 2, 1), tmp_path)
     lines = lines_of(journal_of(second))
     lines[number - 1] = lines[number - 1][:-7]
     write_lines(journal_of(second), lines)
-    assert refusal(made.shard(kind, 2, 0), second).startswith(f"{journal_of(second)}: line {number} is damaged\n")
+    assert refusal(made.shard(kind, 2, 0), second) == f"{journal_of(second)}: line {number} is damaged\n  {remedy}"
 
 
 def test_the_output_is_none_of_the_inputs(made, refusal, tmp_path):

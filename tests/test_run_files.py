@@ -310,12 +310,18 @@ def test_the_last_of_two_values_counts(output):
     assert read_journal(write_journal(output, {("q1", 0): "new"})) == (SETTINGS, {("q1", 0): "new"})
 
 
-@pytest.mark.parametrize("number", [1, 3])
-def test_a_damaged_line_of_a_journal_that_is_only_read_is_named(output, number):
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (1, "every other line's checksum includes it: delete the file to begin anew"),
+        (3, "delete that line to have its piece done again, or the file to begin anew"),
+    ],
+)
+def test_a_damaged_line_of_a_journal_that_is_only_read_is_named(output, number, remedy):
     path = write_journal(output)
     lines = path.read_bytes().split(b"\n")
     path.write_bytes(b"\n".join([*lines[: number - 1], b"{}", *lines[number:]]))
-    assert message(read_journal, path).startswith(f"{path}: line {number} is damaged\n")
+    assert message(read_journal, path) == f"{path}: line {number} is damaged\n  {remedy}"
 
 
 def test_what_cannot_be_read_is_no_journal(tmp_path):
