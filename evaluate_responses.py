@@ -6,7 +6,8 @@
       --response_addr none.json rag.json --score_addr none_scores.json rag_scores.json
 
 Several response files are judged in one load of the model. A response file is {question id: [{"output": text}]};
-the first response of each question is judged. What the judge could not score is counted, never a 0.
+the first response of each question is judged. An answer that is missing scores 0 and is counted; a verdict that the
+judge failed to give is counted, and never a 0.
 
 --strategy direct and pairwise are what the paper compares this with: one of five levels for a whole response, or two
 systems compared on each question, in both orders (two response files, one score file):
@@ -38,11 +39,17 @@ from utils.model_output import (
     parse_preference,
     parse_verdict,
 )
-from utils.records import match_responses, read_dataset, read_responses, select_questions
+from utils.records import (
+    check_counts_unanswered,
+    match_responses,
+    read_dataset,
+    read_json,
+    read_responses,
+    select_questions,
+)
 from utils.run_files import file_hash
-from utils.scoring import SCORINGS, score_file
+from utils.scoring import SCORINGS, is_outdated, no_answer, score_file
 
-NO_RESPONSE = "no response to judge"
 LENGTH_STEP = 64  # the model length is rounded up to a multiple of this
 RENDERED_AT_ONCE = 500  # responses whose prompts are held as text
 
@@ -119,6 +126,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
     device = None
+    for system in systems:
+        pass_over_unanswered(system, args.dry_run)
     chat = open_chat(args, args.evaluator_llm)
     requests, max_model_len = fit_context(build_requests(systems, records, prompt, chat), args, chat)
     if args.dry_run:
@@ -183,11 +192,31 @@ def read_systems(
 def open_scores(system: System, records: list[dict[str, Any]], overwrite: bool) -> bool:
     """Open a system's journal and see what is missing; False, and said, where its score file is finished."""
     system.journal = open_journal(system.score_addr, system.fingerprint, overwrite, system.pending)
-    if system.journal is not None and not system.journal.holds(system.pending, lambda: make_scores(system, records)):
-        system.pending -= system.journal.entries.keys()
-        return True
+    if system.journal is not None:
+        for key in [key for key, verdict in system.journal.entries.items() if is_outdated(verdict)]:
+            del system.journal.entries[key]
+        if not system.journal.holds(system.pending, lambda: make_scores(system, records)):
+            system.pending -= system.journal.entries.keys()
+            return True
+    else:
+        check_counts_unanswered(system.score_addr, read_json(system.score_addr))
     print(f"{system.score_addr}: already finished, left alone")
     return False
+
+
+def pass_over_unanswered(system: System, dry_run: bool) -> None:
+    """Where an answer is missing the judge is not asked: what stands in its verdicts' place is known."""
+    for question in system.questions:
+        answered = [bool(output and output.strip()) for output in outputs_of(system, question["id"])]
+        for key in [] if all(answered) else system.pending.intersection(SCORINGS[system.strategy].keys(question)):
+            system.pending.remove(key)
+            if not dry_run:
+                system.journal.add(key, no_answer(answered))
+
+
+def outputs_of(system: System, question_id: str) -> list[str | None]:
+    """What each of the response files has for a question: its first response, which is the one that is judged."""
+    return [responses[question_id][0]["output"] for responses in system.responses]
 
 
 def build_requests(
@@ -210,19 +239,15 @@ def build_requests(
         batch = responses[start : start + RENDERED_AT_ONCE]
         groups = [list(response_messages(prompt, *response)) for response in batch]
         for (_, system, keys), rendered in zip(batch, chat.render_groups(groups), strict=True):
-            if rendered:
-                requests += [Request(key, ids, system.journal) for key, ids in zip(keys, rendered, strict=True)]
-            else:
-                requests += [Request(key, None, system.journal, {"reason": NO_RESPONSE}) for key in keys]
+            requests += [Request(key, ids, system.journal) for key, ids in zip(keys, rendered, strict=True)]
     return requests
 
 
 def response_messages(prompt: Prompt, record: dict[str, Any], system: System, keys: list[Key]) -> Iterator[Messages]:
-    """The prompts for some verdicts on a response; none where there is no response."""
-    outputs = [responses[record["id"]][0]["output"] for responses in system.responses]
-    if all(output and output.strip() for output in outputs):
-        for key in keys:
-            yield STRATEGIES[system.strategy].messages(prompt, record, outputs, key[1])
+    """The prompts for some verdicts on a response."""
+    outputs = outputs_of(system, record["id"])
+    for key in keys:
+        yield STRATEGIES[system.strategy].messages(prompt, record, outputs, key[1])
 
 
 def aspect_messages(prompt: Prompt, record: dict[str, Any], responses: list[str], number: int) -> Messages:
@@ -292,7 +317,8 @@ def publish_scores(system: System, records: list[dict[str, Any]], args: argparse
     """Write the score file, and say what it holds."""
     scores = make_scores(system, records)
     tokens = token_totals(system.journal.entries.values())
-    counts = {name: scores[name] for name in ("num_questions", "num_scored_questions", "num_unscored")}
+    names = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")
+    counts = {name: scores[name] for name in names}
     system.journal.publish(scores, vars(args), device, counts=counts, tokens=tokens)
     print(describe_scores(system.score_addr, scores, tokens))
 
@@ -309,6 +335,8 @@ def describe_scores(score_addr: str, scores: dict[str, Any], tokens: dict[str, i
 def describe_mean(scores: dict[str, Any]) -> str:
     mean = "none" if scores["score"] is None else f"{scores['score']:.4f}"
     text = f"score {mean} over {scores['num_scored_questions']} questions"
+    if scores["num_unanswered"]:
+        text += f"; {scores['num_unanswered']} of them without an answer, counted 0"
     if scores["num_unscored"]:
         unit = "responses" if scores.get("strategy") == "direct" else "aspects"
         text += f"; {scores['num_unscored']} {unit} unscored (as zeros: {scores['score_unscored_as_zero']:.4f})"
@@ -321,6 +349,9 @@ def describe_wins(scores: dict[str, Any]) -> str:
     rate = "none" if scores["position_swap_rate"] is None else f"{scores['position_swap_rate']:.0%}"
     text = f"the first system wins {scores['wins']}, ties {scores['ties']}, loses {scores['losses']} "
     text += f"of {scores['num_scored_questions']} questions; position-swap rate {rate}"
+    if any(scores["num_unanswered"]):
+        first, second = scores["num_unanswered"]
+        text += f"; {first} without the first's answer, {second} without the second's: nobody was asked"
     if scores["num_unscored"]:
         unscored = scores["num_questions"] - scores["num_scored_questions"]
         text += f"; {unscored} questions unscored, for {scores['num_unscored']} verdicts are missing"

@@ -111,11 +111,24 @@ RECORDS = [
     for number in range(2)
 ]
 SCORED = [
-    {"id": f"q{number}", "category": "cooking", "score": 0.5, "details": [{"aspect": "Price — é", "score": 1}]}
+    {
+        "id": f"q{number}",
+        "category": "cooking",
+        "question_sha256": f"{number}",
+        "answered": True,
+        "score": 0.5,
+        "details": [{"aspect": "Price — é", "score": 1}],
+    }
     for number in range(2)
 ]
 PAIRS = [
-    {"id": f"q{number}", "result": "win", "details": 2 * [{"preferred": "first", "reason": "Rye — é"}]}
+    {
+        "id": f"q{number}",
+        "question_sha256": f"{number}",
+        "answered": [True, True],
+        "result": "win",
+        "details": 2 * [{"preferred": "first", "reason": "Rye — é"}],
+    }
     for number in range(2)
 ]
 STUDY = """# Bread — é
@@ -140,9 +153,9 @@ def whole(tmp_path_factory, server):
     write(folder / "train.json", RECORDS)
     write(folder / "responses.json", {"q0": [{"output": "Rye — é."}], "q1": [{"output": "Wheat."}]})
     write(folder / "plans.json", {"q0": [{"aspects": ["Price — é"]}], "q1": [{"aspects": None}]})
-    write(folder / "scores.json", {"score": 0.5, "per_question_scores": SCORED})
-    write(folder / "other.json", {"score": 0.5, "per_question_scores": SCORED})
-    write(folder / "pairs.json", {"strategy": "pairwise", "per_question_scores": PAIRS})
+    write(folder / "scores.json", {"score": 0.5, "num_unanswered": 0, "per_question_scores": SCORED})
+    write(folder / "other.json", {"score": 0.5, "num_unanswered": 0, "per_question_scores": SCORED})
+    write(folder / "pairs.json", {"strategy": "pairwise", "num_unanswered": [0, 0], "per_question_scores": PAIRS})
     write(folder / "humans.json", {"q0": ["first", "tie"], "q1": ["second", "second"], "not scored — é": 2 * ["tie"]})
     write(folder / "study.toml", STUDY)
     write(folder / "key.txt", "sk-test")
@@ -476,11 +489,14 @@ SCORE_DAMAGES = [
         (MISSING, None, 0.75, True, "0.5", [], float("nan"), float("inf"), 10**400),
         "question 'q1': its score is .*, but its aspects give 0.5",
     ),
+    ("scores.json", (*ITEM, "answered"), (MISSING, None, 1, "no", []), "question 'q1': field 'answered' is "),
+    ("scores.json", (*ITEM, "answered"), (False,), "question 'q1': its score is 0.5 without an answer, which is 0"),
+    ("scores.json", ("num_unanswered",), (MISSING,), "doesn't say which answers are missing"),
     (
         "scores.json",
-        (*ITEM, "category"),
-        (MISSING, None, 5, [], {}, "astrology", "\ud800"),
-        "question 'q1': no category is known for the community ",
+        (*ITEM, "question_sha256"),
+        (MISSING, None, 5, [], {}),
+        "question 'q1': field 'question_sha256' is ",
     ),
 ]
 PAIR_DAMAGES = [
@@ -490,6 +506,9 @@ PAIR_DAMAGES = [
     ("pairs.json", (*ITEM, "id"), ("q0",), "question 'q0' stands twice"),
     ("pairs.json", (*ITEM, "details"), (*NO_LIST, [], [5, 5], [{}, {}]), "question 'q1': field 'details' is not the"),
     ("pairs.json", (*ITEM, "details", 0, "preferred"), (MISSING, 5, "tie", [], {}), "question 'q1': field 'details'"),
+    ("pairs.json", (*ITEM, "answered"), (None, 5, [], [True], "both", {}), "question 'q1': field 'answered' is "),
+    ("pairs.json", (*ITEM, "answered"), ([False, True],), "question 'q1': its result is 'win', but its missing"),
+    ("pairs.json", ("num_unanswered",), (MISSING,), "doesn't say which answers are missing"),
     ("pairs.json", (*ITEM, "result"), (MISSING, None, 5, "tie", [], {}), "question 'q1': its result is .*'win'"),
 ]
 ROW = ("evaluators", 1)

@@ -49,26 +49,39 @@ class Study:
         questions = []
         for question_id, score in scores.items():
             details = [{"aspect": f"aspect {i}", "score": verdict} for i, verdict in enumerate(ASPECTS[score])]
-            questions.append({"id": question_id, "category": "law", "score": score, "details": details})
-        return self.write(name, {"per_question_scores": questions}, **fingerprint)
+            questions.append({**self.entry(question_id), "score": score, "details": details})
+        return self.write(name, {"num_unanswered": 0, "per_question_scores": questions}, **fingerprint)
+
+    @staticmethod
+    def entry(question_id):
+        return {"id": question_id, "category": "law", "question_sha256": f"hash of {question_id}", "answered": True}
 
     def direct(self, name, scores):
         questions = [
-            {"id": question_id, "category": "law", "score": score, "details": [{"score": score}]}
+            {**self.entry(question_id), "score": score, "details": [{"score": score}]}
             for question_id, score in scores.items()
         ]
-        return self.write(name, {"strategy": "direct", "per_question_scores": questions})
+        return self.write(name, {"strategy": "direct", "num_unanswered": 0, "per_question_scores": questions})
 
     def pairwise(self, name, results, **fingerprint):
         """A pairwise score file, from results by id."""
         questions = []
         for question_id, result in results.items():
             details = [{"preferred": system} for system in ORDERS[result]]
-            questions.append({"id": question_id, "category": "law", "result": result, "details": details})
-        return self.write(name, {"strategy": "pairwise", "per_question_scores": questions}, **fingerprint)
+            entry = {**self.entry(question_id), "answered": [True, True]}
+            questions.append({**entry, "result": result, "details": details})
+        scores = {"strategy": "pairwise", "num_unanswered": [0, 0], "per_question_scores": questions}
+        return self.write(name, scores, **fingerprint)
 
     def human(self, choices):
         return self.write("human.json", choices)
+
+    def change(self, path, question_id, **more):
+        """Another content of one question's entry."""
+        scores = json.loads(path.read_text())
+        next(entry for entry in scores["per_question_scores"] if entry["id"] == question_id).update(more)
+        path.write_text(json.dumps(scores))
+        return path
 
     def run(self, *arguments):
         """What is printed, and the figures."""
@@ -665,3 +678,56 @@ def test_score_files_as_the_judge_writes_them(judging, capsys):
     assert refusal("--evaluator", "aspect", *scores["aspect"][::-1], "--evaluator", "pairwise", pairs).startswith(
         f"{pairs}: its first system's responses are the second system's in {scores['aspect'][0]}"
     )
+
+
+# Missing answers
+
+
+def test_a_pair_that_nobody_judged_for_an_answer_is_missing_is_a_preference_and_no_swap(study):
+    pairs = study.pairwise("pairs.json", {"a": "win", "b": "tie", "c": "tie"})
+    study.change(pairs, "c", answered=[False, False], details=[])
+    human = study.human({"a": "first", "b": "tie", "c": "tie"})
+    row = study.row(human, pairs)
+    assert (row["num_questions"], row["accuracy"], row["position_swap_rate"]) == (3, 1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"answered": [False, True]}, "its result is 'tie', but its missing answers give 'loss'"),
+        ({"answered": "both"}, "field 'answered' is 'both'; it must say of each system whether it did"),
+        ({"answered": [True]}, "field 'answered' is [True]"),
+    ],
+)
+def test_a_pairwise_result_that_does_not_follow_from_the_missing_answers(study, change, message):
+    pairs = study.change(study.pairwise("pairs.json", {"a": "win", "c": "tie"}), "c", **change)
+    assert message in refusal("--evaluator", "A", pairs, "--human_addr", study.human({"a": "first"}))
+
+
+def test_two_systems_judged_on_other_narratives_are_no_pair(study):
+    one, other = study.aspect("1.json", {"a": 0.5}), study.aspect("2.json", {"a": 0.25})
+    study.change(other, "a", question_sha256="another")
+    message = refusal("--evaluator", "A", one, other, "--human_addr", study.human({"a": "first"}))
+    assert message.startswith(f"{other}: not what was judged in {one} under the same ids: 'a'")
+
+
+def test_an_evaluator_of_before_missing_answers_counted_is_refused(study):
+    for old in (study.aspect("1.json", {"a": 0.5}), study.pairwise("p.json", {"a": "win"})):
+        scores = json.loads(old.read_text())
+        del scores["num_unanswered"]
+        old.write_text(json.dumps(scores))
+        files = [old] if "p.json" in str(old) else [old, study.aspect("2.json", {"a": 0.25})]
+        assert "doesn't say which answers are missing" in refusal(
+            "--evaluator", "A", *files, "--human_addr", study.human({"a": "first"})
+        )
+
+
+def test_unscored_as_zero_makes_a_preference_of_a_missing_verdict(study):
+    assert None in ASPECTS[None]
+    one, other = study.aspect("1.json", {"a": None, "b": 0.5}), study.aspect("2.json", {"a": 0.25, "b": 0.25})
+    human = study.human({"a": "first", "b": "first"})
+    assert study.row(human, one, other)["unscored"] == 1
+    _, figures = study.run("--human_addr", human, "--evaluator", "A", one, other, "--unscored_as_zero")
+    [row] = figures["evaluators"]
+    as_zero = sum(verdict or 0 for verdict in ASPECTS[None]) / 4
+    assert (row["unscored"], row["mean_score"]) == (0, (as_zero + 0.5 + 0.25 + 0.25) / 4)

@@ -233,16 +233,26 @@ def test_a_community_without_a_category_is_named(dataset, capsys):
     path = dataset("own.json", record(1, category="astrology"), record(2, category="語学"), record(3))
     _, _, notes = table(capsys, path)
     assert notes[1:] == [
-        "own.json: no category is known for 'astrology', '語学'; add a community to the category it belongs to at the "
-        "top of utils/scoring.py, utils/make_table.py needs it."
+        "own.json: no category is known for 'astrology', '語学', which will be in no column of a table; "
+        "utils/scoring.py has the communities of each category."
     ]
+
+
+def test_a_file_of_more_than_one_category_is_named(dataset, capsys):
+    _, _, notes = table(capsys, dataset("own.json", record(1, category="law"), record(2, category="money")))
+    assert not any("more than one" in note for note in notes)
+    _, _, notes = table(capsys, dataset("own2.json", record(1, category="law"), record(2, category="writers")))
+    assert notes[-1] == (
+        "own2.json: questions of more than one category: Society & Culture, Lifestyle & Personal Development; "
+        "the hub's files hold one each."
+    )
 
 
 def test_a_community_in_another_categorys_file_is_named(dataset, capsys):
     records = [record(n, category=c) for n, c in enumerate(("rpg", "law", "astrology", "diy"))]
     _, _, notes = table(capsys, dataset("Society_and_Culture_test.json", *records))
     assert notes[-1] == "Society & Culture, test: utils/scoring.py has another category for 'diy', 'rpg'."
-    assert "'astrology'; add" in notes[-2]
+    assert "'astrology', which" in notes[-2]
 
 
 # Forms

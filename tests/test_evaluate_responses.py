@@ -13,7 +13,9 @@ from api_server import Reply, default_reply, serve
 import evaluate_responses
 from prompts import load_prompt
 from utils.cli import UserError
+from utils.journal import Journal
 from utils.model_output import VERDICT_SCHEMA
+from utils.run_files import file_hash
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
@@ -114,16 +116,16 @@ def test_scores_are_algorithm_1(server, flags, write, scores, capsys):
     found = run(flags, write("data.json", questions), write("responses.json", responses), scores)
 
     # q1: (2 + 1 + 0) / (2 * 3) = 0.5, q2: (2 + 2) / (2 * 2) = 1, q6: 0 / 2 = 0;
-    # q3 has no response and q5 lacks a verdict: no score; q4 has no aspects: nowhere.
-    assert found["score"] == (0.5 + 1 + 0) / 3
-    assert (found["num_questions"], found["num_scored_questions"]) == (5, 3)
-    assert found["num_unscored"] == 2 + 1
+    # q3 has no response: 0; q5 lacks a verdict: no score; q4 has no aspects: nowhere.
+    assert found["score"] == (0.5 + 1 + 0 + 0) / 4
+    assert (found["num_questions"], found["num_scored_questions"]) == (5, 4)
+    assert (found["num_unanswered"], found["num_unscored"]) == (1, 1)
     assert found["score_unscored_as_zero"] == (0.5 + 1 + 0 + 2 / 4 + 0) / 5
     assert found["questions_without_aspects"] == ["q4"]
     assert "partial" not in found
     entries = found["per_question_scores"]
     assert [(entry["id"], entry["score"]) for entry in entries] == [
-        ("q1", 0.5), ("q2", 1.0), ("q3", None), ("q4", None), ("q5", None), ("q6", 0.0)
+        ("q1", 0.5), ("q2", 1.0), ("q3", 0.0), ("q4", None), ("q5", None), ("q6", 0.0)
     ]  # fmt: skip
     assert [entry["category"] for entry in entries] == ["history", "law", "history", "history", "history", "history"]
     assert entries[0]["details"] == [
@@ -131,14 +133,16 @@ def test_scores_are_algorithm_1(server, flags, write, scores, capsys):
          "attempts": 1}
         for letter, verdict in zip("abc", (2, 1, 0), strict=True)
     ]  # fmt: skip
+    assert [entry["answered"] for entry in entries] == [True, True, False, True, True, True]
     assert entries[2]["details"] == [
-        {"aspect": f"Aspect 3{letter}", "score": None, "reason": "no response to judge"} for letter in "ab"
+        {"aspect": f"Aspect 3{letter}", "score": 0, "reason": "no response to judge"} for letter in "ab"
     ]
     assert entries[3]["details"] == []
     assert [detail["score"] for detail in entries[4]["details"]] == [2, None]
     assert entries[4]["details"][1]["reason"] == "no match_score in the text"
     said = capsys.readouterr().out
-    assert "score 0.5000 over 3 questions; 3 aspects unscored (as zeros: 0.4000); without aspects, left out: q4" in said
+    assert "score 0.3750 over 4 questions; 1 of them without an answer, counted 0; 1 aspects unscored" in said
+    assert "(as zeros: 0.4000); without aspects, left out: q4" in said
 
 
 def test_manifest(server, flags, write, scores):
@@ -149,7 +153,7 @@ def test_manifest(server, flags, write, scores):
     assert manifest["fingerprint"]["judge"] == f"judge at {server.url}"
     assert manifest["fingerprint"]["strategy"] == "aspect"
     assert manifest["fingerprint"]["prompt"].keys() == {"aspect_judge"}
-    assert manifest["counts"] == {"num_questions": 1, "num_scored_questions": 1, "num_unscored": 0}
+    assert manifest["counts"] == {"num_questions": 1, "num_scored_questions": 1, "num_unanswered": 0, "num_unscored": 0}
     assert manifest["tokens"]["completion_tokens"] == 2 * 2
 
 
@@ -158,17 +162,75 @@ def test_blank_response_is_not_judged(server, flags, write, scores):
     server.reply = verdicts({"2a": 1})
     responses = write("responses.json", respond(questions, q1=" \n"))
     found = run(flags, write("data.json", questions), responses, scores)
-    assert [entry["score"] for entry in found["per_question_scores"]] == [None, 0.5]
-    assert found["num_unscored"] == 2 and len(server.requests) == 1
+    assert [entry["score"] for entry in found["per_question_scores"]] == [0, 0.5]
+    assert (found["num_unanswered"], found["num_unscored"], len(server.requests)) == (1, 0, 1)
 
 
 def test_nothing_at_all_to_judge(server, flags, write, scores, capsys):
     questions = [make_question(1), make_question(2, 0)]
     responses = write("responses.json", respond(questions, q1=None))
     found = run(flags, write("data.json", questions), responses, scores)
-    assert (found["score"], found["score_unscored_as_zero"], found["num_unscored"]) == (None, 0.0, 2)
-    assert "score none over 0 questions" in capsys.readouterr().out
+    assert (found["score"], found["num_unanswered"], found["num_unscored"]) == (0.0, 1, 0)
+    assert "score 0.0000 over 1 questions; 1 of them without an answer, counted 0" in capsys.readouterr().out
     assert server.requests == []
+
+
+def test_what_a_system_does_not_answer_lowers_its_mean_by_just_these_questions(server, flags, write, scores):
+    questions = [make_question(i, 1) for i in range(40)]
+    server.reply = verdicts({f"{i}a": 1 + i % 2 for i in range(40)})  # scores of 0.5 and 1
+    whole = run(flags, write("data.json", questions), write("a.json", respond(questions)), scores)
+    lost = respond(questions, **{f"q{i}": None for i in range(0, 40, 4)})  # ten, each of which scored 0.5
+    found = run(flags, write("data.json", questions), write("b.json", lost), scores.with_name("b.json"))
+    assert whole["score"] == 0.75 and found["score"] == 0.75 - 10 * 0.5 / 40
+    assert (found["num_scored_questions"], found["num_unanswered"], found["num_unscored"]) == (40, 10, 0)
+
+
+def test_what_the_judge_fails_on_changes_no_other_number(server, flags, write, scores):
+    questions = [make_question(i, 1) for i in range(8)]
+    table = {f"{i}a": 1 + i % 2 for i in range(8)}
+    server.reply = verdicts(table)
+    whole = run(flags, write("data.json", questions), write("a.json", respond(questions)), scores)
+    server.reply = verdicts(table | {"0a": "I can't say.", "3a": "Nor here."})
+    found = run(flags, write("data.json", questions), write("a.json", respond(questions)), scores.with_name("b.json"))
+    assert (found["num_unscored"], found["num_unanswered"], found["num_scored_questions"]) == (2, 0, 6)
+    assert found["score"] == (3 * 0.5 + 3 * 1) / 6  # of the other six
+    for before, after in zip(whole["per_question_scores"], found["per_question_scores"], strict=True):
+        assert after == before or (before["id"] in ("q0", "q3") and after["score"] is None)
+
+
+def test_a_score_file_of_before_is_made_anew_and_nothing_is_asked(server, flags, write, scores):
+    """Then what had no answer was unscored; the journal has it so."""
+    questions = [make_question(1), make_question(2)]
+    server.reply = verdicts({"2a": 2, "2b": 1})
+    files = write("data.json", questions), write("responses.json", respond(questions, q1=None))
+    found = run(flags, *files, scores)
+    journal = Journal(scores, json.loads(Path(f"{scores}.manifest.json").read_text())["fingerprint"])
+    for key in (("q1", 0), ("q1", 1)):
+        assert journal.entries[key] == {"value": None, "reason": "no response to judge", "answered": [False]}
+        journal.add(key, {"value": None, "reason": "no response to judge"})
+    journal.close()
+    old = {name: value for name, value in found.items() if name != "num_unanswered"}
+    scores.write_text(json.dumps(old))
+    manifest = Path(f"{scores}.manifest.json")
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"output_sha256": file_hash(scores)}))
+    asked = len(server.requests)
+    assert run(flags, *files, scores) == found
+    assert len(server.requests) == asked == 2
+
+
+def test_a_score_file_of_before_whose_journal_is_gone_is_refused(server, flags, write, scores):
+    questions = [make_question(1)]
+    server.reply = verdicts({"1a": 2, "1b": 1})
+    files = write("data.json", questions), write("responses.json", respond(questions))
+    found = run(flags, *files, scores)
+    Path(f"{scores}.journal.jsonl").unlink()
+    assert run(flags, *files, scores) == found  # finished
+    del found["num_unanswered"]
+    scores.write_text(json.dumps(found))
+    manifest = Path(f"{scores}.manifest.json")
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"output_sha256": file_hash(scores)}))
+    with pytest.raises(UserError, match=r"doesn't say which answers are missing[\s\S]*delete it too"):
+        run(flags, *files, scores)
 
 
 @pytest.mark.parametrize(

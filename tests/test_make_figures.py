@@ -80,7 +80,7 @@ def evaluator(name, accuracy, mean_score, interval=None, strategy="aspect"):
 
 
 def row(name, *means):
-    return Row(name, dict(zip(GROUPS, means, strict=True)), 10, 0)
+    return Row(name, dict(zip(GROUPS, means, strict=True)), 10, 0, 0)
 
 
 def points(*means, reach=0.02):
@@ -469,12 +469,14 @@ def run_process(*arguments, cwd=ROOT, **environment):
 
 
 def test_the_same_bytes_on_every_account(two, tmp_path):
+    held = "Arts & Entertainment (rpg); Lifestyle & Personal Development (diy); Society & Culture (law)"
+    note = f"note: Questions of more than one category in {two[2]}, {two[5]}: {held}.\n"
     settings = tmp_path / "matplotlibrc"
     settings.write_text("font.size: 30\ntext.usetex: True\nsavefig.bbox: tight\npdf.fonttype: 3\nbackend: tkagg\n")
     first = run_process("--figure", "3", *two, "--output_addr", "one", cwd=tmp_path, PYTHONHASHSEED="1")
     more = {"PYTHONHASHSEED": "2", "MATPLOTLIBRC": str(settings), "TZ": "Asia/Tokyo", "LC_ALL": "C"}
     second = run_process("--figure", "3", *two, "--output_addr", "two", cwd=tmp_path, **more)
-    assert (first.returncode, first.stderr, second.returncode, second.stderr) == (0, "", 0, "")
+    assert (first.returncode, first.stderr, second.returncode, second.stderr) == (0, note, 0, note)
     for kind in ("png", "pdf"):
         assert (tmp_path / f"one.{kind}").read_bytes() == (tmp_path / f"two.{kind}").read_bytes()
 
@@ -531,11 +533,11 @@ REFUSED = {
     ),
     "partial for 4": (
         "--figure 4 --agreement_addr e.json --allow_partial",
-        "--allow_partial: not for --figure 4, which compares no systems",
+        "--allow_partial: not for --figure 4, which reads no score files",
     ),
     "partial for 5": (
         "--figure 5 --inputs_addr a.json --allow_partial",
-        "--allow_partial: not for --figure 5, which compares no systems",
+        "--allow_partial: not for --figure 5, which reads no score files",
     ),
     "k twice": ("--figure 2 --system 4 a.json --system 4 b.json", "--system '4' is given twice; put all its files"),
     "k twice in other words": ("--figure 2 --system 4 a.json --system 04 b.json", "--system '04' is given twice; "),
@@ -630,3 +632,15 @@ def test_an_input_is_never_drawn_over(folder):
     with pytest.raises(UserError, match=r"^e\.png: is an input too; give the output its own name$"):
         main(["--figure", "4", "--agreement_addr", "e.png", "--output_addr", "e"])
     assert (folder / "e.png").read_text() == content
+
+
+def test_unscored_as_zero_is_the_tables_rule(score_file, drawn):
+    files = [
+        score_file(f"{k}.json", *scored("rpg", 1.0, None), *scored("diy", 0.5), *scored("law", 0.5)) for k in (0, 1)
+    ]
+    arguments = ["--figure", "2", "--system", "0", files[0], "--system", "1", files[1]]
+    left_out = drawn(*arguments).axes[0].lines[0].get_ydata()[0]
+    as_zero = drawn(*arguments, "--unscored_as_zero").axes[0].lines[0].get_ydata()[0]
+    assert (left_out, as_zero) == (1.0, 0.75)  # 2 and no verdict: (1 + 2 / 4) / 2
+    with pytest.raises(UserError, match="--unscored_as_zero: not for --figure 4"):
+        main(["--figure", "4", "--agreement_addr", "a.json", "--output_addr", "f", "--unscored_as_zero"])

@@ -25,21 +25,31 @@ from utils.table_formats import Cell, Table, p_text, signed, to_latex
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = (
     "| System | Arts & Entertainment | Lifestyle & Personal Development | Society & Culture | "
-    "Average (macro) | Questions | Unscored aspects |"
+    "Average (macro) | Questions | Unanswered | Unscored aspects |"
 )
 
 
 ARTS, LIFESTYLE, SOCIETY = CATEGORIES
-JUDGED = {"strategy": "aspect", "judge": "judge@1", "prompt": {"aspect_judge": "ab12"}}
+JUDGED = {
+    "strategy": "aspect",
+    "judge": "judge@1",
+    "prompt": {"aspect_judge": "ab12"},
+    "temperature": 0.0,
+    "top_p": 0.95,
+    "max_tokens": 512,
+    "constrained_decoding": "fallback",
+    "dtype": "auto",
+}
 
 
-def question(question_id, category, *aspect_scores):
+def question(question_id, category, *aspect_scores, **more):
     """An entry as evaluate_responses.py writes it, its score worked out apart from the code under test."""
     score = None
     if aspect_scores and None not in aspect_scores:
         score = sum(aspect_scores) / 2 / len(aspect_scores)
     details = [{"aspect": f"aspect {i}", "score": s} for i, s in enumerate(aspect_scores)]
-    return {"id": question_id, "category": category, "score": score, "details": details}
+    entry = {"id": question_id, "category": category, "question_sha256": f"hash of {question_id}", "answered": True}
+    return {**entry, "score": score, "details": details, **more}
 
 
 @pytest.fixture
@@ -48,7 +58,9 @@ def score_file(tmp_path):
 
     def write(name, *questions, judged=JUDGED, **more):
         path = tmp_path / name
-        path.write_text(json.dumps({"score": 0.5, "per_question_scores": questions, **more}), encoding="utf-8")
+        path.write_text(
+            json.dumps({"score": 0.5, "num_unanswered": 0, "per_question_scores": questions, **more}), encoding="utf-8"
+        )
         if judged is not None:
             manifest = {"fingerprint": judged, "output_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
             path.with_name(f"{name}.manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
@@ -75,6 +87,7 @@ def table(capsys, *arguments):
     """Run it; the cells of each row of the first table by its name, and the lines below that table."""
     assert main([str(argument) for argument in arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
+    lines = [line for line in lines if not line.startswith("- Questions of more than one category")]  # TestNotes has it
     end = lines.index("") if "" in lines else len(lines)
     rows = [line.strip("| ").split(" | ") for line in lines[2:end]]
     return {name: cells for name, *cells in rows}, lines[end + 1 :]
@@ -98,19 +111,19 @@ class TestNumbers:
             question("d", "history", 2),
         )
         assert main(["--system", "RAG", first, second, "--system", "Gold plans", third]) == 0
-        assert capsys.readouterr().out.splitlines() == [
+        assert capsys.readouterr().out.splitlines()[:4] == [
             HEADER,
-            "|:---|---:|---:|---:|---:|---:|---:|",
+            "|:---|---:|---:|---:|---:|---:|---:|---:|",
             # Arts (1 + 1/4) / 2, Lifestyle 2/6, Society 1/2, macro (0.625 + 0.3333 + 0.5) / 3
-            "| RAG | 0.6250 | 0.3333 | 0.5000 | 0.4861 | 4 | 0 |",
-            "| Gold plans | **1.0000** | **1.0000** | **1.0000** | **1.0000** | 4 | 0 |",
+            "| RAG | 0.6250 | 0.3333 | 0.5000 | 0.4861 | 4 | 0 | 0 |",
+            "| Gold plans | **1.0000** | **1.0000** | **1.0000** | **1.0000** | 4 | 0 | 0 |",
         ]
 
     def test_an_unscored_aspect_takes_its_question_out_of_the_mean(self, score_file, capsys):
         path = score_file("a.json", question("1", "rpg", 2), question("2", "rpg", 2, None, None, 1))
         main(["--system", "RAG", path])
         assert capsys.readouterr().out.splitlines()[2:] == [
-            "| RAG | 1.0000 | – | – | – | 2 | 2 |",
+            "| RAG | 1.0000 | – | – | – | 2 | 0 | 2 |",
             "",
             "- RAG: 2 aspects without a verdict, in 1 question; these questions are left out of its means.",
         ]
@@ -119,7 +132,7 @@ class TestNumbers:
         path = score_file("a.json", question("1", "rpg", 2), question("2", "rpg", 2, None, None, 1))
         main(["--system", "RAG", path, "--unscored_as_zero"])
         assert capsys.readouterr().out.splitlines()[2:] == [
-            "| RAG | 0.6875 | – | – | – | 2 | 2 |",  # (1 + 3/8) / 2
+            "| RAG | 0.6875 | – | – | – | 2 | 0 | 2 |",  # (1 + 3/8) / 2
             "",
             "- RAG: 2 aspects without a verdict, in 1 question; they count 0.",
         ]
@@ -127,19 +140,93 @@ class TestNumbers:
     def test_a_category_whose_questions_all_lack_a_verdict_is_a_dash(self, score_file, capsys):
         path = score_file("a.json", question("1", "rpg", 2), question("2", "diy", None), question("3", "law", 1))
         main(["--system", "RAG", path])
-        assert "| RAG | 1.0000 | – | 0.5000 | – | 3 | 1 |" in capsys.readouterr().out
+        assert "| RAG | 1.0000 | – | 0.5000 | – | 3 | 0 | 1 |" in capsys.readouterr().out
+
+
+# As the dataset's three files have them, in an order of their own.
+HUB = {
+    ARTS: "sound scifi rpg musicfans music movies literature gaming boardgames anime",
+    LIFESTYLE: (
+        "writers workplace woodworking travel sustainability sports pets parenting outdoors martialarts lifehacks "
+        "health gardening freelancing fitness diy cooking bicycles"
+    ),
+    SOCIETY: (
+        "vegetarianism skeptics politics philosophy money linguistics law judaism islam interpersonal history hinduism "
+        "hermeneutics genealogy expatriates english christianity buddhism academia"
+    ),
+}
+
+
+def test_every_community_counts_in_the_category_of_its_file(score_file, capsys):
+    # In each file one question a community: those of the first half of the alphabet score 1, the others 1/2.
+    files = {
+        category: score_file(f"{n}.json", *(question(s, s, 2 if s < "m" else 1) for s in slugs.split()))
+        for n, (category, slugs) in enumerate(HUB.items())
+    }
+    rows, notes = table(capsys, "--system", "RAG", *files.values())
+    # Before "m": anime to literature, 4 of 10; bicycles to lifehacks, 8 of 18; academia to linguistics, 14 of 19.
+    means = [(4 + 6 / 2) / 10, (8 + 10 / 2) / 18, (14 + 5 / 2) / 19]
+    assert rows["RAG"] == [*(f"{mean:.4f}" for mean in (*means, sum(means) / 3)), "47", "0", "0"]
+    assert notes == []
+
+
+def test_what_a_system_does_not_answer_counts_in_the_test(score_file, capsys):
+    base = score_file("base.json", *scored("rpg", *[0.5] * 4, 0.25, 0.25))
+    lost = [question(f"rpg{i}", "rpg", 0, 0, answered=False) for i in (4, 5)]
+    other = score_file("other.json", *scored("rpg", *[0.75] * 4), *lost, num_unanswered=2)
+    main(["--system", "RAG", base, "--system", "Ours", other, "--baseline", "RAG", "--format", "csv"])
+    _, ours = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (ours["Unanswered"], ours[f"{ARTS}: paired questions against RAG"]) == ("2", "6")
+    assert float(ours[f"{ARTS}: difference against RAG"]) == pytest.approx((4 * 0.25 - 2 * 0.25) / 6, abs=1e-12)
 
 
 class TestNotes:
-    def test_a_complete_table_with_manifests_has_none(self, complete, capsys):
-        main(["--system", "RAG", complete])
+    def test_a_complete_table_with_manifests_has_none(self, score_file, capsys):
+        files = [score_file(f"{name}.json", *scored(name, 1.0, 0.5)) for name in ("rpg", "diy", "law")]
+        main(["--system", "RAG", *files])
         assert len(capsys.readouterr().out.splitlines()) == 3
+
+    def test_a_file_of_more_than_one_category_is_named_once_for_all_systems(self, score_file, capsys):
+        mixed = [question("1", "rpg", 2), question("2", "writers", 1), question("3", "diy", 1)]
+        one, two = score_file("1.json", *mixed), score_file("2.json", *mixed)
+        main(
+            [
+                "--system",
+                "A",
+                one,
+                score_file("3.json", question("4", "law", 2)),
+                "--system",
+                "B",
+                two,
+                "--allow_partial",
+            ]
+        )
+        notes = [line for line in capsys.readouterr().out.splitlines() if "category" in line]
+        held = "Arts & Entertainment (rpg); Lifestyle & Personal Development (diy, writers)"
+        assert notes == [f"- Questions of more than one category in {one}, {two}: {held}."]
+
+    def test_questions_of_unknown_communities_are_in_no_column_and_named(self, score_file, capsys):
+        known = [question("1", "rpg", 2), question("2", "rpg", 1)]
+        odd = [question("3", "hsm", 0), question("4", None, 0), question("5", ["rpg"], 0)]
+        rows, notes = table(capsys, "--system", "RAG", score_file("a.json", *known, *odd))
+        assert rows["RAG"] == ["0.7500", "–", "–", "–", "2", "0", "0"]
+        assert notes == [
+            "- Warning: 3 questions in no column, for no category is known for the community 'hsm', None, ['rpg']; "
+            "utils/scoring.py has the communities."
+        ]
+
+    def test_answers_that_are_missing_count_0_and_are_counted(self, score_file, capsys):
+        lost = [question(str(i), "rpg", 0, answered=False) for i in range(2)]
+        path = score_file("a.json", question("7", "rpg", 2), question("8", "rpg", 2), *lost, num_unanswered=2)
+        rows, notes = table(capsys, "--system", "RAG", path)
+        assert rows["RAG"] == ["0.5000", "–", "–", "–", "4", "2", "0"]
+        assert notes == ["- RAG: 2 questions without an answer, which count 0."]
 
     def test_questions_without_aspects_are_named_and_not_counted(self, score_file, capsys):
         path = score_file("a.json", question("1", "rpg", 2), question("7", "rpg"))
         main(["--system", "RAG", path])
         out = capsys.readouterr().out
-        assert "| RAG | 1.0000 | – | – | – | 1 | 0 |" in out
+        assert "| RAG | 1.0000 | – | – | – | 1 | 0 | 0 |" in out
         assert "- RAG: 1 question without aspects, not scored: 7.\n" in out
 
     def test_partial_files_are_named(self, score_file, capsys):
@@ -183,16 +270,37 @@ class TestJudges:
             ("judge", "judge@2", "judge 'judge@2', not 'judge@1'"),
             ("prompt", {"aspect_judge": "cd34"}, "prompt {'aspect_judge': 'cd34'}, not {'aspect_judge': 'ab12'}"),
             ("strategy", "direct", "strategy 'direct', not 'aspect'"),
+            ("temperature", 0.7, "temperature 0.7, not 0.0"),
+            ("top_p", 1.0, "top_p 1.0, not 0.95"),
+            ("max_tokens", 64, "max_tokens 64, not 512"),
+            ("constrained_decoding", "never", "constrained_decoding 'never', not 'fallback'"),
+            ("dtype", "float16", "dtype 'float16', not 'auto'"),
         ],
     )
-    def test_another_judge_prompt_or_strategy_is_refused(self, complete, score_file, setting, value, shown):
+    def test_what_changes_a_verdict_is_refused(self, complete, score_file, setting, value, shown):
         unknown = score_file("b.json", question("1", "rpg", 2), judged=None)
         other = score_file("c.json", question("9", "rpg", 2), judged=JUDGED | {setting: value})
         assert refusal("--system", "A", unknown, "--system", "B", complete, "--system", "C", other) == (
             f"{other}: judged in another way than {complete}\n  {shown}\n"
-            "  scores of different judges or prompts do not compare: judge both alike, or keep them apart"
+            "  scores of different judges, prompts or settings do not compare: judge both alike, or keep them apart"
         )
         assert other in refusal("--system", "A", complete, other)  # of one system too
+
+    def test_other_narratives_or_aspects_under_the_same_ids_are_refused(self, complete, score_file):
+        entries = question("1", "rpg", 2), question("2", "diy", 1, question_sha256="other"), question("3", "law", 0)
+        other = score_file("b.json", *entries)
+        assert refusal("--system", "A", complete, "--system", "B", other) == (
+            f"{other}: not what was judged in {complete} under the same ids: '2'\n"
+            "  another question, narrative or list of aspects, as of another commit of the dataset: judge both on one"
+        )
+
+    def test_a_score_file_of_before_is_refused_with_what_makes_it_anew(self, complete):
+        old = json.loads(Path(complete).read_text())
+        del old["num_unanswered"]
+        Path(complete).write_text(json.dumps(old))
+        message = refusal("--system", "A", complete)
+        assert message.startswith(f"{complete}: doesn't say which answers are missing")
+        assert "evaluate_responses.py" in message
 
     def test_other_settings_may_differ(self, complete, score_file, capsys):
         fingerprint = JUDGED | {"inputs": "0" * 64, "max_model_len": 4096}
@@ -231,13 +339,13 @@ class TestBold:
         assert rows["B"][:4] == ["**0.7500**", "0.0000", "**1.0000**", "**0.5833**"]  # (0.75 + 0 + 1) / 3
 
     def test_a_tie_is_of_the_numbers_as_they_are_shown(self):
-        rows = [Row("A", {"x": 0.50004}, 1, 0), Row("B", {"x": 0.49996}, 1, 0), Row("C", {"x": 0.49994}, 1, 0)]
+        rows = [Row("A", {"x": 0.50004}, 1, 0, 0), Row("B", {"x": 0.49996}, 1, 0, 0), Row("C", {"x": 0.49994}, 1, 0, 0)]
         assert best_of(rows, "x") == {"A", "B"}  # 0.5000, 0.5000, 0.4999
 
     def test_one_mean_is_not_the_best_of_anything(self):
-        assert best_of([Row("A", {"x": 0.5}, 1, 0)], "x") == set()
-        assert best_of([Row("A", {"x": 0.5}, 1, 0), Row("B", {"x": None}, 1, 1)], "x") == set()
-        assert best_of([Row("A", {"x": 0.0}, 1, 0), Row("B", {"x": 0.0}, 1, 0)], "x") == {"A", "B"}
+        assert best_of([Row("A", {"x": 0.5}, 1, 0, 0)], "x") == set()
+        assert best_of([Row("A", {"x": 0.5}, 1, 0, 0), Row("B", {"x": None}, 1, 0, 1)], "x") == set()
+        assert best_of([Row("A", {"x": 0.0}, 1, 0, 0), Row("B", {"x": 0.0}, 1, 0, 0)], "x") == {"A", "B"}
 
 
 # Three questions with the differences 1/2, 1/2, 1/4: mean 5/12, deviations 1/12, 1/12, -1/6, variance (1/144 + 1/144
@@ -401,7 +509,7 @@ class TestIntervals:
         main([*arguments, "--holm", "--format", "csv"])
         captured = capsys.readouterr()
         rag, ours = csv.DictReader(io.StringIO(captured.out))
-        assert list(ours)[:7] == [cell.strip() for cell in HEADER.strip("|").split("|")]
+        assert list(ours)[:8] == [cell.strip() for cell in HEADER.strip("|").split("|")]
         arts = {name.removeprefix(f"{ARTS}: "): value for name, value in ours.items() if name.startswith(f"{ARTS}: ")}
         assert arts == {
             "paired questions against RAG": "3",
@@ -541,13 +649,13 @@ class TestLatex:
 
     def test_its_form(self, document):
         assert document.count(r"\begin{tabular}") == document.count(r"\end{tabular}") == 2
-        assert r"\begin{tabular}{lrrrrrr}" in document
+        assert r"\begin{tabular}{lrrrrrrr}" in document
         assert r"\begin{tabular}{lllrrrrrr}" in document
         assert r"{0.2500 (0.3518$^{\dag}$, $-$0.1018)}" in document
         assert r"b\_a\%s.json" in document
         assert is_balanced(document)
         for line in document.split(r"\midrule")[1].split(r"\bottomrule")[0].strip().splitlines():
-            assert len(re.findall(r"(?<!\\)&", line)) == 6
+            assert len(re.findall(r"(?<!\\)&", line)) == 7
         assert not set("†−–") & set(document)
 
     @pytest.mark.parametrize("text", ["{", "}", "}{", "{}", "\\", "\\{", r"\end{tabular}", "a{b\\", "%}", "†}", "{†"])
@@ -575,17 +683,18 @@ class TestForms:
     def test_latex(self, complete, score_file, capsys):
         other = score_file("b.json", question("1", "rpg", 1), question("2", "diy", None), question("3", "law", 1))
         main(["--system", "No personalization", complete, "--system", "RAG", other, "--format", "latex"])
-        assert capsys.readouterr().out.splitlines() == [
+        lines = capsys.readouterr().out.splitlines()
+        assert [line for line in lines if "more than one category" not in line] == [
             r"% \usepackage{booktabs}",
-            r"\begin{tabular}{lrrrrrr}",
+            r"\begin{tabular}{lrrrrrrr}",
             r"\toprule",
             r"{System} & {Arts \& Entertainment} & {Lifestyle \& Personal Development} & "
-            r"{Society \& Culture} & {Average (macro)} & {Questions} & {Unscored aspects} \\",
+            r"{Society \& Culture} & {Average (macro)} & {Questions} & {Unanswered} & {Unscored aspects} \\",
             r"\midrule",
-            r"{No personalization} & {\textbf{0.7500}} & {0.5000} & {0.0000} & {0.4167} & {3} & {0} \\",
-            r"{RAG} & {0.5000} & {--} & {\textbf{0.5000}} & {--} & {3} & {1} \\",
+            r"{No personalization} & {\textbf{0.7500}} & {0.5000} & {0.0000} & {0.4167} & {3} & {0} & {0} \\",
+            r"{RAG} & {0.5000} & {--} & {\textbf{0.5000}} & {--} & {3} & {0} & {1} \\",
             r"\bottomrule",
-            r"\multicolumn{7}{p{\linewidth}}{\footnotesize RAG: 1 aspect without a verdict, in 1 question; "
+            r"\multicolumn{8}{p{\linewidth}}{\footnotesize RAG: 1 aspect without a verdict, in 1 question; "
             r"these questions are left out of its means.} \\",
             r"\end{tabular}",
         ]
@@ -607,8 +716,8 @@ class TestForms:
         main(["--system", 'RAG, "k=10"', path, "--format", "csv"])
         captured = capsys.readouterr()
         rows = list(csv.reader(io.StringIO(captured.out)))
-        assert rows[1] == ['RAG, "k=10"', "0.3333333333333333", "", "", "", "2", "1"]
-        assert [len(row) for row in rows] == [7, 7]
+        assert rows[1] == ['RAG, "k=10"', "0.3333333333333333", "", "", "", "2", "0", "1"]
+        assert [len(row) for row in rows] == [8, 8]
         assert captured.err.startswith('note: RAG, "k=10": 1 aspect without a verdict')
 
     def test_output_file_holds_the_table_and_is_not_replaced_unasked(self, complete, tmp_path, capsys):
@@ -703,6 +812,8 @@ class TestRefusals:
             ({"id": 1}, "item 0: not a scored question"),
             ({"category": None}, "community None"),
             ({"category": ["rpg"]}, r"community \['rpg'\]"),
+            ({"answered": None}, "question '1': field 'answered' is missing or null; it must be true or false"),
+            ({"answered": False}, "question '1': its score is 0.5 without an answer, which is 0"),
             ({"details": None}, "field 'details'"),
             ({"details": [{"aspect": "x"}]}, "field 'details'"),
             ({"details": [{"aspect": "x", "score": 7}]}, "question '1': 7 is not a verdict"),

@@ -75,8 +75,9 @@ class Files:
                     {"aspect": aspect["aspect"], "score": v, **detail}
                     for aspect, v in zip(record["rubric_aspects"], found, strict=True)
                 ]
-                entries.append({"id": record["id"], "category": record["category"], "score": score, "details": details})
-        return self.write(name, {"per_question_scores": entries})
+                entry = {"id": record["id"], "category": record["category"], "question_sha256": record["id"]}
+                entries.append({**entry, "answered": True, "score": score, "details": details})
+        return self.write(name, {"num_unanswered": 0, "per_question_scores": entries})
 
     def report(self, *arguments, inputs=None):
         """Run it; the page, its index and its texts."""
@@ -117,10 +118,19 @@ def test_table_and_questions_are_in_it(files):
     # RAG: arts (2 + 1) / 4, lifestyle 1/2, society 0, macro 1.25 / 3; Plan: arts 1/4, no other question is scored
     cells = [[cell["text"] for cell in row] for row in index["table"]["rows"]]
     assert cells == [
-        ["RAG", "0.7500", "0.5000", "0.0000", "0.4167", "3", "0"],
-        ["Plan", "0.2500", "–", "–", "–", "3", "2"],
+        ["RAG", "0.7500", "0.5000", "0.0000", "0.4167", "3", "0", "0"],
+        ["Plan", "0.2500", "–", "–", "–", "3", "0", "2"],
     ]
-    assert [cell["bold"] for cell in index["table"]["rows"][0]] == [False, True, False, False, False, False, False]
+    assert [cell["bold"] for cell in index["table"]["rows"][0]] == [
+        False,
+        True,
+        False,
+        False,
+        False,
+        False,
+        False,
+        False,
+    ]
     assert [question["scores"] for question in index["questions"]] == [[0.75, 0.25], [0.5, None], [0.0, None]]
     assert [question["failures"] for question in index["questions"]] == [
         [[], []],
@@ -176,7 +186,7 @@ def test_what_the_other_scripts_write_is_understood(tmp_path, monkeypatch, capsy
     systems = ["--system", "RAG", rag, rag_scores, "--system", "Gold", gold, gold_scores, f"{gold}.plans.json"]
     assert main(["--inputs_addr", SAMPLE, "--output_addr", str(output), *systems]) == 0
     index, texts = content(output)
-    assert index["notes"] == []  # every post is known, and the judge
+    assert ["more than one category" in note for note in index["notes"]] == [True]  # posts and judge are known
     responses = json.loads(Path(rag).read_text())
     for question, text, record in zip(index["questions"], texts, json.loads(Path(SAMPLE).read_text()), strict=True):
         answer_rag, answer_gold = text["answers"]
@@ -294,9 +304,10 @@ def test_what_does_not_fit_together_is_refused(files, monkeypatch, arguments, me
     files.responses("others", {"rpg_1": "x"})
     files.responses("foreign answers", {"x": "x"})
     files.scores("scores", {"rpg_1": [2, 2]})
-    entry = {"id": "x", "category": "diy", "score": 0.5, "details": [{"aspect": "a", "score": 1}]}
-    files.write("foreign scores", {"per_question_scores": [entry]})
-    files.write("other aspects", {"per_question_scores": [{**entry, "id": "diy_2"}]})
+    entry = {"id": "x", "category": "diy", "question_sha256": "x", "answered": True, "score": 0.5}
+    entry["details"] = [{"aspect": "a", "score": 1}]
+    files.write("foreign scores", {"num_unanswered": 0, "per_question_scores": [entry]})
+    files.write("other aspects", {"num_unanswered": 0, "per_question_scores": [{**entry, "id": "diy_2"}]})
     files.write("foreign plans", {"x": [{"aspects": ["a"]}]})
     files.write("empty", {})
     files.write("data2", [{**files.data[0], "question": "Another?"}])
@@ -438,8 +449,8 @@ def open_page():
 def test_a_question_is_shown_with_all_that_belongs_to_it(files, open_page):
     page = open_page(files.two_systems())
     assert page.run("[...document.querySelectorAll('tbody tr')].map((row) => row.innerText)") == [
-        "RAG\t0.7500\t0.5000\t0.0000\t0.4167\t3\t0",
-        "Plan\t0.2500\t–\t–\t–\t3\t2",
+        "RAG\t0.7500\t0.5000\t0.0000\t0.4167\t3\t0\t0",
+        "Plan\t0.2500\t–\t–\t–\t3\t0\t2",
     ]
     page.go("#rpg_1")
     shown = page.run("$('main').innerText")

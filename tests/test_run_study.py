@@ -120,6 +120,7 @@ def test_only_api_models(tmp_path):
             "arguments.rank: found '--ranker bm25', expected a list of texts, such",
         ),
         ("[arguments]\nanswer = ['--max_tokens', 9]", "arguments.answer: found ['--max_tokens', 9], expected a list"),
+        ("unscored_as_zero = 1", "unscored_as_zero: found 1, expected true or false"),
         ("[slurm]\nshards = 2", "slurm: there is no 'shards'; did you mean 'judge_shards'?"),
         ("[slurm]\njudge_shards = 0", "slurm.judge_shards: found 0, expected a number from 1 up"),
         (
@@ -201,6 +202,21 @@ def count(study):
 )
 def test_the_shipped_studies(name, expected):
     assert count(read_study(str(ROOT / f"utils/studies/{name}.toml"))) == expected
+
+
+@pytest.mark.parametrize("name", ["table2", "figure2", "figure3"])
+def test_unscored_as_zero_is_chosen_for_tables_and_figures_alike(tmp_path, name):
+    text = (ROOT / f"utils/studies/{name}.toml").read_text()
+    for more, expected in (("", False), ("unscored_as_zero = true\n", True)):
+        steps = plan_study(study_of(tmp_path, more + text))
+        assert {"--unscored_as_zero" in s.flags for s in steps if s.kind in ("table", "figure")} == {expected}
+        assert not any("--unscored_as_zero" in s.flags for s in steps if s.kind not in ("table", "figure"))
+
+
+def test_unscored_as_zero_holds_for_the_evaluators_of_figure_4(tmp_path):
+    text = "unscored_as_zero = true\nhuman_addr = 'h.json'\n" + (ROOT / "utils/studies/figure4.toml").read_text()
+    steps = plan_study(study_of(tmp_path, text))
+    assert ["--unscored_as_zero" in s.flags for s in steps if s.kind == "agreement"] == [True]
 
 
 def test_all_shipped_studies_are_counted_above():

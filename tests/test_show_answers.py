@@ -17,9 +17,13 @@ def files(tmp_path):
         "--response_addr", write(
             "answers.json", {"1": [{"output": "This \x1b[31mone.\n\nIndeed."}], "2": [{"output": None}]}
         ),
-        "--score_addr", write("scores.json", {"per_question_scores": [
-            {"id": "1", "score": 0.75, "details": [{"aspect": "cost", "score": 2}, {"aspect": "size", "score": 1}]},
-            {"id": "2", "score": None, "details": [{"aspect": "cause", "score": None}]},
+        "--score_addr", write("scores.json", {"num_unanswered": 0, "per_question_scores": [
+            {"id": "1", "question_sha256": "x", "answered": True, "score": 0.75, "details": [
+                {"aspect": "cost", "score": 2}, {"aspect": "size", "score": 1},
+            ]},
+            {"id": "2", "question_sha256": "x", "answered": True, "score": None, "details": [
+                {"aspect": "cause", "score": None},
+            ]},
         ]}),
     ]  # fmt: skip
 

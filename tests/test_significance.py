@@ -36,7 +36,8 @@ APPROX_95 = 1.959964  # standard deviations of a normal distribution
 
 
 def question(question_id, community, score):
-    return {"id": question_id, "category": community, "score": score, "details": [{"aspect": "a", "score": None}]}
+    details = [{"aspect": "a", "score": None}]
+    return {"id": question_id, "category": community, "answered": True, "score": score, "details": details}
 
 
 def random_strata(seed, *sizes):

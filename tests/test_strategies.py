@@ -106,20 +106,23 @@ def test_a_level_is_a_questions_score(judging, capsys):
     found = judging.run("direct", [judging.responses("a", q1="A1", q2="A2", q3="A3", q4="A4", q5=None)])
 
     assert found["strategy"] == "direct"
-    assert found["score"] == (0.75 + 0 + 1) / 3  # q4 and q5 have no level: no score, and no 0
-    assert (found["num_questions"], found["num_scored_questions"], found["num_unscored"]) == (5, 3, 2)
+    assert found["score"] == (0.75 + 0 + 1 + 0) / 4  # q4 has no level: no score, and no 0; q5 no answer: 0
+    assert (found["num_questions"], found["num_scored_questions"]) == (5, 4)
+    assert (found["num_unanswered"], found["num_unscored"]) == (1, 1)
     assert found["score_unscored_as_zero"] == (0.75 + 0 + 1 + 0 + 0) / 5
     assert "partial" not in found
     entries = found["per_question_scores"]
     assert [(entry["id"], entry["score"]) for entry in entries] == [
-        ("q1", 0.75), ("q2", 0), ("q3", 1), ("q4", None), ("q5", None)
+        ("q1", 0.75), ("q2", 0), ("q3", 1), ("q4", None), ("q5", 0)
     ]  # fmt: skip
     detail = {"score": 0.75, "raw": '{"score": 0.75}', "parsed": "strict", "attempts": 1}
-    assert entries[0] == {"id": "q1", "category": "history", "score": 0.75, "details": [detail]}
+    assert entries[0].pop("question_sha256") != entries[1]["question_sha256"]
+    assert entries[0] == {"id": "q1", "category": "history", "answered": True, "score": 0.75, "details": [detail]}
     assert entries[3]["details"][0]["reason"] == "no score in the text"
     assert entries[3]["details"][0]["raw"] == "Good, I think."
-    assert entries[4]["details"] == [{"score": None, "reason": "no response to judge"}]
-    assert "score 0.5833 over 3 questions; 2 responses unscored (as zeros: 0.3500)" in capsys.readouterr().out
+    assert entries[4]["details"] == [{"score": 0, "reason": "no response to judge"}]
+    said = capsys.readouterr().out
+    assert "score 0.4375 over 4 questions; 1 of them without an answer, counted 0; 1 responses unscored" in said
 
 
 def test_the_direct_judge_reads_the_whole_response_and_no_aspect(judging):
@@ -201,15 +204,17 @@ def test_wins_ties_losses_and_what_is_unscored(judging, capsys):
     found = judging.run("pairwise", [first, second])
 
     # q1 a win, q2 (always the first) and q7 (always the second) flip, q3 a loss; q4 has no verdict, q5 one of two,
-    # q6 lacks a response, so neither order is asked.
+    # q6 lacks the second's response, so the first wins and neither order is asked.
     assert [entry["result"] for entry in found["per_question_scores"]] == [
-        "win", "tie", "loss", None, None, None, "tie"
+        "win", "tie", "loss", None, None, "win", "tie"
     ]  # fmt: skip
-    assert (found["wins"], found["ties"], found["losses"]) == (1, 2, 1)
-    assert found["position_swap_rate"] == 2 / 4
-    assert (found["num_questions"], found["num_scored_questions"], found["num_unscored"]) == (7, 4, 2 + 1 + 2)
+    assert (found["wins"], found["ties"], found["losses"]) == (2, 2, 1)
+    assert found["position_swap_rate"] == 2 / 4  # of what was asked
+    assert (found["num_questions"], found["num_scored_questions"]) == (7, 5)
+    assert (found["num_unanswered"], found["num_unscored"]) == ([0, 1], 2 + 1)
     said = capsys.readouterr().out
-    assert "of 4 questions; position-swap rate 50%; 3 questions unscored, for 5 verdicts are missing" in said
+    assert "of 5 questions; position-swap rate 50%; 0 without the first's answer, 1 without the second's" in said
+    assert "; 2 questions unscored, for 3 verdicts are missing" in said
 
     details = {entry["id"]: entry["details"] for entry in found["per_question_scores"]}
     kept = {"parsed": "strict", "attempts": 1}
@@ -222,7 +227,7 @@ def test_wins_ties_losses_and_what_is_unscored(judging, capsys):
     assert [(d["preferred"], d.get("reason")) for d in details["q5"]] == [
         ("first", None), (None, "no better_response in the text")
     ]  # fmt: skip
-    assert [d["reason"] for d in details["q6"]] == ["no response to judge"] * 2
+    assert details["q6"] == []
     asked = [shown(request) for request in judging.server.requests]
     assert asked.count(("A1", "B1")) == asked.count(("B1", "A1")) == 1
 
@@ -272,9 +277,20 @@ def test_part_of_the_responses_is_what_both_systems_have(judging):
 def test_nothing_to_compare_has_no_swap_rate(judging, capsys):
     judging.data(1)
     found = judging.run("pairwise", [judging.responses("a", q1="A1"), judging.responses("b", q1=" \n")])
-    assert (found["position_swap_rate"], found["num_unscored"], found["wins"]) == (None, 2, 0)
-    assert "position-swap rate none; 1 questions unscored" in capsys.readouterr().out
+    assert (found["position_swap_rate"], found["num_unscored"], found["wins"]) == (None, 0, 1)
+    assert "position-swap rate none; 0 without the first's answer, 1 without" in capsys.readouterr().out
     assert judging.server.requests == []
+
+
+def test_two_missing_answers_tie_and_are_no_swap(judging):
+    judging.server.reply = prefers(lambda one, other: "A2" if "A2" in (one, other) else one)
+    judging.data(1, 2, 3)
+    files = [judging.responses("a", q1=None, q2="A2", q3=None), judging.responses("b", q1="", q2="B2", q3="B3")]
+    found = judging.run("pairwise", files)
+    assert [entry["result"] for entry in found["per_question_scores"]] == ["tie", "win", "loss"]
+    assert [entry["answered"] for entry in found["per_question_scores"]] == [[False] * 2, [True] * 2, [False, True]]
+    assert (found["position_swap_rate"], found["num_unanswered"]) == (0.0, [2, 1])
+    assert len(judging.server.requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -425,8 +441,12 @@ def test_a_table_of_direct_scores(judging, capsys):
     ],
 )
 def test_a_direct_score_that_does_not_hold_together(judging, change, message):
-    entry = {"id": "q1", "category": "law", "score": 0.75, "details": [{"score": 0.75}]} | change
-    path = judging.write("scores.json", {"strategy": "direct", "per_question_scores": [entry]})
+    entry = {"id": "q1", "category": "law", "question_sha256": "x", "answered": True, "score": 0.75} | {
+        "details": [{"score": 0.75}],
+        **change,
+    }
+    scores = {"strategy": "direct", "num_unanswered": 0, "per_question_scores": [entry]}
+    path = judging.write("scores.json", scores)
     with pytest.raises(UserError, match=f"question 'q1': {message}"):
         make_table.main(["--system", "RAG", str(path)])
 

@@ -35,16 +35,23 @@ from utils import cli
 from utils.cli import UserError
 from utils.make_table import judge_notes
 from utils.plans import one_line
-from utils.records import quote, read_json, read_scores
+from utils.records import check_counts_unanswered, check_digest, quote, read_json, read_scores
 from utils.run_files import file_hash, prepare_output, read_manifest, write_atomically
-from utils.scoring import SYSTEMS, pair_result
+from utils.scoring import SYSTEMS, pair_result, result_by_default
 from utils.significance import differences
-from utils.system_scores import check_same_judge
+from utils.system_scores import (
+    add_unscored_argument,
+    check_same_content,
+    check_same_judge,
+    count_unscored_as_zero,
+)
 from utils.table_formats import Cell, Table, number, signed, to_markdown
 
 PREFERENCES = {"first": 1, "tie": 0, "second": -1}  # a human's choice as a number, larger for the first system
 RESULTS = {"win": 1, "tie": 0, "loss": -1}  # a pairwise result, which is the first system's, likewise
 PAPER_KAPPA = 0.726  # of the paper's two raters (section 5.2)
+
+_ANSWERED = [[one, other] for one in (True, False) for other in (True, False)]
 
 Pairs = Sequence[tuple[float, float]]  # two sides' preferences on the same questions
 
@@ -58,6 +65,7 @@ class Evaluator:
         preferences: by question id the first system's score minus the second's, -1 to 1; of a pairwise comparison
             1, 0 or -1.
         unscored: ids of the questions that lack a score of one of the systems, or a pairwise result.
+        not_asked: ids of the questions whose pairwise result stands without a judge, for an answer is missing.
         scores: all question scores of both systems, 0 to 1; none of a pairwise comparison.
     """
 
@@ -66,6 +74,7 @@ class Evaluator:
     files: list[list[str]] = field(default_factory=list)
     preferences: dict[str, float] = field(default_factory=dict)
     unscored: set[str] = field(default_factory=set)
+    not_asked: set[str] = field(default_factory=set)
     scores: list[float] = field(default_factory=list)
 
 
@@ -85,6 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="the humans' choices, first, second or tie (default: compare the evaluators with each other only)",
     )
+    add_unscored_argument(parser)
     parser.add_argument("--output_addr", metavar="FILE", help="where all figures go, as JSON")
     parser.add_argument("--overwrite", action="store_true", help="replace an output that was made with other settings")
     return parser
@@ -96,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
     inputs = check_files(args)
     if args.output_addr is not None:
         cli.check_outputs([args.output_addr], inputs)
-    evaluators = read_evaluators(args.evaluator)
+    evaluators = read_evaluators(args.evaluator, args.unscored_as_zero)
     unknown_judge = [path for evaluator in evaluators for path in check_same_judge(chain(*evaluator.files))]
     check_order(evaluators)
     choices = {} if args.human_addr is None else read_human(args.human_addr)
@@ -134,12 +144,16 @@ def check_files(args: argparse.Namespace) -> list[str]:
     return inputs
 
 
-def read_evaluators(arguments: list[list[str]]) -> list[Evaluator]:
+def read_evaluators(arguments: list[list[str]], unscored_as_zero: bool) -> list[Evaluator]:
     """The evaluators of every `[name, file, ...]`, in the order of their names' first appearance.
+
+    Args:
+        unscored_as_zero: as in `read_systems`; a pairwise comparison without a verdict has no result all the same.
 
     Raises:
         UserError: a file that is not a score file or holds no questions, files that are not of one strategy or not as
-            many as it takes, two files without a common question, a question that stands twice in an evaluator.
+            many as it takes, two files without a common question, a question that stands twice in an evaluator, or is
+            not the same in both systems.
     """
     evaluators: dict[str, Evaluator] = {}
     for name, *paths in arguments:
@@ -149,6 +163,11 @@ def read_evaluators(arguments: list[list[str]]) -> list[Evaluator]:
         check_strategies(evaluator, paths, strategies)
         systems = [index_questions(path, scores) for path, scores in zip(paths, files, strict=True)]
         check_new(evaluator, paths, systems)
+        check_same_content(
+            (question, [path]) for path, its in zip(paths, systems, strict=True) for question in its.values()
+        )
+        if unscored_as_zero and evaluator.strategy != "pairwise":
+            count_unscored_as_zero(question for questions in systems for question in questions.values())
         add_questions(evaluator, systems)
         evaluator.files.append(paths)
     return list(evaluators.values())
@@ -173,14 +192,23 @@ def check_results(path: str, scores: dict[str, Any]) -> None:
     for index, question in enumerate(scores["per_question_scores"]):
         if not isinstance(question, dict) or not isinstance(question.get("id"), str):
             raise UserError(f"{path}: per_question_scores, item {index}: not a scored question: it has no field 'id'")
-        where = f"{path}: question {quote(question['id'])}"
-        details = question.get("details")
-        if not isinstance(details, list) or len(details) != 2 or not all(map(_is_order, details)):
-            raise UserError(f"{where}: field 'details' is not the two orders of a pairwise comparison")
-        expected = pair_result(*(detail["preferred"] for detail in details))
-        if "result" not in question or question["result"] != expected:
-            found = quote(question.get("result"))
-            raise UserError(f"{where}: its result is {found}, but its two orders give {quote(expected)}")
+        _check_result(question, f"{path}: question {quote(question['id'])}")
+    check_counts_unanswered(path, scores)
+
+
+def _check_result(question: dict[str, Any], where: str) -> None:
+    check_digest(question, where)
+    details, answered = question.get("details"), question.get("answered")
+    if answered not in _ANSWERED:
+        raise UserError(f"{where}: field 'answered' is {quote(answered)}; it must say of each system whether it did")
+    if not all(answered):
+        expected, source = result_by_default(answered), "missing answers give"
+    elif not isinstance(details, list) or len(details) != 2 or not all(map(_is_order, details)):
+        raise UserError(f"{where}: field 'details' is not the two orders of a pairwise comparison")
+    else:
+        expected, source = pair_result(*(detail["preferred"] for detail in details)), "two orders give"
+    if "result" not in question or question["result"] != expected:
+        raise UserError(f"{where}: its result is {quote(question.get('result'))}, but its {source} {quote(expected)}")
 
 
 def _is_order(detail: Any) -> bool:
@@ -234,6 +262,8 @@ def add_questions(evaluator: Evaluator, systems: list[dict[str, dict[str, Any]]]
         questions = [system.get(question_id, {}) for system in systems]
         if evaluator.strategy == "pairwise":
             preference = RESULTS.get(questions[0]["result"])
+            if not questions[0]["details"]:
+                evaluator.not_asked.add(question_id)
         else:
             first, second = (question.get("score") for question in questions)
             preference = None if first is None or second is None else differences([(first, second)])[0]
@@ -362,14 +392,12 @@ def evaluator_figures(evaluator: Evaluator, human: dict[str, int]) -> dict[str, 
             as half right (accuracy_ties_half) and as wrong (accuracy_ties_wrong).
         kappa, spearman: -1 to 1.
         mean_score: of all question scores in the files of both systems, 0 to 1; None of pairwise.
-        position_swap_rate: share of ties among all scored questions of pairwise, 0 to 1; else None.
+        position_swap_rate: share of ties among all questions that a pairwise judge decided, 0 to 1; else None.
     """
     pairs = pair_up(evaluator.preferences, human)
     decided = [(mine, theirs) for mine, theirs in pairs if theirs != 0]
-    scored = evaluator.preferences.values()
-    swap_rate = None
-    if evaluator.strategy == "pairwise" and scored:
-        swap_rate = sum(preference == 0 for preference in scored) / len(scored)
+    judged = [its for question_id, its in evaluator.preferences.items() if question_id not in evaluator.not_asked]
+    swap_rate = judged.count(0) / len(judged) if evaluator.strategy == "pairwise" and judged else None
     return {
         "name": evaluator.name,
         "strategy": evaluator.strategy,

@@ -262,10 +262,13 @@ def _community_notes(column: Column) -> Iterator[str]:
     communities = sorted(column.counts.communities)
     if unknown := [name for name in communities if name not in COMMUNITIES]:
         yield (
-            f"no category is known for {first_five(unknown)}; add a community to the category it belongs to at the "
-            "top of utils/scoring.py, utils/make_table.py needs it."
+            f"no category is known for {first_five(unknown)}, which will be in no column of a table; utils/scoring.py "
+            "has the communities of each category."
         )
     category = column.paper.get("category")
+    found = dict.fromkeys(COMMUNITIES[name] for name in communities if name in COMMUNITIES)
+    if category is None and len(found) > 1:
+        yield f"questions of more than one category: {', '.join(found)}; the hub's files hold one each."
     if elsewhere := [name for name in communities if category not in (None, COMMUNITIES.get(name, category))]:
         yield f"utils/scoring.py has another category for {first_five(elsewhere)}."
 

@@ -34,7 +34,13 @@ from utils.records import quote, read_json
 from utils.run_files import prepare_output
 from utils.scoring import CATEGORIES, COMMUNITIES
 from utils.significance import Strata, bootstrap_interval
-from utils.system_scores import System, check_same_judge, check_same_questions, read_systems
+from utils.system_scores import (
+    System,
+    add_unscored_argument,
+    check_judged_alike,
+    check_same_questions,
+    read_systems,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,6 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="figures 2, 3 and 16: take systems that were not scored on the same questions",
     )
+    add_unscored_argument(parser)
     return parser
 
 
@@ -129,8 +136,9 @@ def check_flags(args: argparse.Namespace) -> None:
             raise UserError(f"--{name}: not for --figure {args.figure}, which is drawn from --{needed}")
         if name == needed and not given:
             raise UserError(f"--figure {args.figure}: is drawn from --{needed}; give it")
-    if args.allow_partial and needed != "system":
-        raise UserError(f"--allow_partial: not for --figure {args.figure}, which compares no systems")
+    for name in ("allow_partial", "unscored_as_zero"):
+        if getattr(args, name) and needed != "system":
+            raise UserError(f"--{name}: not for --figure {args.figure}, which reads no score files")
 
 
 def output_files(address: str) -> dict[Path, str]:
@@ -157,7 +165,7 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     if args.figure == "4":
         return trade_off_figure(read_evaluators(args.agreement_addr)), []
     check_names(args)
-    systems, notes = read_scored(args.system, args.allow_partial)
+    systems, notes = read_scored(args.system, args.allow_partial, args.unscored_as_zero)
     if args.figure == "3":
         return systems_figure([make_row(system) for system in systems]), notes
     points = {int(system.name): points_of(system) for system in systems}
@@ -188,18 +196,20 @@ def check_numbers_of_posts(names: list[str]) -> None:
         raise UserError(f"--system {names[0]!r}: is the only number of posts; give two or more")
 
 
-def read_scored(arguments: list[list[str]], allow_partial: bool) -> tuple[list[System], list[str]]:
+def read_scored(
+    arguments: list[list[str]], allow_partial: bool, unscored_as_zero: bool
+) -> tuple[list[System], list[str]]:
     """Read the score files of every `[name, file, ...]`, which must be alike as in a table; with notes on them.
 
     Raises:
-        UserError: as `read_systems`, `check_same_judge` and, unless `allow_partial`, `check_same_questions`; or no
+        UserError: as `read_systems`, `check_judged_alike` and, unless `allow_partial`, `check_same_questions`; or no
             question of any system has a score.
     """
-    systems = read_systems(arguments, unscored_as_zero=False)
-    unknown_judge = check_same_judge(path for system in systems for path in system.paths)
+    systems = read_systems(arguments, unscored_as_zero)
+    unknown_judge = check_judged_alike(systems)
     if not allow_partial:
         check_same_questions(systems)
-    notes = [*make_notes(systems, unscored_as_zero=False), *judge_notes(unknown_judge)]
+    notes = [*make_notes(systems, unscored_as_zero), *judge_notes(unknown_judge)]
     scored = {COMMUNITIES[q["category"]] for system in systems for q in system.questions if q["score"] is not None}
     if not scored:
         raise UserError(f"{systems[0].paths[0]}: no question of any system has a score; there is nothing to draw")

@@ -6,8 +6,9 @@
   python utils/make_table.py --system RAG rag.json --format latex --output_addr table.tex
 
 The score files of a system are pooled and its questions sorted into the three categories by their community.
-Category columns are means of question scores, the last one is the unweighted mean of the three categories. The best
-of a column is bold, with all that show the same four decimals.
+Category columns are means of question scores, the last one is the unweighted mean of the three categories. A question
+without an answer counts 0; one without a verdict is left out, unless --unscored_as_zero. The best of a column is bold,
+with all that show the same four decimals.
 
 With --baseline, a dagger marks what is better than every baseline named: by a two-sided paired t-test, p < 0.05, in
 the same column, over the questions that both have a score of.
@@ -29,12 +30,18 @@ from utils.paper_results import Paper, read_paper
 from utils.plans import one_line
 from utils.records import quote
 from utils.run_files import prepare_output, write_atomically
-from utils.scoring import category_means, macro_average
+from utils.scoring import CATEGORIES, COMMUNITIES, category_means, macro_average
 from utils.significance import ALPHA, PERMUTATIONS, RESAMPLES
-from utils.system_scores import System, check_same_judge, check_same_questions, read_systems
+from utils.system_scores import (
+    System,
+    add_unscored_argument,
+    check_judged_alike,
+    check_same_questions,
+    read_systems,
+)
 from utils.table_formats import Cell, Table, number, p_text, signed, to_csv, to_latex, to_markdown
 
-COLUMNS = ("System", *GROUPS, "Questions", "Unscored aspects")
+COLUMNS = ("System", *GROUPS, "Questions", "Unanswered", "Unscored aspects")
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,7 @@ class Row:
     name: str
     means: dict[str, float | None]
     num_questions: int
+    num_unanswered: int
     num_unscored: int
 
 
@@ -53,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     names = [one_line(name) for name, *_ in args.system]
     paper = None if args.paper is None else read_paper(args.paper, args.paper_table, names)
     systems = read_systems(args.system, args.unscored_as_zero)
-    unknown_judge = check_same_judge(path for system in systems for path in system.paths)
+    unknown_judge = check_judged_alike(systems)
     if not args.allow_partial:
         check_same_questions(systems)
     rows = [make_row(system) for system in systems]
@@ -96,11 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--output_addr", metavar="FILE", help="where the table goes (default: stdout)")
     parser.add_argument("--overwrite", action="store_true", help="replace --output_addr if it exists")
-    parser.add_argument(
-        "--unscored_as_zero",
-        action="store_true",
-        help="count an aspect without a verdict as 0 (default: leave its question out of the means)",
-    )
+    add_unscored_argument(parser)
     parser.add_argument(
         "--allow_partial", action="store_true", help="take systems that were not scored on the same questions"
     )
@@ -156,7 +160,8 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 def make_row(system: System) -> Row:
     means = category_means(system.questions)
-    return Row(system.name, means | {MACRO: macro_average(means)}, len(system.asked_ids()), sum(system.unscored()))
+    counts = (len(system.asked_ids()), system.num_unanswered(), sum(system.unscored()))
+    return Row(system.name, means | {MACRO: macro_average(means)}, *counts)
 
 
 def best_of(rows: list[Row], group: str) -> set[str]:
@@ -173,6 +178,9 @@ def make_notes(systems: list[System], unscored_as_zero: bool) -> list[str]:
     notes = []
     treatment = "they count 0" if unscored_as_zero else "these questions are left out of its means"
     for system in systems:
+        if unanswered := system.num_unanswered():
+            verb = "counts" if unanswered == 1 else "count"
+            notes.append(f"{system.name}: {_count(unanswered, 'question')} without an answer, which {verb} 0.")
         if missing := system.unscored():
             aspects, questions = _count(sum(missing), "aspect"), _count(len(missing), "question")
             notes.append(f"{system.name}: {aspects} without a verdict, in {questions}; {treatment}.")
@@ -181,7 +189,26 @@ def make_notes(systems: list[System], unscored_as_zero: bool) -> list[str]:
         if empty := [question["id"] for question in system.questions if not question["details"]]:
             questions = _count(len(empty), "question")
             notes.append(f"{system.name}: {questions} without aspects, not scored: {_first_five(empty)}.")
-    return notes + _note_on_different_questions(systems)
+    return notes + _notes_on_categories(systems) + _note_on_different_questions(systems)
+
+
+def _notes_on_categories(systems: list[System]) -> list[str]:
+    """Where a file is not of one category, as the hub's are, and which communities have none."""
+    mixed: dict[str, list[str]] = {}  # files by what they hold: those of all systems have the same questions
+    for path, communities in (item for system in systems for item in system.communities.items()):
+        of = {category: [c for c in communities if COMMUNITIES[c] == category] for category in CATEGORIES}
+        held = [f"{category} ({', '.join(sorted(names))})" for category, names in of.items() if names]
+        if len(held) > 1:
+            mixed.setdefault("; ".join(held), []).append(path)
+    notes = [f"Questions of more than one category in {_first_five(paths)}: {held}." for held, paths in mixed.items()]
+    unplaced = {question["id"]: question for system in systems for question in system.unplaced}.values()
+    if unplaced:
+        names = ", ".join(sorted({quote(question.get("category")) for question in unplaced}))
+        notes.append(
+            f"Warning: {_count(len(unplaced), 'question')} in no column, for no category is known for the community "
+            f"{one_line(names)}; utils/scoring.py has the communities."
+        )
+    return notes
 
 
 def _note_on_different_questions(systems: list[System]) -> list[str]:
@@ -265,7 +292,8 @@ def means_table(rows: list[Row], contrasts: list[Contrast], paper: Paper | None,
             )
             for group, mean in row.means.items()
         ]
-        lines.append([Cell(row.name), *cells, Cell(str(row.num_questions)), Cell(str(row.num_unscored))])
+        counts = (row.num_questions, row.num_unanswered, row.num_unscored)
+        lines.append([Cell(row.name), *cells, *(Cell(str(count)) for count in counts)])
     return Table(COLUMNS, lines, notes)
 
 
@@ -318,7 +346,8 @@ def csv_rows(rows: list[Row], contrasts: list[Contrast], paper: Paper | None) ->
 
 
 def _csv_record(row: Row, contrasts: list[Contrast], paper: Paper | None) -> dict[str, Any]:
-    record = {"System": row.name, **row.means, "Questions": row.num_questions, "Unscored aspects": row.num_unscored}
+    record = {"System": row.name, **row.means, "Questions": row.num_questions}
+    record |= {"Unanswered": row.num_unanswered, "Unscored aspects": row.num_unscored}
     if paper is not None:
         for group in GROUPS:
             record[f"{group}: paper"] = paper.scores.get((row.name, group))

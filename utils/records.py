@@ -318,7 +318,8 @@ def _each(samples: dict[str, list[Any]], path: str | Path, noun: str) -> Iterato
 def read_scores(path: str | Path) -> dict[str, Any]:
     """Read a score file; UserError unless every question has its aspects, and the score that their verdicts give.
 
-    Direct scoring's have one level in place of the aspects. A pairwise comparison is refused: it has no scores.
+    Direct scoring's have one level in place of the aspects. A pairwise comparison is refused: it has no scores; and so
+    is a file of before missing answers counted 0.
     """
     scores = read_json(path)
     if not isinstance(scores, dict) or not isinstance(scores.get("per_question_scores"), list):
@@ -332,12 +333,43 @@ def read_scores(path: str | Path) -> dict[str, Any]:
             f"{path}: its strategy is {quote(strategy)}, which scores no single system\n"
             "  give files of the strategies aspect or direct"
         )
+    check_counts_unanswered(path, scores)
     for number, question in enumerate(scores["per_question_scores"]):
         if not isinstance(question, dict) or not isinstance(question.get("id"), str):
             raise UserError(f"{path}: per_question_scores, item {number}: not a scored question: it has no field 'id'")
-        check = _check_level if strategy == "direct" else _check_scores
-        check(question, f"{path}: question {quote(question['id'])}")
+        check, where = (
+            _check_level if strategy == "direct" else _check_scores,
+            f"{path}: question {quote(question['id'])}",
+        )
+        check(question, where)
+        check_digest(question, where)
+        _check_answered(question, where)
     return scores
+
+
+def check_counts_unanswered(path: str | Path, scores: dict[str, Any]) -> None:
+    """Raise UserError for a score file of before: there a missing answer took its question out of the means."""
+    if "num_unanswered" not in scores:
+        raise UserError(
+            f"{path}: doesn't say which answers are missing, which count 0 now and did not before\n"
+            "  the evaluate_responses.py command that made it makes it anew and asks the judge nothing again\n"
+            "  (where its journal was deleted, delete it too, and it is judged again)"
+        )
+
+
+def check_digest(question: dict[str, Any], where: str) -> None:
+    """Raise UserError unless it says by a hash what the judge was shown of the question."""
+    if not isinstance(question.get("question_sha256"), str):
+        found = _kind(question.get("question_sha256"))
+        raise UserError(f"{where}: field 'question_sha256' is {found}; judge the responses again")
+
+
+def _check_answered(question: dict[str, Any], where: str) -> None:
+    answered = question.get("answered")
+    if type(answered) is not bool:
+        raise UserError(f"{where}: field 'answered' is {_kind(answered)}; it must be true or false")
+    if not answered and question["score"]:
+        raise UserError(f"{where}: its score is {quote(question['score'])} without an answer, which is 0")
 
 
 def _check_scores(question: dict[str, Any], where: str) -> None:

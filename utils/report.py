@@ -38,7 +38,7 @@ from utils.records import (
 from utils.run_files import file_hash, prepare_output, read_manifest, write_atomically
 from utils.scoring import COMMUNITIES
 from utils.show_answers import VERDICTS
-from utils.system_scores import check_same_judge, read_systems
+from utils.system_scores import check_judged_alike, read_systems
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 Record = dict[str, Any]
@@ -187,13 +187,13 @@ def read_scores_into(
     """Read the score files, as utils/make_table.py does, into the sides; the table of means and its notes.
 
     Raises:
-        UserError: as `read_systems` and `check_same_judge`, or scores of other questions or aspects than the dataset's.
+        UserError: as `read_systems` and `check_judged_alike`, or scores of other aspects than the dataset's.
     """
     arguments = [[name, *kinds["scores"]] for name, kinds in files.items() if kinds["scores"]]
     if not arguments:
         return None, []
     systems = read_systems(arguments, unscored_as_zero=False)
-    notes = [*make_notes(systems, False), *judge_notes(check_same_judge(path for s in systems for path in s.paths))]
+    notes = [*make_notes(systems, False), *judge_notes(check_judged_alike(systems))]
     by_name = {side.name: side for side in sides}
     for system in systems:
         where = ", ".join(system.paths)

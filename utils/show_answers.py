@@ -46,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
 def describe_answer(question: str, answer: str | None, entry: dict[str, Any]) -> str:
     """One question with its answer, its aspects and their verdicts, as lines of at most `WIDTH` characters."""
     score = "unscored" if entry["score"] is None else f"{entry['score']:.2f}"
+    score += "" if entry["answered"] else ", for there is no answer"
     lines = [f"{printable(question)}  [{printable(entry['id'])}]", ""]
     for paragraph in printable(answer or "(no answer)").splitlines():
         lines += textwrap.wrap(paragraph, WIDTH, initial_indent="  | ", subsequent_indent="  | ") or ["  |"]

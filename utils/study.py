@@ -50,6 +50,7 @@ class Study:
         planner_base: what the planners, one a category, are trained on.
         num_contexts: posts from the profile, for every method that uses them.
         seeds: of the answers.
+        unscored_as_zero: the flag of this name, for tables and figures.
         figure: of the paper, drawn in the end: 2, 3, 4 or 16.
         human_addr: people's choices between planpers (first) and rag (second), which figure 4 needs.
         arguments: further flags of the scripts, by the name of the step.
@@ -71,6 +72,7 @@ class Study:
     categories: tuple[str, ...] = CATEGORIES
     splits: tuple[str, ...] = ("test",)
     seeds: tuple[int, ...] = (0,)
+    unscored_as_zero: bool = False
     figure: int | None = None
     human_addr: str | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -133,6 +135,9 @@ def check_value(path: str, key: str, value: Any) -> None:
     elif key == "figure":
         if type(value) is not int or value not in FIGURES:
             refuse(path, key, value, "one of the figures 2, 3, 4 and 16, as a number")
+    elif key == "unscored_as_zero":
+        if not isinstance(value, bool):
+            refuse(path, key, value, "true or false")
     elif not is_text(value):
         refuse(path, key, value, "a text")
 

@@ -216,6 +216,7 @@ def table_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
         baselines = [title for title, its in rows.items() if its[0].method in BASELINES]
         if baselines and len(baselines) < len(rows):
             flags += ["--baseline", *baselines]
+        flags += unscored_flags(study)
         folder, name = f"{study.output}/{short_name(model)}/{split}", f"{study.name}{judge_suffix(judge)}"
         output = f"{folder}/{name}.md"
         made_from = [file for _, files in systems for file in files] + [study.path]
@@ -223,6 +224,10 @@ def table_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
         yield Step(
             "table", job, "utils/make_table.py", {"--output_addr": output}, ["--overwrite", *flags], {output: made_from}
         )
+
+
+def unscored_flags(study: Study) -> list[str]:
+    return ["--unscored_as_zero"] if study.unscored_as_zero else []
 
 
 def row_title(study: Study, answers: Answers) -> str:
@@ -244,6 +249,7 @@ def figure_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
                 name = TITLES[method] if study.figure == 3 else str(one.num_contexts)
                 systems.setdefault(name, []).append(score_file(study, one, judge))
         flags = [word for name, files in systems.items() for word in ("--system", name, *files)]
+        flags += unscored_flags(study)
         yield figure_step(study, model, split, judge_suffix(judge), flags, [*chain(*systems.values())])
 
 
@@ -251,7 +257,7 @@ def evaluator_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
     """Figure 4: the judges' agreement with humans, and what they score; nothing without the humans' choices."""
     if study.human_addr is None:
         return
-    flags: list[str] = ["--human_addr", study.human_addr, "--overwrite"]
+    flags: list[str] = ["--human_addr", study.human_addr, "--overwrite", *unscored_flags(study)]
     made_from = [study.human_addr, study.path]
     for judge, category in product(study.judges, study.categories):
         by_method = {one.method: one for one in answers if (one.category, one.seed) == (category, study.seeds[0])}

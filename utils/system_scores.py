@@ -1,6 +1,8 @@
 """The score files of the systems that are compared: read, and checked for what must be alike."""
 
+import argparse
 import os
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,25 +13,56 @@ from utils.records import first_five, quote, read_scores
 from utils.run_files import file_hash, read_manifest
 from utils.scoring import COMMUNITIES, question_score_unscored_as_zero
 
-JUDGE_SETTINGS = ("strategy", "judge", "prompt")  # of a score file's fingerprint: who judged, and asked what
+# Of a score file's fingerprint what changes a verdict: who judged, asked what, and how the verdict was drawn.
+JUDGE_SETTINGS = (
+    "strategy",
+    "judge",
+    "prompt",
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "constrained_decoding",
+    "dtype",
+)
 
 
 @dataclass
 class System:
-    """A row's name and everything its score files hold."""
+    """A row's name and everything its score files hold.
+
+    Attributes:
+        questions: those of the communities that a category is known for.
+        unplaced: the others, which are in no column.
+        communities: of each file, the questions of each community that a category is known for.
+    """
 
     name: str
     paths: list[str]
     questions: list[dict[str, Any]] = field(default_factory=list)
+    unplaced: list[dict[str, Any]] = field(default_factory=list)
+    communities: dict[str, Counter[str]] = field(default_factory=dict)
     partial_files: list[str] = field(default_factory=list)
 
     def asked_ids(self) -> set[str]:
         return {question["id"] for question in self.questions if question["details"]}
 
+    def num_unanswered(self) -> int:
+        """Questions that the system did not answer, which score 0."""
+        return sum(not question["answered"] for question in self.questions if question["details"])
+
     def unscored(self) -> list[int]:
         """How many verdicts are missing, for every question where any is."""
         missing = [sum(d["score"] is None for d in question["details"]) for question in self.questions]
         return [count for count in missing if count]
+
+
+def add_unscored_argument(parser: argparse.ArgumentParser) -> None:
+    """One rule for what the judge left out, to be chosen wherever scores are averaged."""
+    parser.add_argument(
+        "--unscored_as_zero",
+        action="store_true",
+        help="count an aspect without a verdict as 0 (default: leave its question out of the means)",
+    )
 
 
 def read_systems(arguments: list[list[str]], unscored_as_zero: bool) -> list[System]:
@@ -40,15 +73,21 @@ def read_systems(arguments: list[list[str]], unscored_as_zero: bool) -> list[Sys
 
     Raises:
         UserError: a name given twice or without files, a file of two systems, a file that is not a score file or
-            holds no questions, a question that stands twice in a system, a community that no category is known for.
+            holds no questions, a question that stands twice in a system, a system without a question of a community
+            that a category is known for.
     """
     _check_arguments(arguments)
     systems = [_read_system(one_line(name), paths) for name, *paths in arguments]
     if unscored_as_zero:
-        for question in (question for system in systems for question in system.questions if question["details"]):
-            if question["score"] is None:
-                question["score"] = question_score_unscored_as_zero([d["score"] for d in question["details"]])
+        count_unscored_as_zero(question for system in systems for question in system.questions)
     return systems
+
+
+def count_unscored_as_zero(questions: Iterable[dict[str, Any]]) -> None:
+    """Give those that lack a verdict the score that they have if it counts 0."""
+    for question in questions:
+        if question["details"] and question["score"] is None:
+            question["score"] = question_score_unscored_as_zero([detail["score"] for detail in question["details"]])
 
 
 def _check_arguments(arguments: list[list[str]]) -> None:
@@ -76,30 +115,45 @@ def _read_system(name: str, paths: list[str]) -> System:
         if not scores["per_question_scores"]:
             raise UserError(f"{path}: holds no questions; leave it out, or judge the responses again")
         for question in scores["per_question_scores"]:
-            _check_community(question, f"{path}: question {quote(question['id'])}")
             if question["id"] in file_of:
                 raise UserError(
                     f"--system {name!r}: question {quote(question['id'])} stands in {file_of[question['id']]} "
                     f"and in {path}; a question counts once"
                 )
             file_of[question["id"]] = path
-        system.questions += scores["per_question_scores"]
+            place = system.questions if is_known(question.get("category")) else system.unplaced
+            place.append(question)
+        known = filter(is_known, (question.get("category") for question in scores["per_question_scores"]))
+        system.communities[path] = Counter(known)
         if scores.get("partial"):
             system.partial_files.append(path)
+    if not system.questions:
+        first = system.unplaced[0]
+        raise UserError(
+            f"{_few(paths)}: question {quote(first['id'])}: no category is known for the community "
+            f"{quote(first.get('category'))}, nor for any other question's\n"
+            "  add it to the category it belongs to at the top of utils/scoring.py"
+        )
     return system
 
 
-def _check_community(question: dict[str, Any], where: str) -> None:
-    """Raise UserError unless a category is known for it."""
-    community = question.get("category")
-    if not isinstance(community, str) or community not in COMMUNITIES:
-        raise UserError(
-            f"{where}: no category is known for the community {quote(community)}\n"
-            "  add it to the category it belongs to at the top of utils/scoring.py"
-        )
+def is_known(community: Any) -> bool:
+    """Is a category known for this community?"""
+    return isinstance(community, str) and community in COMMUNITIES
 
 
 # What must be alike
+
+
+def check_judged_alike(systems: list[System]) -> list[str]:
+    """Raise UserError unless all systems' questions are the same by their ids and were judged in the same way.
+
+    Returns:
+        The files of which it is not known how they were judged.
+    """
+    unknown = check_same_judge(path for system in systems for path in system.paths)
+    check_same_content((question, system.paths) for system in systems for question in system.questions)
+    return unknown
 
 
 def check_same_judge(paths: Iterable[str]) -> list[str]:
@@ -109,7 +163,7 @@ def check_same_judge(paths: Iterable[str]) -> list[str]:
         The files of which that is not known: without a manifest, or changed since.
 
     Raises:
-        UserError: two of them have another judge, prompt or strategy.
+        UserError: two of them differ in one of `JUDGE_SETTINGS`.
     """
     unknown: list[str] = []
     first: tuple[str, dict[str, Any]] | None = None
@@ -124,7 +178,7 @@ def check_same_judge(paths: Iterable[str]) -> list[str]:
             pairs = "; ".join(f"{name} {quote(settings[name])}, not {quote(first[1][name])}" for name in differing)
             raise UserError(
                 f"{path}: judged in another way than {first[0]}\n  {pairs}\n"
-                "  scores of different judges or prompts do not compare: judge both alike, or keep them apart"
+                "  scores of different judges, prompts or settings do not compare: judge both alike, or keep them apart"
             )
     return unknown
 
@@ -136,13 +190,37 @@ def _judge_settings(path: str) -> dict[str, Any] | None:
     return {name: manifest["fingerprint"].get(name) for name in JUDGE_SETTINGS}
 
 
+def check_same_content(questions: Iterable[tuple[dict[str, Any], list[str]]]) -> None:
+    """Raise UserError where one id stands for two questions, narratives or lists of aspects, as in two datasets.
+
+    Args:
+        questions: entries of score files, each with the files it may be from.
+    """
+    known: dict[str, tuple[str, list[str]]] = {}
+    differing, others = [], None
+    for question, paths in questions:
+        digest, first_paths = known.setdefault(question["id"], (question["question_sha256"], paths))
+        if question["question_sha256"] != digest:
+            differing.append(question["id"])
+            others = others or (paths, first_paths)
+    if others is not None:
+        raise UserError(
+            f"{_few(others[0])}: not what was judged in {_few(others[1])} under the same ids: {first_five(differing)}\n"
+            "  another question, narrative or list of aspects, as of another commit of the dataset: judge both on one"
+        )
+
+
+def _few(paths: list[str]) -> str:
+    return ", ".join(paths[:5]) + (", ..." if len(paths) > 5 else "")
+
+
 def check_same_questions(systems: list[System]) -> None:
     """Raise UserError unless all systems were scored on the same questions; names the first that lacks one."""
     all_ids = set().union(*(system.asked_ids() for system in systems))
     for system in systems:
         if lacking := sorted(all_ids - system.asked_ids()):
             raise UserError(
-                f"--system {system.name!r} ({', '.join(system.paths[:5])}{', ...' if len(system.paths) > 5 else ''}) "
+                f"--system {system.name!r} ({_few(system.paths)}) "
                 f"lacks {len(lacking)} of the {len(all_ids)} questions of all systems: {first_five(lacking)}\n"
                 "  give score files of the same questions, or --allow_partial to compare what is there"
             )
