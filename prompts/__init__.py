@@ -1,6 +1,7 @@
 """Prompts: one text file a prompt, a `[system]` and a `[user]` part in each; README.md says where they come from.
 
-A file whose last line is `[end]` is taken to the character: nothing is stripped, and no paragraph is left out.
+A file whose last line is `[end]` is taken to the character: nothing is stripped, no paragraph is left out, and other
+names in braces than its placeholders are text.
 
 Pure apart from reading those files. Values are put in as they are: braces, quotes or another placeholder's name
 inside a post stay what they were.
@@ -106,19 +107,21 @@ def parse_prompt(name: str, text: str, where: str) -> Prompt:
     target = exact and exact[3]
     if parts is None or (target is not None and name != "planner"):
         raise UserError(f"{where}: a prompt is a line [system], its text, a line [user], its text")
-    _check_placeholders(f"{parts[1]}\n{parts[2]}", PLACEHOLDERS[name], where)
+    _check_placeholders(f"{parts[1]}\n{parts[2]}", PLACEHOLDERS[name], where, exact is not None)
     if target is not None:
-        _check_placeholders(target, {"plan"}, f"{where}: its [assistant] part")
+        _check_placeholders(target, {"plan"}, f"{where}: its [assistant] part", True)
         if not target.endswith("{plan}"):
             raise UserError(f"{where}: its [assistant] part must end with {{plan}}")
     lead_in = target and target.removesuffix("{plan}")
     return Prompt(name, parts[1], parts[2], hashlib.sha256(text.encode()).hexdigest(), exact is not None, lead_in)
 
 
-def _check_placeholders(text: str, names: set[str], where: str) -> None:
-    if sorted(re.findall(r"\{([A-Za-z_]\w*)\}", text)) != sorted(names):
+def _check_placeholders(text: str, names: set[str], where: str, exact: bool) -> None:
+    found = [name for name in re.findall(r"\{([A-Za-z_]\w*)\}", text) if not exact or name in names]
+    if sorted(found) != sorted(names):
         wanted = ", ".join(f"{{{name}}}" for name in sorted(names))
-        raise UserError(f"{where}: must hold each of {wanted} exactly once, and no other name in braces")
+        others = "" if exact else ", and no other name in braces"
+        raise UserError(f"{where}: must hold each of {wanted} exactly once{others}")
 
 
 def wording(name: str, digest: str) -> str:

@@ -233,7 +233,8 @@ def expected_settings(script: str, args: argparse.Namespace, fingerprint: dict[s
         values["effective_batch_size"] = args.per_device_train_batch_size * args.gradient_accumulation_steps
     if script == "planpers.py":
         values["plan_max_tokens"] = args.max_tokens_plan
-        values |= {"plans": "gold"} if args.gold_plan else {}
+        if args.gold_plan:
+            values |= {"plans": "gold", "lead_in": load_prompt("planner", args.prompts_dir).lead_in}
         if args.planner_target is None:  # as the planner was trained, whose identity is compared
             values["planner_target"] = "paper" if args.gold_plan else fingerprint["planner_target"]
     if script == "baselines.py" and not args.rag:
