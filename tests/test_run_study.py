@@ -617,6 +617,11 @@ def test_other_settings_are_refused_before_anything_runs_and_redone_on_demand(wo
     [
         ("[arguments]\n", '[arguments]\nplanpers = ["--max_tokens_plan", "9"]\n', None),  # gold plans have none
         ("[arguments]\n", '[arguments]\nplanpers = ["--max_tokens", "99"]\n', "gold.json: {} max_tokens: 2048, now 99"),
+        (
+            "[arguments]\n",
+            '[arguments]\nplanpers = ["--planner_target", "reference", "--prompts_dir", "p"]\n',
+            'gold.json: {} planner_target: "paper", now "reference"',
+        ),
         ('"bm25"', '"recency"', '_test.json: {} ranker: "bm25", now "recency"'),
         (
             'judges = ["Qwen2.5-32B-Instruct"]',
