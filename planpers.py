@@ -16,18 +16,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prompts import Prompt, load_prompt
+from prompts import Prompt, choose_lead_in, load_prompt
 from utils import cli
 from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_profile, open_chat
 from utils.cli import UserError
 from utils.engines import VLLMEngine, identify_local_model, identify_model, open_engine
 from utils.generation import Parser, Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
 from utils.journal import Journal, Key, open_journal
-from utils.model_output import ANSWER_SCHEMA, PLAN_PATTERN, parse_answer, parse_plan
+from utils.model_output import ANSWER_SCHEMA, parse_answer
 from utils.models import adapter_base, model_fingerprint
-from utils.plans import gold_aspects, one_line, plan_text
+from utils.plans import gold_aspects, gold_text, one_line, plan_parser, plan_pattern, plan_text, target_settings
 from utils.records import collect_responses, count_responses, first_five, read_dataset, read_plans, select_questions
-from utils.run_files import file_hash, warn_unless_ranked
+from utils.run_files import file_hash, read_folder_manifest, read_manifest, warn_unless_ranked
 
 Record = dict[str, Any]
 
@@ -40,6 +40,7 @@ class Model:
         length: tokens of prompt and output together.
         num_contexts: posts its prompt may hold.
         fingerprint: the settings that decide its outputs.
+        lead_in: what plans begin with (utils/plans).
     """
 
     addr: str
@@ -49,6 +50,7 @@ class Model:
     prompts: dict[str, Prompt]
     num_contexts: int
     fingerprint: dict[str, Any]
+    lead_in: str | None = None
 
     def fit(self, prompt_name: str, question: Record, **values: str) -> Fitted | None:
         """A prompt with the question's best posts (paper, figures 14 and 15), ready for the model to speak."""
@@ -69,6 +71,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--gold_plan",
         action="store_true",
         help="the titles of the rubric's aspects as plan: the paper's headroom experiment (off)",
+    )
+    parser.add_argument(
+        "--planner_target",
+        choices=["paper", "reference"],
+        help="plans as titles alone, or as in the public code: the planner's text as it came, lead-in and dashes "
+        "included (default: what the planner was trained with, else paper)",
     )
     parser.add_argument(
         "--max_tokens_plan", type=cli.positive_int, default=512, help="tokens a plan may have (%(default)s)"
@@ -96,9 +104,10 @@ def main(argv: list[str] | None = None) -> int:
     warn_unless_ranked(args.inputs_addr)
     questions = select_questions(records, args.limit, args.num_shards, args.shard_index)
     keys = [(question["id"], i) for question in questions for i in range(args.num_generated_outputs)]
-    given = given_plans(args, questions, keys)
-    planner = describe_planner(args, prompts) if args.planner_model else None
-    generator = describe_generator(args, prompts, planner)
+    lead_in = find_lead_in(args, prompts["planner"])
+    given = given_plans(args, questions, keys, lead_in)
+    planner = describe_planner(args, prompts, lead_in) if args.planner_model else None
+    generator = describe_generator(args, prompts, planner, lead_in)
     if args.dry_run:
         print_dry_run(questions, keys, planner, generator, given)
         return 0
@@ -111,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{args.output_addr}: already finished, left alone")
         return 0
     # Without a journal the plans are finished, and their journal was deleted.
-    plans = planning.entries if planning else plans_by_key(read_plans(plans_output))
+    plans = planning.entries if planning else plans_by_key(read_plans(plans_output), lead_in)
     plan_stage, answer_stage = None, None
     if planning and (missing := planning.missing(keys)):
         if planner is None:
@@ -120,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
             publish_plans(planning, records, args, None)
         else:
             requests = build_plans(questions, missing, planner, planning)
-            plan_stage = make_stage(planner, requests, parse_plan, "plans", keys, missing)
+            plan_stage = make_stage(planner, requests, plan_parser(planner.lead_in), "plans", keys, missing)
             plan_stage = replace(plan_stage, finish=lambda device: publish_plans(planning, records, args, device))
     if missing := answering.missing(keys):
         requests = build_answers(questions, missing, generator, plans, answering)
@@ -130,7 +139,29 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def given_plans(args: argparse.Namespace, questions: list[Record], keys: list[Key]) -> dict[Key, Record]:
+def find_lead_in(args: argparse.Namespace, prompt: Prompt) -> str | None:
+    """What plans begin with: as the planner's checkpoint remembers it, or a run that planned; else by the flag.
+
+    Raises:
+        UserError: the flag says otherwise than what is remembered, or needs a prompt that has a lead-in.
+    """
+    source = args.planner_model or args.plans_addr
+    manifest = None
+    if source is not None:
+        manifest = read_folder_manifest(source) if args.planner_model else read_manifest(source)
+    if manifest is None or manifest["fingerprint"].get("script") not in ("train_planner.py", "planpers.py"):
+        return choose_lead_in(args.planner_target or "paper", prompt)
+    remembered = manifest["fingerprint"].get("planner_target", "paper")
+    if args.planner_target not in (None, remembered):
+        raise UserError(
+            f"--planner_target {args.planner_target}: {source} was made with {remembered}\n  leave the flag out"
+        )
+    return manifest["fingerprint"].get("lead_in")
+
+
+def given_plans(
+    args: argparse.Namespace, questions: list[Record], keys: list[Key], lead_in: str | None
+) -> dict[Key, Record]:
     """The plans that need no planner, by key: gold ones, or those of --plans_addr; else none.
 
     Raises:
@@ -138,13 +169,15 @@ def given_plans(args: argparse.Namespace, questions: list[Record], keys: list[Ke
     """
     if args.gold_plan:
         return {
-            (question["id"], i): given_plan(gold_aspects(question), "the rubric has no aspects")
+            (question["id"], i): given_plan(
+                gold_aspects(question), "the rubric has no aspects", lead_in, gold_text(question, lead_in)
+            )
             for question in questions
             for i in range(args.num_generated_outputs)
         }
     if not args.plans_addr:
         return {}
-    plans = plans_by_key(read_plans(args.plans_addr))
+    plans = plans_by_key(read_plans(args.plans_addr), lead_in)
     if missing := [key for key in keys if key not in plans]:
         named = first_five(question_id for question_id, _ in missing)
         raise UserError(
@@ -154,40 +187,53 @@ def given_plans(args: argparse.Namespace, questions: list[Record], keys: list[Ke
     return {key: plans[key] for key in keys}
 
 
-def plans_by_key(plans: dict[str, list[Record]]) -> dict[Key, Record]:
+def plans_by_key(plans: dict[str, list[Record]], lead_in: str | None) -> dict[Key, Record]:
     """The content of a file of plans, as a journal would hold it."""
     return {
-        (question_id, i): given_plan(plan["aspects"] or [], plan.get("reason") or "an empty plan")
+        (question_id, i): given_plan(
+            plan["aspects"] or [], plan.get("reason") or "an empty plan", lead_in, plan.get("raw")
+        )
         for question_id, samples in plans.items()
         for i, plan in enumerate(samples)
     }
 
 
-def given_plan(titles: list[str], reason: str) -> Record:
-    """A plan as a journal would hold it; `reason` is why there is none, where there is none."""
-    return {"value": [one_line(title) for title in titles]} if titles else {"value": None, "reason": reason}
+def given_plan(titles: list[str], reason: str, lead_in: str | None, raw: Any) -> Record:
+    """A plan as a journal would hold it; `reason` is why there is none, where there is none.
+
+    With a lead-in it keeps its text, `raw`; of titles that came without a text that is the lead-in and these.
+    """
+    if not titles:
+        return {"value": None, "reason": reason}
+    titles = [one_line(title) for title in titles]
+    if lead_in is None:
+        return {"value": titles}
+    return {"value": titles, "raw": raw if isinstance(raw, str) else plan_text(titles, lead_in)}
 
 
-def describe_planner(args: argparse.Namespace, prompts: dict[str, Prompt]) -> Model:
+def describe_planner(args: argparse.Namespace, prompts: dict[str, Prompt], lead_in: str | None) -> Model:
     """The planner: it runs here even where the generator is behind an API, and samples as the generator does."""
     identity = identify_local_model(args.planner_model, args.cache_dir)
     chat = LocalChat(args.planner_model, args.cache_dir)
     length = choose_length(chat, args.max_model_len, args.max_tokens_plan, PAPER_LENGTH, "--max_tokens_plan")
-    policy = replace(Policy.from_arguments(args, PLAN_PATTERN), max_tokens=args.max_tokens_plan)
+    policy = replace(Policy.from_arguments(args, plan_pattern(lead_in)), max_tokens=args.max_tokens_plan)
     fingerprint = {
         "script": "planpers.py",
         "planner": identity,
         "inputs": file_hash(args.inputs_addr),
         "prompt": {"planner": prompts["planner"].digest},
+        **target_settings(lead_in),
         "num_contexts": args.num_contexts,
         "max_model_len": length,
         "dtype": args.dtype,
         **policy.fingerprint(),
     }
-    return Model(args.planner_model, chat, length, policy, prompts, args.num_contexts, fingerprint)
+    return Model(args.planner_model, chat, length, policy, prompts, args.num_contexts, fingerprint, lead_in)
 
 
-def describe_generator(args: argparse.Namespace, prompts: dict[str, Prompt], planner: Model | None) -> Model:
+def describe_generator(
+    args: argparse.Namespace, prompts: dict[str, Prompt], planner: Model | None, lead_in: str | None
+) -> Model:
     identity = identify_model(args, args.model_addr)
     chat = open_chat(args, args.model_addr)
     args.max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, PAPER_LENGTH)
@@ -201,6 +247,7 @@ def describe_generator(args: argparse.Namespace, prompts: dict[str, Prompt], pla
         "script": "planpers.py",
         "model": identity,
         **plans,
+        **target_settings(lead_in),
         "inputs": file_hash(args.inputs_addr),
         "prompt": {name: prompts[name].digest for name in ("planpers", "rag")},
         "num_contexts": args.num_contexts,
@@ -208,14 +255,15 @@ def describe_generator(args: argparse.Namespace, prompts: dict[str, Prompt], pla
         "dtype": args.dtype,
         **policy.fingerprint(),
     }
-    return Model(args.model_addr, chat, args.max_model_len, policy, prompts, args.num_contexts, fingerprint)
+    return Model(args.model_addr, chat, args.max_model_len, policy, prompts, args.num_contexts, fingerprint, lead_in)
 
 
 def plan_fingerprint(planner: Model | None, generator: Model) -> dict[str, Any]:
     """The settings that decide the file of plans, made by a planner or given."""
     if planner is not None:
         return planner.fingerprint
-    return {name: generator.fingerprint[name] for name in ("script", "plans", "inputs")}
+    names = ("script", "plans", "planner_target", "lead_in", "inputs")
+    return {name: generator.fingerprint[name] for name in names if name in generator.fingerprint}
 
 
 def make_stage(
@@ -236,14 +284,15 @@ def build_answers(
 ) -> Iterator[Request]:
     """Stage 2: a request for an answer for each of `keys`, by the plan of the same number.
 
-    Without a usable plan it is answered as RAG does, and the record says why. `plans` is looked at when a request is
-    asked for: by then stage 1 has filled it.
+    Where plans have a lead-in it gets the plan's text as it came, else the titles that were read from it. Without a
+    usable plan it is answered as RAG does, and the record says why. `plans` is looked at when a request is asked for:
+    by then stage 1 has filled it.
     """
     by_id = {question["id"]: question for question in questions}
     for key in keys:
         question, plan = by_id[key[0]], plans[key]
         if plan["value"]:
-            text = plan_text(plan["value"])
+            text = plan_text(plan["value"]) if generator.lead_in is None else plan["raw"]
             yield fitted_request(key, generator.fit("planpers", question, plan=text), journal, plan=text)
         else:
             yield fitted_request(key, generator.fit("rag", question), journal, plan=None, no_plan=plan["reason"])

@@ -18,14 +18,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from prompts import Prompt, load_prompt
+from prompts import Prompt, choose_lead_in, load_prompt
 from utils import cli
 from utils.chat import PAPER_LENGTH, LocalChat, fit_profile
 from utils.cli import UserError
 from utils.engines import identify_local_model
 from utils.lock import Lock
 from utils.models import adapter_base, cached_commit
-from utils.plans import NO_LOSS, gold_aspects, plan_text
+from utils.plans import NO_LOSS, gold_aspects, gold_text, target_settings
 from utils.records import first_five, read_dataset
 from utils.run_files import (
     check_writable,
@@ -48,7 +48,7 @@ class Example:
 
     Attributes:
         prompt: token ids of the planner's prompt, up to where it begins to speak.
-        target: token ids of the aspects' titles, one a line, and the end of the turn.
+        target: token ids of the aspects' titles, one a line (`gold_text`), and the end of the turn.
         aspects: those titles.
         num_dropped: posts left out so that prompt and target fit.
         is_cut: the only post was cut at its end.
@@ -98,6 +98,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model_addr", required=True, metavar="MODEL", help="base model: hub name or model folder")
     parser.add_argument("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
     parser.add_argument("--num_contexts", type=cli.non_negative_int, default=10, help="posts to use (%(default)s)")
+    parser.add_argument(
+        "--planner_target",
+        choices=["paper", "reference"],
+        default="paper",
+        help="what it learns to write: the titles alone, or as in the public code with a lead-in and dashes, which "
+        "takes a --prompts_dir made by utils/import_prompts.py (%(default)s)",
+    )
     parser.add_argument(
         "--max_seq_length",
         type=cli.positive_int,
@@ -181,6 +188,7 @@ def main(argv: list[str] | None = None) -> int:
     cli.set_up_logging(args.log_level)
     fill_in_defaults(args)
     prompt = load_prompt("planner", args.prompts_dir)
+    lead_in = choose_lead_in(args.planner_target, prompt)
     records = read_ranked(args.inputs_addr)
     validation_records = read_ranked(args.validation_addr) if args.validation_addr else []
     fingerprint = make_fingerprint(args, prompt)
@@ -207,7 +215,7 @@ def main(argv: list[str] | None = None) -> int:
 
         manifest = describe_run(vars(args), fingerprint, None)
         source = {"revision": cached_commit(args.model_addr, args.cache_dir) or "main", "cache_dir": args.cache_dir}
-        figures = train(args, source, chat, examples, validation, manifest, run)
+        figures = train(args, source, chat, examples, validation, manifest, run, lead_in)
         say(describe_result(args.output_dir, figures))
     # Else its threads may abort a process whose work is done. After an error it might wait for another process.
     processes.destroy_process_group()
@@ -269,6 +277,7 @@ def make_fingerprint(args: argparse.Namespace, prompt: Prompt) -> dict[str, Any]
         "inputs": file_hash(args.inputs_addr),
         "validation": args.validation_addr and file_hash(args.validation_addr),
         "prompt": {prompt.name: prompt.digest},
+        **target_settings(choose_lead_in(args.planner_target, prompt)),
         "effective_batch_size": effective_batch_size(args),
         **{name: getattr(args, name) for name in same.split()},
     }
@@ -323,7 +332,7 @@ def build_example(
     record: dict[str, Any], aspects: list[str], prompt: Prompt, chat: LocalChat, args: argparse.Namespace
 ) -> Example | None:
     """Prompt (paper, figure 15) and target; the lowest-ranked posts go until both fit, the target stays whole."""
-    target = chat.render_reply(plan_text(aspects))
+    target = chat.render_reply(gold_text(record, choose_lead_in(args.planner_target, prompt)))
     fitted = fit_profile(prompt, record, args.num_contexts, chat, args.max_seq_length - len(target))
     if fitted is None:
         return None

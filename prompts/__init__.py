@@ -1,5 +1,8 @@
 """Prompts: one text file a prompt, a `[system]` and a `[user]` part in each; README.md says where they come from.
 
+A file whose last line is `[end]` is taken to the character: nothing is stripped, no paragraph is left out, and other
+names in braces than its placeholders are text.
+
 Pure apart from reading those files. Values are put in as they are: braces, quotes or another placeholder's name
 inside a post stay what they were.
 """
@@ -29,29 +32,54 @@ PLACEHOLDERS = {
     "aspect_extraction": {"question", "post"},
 }
 
+# Those that the paper prints as text: the files here hold them word for word.
+VERBATIM = {"no_personalization", "rag", "direct_judge", "aspect_extraction"}
+
+# SHA-256 of the files that utils/import_prompts.py makes from LaMP-Benchmark/LaMP-QA at commit 504410d.
+PUBLIC_CODE = {
+    "aspect_judge": "e6264989e2afb0526bbfe4b3059de5ccdedf3ebdf2173d00cfc78158547b4b8b",
+    "no_personalization": "744dbc913bdea89116112cc17ee256b27c9ae988fd5498a015e7d10f8b8be3d6",
+    "planner": "97dc0108df7fe4a987dcaa985028f568959b13877ac8442d250dc17271491f0c",
+    "planpers": "25a63ba6b28f8baa839e3606b0483163c54dd0eca9f273a7132a54556fdcdc85",
+    "rag": "6023f9353178253d8fb8f9c9075cda1a0a71df402034994741d8972bd1073ad9",
+}
+
+_PARTS = re.compile(r"\[system\]\n(.*)\n\[user\]\n(.*)", re.DOTALL)
+_EXACT_PARTS = re.compile(r"\[system\]\n(.*)\n\[user\]\n(.*?)(?:\n\[assistant\]\n(.*))?\n\[end\]", re.DOTALL)
+
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt's two parts, and the SHA-256 of its file."""
+    """A prompt's parts, and the SHA-256 of its file.
+
+    Attributes:
+        exact: the file ends with `[end]`: its paragraphs stay, whatever their placeholders hold.
+        lead_in: of the planner's, what its target begins with in the public code; None where the file has no
+            `[assistant]` part.
+    """
 
     name: str
     system: str
     user: str
     digest: str
+    exact: bool = False
+    lead_in: str | None = None
 
     def messages(self, **values: str) -> Messages:
         """The chat messages with every placeholder replaced by its value, in one pass.
 
         A paragraph whose placeholders are all empty is left out with its heading, such as the one of the past posts
-        where there are none.
+        where there are none; but not of an exact prompt.
         """
         assert values.keys() == PLACEHOLDERS[self.name], f"{self.name} takes {PLACEHOLDERS[self.name]}"
         pattern = _placeholder_pattern(self.name)
 
         def fill(part: str) -> str:
-            paragraphs = _paragraphs(self.name, part)
-            kept = [text for text, names in paragraphs if not names or any(values[name] for name in names)]
-            return pattern.sub(lambda match: values[match[1]], "\n\n".join(kept))
+            if not self.exact:
+                paragraphs = _paragraphs(self.name, part)
+                kept = [text for text, names in paragraphs if not names or any(values[name] for name in names)]
+                part = "\n\n".join(kept)
+            return pattern.sub(lambda match: values[match[1]], part)
 
         return [{"role": role, "content": fill(part)} for role, part in (("system", self.system), ("user", self.user))]
 
@@ -68,15 +96,67 @@ def load_prompt(name: str, prompts_dir: str | Path | None = None) -> Prompt:
         _check_folder(Path(prompts_dir))
         own = Path(prompts_dir) / path.name
         path = own if os.path.lexists(own) else path  # a link to nothing is not to go unnoticed
-    text = read_text(path)
-    parts = re.fullmatch(r"\[system\]\n(.*)\n\[user\]\n(.*)", text.rstrip("\n"), re.DOTALL)
-    if parts is None:
-        raise UserError(f"{path}: a prompt is a line [system], its text, a line [user], its text")
-    found = re.findall(r"\{([A-Za-z_]\w*)\}", text)
-    if sorted(found) != sorted(PLACEHOLDERS[name]):
-        wanted = ", ".join(f"{{{placeholder}}}" for placeholder in sorted(PLACEHOLDERS[name]))
-        raise UserError(f"{path}: must hold each of {wanted} exactly once, and no other name in braces")
-    return Prompt(name, parts[1], parts[2], hashlib.sha256(text.encode()).hexdigest())
+    return parse_prompt(name, read_text(path), str(path))
+
+
+def parse_prompt(name: str, text: str, where: str) -> Prompt:
+    """A prompt from the text of its file; UserError, which begins with `where`, as for `load_prompt`."""
+    ending = text.rstrip("\n")
+    exact = _EXACT_PARTS.fullmatch(ending)
+    parts = exact or _PARTS.fullmatch(ending)
+    target = exact and exact[3]
+    if parts is None or (target is not None and name != "planner"):
+        raise UserError(f"{where}: a prompt is a line [system], its text, a line [user], its text")
+    _check_placeholders(f"{parts[1]}\n{parts[2]}", PLACEHOLDERS[name], where, exact is not None)
+    if target is not None:
+        _check_placeholders(target, {"plan"}, f"{where}: its [assistant] part", True)
+        if not target.endswith("{plan}"):
+            raise UserError(f"{where}: its [assistant] part must end with {{plan}}")
+    lead_in = target and target.removesuffix("{plan}")
+    return Prompt(name, parts[1], parts[2], hashlib.sha256(text.encode()).hexdigest(), exact is not None, lead_in)
+
+
+def _check_placeholders(text: str, names: set[str], where: str, exact: bool) -> None:
+    found = [name for name in re.findall(r"\{([A-Za-z_]\w*)\}", text) if not exact or name in names]
+    if sorted(found) != sorted(names):
+        wanted = ", ".join(f"{{{name}}}" for name in sorted(names))
+        others = "" if exact else ", and no other name in braces"
+        raise UserError(f"{where}: must hold each of {wanted} exactly once{others}")
+
+
+def wording(name: str, digest: str) -> str:
+    """Whose words a prompt of this name and hash is in: what a manifest's `prompt` says of a run.
+
+    Returns:
+        "the paper's", "our own", "the public code's", or "another".
+    """
+    if digest == PUBLIC_CODE.get(name):
+        return "the public code's"
+    if name not in PLACEHOLDERS or digest != _shipped_digest(name):
+        return "another"
+    return "the paper's" if name in VERBATIM else "our own"
+
+
+@cache
+def _shipped_digest(name: str) -> str:
+    return load_prompt(name).digest
+
+
+def choose_lead_in(planner_target: str, planner: Prompt) -> str | None:
+    """What a plan begins with by --planner_target: None for the paper's way, which is the titles alone.
+
+    Raises:
+        UserError: the planner's prompt comes without a lead-in.
+    """
+    if planner_target == "paper":
+        return None
+    if planner.lead_in is None:
+        raise UserError(
+            "--planner_target reference: planner.txt has no [assistant] part, which says how a plan begins\n"
+            "  python utils/import_prompts.py --code_dir LaMP-QA --output_dir prompts_paper (its --help says more)\n"
+            "  and then --prompts_dir prompts_paper"
+        )
+    return planner.lead_in
 
 
 def join_posts(texts: list[str]) -> str:

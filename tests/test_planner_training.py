@@ -246,6 +246,37 @@ def test_on_different_base_models_the_planner_is_gone_before_the_generator_loads
     assert len(json.loads((tmp_path / "answers.json").read_text())) == 3
 
 
+def test_the_reference_target_is_learnt_remembered_and_handed_over_as_it_came(data, tmp_path):
+    """With prompts as utils/import_prompts.py writes them; vLLM is held to the form, which is what was learnt."""
+    prompts, lead_in = tmp_path / "prompts_paper", "What (they) want:\n"
+    prompts.mkdir()
+    target = f"[assistant]\n{lead_in}{{plan}}\n[end]\n"
+    (prompts / "planner.txt").write_text(f"[system]\nList.\n[user]\n\n{{profile}}\n? {{question}}\n\n{target}")
+    flags = flags_of(
+        data, tmp_path / "planner", validation_addr=data / "train.json", max_steps=80, save_steps=80, eval_generate=8,
+        per_device_train_batch_size=8, gradient_accumulation_steps=1, lora_rank=32, lora_alpha=32, lora_dropout=0,
+        lora_target_modules="all-linear", planner_target="reference", prompts_dir=prompts,
+    )  # fmt: skip
+    finish(train(*flags))
+    (evaluation,) = [entry for entry in log_of(tmp_path / "planner") if "eval_loss" in entry]
+    assert (evaluation["eval_aspect_recall"], evaluation["eval_plans_without_an_aspect"]) == (1, 0)
+    remembered = json.loads((tmp_path / "planner/best/manifest.json").read_text())["fingerprint"]
+    assert (remembered["planner_target"], remembered["lead_in"]) == ("reference", lead_in)
+
+    flags = ["--prompts_dir", prompts, "--constrained_decoding", "always"]
+    plan_and_answer(data, tmp_path / "planner/best", data / "model", tmp_path / "answers.json", *flags)
+    records = json.loads((data / "train.json").read_text())[:3]
+    titles = [[aspect["aspect"] for aspect in record["rubric_aspects"]] for record in records]
+    targets = [lead_in + "".join(f"- {title}\n" for title in its) for its in titles]
+    plans = json.loads((tmp_path / "answers.json.plans.json").read_text())
+    assert [samples[0]["raw"] for samples in plans.values()] == targets
+    assert [(samples[0]["aspects"], samples[0]["constrained"]) for samples in plans.values()] == [
+        (its, True) for its in titles
+    ]
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    assert [samples[0]["plan"] for samples in answers.values()] == targets
+
+
 # Killed, resumed, and on several devices
 
 

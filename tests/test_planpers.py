@@ -315,6 +315,148 @@ def assert_no_secret(records, prompts):
     assert [sentence for sentence in secret if sentence in text] == []
 
 
+# Plans in the public code's form
+
+LEAD_IN = "Here (I think) is what counts:\n"
+IMPORTED = {  # as utils/import_prompts.py writes them
+    "planner": f"[system]\nList.\n[user]\n\n{{profile}}\n? {{question}}\n\n[assistant]\n{LEAD_IN}{{plan}}\n[end]\n",
+    "planpers": "[system]\nReply as personalized_answer.\n[user]\n\n{profile}\n? {question}\n! {plan}\n\n[end]\n",
+    "rag": "[system]\nReply as personalized_answer.\n[user]\n\n{profile}\n? {question}\n\n[end]\n",
+}
+
+
+@pytest.fixture
+def imported(tmp_path):
+    """The flags of a folder of prompts as utils/import_prompts.py writes it."""
+    folder = tmp_path / "prompts_paper"
+    folder.mkdir()
+    for name, text in IMPORTED.items():
+        (folder / f"{name}.txt").write_text(text)
+    return ["--prompts_dir", str(folder)]
+
+
+@pytest.fixture
+def trained(models, tmp_path):
+    """The flags of two planners that remember their target, `reference` and `paper`, and of the base model."""
+    planners = []
+    for target in ("reference", "paper"):
+        folder = Path(shutil.copytree(models.adapter, tmp_path / target))
+        remembered = {"planner_target": "reference", "lead_in": LEAD_IN} if target == "reference" else {}
+        manifest = {"fingerprint": {"script": "train_planner.py", **remembered}}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        planners.append(["--planner_model", str(folder), "--model_addr", models.base])
+    return planners
+
+
+def planning(text):
+    """A scripted reply: this plan, and an answer."""
+    return lambda prompt, sampling: '{"personalized_answer": "Yes."}' if is_answer(prompt) else text
+
+
+def expected_answer_prompt(record, plan):
+    posts = "\n\n".join(post["text"] for post in record["profile"][:2])
+    system = {"role": "system", "content": "Reply as personalized_answer."}
+    user = f"\n{posts}\n? {record['question']}\n" + (f"! {plan}\n" if plan else "")
+    return as_text([system, {"role": "user", "content": user}])
+
+
+def test_a_planner_of_the_reference_form_hands_over_its_text_as_it_came(opened, trained, imported, output):
+    raw = f"{LEAD_IN}- Cost  of it\n- Time\n- time\n"
+    opened.reply = planning(raw)
+    answers = run(trained[0], output, "--limit", 2, "--num_contexts", 2, *imported)
+    assert opened.prompts(answers=True) == [expected_answer_prompt(record, raw) for record in RECORDS[:2]]
+    assert [answers[i][0]["plan"] for i in IDS[:2]] == [raw, raw]
+    plans = json.loads(plans_path(output).read_text())
+    assert [(plans[i][0]["aspects"], plans[i][0]["raw"]) for i in IDS[:2]] == [(["Cost of it", "Time"], raw)] * 2
+    for path in (output, plans_path(output)):
+        fingerprint = manifest_of(path)["fingerprint"]
+        assert (fingerprint["planner_target"], fingerprint["lead_in"]) == ("reference", LEAD_IN)
+
+    # Its finished plans alone are there, and the answers are made again.
+    delete_answers(output)
+    opened.calls.clear()
+    assert run(trained[0], output, "--limit", 2, "--num_contexts", 2, *imported) == answers
+    assert len(opened.calls) == 2
+
+    # Another run takes them, and knows of their form.
+    again = output.with_name("again.json")
+    opened.calls.clear()
+    given = ["--plans_addr", plans_path(output), *trained[0][2:]]
+    answers = run(given, again, "--limit", 2, "--num_contexts", 2, *imported)
+    assert opened.prompts(answers=True) == [expected_answer_prompt(record, raw) for record in RECORDS[:2]]
+    assert [answers[i][0]["plan"] for i in IDS[:2]] == [raw, raw]
+    assert json.loads(plans_path(again).read_text())[IDS[0]] == [{"aspects": ["Cost of it", "Time"], "raw": raw}]
+    message = refusal([*given, "--planner_target", "paper"], output.with_name("other.json"), *imported)
+    assert message == f"--planner_target paper: {plans_path(output)} was made with reference\n  leave the flag out"
+
+
+def test_a_plan_that_stays_unusable_is_null_in_the_reference_form_too(opened, trained, imported, output):
+    opened.reply = planning(LEAD_IN)
+    answers = run(trained[0], output, "--limit", 1, "--num_contexts", 2, *imported)
+    assert (answers[IDS[0]][0]["plan"], answers[IDS[0]][0]["no_plan"]) == (None, "no aspect in the text")
+    assert opened.prompts(answers=True) == [expected_answer_prompt(RECORDS[0], None)]
+    schemas = [sampling.schema for prompt, sampling in opened.calls if not is_answer(prompt)]
+    assert schemas[:3] == [None] * 3 and re.fullmatch(schemas[3], f"{LEAD_IN}- Cost\n- Time\n")
+    assert not re.fullmatch(schemas[3], "Cost\nTime")
+
+
+def test_the_papers_planner_hands_over_titles_with_imported_prompts_too(opened, trained, imported, output):
+    opened.reply = planning("Cost\nTime")
+    answers = run(trained[1], output, "--limit", 1, "--num_contexts", 2, *imported)
+    assert answers[IDS[0]][0]["plan"] == "Cost\nTime"
+    assert "planner_target" not in manifest_of(output)["fingerprint"]
+
+
+@pytest.mark.parametrize("target", ["reference", "paper"])
+def test_a_flag_that_contradicts_the_checkpoint_is_refused(opened, trained, imported, output, target):
+    planner, other = trained if target == "paper" else reversed(trained)
+    message = refusal(planner, output, "--planner_target", target, *imported)
+    assert message.startswith(f"--planner_target {target}: {planner[1]} was made with ")
+    assert opened.events == [] and not output.exists()
+    opened.reply = planning(f"{LEAD_IN}- Cost\n")
+    run(other, output, "--planner_target", target, "--limit", 1, *imported)
+
+
+def test_a_planner_that_remembers_nothing_goes_by_the_flag(opened, local, imported, output):
+    raw = f"{LEAD_IN}- Cost\n"
+    opened.reply = planning(raw)
+    answers = run(local, output, "--limit", 1, "--planner_target", "reference", *imported)
+    assert answers[IDS[0]][0]["plan"] == raw
+    message = refusal(local, output, "--limit", 1, *imported)
+    assert 'planner_target: "reference", now null' in message
+
+
+def test_gold_plans_in_the_reference_form(server, api, imported, output, tmp_path):
+    questions = [
+        make_question(1, rubric_aspects=[{"aspect": "Cost  of it "}, {"aspect": "Time"}]),
+        make_question(2, rubric_aspects=[]),
+    ]
+    data = write_json(tmp_path / "data.json", questions)
+    flags = [*api, "--gold_plan", "--planner_target", "reference", "--max_concurrency", 1]
+    answers = run(flags, output, *imported, data=data)
+    plan = f"{LEAD_IN}- Cost  of it \n- Time\n"  # titles as they stand in the dataset
+    assert server.users() == [f"\n\n? Question number 1?\n! {plan}\n", "\n\n? Question number 2?\n"]
+    assert [answers[i][0]["plan"] for i in ("q1", "q2")] == [plan, None]
+    assert json.loads(plans_path(output).read_text()) == {
+        "q1": [{"aspects": ["Cost of it", "Time"], "raw": plan}],
+        "q2": [{"aspects": None, "reason": "the rubric has no aspects"}],
+    }
+
+
+def test_titles_of_ones_own_get_the_lead_in_and_dashes(server, api, imported, output, tmp_path):
+    plans = write_json(tmp_path / "plans.json", {"q1": [{"aspects": ["Cost", "Time"]}]})
+    data = write_json(tmp_path / "data.json", [make_question(1)])
+    flags = [*api, "--plans_addr", plans, "--planner_target", "reference"]
+    answers = run(flags, output, *imported, data=data)
+    assert answers["q1"][0]["plan"] == f"{LEAD_IN}- Cost\n- Time\n"
+
+
+def test_the_reference_form_needs_the_imported_prompts(server, api, output):
+    message = refusal([*api, "--gold_plan", "--planner_target", "reference"], output)
+    assert message.startswith("--planner_target reference: planner.txt has no [assistant] part")
+    assert "utils/import_prompts.py" in message and server.users() == []
+
+
 # Given plans in the prompt
 
 
@@ -926,6 +1068,7 @@ OTHER_SETTINGS = {
     "posts": (["--num_contexts", "3"], "num_contexts: 10, now 3"),
     "temperature": (["--temperature", "0.7"], "temperature: 0.1, now 0.7"),
     "planner's prompt": (["--prompts_dir", "prompts"], 'plan_prompt: {"planner": "'),
+    "form of plans": (["--planner_target", "reference", "--prompts_dir", "prompts"], 'now "reference"; lead_in: '),
 }
 
 
@@ -935,7 +1078,9 @@ def other_flags(request, models, local, tmp_path):
     flags, (flag, *values) = list(local), request.param
     names = {"plans.json": write_plans(tmp_path / "plans.json"), "prompts": tmp_path / "prompts"}
     (tmp_path / "prompts").mkdir()
-    (tmp_path / "prompts/planner.txt").write_text("[system]\nPlan.\n[user]\n{profile}\n\n{question}\n")
+    (tmp_path / "prompts/planner.txt").write_text(
+        "[system]\nPlan.\n[user]\n{profile}\n\n{question}\n[assistant]\nSo:\n{plan}\n[end]\n"
+    )
     values = [str(names.get(value) or getattr(models, value, value)) for value in values]
     if flag in flags or flag in ("--gold_plan", "--plans_addr"):
         place = flags.index(flag if flag in flags else "--planner_model")

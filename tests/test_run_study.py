@@ -32,10 +32,10 @@ from utils.records import read_dataset
 from utils.run_files import read_manifest
 from utils.scoring import CATEGORIES as TITLES
 from utils.scoring import COMMUNITIES
-from utils.study import CATEGORIES, SLURM, read_study
+from utils.study import ARGUMENTS, CATEGORIES, SLURM, Study, read_study
 from utils.study_jobs import make_jobs
-from utils.study_plan import plan_study
-from utils.study_state import find_pending, parser_of
+from utils.study_plan import Answers, answer_step, plan_study, train_step
+from utils.study_state import differing_settings, find_pending, parser_of
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = sorted((ROOT / "utils/studies").glob("*.toml"))
@@ -633,6 +633,11 @@ def test_other_settings_are_refused_before_anything_runs_and_redone_on_demand(wo
     [
         ("[arguments]\n", '[arguments]\nplanpers = ["--max_tokens_plan", "9"]\n', None),  # gold plans have none
         ("[arguments]\n", '[arguments]\nplanpers = ["--max_tokens", "99"]\n', "gold.json: {} max_tokens: 2048, now 99"),
+        (
+            "[arguments]\n",
+            '[arguments]\nplanpers = ["--planner_target", "reference", "--prompts_dir", "p"]\n',
+            'gold.json: {} planner_target: "paper", now "reference"',
+        ),
         ('"bm25"', '"recency"', '_test.json: {} ranker: "bm25", now "recency"'),
         (
             'judges = ["Qwen2.5-32B-Instruct"]',
@@ -660,6 +665,30 @@ def test_every_setting_that_counts_is_compared(work, old, new, message):
         with pytest.raises(UserError) as refused:
             work.run()
         assert message.format("was made with other settings:") in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "flags", "made_with", "differing"),
+    [
+        ("train", [], None, ""),  # made before there was another target, or with the default since
+        ("train", ["--planner_target", "reference"], None, 'planner_target: "paper", now "reference"'),
+        ("train", ["--planner_target", "reference"], "reference", ""),
+        ("train", [], "reference", 'planner_target: "reference", now "paper"'),
+        ("planpers", [], "reference", ""),  # as its planner was trained, whose identity is compared
+        ("planpers", [], None, ""),
+        ("planpers", ["--planner_target", "reference"], None, 'planner_target: "paper", now "reference"'),
+        ("planpers_gold", [], "reference", 'planner_target: "reference", now "paper"'),
+        ("planpers_gold", [], None, ""),
+    ],
+)
+def test_plans_of_another_form_are_seen(method, flags, made_with, differing):
+    arguments = {**{key: [] for key in ARGUMENTS}, "train": flags, "planpers": flags}
+    study = Study("study.toml", models=("m",), arguments=arguments)
+    step = train_step(study, ART)
+    if method != "train":
+        step = answer_step(study, Answers("m", "test", ART, method, 10, 0))
+    fingerprint = {"script": step.script} | ({"planner_target": made_with} if made_with else {})
+    assert differing_settings(step, next(iter(step.outputs)), fingerprint) == differing
 
 
 def test_an_output_that_was_edited_is_refused(work):

@@ -123,6 +123,34 @@ def test_prompt_is_what_planpers_sends_and_target_the_titles(chat, prompt, name,
         assert (example.num_dropped, example.is_cut) == (0, False)
 
 
+WITH_TARGET = "[system]\nList.\n[user]\n\n{profile}\n{question}\n\n[assistant]\nWhat counts:\n{plan}\n[end]\n"
+
+
+@pytest.fixture
+def with_target(tmp_path):
+    """A folder of prompts whose planner has a target, as utils/import_prompts.py writes it."""
+    folder = tmp_path / "prompts_paper"
+    folder.mkdir()
+    (folder / "planner.txt").write_text(WITH_TARGET)
+    return folder
+
+
+def test_the_reference_target_is_the_lead_in_and_a_dash_and_title_a_line(chat, with_target):
+    record = sample_records("train", 1)[0]
+    record["rubric_aspects"] = [{"aspect": " Cost  of it"}, {"aspect": "Time"}]
+    prompt = load_prompt("planner", with_target)
+    args = parse("--planner_target", "reference", "--max_seq_length", 4096, "--num_contexts", 1)
+    (example,) = build_examples([record], "f", prompt, chat, args)
+    assert chat.tokenizer.decode(example.target) == f"What counts:\n-  Cost  of it\n- Time\n{END}"  # as they are
+    assert example.aspects == ["Cost of it", "Time"]
+    user = f"\n{record['profile'][0]['text']}\n{record['question']}\n"
+    assert list(example.prompt) == list(
+        chat.render([{"role": "system", "content": "List."}, {"role": "user", "content": user}])
+    )
+    (example,) = build_examples([record], "f", prompt, chat, parse("--max_seq_length", 4096))
+    assert chat.tokenizer.decode(example.target) == f"Cost of it\nTime{END}"
+
+
 def test_loss_is_on_the_target_alone(chat, prompt):
     example = build_examples(read_sample("train")[:1], "train.json", prompt, chat, parse("--max_seq_length", 4096))[0]
     row = example.row
@@ -375,6 +403,31 @@ def test_the_number_of_steps_is_too(fingerprint):
     assert differing(fingerprint(), fingerprint("--max_steps", 1000)) == {"max_steps", "warmup_steps"}
 
 
+def test_the_reference_target_is_too_and_the_papers_goes_without_saying(fingerprint, with_target):
+    before = fingerprint(prompts_dir=with_target)
+    assert fingerprint("--planner_target", "paper", prompts_dir=with_target) == before
+    after = fingerprint("--planner_target", "reference", prompts_dir=with_target)
+    assert after == {**before, "planner_target": "reference", "lead_in": "What counts:\n"}
+    assert before.keys() == {
+        "script",
+        "model",
+        "inputs",
+        "validation",
+        "prompt",
+        "effective_batch_size",
+        "num_contexts",
+        "learning_rate",
+        "weight_decay",
+        "max_steps",
+        "warmup_steps",
+        "seed",
+        "lora_rank",
+        "lora_alpha",
+        "lora_dropout",
+        "lora_target_modules",
+    }  # fmt: skip (as ever: runs that were begun before there was another target go on)
+
+
 def test_so_are_data_prompt_and_model(fingerprint, files, model, tmp_path):
     before = fingerprint()
     own = tmp_path / "prompts"
@@ -577,7 +630,7 @@ def calls(monkeypatch):
     """What train() was called with; it trains nothing and loads no library."""
     calls = []
 
-    def train(args, source, chat, examples, validation, manifest, run):
+    def train(args, source, chat, examples, validation, manifest, run, lead_in):
         calls.append(SimpleNamespace(**locals()))
         if run.lock is not None:
             run.lock.release()  # as the end of the process does
@@ -699,6 +752,7 @@ REFUSED_AT_ONCE = {
     "no validation": (None, None, ["--validation_addr", "{0}/nothing.json"], "{0}/nothing.json: no such file"),
     "eval steps": (None, None, ["--eval_steps", "3"], "--eval_steps 3 does not divide --save_steps 4"),
     "dropout": (None, None, ["--lora_dropout", "1"], "--lora_dropout 1.0: must be below 1"),
+    "target": (None, None, ["--planner_target", "reference"], "--planner_target reference: planner.txt has no"),
     "prompts": (None, None, ["--prompts_dir", "{0}/nothing"], "--prompts_dir {0}/nothing: no such folder"),
     "no model": (None, None, ["--model_addr", "{0}/nothing"], "{0}/nothing: no such folder"),
     "adapter": (None, None, ["--model_addr", "{0}/adapter"], "--model_addr {0}/adapter: an adapter; give the base"),

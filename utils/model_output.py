@@ -70,8 +70,8 @@ PREFERENCE_SCHEMA = {
 }
 # A plan is lines: at most 10, for a model that would never end, each of 3 to 120 characters, the first of them neither
 # white space nor punctuation.
-_PLAN_LINE = r"[^\s!-/:-@\[-`{-~][^\n]{2,119}"
-PLAN_PATTERN = rf"{_PLAN_LINE}(\n{_PLAN_LINE}){{0,9}}"
+PLAN_LINE = r"[^\s!-/:-@\[-`{-~][^\n]{2,119}"
+PLAN_PATTERN = rf"{PLAN_LINE}(\n{PLAN_LINE}){{0,9}}"
 
 
 @dataclass(frozen=True)

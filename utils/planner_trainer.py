@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,8 @@ from trl import SFTConfig, SFTTrainer
 
 from utils.chat import LocalChat
 from utils.cli import UserError
-from utils.model_output import parse_plan
-from utils.plans import NO_LOSS, coverage, share_words
+from utils.model_output import Parsed
+from utils.plans import NO_LOSS, coverage, plan_parser, share_words
 from utils.progress import Progress
 from utils.run_files import naming, replace_link, staged_path, write_folder_manifest, write_line
 
@@ -56,6 +56,7 @@ def train(
     validation: "list[Example]",
     manifest: dict[str, Any],
     run: "Run",
+    lead_in: str | None,
 ) -> dict[str, Any]:
     """Train from the base model, or on from the run's checkpoint, up to --max_steps.
 
@@ -65,6 +66,7 @@ def train(
         examples, validation: token ids of prompts and targets; without validation nothing is evaluated.
         manifest: what goes beside every adapter.
         run: where the checkpoints go, and the one to go on from.
+        lead_in: what the targets begin with (utils/plans).
 
     Returns:
         steps, best_step, best_loss (None where nothing was evaluated).
@@ -87,6 +89,7 @@ def train(
         validation=validation,
         num_generate=args.eval_generate,
         max_seq_length=args.max_seq_length,
+        parse=plan_parser(lead_in),
     )
     trainer.remove_callback(PrinterCallback)
     recorder.manifest["device"] = device_name(trainer.accelerator.num_processes)
@@ -239,6 +242,7 @@ class PlannerTrainer(SFTTrainer):
         validation: "list[Example]",
         num_generate: int,
         max_seq_length: int,
+        parse: Callable[[str, bool], Parsed],
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -247,6 +251,7 @@ class PlannerTrainer(SFTTrainer):
         self._validation = validation
         self._sample = random.Random(self.args.seed).sample(validation, min(num_generate, len(validation)))
         self._max_seq_length = max_seq_length
+        self._parse = parse
 
     def get_train_dataloader(self) -> DataLoader:
         loader = super().get_train_dataloader()
@@ -319,7 +324,7 @@ class PlannerTrainer(SFTTrainer):
             return {}
         total = torch.zeros(2, dtype=torch.float64, device=self.accelerator.device)
         for example in self._mine(self._sample):
-            planned = parse_plan(*self._generate(example)).value
+            planned = self._parse(*self._generate(example)).value
             recall = coverage(example.aspects, planned or [], share_words)
             total += torch.tensor([recall, planned is None], device=total.device)
         recall, without = self.accelerator.reduce(total, "sum").tolist()

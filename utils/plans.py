@@ -1,6 +1,8 @@
 """Plans of PlanPers, lists of aspect titles, and how two of them match. Pure.
 
-In the planner's target and in the generator's prompt a plan is its titles, one a line (paper, section 4).
+In the planner's target and in the generator's prompt a plan is its titles, one a line (paper, section 4). With
+--planner_target reference it is as in the public code: a lead-in, then a dash and a title a line; in the generator's
+prompt it is then the planner's text as it came. `lead_in` is None for the paper's way.
 
 Two titles match by one of these rules, each for its own purpose: `same_title` (strict), `share_words` (what training
 reports as aspect recall) or the likeness of their embeddings (utils/evaluate_plans.py).
@@ -9,6 +11,8 @@ reports as aspect recall) or the likeness of their embeddings (utils/evaluate_pl
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from utils.model_output import PLAN_LINE, PLAN_PATTERN, Parsed, parse_plan
 
 WORDS_THRESHOLD = 0.6
 NO_LOSS = -100  # the label of a token that the planner is not to learn, as torch and TRL take it
@@ -26,9 +30,43 @@ def gold_aspects(record: dict[str, Any]) -> list[str]:
     return [one_line(aspect["aspect"]) for aspect in record["rubric_aspects"]]
 
 
-def plan_text(aspects: Sequence[str]) -> str:
-    """A plan as a model reads and writes it: a title a line."""
-    return "\n".join(aspects)
+def plan_text(aspects: Sequence[str], lead_in: str | None = None) -> str:
+    """A plan as a model reads and writes it: a title a line, or as the public code has it."""
+    if lead_in is None:
+        return "\n".join(aspects)
+    return lead_in + "".join(f"- {aspect}\n" for aspect in aspects)
+
+
+def gold_text(record: dict[str, Any], lead_in: str | None = None) -> str:
+    """The gold plan as the planner learns to write it; the public code takes the titles as they are."""
+    if lead_in is None:
+        return plan_text(gold_aspects(record))
+    return plan_text([aspect["aspect"] for aspect in record["rubric_aspects"]], lead_in)
+
+
+def target_settings(lead_in: str | None) -> dict[str, Any]:
+    """What a fingerprint says of --planner_target: nothing for the paper's, so that earlier runs' stay the same."""
+    return {} if lead_in is None else {"planner_target": "reference", "lead_in": lead_in}
+
+
+def plan_parser(lead_in: str | None) -> Callable[[str, bool], Parsed]:
+    """What reads the titles of a plan: `parse_plan`, without the lead-in and the dashes that were asked for."""
+    if lead_in is None:
+        return parse_plan
+
+    def parse(text: str, cut: bool = False) -> Parsed:
+        lines = text.lstrip().removeprefix(lead_in.strip())
+        return parse_plan(re.sub(r"^- ", "", lines, flags=re.MULTILINE), cut)
+
+    return parse
+
+
+def plan_pattern(lead_in: str | None) -> str:
+    """The regular expression that the last try for a plan is held to."""
+    if lead_in is None:
+        return PLAN_PATTERN
+    written = re.sub(r"[\\^$.|?*+()\[\]{}]", r"\\\g<0>", lead_in).replace("\n", r"\n")
+    return rf"{written}(- {PLAN_LINE}\n){{1,10}}"
 
 
 def one_line(text: str) -> str:

@@ -220,6 +220,8 @@ def parse(step: Step, outputs: list[str], error: Callable[[str], None] | None = 
 
 def differing_settings(step: Step, output: str, fingerprint: dict[str, Any]) -> str:
     """The settings in which what is there differs from the step's command, empty where none does."""
+    if step.script in ("train_planner.py", "planpers.py"):
+        fingerprint = {"planner_target": "paper", **fingerprint}  # which says nothing of the default
     expected = expected_settings(step.script, parse(step, [output]), fingerprint)
     return differences({name: fingerprint[name] for name in expected}, expected)
 
@@ -231,7 +233,10 @@ def expected_settings(script: str, args: argparse.Namespace, fingerprint: dict[s
         values["effective_batch_size"] = args.per_device_train_batch_size * args.gradient_accumulation_steps
     if script == "planpers.py":
         values["plan_max_tokens"] = args.max_tokens_plan
-        values |= {"plans": "gold"} if args.gold_plan else {}
+        if args.gold_plan:
+            values |= {"plans": "gold", "lead_in": load_prompt("planner", args.prompts_dir).lead_in}
+        if args.planner_target is None:  # as the planner was trained, whose identity is compared
+            values["planner_target"] = "paper" if args.gold_plan else fingerprint["planner_target"]
     if script == "baselines.py" and not args.rag:
         values["num_contexts"] = None
     if script != "evaluate_responses.py":  # which keeps them as they are given
