@@ -28,10 +28,12 @@ integer 1 or 2, also as Response 1 and as the text "1", "Response 1", "first" or
 the prompt's names for a response, so it is refused. Both are read as verdicts are, but outside an object the name must
 be quoted or start a line and have a colon or "=" behind it, and nothing else may stand in the value's line.
 
-A plan was asked for as titles, one a line. Reasoning up to </think> is dropped, and so are fences, headings, an
-introduction that ends in a colon, and what marks a line as an item of a list ("- ", "1. ", bold face). A JSON array
-of texts is a plan too. A title that stands there before (whatever its case) is not repeated, and one that
-max_tokens may have cut is left out unless it is the only one.
+A plan was asked for as titles, one a line. Reasoning up to </think> is dropped, and so are fences, what marks a line
+as an item of a list ("- ", "1. ", bold face), and a first line that ends in a colon where it introduces the others: it
+says so ("Here are the aspects:", "Plan:", "The user cares about:"), also when nothing follows, or it looks so: items
+follow and it is none, or it alone is marked as a heading. Any other line that ends in a colon is a title. A JSON array
+of texts is a plan too. A title that stands there before (whatever its case) is not repeated, and one that max_tokens
+may have cut is left out unless it is the only one.
 """
 
 import json
@@ -423,10 +425,21 @@ def _unescape(raw: str) -> str:
     return _ESCAPE.sub(resolve, raw)
 
 
-_LIST_MARK = re.compile(r"(?:[-*+•–]|\(?\d{1,2}[.):])(?:\s++|\Z)|[#>]++\s*+")
+_ITEM_MARK = r"(?:[-*+•–]|\(?\d{1,2}[.):])(?:\s++|\Z)"
+_LIST_MARK = re.compile(rf"{_ITEM_MARK}|[#>]++\s*+")
+_ITEM = re.compile(rf"(?:[#>]++\s*+)?+{_ITEM_MARK}")
+_HEADING = re.compile(r"#|\*\*[^*]++\*\*\s*+:?\s*+\Z")
 _FENCE = re.compile(r"```(?:json|text|txt|plaintext|markdown|md)?(?=\s|\Z)")
 _ARRAY = re.compile(r"\[\s*+(?=\")")
 _ARRAY_TEXT = re.compile(r"\"((?:[^\"\\]|\\.)*+)\"\s*+(?:(,)\s*+)?", re.DOTALL)
+# What a first line says that introduces a plan: that something follows, what a plan is called, or half a sentence.
+_INTRODUCES = _pattern(
+    r"\bhere(?:['’]s| is| are)\b|\bthe following\b|\b(?:follows|below)\W*+\Z"
+    r"|\A(?:(?:the|these|key|main|most|important|relevant|user['’]s|\d+) )*+"
+    r"(?:aspects?\b(?! of\b)|(?:plan|titles?|list|output|answer)(?: of (?:the )?aspects)?\W*+\Z)"
+    r"|\A(?=.*?\b(?:aspects?|user|asker|person|they|answer|response)\b)"
+    r".*\b(?:are|is|includes?|covers?|about|considers?|wants?|needs?|addresse?s?|mentions?)\W*+\Z"
+)
 
 
 def parse_plan(text: str, cut: bool = False) -> Parsed:
@@ -441,7 +454,7 @@ def parse_plan(text: str, cut: bool = False) -> Parsed:
         last_is_whole = True  # a text that was cut has no closing quote and is not among them
     else:
         lines = body.splitlines()
-        as_asked = not (lines and lines[0].rstrip("*_ ").endswith(":"))
+        as_asked = not _begins_with_introduction(lines)
         lines = lines if as_asked else lines[1:]
         last_is_whole = not cut or text.endswith("\n")
     titles: dict[str, str] = {}
@@ -453,6 +466,32 @@ def parse_plan(text: str, cut: bool = False) -> Parsed:
         return _none("no aspect in the text")
     how = "strict" if as_asked and lines == list(titles.values()) else "repaired"
     return Parsed(list(titles.values()), how, None, cut)
+
+
+def _begins_with_introduction(lines: list[str]) -> bool:
+    """The first line ends in a colon and introduces the others; see the module's docstring."""
+    if not lines or not _ends_in_colon(lines[0]):
+        return False
+    if _INTRODUCES.search(_plan_title(lines[0])) is not None:
+        return True
+    form = _line_form(lines[0])
+    others = [(_line_form(line), line) for line in lines[1:] if _plan_title(line)]
+    if not others or (form, True) in [(other, _ends_in_colon(line)) for other, line in others]:
+        return False  # the only title, or one of several that are written alike
+    following = others[0][0]
+    return (following == "item" and form != "item") or (following == "plain" and form == "heading")
+
+
+def _ends_in_colon(line: str) -> bool:
+    return line.rstrip("*_ ").endswith(":")
+
+
+def _line_form(line: str) -> str:
+    """A line is an "item" of a list, a "heading" (# or all in bold face), or "plain"."""
+    line = line.strip()
+    if _ITEM.match(line.replace("**", "")) is not None:
+        return "item"
+    return "plain" if _HEADING.match(line) is None else "heading"
 
 
 def _array_texts(text: str, pos: int) -> list[str]:
