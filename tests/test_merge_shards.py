@@ -484,6 +484,12 @@ def test_the_first_questions_of_a_part(merge, merged, parts, tmp_path):
     assert merged.read_bytes() == part.run(tmp_path / "whole.json", "--limit", 4).read_bytes()
 
 
+def test_the_output_is_not_what_was_judged(refusal, parts):
+    part = parts["aspect"]
+    expected = f"{part.responses[0]}: is an input too; give the output its own name"
+    assert refusal(*part.shards, output=part.responses[0], flags=["--overwrite"]) == expected
+
+
 def test_merged_parts_are_merged_again(merge, merged, parts, tmp_path):
     part, unfinished = parts["direct"], tmp_path / "unfinished.json"
     shutil.copy(journal_of(part.shards[1]), journal_of(unfinished))

@@ -75,6 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     if strategy is not None and any(shard.arguments.get("allow_partial") for shard in shards):
         # Kept in the manifest, for a merge of merged files.
         args.response_addr, args.allow_partial = judged_responses(shards, args.response_addr), True
+        cli.check_outputs([args.output_addr], args.response_addr)
         responses = [read_responses(path) for path in args.response_addr]
         questions = [question for question in questions if all(question["id"] in one for one in responses)]
     keys = expected_keys(questions, entries, strategy)
