@@ -1,6 +1,7 @@
 import asyncio
 import json
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -151,6 +152,29 @@ def test_record_of_an_answer(journal):
     assert journal_on_disk(journal) == {"a": expected}
     assert journal.entries == {("a", 0): expected}
     assert engine.closed
+
+
+class DamagedEngine(ScriptedEngine):
+    """Its logits add up to no number: each text is the log probability that it tells."""
+
+    async def complete(self, model, prompt, sampling):
+        completion = await super().complete(model, prompt, sampling)
+        return replace(completion, log_prob=float(completion.text))
+
+
+def test_a_log_probability_that_is_no_number_is_null_in_journal_and_output(journal):
+    engine = DamagedEngine({"a": ["nan"], "b": ["-inf"], "c": ["inf"], "d": ["-2.5"]})
+    run(engine, [make_request(name, journal) for name in "abcd"])
+    expected = {"a": None, "b": None, "c": None, "d": -2.5}
+    assert {key[0]: record["log_prob"] for key, record in journal.entries.items()} == expected
+    assert {name: record["log_prob"] for name, record in journal_on_disk(journal).items()} == expected
+    journal.publish({key[0]: record for key, record in journal.entries.items()}, {}, None)
+
+    def refuse(constant):
+        raise ValueError(f"{constant} is not JSON")
+
+    output = json.loads(journal.output.read_text(), parse_constant=refuse)
+    assert {name: record["log_prob"] for name, record in output.items()} == expected
 
 
 def test_retries_end_with_the_constrained_try_and_a_null(journal):

@@ -414,6 +414,142 @@ def test_a_journal_that_a_run_is_writing_is_merged_as_far_as_it_is(made, merge, 
     journal.close()
 
 
+# Scores of a part of the questions
+
+ANSWERED = ["q2", "42", "q4", "q9"]  # q2 has no aspects; none of the third of four shards
+STRATEGIES = ["aspect", "direct", "pairwise"]
+
+
+class Part:
+    """The scores of responses to some questions only: by a single process, and of four shards."""
+
+    def __init__(self, made, strategy, folder):
+        self.made, self.strategy, self.folder = made, strategy, folder
+        folder.mkdir()
+        self.responses = [folder / "first.json"]
+        self.responses[0].write_text(json.dumps({name: [{"output": f"To {name}."}] for name in ANSWERED}))
+        if strategy == "pairwise":  # the other system has answered one question less
+            self.responses.append(folder / "second.json")
+            self.responses[1].write_text(json.dumps({name: [{"output": "Well."}] for name in ANSWERED if name != "q4"}))
+        self.whole = self.run(folder / "whole.json")
+        self.shards = [self.run(folder / f"{i}.json", "--num_shards", 4, "--shard_index", i) for i in range(4)]
+
+    def run(self, output, *flags):
+        flags = ["--strategy", self.strategy, "--response_addr", *self.responses, "--allow_partial", *flags]
+        self.made.run("evaluate_responses", output, *flags)
+        return output
+
+
+@pytest.fixture(scope="module")
+def parts(made):
+    return {strategy: Part(made, strategy, made.folder / f"part {strategy}") for strategy in STRATEGIES}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_scores_of_a_part_are_merged_into_those_of_a_single_process(made, merge, merged, parts, strategy, capsys):
+    part = parts[strategy]
+    merge(*part.shards)
+    assert merged.read_bytes() == part.whole.read_bytes()
+    judged = 3 if strategy == "pairwise" else 4
+    assert json.loads(merged.read_text())["partial"] == {"questions_in_dataset": 7, "questions_judged": judged}
+    assert f" scores of 4 shards, {judged} questions\n" in capsys.readouterr().out
+    before, asked = listing(merged.parent), len(made.server.requests)
+    part.run(merged)
+    merge(*part.shards)
+    assert capsys.readouterr().out == f"{merged}: already finished, left alone\n" * 2
+    assert (listing(merged.parent), len(made.server.requests)) == (before, asked)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("missing", "ids"), [(0, ["q9"]), (1, ["42"]), (3, ["q2", "q4"])])
+def test_a_shard_of_a_part_that_was_not_given_is_a_gap(refusal, parts, strategy, missing, ids):
+    part = parts[strategy]
+    not_asked = {"aspect": "q2", "direct": None, "pairwise": "q4"}[strategy]
+    lacking = [name for name in ids if name != not_asked]
+    size, total = {"aspect": (2, 6), "direct": (1, 4), "pairwise": (2, 6)}[strategy]
+    kept = [shard for index, shard in enumerate(part.shards) if index != missing]
+    assert refusal(*kept) == gap(lacking, size * len(lacking), total)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_shard_of_a_part_without_any_response_need_not_be_given(merge, merged, parts, strategy):
+    part = parts[strategy]
+    merge(*(part.shards[index] for index in (0, 1, 3)))
+    assert merged.read_bytes() == part.whole.read_bytes()
+
+
+def test_the_first_questions_of_a_part(merge, merged, parts, tmp_path):
+    part = parts["aspect"]
+    merge(*part.shards, flags=["--limit", 4])
+    assert merged.read_bytes() == part.run(tmp_path / "whole.json", "--limit", 4).read_bytes()
+
+
+def test_the_output_is_not_what_was_judged(refusal, parts):
+    part = parts["aspect"]
+    expected = f"{part.responses[0]}: is an input too; give the output its own name"
+    assert refusal(*part.shards, output=part.responses[0], flags=["--overwrite"]) == expected
+
+
+def test_merged_parts_are_merged_again(merge, merged, parts, tmp_path):
+    part, unfinished = parts["direct"], tmp_path / "unfinished.json"
+    shutil.copy(journal_of(part.shards[1]), journal_of(unfinished))
+    merge(*part.shards, output=tmp_path / "merged before.json")
+    merge(tmp_path / "merged before.json", unfinished)
+    assert merged.read_bytes() == part.whole.read_bytes()
+
+
+@pytest.mark.parametrize("strategy", ["aspect", "pairwise"])
+def test_what_was_judged_lies_elsewhere_or_was_changed(made, merge, merged, refusal, tmp_path, strategy):
+    part = Part(made, strategy, tmp_path / "part")
+    last = part.responses[-1]
+    kept = tmp_path / "kept.json"
+    shutil.copy(last, kept)
+    named = ", ".join(map(str, part.responses))
+    expected = (
+        f"{named}: not what {part.shards[0]} was made from: not there, or changed since\n"
+        "  which questions were to be judged hangs on it: give it as it was judged, --response_addr FILE"
+    )
+    last.write_text(json.dumps({"q9": [{"output": "Now of one question only."}]}))
+    assert refusal(*part.shards) == expected
+    assert refusal(*part.shards, flags=["--response_addr", *part.responses]) == expected
+    last.unlink()
+    assert refusal(*part.shards) == expected
+    merge(*part.shards, flags=["--response_addr", made.folder / "responses.json", kept, part.responses[0]])
+    assert merged.read_bytes() == part.whole.read_bytes()
+    assert read_manifest(merged)["arguments"]["response_addr"] == [
+        str(kept) if p == last else str(p) for p in part.responses
+    ]
+
+
+def test_of_several_systems_judged_together_each_has_its_own_responses(made, merge, merged, tmp_path):
+    for name, ids in (("one", ["42", "q9"]), ("two", ["q1", "q4"])):
+        (tmp_path / f"{name}.json").write_text(json.dumps({question_id: [{"output": "Yes."}] for question_id in ids}))
+    addresses = [str(tmp_path / f"{name}.json") for name in ("one", "two")]
+
+    def judge(suffix, *flags):
+        outputs = [tmp_path / f"{name} {suffix}.json" for name in ("one", "two")]
+        flags = ["--response_addr", *addresses, "--allow_partial", "--score_addr", *outputs, *flags]
+        made.run("evaluate_responses", outputs[0], *flags)
+        return outputs
+
+    whole = judge("whole")
+    shards = [judge(index, "--num_shards", 2, "--shard_index", index) for index in range(2)]
+    for number, output in enumerate(whole):
+        target = tmp_path / f"merged {number}.json"
+        merge(*(shard[number] for shard in shards), output=target)
+        assert target.read_bytes() == output.read_bytes()
+
+
+def test_without_allow_partial_every_question_is_expected(made, refusal, tmp_path):
+    # Its journal's questions all have a response; the others were never asked for, or their shard is missing.
+    responses = tmp_path / "responses.json"
+    responses.write_text(json.dumps({"q1": [{"output": "One."}], "q9": [{"output": "Nine."}]}))
+    shard = tmp_path / "shard.json"
+    made.run("evaluate_responses", shard, "--response_addr", responses, "--num_shards", 2, "--shard_index", 0)
+    expected = gap(["日本-’\u2028", "42", "q4"], 6, 10)
+    assert refusal(shard) == refusal(shard, flags=["--response_addr", responses]) == expected
+
+
 # What does not go together
 
 

@@ -209,6 +209,30 @@ VERDICTS = [
     ("```json\n1\n```", 1, "repaired"),
     ("2\njson", 2, "repaired"),
     ("2/json/json", 2, "repaired"),
+    # The same number with a decimal point.
+    ('{"match_score": 2.0}', 2, "strict"),
+    ('{"match_score": 2e0}', 2, "strict"),
+    ('```json\n{"match_score": 0.0}\n```', 0, "strict"),
+    ('{"match_score": 1.000} /json', 1, "repaired"),
+    ("{'match_score': 1.0}", 1, "repaired"),
+    ("match_score: 2.0", 2, "repaired"),
+    ("**Match Score:** 1.0.", 1, "repaired"),
+    ("match_score: 2.0\nmatch_score: 2", 2, "repaired"),
+    ("1.0\n```", 1, "repaired"),
+    # The only number, among the remains of a fence, quotes or braces.
+    ("json 2", 2, "repaired"),
+    ("```json 1", 1, "repaired"),
+    ('"2"}', 2, "repaired"),
+    ('2"}', 2, "repaired"),
+    ("2}", 2, "repaired"),
+    ("2.0}\n```", 2, "repaired"),
+    ("```\n2\n}", 2, "repaired"),
+    ("}2", 2, "repaired"),
+    ("{0}", 0, "repaired"),
+    ('{"1"}', 1, "repaired"),
+    ("```json\n{\n1\n```", 1, "repaired"),
+    ("`1`", 1, "repaired"),
+    ("1” }}/json", 1, "repaired"),
 ]
 
 REFUSED = [
@@ -228,8 +252,15 @@ REFUSED = [
     ('{"match_score": 1.5}', "match_score is 1.5, not an integer 0-2"),
     ("match_score: 1.5", "match_score is 1.5, not an integer 0-2"),
     ("match_score: 1,5", "match_score is 1,5, not an integer 0-2"),
-    ('{"match_score": 2.0}', "match_score is 2.0, not an integer 0-2"),
-    ('{"match_score": 2e0}', "match_score is 2.0, not an integer 0-2"),
+    ('{"match_score": 2.01}', "match_score is 2.01, not an integer 0-2"),
+    ("match_score: 2.01", "match_score is 2.01, not an integer 0-2"),
+    ("match_score: 2.0.1", "match_score is 2.0.1, not an integer 0-2"),
+    ("match_score: 2.0/2", "match_score is 2.0/2, not an integer 0-2"),
+    ("match_score: 2.0 out of 2", "match_score is 2.0 out of 2, not an integer 0-2"),
+    ("match_score: 1.0-2.0", "match_score is 1.0-2.0, not an integer 0-2"),
+    ('{"match_score": "2.0"}', "match_score is the string '2.0', not an integer 0-2"),
+    ('{"match_score": 3.0}', "match_score is 3.0, not an integer 0-2"),
+    ('{"match_score": -0.0}', "match_score is -0.0, not an integer 0-2"),
     ('{"match_score": 02}', "match_score is 02, not an integer 0-2"),
     ('{"match_score": 1e400}', "match_score is Infinity, not an integer 0-2"),
     ('{"match_score": NaN}', "match_score is NaN, not an integer 0-2"),
@@ -265,6 +296,18 @@ REFUSED = [
     ("7", "no match_score in the text"),
     ('"2"', "no match_score in the text"),
     ("1 2", "no match_score in the text"),
+    ("'2.0'", "no match_score in the text"),
+    ('```json\n"2"\n```', "no match_score in the text"),
+    ("2} 2", "no match_score in the text"),
+    ('"2"}\n{"1"', "no match_score in the text"),
+    ("7}", "no match_score in the text"),
+    ("2.5}", "no match_score in the text"),
+    ("-1}", "no match_score in the text"),
+    ("[2]", "no match_score in the text"),
+    ("2/2}", "no match_score in the text"),
+    ('"verdict": 2}', "no match_score in the text"),
+    ("2} is my verdict", "no match_score in the text"),
+    ("json: the score 2", "no match_score in the text"),
     ("```json", "no match_score in the text"),
     ("```\n```", "the text is empty"),
     ("", "the text is empty"),
@@ -296,6 +339,41 @@ def test_verdict(text, value, how):
 def test_refused_verdict(text, reason):
     found = parse_verdict(text)
     assert (found.value, found.how, found.reason) == (None, NONE, reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        # A number at the end may go on.
+        ("1", None),
+        ("1.", None),
+        ("1.0", None),
+        ("json 2 ", None),
+        ('"2', None),
+        ("match_score: 1", None),
+        ("match_score: 1.", None),
+        ("match_score: 1.0", None),
+        ("match_score: 1 ", None),
+        ("match_score: **1**", None),
+        ("match_score: 1/", None),
+        ('{"match_score": 1', None),
+        ('{"match_score": 1.', None),
+        ('{"match_score": 1.0', None),
+        ('{"match_score": 1,', None),
+        ("match_score: 1\nNo, match_score: 1", None),
+        # What stands behind it shows that it has ended.
+        ('{"match_score": 1.0}', 1),
+        ('{"match_score": 1, "why": "in 2', 1),
+        ("{'match_score': 1}\nuser: 1. And 2.", 1),
+        ('{"match_score": 1}\n1. The aspect\n2', 1),
+        ("match_score: 1\n", 1),
+        ("match_score: 1\nuser: of these 7.", 1),
+        ("2}", 2),
+        ('2.0"', 2),
+    ],
+)
+def test_a_verdict_that_max_tokens_may_have_cut(text, value):
+    assert parse_verdict(text, cut=True).value == value
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,73 @@ NOTHING = [
 ]
 
 
+# A first line that ends in a colon, and introduces the others.
+INTRODUCED = [
+    ("Here are the aspects:\nCost:\nTime:", ["Cost:", "Time:"]),
+    ("Sure, here's a plan:\nCost\nTime", ["Cost", "Time"]),
+    ("The following matters to this user:\nCost\nTime", ["Cost", "Time"]),
+    ("My plan is as follows:\nCost\nTime", ["Cost", "Time"]),
+    ("The titles are listed below:\nCost\nTime", ["Cost", "Time"]),
+    ("Aspects:\nCost\nTime", ["Cost", "Time"]),
+    ("Key aspects to cover:\nCost\nTime", ["Cost", "Time"]),
+    ("**Plan:**\nCost\nTime", ["Cost", "Time"]),
+    ("Titles of the aspects:\nCost\nTime", ["Cost", "Time"]),
+    ("The answer should cover:\nCost\nTime", ["Cost", "Time"]),
+    ("Judging by the posts, the user cares about:\nCost\nTime", ["Cost", "Time"]),
+    # It only looks so: items follow it, or it alone is marked as a heading.
+    ("Money matters:\n- Cost\n- Time", ["Cost", "Time"]),
+    ("Money matters:\n\n1. Cost:\n2. Time:", ["Cost:", "Time:"]),
+    ("**Money matters**:\n* Cost\n* Time", ["Cost", "Time"]),
+    ("## Money matters:\n- Cost\n- Time", ["Cost", "Time"]),
+    ("# Money matters:\nCost\nTime", ["Cost", "Time"]),
+    ("**Money matters:**\nCost\nTime", ["Cost", "Time"]),
+]
+
+# A first line that ends in a colon, and is a title.
+NOT_INTRODUCED = [
+    ("Cost of the trip:", ["Cost of the trip:"]),  # the only one
+    ("Cost:\nTime of day", ["Cost:", "Time of day"]),
+    ("Cost: \nTime: \nWeather: ", ["Cost:", "Time:", "Weather:"]),
+    ("- Cost:\n- Time", ["Cost:", "Time"]),
+    ("- Cost:\n- Time:", ["Cost:", "Time:"]),
+    ("1. Cost:\n2. Time of day", ["Cost:", "Time of day"]),
+    ("1. Cost:\nTime of day", ["Cost:", "Time of day"]),
+    ("**Cost:**\n**Time:**", ["Cost:", "Time:"]),
+    ("# Cost:\n# Time", ["Cost:", "Time"]),
+    ("**1. Cost:**\nTime of day", ["Cost:", "Time of day"]),
+    ("Cost:\n- the ticket\nTime:\n- the day", ["Cost:", "the ticket", "Time:", "the day"]),
+    ("**Cost:**\nthe ticket\n**Time:**\nthe day", ["Cost:", "the ticket", "Time:", "the day"]),
+    ("**Cost** of the trip:\nTime of day", ["Cost of the trip:", "Time of day"]),
+    ("What the price includes:\nTime of day", ["What the price includes:", "Time of day"]),
+    ("Aspects of German law:\nTime of day", ["Aspects of German law:", "Time of day"]),
+    ("Plan for rainy days:\nTime of day", ["Plan for rainy days:", "Time of day"]),
+    ("Following a recipe below zero degrees:\nTime of day", ["Following a recipe below zero degrees:", "Time of day"]),
+    ("Where to look:\nTime of day", ["Where to look:", "Time of day"]),
+]
+
+
+@pytest.mark.parametrize(("text", "titles"), INTRODUCED)
+def test_a_first_line_that_introduces_the_others_goes(text, titles):
+    found = parse_plan(text)
+    assert (found.value, found.how) == (titles, "repaired")
+
+
+@pytest.mark.parametrize(("text", "titles"), NOT_INTRODUCED)
+def test_a_first_title_that_ends_in_a_colon_is_kept(text, titles):
+    found = parse_plan(text)
+    assert found.value == titles
+    assert (found.how == "strict") == (text == "\n".join(titles))
+
+
+@pytest.mark.parametrize("text", ["Here are the aspects:", "**Plan:**", "The user cares about:\n", "Aspects:\n- "])
+def test_an_introduction_to_nothing_is_no_plan(text):
+    assert parse_plan(text) == Parsed(None, "none", "no aspect in the text")
+
+
+def test_a_cut_title_that_ends_in_a_colon_is_all_there_is():
+    assert parse_plan("Cost of the trip:", cut=True) == Parsed(["Cost of the trip:"], "strict", None, truncated=True)
+
+
 def test_the_tables_are_long_and_without_repeats():
     texts = [text for text, _ in WRITTEN_AS_ASKED + REPAIRED + AROUND] + NOTHING
     assert len(texts) == len(set(texts)) >= 80

@@ -513,3 +513,52 @@ def test_what_the_model_cannot_do_is_named_and_the_earlier_run_stays(uninterrupt
     assert process.returncode == 2
     assert "error: " + message.format(model=data / "model") in printed and "Traceback" not in printed
     assert {path: path.stat().st_mtime_ns for path in output.rglob("*")} == before
+
+
+# train_planner.py on a GPU that has FlashAttention 2 and no bfloat16, as far as choosing goes.
+IN_FP32 = """
+from utils import cli, planner_trainer
+planner_trainer.is_flash_attn_2_available = lambda: True
+planner_trainer.has_bf16 = lambda: False
+import train_planner
+cli.run_script(train_planner.main)
+"""
+
+
+def train_in_fp32(data, output, *flags, code=IN_FP32):
+    settings = flags_of(data, output, max_steps=1, eval_generate=0, gradient_accumulation_steps=1)
+    return subprocess.run([sys.executable, "-c", code, *settings, *flags], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_flash_attention_is_not_taken_in_fp32(data, tmp_path):
+    done = train_in_fp32(data, tmp_path / "planner")
+    assert done.returncode == 0, done.stderr
+    assert "; fp32; attention: sdpa; " in done.stdout
+    manifest = json.loads((tmp_path / "planner/manifest.json").read_text())
+    assert (manifest["attention"], manifest["bf16"]) == ("sdpa", False)
+
+
+def test_flash_attention_in_fp32_is_refused_before_the_weights_load(data, tmp_path):
+    code = IN_FP32.replace("import train_planner", "planner_trainer.load_base = None\nimport train_planner")
+    done = train_in_fp32(data, tmp_path / "planner", "--attn_implementation", "flash_attention_2", code=code)
+    assert done.returncode == 2
+    expected = "--attn_implementation flash_attention_2: takes no fp32, and this device has no bf16"
+    assert done.stderr == f"error: {expected}\n" or done.stderr.endswith(f"\nerror: {expected}\n")
+    assert not list((tmp_path / "planner").glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "installed", "bf16", "attention"),
+    [
+        ("auto", True, True, "flash_attention_2"),
+        ("auto", True, False, "sdpa"),
+        ("auto", False, True, "sdpa"),
+        ("flash_attention_2", True, True, "flash_attention_2"),
+        ("eager", True, False, "eager"),
+    ],
+)
+def test_which_attention_is_taken(monkeypatch, wanted, installed, bf16, attention):
+    from utils import planner_trainer
+
+    monkeypatch.setattr(planner_trainer, "is_flash_attn_2_available", lambda: installed)
+    assert planner_trainer.choose_attention(wanted, bf16) == attention

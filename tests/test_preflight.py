@@ -27,6 +27,7 @@ import baselines
 import evaluate_responses
 import planpers
 from utils import preflight
+from utils.chat import LocalChat
 from utils.cli import UserError
 from utils.estimate import PRICE_FILE, read_prices
 from utils.journal import Journal
@@ -128,7 +129,9 @@ def test_every_check_is_made_whatever_fails(check, tmp_path):
 
 
 def test_something_is_to_be_checked(check):
-    with pytest.raises(UserError, match=r"^nothing to check: give --inputs_addr, --model_addr or --output_addr$"):
+    with pytest.raises(
+        UserError, match=r"^nothing to check: give --inputs_addr, --model_addr, --evaluator_llm or --output_addr$"
+    ):
         check("--gpu_memory", 80)
 
 
@@ -580,6 +583,154 @@ def test_weights_that_the_index_does_not_name_do_not_count(model):
     index = {"weight_map": dict.fromkeys(weights, "model.safetensors")}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     assert size_of(model) == size
+
+
+# A judge
+
+
+@pytest.fixture
+def responses(tmp_path):
+    """Two response files with answers of different lengths, a null, and one that lacks a question."""
+    records = json.loads(DATA.read_text(encoding="utf-8"))
+    paths = []
+    for number, word in enumerate(("Well, that depends on you. ", "Yes!\n\n- No. ")):
+        outputs = {record["id"]: [{"output": word * (5 * i + 20 * number)}] for i, record in enumerate(records, 1)}
+        outputs[records[3]["id"]] = [{"output": None}]
+        if number:
+            del outputs[records[-1]["id"]]
+        paths.append(tmp_path / f"responses {number}.json")
+        paths[-1].write_text(json.dumps(outputs))
+    return paths
+
+
+def loaded_length(monkeypatch, judge, tmp_path, *flags):
+    """Tokens that evaluate_responses.py would load the judge for."""
+    lengths = []
+
+    def open_engine(args, model, max_model_len):
+        lengths.append(max_model_len)
+        raise UserError("no engine in this test")
+
+    monkeypatch.setattr(evaluate_responses, "open_engine", open_engine)
+    arguments = ["--evaluator_llm", judge, "--inputs_addr", DATA, "--allow_partial", *flags]
+    with pytest.raises(UserError, match="no engine in this test"):
+        evaluate_responses.main([str(argument) for argument in arguments])
+    return lengths.pop()
+
+
+def fitted_length(lines):
+    """Tokens of the requests that the memory was computed for."""
+    [found] = [re.search(r" requests of (\d+) tokens at once", line) for line in lines if " memory " in line]
+    return int(found[1])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "systems"), [("aspect", 1), ("aspect", 2), ("direct", 1), ("direct", 2), ("pairwise", 2)]
+)
+def test_a_judge_gets_the_length_that_it_is_loaded_for(
+    check, tiny, tmp_path, monkeypatch, responses, strategy, systems
+):
+    files = responses[:systems]
+    scores = [tmp_path / f"scores {i}.json" for i in range(1 if strategy == "pairwise" else systems)]
+    flags = ["--strategy", strategy, "--response_addr", *files]
+    length = loaded_length(monkeypatch, tiny, tmp_path, *flags, "--score_addr", *scores)
+    assert length % 64 == 0 and length < 4096  # what a generator gets
+    code, lines = check("--evaluator_llm", tiny, "--inputs_addr", DATA, *flags, "--gpu_memory", 80)
+    assert (code, fitted_length(lines)) == (0, length)
+    note = re.fullmatch(
+        rf"note judge {tiny}: {length} tokens, as its longest prompt has (\d+) and a verdict 512 "
+        rf"\({', '.join(map(str, files))}\)",
+        lines[1],
+    )
+    assert length - 64 < int(note[1]) + 512 <= length
+
+
+@pytest.mark.parametrize(("strategy", "number"), [("aspect", 1), ("direct", 1), ("pairwise", 2)])
+def test_without_responses_a_judge_reads_the_longest_that_may_be(check, tiny, tmp_path, monkeypatch, strategy, number):
+    text = "Yes, x" + " x" * 300
+    size = len(LocalChat(str(tiny)).tokenizer.encode(text))
+    path = tmp_path / "responses.json"
+    records = json.loads(DATA.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({record["id"]: [{"output": text}] for record in records}))
+    flags = ["--strategy", strategy, "--response_addr", *[path] * number, "--score_addr", tmp_path / "scores.json"]
+    length = loaded_length(monkeypatch, tiny, tmp_path, *flags)
+    asked = ["--evaluator_llm", tiny, "--inputs_addr", DATA, "--strategy", strategy, "--gpu_memory", 80]
+    code, lines = check(*asked, "--max_tokens", size)
+    assert code == 0
+    assert lines[1].endswith(f" and a verdict 512 (responses of {size} tokens, as none are given)")
+    assert abs(fitted_length(lines) - length) <= 64  # at its ends a response may share a token with the prompt
+    assert "(responses of 2048 tokens, as none are given)" in check(*asked)[1][1]
+
+
+def test_a_judge_of_unknown_data_is_taken_for_a_generator(check, tiny):
+    code, lines = check("--evaluator_llm", tiny, "--gpu_memory", 80)
+    assert (code, fitted_length(lines)) == (0, 4096)
+    assert lines[0] == f"note judge {tiny}: 4096 tokens assumed; its prompts tell, so give --inputs_addr"
+
+
+def test_a_judge_with_a_length_of_the_users(check, tiny, responses):
+    asked = ["--evaluator_llm", tiny, "--inputs_addr", DATA, "--response_addr", *responses, "--gpu_memory", 80]
+    code, lines = check(*asked, "--max_model_len", 3000)
+    assert (code, fitted_length(lines)) == (0, 3000)
+    assert not any(line.startswith("note judge") for line in lines)
+    code, lines = check(*asked, "--max_model_len", 512)
+    assert code == 2
+    assert lines[1] == ("FAIL --max_tokens 512 leaves no room for the prompt: prompt and output share 512 tokens")
+
+
+def test_a_judge_that_fits_because_its_prompts_are_short(tmp_path, check, tiny, responses):
+    folder = shutil.copytree(tiny, tmp_path / "judge", ignore=shutil.ignore_patterns("*config.json", "*.safetensors"))
+    shutil.copy(tiny / "tokenizer_config.json", folder)
+    qwen(folder, "32B")
+    # 70,200,000,000 - 65,527,752,704 - 3,221,225,472 = 1,451,021,824 bytes: 345 blocks, 5,520 tokens, below 8192.
+    data = ["--inputs_addr", DATA, "--response_addr", *responses, "--gpu_memory", 78]
+    code, lines = check("--model_addr", folder, "--gpu_memory", 78)
+    assert code == 2 and lines[2].endswith("; 8192 tokens do not fit, --max_model_len 5520 does; or take more GPUs")
+    assert check("--evaluator_llm", folder, *data)[0] == 0
+
+
+def test_a_judge_and_a_generator_that_are_one_model(check, tiny, responses):
+    flags = ["--inputs_addr", DATA, "--response_addr", *responses, "--gpu_memory", 80]
+    code, lines = check("--model_addr", tiny, "--evaluator_llm", tiny, *flags)
+    lengths = [re.search(r" requests of (\d+) tokens at once", line)[1] for line in lines if " memory " in line]
+    assert code == 0 and lengths[0] == "4096" and int(lengths[1]) < 4096
+
+
+def test_a_judge_behind_an_api_needs_a_key_only(check, monkeypatch, responses):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    flags = ["--inputs_addr", DATA, "--response_addr", *responses]
+    code, lines = check("--evaluator_llm", "gpt-4o", "--openai", *flags)
+    assert (code, lines[1:]) == (0, ["ok   API key: in OPENAI_API_KEY"])
+
+
+def test_what_a_judge_lacks(check, tiny, tmp_path, no_gpu, responses):
+    records = json.loads(DATA.read_text(encoding="utf-8"))
+    for record in records:
+        del record["rubric_aspects"]
+    data = tmp_path / "test.json"
+    data.write_text(json.dumps(records))
+    code, lines = check("--evaluator_llm", tiny, "--inputs_addr", data)
+    assert code == 2 and lines[0].startswith(f"FAIL {data}: ") and "'rubric_aspects'" in lines[0]
+    assert check("--evaluator_llm", tiny, "--inputs_addr", data, "--strategy", "direct")[0] == 0
+    missing = tmp_path / "missing.json"
+    code, lines = check("--evaluator_llm", tiny, "--inputs_addr", DATA, "--response_addr", missing)
+    assert (code, lines[1]) == (2, f"FAIL {missing}: no such file")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--evaluator_llm", "judge", "--response_addr", "r.json"], "--response_addr needs --inputs_addr and --eval"),
+        (["--inputs_addr", "d.json", "--response_addr", "r.json"], "--response_addr needs --inputs_addr and --eval"),
+        (
+            ["--evaluator_llm", "judge", "--inputs_addr", "d", "--strategy", "pairwise", "--response_addr", "r"],
+            "1 --response_addr: --strategy pairwise takes two",
+        ),
+    ],
+)
+def test_flags_of_a_judge_that_do_not_go_together(flags, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        preflight.main(flags)
 
 
 # Outputs

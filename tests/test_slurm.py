@@ -64,6 +64,28 @@ def test_every_job_can_be_requeued_and_checks_first(name):
     assert runs[0].startswith('run "$PYTHON" utils/preflight.py ') and len(runs) >= 2
 
 
+def test_a_judge_is_checked_with_what_it_is_to_read(tmp_path):
+    recorder = tmp_path / "python"
+    recorder.write_text('#!/usr/bin/env bash\nprintf "%s|" "$@" >> "$CALLS"\necho >> "$CALLS"\n')
+    recorder.chmod(0o755)
+    variables = {"SLURM_SUBMIT_DIR": ROOT, "SLURM_JOB_NAME": "judge", "SLURM_JOB_ID": 1, "CALLS": tmp_path / "calls"}
+    variables |= {"SLURM_ARRAY_JOB_ID": 1, "SLURM_ARRAY_TASK_ID": 0, "SLURM_ARRAY_TASK_COUNT": 2, "PYTHON": recorder}
+    variables |= {"JUDGE": "a-judge", "INPUTS": "d.json", "FOLDER": "out", "SYSTEMS": "none rag"}
+    command = ["bash", FOLDER / "judge.sbatch", "--strategy", "direct", "--temperature", "0", "--dtype=bfloat16"]
+    done = subprocess.run(command, cwd=ROOT, env=clean_environment(**variables), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    check, judge = (line.split("|")[:-1] for line in (tmp_path / "calls").read_text().splitlines())
+    responses = ["--response_addr", "out/none.json", "out/rag.json"]
+    scores = ["out/none_scores.0_of_2.json", "out/rag_scores.0_of_2.json"]
+    expected = ["--inputs_addr", "d.json", "--evaluator_llm", "a-judge", *responses, "--output_addr", *scores]
+    assert check == ["utils/preflight.py", *expected, "--strategy", "direct", "--dtype=bfloat16"]
+    assert judge[0] == "evaluate_responses.py"
+    # Its parser takes them all.
+    from utils import preflight
+
+    assert preflight.build_parser().parse_args(check[1:]).evaluator_llm == "a-judge"
+
+
 # What is submitted
 
 

@@ -7,6 +7,7 @@ code's way and raises the temperature by 0.1 a try, never above 1.
 
 import asyncio
 import hashlib
+import math
 from argparse import Namespace
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -198,8 +199,13 @@ def _record(
         "constrained": sampling.schema is not None,
         "temperature": sampling.temperature,
         **spent,  # of all attempts together
-        "log_prob": completion.log_prob,
+        "log_prob": _finite(completion.log_prob),
     }
+
+
+def _finite(number: float | None) -> float | None:
+    """None for NaN and the infinite, which JSON has no numbers for and a model's damaged logits may add up to."""
+    return number if number is not None and math.isfinite(number) else None
 
 
 def token_totals(records: Iterable[dict[str, Any]]) -> dict[str, int]:

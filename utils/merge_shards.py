@@ -6,6 +6,9 @@
 Responses, plans and scores, as outputs or as journals of unfinished runs (*.journal.jsonl), of any number of shards
 and of different numbers of them. A merge that is not whole is refused, with what is missing. The merged file has a
 journal too: the same command without shards finds it finished.
+
+Of scores made with --allow_partial, whole is what has a response in the file that was judged. That file is looked for
+where the shards' manifests say it was, and must not have changed since.
 """
 
 import argparse
@@ -29,11 +32,16 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Shard:
-    """What one shard has finished, by key, under the settings of its fingerprint."""
+    """What one shard has finished, by key, under the settings of its fingerprint.
+
+    Attributes:
+        arguments: the flags of its script, from its manifest; none where it is unfinished.
+    """
 
     path: str
     fingerprint: dict[str, Any]
     entries: dict[Key, Record]
+    arguments: dict[str, Any]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -41,6 +49,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="dataset that the shards worked on")
     parser.add_argument("--shard_addr", required=True, nargs="+", metavar="FILE", help="outputs or journals of shards")
     parser.add_argument("--output_addr", required=True, metavar="FILE", help="where the merged file goes")
+    parser.add_argument(
+        "--response_addr",
+        nargs="+",
+        metavar="FILE",
+        help="what was judged, for scores made with --allow_partial (default: where the shards' manifests say)",
+    )
     group = parser.add_argument_group("run")
     group.add_argument("--limit", type=cli.positive_int, metavar="N", help="only the first N questions (default: all)")
     group.add_argument("--overwrite", action="store_true", help="replace an output that was made with other settings")
@@ -58,6 +72,12 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(f"{args.inputs_addr}: not the dataset that {shards[0].path} was made from")
     entries = merge_entries(shards)
     questions = select_questions(records, args.limit)
+    if strategy is not None and any(shard.arguments.get("allow_partial") for shard in shards):
+        # Kept in the manifest, for a merge of merged files.
+        args.response_addr, args.allow_partial = judged_responses(shards, args.response_addr), True
+        cli.check_outputs([args.output_addr], args.response_addr)
+        responses = [read_responses(path) for path in args.response_addr]
+        questions = [question for question in questions if all(question["id"] in one for one in responses)]
     keys = expected_keys(questions, entries, strategy)
     check_complete(args, records, keys, entries)
 
@@ -88,9 +108,13 @@ def read_shard(path: str) -> Shard:
     Raises:
         UserError: the file is missing or damaged, was not written by one of the scripts, or was changed since.
     """
-    journal = Path(path if path.endswith(".journal.jsonl") else f"{path}.journal.jsonl")
+    output = path.removesuffix(".journal.jsonl")
+    journal = Path(f"{output}.journal.jsonl")
     if journal.exists():
-        return Shard(path, *read_journal(journal))
+        fingerprint, entries = read_journal(journal)
+        manifest = read_manifest(output)
+        is_its = manifest is not None and manifest["fingerprint"] == fingerprint  # not an earlier run's
+        return Shard(path, fingerprint, entries, manifest["arguments"] if is_its else {})
     if not Path(path).is_file():
         raise UserError(f"{path}: no such file")
     manifest = read_manifest(path)
@@ -108,7 +132,7 @@ def read_shard(path: str) -> Shard:
         for number, output in enumerate(outputs):
             rest = {name: value for name, value in output.items() if name != field}
             entries[question_id, number] = {"value": output[field], **rest}
-    return Shard(path, fingerprint, entries)
+    return Shard(path, fingerprint, entries, manifest["arguments"])
 
 
 def kind_of(fingerprint: dict[str, Any], path: str) -> str:
@@ -127,6 +151,29 @@ def shared_fingerprint(shards: list[Shard]) -> dict[str, Any]:
         if differing := differences(first.fingerprint, shard.fingerprint):
             raise UserError(f"{shard.path}: made with other settings than {first.path}: {differing}")
     return first.fingerprint
+
+
+def judged_responses(shards: list[Shard], response_addr: list[str] | None) -> list[str]:
+    """The response file that these scores were made from, or the two of a pairwise comparison in their order.
+
+    Args:
+        response_addr: where to look; None is where the shards' manifests say. A file is taken where its hash is the
+            one in the fingerprint, so others may be among them.
+
+    Raises:
+        UserError: it is not there, or was changed since it was judged.
+    """
+    named = response_addr or [path for shard in shards for path in shard.arguments.get("response_addr") or []]
+    named = list(dict.fromkeys(named))
+    found = {file_hash(path): path for path in named if Path(path).is_file()}
+    hashes = shards[0].fingerprint["responses"]
+    hashes = [hashes] if isinstance(hashes, str) else hashes
+    if not found.keys() >= set(hashes):
+        raise UserError(
+            f"{', '.join(named)}: not what {shards[0].path} was made from: not there, or changed since\n"
+            "  which questions were to be judged hangs on it: give it as it was judged, --response_addr FILE"
+        )
+    return [found[digest] for digest in hashes]
 
 
 def merge_entries(shards: list[Shard]) -> dict[Key, Record]:

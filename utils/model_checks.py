@@ -4,12 +4,15 @@ import os
 import shutil
 import sysconfig
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from utils.chat import PAPER_LENGTH, LocalChat, choose_length
 from utils.check_report import Report
 from utils.cli import UserError
+from utils.judge_length import judge_length
 from utils.memory import (
     ALLOWANCE,
     GB,
@@ -40,25 +43,40 @@ class Generator:
     limit: int | None
 
 
-def check_models(report: Report, args: Namespace) -> None:
-    """Check --model_addr, the GPUs, and what of the models fits on them.
+def check_models(report: Report, args: Namespace, records: list[dict[str, Any]]) -> None:
+    """Check --model_addr, --evaluator_llm, the GPUs, and what of the models fits on them.
 
     Args:
         args: the flags of utils/preflight.py.
+        records: the questions that a judge is to see.
     """
-    found = {name: report.attempt(check_local_model, report, name, args) for name in args.model_addr}
-    if all(model == "encoder" for model in found.values()):
+
+    def of_generator(chat: LocalChat) -> int:
+        return choose_length(chat, args.max_model_len, 0, PAPER_LENGTH)
+
+    def of_judge(chat: LocalChat) -> int:
+        return judge_length(report, args, records, chat)
+
+    lengths = [(name, of_generator) for name in args.model_addr or []]
+    lengths += [(args.evaluator_llm, of_judge)] if args.evaluator_llm else []
+    found = [(name, report.attempt(check_local_model, report, name, args, length)) for name, length in lengths]
+    if all(model == "encoder" for _, model in found):
         return  # it takes the memory it needs, not a share of the GPU
     gpu_memory = report.attempt(check_gpus, report, args)
-    for name, model in found.items():
+    for name, model in found:
         if isinstance(model, Generator) and gpu_memory is not None:
             report.attempt(check_fit, report, name, model, gpu_memory, args)
     if gpu_memory is not None and args.gpu_memory is None:
         report.attempt(check_compiler, report)
 
 
-def check_local_model(report: Report, name: str, args: Namespace) -> Generator | str:
+def check_local_model(
+    report: Report, name: str, args: Namespace, length: Callable[[LocalChat], int]
+) -> Generator | str:
     """A model that is whole: a generator, or "encoder".
+
+    Args:
+        length: tokens that a generator is to be loaded for.
 
     Raises:
         UserError: it is not whole, or a generator with pickled weights, without a chat template, or with a lower
@@ -77,10 +95,10 @@ def check_local_model(report: Report, name: str, args: Namespace) -> Generator |
             raise UserError(f"{part}: its weights are pickled (*.bin); vLLM reads them from *.safetensors only")
     size = read_size(model_folder(base, args.cache_dir), config, args.dtype)
     chat = LocalChat(name, args.cache_dir)
-    length = choose_length(chat, args.max_model_len, 0, PAPER_LENGTH)
+    tokens = length(chat)
     what = f"adapter on {base}, " if base != name else ""
     report.ok(f"model {name}: {what}{size.parameters:,} parameters, {source}")
-    return Generator(size, length, chat.model_limit)
+    return Generator(size, tokens, chat.model_limit)
 
 
 def model_folder(name: str, cache_dir: str | None) -> Path:

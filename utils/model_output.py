@@ -16,20 +16,24 @@ true, null and prose without the field are no answer. A text that ends inside th
 truncated. White space at both ends goes, CRLF becomes LF, NUL goes, a lone surrogate becomes U+FFFD (so the
 value can be written as UTF-8). Newlines inside stay.
 
-Verdicts: the integer 0, 1 or 2. "2" in quotes, 2.0, 2/2 and "2 out of 2" are refused in any dress. Outside an
-object `match_score: 2` counts (also with "=" or "is"), prose without the name does not. The name with different
-values, in one object or in prose, is refused as contradictory. Of several objects the first one that has the
-name decides, also when its value is refused.
+Verdicts: the integer 0, 1 or 2, also as the number 2.0. "2" in quotes, 2/2 and "2 out of 2" are refused in any
+dress. Outside an object `match_score: 2` counts (also with "=" or "is"), prose without the name does not. The name
+with different values, in one object or in prose, is refused as contradictory. Of several objects the first one that
+has the name decides, also when its value is refused. Without the name a verdict counts where nothing but the remains
+of a fence, quotes or braces stands around it, as in `json 2`, `2}` and `"2"}`; but "2", a whole string, is refused.
+A number at the end of a text that max_tokens cut may go on, so it is none of these.
 
 Levels (direct scoring): the numbers 0, 0.25, 0.5, 0.75 and 1, also as 1.0 or .5. Preferences (pairwise comparison): the
 integer 1 or 2, also as Response 1 and as the text "1", "Response 1", "first" or "the first response"; "A" is none of
 the prompt's names for a response, so it is refused. Both are read as verdicts are, but outside an object the name must
 be quoted or start a line and have a colon or "=" behind it, and nothing else may stand in the value's line.
 
-A plan was asked for as titles, one a line. Reasoning up to </think> is dropped, and so are fences, headings, an
-introduction that ends in a colon, and what marks a line as an item of a list ("- ", "1. ", bold face). A JSON array
-of texts is a plan too. A title that stands there before (whatever its case) is not repeated, and one that
-max_tokens may have cut is left out unless it is the only one.
+A plan was asked for as titles, one a line. Reasoning up to </think> is dropped, and so are fences, what marks a line
+as an item of a list ("- ", "1. ", bold face), and a first line that ends in a colon where it introduces the others: it
+says so ("Here are the aspects:", "Plan:", "The user cares about:"), also when nothing follows, or it looks so: items
+follow and it is none, or it alone is marked as a heading. Any other line that ends in a colon is a title. A JSON array
+of texts is a plan too. A title that stands there before (whatever its case) is not repeated, and one that max_tokens
+may have cut is left out unless it is the only one.
 """
 
 import json
@@ -112,7 +116,7 @@ _UNBRACED = {
 _UNBRACED[VERDICT_FIELD] = _pattern(rf"{_NAMES[VERDICT_FIELD]}(?:{_QUOTE}|[*`\\])*+\s*+(?:[:=：]|is\b)[\s*`]*+")
 # A verdict, not the beginning of another number, a range, a fraction or a condition.
 _VERDICT = re.compile(
-    r"[0-2](?!\w)(?![ \t*`]*+(?:[-–/,.|~+]\s*+[0-9]|%|(?:out|or|to|of|if|when|unless|only)\b))"
+    r"[0-2](?:\.0++)?(?!\w)(?![ \t*`]*+(?:[-–/,.|~+]\s*+[0-9]|%|(?:out|or|to|of|if|when|unless|only)\b))"
     r"(?![^\n{}\"]{0,20}\bout of\b)"
 )
 # A level or a preference, and what may follow it: the end of the line or object, or the next key.
@@ -124,9 +128,19 @@ _PREFERENCE = (
 _ENDS_VALUE = rf"(?!\w)(?=[ \t*`]*+(?:\Z|[\n\r}}]|,\s*+(?:\Z|\}}|{_QUOTE})))"
 
 
-def _only(value: str) -> re.Pattern[str]:
-    return _pattern(rf"(?:```|/?json\b|\s|\ufeff)*+(?P<value>{value})(?:```|/?json\b|\s)*+\Z")
+# What may follow a number that max_tokens cut: it may have gone on as 1.5, as 1/2, or as 1 out of 2.
+_CUT_NUMBER = re.compile(r"[ \t*`]*+(?:[-–/,.|~+][ \t]*+)?\Z")
+_FENCES = r"(?:```|/?json\b|\s|\ufeff)*+"
 
+
+def _only(value: str) -> re.Pattern[str]:
+    return _pattern(rf"{_FENCES}(?P<value>{value}){_FENCES}\Z")
+
+
+_LONE_VERDICT = r"[0-2](?:\.0++)?"
+_REMAINS = rf"(?:`|/?json\b|[{{}}]|{_QUOTE}|\s|\ufeff)*+"
+_STRING = rf"{_FENCES}{_QUOTE}{_LONE_VERDICT}{_QUOTE}{_FENCES}\Z"
+_ONLY_VERDICT = _pattern(rf"(?!{_STRING}){_REMAINS}(?P<value>{_LONE_VERDICT}){_REMAINS}\Z")
 
 _OPENING_QUOTE = re.compile(rf"\"\"\"|'''|{_QUOTE}")
 _CLOSING_QUOTE = {"“": '[”“"]', "”": '[”“"]', "‘": "[’‘']", "’": "[’‘']"}  # any other closes itself
@@ -176,7 +190,7 @@ def parse_answer(text: str, cut: bool = False) -> Parsed:
 def parse_verdict(text: str, cut: bool = False) -> Parsed:
     """Read the field "match_score": the integer 0, 1 or 2 and nothing else.
 
-    cut: the generation ended at max_tokens, so a digit at the end of the text may be the start of 1.5 or 10.
+    cut: the generation ended at max_tokens, so a number at the end of the text may be the start of 1.5 or 10.
     """
     return _parse_choice(text, cut, _VERDICTS)
 
@@ -206,7 +220,7 @@ def _read_preference(written: str) -> int:
     return 1 if "1" in written or "first" in written.lower() else 2
 
 
-_VERDICTS = _Choice(VERDICT_FIELD, _VERDICT, _only("[0-2]"), int, "an integer 0-2")
+_VERDICTS = _Choice(VERDICT_FIELD, _VERDICT, _ONLY_VERDICT, lambda written: int(float(written)), "an integer 0-2")
 _LEVELS = _Choice(LEVEL_FIELD, _pattern(_LEVEL + _ENDS_VALUE), _only(_LEVEL), float, "0, 0.25, 0.5, 0.75 or 1")
 _PREFERENCES = _Choice(
     PREFERENCE_FIELD, _pattern(_PREFERENCE + _ENDS_VALUE), _only(_PREFERENCE), _read_preference, "1 or 2"
@@ -214,19 +228,24 @@ _PREFERENCES = _Choice(
 
 
 def _parse_choice(text: str, cut: bool, choice: _Choice) -> Parsed:
-    if cut and text[-1:].isdigit():
-        return _none("the text breaks off in a number")
     value, how = _from_object(text, choice.field)
     if how != "none":
         written = {dict: "{", list: "["}.get(type(value)) or json.dumps(value, ensure_ascii=False)
         return _chosen([_value_at(written, 0, choice)], how, choice)
     text = _after_reasoning(text)
     if (only := choice.only.match(text)) is not None:
+        if cut and _breaks_off(text, only.end("value")):
+            return _none("the text breaks off in a number")
         return Parsed(choice.read(only["value"]), "repaired", None)
     starts = _value_starts(text, choice.field)
     if not starts:
         return _missing(text, choice.field)
-    return _chosen([_value_at(text, start, choice) for start in starts], "repaired", choice)
+    return _chosen([_value_at(text, start, choice, cut) for start in starts], "repaired", choice)
+
+
+def _breaks_off(text: str, end: int) -> bool:
+    """The value that ends there is a number at the end of the text."""
+    return text[end - 1].isdigit() and _CUT_NUMBER.match(text, end) is not None
 
 
 def _none(reason: str) -> Parsed:
@@ -311,10 +330,12 @@ def _value_starts(text: str, field: str) -> list[int]:
     return [key.end() for key in keys]
 
 
-def _value_at(text: str, start: int, choice: _Choice) -> int | float | str:
+def _value_at(text: str, start: int, choice: _Choice, cut: bool = False) -> int | float | str:
     """The value that starts there, or a description of what does."""
     found = choice.pattern.match(text, start)
-    return choice.read(found[0]) if found is not None else _describe(text, start)
+    if found is None:
+        return _describe(text, start)
+    return "cut off" if cut and _breaks_off(text, found.end()) else choice.read(found[0])
 
 
 def _describe(text: str, start: int) -> str:
@@ -404,10 +425,21 @@ def _unescape(raw: str) -> str:
     return _ESCAPE.sub(resolve, raw)
 
 
-_LIST_MARK = re.compile(r"(?:[-*+•–]|\(?\d{1,2}[.):])(?:\s++|\Z)|[#>]++\s*+")
+_ITEM_MARK = r"(?:[-*+•–]|\(?\d{1,2}[.):])(?:\s++|\Z)"
+_LIST_MARK = re.compile(rf"{_ITEM_MARK}|[#>]++\s*+")
+_ITEM = re.compile(rf"(?:[#>]++\s*+)?+{_ITEM_MARK}")
+_HEADING = re.compile(r"#|\*\*[^*]++\*\*\s*+:?\s*+\Z")
 _FENCE = re.compile(r"```(?:json|text|txt|plaintext|markdown|md)?(?=\s|\Z)")
 _ARRAY = re.compile(r"\[\s*+(?=\")")
 _ARRAY_TEXT = re.compile(r"\"((?:[^\"\\]|\\.)*+)\"\s*+(?:(,)\s*+)?", re.DOTALL)
+# What a first line says that introduces a plan: that something follows, what a plan is called, or half a sentence.
+_INTRODUCES = _pattern(
+    r"\bhere(?:['’]s| is| are)\b|\bthe following\b|\b(?:follows|below)\W*+\Z"
+    r"|\A(?:(?:the|these|key|main|most|important|relevant|user['’]s|\d+) )*+"
+    r"(?:aspects?\b(?! of\b)|(?:plan|titles?|list|output|answer)(?: of (?:the )?aspects)?\W*+\Z)"
+    r"|\A(?=.*?\b(?:aspects?|user|asker|person|they|answer|response)\b)"
+    r".*\b(?:are|is|includes?|covers?|about|considers?|wants?|needs?|addresse?s?|mentions?)\W*+\Z"
+)
 
 
 def parse_plan(text: str, cut: bool = False) -> Parsed:
@@ -422,7 +454,7 @@ def parse_plan(text: str, cut: bool = False) -> Parsed:
         last_is_whole = True  # a text that was cut has no closing quote and is not among them
     else:
         lines = body.splitlines()
-        as_asked = not (lines and lines[0].rstrip("*_ ").endswith(":"))
+        as_asked = not _begins_with_introduction(lines)
         lines = lines if as_asked else lines[1:]
         last_is_whole = not cut or text.endswith("\n")
     titles: dict[str, str] = {}
@@ -434,6 +466,32 @@ def parse_plan(text: str, cut: bool = False) -> Parsed:
         return _none("no aspect in the text")
     how = "strict" if as_asked and lines == list(titles.values()) else "repaired"
     return Parsed(list(titles.values()), how, None, cut)
+
+
+def _begins_with_introduction(lines: list[str]) -> bool:
+    """The first line ends in a colon and introduces the others; see the module's docstring."""
+    if not lines or not _ends_in_colon(lines[0]):
+        return False
+    if _INTRODUCES.search(_plan_title(lines[0])) is not None:
+        return True
+    form = _line_form(lines[0])
+    others = [(_line_form(line), line) for line in lines[1:] if _plan_title(line)]
+    if not others or (form, True) in [(other, _ends_in_colon(line)) for other, line in others]:
+        return False  # the only title, or one of several that are written alike
+    following = others[0][0]
+    return (following == "item" and form != "item") or (following == "plain" and form == "heading")
+
+
+def _ends_in_colon(line: str) -> bool:
+    return line.rstrip("*_ ").endswith(":")
+
+
+def _line_form(line: str) -> str:
+    """A line is an "item" of a list, a "heading" (# or all in bold face), or "plain"."""
+    line = line.strip()
+    if _ITEM.match(line.replace("**", "")) is not None:
+        return "item"
+    return "plain" if _HEADING.match(line) is None else "heading"
 
 
 def _array_texts(text: str, pos: int) -> list[str]:

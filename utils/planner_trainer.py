@@ -73,7 +73,7 @@ def train(
     """
     quiet_libraries()
     bf16 = has_bf16()
-    attention = choose_attention(args.attn_implementation)
+    attention = choose_attention(args.attn_implementation, bf16)
     model = load_base(args.model_addr, source, torch.bfloat16 if bf16 else torch.float32, attention)
     recorder = Recorder(run, manifest)
     trainer = PlannerTrainer(
@@ -133,14 +133,20 @@ def device_name(count: int) -> str:
     return f"CPU, {len(os.sched_getaffinity(0))} cores" + (f", {count} processes" if count > 1 else "")
 
 
-def choose_attention(wanted: str) -> str:
-    """The attention to load the model with; UserError where FlashAttention 2 is asked for and not there."""
+def choose_attention(wanted: str, bf16: bool) -> str:
+    """The attention to load the model with, in bfloat16 or float32; FlashAttention 2 computes in 16 bits only.
+
+    Raises:
+        UserError: FlashAttention 2 is asked for, and not there or not for this type.
+    """
     available = is_flash_attn_2_available()
     if wanted == "flash_attention_2" and not available:
         raise UserError("--attn_implementation flash_attention_2: flash-attn is not installed, or there is no GPU")
+    if wanted == "flash_attention_2" and not bf16:
+        raise UserError("--attn_implementation flash_attention_2: takes no fp32, and this device has no bf16")
     if wanted != "auto":
         return wanted
-    return "flash_attention_2" if available else "sdpa"
+    return "flash_attention_2" if available and bf16 else "sdpa"
 
 
 def load_base(model_addr: str, source: dict[str, Any], dtype: torch.dtype, attention: str) -> Any:

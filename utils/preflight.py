@@ -2,7 +2,7 @@
 
   python utils/preflight.py --inputs_addr test_ranked.json --model_addr Qwen/Qwen2.5-7B-Instruct \\
       --output_addr rag.json
-  python utils/preflight.py --model_addr Qwen/Qwen2.5-32B-Instruct --gpu_memory 80 --max_model_len 4096
+  python utils/preflight.py --inputs_addr test.json --evaluator_llm Qwen/Qwen2.5-32B-Instruct --gpu_memory 80
   python utils/preflight.py --inputs_addr test_ranked.json --model_addr gpt-4o-mini --openai \\
       --api_key_addr key.txt --estimate
 
@@ -19,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from evaluate_responses import STRATEGIES
 from utils import cli
 from utils.chat import PAPER_LENGTH
 from utils.check_report import Report
@@ -43,11 +44,19 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--output_addr", nargs="+", metavar="FILE", help="where outputs are to go")
     group = parser.add_argument_group("model")
     group.add_argument("--model_addr", nargs="+", metavar="MODEL", help="hub names, folders, adapters, or API models")
+    group.add_argument(
+        "--evaluator_llm", metavar="MODEL", help="the judge, which evaluate_responses.py loads for its longest prompt"
+    )
+    group.add_argument(
+        "--response_addr", nargs="+", metavar="FILE", help="responses it is to judge (default: of --max_tokens each)"
+    )
+    group.add_argument("--strategy", choices=list(STRATEGIES), default="aspect", help="how it judges (%(default)s)")
     cli.add_memory_arguments(group)
     group.add_argument(
         "--max_model_len",
         type=cli.positive_int,
-        help=f"tokens of prompt and output together (default: {PAPER_LENGTH}, or the model's limit if less)",
+        help=f"tokens of prompt and output together (default: {PAPER_LENGTH}, or the model's limit if less; "
+        "a judge's: what its longest prompt needs)",
     )
     group.add_argument(
         "--gpu_memory",
@@ -65,35 +74,42 @@ def main(argv: list[str] | None = None) -> int:
     check_flags(args)
     os.environ["HF_HUB_OFFLINE"] = "1"  # before the hub's library is imported: nothing is fetched
     report = Report()
-    datasets = [report.attempt(check_dataset, report, path, args.estimate) for path in args.inputs_addr or []]
+    needs = STRATEGIES[args.strategy].needs if args.evaluator_llm else []
+    needs = ["profile", "narrative", "rubric_aspects"] if args.estimate else needs
+    datasets = [report.attempt(check_dataset, report, path, needs) for path in args.inputs_addr or []]
+    records = [record for records in datasets if records for record in records]
     if args.openai:
         report.attempt(check_key, report, args.api_key_addr)
-    elif args.model_addr:
-        check_models(report, args)
+    elif args.model_addr or args.evaluator_llm:
+        check_models(report, args, records)
     if args.cache_dir:
         report.attempt(check_cache, report, Path(args.cache_dir))
     folders = [report.attempt(check_output, report, Path(path)) for path in args.output_addr or []]
-    check_space(report, [folder for folder in folders if folder], sum(len(records) for records in datasets if records))
+    check_space(report, [folder for folder in folders if folder], len(records))
     if args.estimate and not all(datasets):
         report.note("estimate: left out, for a dataset is not whole")
     elif args.estimate:
         for model in args.model_addr:
-            report.attempt(print_estimate, args, model, [record for records in datasets for record in records])
+            report.attempt(print_estimate, args, model, records)
     return cli.USER_ERROR if report.failed else 0
 
 
 def check_flags(args: argparse.Namespace) -> None:
-    if not (args.inputs_addr or args.model_addr or args.output_addr or args.openai):
-        raise UserError("nothing to check: give --inputs_addr, --model_addr or --output_addr")
+    if not (args.inputs_addr or args.model_addr or args.evaluator_llm or args.output_addr or args.openai):
+        raise UserError("nothing to check: give --inputs_addr, --model_addr, --evaluator_llm or --output_addr")
+    if args.response_addr and not (args.inputs_addr and args.evaluator_llm):
+        raise UserError("--response_addr needs --inputs_addr and --evaluator_llm")
+    if args.strategy == "pairwise" and args.response_addr and len(args.response_addr) != 2:
+        raise UserError(f"{len(args.response_addr)} --response_addr: --strategy pairwise takes two")
     if args.estimate and not (args.inputs_addr and args.model_addr):
         raise UserError("--estimate needs --inputs_addr and --model_addr")
     if (args.prompt_tokens_per_second is None) != (args.output_tokens_per_second is None):
         raise UserError("--prompt_tokens_per_second and --output_tokens_per_second: give both or neither")
 
 
-def check_dataset(report: Report, path: str, whole: bool) -> list[dict[str, Any]]:
-    """The questions; with `whole` they need all that any step reads."""
-    records = read_dataset(path, needs=["profile", "narrative", "rubric_aspects"] if whole else [])
+def check_dataset(report: Report, path: str, needs: list[str]) -> list[dict[str, Any]]:
+    """The questions, which have the fields that are read."""
+    records = read_dataset(path, needs=needs)
     ranked = "ranked" if read_manifest(path) else "not ranked: no manifest beside it"
     report.ok(f"data {path}: {len(records)} questions, {ranked}")
     return records

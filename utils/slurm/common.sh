@@ -66,7 +66,7 @@ leave() {
 }
 
 # pick_flags FLAG...: those of a script's flags that utils/preflight.py takes too: what decides the GPU memory in the
-# array `memory_flags`, whether the model is behind an API in `api_flags`.
+# array `memory_flags` (a judge's --strategy does, by its prompts), whether the model is behind an API in `api_flags`.
 pick_flags() {
     local word before=
     memory_flags=()
@@ -77,7 +77,8 @@ pick_flags() {
             *,--cache_dir | *,--max_model_len | *,--tensor_parallel_size | *,--gpu_memory_utilization | *,--dtype | \
                 *,--cache_dir=* | *,--max_model_len=* | *,--tensor_parallel_size=* | *,--gpu_memory_utilization=* | \
                 *,--dtype=* | --cache_dir,* | --max_model_len,* | --tensor_parallel_size,* | \
-                --gpu_memory_utilization,* | --dtype,*) memory_flags+=("$word") ;;
+                --gpu_memory_utilization,* | --dtype,* | \
+                *,--strategy | *,--strategy=* | --strategy,*) memory_flags+=("$word") ;;
         esac
         before=$word
     done
