@@ -521,7 +521,7 @@ def test_every_verdict_is_a_chip(files, open_page):
 @needs_chromium
 def test_a_missing_answer_is_not_a_missing_verdict(files, open_page):
     """The first is the system's failure and counts 0, the second the judge's and counts nothing."""
-    path = files.responses("a.json", {"rpg_1": None, "diy_2": "x", "law_3": "y"})
+    path = files.responses("a.json", {"rpg_1": " \n", "diy_2": "x", "law_3": "y"})
     scores = json.loads(Path(files.scores("s.json", {"rpg_1": [0, 0], "diy_2": [None], "law_3": [0, 1]})).read_text())
     for entry in scores["per_question_scores"]:
         entry["answered"] = entry["id"] != "rpg_1"
@@ -541,6 +541,7 @@ def test_a_missing_answer_is_not_a_missing_verdict(files, open_page):
         page.go(place)
         assert page.run(CHIPS)[0][1] == chip
         assert page.texts(HEADS) == [head]
+        assert page.texts(".answer > p") == (["(no answer)"] if place == "#rpg_1" else [])
     rows = [row.split("? ")[1] for row in page.texts("#list li")]
     assert rows == ["rpg · no answer A A 0.00", "diy · unscored A A –", "law A 0.25"]
 

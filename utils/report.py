@@ -287,12 +287,12 @@ def failures(side: Side, question_id: str) -> list[str]:
     The first is the system's failure and may have a score, 0; the second is the judge's.
     """
     found = []
-    entry = (side.verdicts or {}).get(question_id)
-    answered = question_id in side.responses and (side.responses[question_id][0]["output"] or "").strip()
-    if not answered or not (entry or {}).get("answered", True):
+    if question_id not in side.responses or not (side.responses[question_id][0]["output"] or "").strip():
         found.append("no answer")
-    if side.verdicts is not None and (entry is None or any(detail["score"] is None for detail in entry["details"])):
-        found.append("unscored")
+    if side.verdicts is not None:
+        entry = side.verdicts.get(question_id)
+        if entry is None or any(detail["score"] is None for detail in entry["details"]):
+            found.append("unscored")
     return found
 
 

@@ -50,7 +50,7 @@ def _scores_by_category(system: System) -> dict[str, list[float]]:
 
 
 def _point(mean: float | None, strata: list[list[float]]) -> Record:
-    interval = None if mean is None else bootstrap_interval(strata, seed=0)
+    interval = None if mean is None else bootstrap_interval(strata)
     return {"mean": mean, "interval": interval, "questions": sum(map(len, strata))}
 
 
