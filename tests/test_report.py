@@ -16,8 +16,13 @@ import baselines
 import evaluate_responses
 import planpers
 from utils.cli import UserError
+from utils.comparisons import MACRO
 from utils.report import main, to_json
+from utils.report_figures import score_panels
 from utils.run_files import file_hash
+from utils.scoring import CATEGORIES
+from utils.significance import bootstrap_interval
+from utils.system_scores import System
 
 SAMPLE = str(Path(__file__).parent / "data/mini_lampqa/test.json")
 CHROMIUM = shutil.which("chromium")
@@ -398,6 +403,11 @@ class Page:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
+    def texts(self, selector, inside="document"):
+        """What one reads in every such element, each in one line."""
+        found = f"[...{inside}.querySelectorAll({json.dumps(selector)})]"
+        return self.run(f"{found}.map((element) => element.innerText.replace(/\\s+/g, ' ').trim())")
+
     def go(self, place):
         self.run(
             f"new Promise((go) => {{ addEventListener('hashchange', go, {{once: true}}); location.hash = '{place}' }})"
@@ -448,9 +458,9 @@ def open_page():
 @needs_chromium
 def test_a_question_is_shown_with_all_that_belongs_to_it(files, open_page):
     page = open_page(files.two_systems())
-    assert page.run("[...document.querySelectorAll('tbody tr')].map((row) => row.innerText)") == [
-        "RAG\t0.7500\t0.5000\t0.0000\t0.4167\t3\t0\t0",
-        "Plan\t0.2500\t–\t–\t–\t3\t0\t2",
+    assert page.texts(".scores tbody tr") == [
+        "A RAG 0.7500 0.5000 0.0000 0.4167 3 0 0",
+        "B Plan 0.2500 – – – 3 0 2",
     ]
     page.go("#rpg_1")
     shown = page.run("$('main').innerText")
@@ -460,20 +470,320 @@ def test_a_question_is_shown_with_all_that_belongs_to_it(files, open_page):
         "Profile posts used (2)",
         "RAG on rpg_1",
         "first title",
+        "Narrative of rpg_1.",
     ):
         assert text in shown
-    cells = page.run("[...document.querySelectorAll('td')].map((td) => td.innerText)")
-    assert [cell.split("\n")[0] for cell in cells] == [
-        "2 very well", "0 not covered", "1 in part", "1 in part",
-    ]  # fmt: skip
-    assert "Judge says so." not in shown  # on demand
-    page.run("document.querySelector('td summary').click()")
-    assert "Judge says so." in page.run("$('main').innerText")
-    page.go("#law_3")
-    assert "- unscored" in page.run("document.querySelector('tr:last-child td:last-child').innerText")
+    assert "Judge says so." not in shown and "evidence prep" not in shown  # on demand
+    page.run("document.querySelector('.verdicts summary').click()")
+    shown = page.run("$('main').innerText")
+    assert "Judge says so." in shown and "evidence prep" in shown
     page.go("#")
-    assert page.run("document.querySelector('h2').textContent") == "Table"
+    assert page.run("document.querySelector('h2').textContent") == "Overview"
     assert page.complaints() == []
+
+
+@needs_chromium
+def test_answers_come_first_and_the_posts_last_under_one_line(files, open_page):
+    page = open_page(files.two_systems())
+    page.go("#rpg_1")
+    parts = "h2, .verdicts, .answers, .plans, .narrative, .posts"
+    order = page.run(f"[...$('main').querySelectorAll('{parts}')].map((part) => part.className || part.tagName)")
+    assert [names.split()[-1] for names in order] == [
+        "written", "verdicts", "answers", "plans", "narrative", "posts",
+    ]  # fmt: skip
+    assert page.run("$('main').querySelector('h2').textContent") == "Question rpg_1?"
+    boxes = "[...document.querySelectorAll('.answer')].map((part) => part.getBoundingClientRect().toJSON())"
+    left, right = page.run(boxes)
+    assert left["top"] == right["top"] < 900 and left["right"] <= right["left"]  # side by side, in sight at once
+    assert page.run("document.querySelectorAll('.posts').length") == 1
+    assert page.run("document.querySelector('.posts').open") is False
+    assert page.run("document.querySelectorAll('.posts details').length") == 0
+    page.run("document.querySelector('.posts summary').click()")
+    posts = page.texts(".posts section")
+    assert posts == ["Post 1, used by A Post 0 of rpg_1.", "Post 2, used by A Post 1 of rpg_1."]
+
+
+CHIPS = """
+[...document.querySelectorAll('.verdicts summary')].map((line) => [line.querySelector('.title').textContent,
+  ...[...line.querySelectorAll('.chip')].map((chip) => chip.textContent + '|' + chip.ariaLabel)])
+"""  # by aspect
+HEADS = ".answer header"
+
+
+@needs_chromium
+def test_every_verdict_is_a_chip(files, open_page):
+    page = open_page(files.two_systems())
+    page.go("#rpg_1")
+    assert page.run(CHIPS) == [
+        ["prep", "2|RAG: 2 very well", "0|Plan: 0 not covered"],
+        ["pacing", "1|RAG: 1 in part", "1|Plan: 1 in part"],
+    ]
+    assert page.texts(HEADS) == ["A RAG 0.75 2 1", "B Plan 0.25 0 1"]  # letter, name, score, verdicts
+    page.go("#law_3")
+    assert page.run(CHIPS) == [
+        ["risk", "0|RAG: 0 not covered", "2|Plan: 2 very well"],
+        ["cost", "0|RAG: 0 not covered", "unscored|Plan: unscored: no verdict"],
+    ]
+    assert page.texts(HEADS) == ["A RAG 0.00 0 0", "B Plan – 2 –"]
+
+
+@needs_chromium
+def test_a_missing_answer_is_not_a_missing_verdict(files, open_page):
+    """The first is the system's failure and counts 0, the second the judge's and counts nothing."""
+    path = files.responses("a.json", {"rpg_1": " \n", "diy_2": "x", "law_3": "y"})
+    scores = json.loads(Path(files.scores("s.json", {"rpg_1": [0, 0], "diy_2": [None], "law_3": [0, 1]})).read_text())
+    for entry in scores["per_question_scores"]:
+        entry["answered"] = entry["id"] != "rpg_1"
+    for detail in scores["per_question_scores"][0]["details"]:
+        detail["reason"] = "no answer"
+    output = files.report("--system", "A", path, files.write("s.json", scores))
+    index, texts = content(output)
+    assert [question["failures"] for question in index["questions"]] == [[["no answer"]], [["unscored"]], [[]]]
+    assert [question["scores"] for question in index["questions"]] == [[0], [None], [0.25]]
+    assert [text["answers"][0]["answered"] for text in texts] == [False, True, True]
+    page = open_page(output)
+    for place, chip, head in [
+        ("#rpg_1", "no answer|A: no answer, counts 0", "A A 0.00 no answer"),
+        ("#diy_2", "unscored|A: unscored: no verdict", "A A – –"),
+        ("#law_3", "0|A: 0 not covered", "A A 0.25 0 1"),
+    ]:
+        page.go(place)
+        assert page.run(CHIPS)[0][1] == chip
+        assert page.texts(HEADS) == [head]
+        assert page.texts(".answer > p") == (["(no answer)"] if place == "#rpg_1" else [])
+    rows = [row.split("? ")[1] for row in page.texts("#list li")]
+    assert rows == ["rpg · no answer A A 0.00", "diy · unscored A A –", "law A 0.25"]
+
+
+@needs_chromium
+def test_a_level_of_direct_scoring_is_shown_as_one(files, open_page):
+    path = files.responses("a.json", {"rpg_1": "x", "diy_2": "y"})
+    entries = [
+        {
+            "id": i, "category": i[:3], "question_sha256": i, "answered": True, "score": level,
+            "details": [{"score": level, "raw": f"Level {level}."}],
+        }
+        for i, level in [("rpg_1", 0.75), ("diy_2", None)]
+    ]  # fmt: skip
+    scores = files.write("s.json", {"strategy": "direct", "num_unanswered": 0, "per_question_scores": entries})
+    page = open_page(files.report("--system", "A", path, scores))
+    assert page.texts(".map tbody tr") == ["rpg 1 0.75", "diy 1 –", "law 1 –"]
+    page.go("#rpg_1")
+    assert page.run(CHIPS) == [
+        ["The whole answer", "0.75|A: 0.75"], ["prep", "|A: not judged"], ["pacing", "|A: not judged"],
+    ]  # fmt: skip
+    page.run("document.querySelector('.verdicts summary').click()")
+    assert "Level 0.75." in page.run("$('main').innerText")
+    page.go("#diy_2")
+    assert page.run(CHIPS)[0] == ["The whole answer", "unscored|A: unscored: no verdict"]
+
+
+@needs_chromium
+def test_blocks_of_code_stay_what_was_written(files, open_page):
+    output = "Do this:\n```python\nif x:\n    <b>`y`</b>\n```\nand `that`.\n```\nnever closed"
+    page = open_page(files.report("--system", "A", files.responses("a.json", {"rpg_1": output})))
+    page.go("#rpg_1")
+    assert page.run("document.querySelector('.text').textContent") == output
+    assert page.run("[...document.querySelectorAll('.text code')].map((code) => code.textContent)") == [
+        "```python\nif x:\n    <b>`y`</b>\n```\n"
+    ]
+
+
+# The figures on the first page
+
+
+def test_panels_hold_the_table_s_means_and_intervals_over_questions(files):
+    """Hand-computed: arts (1 + 0 + 0.5 + 0.5) / 4, lifestyle (0.5 + 0.5) / 2, society 0.25, macro their mean."""
+    scores = {"rpg": [1, 0, 0.5, 0.5, None], "diy": [0.5, 0.5], "law": [0.25]}
+    questions = [
+        {"id": f"{c}{i}", "category": c, "answered": True, "score": score, "details": [{"score": score}]}
+        for c, found in scores.items()
+        for i, score in enumerate(found)
+    ]
+    arts, lifestyle, society, macro = score_panels([System("A", [], questions), System("B", [], questions[:5])])
+    assert [panel["group"] for panel in (arts, lifestyle, society, macro)] == [*CATEGORIES, MACRO]
+    assert arts["points"][0] == {"mean": 0.5, "interval": bootstrap_interval([[1, 0, 0.5, 0.5]]), "questions": 4}
+    assert lifestyle["points"][0] == {"mean": 0.5, "interval": (0.5, 0.5), "questions": 2}
+    assert society["points"][0] == {"mean": 0.25, "interval": None, "questions": 1}  # of one question there is none
+    assert macro["points"][0] == {"mean": 1.25 / 3, "interval": None, "questions": 7}
+    assert lifestyle["points"][1] == {"mean": None, "interval": None, "questions": 0}
+    low, high = arts["points"][0]["interval"]
+    assert 0 < low < 0.5 < high < 1
+    law = [{**q, "id": "law1", "score": 0.75} for q in questions if q["id"] == "law0"]
+    *_, macro = score_panels([System("A", [], questions + law)])
+    strata = [[1, 0, 0.5, 0.5], [0.5, 0.5], [0.25, 0.75]]
+    assert macro["points"][0] == {"mean": 0.5, "interval": bootstrap_interval(strata), "questions": 8}
+
+
+def test_unknown_communities_have_a_panel_of_their_own():
+    questions = [
+        {"id": str(i), "category": "chess", "answered": True, "score": score, "details": [{"score": score}]}
+        for i, score in enumerate([1, 0.5])
+    ]
+    unknown, macro = score_panels([System("A", [], unplaced=questions)])
+    assert unknown["group"] == "unknown"
+    assert unknown["points"][0] == {"mean": 0.75, "interval": bootstrap_interval([[1, 0.5]]), "questions": 2}
+    assert macro["points"][0] == {"mean": None, "interval": None, "questions": 0}
+
+
+def test_heat_map_has_the_mean_of_every_community(files):
+    files.data += [Files.question("rpg_4", "rpg", ["x"]), Files.question("other_5", "chess", ["x"])]
+    files.inputs = files.write("data.json", files.data)
+    index, _ = content(files.two_systems())
+    assert index["judged"] == [0, 1]
+    assert index["communities"] == [
+        {"community": "rpg", "category": "Arts & Entertainment", "questions": 2, "cells": [[0.75, 1], [0.25, 1]]},
+        {
+            "community": "diy", "category": "Lifestyle & Personal Development", "questions": 1,
+            "cells": [[0.5, 1], [None, 0]],
+        },
+        {"community": "law", "category": "Society & Culture", "questions": 1, "cells": [[0, 1], [None, 0]]},
+        {"community": "chess", "category": "unknown", "questions": 1, "cells": [[None, 0], [None, 0]]},
+    ]  # fmt: skip
+
+
+@needs_chromium
+def test_figures_show_what_the_table_says(files, open_page):
+    files.data.append(Files.question("rpg_4", "rpg", ["x"]))  # without answers
+    files.inputs = files.write("data.json", files.data)
+    page = open_page(files.two_systems())
+    assert page.texts("h3") == [
+        "Table",
+        "Mean scores with 95% intervals",
+        "Mean scores by community",
+        "Largest differences between two systems",
+    ]
+    panels = [
+        [title, *page.texts("tr:has(th)", f"document.querySelectorAll('.panel')[{number}]")]
+        for number, title in enumerate(page.texts(".panel h4"))
+    ]
+    assert panels == [
+        ["Arts & Entertainment 1 question", "A RAG 0.75", "B Plan 0.25"],
+        ["Lifestyle & Personal Development 0 to 1 question", "A RAG 0.50", "B Plan –"],
+        ["Society & Culture 0 to 1 question", "A RAG 0.00", "B Plan –"],
+        ["Average (macro) 1 to 3 questions", "A RAG 0.42", "B Plan –"],
+    ]
+    # One axis for all, from 0 to 0.8: where 0.75 and 0.25 are on it.
+    places = page.run("[...document.querySelectorAll('.panel circle')].map((circle) => circle.getAttribute('cx'))")
+    assert places[:3] == ["93.75%", "31.25%", "62.5%"]
+    assert len(places) == 5  # none where there is no mean
+    assert page.texts(".map tbody tr") == ["rpg 2 0.75 of 1 0.25 of 1", "diy 1 0.50 –", "law 1 0.00 –"]
+    shades = page.run("[...document.querySelectorAll('.map td')].map((cell) => cell.className)")
+    assert shades == ["h8", "h3", "h5", "quiet", "h0", "quiet"]
+    assert page.complaints() == []
+
+
+@needs_chromium
+def test_bars_are_the_intervals(files, open_page):
+    files.data = [Files.question(f"rpg_{i}", "rpg", ["x"]) for i in range(4)]
+    files.inputs = files.write("data.json", files.data)
+    path = files.responses("a.json", {record["id"]: "x" for record in files.data})
+    scores = files.scores("s.json", {"rpg_0": [0], "rpg_1": [2], "rpg_2": [1], "rpg_3": [1]})
+    output = files.report("--system", "A", path, scores)
+    point = content(output)[0]["panels"][0]["points"][0]
+    low, high = point["interval"]
+    assert (low, high) == bootstrap_interval([[0, 1, 0.5, 0.5]]) and low < point["mean"] == 0.5 < high
+    page = open_page(output)
+    axis = page.run("axisOf(index.panels.flatMap(({ points }) => points))")
+    assert axis["from"] <= 10 * low and 10 * high <= axis["to"]
+    ends = [(100 * (10 * end - axis["from"]) / (axis["to"] - axis["from"])) for end in (low, high)]
+    bar = page.run("['x1', 'x2'].map((end) => document.querySelector('.range').getAttribute(end))")
+    assert [float(place.removesuffix("%")) for place in bar] == pytest.approx(ends)
+    assert page.texts(".panel .number")[0] == page.run(f"'0.50 ' + points({low}) + '–' + points({high})")
+
+
+GAPS = """
+[...document.querySelectorAll('.pair li')].map((line) => [line.querySelector('strong').textContent,
+  line.querySelector('a').hash, ...[...line.querySelectorAll('.points')].map((part) => part.textContent)].join(' '))
+"""  # the difference, the question, the scores
+
+
+@needs_chromium
+def test_largest_differences_lead_to_their_questions(files, open_page):
+    files.data += [Files.question(f"diy_{i}", "diy", ["x"]) for i in range(3, 16)]
+    files.inputs = files.write("data.json", files.data)
+    arguments = []
+    for name, verdicts in [
+        ("one", {"rpg_1": [2, 2], "law_3": [0, 0], "diy_2": [1]}),
+        ("two", {"rpg_1": [2, 1], "law_3": [2, 1], "diy_2": [1]}),
+        ("three", {"rpg_1": [0, 0], "law_3": [None, 0], "diy_2": [2]}),
+    ]:
+        more = {f"diy_{i}": [2 if name == "three" else 1] for i in range(3, 16)}
+        answers = files.responses(f"{name}.json", dict.fromkeys(verdicts, "x"))
+        arguments += ["--system", name, answers, files.scores(f"{name}_s.json", verdicts | more)]
+    page = open_page(files.report(*arguments))
+    assert page.run("[$('first').value, $('second').value]") == ["0", "2"]
+    many = [f"+0.50 #diy_{i} A 0.50 C 1.00" for i in range(2, 12)]  # ten at most, equal ones as in the dataset
+    assert page.texts(".pair h4") == ["A one is higher", "C three is higher"]
+    assert page.run(GAPS) == ["+1.00 #rpg_1 A 1.00 C 0.00", *many]
+    [count] = page.texts("#differences > p")
+    assert count == "Of 15 questions with a score of both: 1 where A is higher, 14 where C is, 0 where they are equal."
+    page.set("second", "1")
+    assert page.run(GAPS) == ["+0.25 #rpg_1 A 1.00 B 0.75", "+0.75 #law_3 A 0.00 B 0.75"]
+    page.run("new Promise((go) => { addEventListener('hashchange', go); document.querySelector('.pair a').click(); })")
+    assert page.run("document.querySelector('h2').textContent") == "Question rpg_1?"
+    page.go("#")
+    assert page.run("[$('first').value, $('second').value]") == ["0", "1"]  # as it was left
+    page.set("first", "1")
+    assert page.run("$('differences').innerText") == "Choose two different systems."
+
+
+@needs_chromium
+def test_figures_of_one_system_and_of_none(files, open_page):
+    answers = files.responses("a.json", {"rpg_1": "x"})
+    scored = files.responses("b.json", {"rpg_1": "x"}), files.scores("b_s.json", {"rpg_1": [2, 1]})
+    page = open_page(files.report("--system", "A", answers, "--system", "scored", *scored))
+    assert page.texts(".panel th") == ["B scored"] * 2
+    assert page.texts(".map thead tr") == ["Community B"] * 3
+    assert "2 systems (1 without scores)" in page.run("$('main').innerText")
+    assert "They need two systems with scores." in page.run("$('main').innerText")
+    page.go("#rpg_1")
+    assert page.run(CHIPS)[0] == ["prep", "2|scored: 2 very well"]
+    page.events.clear()
+    page.send("Page.navigate", url=files.report("--system", "A", answers).as_uri())
+    page.wait_for_load()
+    assert page.run("$('main').querySelectorAll('table, svg, select').length") == 0
+    assert "No score files were given" in page.run("$('main').innerText")
+    assert page.complaints() == []
+
+
+@needs_chromium
+def test_an_unknown_id_says_so(files, open_page):
+    page = open_page(files.two_systems())
+    for place, shown in (("#nope", "nope"), ("#%3Cb%3E%E0%A4%A", "%3Cb%3E%E0%A4%A"), ("#%3Cb%3Ex", "<b>x")):
+        page.go(place)
+        assert page.run("document.querySelector('h2').textContent") == "Not in this report"
+        assert page.run("$('main').querySelector('bdi').textContent") == shown
+        assert page.run("document.querySelectorAll('#list [aria-current], main b').length") == 0
+    page.press("j")
+    assert page.run("location.hash") == "#rpg_1"
+    page.go("#")
+    assert page.run("document.querySelector('h2').textContent") == "Overview"
+
+
+@needs_chromium
+def test_every_score_says_whose_it_is(files, open_page):
+    page = open_page(files.two_systems())
+    rows = [row.split("? ")[1] for row in page.texts("#list li")]
+    assert rows == ["rpg A 0.75 B 0.25", "diy · no answer B · unscored B A 0.50 B –", "law · unscored B A 0.00 B –"]
+    names = page.run("[...$('list').firstChild.querySelectorAll('.badge')].map((badge) => badge.title)")
+    assert names == ["RAG", "Plan"]
+    badges = "[...document.querySelectorAll('.map thead .badge')].slice(0, 2)"
+    assert len(set(page.run(f"{badges}.map((badge) => getComputedStyle(badge).backgroundColor)"))) == 2
+    assert page.run("[letterOf(25), letterOf(26)]") == ["Z", "27"]
+
+
+@needs_chromium
+def test_titles_are_cut_between_words(files, open_page):
+    page = open_page(files.two_systems())
+    for text, length, expected in [
+        ("one two three", 13, "one two three"),
+        ("one two three", 12, "one two …"),
+        ("one two three", 7, "one two …"),
+        ("onetwothree", 6, "onetwo …"),
+        ("one\ntwo  three\0", 80, "one two three␀"),
+    ]:
+        assert page.run(f"shorten({json.dumps(text)}, {length})") == expected
 
 
 @needs_chromium
@@ -511,7 +821,7 @@ def test_filters(files, open_page):
         assert page.run("$('count').textContent") == f"{len(expected)} of 3 questions"
         page.set(field, "")
         assert len(page.listed()) == 3
-    page.set("scored", "Plan")
+    page.set("scored", "1")  # Plan
     page.set("least", "0")
     assert page.listed() == ["rpg_1"]
     page.run("new Promise((go) => { document.querySelector('[type=reset]').click(); setTimeout(go, 100); })")
@@ -552,10 +862,10 @@ def test_a_search_colours_what_it_found_and_the_title_of_what_is_folded(files, o
     page.go("#rpg_1")
     page.run("$('search').value = 'rpg_1 says'; search()")
     found = page.run("[...CSS.highlights.get('found')].map((range) => range.toString())")
-    assert found.count("What the judge wrote") == 2
-    page.run("new Promise((go) => { document.querySelector('td details').open = true; setTimeout(go, 100); })")
+    assert [found.count(line) for line in ("prepA2B0", "pacingA1B1")] == [1, 1]
+    page.run("new Promise((go) => { document.querySelector('.verdicts details').open = true; setTimeout(go, 100); })")
     found = page.run("[...CSS.highlights.get('found')].map((range) => range.toString())")
-    assert (found.count("What the judge wrote"), found.count("says")) == (1, 1)
+    assert (found.count("pacingA1B1"), found.count("says")) == (1, 1)
 
 
 @needs_chromium
@@ -563,19 +873,30 @@ def test_whatever_was_written_changes_nothing(files, open_page):
     """Every text of the page is hostile, or huge; nothing runs, loads, or comes out of its place."""
     files.data[0] |= {"question": NASTY, "narrative": NASTY}
     files.data[0]["rubric_aspects"] = [{"aspect": NASTY, "evidence": NASTY, "reason": NASTY}]
+    files.data[2]["rubric_aspects"] = [{"aspect": "x" * 100_000, "evidence": "", "reason": ""}]
+    other = files.scores("other.json", {"rpg_1": [1], "law_3": [2]})
+    scores = files.scores("s.json", {"rpg_1": [None], "law_3": [1]}, raw=NASTY + "\ud800", reason=NASTY)
+    files.data[0]["category"] = NASTY  # in the score files it is one that is known
     files.data[0]["profile"] = [{"id": "p", "text": NASTY}]
     files.data[1]["id"] = '"><img src=x onerror=alert(1)>'
     files.inputs = files.write("data.json", files.data)
     path = files.responses(
         "a.json", {"rpg_1": NASTY, "law_3": "x" * 100_000}, file_hash(files.inputs), num_contexts_used=1, plan=NASTY
     )
-    scores = files.scores("s.json", {"rpg_1": [None]}, raw=NASTY + "\ud800", reason=NASTY)
-    page = open_page(files.report("--system", NASTY, path, scores))
+    again = files.responses("b.json", {"rpg_1": NASTY, "law_3": NASTY})
+    page = open_page(files.report("--system", NASTY, path, scores, "--system", NASTY + "2", again, other))
+    name = page.run("visible(index.systems[0])")
+    assert page.run("document.querySelectorAll('.panel, .map, .pair li').length") == 3 + 3 + 1
+    for drawn in (".scores .system bdi", ".panel bdi", ".legend bdi", ".pair h4 bdi"):
+        assert page.run(f"document.querySelector('{drawn}').textContent") == name
+    assert page.run("document.querySelectorAll('.map')[2].querySelector('bdi').textContent").startswith("</script>")
+    assert page.run("document.querySelectorAll('img, b, main script, main style').length") == 0
+    assert page.run("$('main').scrollWidth <= $('main').clientWidth")
     page.go("#rpg_1")
     page.run("document.querySelectorAll('details').forEach((details) => details.open = true)")
     seen = NASTY.replace("\0", "␀")  # a sign for what has none
-    assert page.run("document.querySelector('section > .written:last-child').textContent") == seen
-    assert page.run("document.querySelector('td .raw').textContent").startswith(seen)
+    for part in (".text", ".plans .written", ".narrative", ".posts .written", ".verdicts .title", ".words .raw"):
+        assert page.run(f"document.querySelector('{part}').textContent").startswith(seen[:120])
     assert page.run("document.title") == "LaMP-QA report"
     assert page.run("document.querySelectorAll('img, b, main script').length") == 0
     assert page.run("document.querySelectorAll('script').length") == 1 + 1 + 3
@@ -585,7 +906,7 @@ def test_whatever_was_written_changes_nothing(files, open_page):
     page.press("j")
     assert page.run("document.querySelector('h2').textContent") == "Question diy_2?"  # by its id in the address
     page.press("j")
-    assert page.run("document.querySelector('section > .written:last-child').textContent.length") == 100_000
+    assert page.run("document.querySelector('.text').textContent.length") == 100_000
     assert page.run("$('main').scrollWidth <= $('main').clientWidth")  # it is broken into lines
     assert page.complaints() == []
     assert page.requests() == [(files.folder / "report.html").as_uri()]
@@ -617,6 +938,48 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(files, open_page, dark):
         assert page.run("document.querySelector('h2').getBoundingClientRect().top") < 844  # what is new is in sight
     background = page.run("getComputedStyle(document.body).backgroundColor")
     assert background == ("rgb(21, 23, 26)" if dark else "rgb(255, 255, 255)")
+
+
+LONG_NAMES = (
+    "No personalization",
+    "RAG, random profile (k=10)",
+    "RAG, asker's profile (Contriever, k=10)",
+    "PlanPers (Qwen2.5-7B planner trained with LoRA)",
+    "PlanPers_with_gold_plans_and_a_name_without_a_space",
+)
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [400, 1400])
+def test_five_systems_with_long_names_scroll_in_their_boxes_only(files, open_page, width):
+    files.data[0]["category"] = "sustainability"
+    files.inputs = files.write("data.json", files.data)
+    arguments = []
+    for number, name in enumerate(LONG_NAMES):
+        outputs = {"rpg_1": "```\n" + "x = 1; " * 300 + "\n```\n", "diy_2": "word " * 500, "law_3": None}
+        verdicts = {"rpg_1": [2, 1], "diy_2": [number % 3], "law_3": [None, 0]}
+        arguments += ["--system", name, files.responses(f"{number}.json", outputs, plan="A title\n" * 9)]
+        arguments += [files.scores(f"{number}_s.json", verdicts, raw="words " * 100)]
+    page = open_page(files.report(*arguments), width=width)
+    for place in ("#rpg_1", "#diy_2", "#law_3", "#nope", "#"):
+        page.go(place)
+        page.run("document.querySelectorAll('main details').forEach((details) => details.open = true)")
+        assert page.run("document.documentElement.scrollWidth <= innerWidth"), place
+        assert page.run("$('main').scrollWidth <= $('main').clientWidth"), place
+        assert page.run("innerWidth") == width
+        if place == "#diy_2":  # side by side, on a phone below each other
+            tops = page.run("[...document.querySelectorAll('.answer')].map((part) => part.getBoundingClientRect().top)")
+            assert len(set(tops)) == (1 if width == 1400 else 5)
+
+
+@needs_chromium
+def test_arrows_scroll_a_wide_box_and_letters_still_go_on(files, open_page):
+    page = open_page(files.two_systems())
+    page.go("#rpg_1")
+    for key, after in (("ArrowRight", "#rpg_1"), ("j", "#diy_2")):
+        event = f"new KeyboardEvent('keydown', {{key: '{key}', bubbles: true}})"
+        page.run(f"document.querySelector('.answers').dispatchEvent({event}); {PAINTED}")
+        assert page.run("location.hash") == after
 
 
 @needs_chromium

@@ -1,4 +1,4 @@
-"""Make one HTML file to read: the table, and every question with its answers, plans, verdicts and the judge's words.
+"""Make one HTML file to read: table and figures, and every question with its answers, verdicts, plans and posts.
 
   python utils/report.py --inputs_addr test_ranked.json --output_addr report.html \\
       --system RAG rag.json rag_scores.json \\
@@ -35,10 +35,10 @@ from utils.records import (
     read_plans,
     read_responses,
 )
+from utils.report_figures import category_of, heat_map, score_panels
 from utils.run_files import file_hash, prepare_output, read_manifest, write_atomically
-from utils.scoring import COMMUNITIES
 from utils.show_answers import VERDICTS
-from utils.system_scores import check_judged_alike, read_systems
+from utils.system_scores import System, check_judged_alike, read_systems
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 Record = dict[str, Any]
@@ -95,9 +95,9 @@ def main(argv: list[str] | None = None) -> int:
     files = sort_files(args.system)
     datasets = read_datasets(args.inputs_addr)
     sides = [read_side(name, kinds, datasets.questions) for name, kinds in files.items()]
-    table, notes = read_scores_into(sides, files, datasets.questions)
+    systems, notes = read_scores_into(sides, files, datasets.questions)
     notes += posts_notes(sides, datasets)
-    page = make_page(make_index(sides, datasets.questions, table, notes), make_texts(sides, datasets))
+    page = make_page(make_index(sides, datasets.questions, systems, notes), make_texts(sides, datasets))
     prepare_output(args.output_addr, {}, overwrite=True)  # a report can always be made again
     write_atomically(args.output_addr, page)
     print(f"{args.output_addr}: {len(datasets.questions)} questions, {len(sides)} systems, {len(page) / 1e6:.1f} MB")
@@ -183,31 +183,34 @@ def check_known(ids: Any, questions: dict[str, Record], path: str) -> None:
 
 def read_scores_into(
     sides: list[Side], files: dict[str, dict[str, list[str]]], questions: dict[str, Record]
-) -> tuple[Record | None, list[str]]:
-    """Read the score files, as utils/make_table.py does, into the sides; the table of means and its notes.
+) -> tuple[list[System], list[str]]:
+    """Read the score files, as utils/make_table.py does, into the sides; the systems that have any, and notes on them.
 
     Raises:
         UserError: as `read_systems` and `check_judged_alike`, or scores of other aspects than the dataset's.
     """
     arguments = [[name, *kinds["scores"]] for name, kinds in files.items() if kinds["scores"]]
     if not arguments:
-        return None, []
+        return [], []
     systems = read_systems(arguments, unscored_as_zero=False)
     notes = [*make_notes(systems, False), *judge_notes(check_judged_alike(systems))]
     by_name = {side.name: side for side in sides}
     for system in systems:
         where = ", ".join(system.paths)
-        check_known((entry["id"] for entry in system.questions), questions, where)
-        for entry in system.questions:
+        check_known((entry["id"] for entry in system.all_questions()), questions, where)
+        for entry in system.all_questions():
             asked = [aspect["aspect"] for aspect in questions[entry["id"]]["rubric_aspects"]]
-            if [detail["aspect"] for detail in entry["details"]] != asked:
+            if not has_level(entry) and [detail["aspect"] for detail in entry["details"]] != asked:
                 raise UserError(
                     f"{where}: question {quote(entry['id'])} was judged by other aspects than its dataset's"
                 )
-        by_name[system.name].verdicts = {entry["id"]: entry for entry in system.questions}
-    table = means_table([make_row(system) for system in systems], [], None, [])
-    rows = [[{"text": cell.text, "bold": cell.bold} for cell in row] for row in table.rows]
-    return {"columns": table.columns, "rows": rows}, notes
+        by_name[system.name].verdicts = {entry["id"]: entry for entry in system.all_questions()}
+    return systems, notes
+
+
+def has_level(entry: Record) -> bool:
+    """Whether a question was judged as a whole (direct scoring), not aspect by aspect."""
+    return any("aspect" not in detail for detail in entry["details"])
 
 
 def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:
@@ -238,16 +241,31 @@ def posts_used(side: Side, question_id: str, datasets: Datasets) -> list[str] | 
 
 
 def make_index(
-    sides: list[Side], questions: dict[str, Record], table: Record | None, notes: list[str]
+    sides: list[Side], questions: dict[str, Record], systems: list[System], notes: list[str]
 ) -> dict[str, Any]:
-    """What the list of questions and its filters need; the texts come apart, to be parsed when they are looked at."""
+    """What the first page and the list of questions need; the texts come apart, to be parsed when they are looked at.
+
+    The table and the panels hold the systems with scores, by their place in `sides`: "judged".
+    """
+    entries = [index_entry(sides, record) for record in questions.values()]
+    names = [side.name for side in sides]
     return {
-        "systems": [side.name for side in sides],
+        "systems": names,
+        "judged": [names.index(system.name) for system in systems],
         "verdicts": VERDICTS,
-        "table": table,
+        "table": table_of(systems) if systems else None,
+        "panels": score_panels(systems) if systems else [],
+        "communities": heat_map(entries),
         "notes": notes,
-        "questions": [index_entry(sides, record) for record in questions.values()],
+        "questions": entries,
     }
+
+
+def table_of(systems: list[System]) -> Record:
+    """The table of utils/make_table.py, without what needs a baseline."""
+    table = means_table([make_row(system) for system in systems], [], None, [])
+    rows = [[{"text": cell.text, "bold": cell.bold} for cell in row] for row in table.rows]
+    return {"columns": table.columns, "rows": rows}
 
 
 def index_entry(sides: list[Side], record: Record) -> Record:
@@ -257,16 +275,19 @@ def index_entry(sides: list[Side], record: Record) -> Record:
         "id": record["id"],
         "question": record["question"],
         "community": community,
-        "category": COMMUNITIES.get(community, "unknown"),
+        "category": category_of(community),
         "scores": [(side.verdicts or {}).get(record["id"], {}).get("score") for side in sides],
         "failures": [failures(side, record["id"]) for side in sides],
     }
 
 
 def failures(side: Side, question_id: str) -> list[str]:
-    """Any of "no answer" and "unscored": an aspect without a verdict, or the whole question in a system with scores."""
+    """Any of "no answer" and "unscored": an aspect without a verdict, or the whole question in a system with scores.
+
+    The first is the system's failure and may have a score, 0; the second is the judge's.
+    """
     found = []
-    if question_id not in side.responses or not side.responses[question_id][0]["output"]:
+    if question_id not in side.responses or not (side.responses[question_id][0]["output"] or "").strip():
         found.append("no answer")
     if side.verdicts is not None:
         entry = side.verdicts.get(question_id)
@@ -298,16 +319,18 @@ def describe_answer(side: Side, question_id: str, datasets: Datasets, posts: dic
     used = posts_used(side, question_id, datasets)
     plan = side.plans.get(question_id, [{}])[0]
     titles = plan["aspects"] if plan else (as_text(answer.get("plan")) or "").splitlines()
-    details = (side.verdicts or {}).get(question_id, {}).get("details", [])
+    entry = (side.verdicts or {}).get(question_id, {"details": []})
     return {
         "output": answer["output"],
         "raw": None if answer["output"] else as_text(answer.get("raw")),  # else it says the same once more
+        "answered": entry.get("answered", True),
+        "level": has_level(entry),
         "notes": answer_notes(answer, len(others)),
         "plan": titles or [],
         "plan_raw": as_text(plan.get("raw")),
         "posts": None if used is None else [posts.setdefault(text, len(posts)) for text in used],
         "verdicts": [
-            [detail["score"], as_text(detail.get("raw")), as_text(detail.get("reason"))] for detail in details
+            [detail["score"], as_text(detail.get("raw")), as_text(detail.get("reason"))] for detail in entry["details"]
         ],
     }
 

@@ -43,6 +43,9 @@ class System:
     communities: dict[str, Counter[str]] = field(default_factory=dict)
     partial_files: list[str] = field(default_factory=list)
 
+    def all_questions(self) -> list[dict[str, Any]]:
+        return [*self.questions, *self.unplaced]
+
     def asked_ids(self) -> set[str]:
         return {question["id"] for question in self.questions if question["details"]}
 
