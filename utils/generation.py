@@ -23,7 +23,7 @@ from utils.progress import Progress
 
 Parser = Callable[[str, bool], Parsed]
 TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
-OUTAGE = 3  # so many requests in a row, or all that are under way at a time, unanswered: the server is gone
+OUTAGE = 3  # requests in a row, or as many as are under way at a time if more, unanswered: the server is gone
 
 
 @dataclass(frozen=True)
