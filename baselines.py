@@ -20,7 +20,16 @@ from prompts import Prompt, load_prompt
 from utils import cli
 from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_posts, fit_profile, open_chat
 from utils.engines import identify_model, open_engine
-from utils.generation import Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
+from utils.generation import (
+    Policy,
+    Request,
+    Stage,
+    describe_requests,
+    fitted_request,
+    generate,
+    refused_formats,
+    token_totals,
+)
 from utils.journal import Journal, Key, open_journal
 from utils.model_output import ANSWER_SCHEMA, parse_answer
 from utils.records import collect_responses, count_responses, read_dataset, select_questions
@@ -84,10 +93,17 @@ def main(argv: list[str] | None = None) -> int:
         device = generate(lambda: open_engine(args, args.model_addr, args.max_model_len), stage)
     responses = collect_responses(records, journal.entries)
     counts = count_responses(responses)
-    tokens = token_totals(journal.entries.values())
-    journal.publish(responses, vars(args), device, counts=counts, tokens=tokens, token_counter=chat.counter)
+    missing = len(journal.missing(keys))  # a server failed to give them
+    figures = {
+        "counts": counts,
+        "missing": missing,
+        "tokens": token_totals(journal.entries.values()),
+        "token_counter": chat.counter,
+        "refused_by_server": refused_formats(journal.entries.values()),
+    }
+    journal.publish(responses, vars(args), device, **figures)
     print(f"{args.output_addr}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
-    return 0
+    return cli.report_missing(missing, "answer")
 
 
 def build_requests(

@@ -29,7 +29,7 @@ from utils import cli
 from utils.chat import APIChat, LocalChat, choose_length, open_chat
 from utils.cli import UserError
 from utils.engines import identify_model, open_engine
-from utils.generation import Parser, Policy, Request, Stage, describe_requests, generate, token_totals
+from utils.generation import Parser, Policy, Request, Stage, describe_requests, generate, refused_formats, token_totals
 from utils.journal import Journal, Key, open_journal
 from utils.model_output import (
     LEVEL_SCHEMA,
@@ -45,6 +45,7 @@ from utils.records import (
     read_dataset,
     read_json,
     read_responses,
+    refuse_gaps,
     select_questions,
 )
 from utils.run_files import file_hash
@@ -140,7 +141,8 @@ def main(argv: list[str] | None = None) -> int:
         device = generate(lambda: open_engine(args, args.evaluator_llm, max_model_len), stage)
     for system in systems:
         publish_scores(system, records, args, device)
-    return 0
+    missing = sum(len(system.journal.missing(system.pending)) for system in systems)  # a server failed to give them
+    return cli.report_missing(missing, "verdict")
 
 
 def check_pairs(strategy: str, response_addrs: list[str], score_addrs: list[str]) -> None:
@@ -179,6 +181,8 @@ def read_systems(
         responses, questions = [], selected
         for address in addresses:
             responses.append(read_responses(address))
+            if not args.allow_partial:
+                refuse_gaps(address)
             questions = match_responses(questions, responses[-1], address, ids, args.allow_partial)
             if any(len(outputs) > 1 for outputs in responses[-1].values()):
                 print(f"note: {address}: only the first response to each question is judged", file=sys.stderr)
@@ -319,7 +323,10 @@ def publish_scores(system: System, records: list[dict[str, Any]], args: argparse
     tokens = token_totals(system.journal.entries.values())
     names = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")
     counts = {name: scores[name] for name in names}
-    system.journal.publish(scores, vars(args), device, counts=counts, tokens=tokens)
+    missing, refused = len(system.journal.missing(system.pending)), refused_formats(system.journal.entries.values())
+    system.journal.publish(
+        scores, vars(args), device, counts=counts, missing=missing, tokens=tokens, refused_by_server=refused
+    )
     print(describe_scores(system.score_addr, scores, tokens))
 
 

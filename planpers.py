@@ -21,7 +21,17 @@ from utils import cli
 from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_profile, open_chat
 from utils.cli import UserError
 from utils.engines import VLLMEngine, identify_local_model, identify_model, open_engine
-from utils.generation import Parser, Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
+from utils.generation import (
+    Parser,
+    Policy,
+    Request,
+    Stage,
+    describe_requests,
+    fitted_request,
+    generate,
+    refused_formats,
+    token_totals,
+)
 from utils.journal import Journal, Key, open_journal
 from utils.model_output import ANSWER_SCHEMA, parse_answer
 from utils.models import adapter_base, model_fingerprint
@@ -135,8 +145,9 @@ def main(argv: list[str] | None = None) -> int:
         requests = build_answers(questions, missing, generator, plans, answering)
         answer_stage = make_stage(generator, requests, parse_answer, "answers", keys, missing)
     device = run_stages(args, planner, generator, plan_stage, answer_stage)
-    publish_answers(answering, records, args, generator, device)
-    return 0
+    missing = len(answering.missing(keys))  # a server failed to give them
+    publish_answers(answering, records, args, generator, device, missing)
+    return cli.report_missing(missing, "answer")
 
 
 def find_lead_in(args: argparse.Namespace, prompt: Prompt) -> str | None:
@@ -347,14 +358,24 @@ def publish_plans(journal: Journal, records: list[Record], args: argparse.Namesp
 
 
 def publish_answers(
-    journal: Journal, records: list[Record], args: argparse.Namespace, generator: Model, device: str | None
+    journal: Journal,
+    records: list[Record],
+    args: argparse.Namespace,
+    generator: Model,
+    device: str | None,
+    missing: int,
 ) -> None:
     responses = collect_responses(records, journal.entries)
     counts = count_responses(responses)
     counts["answered without a plan"] = sum(answer["plan"] is None for answer in journal.entries.values())
-    tokens = token_totals(journal.entries.values())
-    counter = generator.chat.counter
-    journal.publish(responses, vars(args), device, counts=counts, tokens=tokens, token_counter=counter)
+    figures = {
+        "counts": counts,
+        "missing": missing,
+        "tokens": token_totals(journal.entries.values()),
+        "token_counter": generator.chat.counter,
+        "refused_by_server": refused_formats(journal.entries.values()),
+    }
+    journal.publish(responses, vars(args), device, **figures)
     print(f"{args.output_addr}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
 
 

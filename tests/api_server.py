@@ -38,6 +38,23 @@ def default_reply(request: dict[str, Any]) -> Reply:
     return Reply(json.dumps({"personalized_answer": f"Answer {drawn}."}))
 
 
+def refuse_formats(
+    reply: Callable[[dict[str, Any]], Reply], *kinds: str, status: int = 400
+) -> Callable[[dict[str, Any]], Reply]:
+    """`reply` of a server that refuses each `response_format` of these kinds."""
+
+    def refuse(request: dict[str, Any]) -> Reply:
+        kind = request.get("response_format", {}).get("type")
+        return Reply(f"response_format {kind} is not supported", status=status) if kind in kinds else reply(request)
+
+    return refuse
+
+
+def ignore_formats(reply: Callable[[dict[str, Any]], Reply]) -> Callable[[dict[str, Any]], Reply]:
+    """`reply` of a server that takes each `response_format` and heeds none."""
+    return lambda request: reply({name: value for name, value in request.items() if name != "response_format"})
+
+
 class ChatServer(ThreadingHTTPServer):
     """
     Attributes:

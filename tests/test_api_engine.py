@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import re
 import socket
 import time
 from email.utils import formatdate
@@ -13,9 +14,11 @@ from api_server import Reply, running
 from faulty_server import FAULTS, FaultyServer, draw_faults
 from test_baselines import flags, output, run, write_json  # noqa: F401 (fixtures)
 
+import baselines
 from utils import api_engine
 from utils.api_engine import Throttle, read_retry_after
 from utils.cli import UserError
+from utils.run_files import read_manifest
 
 
 def reply_to(request):
@@ -118,32 +121,93 @@ def test_server_that_comes_back_is_waited_for(server, flags, output, questions, 
 # Faults that last
 
 
-def test_server_that_stays_away_ends_the_run_and_the_same_command_goes_on(server, flags, output, questions, quick):
-    data = questions(30)
+def answer(flags, output, *more, data):
+    """The script's exit code in this process, and the answers it wrote."""
+    arguments = [*flags, "--inputs_addr", str(data), "--output_addr", str(output), *map(str, more)]
+    return baselines.main(arguments), json.loads(output.read_text())
+
+
+def fail_on(*numbers):
+    """The server fails on these questions for ever."""
+    return lambda body, times: "500" if question_number(body) in numbers else None
+
+
+def question_number(body):
+    return int(re.search(r"Question number (\d+)\?", question_of(body))[1])
+
+
+def test_server_that_stays_away_ends_the_run_and_the_same_command_goes_on(
+    server, flags, output, questions, quick, capsys
+):
+    data = questions(300)
     server.faults = lambda body, times: "503" if len(server.requests) > 10 else None
-    with pytest.raises(UserError) as raised:
-        run(flags, output, "--max_concurrency", 4, "--max_retries", 2, data=data)
-    assert str(raised.value) == (
-        "the API at 127.0.0.1 answers 503: Try again later.\n"
-        "  asked 3 times; what is finished is kept, run the same command again"
+    code, answers = answer(flags, output, "--max_concurrency", 4, data=data)
+    assert (code, len(answers)) == (1, len(read_journal(output))) and 7 <= len(answers) <= 10
+    ended, progress, missing = capsys.readouterr().err.splitlines()[-3:]
+    assert ended == (
+        "note: the API at 127.0.0.1 answers 503: Try again later.; nothing is answered any more, so the run ends early"
     )
-    finished = len(read_journal(output))
-    assert 7 <= finished <= 10 and not output.exists()
-    del raised
-    gc.collect()  # the exception holds the frames that hold the lock
+    assert progress.startswith(f"{len(answers)}/300 answers")
+    gap = 300 - len(answers)
+    assert missing == f"{gap} answers are missing because the server failed; the same command asks for them again"
+    assert len(server.requests) < 10 + 300  # not even the client library's tries for each of them
+    gc.collect()  # exceptions hold the frames that hold the lock
     server.faults = lambda body, times: None
     asked = len(server.requests)
-    assert len(run(flags, output, "--max_retries", 2, data=data)) == 30
-    assert len(server.requests) - asked == 30 - finished
+    assert len(run(flags, output, data=data)) == 300
+    assert len(server.requests) - asked == gap
 
 
-def test_one_prompt_that_the_server_fails_on_is_null_and_the_run_goes_on(server, flags, output, questions, quick):
-    server.faults = lambda body, times: "500" if "Question number 3?" in question_of(body) else None
-    server.delay = 0.01  # others are answered while it is tried
-    answers = run(flags, output, "--max_concurrency", 4, data=questions(200))
-    assert [key for key, outputs in answers.items() if outputs[0]["output"] is None] == ["q3"]
-    assert answers["q3"][0]["reason"] == "the API at 127.0.0.1 answers 500: Try again later. (4 times)"
+def test_one_prompt_that_the_server_fails_on_is_left_for_the_same_command(
+    server, flags, output, questions, quick, capsys
+):
+    data = questions(200)
+    server.faults, server.delay = fail_on(3), 0.01  # others are answered while it is tried
+    code, answers = answer(flags, output, "--max_concurrency", 4, data=data)
+    assert (code, list(answers)) == (1, [f"q{n}" for n in range(200) if n != 3])
+    assert None not in [outputs[0]["output"] for outputs in answers.values()]
     assert server.met["500"] == 4 * (1 + api_engine.LIBRARY_RETRIES)
+    said = capsys.readouterr().err.splitlines()
+    assert "failed 0, missing 1" in said[-2]
+    assert said[-1] == "1 answer is missing because the server failed; the same command asks for it again"
+    assert read_manifest(output)["missing"] == 1
+
+    code, again = answer(flags, output, data=data)  # it fails still, and nothing else is left to be asked
+    assert (code, again) == (1, answers)
+    assert capsys.readouterr().err.splitlines()[-1] == said[-1]
+
+    asked, server.faults = len(server.requests), fail_on()
+    code, whole = answer(flags, output, data=data)
+    assert code == 0 and [question_number(body) for body in server.requests[asked:]] == [3]
+    assert whole == run(flags, output.with_name("fresh.json"), data=data)
+    assert read_manifest(output)["missing"] == 0
+    asked = len(server.requests)
+    assert answer(flags, output, data=data) == (0, whole) and len(server.requests) == asked
+    assert "already finished, left alone" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("failing", [(0,), (5,), (9,), (0, 1), (3, 6, 9)])
+def test_one_request_at_a_time_passes_those_that_fail(server, flags, output, questions, quick, failing):
+    """Where nothing else is under way, a request that fails looks as an outage does."""
+    server.faults = fail_on(*failing)
+    code, answers = answer(flags, output, "--max_concurrency", 1, "--max_retries", 0, data=questions(10))
+    assert (code, list(answers)) == (1, [f"q{n}" for n in range(10) if n not in failing])
+
+
+def test_a_sample_behind_a_gap_is_kept_and_takes_no_other_place(server, flags, output, questions, quick):
+    data = questions(4)
+    samples = [*flags, "--num_generated_outputs", "3"]
+    server.reply = lambda request: Reply(json.dumps({"personalized_answer": f"Drawn with {request['seed']}."}))
+    whole = run(samples, output.with_name("whole.json"), data=data)
+    seeds = {key: int(re.search(r"\d+", outputs[i]["output"])[0])
+             for i, key in ((1, "q1"), (0, "q2")) if (outputs := whole[key])}  # fmt: skip
+    server.faults = lambda body, times: "500" if body["seed"] in seeds.values() else None
+    code, answers = answer(samples, output, data=data)
+    assert code == 1 and len(read_journal(output)) == 10
+    assert answers == {"q0": whole["q0"], "q1": whole["q1"][:1], "q3": whole["q3"]}
+    asked, server.faults = len(server.requests), fail_on()
+    assert answer(samples, output, data=data) == (0, whole)
+    assert {body["seed"] for body in server.requests[asked:]} == set(seeds.values())
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from utils.chat import APIChat
 from utils.cli import UserError
-from utils.engines import Completion, RefusedError, Sampling
+from utils.engines import Completion, RefusedError, Sampling, UnavailableError
 from utils.generation import Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
 from utils.journal import Journal
 from utils.model_output import ANSWER_SCHEMA, Parsed
@@ -308,6 +308,52 @@ def test_failures_are_counted_as_they_happen(journal, capsys):
     engine = ScriptedEngine({"a": ["fine"], "b": [RefusedError("no")], "c": [RefusedError("no")]})
     generate(lambda: engine, make_stage([make_request(name, journal) for name in "abc"]))
     assert "3/3 answers" in (line := capsys.readouterr().err) and "failed 2" in line
+
+
+GONE = UnavailableError("503")
+
+
+def test_what_a_server_fails_to_answer_has_no_record_and_is_counted_apart(journal, capsys):
+    engine = ScriptedEngine({"a": ["fine"], "b": ["bad 1", GONE], "c": [RefusedError("no")], "d": ["fine"]})
+    run(engine, [make_request(name, journal) for name in "abcd"])
+    assert [key for key, _ in journal.entries] == ["a", "c", "d"]
+    assert "3/4 answers" in (line := capsys.readouterr().err) and "failed 1, missing 1" in line
+
+
+@pytest.mark.parametrize(("concurrency", "most"), [(1, 3), (5, 10)])
+def test_a_stage_ends_early_where_nothing_is_answered_any_more(journal, capsys, concurrency, most):
+    engine = ScriptedEngine({"a": ["fine"], **{f"q{n}": [GONE] for n in range(99)}}, concurrency)
+    with_prompt = [make_request(f"q{n}", journal) for n in range(99)]
+    without = [fitted_request((f"long{n}", 0), None, journal) for n in range(2)]
+    run(engine, [make_request("a", journal)])
+    stage = make_stage([*with_prompt[:2], *without, *with_prompt[2:]])  # no server gives those without a prompt
+    generate(lambda: engine, replace(stage, done=1))
+    assert [key for key, _ in journal.entries] == ["a", "long0", "long1"] and engine.closed
+    assert 3 <= len(engine.calls) - 1 <= most  # in a row, and what is under way then
+    assert "\nnote: 503; nothing is answered any more, so the run ends early\n" in capsys.readouterr().err
+
+
+def test_an_answer_between_two_failures_shows_that_the_server_is_there(journal):
+    texts = {f"q{n}": ["fine" if n % 3 == 0 else GONE] for n in range(20)}
+    engine = ScriptedEngine(texts, concurrency=1)
+    run(engine, [make_request(name, journal) for name in texts])
+    assert [key for key, _ in journal.entries] == [f"q{n}" for n in range(0, 20, 3)]
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_a_server_that_has_never_answered_is_the_users_to_look_at(journal, capsys, count):
+    requests = [fitted_request(("long", 0), None, journal), *(make_request(f"q{n}", journal) for n in range(count))]
+    engine = ScriptedEngine({f"q{n}": [GONE] for n in range(count)}, concurrency=1)
+    with pytest.raises(UserError, match=r"^503\n  asked 4 times; what is finished is kept, run the same command"):
+        run(engine, requests)
+    assert engine.closed and "note:" not in capsys.readouterr().err
+
+
+def test_a_server_that_answered_an_earlier_run_has_the_right_address(journal):
+    engine = ScriptedEngine({"b": [GONE]})
+    stage = replace(make_stage([make_request("b", journal)]), done=1)
+    assert generate(lambda: engine, stage) == "script"
+    assert journal.entries == {}
 
 
 def test_stages_follow_each_other_on_one_engine(tmp_path, capsys):

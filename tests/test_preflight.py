@@ -812,16 +812,18 @@ def test_a_cache_that_is_not_there(check, tmp_path):
 
 
 def test_what_is_there_already_is_told(check, tmp_path):
-    finished, changed, foreign = (tmp_path / f"{name}.json" for name in ("finished", "changed", "foreign"))
-    publish(finished, {}, {"fingerprint": {}})
+    finished, gaps, changed, foreign = (tmp_path / f"{n}.json" for n in ("finished", "gaps", "changed", "foreign"))
+    publish(finished, {}, {"fingerprint": {}, "missing": 0})
+    publish(gaps, {}, {"fingerprint": {}, "missing": 3})
     publish(changed, {}, {"fingerprint": {}})
     changed.write_text("{} ")
     foreign.write_text("{}")
-    code, lines = check("--output_addr", finished, changed, foreign)
+    code, lines = check("--output_addr", finished, gaps, changed, foreign)
     assert code == 0
     assert lines[0] == f"ok   output {finished}: finished already: the same command leaves it alone"
     theirs = "exists, and no manifest says that it is finished: a run may ask for --overwrite"
-    assert lines[1:3] == [f"ok   output {changed}: {theirs}", f"ok   output {foreign}: {theirs}"]
+    assert lines[1] == f"ok   output {gaps}: not whole, 3 pieces are missing: the same command goes on"
+    assert lines[2:4] == [f"ok   output {changed}: {theirs}", f"ok   output {foreign}: {theirs}"]
 
 
 def test_a_run_that_was_begun_is_told(check, tmp_path):

@@ -15,9 +15,11 @@ from utils.records import (
     read_json,
     read_plans,
     read_responses,
+    refuse_gaps,
     select_questions,
     shard_of,
 )
+from utils.run_files import publish
 
 POST = {"id": "p1", "text": "an earlier post", "category": "food"}
 ASPECT = {"aspect": "price", "evidence": "how much", "reason": "a small budget"}
@@ -286,6 +288,36 @@ def test_responses_are_put_together_in_the_datasets_order():
         ("q2", [{"output": "first", "parsed": "repaired"}, {"output": "second", "parsed": "strict"}]),
     ]
     assert answers["q1", 0] == {"value": None, "reason": "refused"}  # the journal's entries stay as they are
+
+
+def test_no_response_takes_the_place_of_one_that_is_missing():
+    answers = {
+        ("q1", 0): {"value": "a"},
+        ("q1", 2): {"value": "c"},
+        ("q2", 1): {"value": "e"},
+        ("q3", 0): {"value": "f"},
+    }
+    responses = collect_responses([{"id": "q1"}, {"id": "q2"}, {"id": "q3"}], answers)
+    assert responses == {"q1": [{"output": "a"}], "q3": [{"output": "f"}]}
+
+
+def test_a_response_file_with_gaps_is_refused(tmp_path):
+    path = tmp_path / "rag.json"
+    refuse_gaps(path)  # whether it is there is for others to say
+    for missing, words in ((1, ("1 answer is", "it")), (1200, ("1200 answers are", "them"))):
+        publish(path, {"q1": [{"output": "a"}]}, {"fingerprint": {}, "missing": missing})
+        with pytest.raises(UserError) as refused:
+            refuse_gaps(path)
+        assert str(refused.value) == (
+            f"{path}: {words[0]} missing because the server failed\n"
+            f"  the command that made the file asks for {words[1]} again, or --allow_partial scores the rest"
+        )
+    path.write_text('{"q1": [{"output": "mine"}]}')  # not the file that the manifest speaks of
+    refuse_gaps(path)
+    publish(path, {"q1": [{"output": "a"}]}, {"fingerprint": {}, "missing": 0})
+    refuse_gaps(path)
+    publish(path, {"q1": [{"output": "a"}]}, {"fingerprint": {}})  # as before this was counted
+    refuse_gaps(path)
 
 
 def test_responses_are_counted():

@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from api_server import default_reply, serve
+from api_server import Reply, default_reply, serve
 from slurm_cluster import start_cluster
 from test_slurm import clean_environment, on_a_cluster, read_jobs, recorder, submit  # noqa: F401 (a fixture)
 from tiny_chat import sample_records, save_tiny_chat
@@ -733,6 +733,35 @@ def test_a_step_that_fails_ends_the_run(work, capsys):
     journal.unlink()
     assert work.run() == 0
     assert work.scripts() == ["evaluate_responses.py", "make_table.py"]
+
+
+def test_answers_that_a_server_failed_to_give_end_the_run_and_the_same_command_asks_for_them(work, monkeypatch, capsys):
+    path = work.folder / FOLDER / ART / "none.json"
+    whole = path.read_text()
+    for name in (path, f"{path}.journal.jsonl", f"{path}.manifest.json"):
+        Path(name).unlink()
+    gap = json.loads((work.folder / f"data/{ART}_test.json").read_text())[1]
+
+    def reply(request):
+        is_gap = gap["question"] in request["messages"][1]["content"]
+        return Reply("Out of order.", status=500) if is_gap else default_reply(request)
+
+    monkeypatch.setattr(work.server, "reply", reply)
+    monkeypatch.setattr("utils.api_engine.LONGEST_PAUSE", 0.05)
+    assert work.run() == 1
+    assert work.scripts() == ["baselines.py"] and gap["id"] not in json.loads(path.read_text())
+    assert capsys.readouterr().err.endswith(
+        "1 answer is missing because the server failed; the same command asks for it again\n"
+        "step 1 of 3 ended with exit code 1; the same command goes on from here\n"
+    )
+    monkeypatch.setattr(work.server, "reply", default_reply)
+    assert work.run("--dry_run") == 0
+    assert f"# unfinished: {FOLDER}/{ART}/none.json\n" in capsys.readouterr().out
+    asked = len(work.server.requests)
+    assert work.run() == 0
+    assert {gap["question"] in body["messages"][1]["content"] for body in work.server.requests[asked:]} == {True}
+    assert work.scripts() == ["baselines.py"]  # it came out as it was, so the scores are right
+    assert path.read_text() == whole
 
 
 def answer_by_hand(work, *flags):

@@ -4,7 +4,7 @@ What passes is waited for, in three layers. `Throttle` holds requests back when 
 The client library makes a request again that met 408, 409, 429, 5xx, a lost connection or a time-out, within seconds.
 `APIEngine.complete` does so when the library has given up, or when something else than a completion came, with pauses
 that grow to minutes where nothing at all is answered. What cannot pass (key, model name, parameters, length) ends the
-run at once.
+run at once. A server that refuses to hold outputs to a schema is asked for less.
 
 Importing this imports openai.
 """
@@ -25,7 +25,7 @@ import openai
 
 from utils.chat import Rendered
 from utils.cli import UserError
-from utils.engines import Completion, RefusedError, Sampling
+from utils.engines import FORMATS, Completion, RefusedError, Sampling, UnavailableError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -41,10 +41,11 @@ FIRST_PATIENCE, LONGEST_PATIENCE = 60.0, 3600.0  # without refusals, before more
 
 REFUSED = ("content_filter", "content_policy_violation")  # error codes that speak of one prompt's content
 PASSING = (408, 409, 429)  # and 5xx: statuses that may be others later
+MALFORMED = (400, 422)  # statuses of a request that the API does not take as it is
 
 
-class UnavailableError(Exception):
-    """The API did not answer a request now; it may later."""
+class MalformedError(UserError):
+    """The API does not take a request as it is, for its response_format or for anything else in it."""
 
 
 class APIEngine:
@@ -53,6 +54,8 @@ class APIEngine:
     def __init__(self, args: "Namespace", api_key: str):
         self._noted = -math.inf
         self._answered = 0  # completions so far
+        self._format = 0  # the one of FORMATS that outputs are held to
+        self._finding_format = asyncio.Lock()
         self._max_retries = args.max_retries
         self._client = openai.AsyncOpenAI(
             api_key=api_key,
@@ -71,16 +74,16 @@ class APIEngine:
         """One completion; a request that fails is made again, --max_retries times.
 
         Raises:
-            RefusedError: the API refuses this prompt's content, or fails on it again and again while others are
-                answered.
-            UserError: what no further try can mend (key, model, address, parameters), or the API answers nothing
-                any more.
+            RefusedError: the API refuses this prompt's content.
+            UnavailableError: the API failed on every try.
+            UserError: what no further try can mend (key, model, parameters).
         """
+        complete_once = self._complete_held if sampling.schema else self._complete_once
         silent = 0  # tries in a row during which no request at all was answered
         for tries in range(1, self._max_retries + 2):
             answered = self._answered
             try:
-                completion = await self._complete_once(model, prompt, sampling)
+                completion = await complete_once(model, prompt, sampling)
             except UnavailableError as error:
                 problem = str(error)
             else:
@@ -92,14 +95,55 @@ class APIEngine:
                 pause = min(5.0 ** min(silent, 4), LONGEST_PAUSE) if self._answered else 1.0
                 self._note(f"{problem}; asking again in {pause:.0f} s")
                 await asyncio.sleep(pause)
-        if silent:
-            raise UserError(f"{problem}\n  asked {tries} times; what is finished is kept, run the same command again")
-        raise RefusedError(f"{problem} ({tries} times)")
+        self._note(f"{problem}; asked {tries} times, and no more in this run")
+        raise UnavailableError(problem)
 
     async def close(self) -> None:
         await self._client.close()
 
-    async def _complete_once(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
+    async def _complete_held(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
+        """A completion held to the schema as far as the API lets it be.
+
+        A request that the API does not take is asked again with the next of FORMATS, and what it takes then is what the
+        rest of the run asks for. Of many requests that meet this at a time one finds out, the others wait for it.
+        """
+        while True:
+            tried = self._format
+            try:
+                return await self._complete_once(model, prompt, sampling, FORMATS[tried])
+            except MalformedError as error:
+                if FORMATS[tried] == "none":
+                    raise
+                async with self._finding_format:
+                    if self._format == tried:
+                        return await self._find_format(model, prompt, sampling, error)
+
+    async def _find_format(
+        self, model: str, prompt: Rendered, sampling: Sampling, refusal: MalformedError
+    ) -> Completion:
+        """A completion with the first of FORMATS, behind the present one, that the API takes.
+
+        Raises:
+            MalformedError: it takes none, so its refusals were of something else, and nothing is remembered.
+        """
+        number = self._format + 1
+        while True:
+            try:
+                completion = await self._complete_once(model, prompt, sampling, FORMATS[number])
+                break
+            except MalformedError:
+                if FORMATS[number] == "none":
+                    raise
+                number += 1
+        refused = " and ".join(FORMATS[self._format : number])
+        print(f"note: {refusal}; the run goes on without {refused}", file=sys.stderr, flush=True)
+        self._format = number
+        return completion
+
+    async def _complete_once(
+        self, model: str, prompt: Rendered, sampling: Sampling, response_format: str = "none"
+    ) -> Completion:
+        """As `complete`, asked once; `response_format` is one of FORMATS."""
         try:
             response = await self._client.chat.completions.create(
                 model=model,
@@ -107,7 +151,7 @@ class APIEngine:
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
                 seed=sampling.seed,
-                response_format=_response_format(sampling.schema) if sampling.schema else openai.omit,
+                response_format=_response_format(response_format, sampling.schema),
                 **{self._limit_name: sampling.max_tokens},
             )
         except openai.APIStatusError as error:
@@ -127,10 +171,11 @@ class APIEngine:
             prompt_tokens=usage.prompt_tokens if usage else 0,
             cached_tokens=(details.cached_tokens or 0) if details else 0,
             completion_tokens=usage.completion_tokens if usage else 0,
+            response_format=response_format if sampling.schema and response_format != FORMATS[0] else None,
         )
 
     def _explain(self, error: openai.APIStatusError) -> Exception:
-        """An error status as RefusedError, UnavailableError or UserError."""
+        """An error status as RefusedError, UnavailableError, MalformedError or another UserError."""
         body = error.body if isinstance(error.body, dict) else {}
         message = self._one_line(body.get("message") or error.message)
         status = error.status_code
@@ -139,8 +184,8 @@ class APIEngine:
         if error.code == "context_length_exceeded":
             hint = "\n  give its real length as --max_model_len, or a smaller --max_tokens"
             return UserError(f"the {self.device} refuses a prompt as too long: {message}{hint}")
-        if status == 400:
-            return UserError(f"the {self.device} refuses the request: {message}")
+        if status in MALFORMED:
+            return MalformedError(f"the {self.device} refuses the request: {message}")
         if (status in PASSING or status >= 500) and error.code != "insufficient_quota":
             return UnavailableError(f"the {self.device} answers {status}: {message}")
         return UserError(f"the {self.device} answers {status}: {message}")
@@ -290,5 +335,19 @@ def find_secrets(api_key: str, base_url: str) -> list[str]:
     return secrets
 
 
-def _response_format(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
+def _response_format(kind: str, schema: dict[str, Any] | None) -> dict[str, Any] | openai.Omit:
+    """The parameter for one of FORMATS."""
+    if kind == "none":
+        return openai.omit
+    if kind == "json_object":
+        return {"type": kind}
+    return {"type": kind, kind: {"name": "output", "schema": _strict_schema(schema), "strict": True}}
+
+
+def _strict_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema without what OpenAI's strict mode does not document: that a text is not empty. The parser sees to it."""
+    properties = {
+        name: {key: value for key, value in field.items() if key != "minLength"}
+        for name, field in schema["properties"].items()
+    }
+    return {**schema, "properties": properties}

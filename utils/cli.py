@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+SERVER_FAILED = 1  # exit code: a server left requests unanswered; the same command asks again
 USER_ERROR = 2  # exit code: the user can mend it
 INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; the same command goes on
 UNREAD = 141  # exit code: nobody reads the output any more (... | head); a shell's for what SIGPIPE ended
@@ -113,6 +114,19 @@ def _stop_on_signal(code: int) -> None:
 def is_first_process() -> bool:
     """Of the processes that accelerate launch starts, the one that speaks and writes for all; True without it."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def report_missing(count: int, unit: str) -> int:
+    """A run's exit code, and a line on stderr where a server failed to give `count` of what `unit` calls one."""
+    if count == 0:
+        return 0
+    again = "it" if count == 1 else "them"
+    print(f"{describe_missing(count, unit)}; the same command asks for {again} again", file=sys.stderr)
+    return SERVER_FAILED
+
+
+def describe_missing(count: int, unit: str) -> str:
+    return f"{count} {unit}{' is' if count == 1 else 's are'} missing because the server failed"
 
 
 @contextmanager

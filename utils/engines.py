@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
 
 GONE_SECONDS = 30  # to wait for an engine's process that was told to end
+FORMATS = ("json_schema", "json_object", "none")  # what a server may hold an output to, the best first
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,12 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Completion:
-    """One output. `log_prob` is the sum over its tokens, None where the engine doesn't tell."""
+    """One output.
+
+    Attributes:
+        log_prob: the sum over its tokens, None where the engine doesn't tell.
+        response_format: where a server refused the schema, the one of `FORMATS` that it took instead; else None.
+    """
 
     text: str
     finish_reason: str
@@ -58,10 +64,15 @@ class Completion:
     cached_tokens: int
     completion_tokens: int
     log_prob: float | None = None
+    response_format: str | None = None
 
 
 class RefusedError(Exception):
     """The engine will never answer this one request; others go on."""
+
+
+class UnavailableError(Exception):
+    """A server did not answer this one request, however often it was asked; it may later. Others go on."""
 
 
 class Engine(Protocol):

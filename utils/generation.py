@@ -8,6 +8,7 @@ code's way and raises the temperature by 0.1 a try, never above 1.
 import asyncio
 import hashlib
 import math
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -15,14 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from utils.chat import APIChat, Fitted, LocalChat, Rendered
-from utils.cli import exit_on_signal
-from utils.engines import Completion, Engine, RefusedError, Sampling
+from utils.cli import UserError, exit_on_signal
+from utils.engines import FORMATS, Completion, Engine, RefusedError, Sampling, UnavailableError
 from utils.journal import Journal, Key
 from utils.model_output import Parsed
 from utils.progress import Progress
 
 Parser = Callable[[str, bool], Parsed]
 TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+OUTAGE = 3  # requests in a row, or as many as are under way at a time if more, unanswered: the server is gone
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,10 @@ class Policy:
         return Sampling(temperature, self.top_p, self.max_tokens, seed, schema)
 
     def is_last(self, attempt: int) -> bool:
-        """A greedy constrained try would only repeat itself, so it is the last one too."""
+        """A greedy constrained try would only repeat itself, so it is the last one too.
+
+        Where a server refuses the schema, that try is held to less or to nothing; it is the last one all the same.
+        """
         return attempt >= self.max_retries or (self._is_constrained(attempt) and self.temperature == 0)
 
     def _is_constrained(self, attempt: int) -> bool:
@@ -119,11 +124,14 @@ def generate(open_engine: Callable[[], Engine], *stages: Stage) -> str:
     One stage follows the other. Within one, requests enter the engine in their order and leave as they finish; no
     batch waits for its slowest.
 
+    What a server failed to answer has no record, so the journal tells what is missing. Where it answers nothing any
+    more the stage ends early, and the rest is missing too.
+
     Returns:
         The device the engine runs on.
 
     Raises:
-        UserError: the engine cannot go on; what was finished is in the journal.
+        UserError: the engine cannot go on, or has never answered; what was finished is in the journal.
         KeyboardInterrupt: SIGINT or SIGTERM; likewise.
     """
     with exit_on_signal():
@@ -145,28 +153,52 @@ async def _generate(engine: Engine, stages: Iterable[Stage]) -> None:
 
 async def run_stage(engine: Engine, stage: Stage, progress: Progress) -> None:
     """Have every request of a stage answered by an open engine; the rest is as in `generate`."""
-    failed = 0
+    failed = missing = in_a_row = 0  # in_a_row: of the missing ones, those since the server's last answer
+    has_answered = stage.done > 0  # now, or to an earlier run
+    problem = None
     requests = iter(stage.requests)  # shared by all workers
 
     async def work() -> None:
-        nonlocal failed
+        nonlocal failed, missing, in_a_row, has_answered, problem
         for request in requests:
-            record = await _answer(engine, request, stage)
+            try:
+                record = await _answer(engine, request, stage)
+            except UnavailableError as error:
+                problem = str(error)
+                missing, in_a_row = missing + 1, in_a_row + 1
+                progress.update(0, missing=missing)
+                if in_a_row >= max(OUTAGE, engine.concurrency):
+                    raise
+                continue
+            if request.prompt is not None:
+                in_a_row, has_answered = 0, True
             request.journal.add(request.key, record)
             failed += record["value"] is None
             progress.update(failed=failed)
 
     workers = [asyncio.create_task(work()) for _ in range(engine.concurrency)]
+    is_gone = False
     try:
         await asyncio.gather(*workers)  # raises the first error; a signal cancels it
+    except UnavailableError:
+        is_gone = True
     finally:
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
+    if problem is not None and not has_answered:  # a wrong address is more likely than an outage
+        tries = stage.policy.max_retries + 1
+        raise UserError(f"{problem}\n  asked {tries} times; what is finished is kept, run the same command again")
+    if is_gone:
+        print(f"note: {problem}; nothing is answered any more, so the run ends early", file=sys.stderr)
 
 
 async def _answer(engine: Engine, request: Request, stage: Stage) -> dict[str, Any]:
-    """Ask until the text can be used: a record with the parsed value, or with None and the reason."""
+    """Ask until the text can be used: a record with the parsed value, or with None and the reason.
+
+    Raises:
+        UnavailableError: a server failed to answer; that says nothing of the model, so there is no record.
+    """
     if request.prompt is None:
         return {"value": None, "reason": "the prompt is longer than the model takes", **request.record}
     spent, policy = dict.fromkeys(TOKEN_COUNTS, 0), stage.policy
@@ -187,6 +219,12 @@ async def _answer(engine: Engine, request: Request, stage: Stage) -> dict[str, A
 def _record(
     parsed: Parsed, completion: Completion, sampling: Sampling, request: Request, attempts: int, spent: dict[str, int]
 ) -> dict[str, Any]:
+    """What is kept of a request.
+
+    `constrained` says whether the last try was held to the schema. Where it was to be and the server refused that,
+    `response_format` says what it was held to instead: "json_object", any JSON, or "none".
+    """
+    taken = completion.response_format
     return {
         "value": parsed.value,
         **({"reason": parsed.reason} if parsed.value is None else {}),
@@ -196,7 +234,8 @@ def _record(
         "truncated": parsed.truncated,
         "finish_reason": completion.finish_reason,
         "attempts": attempts,
-        "constrained": sampling.schema is not None,
+        "constrained": sampling.schema is not None and taken is None,
+        **({"response_format": taken} if taken else {}),
         "temperature": sampling.temperature,
         **spent,  # of all attempts together
         "log_prob": _finite(completion.log_prob),
@@ -212,6 +251,12 @@ def token_totals(records: Iterable[dict[str, Any]]) -> dict[str, int]:
     """Tokens that all attempts of all records took together."""
     records = list(records)
     return {name: sum(record.get(name, 0) for record in records) for name in TOKEN_COUNTS}
+
+
+def refused_formats(records: Iterable[dict[str, Any]]) -> list[str]:
+    """What a server refused to hold outputs to, by what their records say that it took instead; for the manifest."""
+    taken = [record["response_format"] for record in records if "response_format" in record]
+    return list(FORMATS[: max(map(FORMATS.index, taken), default=0)])
 
 
 def describe_requests(requests: Iterable[Request], chat: LocalChat | APIChat, policy: Policy) -> str:

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
-from utils.generation import token_totals
+from utils.generation import refused_formats, token_totals
 from utils.journal import Journal, Key, open_journal, read_journal
 from utils.records import collect_responses, first_five, read_dataset, read_plans, read_responses, select_questions
 from utils.run_files import differences, file_hash, read_manifest
@@ -95,7 +95,11 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     for key in journal.missing(keys):
         journal.add(key, entries[key])
-    figures = {"counts": {kind: len(keys)}, "tokens": token_totals(journal.entries.values())}
+    figures = {
+        "counts": {kind: len(keys)},
+        "tokens": token_totals(journal.entries.values()),
+        "refused_by_server": refused_formats(journal.entries.values()),
+    }
     content = content_of(kind, strategy, records, journal.entries, asked)
     journal.publish(content, vars(args), None, **figures, merged=[shard.path for shard in shards])
     print(f"{args.output_addr}: {len(keys)} {kind} of {len(shards)} shards, {len(questions)} questions")

@@ -162,6 +162,8 @@ def describe_output(path: Path) -> str:
     if path.exists():
         manifest = read_manifest(path)
         if manifest and manifest["output_sha256"] == file_hash(path):
+            if manifest.get("missing"):
+                return f"not whole, {manifest['missing']} pieces are missing: the same command goes on"
             return "finished already: the same command leaves it alone"
         return "exists, and no manifest says that it is finished: a run may ask for --overwrite"
     journal = Path(f"{path}.journal.jsonl")

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from utils.cli import UserError
+from utils.cli import UserError, describe_missing
 from utils.model_output import LEVELS
+from utils.run_files import file_hash, read_manifest
 from utils.scoring import question_score
 
 
@@ -248,12 +249,14 @@ def collect_responses(
 ) -> dict[str, list[dict[str, Any]]]:
     """The response file: answers by (question id, number of the output), put in the dataset's order.
 
-    With `field` "aspects" the file of plans.
+    A question has its answers up to the first one that is missing: the i-th stays the i-th. With `field` "aspects" the
+    file of plans.
     """
     responses: dict[str, list[dict[str, Any]]] = {record["id"]: [] for record in records}
     for question_id, number in sorted(answers, key=lambda key: key[1]):
-        answer = dict(answers[question_id, number])
-        responses[question_id].append({field: answer.pop("value"), **answer})
+        if number == len(responses[question_id]):
+            answer = dict(answers[question_id, number])
+            responses[question_id].append({field: answer.pop("value"), **answer})
     return {question_id: outputs for question_id, outputs in responses.items() if outputs}
 
 
@@ -432,6 +435,18 @@ def match_responses(
     if foreign:
         lines.append(f"  {len(foreign)} responses to no question of the dataset: {first_five(foreign)}")
     raise UserError("\n".join(lines))
+
+
+def refuse_gaps(path: str | Path) -> None:
+    """Raise UserError where the manifest beside a response file says that a server failed to give some of it."""
+    manifest = read_manifest(path)
+    if manifest is not None and manifest.get("missing") and manifest["output_sha256"] == file_hash(path):
+        count = manifest["missing"]
+        again = "it" if count == 1 else "them"
+        raise UserError(
+            f"{path}: {describe_missing(count, 'answer')}\n"
+            f"  the command that made the file asks for {again} again, or --allow_partial scores the rest"
+        )
 
 
 def first_five(ids: Iterable[str]) -> str:

@@ -177,10 +177,12 @@ def read_fingerprint(step: Step, output: str) -> tuple[dict[str, Any] | None, bo
 
 
 def is_of_all_questions(manifest: dict[str, Any], inputs: list[str] | None) -> bool:
-    """Was it made without --limit, and of more than a shard? Neither is a setting: the script adds what is missing.
+    """Was it made without --limit, of more than a shard, and by a server that did not fail? The script adds the rest.
 
     Where it has as many questions as the dataset, the first of the inputs, a limit or shard left none out.
     """
+    if manifest.get("missing"):
+        return False
     arguments, counts = manifest.get("arguments", {}), manifest.get("counts", {})
     if arguments.get("limit") is None and arguments.get("num_shards", 1) == 1:
         return True

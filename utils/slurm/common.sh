@@ -5,7 +5,8 @@
 #   - when TERM comes before the time limit or a preemption: python gets it too, leaves, and the task requeues itself;
 #   - when its process was killed (exit code above 128: out of memory, say), MAX_REQUEUES times. Not so a training on
 #     several GPUs: accelerate launch ends with 1 after any error.
-# Not when the user cancelled it, and not after exit code 2, a mistake that the same command would make again.
+# Not when the user cancelled it, not after exit code 2, a mistake that the same command would make again, and not after
+# 1: a bug, or an API that failed on some requests, which the same command asks for again.
 
 terminated=
 child=
