@@ -22,7 +22,7 @@ import psutil
 from utils.chat import Rendered
 from utils.cli import UserError
 from utils.memory import check_gpu_count, check_gpu_free
-from utils.models import adapter_base, adapter_config, cached_commit, check_model, model_fingerprint
+from utils.models import adapter_base, adapter_config, check_model, model_fingerprint, model_folder
 from utils.run_files import without_password
 
 if TYPE_CHECKING:
@@ -188,9 +188,8 @@ def engine_settings(
 ) -> dict[str, Any]:
     """vLLM's engine arguments for a base model with adapters; `args` as in `VLLMEngine`."""
     return {
-        "model": base,
-        "revision": cached_commit(base, args.cache_dir),  # the very one the fingerprint names
-        "download_dir": args.cache_dir,
+        # Never a hub name: vLLM would look for config and tokenizer in Hugging Face's own cache, not in --cache_dir.
+        "model": str(model_folder(base, args.cache_dir)),
         "load_format": "safetensors",  # no pickled weights
         "dtype": args.dtype,
         "tensor_parallel_size": args.tensor_parallel_size,
