@@ -19,7 +19,7 @@ from typing import Any
 from prompts import Prompt, load_prompt
 from utils import cli
 from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_posts, fit_profile, open_chat
-from utils.engines import identify_model, open_engine
+from utils.engines import batch_invariance, identify_model, open_engine
 from utils.generation import Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
 from utils.journal import Journal, Key, open_journal
 from utils.model_output import ANSWER_SCHEMA, parse_answer
@@ -85,7 +85,8 @@ def main(argv: list[str] | None = None) -> int:
     responses = collect_responses(records, journal.entries)
     counts = count_responses(responses)
     tokens = token_totals(journal.entries.values())
-    journal.publish(responses, vars(args), device, counts=counts, tokens=tokens, token_counter=chat.counter)
+    figures = {"batch_invariant": batch_invariance(device, args.openai), "counts": counts, "tokens": tokens}
+    journal.publish(responses, vars(args), device, **figures, token_counter=chat.counter)
     print(f"{args.output_addr}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
     return 0
 

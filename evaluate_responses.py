@@ -27,7 +27,7 @@ from prompts import Messages, Prompt, load_prompt
 from utils import cli
 from utils.chat import APIChat, LocalChat, choose_length, open_chat
 from utils.cli import UserError
-from utils.engines import identify_model, open_engine
+from utils.engines import batch_invariance, identify_model, open_engine
 from utils.generation import Parser, Policy, Request, Stage, describe_requests, generate, token_totals
 from utils.journal import Journal, Key, open_journal
 from utils.model_output import (
@@ -293,7 +293,8 @@ def publish_scores(system: System, records: list[dict[str, Any]], args: argparse
     scores = make_scores(system, records)
     tokens = token_totals(system.journal.entries.values())
     counts = {name: scores[name] for name in ("num_questions", "num_scored_questions", "num_unscored")}
-    system.journal.publish(scores, vars(args), device, counts=counts, tokens=tokens)
+    figures = {"batch_invariant": batch_invariance(device, args.openai), "counts": counts, "tokens": tokens}
+    system.journal.publish(scores, vars(args), device, **figures)
     print(describe_scores(system.score_addr, scores, tokens))
 
 

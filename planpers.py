@@ -20,7 +20,7 @@ from prompts import Prompt, load_prompt
 from utils import cli
 from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_profile, open_chat
 from utils.cli import UserError
-from utils.engines import VLLMEngine, identify_local_model, identify_model, open_engine
+from utils.engines import VLLMEngine, batch_invariance, identify_local_model, identify_model, open_engine
 from utils.generation import Parser, Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
 from utils.journal import Journal, Key, open_journal
 from utils.model_output import ANSWER_SCHEMA, PLAN_PATTERN, parse_answer, parse_plan
@@ -293,7 +293,8 @@ def publish_plans(journal: Journal, records: list[Record], args: argparse.Namesp
         "posts left out for length": sum(p.get("num_contexts_dropped", 0) for p in journal.entries.values()),
     }
     tokens = token_totals(journal.entries.values())
-    journal.publish(collect_plans(records, journal), vars(args), device, counts=counts, tokens=tokens)
+    figures = {"batch_invariant": batch_invariance(device), "counts": counts, "tokens": tokens}
+    journal.publish(collect_plans(records, journal), vars(args), device, **figures)
     print(f"{journal.output}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
 
 
@@ -304,8 +305,8 @@ def publish_answers(
     counts = count_responses(responses)
     counts["answered without a plan"] = sum(answer["plan"] is None for answer in journal.entries.values())
     tokens = token_totals(journal.entries.values())
-    counter = generator.chat.counter
-    journal.publish(responses, vars(args), device, counts=counts, tokens=tokens, token_counter=counter)
+    figures = {"batch_invariant": batch_invariance(device, args.openai), "counts": counts, "tokens": tokens}
+    journal.publish(responses, vars(args), device, **figures, token_counter=generator.chat.counter)
     print(f"{args.output_addr}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
 
 
