@@ -19,17 +19,8 @@ from typing import Any
 from prompts import Prompt, load_prompt
 from utils import cli
 from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_posts, fit_profile, open_chat
-from utils.engines import identify_model, open_engine
-from utils.generation import (
-    Policy,
-    Request,
-    Stage,
-    describe_requests,
-    fitted_request,
-    generate,
-    refused_formats,
-    token_totals,
-)
+from utils.engines import batch_invariance, identify_model, open_engine
+from utils.generation import Policy, Request, Stage, describe_records, describe_requests, fitted_request, generate
 from utils.journal import Journal, Key, open_journal
 from utils.model_output import ANSWER_SCHEMA, parse_answer
 from utils.records import collect_responses, count_responses, read_dataset, select_questions
@@ -95,11 +86,11 @@ def main(argv: list[str] | None = None) -> int:
     counts = count_responses(responses)
     missing = len(journal.missing(keys))  # a server failed to give them
     figures = {
+        "batch_invariant": batch_invariance(device, args.openai),
         "counts": counts,
         "missing": missing,
-        "tokens": token_totals(journal.entries.values()),
+        **describe_records(journal.entries.values()),
         "token_counter": chat.counter,
-        "refused_by_server": refused_formats(journal.entries.values()),
     }
     journal.publish(responses, vars(args), device, **figures)
     print(f"{args.output_addr}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))

@@ -28,8 +28,8 @@ from prompts import Messages, Prompt, load_prompt
 from utils import cli
 from utils.chat import APIChat, LocalChat, choose_length, open_chat
 from utils.cli import UserError
-from utils.engines import identify_model, open_engine
-from utils.generation import Parser, Policy, Request, Stage, describe_requests, generate, refused_formats, token_totals
+from utils.engines import batch_invariance, identify_model, open_engine
+from utils.generation import Parser, Policy, Request, Stage, describe_records, describe_requests, generate
 from utils.journal import Journal, Key, open_journal
 from utils.model_output import (
     LEVEL_SCHEMA,
@@ -320,14 +320,15 @@ def make_scores(system: System, records: list[dict[str, Any]]) -> dict[str, Any]
 def publish_scores(system: System, records: list[dict[str, Any]], args: argparse.Namespace, device: str | None) -> None:
     """Write the score file, and say what it holds."""
     scores = make_scores(system, records)
-    tokens = token_totals(system.journal.entries.values())
     names = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")
-    counts = {name: scores[name] for name in names}
-    missing, refused = len(system.journal.missing(system.pending)), refused_formats(system.journal.entries.values())
-    system.journal.publish(
-        scores, vars(args), device, counts=counts, missing=missing, tokens=tokens, refused_by_server=refused
-    )
-    print(describe_scores(system.score_addr, scores, tokens))
+    figures = {
+        "batch_invariant": batch_invariance(device, args.openai),
+        "counts": {name: scores[name] for name in names},
+        "missing": len(system.journal.missing(system.pending)),
+        **describe_records(system.journal.entries.values()),
+    }
+    system.journal.publish(scores, vars(args), device, **figures)
+    print(describe_scores(system.score_addr, scores, figures["tokens"]))
 
 
 def describe_scores(score_addr: str, scores: dict[str, Any], tokens: dict[str, int]) -> str:

@@ -20,17 +20,16 @@ from prompts import Prompt, choose_lead_in, load_prompt
 from utils import cli
 from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_profile, open_chat
 from utils.cli import UserError
-from utils.engines import VLLMEngine, identify_local_model, identify_model, open_engine
+from utils.engines import VLLMEngine, batch_invariance, identify_local_model, identify_model, open_engine
 from utils.generation import (
     Parser,
     Policy,
     Request,
     Stage,
+    describe_records,
     describe_requests,
     fitted_request,
     generate,
-    refused_formats,
-    token_totals,
 )
 from utils.journal import Journal, Key, open_journal
 from utils.model_output import ANSWER_SCHEMA, parse_answer
@@ -352,8 +351,12 @@ def publish_plans(journal: Journal, records: list[Record], args: argparse.Namesp
         "aspects": sum(len(aspects) for aspects in found),
         "posts left out for length": sum(p.get("num_contexts_dropped", 0) for p in journal.entries.values()),
     }
-    tokens = token_totals(journal.entries.values())
-    journal.publish(collect_plans(records, journal), vars(args), device, counts=counts, tokens=tokens)
+    figures = {
+        "batch_invariant": batch_invariance(device),
+        "counts": counts,
+        **describe_records(journal.entries.values()),
+    }
+    journal.publish(collect_plans(records, journal), vars(args), device, **figures)
     print(f"{journal.output}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
 
 
@@ -369,11 +372,11 @@ def publish_answers(
     counts = count_responses(responses)
     counts["answered without a plan"] = sum(answer["plan"] is None for answer in journal.entries.values())
     figures = {
+        "batch_invariant": batch_invariance(device, args.openai),
         "counts": counts,
         "missing": missing,
-        "tokens": token_totals(journal.entries.values()),
+        **describe_records(journal.entries.values()),
         "token_counter": generator.chat.counter,
-        "refused_by_server": refused_formats(journal.entries.values()),
     }
     journal.publish(responses, vars(args), device, **figures)
     print(f"{args.output_addr}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))

@@ -1,6 +1,7 @@
-"""A dataset hub on loopback: what the clients of the Hugging Face hub ask for to read a dataset, and its troubles.
+"""A hub on loopback: what the clients of the Hugging Face hub ask for to read a dataset or a model, and its troubles.
 
-`with serve({path: content}) as hub` serves one dataset, named `NAME`, to a client that has `hub.url` for HF_ENDPOINT.
+`with serve({path: content}) as hub` serves files, as the dataset `NAME` and as the model `MODEL`, to a client that has
+`hub.url` for HF_ENDPOINT.
 Files from `lfs_from` bytes on are redirected to another host name, as the hub does with large ones.
 """
 
@@ -23,6 +24,8 @@ from utils.dataset_statistics import PAPER_TABLE
 from utils.scoring import COMMUNITIES
 
 NAME = "alireza7/LaMP-QA"
+MODEL = "owner/chat"
+API, FILES = rf"/api/(?:datasets/{NAME}|models/{MODEL})", rf"/(?:datasets/{NAME}|{MODEL})"
 PIECE = 1 << 16  # bytes that are sent at a time
 
 
@@ -77,7 +80,7 @@ class HubServer(ThreadingHTTPServer):
         commits: files by path, by commit; `branches` has a commit by its branch's name.
         fault: what goes wrong with a request: a function of its method and path.
         requests: method and path of all of them, in the order they came.
-        fetched: the dataset's files whose content was asked for, each as often as it was.
+        fetched: the files whose content was asked for, each as often as it was.
         sent: bytes that were sent of each of them.
         strangers: paths on the other host name that came with a token.
     """
@@ -135,16 +138,17 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.status != 200:
             return self._refuse(fault.status, fault.code)
         for pattern, function in (
-            (rf"/api/datasets/{NAME}(?:/revision/(?P<revision>[^/]+))?", self._info),
-            (rf"/api/datasets/{NAME}/tree/(?P<revision>[^/]+)(?:/(?P<folder>.*))?", self._tree),
-            (rf"/api/datasets/{NAME}/paths-info/(?P<revision>[^/]+)", self._paths_info),
-            (rf"/datasets/{NAME}/resolve/(?P<revision>[^/]+)/(?P<path>.+)", self._resolve),
+            (rf"{API}(?:/revision/(?P<revision>[^/]+))?", self._info),
+            (rf"{API}/tree/(?P<revision>[^/]+)(?:/(?P<folder>.*))?", self._tree),
+            (rf"{API}/paths-info/(?P<revision>[^/]+)", self._paths_info),
+            (rf"{FILES}/resolve/(?P<revision>[^/]+)/(?P<path>.+)", self._resolve),
         ):
             if match := re.fullmatch(pattern, path):
                 return self._of_commit(function, fault, **match.groupdict())
         if path.startswith("/cdn/"):
             return self._cdn(path.removeprefix("/cdn/"), fault)
-        return self._refuse(404, "RepoNotFound" if path.startswith(("/api/datasets/", "/datasets/")) else "")
+        is_repository = path.startswith(("/api/datasets/", "/datasets/", "/api/models/")) or "/resolve/" in path
+        return self._refuse(404, "RepoNotFound" if is_repository else "")
 
     do_GET = do_HEAD = do_POST = answer
 

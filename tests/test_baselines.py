@@ -151,7 +151,7 @@ def test_manifest(server, flags, output, monkeypatch):
     assert manifest["fingerprint"]["prompt"].keys() == {"no_personalization"}
     assert manifest["counts"]["answers"] == 2 and manifest["resumed"] == 0
     assert manifest["tokens"]["completion_tokens"] == 2 * 3
-    assert manifest["device"] == "API at 127.0.0.1"
+    assert manifest["device"] == "API at 127.0.0.1" and manifest["batch_invariant"] is None
     assert manifest["token_counter"] == "estimate: 1 token per 3 bytes"
     # An address from the environment is the same server, and the same run.
     place = flags.index("--base_url")

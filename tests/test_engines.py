@@ -71,7 +71,7 @@ def test_the_manifest_says_how_it_was_made(free_run):
     manifest = json.loads(Path(f"{output}.manifest.json").read_text())
     assert manifest["fingerprint"]["model"].startswith("sha256:")
     assert manifest["tokens"]["prompt_tokens"] > 0 and manifest["tokens"]["cached_tokens"] > 0
-    assert manifest["device"]
+    assert manifest["device"] and manifest["batch_invariant"] is False
     assert {"torch", "transformers"} <= manifest["versions"].keys()
 
 
@@ -87,7 +87,9 @@ def test_constrained_verdicts_take_one_try_and_share_their_prompts(free_run, tmp
     assert result["num_unscored"] == 0 and len(details) == 5 + 5 + 6
     assert all(detail["attempts"] == 1 and detail["score"] in (0, 1, 2) for detail in details)
     assert result["partial"] == {"questions_in_dataset": 13, "questions_judged": 3}
-    tokens = json.loads(Path(f"{scores}.manifest.json").read_text())["tokens"]
+    manifest = json.loads(Path(f"{scores}.manifest.json").read_text())
+    assert manifest["batch_invariant"] is False
+    tokens = manifest["tokens"]
     # 16 prompts share 3 responses: all but the aspect (the last 15% or so) comes from the cache for 13 of them.
     assert tokens["cached_tokens"] > 0.5 * tokens["prompt_tokens"]
 

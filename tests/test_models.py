@@ -1,11 +1,16 @@
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hub_server import FINE, MODEL, Fault, serve
 from safetensors.numpy import save
 
 from utils.cli import UserError
-from utils.models import PIECE, adapter_base, cached_commit, check_model, model_fingerprint
+from utils.models import PIECE, adapter_base, cached_commit, check_model, model_fingerprint, model_folder
 
 COMMIT = "0123456789" * 4
 
@@ -183,6 +188,77 @@ def test_an_unreachable_hub_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download, raising=False)
     with pytest.raises(UserError, match="some/model: not cached, and the hub cannot be reached"):
         check_model("some/model", str(tmp_path))
+
+
+# A model's folder, fetched by the hub's own client from a hub on loopback
+
+FIND = (
+    "import sys; from utils.models import check_model, model_folder; from utils import cli;"
+    "name, cache = sys.argv[1:];"
+    "cli.run_script(lambda: check_model(name, cache, safetensors_only=True) or print(model_folder(name, cache)) or 0)"
+)
+WEIGHTS = save({"weights": np.zeros(3)})
+FILES = {
+    "config.json": b'{"model_type": "bert"}', "generation_config.json": b"{}", "tokenizer.json": b"[]",
+    "vocab.txt": b"a", "chat_template.jinja": b"{{ x }}", "model.safetensors": WEIGHTS,
+}  # fmt: skip
+NOT_OURS = {"pytorch_model.bin": b"pickled", "consolidated.safetensors": WEIGHTS, "onnx/model.safetensors": WEIGHTS}
+
+
+def find(url, cache, code=0, offline="0"):
+    """Where another process finds the model, or what it says."""
+    environment = {**os.environ, "HF_HOME": f"{cache}.home", "HF_ENDPOINT": url, "HF_HUB_OFFLINE": offline}
+    done = subprocess.run(
+        [sys.executable, "-c", FIND, MODEL, str(cache)], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == code, done.stderr
+    assert not list(Path(f"{cache}.home").rglob("models--*"))
+    return done.stderr if code else Path(done.stdout.strip())
+
+
+def test_a_hub_model_is_fetched_into_the_cache_and_found_there_again(tmp_path):
+    with serve(FILES | NOT_OURS) as hub:
+        [commit] = hub.commits
+        folder = find(hub.url, tmp_path / "cache")
+        assert folder == tmp_path / "cache" / "models--owner--chat" / "snapshots" / commit
+        assert sorted(hub.fetched) == sorted(FILES) == sorted(path.name for path in folder.iterdir())
+        assert not hub.strangers
+    assert find(hub.url, tmp_path / "cache") == folder  # the hub is gone
+    assert find(hub.url, tmp_path / "cache", offline="1") == folder
+
+
+def test_what_could_not_be_fetched_whole_is_told_and_completed_at_the_same_commit(tmp_path):
+    with serve(FILES) as hub:
+        hub.fault = lambda method, path: Fault(cut_after=0) if path.endswith(".safetensors") else FINE
+        refused = find(hub.url, tmp_path / "cache", code=2)
+        assert refused == f"error: {MODEL}: the connection to the hub broke off; the same command goes on from there\n"
+        [commit] = hub.commits
+        hub.commit({**FILES, "model.safetensors": b"trained again"})
+        hub.fault = lambda method, path: FINE
+        assert find(hub.url, tmp_path / "cache").name == commit
+
+
+def test_a_hub_with_pickled_weights_only_is_refused(tmp_path):
+    files = {name: content for name, content in FILES.items() if name != "model.safetensors"}
+    with serve(files | {"pytorch_model.bin": b"pickled"}) as hub:
+        assert find(hub.url, tmp_path / "cache", code=2) == (
+            f"error: {MODEL}: the hub has no *.safetensors of it, or cannot be reached\n"
+            "  pickled weights (*.bin) are not read, for they may hold code\n"
+        )
+        assert "pytorch_model.bin" not in hub.fetched
+
+
+def test_offline_pickled_weights_in_the_cache_are_no_model_for_vllm(tmp_path, offline):
+    snapshot = save_cached(tmp_path, "some/model")
+    (snapshot / "model.safetensors").rename(snapshot / "pytorch_model.bin")
+    check_model("some/model", str(tmp_path))  # an encoder may be so
+    with pytest.raises(UserError, match="only pickled weights"):
+        check_model("some/model", str(tmp_path), safetensors_only=True)
+
+
+def test_a_folder_is_its_own(tmp_path, offline):
+    assert model_folder(str(save_model(tmp_path / "model"))) == tmp_path / "model"
+    assert save_cached(tmp_path, "some/model") == model_folder("some/model", str(tmp_path))
 
 
 def test_the_commit_of_a_cached_model(tmp_path):

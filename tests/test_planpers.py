@@ -808,8 +808,9 @@ def test_planner_is_closed_before_the_api_is_asked(server, opened, models, api, 
     for question_id, [found] in answers.items():
         assert found["plan"] == "\n".join(plans[question_id][0]["aspects"])
         assert any(user.endswith(PLAN_HEADING + found["plan"] + AFTER_PLAN) for user in server.users())
-    assert manifest_of(plans_path(output))["device"] == "script"
-    assert manifest_of(output)["device"] == "API at 127.0.0.1"
+    plans_manifest, manifest = manifest_of(plans_path(output)), manifest_of(output)
+    assert (plans_manifest["device"], plans_manifest["batch_invariant"]) == ("script", False)
+    assert (manifest["device"], manifest["batch_invariant"]) == ("API at 127.0.0.1", None)
 
 
 def test_api_that_serves_the_planners_own_base_is_no_engine_of_this_run(server, opened, models, api, output):

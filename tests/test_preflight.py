@@ -19,6 +19,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hub_server import MODEL, serve
 from safetensors.numpy import load_file, save_file
 from test_run_files import HOLD, start
 from tiny_chat import SAMPLE, save_tiny_chat
@@ -171,6 +172,20 @@ def test_a_hub_model_in_the_cache_with_its_commit(check, tiny, tmp_path, no_gpu)
     assert (code, len(lines)) == (0, 3)
     assert lines[0].endswith(f" parameters, commit {COMMIT}")
     assert re.fullmatch(rf"ok   cache {tmp_path}: readable, [\d.]+ [GM]B free \(a run takes none of it\)", lines[2])
+
+
+def test_a_hub_model_of_which_only_what_is_read_was_fetched(check, tiny, tmp_path, no_gpu):
+    """As utils/slurm/prefetch.sh does: the cache has a list of the hub's files, and knows that some are missing."""
+    files = {path.name: path.read_bytes() for path in Path(tiny).iterdir()}
+    with serve(files | {"README.md": b"# A model", "pytorch_model.bin": b"pickled"}) as hub:
+        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+        command = [sys.executable, "-m", "huggingface_hub.cli.hf", "download", MODEL, "--cache-dir", tmp_path / "cache"]
+        patterns = ["--include", "*.safetensors", "--include", "*.json", "--include", "*.jinja"]
+        subprocess.run([*command, *patterns], env=environment, check=True, capture_output=True, timeout=300)
+        [commit] = hub.commits
+    assert list((tmp_path / "cache").rglob(f"trees/{commit}.json"))
+    code, lines = check("--model_addr", MODEL, "--cache_dir", tmp_path / "cache")
+    assert (code, lines[0].partition(" parameters, ")[2]) == (0, f"commit {commit}")
 
 
 def test_a_hub_model_that_is_not_cached_is_not_fetched(tmp_path):

@@ -228,6 +228,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser, model_flag: str, model
         action="store_true",
         help="no CUDA graphs: starts sooner, runs slower (always so on a CPU)",
     )
+    group.add_argument(
+        "--batch_invariant",
+        action="store_true",
+        help="compute an output as if it were asked alone, so that shards and resumed runs write what one run would; "
+        "slower, and for GPUs of compute capability 8.0 or more (off; VLLM_BATCH_INVARIANT=1 does the same)",
+    )
     group = parser.add_argument_group("API")
     add_key_arguments(group)
     group.add_argument(

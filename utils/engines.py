@@ -22,7 +22,7 @@ import psutil
 from utils.chat import Rendered
 from utils.cli import UserError
 from utils.memory import check_gpu_count, check_gpu_free
-from utils.models import adapter_base, adapter_config, cached_commit, check_model, model_fingerprint
+from utils.models import adapter_base, adapter_config, check_model, model_fingerprint, model_folder
 from utils.run_files import without_password
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from vllm.sampling_params import SamplingParams
 
+BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"  # vLLM's environment variable
+BATCH_INVARIANT_FROM = 8.0  # compute capability; below, vLLM 0.32 goes on without a word and promises nothing
 GONE_SECONDS = 30  # to wait for an engine's process that was told to end
 FORMATS = ("json_schema", "json_object", "none")  # what a server may hold an output to, the best first
 
@@ -92,6 +94,11 @@ def identify_model(args: "Namespace", model_addr: str) -> str:
     """
     if args.openai:
         read_api_key(args.api_key_addr)
+        if args.batch_invariant:
+            raise UserError(
+                "--batch_invariant: is for models that run here, not behind --openai\n"
+                f"  a planner here, or a vLLM server of your own, heeds {BATCH_INVARIANT}=1 in its environment"
+            )
         return f"{model_addr} at {without_password(args.base_url or 'OpenAI')}"
     return identify_local_model(model_addr, args.cache_dir)
 
@@ -126,12 +133,16 @@ class VLLMEngine:
             max_model_len: tokens of prompt and output together.
 
         Raises:
-            UserError: a GPU has less free memory than --gpu_memory_utilization asks for.
+            UserError: a GPU has less free memory than --gpu_memory_utilization asks for, or cannot do
+                --batch_invariant.
         """
         _quiet_libraries(args.log_level)
         # Spawned processes import this file, which ties their lives to ours (see the end); forked ones don't.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         on_gpu = _has_gpu()
+        if args.batch_invariant or is_batch_invariant():
+            _check_batch_invariance(args.tensor_parallel_size, on_gpu)
+            os.environ[BATCH_INVARIANT] = "1"  # before vllm is imported, which reads it; its processes inherit it
         if on_gpu:
             _check_gpus(args.tensor_parallel_size, args.gpu_memory_utilization)
         else:
@@ -199,9 +210,8 @@ def engine_settings(
 ) -> dict[str, Any]:
     """vLLM's engine arguments for a base model with adapters; `args` as in `VLLMEngine`."""
     return {
-        "model": base,
-        "revision": cached_commit(base, args.cache_dir),  # the very one the fingerprint names
-        "download_dir": args.cache_dir,
+        # Never a hub name: vLLM would look for config and tokenizer in Hugging Face's own cache, not in --cache_dir.
+        "model": str(model_folder(base, args.cache_dir)),
         "load_format": "safetensors",  # no pickled weights
         "dtype": args.dtype,
         "tensor_parallel_size": args.tensor_parallel_size,
@@ -237,6 +247,20 @@ def sampling_params(sampling: Sampling) -> "SamplingParams":
         output_kind=RequestOutputKind.FINAL_ONLY,
         structured_outputs=sampling.schema and StructuredOutputsParams(**{kind: sampling.schema}),
     )
+
+
+def is_batch_invariant() -> bool:
+    """Is vLLM told to compute an output as if it stood alone in its batch, by the flag or the user's environment?"""
+    return os.environ.get(BATCH_INVARIANT, "0") not in ("", "0")
+
+
+def batch_invariance(device: str | None, openai: bool = False) -> bool | None:
+    """`is_batch_invariant` for the manifest; None where this run had nothing computed here.
+
+    It is not in the fingerprint, as little as the device is: an output is as good with it as without, and a run that
+    was begun on another kind of GPU may go on.
+    """
+    return None if device is None or openai else is_batch_invariant()
 
 
 def read_api_key(path: str | None) -> str:
@@ -295,19 +319,36 @@ def _set_cpu_defaults() -> None:
 
 def _check_gpus(count: int, utilization: float) -> None:
     """Refuse too few GPUs, or one that another process holds, before minutes of loading end in vLLM's own error."""
-    if shutil.which("nvidia-smi") is None:
-        return
-    query = ["nvidia-smi", "--query-gpu=index,memory.free,memory.total", "--format=csv,noheader,nounits"]
-    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        query.append(f"--id={visible}")
-    answer = subprocess.run(query, capture_output=True, text=True)
-    rows = [re.fullmatch(r"(\d+), (\d+), (\d+)", line) for line in answer.stdout.strip().splitlines()]
-    if answer.returncode or not all(rows):
+    lines = _ask_nvidia_smi("index,memory.free,memory.total")
+    rows = [re.fullmatch(r"(\d+), (\d+), (\d+)", line) for line in lines or []]
+    if lines is None or not all(rows):
         return  # a part of a GPU named by its UUID, or one without memory of its own: vLLM looks itself, later
     check_gpu_count(len(rows), count)
     for row in rows[:count]:
         index, free, total = map(int, row.groups())
         check_gpu_free(index, free * 2**20, total * 2**20, utilization)
+
+
+def _check_batch_invariance(count: int, on_gpu: bool) -> None:
+    """Refuse the mode where vLLM hasn't got it: on a CPU it would die of it in the first step."""
+    what = f"--batch_invariant ({BATCH_INVARIANT}=1) needs a GPU of compute capability {BATCH_INVARIANT_FROM} or more"
+    if not on_gpu:
+        raise UserError(f"{what}; none is here")
+    # What is not told is a part of a GPU (MIG), which only those have that are new enough.
+    for capability in (_ask_nvidia_smi("compute_cap") or [])[:count]:
+        if re.fullmatch(r"\d+\.\d+", capability) and float(capability) < BATCH_INVARIANT_FROM:
+            raise UserError(f"{what}; here it is {capability}")
+
+
+def _ask_nvidia_smi(fields: str) -> list[str] | None:
+    """A line for each visible GPU; None where nvidia-smi is missing or doesn't tell."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        query.append(f"--id={visible}")
+    answer = subprocess.run(query, capture_output=True, text=True)
+    return None if answer.returncode else answer.stdout.strip().splitlines()
 
 
 def _lora_settings(adapters: list[str]) -> dict[str, Any]:

@@ -259,6 +259,12 @@ def refused_formats(records: Iterable[dict[str, Any]]) -> list[str]:
     return list(FORMATS[: max(map(FORMATS.index, taken), default=0)])
 
 
+def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """What finished records say of the run that made them, for its manifest."""
+    records = list(records)
+    return {"tokens": token_totals(records), "refused_by_server": refused_formats(records)}
+
+
 def describe_requests(requests: Iterable[Request], chat: LocalChat | APIChat, policy: Policy) -> str:
     """What a run would ask (--dry_run): prompts, tokens, what would be cut, and the calls."""
     lengths, over, dropped, cut = [], [], 0, 0

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
-from utils.generation import refused_formats, token_totals
+from utils.generation import describe_records
 from utils.journal import Journal, Key, open_journal, read_journal
 from utils.records import collect_responses, first_five, read_dataset, read_plans, read_responses, select_questions
 from utils.run_files import differences, file_hash, read_manifest
@@ -97,8 +97,7 @@ def main(argv: list[str] | None = None) -> int:
         journal.add(key, entries[key])
     figures = {
         "counts": {kind: len(keys)},
-        "tokens": token_totals(journal.entries.values()),
-        "refused_by_server": refused_formats(journal.entries.values()),
+        **describe_records(journal.entries.values()),
     }
     content = content_of(kind, strategy, records, journal.entries, asked)
     journal.publish(content, vars(args), None, **figures, merged=[shard.path for shard in shards])

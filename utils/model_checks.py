@@ -26,7 +26,7 @@ from utils.memory import (
     load_config,
     read_size,
 )
-from utils.models import adapter_base, cached_commit, check_model
+from utils.models import adapter_base, cached_commit, cached_folder, check_model
 
 
 @dataclass(frozen=True)
@@ -86,28 +86,19 @@ def check_local_model(
     base = adapter_base(name) or name
     commit = cached_commit(base, args.cache_dir)
     source = f"commit {commit}" if commit else "a folder"
-    config = load_config(model_folder(base, args.cache_dir))
+    config = load_config(cached_folder(base, args.cache_dir))
     if is_encoder(config):
         report.ok(f"model {name}: an encoder, {source}")
         return "encoder"
     for part in dict.fromkeys([name, base]):
-        if not any(model_folder(part, args.cache_dir).glob("*.safetensors")):
+        if not any(cached_folder(part, args.cache_dir).glob("*.safetensors")):
             raise UserError(f"{part}: its weights are pickled (*.bin); vLLM reads them from *.safetensors only")
-    size = read_size(model_folder(base, args.cache_dir), config, args.dtype)
+    size = read_size(cached_folder(base, args.cache_dir), config, args.dtype)
     chat = LocalChat(name, args.cache_dir)
     tokens = length(chat)
     what = f"adapter on {base}, " if base != name else ""
     report.ok(f"model {name}: {what}{size.parameters:,} parameters, {source}")
     return Generator(size, tokens, chat.model_limit)
-
-
-def model_folder(name: str, cache_dir: str | None) -> Path:
-    """Where a model that `check_model` has found lies."""
-    from huggingface_hub import snapshot_download
-
-    if Path(name).is_dir():
-        return Path(name)
-    return Path(snapshot_download(name, cache_dir=cache_dir, local_files_only=True))
 
 
 def check_gpus(report: Report, args: Namespace) -> float | None:

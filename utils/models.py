@@ -4,6 +4,9 @@ import hashlib
 import json
 import logging
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,9 @@ from utils.cli import UserError
 CONFIGS = ("config.json", "adapter_config.json")  # a whole model, a LoRA adapter
 # What changes a model's answers besides its weights: architecture, tokenizer, default sampling.
 SETTINGS = (*CONFIGS, "generation_config.json", "tokenizer*", "vocab*", "chat_template*")
+# Of a hub model what vLLM reads, in its topmost folder: no pickled weights, and none a second time in another format.
+FETCHED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+NOT_FETCHED = ("*/*", "consolidated*")
 PIECE = 2**20  # bytes read from the start, the middle and the end of a weights file
 
 
@@ -50,8 +56,44 @@ def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool 
                 f"{name}: neither a folder nor in the hub cache {place}, and HF_HUB_OFFLINE is set\n  {remedy}"
             )
         _check_folder(snapshot, remedy)
+        if safetensors_only:
+            _check_safetensors(snapshot)
     elif snapshot is None:
         _fetch_config(name, cache_dir)
+
+
+def model_folder(name: str, cache_dir: str | None = None) -> Path:
+    """Where the files of a model lie, for what looks up no hub name in `cache_dir`; call `check_model` first.
+
+    Of a hub model that is the very commit the fingerprint names. What the cache lacks of it is fetched into it, unless
+    HF_HUB_OFFLINE is set.
+
+    Raises:
+        UserError: the hub cannot be reached or refuses and the cache lacks weights; the hub has only pickled ones.
+    """
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
+
+    folder = cached_folder(name, cache_dir)
+    if is_folder(name) or constants.HF_HUB_OFFLINE:
+        return folder  # check_model has found it whole
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    with _hub_errors(name):
+        wanted = {"allow_patterns": list(FETCHED), "ignore_patterns": list(NOT_FETCHED)}
+        snapshot_download(name, revision=folder.name, cache_dir=cache_dir, **wanted)
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(
+            f"{name}: the hub has no *.safetensors of it, or cannot be reached\n"
+            "  pickled weights (*.bin) are not read, for they may hold code"
+        )
+    _check_folder(folder, "the hub cannot be reached now, or has no more of it")
+    return folder
+
+
+def cached_folder(name: str, cache_dir: str | None = None) -> Path:
+    """Where the files of a model lie that `check_model` has found; of a hub model that is cached those that are."""
+    return Path(name) if is_folder(name) else _cached_snapshot(name, cache_dir)
 
 
 def check_cache_dir(cache_dir: str | None) -> None:
@@ -141,7 +183,7 @@ def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool) 
     except UserError as error:
         where = f"{folder}: its base model cannot be used (base_model_name_or_path in its adapter_config.json)"
         raise UserError(f"{where}\n  {error}") from None
-    base_folder = Path(base) if is_folder(base) else _cached_snapshot(base, cache_dir)
+    base_folder = cached_folder(base, cache_dir)
     # By the name inside the stack of layers: what stands before it differs between checkpoints of one architecture.
     shapes = {_inner_name(name): shape for name, shape in _tensor_shapes(base_folder).items()}
     if not shapes:
@@ -224,28 +266,37 @@ def _cached_snapshot(name: str, cache_dir: str | None) -> Path | None:
 
 def _fetch_config(name: str, cache_dir: str | None) -> None:
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import RemoteEntryNotFoundError
+
+    for config in CONFIGS:
+        with _hub_errors(name), suppress(RemoteEntryNotFoundError):  # an adapter has adapter_config.json only
+            hf_hub_download(name, config, cache_dir=cache_dir)
+            return
+    raise UserError(f"{name}: holds neither config.json nor adapter_config.json")
+
+
+@contextmanager
+def _hub_errors(name: str) -> Iterator[None]:
+    """Make the hub's errors over a model the user's."""
     from huggingface_hub.errors import (
-        EntryNotFoundError,
         GatedRepoError,
         HfHubHTTPError,
+        HTTPError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
     )
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it warns of every retry; the outcome is told below
-    for config in CONFIGS:
-        try:
-            hf_hub_download(name, config, cache_dir=cache_dir)
-            return
-        except GatedRepoError:
-            raise UserError(f"{name}: a gated model; ask for access on its page, then `hf auth login`") from None
-        except RepositoryNotFoundError:
-            raise UserError(f"{name}: neither a folder here nor a model on the hub") from None
-        except LocalEntryNotFoundError:
-            raise UserError(f"{name}: not cached, and the hub cannot be reached; give a folder") from None
-        except EntryNotFoundError:
-            continue  # an adapter has adapter_config.json only
-        except HfHubHTTPError as error:  # its text may repeat what was sent, the token too
-            status = error.response.status_code
-            raise UserError(f"{name}: the hub answers {status}; is the token right (`hf auth whoami`)?") from None
-    raise UserError(f"{name}: holds neither config.json nor adapter_config.json")
+    try:
+        yield
+    except GatedRepoError:
+        raise UserError(f"{name}: a gated model; ask for access on its page, then `hf auth login`") from None
+    except RepositoryNotFoundError:
+        raise UserError(f"{name}: neither a folder here nor a model on the hub") from None
+    except LocalEntryNotFoundError:
+        raise UserError(f"{name}: not cached, and the hub cannot be reached; give a folder") from None
+    except HfHubHTTPError as error:  # its text may repeat what was sent, the token too
+        status = error.response.status_code
+        raise UserError(f"{name}: the hub answers {status}; is the token right (`hf auth whoami`)?") from None
+    except (HTTPError, RuntimeError):  # in the middle of a file; the second is the client's own downloader's
+        raise UserError(f"{name}: the connection to the hub broke off; the same command goes on from there") from None
