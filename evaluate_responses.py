@@ -50,6 +50,7 @@ from utils.records import (
 )
 from utils.run_files import file_hash
 from utils.scoring import SCORINGS, is_outdated, no_answer, score_file
+from utils.wordings import origin_of
 
 LENGTH_STEP = 64  # the model length is rounded up to a multiple of this
 RENDERED_AT_ONCE = 500  # responses whose prompts are held as text
@@ -60,13 +61,14 @@ class System:
     """What is judged together: one response file, or the two of a pairwise comparison; and where its scores go.
 
     Attributes:
-        responses: what each response file holds.
+        response_addrs, responses: the response files, and what each holds.
         questions: those that are to be judged, in the dataset's order; each has a response in each file.
         pending: verdicts still to be asked for.
     """
 
     score_addr: str
     strategy: str
+    response_addrs: list[str]
     responses: list[dict[str, list[dict[str, Any]]]]
     questions: list[dict[str, Any]]
     fingerprint: dict[str, Any]
@@ -189,7 +191,7 @@ def read_systems(
         hashes = [file_hash(address) for address in addresses]
         fingerprint = {**shared, "responses": hashes if pairwise else hashes[0]}
         pending = {key for question in questions for key in SCORINGS[args.strategy].keys(question)}
-        systems.append(System(score_addr, args.strategy, responses, questions, fingerprint, pending))
+        systems.append(System(score_addr, args.strategy, addresses, responses, questions, fingerprint, pending))
     return systems
 
 
@@ -326,6 +328,7 @@ def publish_scores(system: System, records: list[dict[str, Any]], args: argparse
         "counts": {name: scores[name] for name in names},
         "missing": len(system.journal.missing(system.pending)),
         **describe_records(system.journal.entries.values()),
+        "answers": [origin_of(address) for address in system.response_addrs],
     }
     system.journal.publish(scores, vars(args), device, **figures)
     print(describe_scores(system.score_addr, scores, figures["tokens"]))

@@ -564,7 +564,10 @@ class TestPaper:
             "0.6667 (0.5240†, +0.1427)",  # 2/3 - 0.5240
             "0.4722 (0.4525†, +0.0197)",  # 17/36 - 0.4525
         ]
-        assert notes == ["- Beside each mean: the paper's Table 2 (test set), Qwen 2.5 7B, and the difference to it."]
+        assert notes[0] == (
+            "- Beside each mean: the paper's Table 2 (test set), Qwen 2.5 7B, and the difference to it."
+        )
+        assert len(notes) == 2  # and the wordings
 
     def test_rows_of_other_names_stay_as_they_are_and_are_named(self, three, capsys):
         planpers, ours = three("a.json", BASE, BASE, BASE), three("b.json", BASE, BASE, (None,) * 3)
@@ -581,14 +584,14 @@ class TestPaper:
         file = three("a.json", BASE, BASE, BASE)
         arguments = "--paper", "GPT-4o-mini", "--paper_table", "3", "--system"
         _, notes = table(capsys, *arguments, "RAG (random profile)", file)
-        assert notes[-1] == (
+        assert notes[-2] == (
             "- RAG (random profile), Average (macro): the paper prints 0.3743, which is Table 2's; "
             "the mean of the three printed categories is 0.3755."
         )
-        assert len(table(capsys, *arguments, "PlanPers", file)[1]) == 1
+        assert len(table(capsys, *arguments, "PlanPers", file)[1]) == 2
         assert (
             "Table 2 and Table 3"
-            in table(capsys, "--paper", "Qwen 2.5 7B", "--system", "RAG (random profile)", file)[1][-1]
+            in table(capsys, "--paper", "Qwen 2.5 7B", "--system", "RAG (random profile)", file)[1][-2]
         )
 
     def test_csv(self, three, capsys):

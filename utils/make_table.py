@@ -40,6 +40,7 @@ from utils.system_scores import (
     read_systems,
 )
 from utils.table_formats import Cell, Table, number, p_text, signed, to_csv, to_latex, to_markdown
+from utils.wordings import wording_columns, wording_note
 
 COLUMNS = ("System", *GROUPS, "Questions", "Unanswered", "Unscored aspects")
 
@@ -68,12 +69,14 @@ def main(argv: list[str] | None = None) -> int:
     contrasts = compare(systems, args.baseline, args.intervals, args.holm)
     notes = [*make_notes(systems, args.unscored_as_zero), *judge_notes(unknown_judge)]
     notes += [*dagger_notes(contrasts, args.baseline, args.holm), *paper_notes(paper, rows)]
+    notes += [] if paper is None else [wording_note(systems)]
     if args.intervals:
         tables = [means_table(rows, contrasts, paper, notes), intervals_table(contrasts, args.holm)]
     else:
         tables = [means_table(rows, contrasts, paper, [*notes, *left_out_notes(contrasts)])]
     if args.format == "csv":
-        text = to_csv(csv_rows(rows, contrasts, paper))
+        wordings = {} if paper is None else {system.name: wording_columns(system) for system in systems}
+        text = to_csv(csv_rows(rows, contrasts, paper, wordings))
         print("".join(f"note: {note}\n" for table in tables for note in table.notes), file=sys.stderr, end="")
     else:
         text = {"markdown": to_markdown, "latex": to_latex}[args.format](tables)
@@ -338,9 +341,11 @@ def _interval_text(result: Result) -> str:
     return f"[{signed(low)}, {signed(high)}]"
 
 
-def csv_rows(rows: list[Row], contrasts: list[Contrast], paper: Paper | None) -> list[list[Any]]:
-    """Header and rows: all that the tables show of a system, in one row."""
-    records = [_csv_record(row, contrasts, paper) for row in rows]
+def csv_rows(
+    rows: list[Row], contrasts: list[Contrast], paper: Paper | None, wordings: dict[str, dict[str, str]]
+) -> list[list[Any]]:
+    """Header and rows: all that the tables show of a system, in one row; behind it what `wordings` has of it."""
+    records = [_csv_record(row, contrasts, paper) | wordings.get(row.name, {}) for row in rows]
     columns = list(dict.fromkeys(column for record in records for column in record))
     return [columns, *([record.get(column) for column in columns] for record in records)]
 

@@ -25,7 +25,7 @@ from utils.generation import describe_records
 from utils.journal import Journal, Key, open_journal, read_journal
 from utils.records import collect_responses, first_five, read_dataset, read_plans, read_responses, select_questions
 from utils.run_files import differences, file_hash, read_manifest
-from utils.scoring import SCORINGS, score_file
+from utils.scoring import SCORINGS, is_outdated, score_file
 
 Record = dict[str, Any]
 
@@ -35,13 +35,13 @@ class Shard:
     """What one shard has finished, by key, under the settings of its fingerprint.
 
     Attributes:
-        arguments: the flags of its script, from its manifest; none where it is unfinished.
+        manifest: empty where it is unfinished.
     """
 
     path: str
     fingerprint: dict[str, Any]
     entries: dict[Key, Record]
-    arguments: dict[str, Any]
+    manifest: dict[str, Any]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(f"{args.inputs_addr}: not the dataset that {shards[0].path} was made from")
     entries = merge_entries(shards)
     questions = select_questions(records, args.limit)
-    if strategy is not None and any(shard.arguments.get("allow_partial") for shard in shards):
+    if strategy is not None and any(shard.manifest.get("arguments", {}).get("allow_partial") for shard in shards):
         # Kept in the manifest, for a merge of merged files.
         args.response_addr, args.allow_partial = judged_responses(shards, args.response_addr), True
         cli.check_outputs([args.output_addr], args.response_addr)
@@ -95,10 +95,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     for key in journal.missing(keys):
         journal.add(key, entries[key])
-    figures = {
-        "counts": {kind: len(keys)},
-        **describe_records(journal.entries.values()),
-    }
+    figures = {"counts": {kind: len(keys)}, "missing": 0, **describe_records(journal.entries.values())}
+    figures |= shared_figures(shards)
     content = content_of(kind, strategy, records, journal.entries, asked)
     journal.publish(content, vars(args), None, **figures, merged=[shard.path for shard in shards])
     print(f"{args.output_addr}: {len(keys)} {kind} of {len(shards)} shards, {len(questions)} questions")
@@ -117,7 +115,7 @@ def read_shard(path: str) -> Shard:
         fingerprint, entries = read_journal(journal)
         manifest = read_manifest(output)
         is_its = manifest is not None and manifest["fingerprint"] == fingerprint  # not an earlier run's
-        return Shard(path, fingerprint, entries, manifest["arguments"] if is_its else {})
+        return Shard(path, fingerprint, entries, manifest if is_its else {})
     if not Path(path).is_file():
         raise UserError(f"{path}: no such file")
     manifest = read_manifest(path)
@@ -135,7 +133,7 @@ def read_shard(path: str) -> Shard:
         for number, output in enumerate(outputs):
             rest = {name: value for name, value in output.items() if name != field}
             entries[question_id, number] = {"value": output[field], **rest}
-    return Shard(path, fingerprint, entries, manifest["arguments"])
+    return Shard(path, fingerprint, entries, manifest)
 
 
 def kind_of(fingerprint: dict[str, Any], path: str) -> str:
@@ -156,6 +154,16 @@ def shared_fingerprint(shards: list[Shard]) -> dict[str, Any]:
     return first.fingerprint
 
 
+def shared_figures(shards: list[Shard]) -> dict[str, Any]:
+    """What all shards' manifests say alike of how they were made, which their fingerprints don't; else None."""
+    shared = {}
+    for name in ("batch_invariant", "answers"):
+        if any(name in shard.manifest for shard in shards):
+            told = [shard.manifest.get(name) for shard in shards]
+            shared[name] = told[0] if all(one == told[0] for one in told) else None
+    return shared
+
+
 def judged_responses(shards: list[Shard], response_addr: list[str] | None) -> list[str]:
     """The response file that these scores were made from, or the two of a pairwise comparison in their order.
 
@@ -166,7 +174,7 @@ def judged_responses(shards: list[Shard], response_addr: list[str] | None) -> li
     Raises:
         UserError: it is not there, or was changed since it was judged.
     """
-    named = response_addr or [path for shard in shards for path in shard.arguments.get("response_addr") or []]
+    named = response_addr or [path for shard in shards for path in _named_responses(shard)]
     named = list(dict.fromkeys(named))
     found = {file_hash(path): path for path in named if Path(path).is_file()}
     hashes = shards[0].fingerprint["responses"]
@@ -177,6 +185,10 @@ def judged_responses(shards: list[Shard], response_addr: list[str] | None) -> li
             "  which questions were to be judged hangs on it: give it as it was judged, --response_addr FILE"
         )
     return [found[digest] for digest in hashes]
+
+
+def _named_responses(shard: Shard) -> list[str]:
+    return shard.manifest.get("arguments", {}).get("response_addr") or []
 
 
 def merge_entries(shards: list[Shard]) -> dict[Key, Record]:
@@ -191,6 +203,11 @@ def merge_entries(shards: list[Shard]) -> dict[Key, Record]:
             elif merged[key]["value"] != entry["value"]:
                 differing.append(key)
                 other = (origin[key], shard.path)
+        if any(map(is_outdated, shard.entries.values())):
+            raise UserError(
+                f"{shard.path}: made before missing answers counted 0\n"
+                "  run its evaluate_responses.py command again, which asks the judge nothing twice"
+            )
     if differing:
         raise UserError(
             f"{other[0]} and {other[1]}: differ in {len(differing)} pieces they both have: "

@@ -39,6 +39,7 @@ from utils.report_figures import category_of, heat_map, score_panels
 from utils.run_files import file_hash, prepare_output, read_manifest, write_atomically
 from utils.show_answers import VERDICTS
 from utils.system_scores import System, check_judged_alike, read_systems
+from utils.wordings import wording_note
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 Record = dict[str, Any]
@@ -193,7 +194,7 @@ def read_scores_into(
     if not arguments:
         return [], []
     systems = read_systems(arguments, unscored_as_zero=False)
-    notes = [*make_notes(systems, False), *judge_notes(check_judged_alike(systems))]
+    notes = [*make_notes(systems, False), *judge_notes(check_judged_alike(systems)), wording_note(systems)]
     by_name = {side.name: side for side in sides}
     for system in systems:
         where = ", ".join(system.paths)
