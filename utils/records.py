@@ -340,10 +340,8 @@ def read_scores(path: str | Path) -> dict[str, Any]:
     for number, question in enumerate(scores["per_question_scores"]):
         if not isinstance(question, dict) or not isinstance(question.get("id"), str):
             raise UserError(f"{path}: per_question_scores, item {number}: not a scored question: it has no field 'id'")
-        check, where = (
-            _check_level if strategy == "direct" else _check_scores,
-            f"{path}: question {quote(question['id'])}",
-        )
+        where = f"{path}: question {quote(question['id'])}"
+        check = _check_level if strategy == "direct" else _check_scores
         check(question, where)
         check_digest(question, where)
         _check_answered(question, where)
