@@ -86,7 +86,7 @@ class ChatServer(ThreadingHTTPServer):
         """The user message of every request."""
         return [request["messages"][-1]["content"] for request in self.requests]
 
-    def wait_for(self, count: int, seconds: float = 30) -> None:
+    def wait_for(self, count: int, seconds: float = 600) -> None:
         """Block until `count` requests have come."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self.requests) >= count, seconds):

@@ -125,7 +125,7 @@ class _FaultyHandler(_Handler):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._hang_up()
         elif fault == "hang":
-            self.connection.settimeout(60)
+            self.connection.settimeout(600)
             self.connection.recv(1)
             self._hang_up()
         elif fault == "truncated":

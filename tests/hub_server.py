@@ -37,6 +37,7 @@ class Fault:
         status, code: answer with this status and X-Error-Code; the body and X-Error-Message repeat what was sent.
         cut_after: bytes of the content after which the connection is closed.
         pause: seconds before every piece of the content.
+        hold_after: bytes of the content after which nothing more is sent before the hub's `released` is set.
         more: bytes by which a file is said to be longer than it is.
         flip: send the content with its first byte changed.
     """
@@ -45,6 +46,7 @@ class Fault:
     code: str = ""
     cut_after: int | None = None
     pause: float = 0
+    hold_after: int | None = None
     more: int = 0
     flip: bool = False
 
@@ -83,6 +85,7 @@ class HubServer(ThreadingHTTPServer):
         fetched: the files whose content was asked for, each as often as it was.
         sent: bytes that were sent of each of them.
         strangers: paths on the other host name that came with a token.
+        released: lets go what is held.
     """
 
     daemon_threads = True
@@ -99,6 +102,7 @@ class HubServer(ThreadingHTTPServer):
         self.sent: dict[str | None, int] = {}
         self.strangers: list[str] = []
         self.changed = threading.Condition()
+        self.released = threading.Event()
         self.commit(files)
 
     @property
@@ -113,7 +117,7 @@ class HubServer(ThreadingHTTPServer):
         self.branches["main"] = name
         return name
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 30) -> None:
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 600) -> None:
         """Block until this holds; it is looked at after every request and every piece that is sent."""
         with self.changed:
             if not self.changed.wait_for(condition, seconds):
@@ -236,11 +240,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        kept = content[: fault.cut_after]
+        kept, released = content[: fault.cut_after], self.server.released
         self.close_connection = len(kept) < len(content)
         with suppress(ConnectionError):  # a client that was killed
             for start in range(0, len(kept), PIECE):
                 time.sleep(fault.pause)
+                if fault.hold_after is not None and start >= fault.hold_after:
+                    released.wait()
                 piece = kept[start : start + PIECE]
                 self.wfile.write(piece)
                 with self.server.changed:

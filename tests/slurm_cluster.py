@@ -81,7 +81,7 @@ class Cluster:
 
     def call(self, *command: str, **more: object) -> str:
         """Run a command of SLURM's, or one that calls some; returns what it printed."""
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, **more)
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=600, **more)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
@@ -93,11 +93,11 @@ class Cluster:
     def states(self, job: str) -> set[str]:
         return {fields["JobState"] for fields in self.jobs(job)}
 
-    def wait(self, *jobs: str, seconds: float = 150) -> None:
+    def wait(self, *jobs: str, seconds: float = 900) -> None:
         """Until none of these jobs is in the queue any more."""
         self.wait_until(lambda: not self.call("squeue", "-h", "-j", ",".join(jobs)), seconds)
 
-    def wait_until(self, condition: Callable[[], object], seconds: float = 150) -> None:
+    def wait_until(self, condition: Callable[[], object], seconds: float = 900) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, "\n" + self.call("squeue", "--states=all", "-o", "%i %j %T %r %E")
@@ -119,7 +119,7 @@ def start_cluster() -> Iterator[Cluster]:
                 log = open(folder / "start.log", "a")  # noqa: SIM115 (the daemon's, as long as it runs)
                 daemons.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd="/"))
                 log.close()
-            cluster.wait_until(lambda: is_up(cluster, daemons), 60)
+            cluster.wait_until(lambda: is_up(cluster, daemons), 600)
             try:
                 yield cluster
             finally:
@@ -127,7 +127,7 @@ def start_cluster() -> Iterator[Cluster]:
         finally:
             for daemon in reversed(daemons):
                 daemon.terminate()
-                daemon.wait(30)
+                daemon.wait(600)
 
 
 def write_files(folder: Path) -> None:
@@ -175,4 +175,4 @@ def is_up(cluster: Cluster, daemons: list[subprocess.Popen]) -> bool:
 def cancel_all(cluster: Cluster) -> None:
     if jobs := set(cluster.call("squeue", "-h", "-o", "%A").split()):
         cluster.call("scancel", *jobs)
-        cluster.wait_until(lambda: not cluster.call("squeue", "-h"), 60)
+        cluster.wait_until(lambda: not cluster.call("squeue", "-h"), 600)

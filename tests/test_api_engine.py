@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import time
+from collections import Counter
 from email.utils import formatdate
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from test_baselines import flags, output, run, write_json  # noqa: F401 (fixture
 
 import baselines
 from utils import api_engine
-from utils.api_engine import Throttle, read_retry_after
+from utils.api_engine import Throttle, ThrottledClient, read_retry_after
 from utils.cli import UserError
 from utils.run_files import read_manifest
 
@@ -68,7 +69,8 @@ def test_two_thousand_requests_at_thirty_percent_faults(server, flags, output, q
     asked, server.faults = len(server.requests), draw_faults(0.3, seed=0)
     server.answered.clear()
     monkeypatch.setattr(api_engine, "FIRST_PAUSE", 0.1)  # a second after each refusal would be most of the time
-    answers = run(flags, output, "--request_timeout", 1, data=data)
+    given_up = count_given_up(monkeypatch)
+    answers = run(flags, output, "--request_timeout", 3, data=data)
 
     assert list(answers) == list(expected)
     assert all(answers[key][0]["output"] == expected[key][0]["output"] != "" for key in answers)
@@ -76,19 +78,35 @@ def test_two_thousand_requests_at_thirty_percent_faults(server, flags, output, q
     once = [key for key in answers if answers[key][0]["attempts"] == 1]
     assert 2000 - len(once) <= server.met["empty"] < 200
     assert all(answers[key] == expected[key] for key in once)
-    # Each question was answered once, and is in the journal once.
-    answered = [question_of(json.loads(request)) for request in server.answered.elements()]
-    assert len(answered) == len(set(answered)) == 2000
+    # Each question was answered once, but for what came when the client had given up, and is in the journal once.
+    answered = Counter(question_of(json.loads(request)) for request in server.answered.elements())
+    assert len(answered) == 2000 and answered - given_up <= Counter(set(answered))
     assert len({tuple(line["key"]) for line in read_journal(output)}) == len(read_journal(output)) == 2000
     # It really was 30%, and every kind.
     assert set(server.met) == set(FAULTS) and min(server.met.values()) >= 10
     assert 0.27 < server.met.total() / (len(server.requests) - asked) < 0.33
 
 
+def count_given_up(monkeypatch):
+    """How often the client stops waiting for the answer to each question."""
+    given_up, send = Counter(), ThrottledClient.send
+
+    async def watch(client, request, **options):
+        try:
+            return await send(client, request, **options)
+        except Exception as error:  # httpx's or httpx2's, as the client library has it
+            given_up[question_of(json.loads(request.content))] += "Timeout" in type(error).__name__
+            raise
+
+    monkeypatch.setattr(ThrottledClient, "send", watch)
+    return given_up
+
+
 @pytest.mark.parametrize("allowed", [1, 3, 8])
 def test_throttled_server_sees_no_more_than_it_allows_once_that_is_learnt(
-    server, flags, output, questions, allowed, quick
+    server, flags, output, questions, allowed, quick, monkeypatch
 ):
+    monkeypatch.setattr(api_engine, "FIRST_PATIENCE", 3600.0)  # a slow machine may take a minute, and more be tried
     server.allowed, server.delay = allowed, 0.01
     answers = run(flags, output, "--max_concurrency", 32, data=questions(400))
     assert len(answers) == 400 and {outputs[0]["attempts"] for outputs in answers.values()} == {1}
@@ -224,7 +242,7 @@ def test_a_sample_behind_a_gap_is_kept_and_takes_no_other_place(server, flags, o
 def test_server_that_never_answers(server, flags, output, questions, quick, fault, message):
     server.faults = lambda body, times: fault
     with pytest.raises(UserError) as raised:
-        run(flags, output, "--max_retries", 0, "--request_timeout", 1, data=questions(3))
+        run(flags, output, "--max_retries", 0, "--request_timeout", 1 if fault == "hang" else 600, data=questions(3))
     assert str(raised.value) == (
         f"the API at 127.0.0.1 {message}\n  asked 1 times; what is finished is kept, run the same command again"
     )
@@ -278,8 +296,9 @@ def test_retry_after(headers, seconds):
     assert read_retry_after(headers) == seconds
 
 
-def test_retry_after_as_a_date():
-    assert 55 < read_retry_after({"retry-after": formatdate(time.time() + 60, usegmt=True)}) <= 60
+def test_retry_after_as_a_date(monkeypatch):
+    monkeypatch.setattr(api_engine.time, "time", lambda: 1000.0)
+    assert read_retry_after({"retry-after": formatdate(1060, usegmt=True)}) == 60
 
 
 class Clock:
@@ -294,7 +313,7 @@ def enter_all(throttle, count):
     """So many requests that enter at once, without waiting."""
 
     async def enter():
-        return [await asyncio.wait_for(throttle.enter(), 1) for _ in range(count)]
+        return [await asyncio.wait_for(throttle.enter(), 600) for _ in range(count)]
 
     return asyncio.run(enter())
 

@@ -234,7 +234,7 @@ def run_process(folder, command, url):
     script, *arguments = shlex.split(command.replace("$URL", url))
     command = [sys.executable, ROOT / script, *arguments]
     environment = {**os.environ, "LOCAL_RANK": "0", "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, env=environment)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, env=environment)
 
 
 def snapshot(folder):

@@ -74,7 +74,7 @@ def run_process(*arguments, **environment):
     environment = {**os.environ, **environment}
     return subprocess.run(
         [sys.executable, "baselines.py", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True,
-        env=environment, timeout=60,
+        env=environment, timeout=600,
     )  # fmt: skip
 
 

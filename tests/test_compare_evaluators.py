@@ -639,7 +639,7 @@ class TestOutput:
 
 def run_process(*arguments):
     command = [sys.executable, ROOT / "utils/compare_evaluators.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 def test_score_files_as_the_judge_writes_them(judging, capsys):

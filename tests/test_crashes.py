@@ -78,7 +78,7 @@ def test_killed_at_random_moments(case, zygotes, server):
     whole = run_whole(case, zygotes)
     dice, hits = random.Random(case.name), Counter()
     with Watcher([path for output in case.outputs for path in (output, manifest_path(output))]) as watcher:
-        for _ in range(5 * KILLS[case.name]):
+        for _ in range(20 * KILLS[case.name]):
             if sum(hits.values()) >= KILLS[case.name] and all(hits[place] >= 3 for place in case.places):
                 break
             killed_at = kill_once(case, zygotes, server, dice, whole)
@@ -100,13 +100,13 @@ def kill_once(case, zygotes, server, dice, whole):
     run = case.start(zygotes)
     kill_at = dice.choice(["piece", "piece", "last piece"] if any(before.values()) else ["start", "piece"])
     if kill_at == "start":
-        time.sleep(dice.uniform(0, 0.3 * whole.seconds))
+        time.sleep(dice.uniform(0, 0.3 * whole.seconds) * dice.random())  # near 0 too: it may be faster now
     else:
         case.wait_for(case.size if kill_at == "last piece" else dice.randint(case.pieces(), case.size))
         time.sleep(dice.uniform(0, 0.02))
     signum = dice.choice([signal.SIGKILL, signal.SIGTERM])
     run.send(signum)
-    code = run.wait(10)
+    code = run.wait()
     after = case.finished()
     assert all(before[output] <= after[output] for output in case.outputs)
     if case.asks:
@@ -203,7 +203,7 @@ def test_killed_as_plain_processes(case, wanted, zygotes):
         process = case.start_plain()
         case.wait_for(pieces)
         process.kill()
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=600)
         if process.returncode == 0:
             check_whole(case, whole)
             case.clear()
@@ -212,7 +212,7 @@ def test_killed_as_plain_processes(case, wanted, zygotes):
             kills += 1
         assert all(not output.exists() or output.read_bytes() == whole.contents[output] for output in case.outputs)
     process = case.start_plain()
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     check_whole(case, whole)
 
@@ -233,7 +233,7 @@ def test_interrupted_while_the_server_hangs(case, requests, zygotes, server, sig
 
     def reply(request):
         if len(server.requests) > before + requests:
-            hold.wait(30)
+            hold.wait()
         return default_reply(request)
 
     server.reply = reply
@@ -244,10 +244,10 @@ def test_interrupted_while_the_server_hangs(case, requests, zygotes, server, sig
     try:
         if plain:
             run.send_signal(signum)
-            _, errors = run.communicate(timeout=10)
+            _, errors = run.communicate(timeout=600)
         else:
             run.send(signum)
-            run.wait(10)
+            run.wait()
             errors = run.errors
     finally:
         hold.set()
@@ -267,7 +267,7 @@ def test_interrupted_while_the_server_hangs(case, requests, zygotes, server, sig
 STUBBORN = """
 import time
 from utils import cli
-cli.LEAVE_SECONDS = 1
+cli.LEAVE_SECONDS = 5
 def main():
     while True:
         try:
@@ -285,7 +285,7 @@ def test_sigterm_ends_a_run_that_swallows_the_interrupt():
     )
     assert process.stdout.readline() == "running\n"
     process.send_signal(signal.SIGTERM)
-    printed, errors = process.communicate(timeout=10)
+    printed, errors = process.communicate(timeout=600)
     assert (process.returncode, errors) == (130, HINT)
     assert printed == "swallowed\nrunning\n"
 
@@ -308,7 +308,7 @@ cli.run_script(main)
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_signal_to_a_run_that_is_leaving_changes_nothing(name):
     done = subprocess.run(
-        [sys.executable, "-c", ENDING.format(name=name)], cwd=ROOT, text=True, capture_output=True, timeout=20
+        [sys.executable, "-c", ENDING.format(name=name)], cwd=ROOT, text=True, capture_output=True, timeout=600
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")
 
@@ -318,18 +318,18 @@ def test_two_runs_of_one_output(case, server):
     hold = threading.Event()
 
     def reply(request):
-        hold.wait(30)
+        hold.wait()
         return default_reply(request)
 
     server.reply = reply
     first = case.start_plain()
     server.wait_for(1)
     second = case.start_plain()
-    _, errors = second.communicate(timeout=30)
+    _, errors = second.communicate(timeout=600)
     hold.set()
     assert second.returncode == 2
     holder = f"process {first.pid} on {socket.gethostname()}"
     assert errors == f"error: {case.outputs[0]}: {holder} is writing it; wait for it, or end it\n"
-    _, errors = first.communicate(timeout=30)
+    _, errors = first.communicate(timeout=600)
     assert first.returncode == 0, errors
     assert case.place(case.finished()) == AFTER

@@ -209,7 +209,7 @@ def test_a_folder_that_may_not_be_written_any_more(case, way, server, zygotes):
 
     def reply(request):
         if len(server.requests) > before + 6:
-            allowed.wait(30)
+            allowed.wait()
         return default_reply(request)
 
     server.reply = reply

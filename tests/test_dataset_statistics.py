@@ -524,7 +524,7 @@ def test_a_dataset_is_never_drawn_over(dataset):
 
 def run_script(*arguments, **more):
     command = [sys.executable, "utils/dataset_statistics.py", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, **more)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, **more)
 
 
 def test_the_script_reads_several_files_and_prints_one_table():
@@ -538,7 +538,7 @@ import os, time
 from utils import cli, dataset_statistics
 def count_file(path):
     os.write(1, b"reading\\n")  # in one piece: print may mix with the other process's
-    time.sleep(60)
+    time.sleep(3600)
 dataset_statistics.count_file = count_file
 dataset_statistics.os.sched_getaffinity = lambda _: {0, 1}
 cli.run_script(lambda: dataset_statistics.main(["--inputs_addr", "a.json", "b.json"]))
@@ -551,7 +551,7 @@ def test_a_signal_ends_the_processes_too(number):
     with subprocess.Popen([sys.executable, "-c", WAITING], cwd=ROOT, text=True, **pipes) as process:
         assert [process.stdout.readline() for _ in range(2)] == ["reading\n"] * 2
         process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=20)  # as long as a process has them open
+        stdout, stderr = process.communicate(timeout=600)  # as long as a process has them open
     assert (process.returncode, stdout) == (130, "")
     assert stderr == "interrupted; what is finished is kept, run the same command again\n"
 

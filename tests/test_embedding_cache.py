@@ -54,7 +54,7 @@ for n in range(40):
 def test_two_writers_at_once(tmp_path):
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
     writers = [subprocess.Popen([*command, name], cwd=ROOT) for name in "ab"]
-    assert [writer.wait(60) for writer in writers] == [0, 0]
+    assert [writer.wait(600) for writer in writers] == [0, 0]
     texts = [f"text {n} {k}" for n in range(40) for k in range(5)] + [
         f"own {name} {n}" for name in "ab" for n in range(40)
     ]

@@ -101,7 +101,7 @@ def run(flags, data, responses, scores, *more):
 def run_process(*arguments, **environment):
     return subprocess.run(
         [sys.executable, "evaluate_responses.py", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, **environment}, timeout=60,
+        env={**os.environ, **environment}, timeout=600,
     )  # fmt: skip
 
 

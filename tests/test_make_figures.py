@@ -465,7 +465,7 @@ def test_the_name_of_the_files(address, stem):
 def run_process(*arguments, cwd=ROOT, **environment):
     command = [sys.executable, str(ROOT / "utils/make_figures.py"), *map(str, arguments)]
     environment = {**os.environ, **environment}
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, env=environment)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, env=environment)
 
 
 def test_the_same_bytes_on_every_account(two, tmp_path):

@@ -677,7 +677,7 @@ class TestLatex:
         preamble = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n"
         (tmp_path / "table.tex").write_text(f"{preamble}{document}\\end{{document}}\n", encoding="utf-8")
         flags = ["-halt-on-error", "-interaction=nonstopmode"] if program.endswith("pdflatex") else []
-        done = subprocess.run([program, *flags, "table.tex"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([program, *flags, "table.tex"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout[-2000:]
         assert (tmp_path / "table.pdf").exists()
 

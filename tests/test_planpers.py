@@ -918,7 +918,7 @@ def test_killed_while_the_api_answers(server, api, tmp_path):
 
     def reply(request):
         if len(server.requests) > before + 8:
-            hold.wait(30)
+            hold.wait()
         return default_reply(request)
 
     server.reply = reply
@@ -926,7 +926,7 @@ def test_killed_while_the_api_answers(server, api, tmp_path):
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     server.wait_for(before + 10)  # 8 were answered, 2 are under way
     process.kill()
-    _, errors = process.communicate(timeout=10)
+    _, errors = process.communicate(timeout=600)
     hold.set()
     assert process.returncode == -signal.SIGKILL, errors
     assert not output.exists()
@@ -1375,7 +1375,7 @@ def test_plans_that_would_replace_the_dataset(opened, local, tmp_path):
 def run_process(*arguments, **environment):
     return subprocess.run(
         [sys.executable, "planpers.py", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, **environment}, timeout=60,
+        env={**os.environ, **environment}, timeout=600,
     )  # fmt: skip
 
 

@@ -79,7 +79,7 @@ def check(capsys):
 
 def run_process(*flags, **more):
     command = [sys.executable, "utils/preflight.py", *map(str, flags)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, **more)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, **more)
 
 
 AS_NOBODY = f"""
@@ -95,7 +95,7 @@ sys.exit(preflight.main(sys.argv[1:]))
 def run_as_nobody(*flags):
     """Started as root, for others may not be let into the folder of this Python."""
     command = [sys.executable, "-c", AS_NOBODY, *map(str, flags)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
 
 
 def tree(folder):

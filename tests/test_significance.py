@@ -5,7 +5,6 @@ import math
 import random
 import subprocess
 import sys
-import time
 import tracemalloc
 from pathlib import Path
 from statistics import fmean, variance
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from utils import significance
 from utils.cli import UserError
 from utils.scoring import CATEGORIES, COMMUNITIES, category_means, macro_average
 from utils.significance import (
@@ -474,11 +474,17 @@ def test_the_interval_holds_the_true_difference_in_95_percent_of_cases(sizes):
 # Cost
 
 
-def test_the_whole_test_set_takes_little_time_and_memory():
-    (stratum,) = random_strata(6, 2830)  # all differences distinct: the most there is to draw
-    start = time.process_time()
+def test_a_draw_takes_a_number_for_each_distinct_difference_not_for_each_question(monkeypatch):
+    sizes, drawn = significance._batch_sizes, []
+    monkeypatch.setattr(significance, "_batch_sizes", lambda *shape: drawn.append(shape) or sizes(*shape))
+    stratum = [0.1, -0.2, 0.0, 0.2] * 700
     permutation_test([stratum])
-    assert time.process_time() - start < 2
+    bootstrap_interval([stratum])
+    assert drawn == [(significance.PERMUTATIONS, 2), (significance.RESAMPLES, 4)]  # signs change two sizes only
+
+
+def test_the_whole_test_set_takes_little_memory():
+    (stratum,) = random_strata(6, 2830)  # all differences distinct: the most there is to draw
     tracemalloc.start()
     try:
         permutation_test([stratum], permutations=1_499)

@@ -92,7 +92,7 @@ def test_a_judge_is_checked_with_what_it_is_to_read(tmp_path):
 def submit(*arguments, cwd=ROOT, **variables):
     environment = clean_environment(**variables)
     command = ["bash", ROOT / SUBMIT, *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
 
 
 @dataclass
@@ -295,7 +295,7 @@ def test_what_is_needed_is_fetched_once(tmp_path):
             runs = []
             for _ in range(2):
                 done = subprocess.run(
-                    command, cwd=ROOT, env=clean_environment(**variables), capture_output=True, text=True, timeout=90
+                    command, cwd=ROOT, env=clean_environment(**variables), capture_output=True, text=True, timeout=600
                 )
                 assert done.returncode == 0, done.stderr
                 runs.append([path for method, path in hub.calls if method == "GET" and "/resolve/" in path])
@@ -357,7 +357,7 @@ class Gate:
         name, opened = self._rule
         if (found := name(request)) is not None:
             self.held.add(found)
-            opened.wait(120)
+            opened.wait()
         return default_reply(request)
 
 
@@ -406,7 +406,7 @@ class Queue:
         options.append(f"--output={self.logs}/%x{'_%a' if array else ''}.log")
         environment = self.cluster.environment | {"PYTHON": sys.executable} | variables
         command = ["sbatch", "--parsable", *options, f"utils/slurm/{file}.sbatch", *flags]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 

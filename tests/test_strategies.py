@@ -1,10 +1,10 @@
 """The strategies that the aspect-based judge is compared with: direct scoring and pairwise comparison."""
 
 import json
-import time
 
 import pytest
 from api_server import Reply, serve
+from growth import times_as_long
 
 import evaluate_responses
 from prompts import load_prompt
@@ -577,11 +577,11 @@ def test_what_max_tokens_may_have_cut_is_none(parse, text):
     "unit", ['{"', '"', "{", "\n", "*", "score: 1 ", "score: 1\n", '{"better_response": "', "the first "]
 )
 def test_200_kb_of_repetition_take_linear_time(unit):
-    text = unit * (200_000 // len(unit))
-    began = time.perf_counter()
-    parse_level(text)
-    parse_preference(text)
-    assert time.perf_counter() - began < 2
+    def parse(text):
+        parse_level(text)
+        parse_preference(text)
+
+    assert times_as_long(parse, *(unit * (size // len(unit)) for size in (12_500, 200_000))) < 80  # quadratic: 256
 
 
 @pytest.mark.parametrize("schema", [LEVEL_SCHEMA, PREFERENCE_SCHEMA])

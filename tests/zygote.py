@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
-SECONDS = 60  # for a run to end
+SECONDS = 600  # for a run to end: one that takes longer hangs, on the busiest machine too
 
 
 class Zygote:
@@ -124,6 +124,7 @@ def become(run: dict[str, Any]) -> NoReturn:
         globals()[name](argument)
     from utils import cli
 
+    cli.LEAVE_SECONDS = SECONDS  # it is to leave by itself: on a busy machine the alarm could come before
     try:
         cli.run_script(script.main)
     except SystemExit as end:
@@ -192,6 +193,20 @@ def take_time(seconds: float) -> None:
 def embed_in_blocks(size: int) -> None:
     """Have rank_dataset.py embed this many texts at a time."""
     import_module("retrieval.rank_dataset").BLOCK = size
+
+
+def pause_in_a_file(number: int) -> None:
+    """Have download_datasets.py write so many records of a file that has more, and wait for a signal."""
+    script = import_module("utils.download_datasets")
+    read = script.read_records
+
+    def read_some(path: Path) -> Iterator[Any]:
+        for index, record in enumerate(read(path)):
+            if index == number:
+                signal.pause()
+            yield record
+
+    script.read_records = read_some
 
 
 def plan_by_server(_: None) -> None:
