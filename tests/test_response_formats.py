@@ -169,7 +169,7 @@ def test_a_killed_run_goes_on(case, kind):
     finished = set(case.records())
     assert 0 < len(finished) < case.size
     again = case.start()
-    errors = again.communicate(timeout=60)[1]
+    errors = again.communicate(timeout=600)[1]
     assert again.returncode == 0, errors
     assert case.manifest()["resumed"] == len(finished)
     assert len(notes(errors)) == (1 if kind[2] else 0)

@@ -46,7 +46,7 @@ class Work:
         if not script.startswith("utils/"):
             command += ["--openai", "--base_url", self.server.url, "--api_key_addr", "key.txt", "--max_retries", "0"]
         return subprocess.run(
-            [*map(str, command)], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=120
+            [*map(str, command)], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=600
         )
 
     def answer(self, *flags, output="rag.json"):
