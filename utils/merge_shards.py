@@ -1,4 +1,4 @@
-"""Merge what shards wrote into the one file that a single process would have written.
+"""Merge what shards wrote into one file, in the order and the form that a single process would have given it.
 
   python utils/merge_shards.py --inputs_addr test_ranked.json --output_addr rag.json \\
       --shard_addr rag_0.json rag_1.json rag_2.json rag_3.json
