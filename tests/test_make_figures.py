@@ -470,7 +470,7 @@ def run_process(*arguments, cwd=ROOT, **environment):
 
 def test_the_same_bytes_on_every_account(two, tmp_path):
     held = "Arts & Entertainment (rpg); Lifestyle & Personal Development (diy); Society & Culture (law)"
-    note = f"note: Questions of more than one category in {two[2]}, {two[5]}: {held}.\n"
+    note = f"note: Questions of more than one category in one score file, PlanPers, $gold_plans$: {held}.\n"
     settings = tmp_path / "matplotlibrc"
     settings.write_text("font.size: 30\ntext.usetex: True\nsavefig.bbox: tight\npdf.fonttype: 3\nbackend: tkagg\n")
     first = run_process("--figure", "3", *two, "--output_addr", "one", cwd=tmp_path, PYTHONHASHSEED="1")

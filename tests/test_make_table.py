@@ -203,7 +203,7 @@ class TestNotes:
         )
         notes = [line for line in capsys.readouterr().out.splitlines() if "category" in line]
         held = "Arts & Entertainment (rpg); Lifestyle & Personal Development (diy, writers)"
-        assert notes == [f"- Questions of more than one category in {one}, {two}: {held}."]
+        assert notes == [f"- Questions of more than one category in one score file, A, B: {held}."]
 
     def test_questions_of_unknown_communities_are_in_no_column_and_named(self, score_file, capsys):
         known = [question("1", "rpg", 2), question("2", "rpg", 1)]

@@ -196,14 +196,18 @@ def make_notes(systems: list[System], unscored_as_zero: bool) -> list[str]:
 
 
 def _notes_on_categories(systems: list[System]) -> list[str]:
-    """Where a file is not of one category, as the hub's are, and which communities have none."""
-    mixed: dict[str, list[str]] = {}  # files by what they hold: those of all systems have the same questions
-    for path, communities in (item for system in systems for item in system.communities.items()):
-        of = {category: [c for c in communities if COMMUNITIES[c] == category] for category in CATEGORIES}
-        held = [f"{category} ({', '.join(sorted(names))})" for category, names in of.items() if names]
-        if len(held) > 1:
-            mixed.setdefault("; ".join(held), []).append(path)
-    notes = [f"Questions of more than one category in {_first_five(paths)}: {held}." for held, paths in mixed.items()]
+    """Of whom a file is not of one category, as the hub's are, and which communities have none."""
+    mixed: dict[str, dict[str, None]] = {}  # names by what a file holds: those of all systems have the same questions
+    for system in systems:
+        for communities in system.communities.values():
+            of = {category: [c for c in communities if COMMUNITIES[c] == category] for category in CATEGORIES}
+            held = [f"{category} ({', '.join(sorted(names))})" for category, names in of.items() if names]
+            if len(held) > 1:
+                mixed.setdefault("; ".join(held), {})[system.name] = None
+    notes = [
+        f"Questions of more than one category in one score file, {_first_five(list(names))}: {held}."
+        for held, names in mixed.items()
+    ]
     unplaced = {question["id"]: question for system in systems for question in system.unplaced}.values()
     if unplaced:
         names = ", ".join(sorted({quote(question.get("category")) for question in unplaced}))
