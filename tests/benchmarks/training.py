@@ -219,7 +219,7 @@ def our_training(args: argparse.Namespace, chat: LocalChat, examples: list[Examp
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         run = Run(Path(folder), None, None, [])
         with contextlib.redirect_stdout(io.StringIO()):
-            train(planner_flags(args, folder), {}, chat, examples, [], {}, run)
+            train(planner_flags(args, folder), {}, chat, examples, [], {}, run, None)
         lines = (Path(folder) / "training_log.jsonl").read_text().splitlines()
     return next(figures["train_runtime"] for figures in map(json.loads, lines) if "train_runtime" in figures)
 
@@ -233,7 +233,7 @@ def plain_training(args: argparse.Namespace, chat: LocalChat, examples: list[Exa
 
     flags = planner_flags(args, "-")
     dtype = torch.bfloat16 if has_bf16() else torch.float32
-    model = load_base(args.model_addr, {}, dtype, choose_attention("auto"))
+    model = load_base(args.model_addr, {}, dtype, choose_attention("auto", has_bf16()))
     model = get_peft_model(model, make_lora_config(flags, model)).train()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     if args.gradient_checkpointing:
