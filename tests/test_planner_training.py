@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -340,17 +341,51 @@ def wait_for(condition):
         time.sleep(0.02)
 
 
+# train_planner.py, and each process writes down which sequences it computes, in which order.
+SEEN = """
+import json, os, sys, train_planner
+from utils.planner_trainer import PlannerTrainer
+compute_loss = PlannerTrainer.compute_loss
+
+def write_down(self, model, inputs, *args, **kwargs):
+    with open(f"{sys.argv[1]}/seen-{os.environ.get('RANK', 0)}.jsonl", "a") as file:
+        print(json.dumps(inputs["input_ids"].tolist()), file=file)
+    return compute_loss(self, model, inputs, *args, **kwargs)
+
+PlannerTrainer.compute_loss = write_down
+assert train_planner.main(sys.argv[3:]) == 0
+"""
+
+
+def seen_by(folder, rank):
+    """Token ids of the sequences that a process computed, one at a time."""
+    return [sequence for line in open(folder / f"seen-{rank}.jsonl") for sequence in json.loads(line)]
+
+
 def test_two_processes_learn_what_one_learns_with_twice_the_accumulation(data, tmp_path):
-    """Without dropout, whose draws differ between processes."""
-    for name, launcher, accumulated in [("one", (), 2), ("two", TWO, 1)]:
+    """Without dropout, whose draws differ between processes. Eight questions are two epochs of two steps."""
+    (tmp_path / "run.py").write_text(SEEN)
+    for name, launcher, accumulated in [("one", (), 4), ("two", TWO, 2)]:
+        (tmp_path / name).mkdir()
         more = {"lora_dropout": 0, "max_steps": 4, "save_steps": 4, "gradient_accumulation_steps": accumulated}
-        run = train(*short_run(data, tmp_path / name, **more), launcher=launcher, OMP_NUM_THREADS="1")
+        flags = short_run(data, tmp_path / name / "planner", **more)
+        run = train(*flags, launcher=(*launcher, tmp_path / "run.py", tmp_path / name), OMP_NUM_THREADS="1",
+                    PYTHONPATH=str(ROOT))  # fmt: skip
         printed = finish(run)
-    assert "1 on a device x 1 accumulated x 2 processes = 2 sequences a step" in printed
+    assert "1 on a device x 2 accumulated x 2 processes = 4 sequences a step" in printed
     assert printed.count("sequences a step") == 1  # one process speaks for all
-    assert losses_of(tmp_path / "two") == pytest.approx(losses_of(tmp_path / "one"), rel=1e-2)
-    last = [log_of(tmp_path / name)[-2]["eval_loss"] for name in ("one", "two")]
+    losses = {name: losses_of(tmp_path / name / "planner") for name in ("one", "two")}
+    assert losses["two"] == pytest.approx(losses["one"], rel=1e-2)
+    last = [log_of(tmp_path / name / "planner")[-2]["eval_loss"] for name in ("one", "two")]
     assert last[0] == pytest.approx(last[1], rel=1e-2)
+
+    # What the two compute at the same time are neighbours in the order of length of the step's sequences.
+    one, ranks = seen_by(tmp_path / "one", 0), [seen_by(tmp_path / "two", rank) for rank in (0, 1)]
+    steps = [sorted(one[start : start + 4], key=len, reverse=True) for start in (0, 4, 8, 12)]
+    assert len({len(sequence) for sequence in one}) > 4
+    assert [list(pair) for pair in zip(*ranks, strict=True)] == [
+        step[start : start + 2] for step in steps for start in (0, 2)
+    ]
 
 
 @pytest.mark.parametrize(("batch", "accumulated"), [(2, 2), (4, 1)])
@@ -370,10 +405,12 @@ def test_a_step_learns_the_same_whatever_its_batches_are(data, tmp_path, batch, 
     assert 0 < float(re.search(r"\n(.*)% of the tokens are padding", printed["batches"])[1]) < 30
 
 
-def test_several_processes_go_on_within_an_epoch(data, tmp_path):
+@pytest.mark.parametrize(("batch", "accumulated"), [(2, 1), (1, 2)])
+def test_several_processes_go_on_within_an_epoch(data, tmp_path, batch, accumulated):
     """The third of four steps ends in the middle of the second epoch."""
     output = tmp_path / "planner"
-    more = {"lora_dropout": 0, "max_steps": 4, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
+    more = {"lora_dropout": 0, "max_steps": 4}
+    more |= {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulated}
     flags = short_run(data, output, **more)
     finish(train(*flags, launcher=TWO, OMP_NUM_THREADS="1"))
     expected = losses_of(output)
@@ -446,6 +483,53 @@ def test_sequences_of_a_step_stand_by_length():
             assert [lengths[i] for i in step] == sorted((lengths[i] for i in step), reverse=True)
         epochs.append(order)
     assert epochs[0] == epochs[2] != epochs[1]
+
+
+@pytest.mark.parametrize("size", [2, 10, 11, 12, 16])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_processes_compute_sequences_of_like_length(size, batch):
+    """The three processes' batches, as accelerate deals them out: of which sequences a step is stays as it was."""
+    from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler
+    from torch.utils.data import BatchSampler
+
+    from utils.planner_trainer import ByLengthInSteps
+
+    lengths = [i * 7 % 16 for i in range(size)]
+    at_once = 3 * batch
+    sampler = ByLengthInSteps(lengths, 2 * at_once, seed=3, at_once=at_once)
+
+    def dealt_out(sampler):
+        """For each moment what the three compute."""
+        ranks = [BatchSamplerShard(BatchSampler(sampler, batch, drop_last=False), 3, rank) for rank in range(3)]
+        batches = []
+        for rank in ranks:
+            sampler.set_epoch(0)
+            batches.append(list(rank))
+            assert len(rank) == len(batches[-1])
+        return [list(chain(*parts)) for parts in zip(*batches, strict=True)]
+
+    ours, plain = dealt_out(sampler), dealt_out(SeedableRandomSampler(lengths, data_seed=3))
+    assert len(ours) == len(plain) == -(-size // at_once)
+    for start in range(0, len(ours), 2):
+        step = list(chain(*ours[start : start + 2]))
+        assert sorted(step) == sorted(chain(*plain[start : start + 2]))
+        assert [lengths[i] for i in step] == sorted((lengths[i] for i in step), reverse=True)
+
+
+def test_processes_evaluate_sequences_of_like_length():
+    from types import SimpleNamespace
+
+    from utils.planner_trainer import PlannerTrainer
+
+    examples = [SimpleNamespace(length=length) for length in (4, 9, 2, 7, 5)]
+
+    def shares(count):
+        accelerators = [SimpleNamespace(process_index=index, num_processes=count) for index in range(count)]
+        trainers = [SimpleNamespace(accelerator=accelerator) for accelerator in accelerators]
+        return [[example.length for example in PlannerTrainer._mine(trainer, examples)] for trainer in trainers]
+
+    assert shares(1) == [[4, 9, 2, 7, 5]]
+    assert shares(2) == [[9, 5, 2], [7, 4]]
 
 
 # Which checkpoint is the best

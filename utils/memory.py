@@ -17,10 +17,16 @@ BLOCK = 16  # tokens that vLLM's KV cache gives out at a time
 
 # What vLLM takes off --gpu_memory_utilization besides the weights before the rest becomes KV cache: peak activations,
 # memory outside torch (CUDA, NCCL, attention's workspace) and CUDA graphs (determine_available_memory in vLLM's
-# v1/worker/gpu_worker.py). It measures them at each start. Not measured here: start-up logs that its users have
-# published, of models with 8 to 32 billion parameters, show 1.3 GiB of activations, 0.3 to 1.8 outside torch (about
-# twice that with two GPUs) and 0.3 to 1.1 of graphs.
+# v1/worker/gpu_worker.py). It measures them at each start and on each GPU: several share weights and KV cache, but each
+# has all of this for itself. A guess, not measured here: start-up logs that its users have published, of models with 8
+# to 32 billion parameters, show 1.3 GiB of activations (the same with one GPU and with two), 0.3 to 1.8 outside torch
+# and 0.3 to 1.1 of graphs.
 ALLOWANCE = 3 * GIB
+# The most of each in those logs; of two GPUs each has 3.6 GiB outside torch in one (vLLM's pull request 10511). A guess
+# too, for that was in 2024: in vLLM 0.32 CUDA's context and what NCCL allocates when it starts come before the first
+# measure, so that they go into what --gpu_memory_utilization leaves.
+MOST_ALLOWANCE = int(4.2 * GIB)
+MOST_ALLOWANCE_OF_SEVERAL = int(6.0 * GIB)
 
 GENERATORS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")  # how architectures that write text end
 
@@ -86,7 +92,14 @@ class Fit:
         return self.tokens // (-(-length // BLOCK) * BLOCK)
 
 
-def fit_model(size: ModelSize, gpu_memory: int, utilization: float, num_gpus: int = 1) -> Fit:
+def most_allowance(num_gpus: int) -> int:
+    """What vLLM may take on each GPU instead of `ALLOWANCE`: the most of each part in published logs."""
+    return MOST_ALLOWANCE if num_gpus == 1 else MOST_ALLOWANCE_OF_SEVERAL
+
+
+def fit_model(
+    size: ModelSize, gpu_memory: int, utilization: float, num_gpus: int = 1, allowance: int = ALLOWANCE
+) -> Fit:
     """What is left of GPUs with `gpu_memory` bytes each when vLLM has loaded a model.
 
     Raises:
@@ -95,7 +108,7 @@ def fit_model(size: ModelSize, gpu_memory: int, utilization: float, num_gpus: in
     if size.heads % num_gpus:
         raise UserError(f"--tensor_parallel_size {num_gpus}: does not divide the model's {size.heads} attention heads")
     weights = -(-size.weights // num_gpus)
-    cache = int(utilization * gpu_memory) - weights - ALLOWANCE
+    cache = int(utilization * gpu_memory) - weights - allowance
     return Fit(weights, cache, size.token_bytes(num_gpus))
 
 

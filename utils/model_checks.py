@@ -24,6 +24,7 @@ from utils.memory import (
     fit_model,
     is_encoder,
     load_config,
+    most_allowance,
     read_size,
 )
 from utils.models import adapter_base, cached_commit, cached_folder, check_model
@@ -141,19 +142,30 @@ def check_compiler(report: Report) -> None:
 
 
 def check_fit(report: Report, name: str, model: Generator, gpu_memory: float, args: Namespace) -> None:
-    """Raise UserError unless the model, and one sequence of the length it is loaded for, fit on the GPUs."""
-    length, utilization = model.length, args.gpu_memory_utilization
-    fit = fit_model(model.size, gpu_memory, utilization, args.tensor_parallel_size)
+    """Raise UserError unless the model, and one sequence of the length it is loaded for, fit on the GPUs.
+
+    A note where they fit by the guessed allowance, and not if vLLM takes the most that logs of others have.
+    """
+    length, utilization, num_gpus = model.length, args.gpu_memory_utilization, args.tensor_parallel_size
+    fit = fit_model(model.size, gpu_memory, utilization, num_gpus)
     longest = min(fit.tokens, model.limit or fit.tokens)
     sum_up = (
         f"memory {name}: of {utilization:g} x {gpu_memory / GB:.1f} GB a GPU, {fit.weights / GB:.1f} are weights and "
-        f"{ALLOWANCE / GB:.1f} an allowance; {max(fit.cache, 0) / GB:.1f} are left for a KV cache of "
+        f"{ALLOWANCE / GB:.1f} a guessed allowance; {max(fit.cache, 0) / GB:.1f} are left for a KV cache of "
         f"{fit.token_bytes / 1024:g} KiB a token"
     )
     if fit.tokens == 0:
         raise UserError(f"{sum_up}\n  take a larger GPU, or more of them (--tensor_parallel_size)")
     if fit.tokens < length:
-        raise UserError(f"{sum_up}\n  {length} tokens do not fit, --max_model_len {longest} does; or take more GPUs")
-    report.ok(
-        f"{sum_up}; {fit.requests(length)} requests of {length} tokens at once; longest --max_model_len {longest}"
-    )
+        raise UserError(f"{sum_up}\n  {length} tokens do not fit, --max_model_len {longest} may; or take more GPUs")
+    sum_up += f"; {fit.requests(length)} requests of {length} tokens at once; longest --max_model_len {longest}"
+    most = most_allowance(num_gpus)
+    surest = fit_model(model.size, gpu_memory, utilization, num_gpus, most).tokens
+    if surest < length:
+        way_out = f"--max_model_len {surest} or more GPUs" if surest else "larger GPUs or more of them"
+        report.note(
+            f"{sum_up}; may not fit: by published logs the allowance may be up to {most / GB:.1f}"
+            f"{' on each of several GPUs' if num_gpus > 1 else ''}; try it before a long job, or take {way_out}"
+        )
+    else:
+        report.ok(sum_up)

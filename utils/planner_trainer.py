@@ -15,6 +15,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -216,19 +217,25 @@ def make_config(args: Namespace, bf16: bool, evaluate: bool) -> SFTConfig:
 class ByLengthInSteps(Sampler[int]):
     """A random order in which the sequences of one step stand by length, the longest first.
 
-    So its batches need little padding, and the step learns from the same sequences whatever its batches are; but for
-    the ones that several processes add where an epoch does not go up in their batches.
+    So its batches need little padding, and those that several processes compute at the same time are of similar length:
+    accelerate deals them out in turn, and after each batch all wait for the slowest. The step learns from the same
+    sequences whatever its batches are, but for those that fill up an epoch.
+
+    Args:
+        at_once: an epoch is filled up to a multiple of it with the first sequences of its random order. Accelerate does
+            so for several processes, but would take the first of this order, the longest of its first step.
     """
 
-    def __init__(self, lengths: list[int], step_size: int, seed: int):
-        self._lengths, self._step_size = lengths, step_size
+    def __init__(self, lengths: list[int], step_size: int, seed: int, at_once: int = 1):
+        self._lengths, self._step_size, self._at_once = lengths, step_size, at_once
         self._random = SeedableRandomSampler(lengths, data_seed=seed)  # as accelerate would make it
 
     def __len__(self) -> int:
-        return len(self._lengths)
+        return -(-len(self._lengths) // self._at_once) * self._at_once
 
     def __iter__(self) -> Iterator[int]:
         order = list(self._random)
+        order += list(islice(cycle(order), len(self) - len(order)))
         for start in range(0, len(order), self._step_size):
             yield from sorted(order[start : start + self._step_size], key=lambda index: -self._lengths[index])
 
@@ -261,13 +268,16 @@ class PlannerTrainer(SFTTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         loader = super().get_train_dataloader()
-        if self.args.per_device_train_batch_size > 1:  # else there is nothing to pad
+        if self.args.per_device_train_batch_size * self.accelerator.num_processes > 1:  # else nothing pads or waits
             loader.set_sampler(self._steps_by_length())  # so it is found by a run that goes on within an epoch, too
         return loader
 
     def _steps_by_length(self) -> "ByLengthInSteps":
-        accumulated = self.args.gradient_accumulation_steps * self.accelerator.num_processes
-        return ByLengthInSteps(self._lengths, self.args.per_device_train_batch_size * accumulated, self.args.seed)
+        num_processes = self.accelerator.num_processes
+        at_once = self.args.per_device_train_batch_size * num_processes
+        step_size = at_once * self.args.gradient_accumulation_steps
+        # The last batch of a single process is smaller instead.
+        return ByLengthInSteps(self._lengths, step_size, self.args.seed, at_once if num_processes > 1 else 1)
 
     def padding_share(self) -> float:
         """Of the tokens in the first epoch's batches, those that are padding."""
@@ -306,8 +316,11 @@ class PlannerTrainer(SFTTrainer):
         return loss / num_items_in_batch * self.accelerator.num_processes
 
     def _mine(self, examples: "list[Example]") -> "list[Example]":
-        """This process's share."""
-        return examples[self.accelerator.process_index :: self.accelerator.num_processes]
+        """This process's share: by length, so that all are done at about the same time."""
+        index, num_processes = self.accelerator.process_index, self.accelerator.num_processes
+        if num_processes > 1:
+            examples = sorted(examples, key=lambda example: -example.length)
+        return examples[index::num_processes]
 
     @torch.no_grad()
     def _target_loss(self) -> float:

@@ -6,6 +6,9 @@ Both learn from the same made-up sequences, once: a prompt of log-normal length 
 loop takes them in random order, pads every batch to its longest and computes the logits of all positions. Useful work
 counts the operations that LoRA cannot do without: forward and backward through the frozen weights on the sequences'
 own tokens, causal attention, the vocabulary at the targets; nothing for padding, nor for what is computed twice.
+
+Before that it is simulated how long several processes with one sequence each wait for the longest, in a random order
+and in ours, if a sequence takes a time in proportion to its tokens.
 """
 
 import argparse
@@ -13,6 +16,7 @@ import contextlib
 import gc
 import io
 import json
+import math
 import os
 import random
 import sys
@@ -20,6 +24,7 @@ import tempfile
 import time
 from array import array
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -34,6 +39,14 @@ from utils.plans import NO_LOSS
 
 TARGET = 60  # tokens
 LOG_SPREAD = 0.5
+
+# The sequences of a simulated training set, of the mean lengths that the README takes: ten posts, or as many as there
+# are. Profile sizes of Table 1 (Lifestyle, train); posts vary as the narratives of its test sets do. How much longer
+# one user's posts are than another's is not known: simulated are the two ends, not at all and as much as posts differ.
+USERS, POSTS, MAX_LENGTH, STEP = 7370, 10, 8192, 32
+PROFILE_SIZE, POST_WORDS = (116.6, 162.0), (162, 145)  # mean and standard deviation
+TOKENS_A_WORD, OTHER_TOKENS = 1.1, 130  # instructions, question and target
+PROCESSES = (1, 2, 4, 8)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -54,6 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     from utils.planner_trainer import has_bf16
 
+    waiting = simulate_waiting()
     chat = LocalChat(args.model_addr)
     examples = make_examples(args, chat.tokenizer.vocab_size)
     work = operations(args, examples)
@@ -78,9 +92,59 @@ def main(argv: list[str] | None = None) -> int:
     }
     print(f"peak memory {max(of('our bytes')) / 1e9:.2f} GB")
     write_figures(
-        args.json_addr, figures | {"model": args.model_addr, "dtype": dtype, "useful_flop": work, "runs": rows}
+        args.json_addr,
+        figures | {"model": args.model_addr, "dtype": dtype, "useful_flop": work, "runs": rows, "waiting": waiting},
     )
     return 0
+
+
+def simulate_waiting() -> list[dict[str, Any]]:
+    """Print and return the share of time that is lost to waiting in an epoch, with PROCESSES processes."""
+    from accelerate.data_loader import SeedableRandomSampler
+
+    from utils.planner_trainer import ByLengthInSteps
+
+    rows: list[dict[str, Any]] = []
+    for alike, name in ((False, "posts of one user as different as any"), (True, "posts of one user of one length")):
+        lengths = simulated_lengths(alike)
+        print(f"simulated, {name}: {sum(lengths) / len(lengths):.0f} tokens a sequence, the longest {max(lengths)}")
+        for count in PROCESSES:
+            random_order = SeedableRandomSampler(lengths, data_seed=0)
+            before = waited_share(lengths, count, random_order)
+            after = waited_share(lengths, count, ByLengthInSteps(lengths, STEP, 0, count))
+            print(f"  {count} processes wait {before:.1%} of the time in a random order, {after:.1%} in ours")
+            rows.append({"alike": alike, "processes": count, "random": before, "ours": after})
+    return rows
+
+
+def simulated_lengths(alike: bool) -> list[int]:
+    rng = random.Random(0)
+
+    def draw(mean: float, deviation: float) -> int:
+        return max(1, log_normal(rng, mean, math.sqrt(math.log(1 + (deviation / mean) ** 2))))
+
+    lengths = []
+    for _ in range(USERS):
+        count = min(POSTS, draw(*PROFILE_SIZE))
+        words = count * draw(*POST_WORDS) if alike else sum(draw(*POST_WORDS) for _ in range(count))
+        lengths.append(min(MAX_LENGTH, round(OTHER_TOKENS + TOKENS_A_WORD * words)))
+    return lengths
+
+
+def waited_share(lengths: list[int], count: int, sampler: Any) -> float:
+    """Of the time of `count` processes, each with a batch of one, that in which they wait for the longest."""
+    from accelerate.data_loader import BatchSamplerShard
+    from torch.utils.data import BatchSampler
+
+    spent = needed = 0
+    parts = []
+    for rank in range(count):
+        sampler.set_epoch(0)
+        parts.append(list(BatchSamplerShard(BatchSampler(sampler, 1, drop_last=False), count, rank)))
+    for batches in zip(*parts, strict=True):
+        times = [lengths[index] for [index] in batches]
+        spent, needed = spent + count * max(times), needed + sum(times)
+    return 1 - needed / spent
 
 
 def make_examples(args: argparse.Namespace, vocabulary: int) -> list[Example]:
@@ -155,7 +219,7 @@ def our_training(args: argparse.Namespace, chat: LocalChat, examples: list[Examp
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         run = Run(Path(folder), None, None, [])
         with contextlib.redirect_stdout(io.StringIO()):
-            train(planner_flags(args, folder), {}, chat, examples, [], {}, run)
+            train(planner_flags(args, folder), {}, chat, examples, [], {}, run, None)
         lines = (Path(folder) / "training_log.jsonl").read_text().splitlines()
     return next(figures["train_runtime"] for figures in map(json.loads, lines) if "train_runtime" in figures)
 
@@ -169,7 +233,7 @@ def plain_training(args: argparse.Namespace, chat: LocalChat, examples: list[Exa
 
     flags = planner_flags(args, "-")
     dtype = torch.bfloat16 if has_bf16() else torch.float32
-    model = load_base(args.model_addr, {}, dtype, choose_attention("auto"))
+    model = load_base(args.model_addr, {}, dtype, choose_attention("auto", has_bf16()))
     model = get_peft_model(model, make_lora_config(flags, model)).train()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     if args.gradient_checkpointing:
