@@ -191,7 +191,10 @@ def test_what_the_other_scripts_write_is_understood(tmp_path, monkeypatch, capsy
     systems = ["--system", "RAG", rag, rag_scores, "--system", "Gold", gold, gold_scores, f"{gold}.plans.json"]
     assert main(["--inputs_addr", SAMPLE, "--output_addr", str(output), *systems]) == 0
     index, texts = content(output)
-    assert ["more than one category" in note for note in index["notes"]] == [True]  # posts and judge are known
+    assert ["more than one category" in note for note in index["notes"]] == [
+        True,
+        False,
+    ]  # the other one is on wordings
     responses = json.loads(Path(rag).read_text())
     for question, text, record in zip(index["questions"], texts, json.loads(Path(SAMPLE).read_text()), strict=True):
         answer_rag, answer_gold = text["answers"]
