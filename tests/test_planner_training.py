@@ -561,6 +561,7 @@ def test_which_attention_is_taken(data, gemma, monkeypatch, capsys, wanted, inst
     from utils.planner_trainer import choose_attention
 
     monkeypatch.setattr("utils.planner_trainer.is_flash_attn_2_available", lambda: installed)
+    monkeypatch.setattr("utils.planner_trainer.is_flash_attn_greater_or_equal", lambda version: installed)
     assert choose_attention(wanted, bf16, str(data / "model"), {}) == qwen
     assert capsys.readouterr().err == ""
     assert choose_attention(wanted, bf16, str(gemma), {}) == capped
@@ -607,6 +608,25 @@ def test_sdpa_drops_the_cap_on_attention_scores_and_nothing_else(gemma):
         assert differ(logits_of(model), uncapped)
         expected = logits_of(load(gemma, "eager", attn_logit_softcapping=None, **settings))
         torch.testing.assert_close(logits_of(model), expected, atol=1e-3, rtol=0)
+
+
+def test_a_flash_attention_without_the_cap_is_not_taken(gemma, monkeypatch):
+    """transformers takes one from 2.3.3 on, and hands it the cap if it has an argument for it: since 2.6."""
+    from transformers.modeling_flash_attention_utils import _lazy_define_process_function
+
+    from utils.cli import UserError
+    from utils.planner_trainer import choose_attention
+
+    handed = [
+        _lazy_define_process_function(kernel)(8, 8, True, softcap=50.0).get("softcap")
+        for kernel in (lambda q, k, v, softcap=0.0: None, lambda q, k, v: None)
+    ]
+    assert handed == [50.0, None]
+    monkeypatch.setattr("utils.planner_trainer.is_flash_attn_2_available", lambda: True)
+    monkeypatch.setattr("utils.planner_trainer.is_flash_attn_greater_or_equal", lambda version: version < "2.6.0")
+    assert choose_attention("auto", True, str(gemma), {}) == "eager"
+    with pytest.raises(UserError, match=r"before 2\.6 would leave out its attn_logit_softcapping"):
+        choose_attention("flash_attention_2", True, str(gemma), {})
 
 
 def test_a_model_with_attention_sinks_gets_an_attention_that_has_them(tmp_path, monkeypatch, capsys):

@@ -34,7 +34,7 @@ from transformers import (
     PrinterCallback,
     TrainerCallback,
 )
-from transformers.utils import is_flash_attn_2_available
+from transformers.utils import is_flash_attn_2_available, is_flash_attn_greater_or_equal
 from trl import SFTConfig, SFTTrainer
 
 from utils.chat import LocalChat
@@ -172,8 +172,10 @@ def unfit_attention(config: Any) -> dict[str, str]:
     """The implementations that would leave out a part of a model, and why; eager leaves out none."""
     unfit = {}
     if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None:
-        # transformers drops it without a word (sdpa_attention_forward's kwargs); vLLM applies it.
+        # transformers drops it without a word where the kernel has no such argument; vLLM applies it.
         unfit["sdpa"] = "sdpa would leave out its attn_logit_softcapping"
+        if not is_flash_attn_greater_or_equal("2.6.0"):
+            unfit["flash_attention_2"] = "FlashAttention before 2.6 would leave out its attn_logit_softcapping"
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if model_class is None:  # no language model; load_base says so
         return unfit
