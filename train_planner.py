@@ -164,7 +164,8 @@ def add_optimization_arguments(group: argparse._ArgumentGroup) -> None:
         "--attn_implementation",
         choices=["auto", "flash_attention_2", "sdpa", "eager"],
         default="auto",
-        help="auto: FlashAttention 2 where it is installed and the model is in bf16, else sdpa (%(default)s)",
+        help="auto: FlashAttention 2 where it is installed and the model is in bf16, else sdpa, or eager for a model "
+        "of which that would leave out a part, as of Gemma 2 (%(default)s)",
     )
 
 

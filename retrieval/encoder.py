@@ -9,6 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -66,7 +67,8 @@ def load_encoder(
         dtype: "float32" or "bfloat16", of the weights and all activations.
 
     Raises:
-        UserError: there is no GPU, the model cannot be loaded, or it reads fewer than `max_length` tokens.
+        UserError: there is no GPU, the model cannot be loaded, or it reads fewer than `max_length` tokens; or a GPU
+            has no memory left for it.
     """
     # Weights come from safetensors where there are any. A model that has only pytorch_model.bin is read by
     # torch.load(weights_only=True), transformers' default, so no pickled code is run; but transformers would then
@@ -102,8 +104,23 @@ def load_encoder(
     if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
         raise UserError(f"{model_name}: its weights lack {missing[0]}; give a whole encoder")  # else left random
     model.eval()
-    replicas = tuple(copy.deepcopy(model).to(device) for device in devices[1:])
-    return Encoder(model.to(devices[0]), tokenizer, max_length, replicas)
+    # Only a GPU that others use is too small for such a model.
+    with fitting(f"{model_name} on {', '.join(devices)}", "free the GPU, or leave it out by CUDA_VISIBLE_DEVICES"):
+        replicas = tuple(copy.deepcopy(model).to(device) for device in devices[1:])
+        return Encoder(model.to(devices[0]), tokenizer, max_length, replicas)
+
+
+@contextmanager
+def fitting(what: str, remedy: str) -> Iterator[None]:
+    """What torch raises where `what` takes more memory than there is, on a GPU or a CPU, is a UserError here."""
+    import torch
+
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        raise UserError(f"out of memory: {what}\n  {remedy}") from error
 
 
 def pick_devices(device: str) -> list[str]:
@@ -129,6 +146,9 @@ def embed_texts(
 
     Returns:
         The embeddings in the order of `texts`, float32 (len(texts), D), and how many texts were cut.
+
+    Raises:
+        UserError: the memory does not hold a batch.
     """
     budget = _token_budget(encoder.model.device.type, batch_size)
     embeddings = np.empty((len(texts), encoder.model.config.hidden_size), dtype=np.float32)
@@ -237,10 +257,16 @@ def _embed_batches(encoder: Encoder, batches: Iterator[Batch]) -> Iterator[tuple
 
 
 def _embed_batch(model: Any, pad: int, token_ids: list[np.ndarray]) -> np.ndarray:
-    """Token ids of B texts -> (B, D)."""
+    """Token ids of B texts -> (B, D); UserError with the --batch_size to give where the memory does not hold them."""
     import torch
 
-    with torch.inference_mode():  # here, for it holds for one thread
+    longest = max(len(ids) for ids in token_ids)
+    size = len(token_ids) * longest / FULL_LENGTH  # in units of --batch_size
+    remedy = "give another --device, --dtype bfloat16 or a smaller --max_length"
+    if len(token_ids) > 1 and size > 1:
+        remedy = f"give --batch_size {max(1, int(size / 2))}; what is ranked so far is kept"
+    what = f"{len(token_ids)} texts of up to {longest} tokens at a time, on {model.device}"
+    with fitting(what, remedy), torch.inference_mode():  # the latter here, for it holds for one thread
         lengths = torch.tensor([len(ids) for ids in token_ids], device=model.device)
         input_ids = torch.nn.utils.rnn.pad_sequence(
             [torch.from_numpy(ids) for ids in token_ids], batch_first=True, padding_value=pad

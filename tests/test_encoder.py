@@ -158,6 +158,59 @@ def test_a_failure_on_a_replica_is_not_lost(encoder):
         embed_texts(several, [f"{number} word" * (number % 50 + 1) for number in range(300)], batch_size=1)
 
 
+class Small(torch.nn.Module):
+    """An encoder on a device that holds no batch over `room` padded tokens."""
+
+    def __init__(self, model, room, error):
+        super().__init__()
+        self.model, self.room, self.error = model, room, error
+        self.device, self.config = model.device, model.config
+
+    def forward(self, input_ids, attention_mask):
+        if input_ids.numel() > self.room:
+            raise self.error
+        return self.model(input_ids=input_ids, attention_mask=attention_mask)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_batch_that_the_memory_does_not_hold_is_told_with_a_size_that_it_may(encoder, monkeypatch, several):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    exact, _ = embed_texts(encoder, TEXTS, batch_size=1)
+    small = Small(encoder.model, 1500, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB."))
+    encoder = replace(encoder, model=small, replicas=(small, small) if several else ())
+    texts = [text for text in TEXTS for _ in range(4)]
+    with pytest.raises(UserError) as error:
+        embed_texts(encoder, texts, batch_size=4)
+    assert str(error.value) == (
+        "out of memory: 4 texts of up to 512 tokens at a time, on cpu\n"
+        "  give --batch_size 2; what is ranked so far is kept"
+    )
+    np.testing.assert_allclose(embed_texts(encoder, texts, batch_size=2)[0], np.repeat(exact, 4, axis=0), atol=1e-4)
+
+
+def test_a_text_that_the_memory_does_not_hold_is_not_laid_to_the_batch_size(encoder):
+    small = Small(encoder.model, 100, torch.OutOfMemoryError("CUDA out of memory."))
+    with pytest.raises(UserError) as error:
+        embed_texts(replace(encoder, model=small), TEXTS, batch_size=1)
+    assert str(error.value) == (
+        "out of memory: 1 texts of up to 512 tokens at a time, on cpu\n"
+        "  give another --device, --dtype bfloat16 or a smaller --max_length"
+    )
+
+
+def test_a_gpu_without_memory_for_the_model_is_told(folder, monkeypatch):
+    def full(model, device):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(encoder_module, "pick_devices", lambda device: ["cuda:0", "cuda:1"])
+    monkeypatch.setattr("transformers.PreTrainedModel.to", full)
+    with pytest.raises(UserError) as error:
+        load_encoder(str(folder))
+    assert str(error.value) == (
+        f"out of memory: {folder} on cuda:0, cuda:1\n  free the GPU, or leave it out by CUDA_VISIBLE_DEVICES"
+    )
+
+
 @pytest.mark.parametrize(
     ("device", "num_gpus", "picked"),
     [("auto", 0, ["cpu"]), ("auto", 2, ["cuda:0", "cuda:1"]), ("cuda", 1, ["cuda:0"]), ("cpu", 2, ["cpu"])],

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from tiny_chat import sample_records, save_tiny_chat
+from tiny_chat import sample_records, save_tiny_chat, save_tiny_gemma
 
 ROOT = Path(__file__).resolve().parent.parent
 TWO = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
@@ -632,17 +632,180 @@ def test_flash_attention_in_fp32_is_refused_before_the_weights_load(data, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("wanted", "installed", "bf16", "attention"),
+    ("wanted", "installed", "bf16", "qwen", "capped"),
     [
-        ("auto", True, True, "flash_attention_2"),
-        ("auto", True, False, "sdpa"),
-        ("auto", False, True, "sdpa"),
-        ("flash_attention_2", True, True, "flash_attention_2"),
-        ("eager", True, False, "eager"),
+        ("auto", True, True, "flash_attention_2", "flash_attention_2"),
+        ("auto", True, False, "sdpa", "eager"),
+        ("auto", False, True, "sdpa", "eager"),
+        ("flash_attention_2", True, True, "flash_attention_2", "flash_attention_2"),
+        ("eager", True, False, "eager", "eager"),
     ],
 )
-def test_which_attention_is_taken(monkeypatch, wanted, installed, bf16, attention):
-    from utils import planner_trainer
+def test_which_attention_is_taken(data, gemma, monkeypatch, capsys, wanted, installed, bf16, qwen, capped):
+    from utils.planner_trainer import choose_attention
 
-    monkeypatch.setattr(planner_trainer, "is_flash_attn_2_available", lambda: installed)
-    assert planner_trainer.choose_attention(wanted, bf16) == attention
+    monkeypatch.setattr("utils.planner_trainer.is_flash_attn_2_available", lambda: installed)
+    monkeypatch.setattr("utils.planner_trainer.is_flash_attn_greater_or_equal", lambda version: installed)
+    assert choose_attention(wanted, bf16, str(data / "model"), {}) == qwen
+    assert capsys.readouterr().err == ""
+    assert choose_attention(wanted, bf16, str(gemma), {}) == capped
+    note = f"note: {gemma}: sdpa would leave out its attn_logit_softcapping; attention is eager\n"
+    assert capsys.readouterr().err == (note if (wanted, capped) == ("auto", "eager") else "")
+
+
+# Parts of a model that an attention may leave out
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory):
+    return save_tiny_gemma(tmp_path_factory.mktemp("gemma"))
+
+
+def load(folder, attention, **settings):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention, **settings).eval()
+
+
+def logits_of(model, length=40):
+    """Of two random sequences."""
+    import torch
+
+    ids = torch.randint(5, 50, (2, length), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def test_sdpa_drops_the_cap_on_attention_scores_and_nothing_else(gemma):
+    """Why it is not taken for Gemma 2; sliding windows and the scale of the queries it has."""
+    import torch
+
+    def differ(one, other):
+        return (one - other).abs().max().item() > 0.1
+
+    capped, dropped = logits_of(load(gemma, "eager")), logits_of(load(gemma, "sdpa"))
+    uncapped = logits_of(load(gemma, "eager", attn_logit_softcapping=None))
+    assert differ(capped, dropped)
+    torch.testing.assert_close(dropped, uncapped, atol=1e-3, rtol=0)
+    for settings in ({"sliding_window": 1000}, {"query_pre_attn_scalar": 64}):
+        model = load(gemma, "sdpa", attn_logit_softcapping=None, **settings)
+        assert differ(logits_of(model), uncapped)
+        expected = logits_of(load(gemma, "eager", attn_logit_softcapping=None, **settings))
+        torch.testing.assert_close(logits_of(model), expected, atol=1e-3, rtol=0)
+
+
+def test_a_flash_attention_without_the_cap_is_not_taken(gemma, monkeypatch):
+    """transformers takes one from 2.3.3 on, and hands it the cap if it has an argument for it: since 2.6."""
+    from transformers.modeling_flash_attention_utils import _lazy_define_process_function
+
+    from utils.cli import UserError
+    from utils.planner_trainer import choose_attention
+
+    handed = [
+        _lazy_define_process_function(kernel)(8, 8, True, softcap=50.0).get("softcap")
+        for kernel in (lambda q, k, v, softcap=0.0: None, lambda q, k, v: None)
+    ]
+    assert handed == [50.0, None]
+    monkeypatch.setattr("utils.planner_trainer.is_flash_attn_2_available", lambda: True)
+    monkeypatch.setattr("utils.planner_trainer.is_flash_attn_greater_or_equal", lambda version: version < "2.6.0")
+    assert choose_attention("auto", True, str(gemma), {}) == "eager"
+    with pytest.raises(UserError, match=r"before 2\.6 would leave out its attn_logit_softcapping"):
+        choose_attention("flash_attention_2", True, str(gemma), {})
+
+
+def test_a_model_with_attention_sinks_gets_an_attention_that_has_them(tmp_path, monkeypatch, capsys):
+    """For gpt-oss transformers would take FlashAttention 3 instead of 2, fetched from the hub."""
+    from transformers import GptOssConfig
+
+    from utils.cli import UserError
+    from utils.planner_trainer import choose_attention
+
+    GptOssConfig().save_pretrained(tmp_path)
+    monkeypatch.setattr("utils.planner_trainer.is_flash_attn_2_available", lambda: True)
+    assert choose_attention("auto", True, str(tmp_path), {}) == "eager"
+    expected = f"note: {tmp_path}: GptOssForCausalLM does not support sdpa; attention is eager\n"
+    assert capsys.readouterr().err == expected
+    for wanted, name in [("sdpa", "sdpa"), ("flash_attention_2", "FlashAttention 2")]:
+        with pytest.raises(UserError) as error:
+            choose_attention(wanted, True, str(tmp_path), {})
+        reason = f"{tmp_path}: GptOssForCausalLM does not support {name}; give auto"
+        assert str(error.value) == f"--attn_implementation {wanted}: {reason}"
+
+
+@pytest.fixture(scope="module")
+def gemma_examples(gemma, data):
+    """What train_planner.py makes of the eight questions."""
+    import train_planner
+    from prompts import load_prompt
+    from utils.chat import LocalChat
+
+    args = train_planner.build_parser().parse_args(flags_of(data, "-", model_addr=gemma, max_seq_length=4096))
+    records = json.loads((data / "train.json").read_text())
+    return train_planner.build_examples(records, "-", load_prompt("planner"), LocalChat(str(gemma)), args)
+
+
+def own_loss(model, examples):
+    """Mean over all target tokens by the model's own forward, a sequence at a time."""
+    import torch
+
+    total = 0
+    for example in examples:
+        row = {name: torch.tensor([ids]) for name, ids in example.row.items()}
+        with torch.no_grad():
+            total += model(**row).loss.item() * len(example.target)
+    return total / sum(len(example.target) for example in examples)
+
+
+@pytest.mark.parametrize("loss", ["PlannerTrainer", "SFTTrainer"])
+def test_gemma_learns_with_both_of_its_caps(gemma, data, gemma_examples, tmp_path, loss):
+    """At a learning rate of 0: a step of all eight questions, then their validation. SFTTrainer's loss is a GPU's."""
+    patch = f"planner_trainer.PlannerTrainer.compute_loss = planner_trainer.{loss}.compute_loss\nimport train_planner"
+    code = IN_FP32.replace("import train_planner", patch)
+    flags = ["--model_addr", gemma, "--validation_addr", data / "train.json", "--learning_rate", "0"]
+    done = train_in_fp32(data, tmp_path / "planner", *flags, "--gradient_accumulation_steps", "8", code=code)
+    assert done.returncode == 0, done.stderr
+    assert f"note: {gemma}: sdpa would leave out its attn_logit_softcapping; attention is eager\n" in done.stderr
+    assert "; fp32; attention: eager; " in done.stdout
+    assert json.loads((tmp_path / "planner/manifest.json").read_text())["attention"] == "eager"
+    expected = own_loss(load(gemma, "eager"), gemma_examples)
+    (evaluation,) = [entry["eval_loss"] for entry in log_of(tmp_path / "planner") if "eval_loss" in entry]
+    assert [*losses_of(tmp_path / "planner"), evaluation] == pytest.approx([expected] * 2, rel=1e-4)
+    for without in ("attn_logit_softcapping", "final_logit_softcapping"):
+        assert own_loss(load(gemma, "eager", **{without: None}), gemma_examples) != pytest.approx(expected, rel=1e-3)
+
+
+def test_plans_of_an_evaluation_have_the_cap(gemma, gemma_examples):
+    """Greedy, with a cache, as a whole forward of all tokens would write them."""
+    from contextlib import nullcontext
+    from types import SimpleNamespace
+
+    import torch
+
+    from utils.chat import LocalChat
+    from utils.planner_trainer import PlannerTrainer, load_base
+
+    def plan_of(model, example):
+        accelerator = SimpleNamespace(device="cpu", autocast=nullcontext)
+        trainer = SimpleNamespace(model=model, accelerator=accelerator, _chat=chat, _max_seq_length=example.length + 20)
+        return PlannerTrainer._generate(trainer, example)[0]
+
+    chat, example = LocalChat(str(gemma)), gemma_examples[0]
+    model = load_base(str(gemma), {}, torch.float32, "eager").eval()
+    ids = list(example.prompt)
+    with torch.no_grad():
+        while len(ids) < example.length + 20 and ids[-1] != chat.end_of_turn:
+            ids.append(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax().item())
+    expected = chat.tokenizer.decode(ids[len(example.prompt) :], skip_special_tokens=True)
+    assert plan_of(model, example) == expected
+    assert plan_of(load(gemma, "sdpa"), example) != expected
+
+
+def test_sdpa_is_refused_for_gemma_before_the_weights_load(gemma, data, tmp_path):
+    code = IN_FP32.replace("import train_planner", "planner_trainer.load_base = None\nimport train_planner")
+    flags = ["--model_addr", gemma, "--attn_implementation", "sdpa"]
+    done = train_in_fp32(data, tmp_path / "planner", *flags, code=code)
+    assert done.returncode == 2
+    reason = f"{gemma}: sdpa would leave out its attn_logit_softcapping; give auto"
+    assert done.stderr.endswith(f"error: --attn_implementation sdpa: {reason}\n")
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "planner").glob("checkpoint-*"))

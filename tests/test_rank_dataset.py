@@ -309,6 +309,48 @@ def test_a_killed_ranking_with_a_cache_embeds_only_what_is_missing(tmp_path, enc
     assert [len(texts) for texts in embedded] == [0, 0, 0, 6]
 
 
+# rank_dataset.py in blocks of two questions, where from the second block on no memory is left for large batches.
+SMALL = """
+import torch
+from transformers import BertModel
+import retrieval.rank_dataset
+from utils.cli import run_script
+forward, padded = BertModel.forward, []
+def small_forward(self, input_ids, **more):
+    padded.append(input_ids.numel())
+    if input_ids.numel() > 600 and sum(padded) > 2000:
+        torch.empty(1 << 62, dtype=torch.uint8)
+    return forward(self, input_ids=input_ids, **more)
+BertModel.forward = small_forward
+retrieval.rank_dataset.BLOCK = 6
+torch.get_num_threads = lambda: 8
+run_script(retrieval.rank_dataset.main)
+"""
+
+
+def test_out_of_memory_names_a_batch_size_that_ranks_the_same(tmp_path, encoder_folder):
+    """With the error that torch raises on a CPU; what is ranked until then is kept."""
+    records = many_records(8)
+    for record in records:
+        for post in record["profile"]:
+            post["text"] = f"{post['text']} " * 75  # 300 tokens
+    source, output = write(tmp_path / "in.json", records), tmp_path / "ranked.json"
+    flags = ["--model_name", str(encoder_folder), "--device", "cpu"]
+    rank(source, tmp_path / "expected.json", *flags)
+    command = [sys.executable, "-c", SMALL, "--input_dataset_addr", source, "--output_dataset_addr", output, *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.endswith(
+        "error: out of memory: 6 texts of up to 302 tokens at a time, on cpu\n"
+        "  give --batch_size 1; what is ranked so far is kept\n"
+    )
+    assert "Traceback" not in done.stderr
+    assert not output.exists()
+    subprocess.run([*command, "--batch_size", "1"], cwd=ROOT, check=True)
+    assert output.read_bytes() == (tmp_path / "expected.json").read_bytes()
+    assert manifest(output)["resumed"] == 2
+
+
 def test_other_settings_are_refused_unless_overwrite(tmp_path, encoder_folder):
     source, output = write(tmp_path / "in.json", make_records()), tmp_path / "out.json"
     options = ["--model_name", encoder_folder, "--device", "cpu"]

@@ -1,4 +1,4 @@
-"""A random Qwen 2 of two layers with a chat template, small enough to build and to train in a test."""
+"""A random Qwen 2 and a random Gemma 2 with chat templates, small enough to build and to train in a test."""
 
 import json
 from pathlib import Path
@@ -35,6 +35,41 @@ def save_tiny_chat(folder: Path, seed: int = 0, hidden_size: int = 128, max_posi
         initializer_range=0.1,
     )
     Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def save_tiny_gemma(folder: Path, **settings: Any) -> Path:
+    """A random Gemma 2 of two layers, the first with a sliding window; its caps are low, so that they change a lot.
+
+    As of the real one, its chat template refuses a system message.
+    """
+    import torch
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    tokenizer = make_tokenizer()
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    tokenizer.chat_template = refusal + TEMPLATE
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 16,
+        "attn_logit_softcapping": 1.0,
+        "final_logit_softcapping": 2.0,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.3,
+    }
+    Gemma2ForCausalLM(Gemma2Config(**config | settings)).save_pretrained(folder)
     return folder
 
 

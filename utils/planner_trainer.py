@@ -27,12 +27,19 @@ from datasets.utils.logging import disable_progress_bar
 from peft import LoraConfig
 from safetensors import SafetensorError
 from torch.utils.data import DataLoader, Sampler
-from transformers import AutoModelForCausalLM, GenerationConfig, PrinterCallback, TrainerCallback
-from transformers.utils import is_flash_attn_2_available
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PrinterCallback,
+    TrainerCallback,
+)
+from transformers.utils import is_flash_attn_2_available, is_flash_attn_greater_or_equal
 from trl import SFTConfig, SFTTrainer
 
 from utils.chat import LocalChat
-from utils.cli import UserError
+from utils.cli import UserError, is_first_process
 from utils.model_output import Parsed
 from utils.plans import NO_LOSS, coverage, plan_parser, share_words
 from utils.progress import Progress
@@ -74,7 +81,7 @@ def train(
     """
     quiet_libraries()
     bf16 = has_bf16()
-    attention = choose_attention(args.attn_implementation, bf16)
+    attention = choose_attention(args.attn_implementation, bf16, args.model_addr, source)
     model = load_base(args.model_addr, source, torch.bfloat16 if bf16 else torch.float32, attention)
     recorder = Recorder(run, manifest)
     trainer = PlannerTrainer(
@@ -134,20 +141,52 @@ def device_name(count: int) -> str:
     return f"CPU, {len(os.sched_getaffinity(0))} cores" + (f", {count} processes" if count > 1 else "")
 
 
-def choose_attention(wanted: str, bf16: bool) -> str:
+def choose_attention(wanted: str, bf16: bool, model_addr: str, source: dict[str, Any]) -> str:
     """The attention to load the model with, in bfloat16 or float32; FlashAttention 2 computes in 16 bits only.
 
+    "auto" takes none that leaves out a part of the model, and says where it has to take eager for that.
+
     Raises:
-        UserError: FlashAttention 2 is asked for, and not there or not for this type.
+        UserError: FlashAttention 2 is asked for, and not there or not for this type; or what is asked for would leave
+            out a part of the model.
     """
     available = is_flash_attn_2_available()
     if wanted == "flash_attention_2" and not available:
         raise UserError("--attn_implementation flash_attention_2: flash-attn is not installed, or there is no GPU")
     if wanted == "flash_attention_2" and not bf16:
         raise UserError("--attn_implementation flash_attention_2: takes no fp32, and this device has no bf16")
+    unfit = unfit_attention(AutoConfig.from_pretrained(model_addr, trust_remote_code=False, **source))
+    if wanted in unfit:
+        raise UserError(f"--attn_implementation {wanted}: {model_addr}: {unfit[wanted]}; give auto")
     if wanted != "auto":
         return wanted
-    return "flash_attention_2" if available and bf16 else "sdpa"
+    if available and bf16 and "flash_attention_2" not in unfit:
+        return "flash_attention_2"
+    if "sdpa" not in unfit:
+        return "sdpa"
+    if is_first_process():
+        print(f"note: {model_addr}: {unfit['sdpa']}; attention is eager", file=sys.stderr, flush=True)
+    return "eager"
+
+
+def unfit_attention(config: Any) -> dict[str, str]:
+    """The implementations that would leave out a part of a model, and why; eager leaves out none."""
+    unfit = {}
+    if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None:
+        # transformers drops it without a word where the kernel has no such argument; vLLM applies it.
+        unfit["sdpa"] = "sdpa would leave out its attn_logit_softcapping"
+        if not is_flash_attn_greater_or_equal("2.6.0"):
+            unfit["flash_attention_2"] = "FlashAttention before 2.6 would leave out its attn_logit_softcapping"
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if model_class is None:  # no language model; load_base says so
+        return unfit
+    if not model_class._supports_sdpa:  # attention sinks, say
+        unfit["sdpa"] = f"{model_class.__name__} does not support sdpa"
+    known = getattr(model_class, "_compatible_flash_implementations", None) or ["flash_attention_2"]
+    if not model_class._supports_flash_attn or "flash_attention_2" not in known:
+        # transformers would take another FlashAttention instead, fetched from the hub as code.
+        unfit["flash_attention_2"] = f"{model_class.__name__} does not support FlashAttention 2"
+    return unfit
 
 
 def load_base(model_addr: str, source: dict[str, Any], dtype: torch.dtype, attention: str) -> Any:
