@@ -22,6 +22,7 @@ from prompts import Prompt, choose_lead_in, load_prompt
 from utils import cli
 from utils.chat import PAPER_LENGTH, LocalChat, fit_profile
 from utils.cli import UserError
+from utils.devices import check_devices
 from utils.engines import identify_local_model
 from utils.lock import Lock
 from utils.models import adapter_base, cached_commit
@@ -207,6 +208,7 @@ def main(argv: list[str] | None = None) -> int:
     if run.checkpoint == run.folder / f"checkpoint-{args.max_steps}":
         say(f"{args.output_dir}: already finished, left alone")
     else:
+        check_devices()
         say(describe_examples(args.inputs_addr, examples))
         if validation:
             say(describe_examples(args.validation_addr, validation))

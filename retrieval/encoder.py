@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from utils.cli import UserError
+from utils.devices import has_gpu
 from utils.models import cached_commit
 from utils.progress import Progress
 
@@ -67,8 +68,8 @@ def load_encoder(
         dtype: "float32" or "bfloat16", of the weights and all activations.
 
     Raises:
-        UserError: there is no GPU, the model cannot be loaded, or it reads fewer than `max_length` tokens; or a GPU
-            has no memory left for it.
+        UserError: there is no GPU, or one that torch cannot use; the model cannot be loaded, or it reads fewer than
+            `max_length` tokens; or a GPU has no memory left for it.
     """
     # Weights come from safetensors where there are any. A model that has only pytorch_model.bin is read by
     # torch.load(weights_only=True), transformers' default, so no pickled code is run; but transformers would then
@@ -124,12 +125,13 @@ def fitting(what: str, remedy: str) -> Iterator[None]:
 
 
 def pick_devices(device: str) -> list[str]:
-    """Where the model and its replicas go; UserError if there is no GPU and one is asked for."""
+    """Where the model and its replicas go; UserError if one is asked for that is not there, or that torch can't use."""
     import torch
 
-    if device == "cuda" and not torch.cuda.is_available():
+    on_gpu = device != "cpu" and has_gpu()
+    if device == "cuda" and not on_gpu:
         raise UserError("--device cuda: torch sees no GPU here")
-    if device == "cpu" or not torch.cuda.is_available():
+    if not on_gpu:
         return ["cpu"]
     return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
 

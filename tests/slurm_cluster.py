@@ -43,6 +43,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
 SlurmdParameters=config_overrides
+TaskProlog={folder}/task_prolog
 MinJobAge=86400
 KillWait=10
 MessageTimeout=30
@@ -143,6 +144,9 @@ def write_files(folder: Path) -> None:
     (folder / "slurm.conf").write_text(config)
     for number in range(NUM_GPUS):
         make_gpu(folder / f"gpu{number}")
+    # Torch sees none of these GPUs, so every task says that the CPU is meant.
+    (folder / "task_prolog").write_text("#!/bin/sh\necho export CUDA_VISIBLE_DEVICES=\n")
+    (folder / "task_prolog").chmod(0o755)
     (folder / "gres.conf").write_text(f"NodeName=n1 Name=gpu File={folder}/gpu[0-{NUM_GPUS - 1}]\n")
 
 

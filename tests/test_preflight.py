@@ -1,7 +1,7 @@
 """Checks before a job. Files, models, locks, disks and users are real; GPUs are not.
 
-No machine that runs these tests need have a GPU: torch.cuda's device_count, mem_get_info and get_device_properties are
-replaced, nothing above them.
+No machine that runs these tests need have a GPU: torch.cuda's is_available, device_count, mem_get_info and
+get_device_properties are replaced, nothing above them.
 """
 
 import json
@@ -23,6 +23,7 @@ from hub_server import MODEL, serve
 from safetensors.numpy import load_file, save_file
 from test_run_files import HOLD, start
 from tiny_chat import SAMPLE, save_tiny_chat
+from tiny_encoder import save_tiny_encoder
 
 import baselines
 import evaluate_responses
@@ -144,7 +145,8 @@ NO_GPU = "note GPU: none here, so memory is not checked; --gpu_memory GB compute
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
 def parameters_of(folder):
@@ -353,6 +355,7 @@ def gpus(monkeypatch, tmp_path):
     monkeypatch.setenv("CC", "cat")
 
     def install(*free):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
         monkeypatch.setattr("torch.cuda.device_count", lambda: len(free))
         monkeypatch.setattr("torch.cuda.mem_get_info", lambda index: (int(free[index]), 80 * 10**9))
         monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: SimpleNamespace(name=f"Card {index}"))
@@ -427,6 +430,51 @@ def test_a_gpu_that_the_driver_refuses(check, tiny, gpus, monkeypatch):
     code, lines = check("--model_addr", tiny)
     problem = "CUDA error: all CUDA-capable devices are busy or unavailable"
     assert (code, lines[1:]) == (2, [f"FAIL the GPUs cannot be used: {problem}; see nvidia-smi"])
+
+
+@pytest.fixture
+def card(gpus, monkeypatch, tmp_path):
+    """Put one GPU in, of which an nvidia-smi on the PATH tells the compute capability."""
+
+    def install(capability):
+        gpus(79e9)
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin/nvidia-smi").write_text(f'#!/bin/sh\necho "0, Card 0, {capability}"\n')
+        (tmp_path / "bin/nvidia-smi").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    return install
+
+
+@pytest.mark.parametrize("kind", ["generator", "encoder"])
+def test_a_gpu_that_is_too_old(check, tiny, card, tmp_path, kind):
+    card("7.0")
+    model = tiny if kind == "generator" else save_tiny_encoder(tmp_path / "encoder")
+    code, lines = check("--model_addr", model)
+    problem = "GPU 0 (Card 0) has compute capability 7.0, and the kernels of torch and vLLM begin at 7.5; take a newer"
+    assert code == 2
+    assert lines[1].startswith(f"FAIL {problem}") and len(lines) == 2
+    assert check("--model_addr", model, "--gpu_memory", 80)[0] == 0  # one that is elsewhere
+
+
+def test_a_gpu_without_bfloat16(check, tiny, card):
+    card("7.5")
+    what = "GPU 0 (Card 0) has compute capability 7.5, and bfloat16 and FlashAttention begin at 8.0"
+    code, lines = check("--model_addr", tiny)
+    assert code == 0
+    assert lines[1].startswith(f"note {what}: with --dtype auto vLLM takes float16 ")
+    code, lines = check("--model_addr", tiny, "--dtype", "bfloat16")
+    assert (code, lines[1]) == (2, f"FAIL {what}; take another --dtype or a newer GPU")
+
+
+@pytest.mark.parametrize("capability", ["8.0", "9.0", "12.0", "[N/A]"])
+def test_gpus_that_are_meant(check, tiny, card, capability):
+    card(capability)
+    for dtype in ("auto", "bfloat16"):
+        code, lines = check("--model_addr", tiny, "--dtype", dtype)
+        assert code == 0
+        assert lines[1] == "ok   GPU 0: Card 0, 79.0 of 80.0 GB free"
 
 
 def test_a_gpu_that_is_elsewhere(check, tiny, monkeypatch):

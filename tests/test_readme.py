@@ -1,4 +1,4 @@
-"""Every command of the README is one its script takes: pasted into a shell, with only the script itself left out."""
+"""Every command of README and docs is one its script takes: pasted into a shell, with only the script left out."""
 
 import importlib.util
 import re
@@ -14,8 +14,9 @@ from utils.study import CATEGORIES as DATASETS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```shell\n(.*?)```", README, re.DOTALL)
-COMMANDS = [block for block in BLOCKS if block.startswith(("python ", "accelerate ", "for "))]
+PAGES = "\n".join([README, *(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/*.md")))])
+BLOCKS = re.findall(r"```shell\n(.*?)```", PAGES, re.DOTALL)
+COMMANDS = [block for block in BLOCKS if block.startswith(("python ", "accelerate ", "for ", "CUDA_VISIBLE_DEVICES"))]
 VARIABLES = "".join(block for block in BLOCKS if block.startswith(("DATA=", "CATEGORIES=")))
 
 
@@ -80,5 +81,5 @@ def test_it_prints_the_papers_table_2():
 
 
 def test_files_it_names_exist():
-    for name in set(re.findall(r"`([\w/]+\.(?:py|txt|md))`", README)):
+    for name in set(re.findall(r"`((?!vllm/|flashinfer/|xgrammar/)[\w/]+\.(?:py|txt|md))`", PAGES)):
         assert (ROOT / name).exists(), name

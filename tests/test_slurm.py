@@ -612,6 +612,20 @@ def test_a_mistake_is_not_made_twice(queue, api, tmp_path):
 
 
 @on_a_cluster
+def test_a_gpu_that_slurm_gave_and_torch_cannot_use(queue, encoder, tmp_path):
+    """Found by the job's first command; the variables are SLURM's own, but for the one that its task prolog empties."""
+    (tmp_path / "python").write_text(f'#!/bin/sh\nCUDA_VISIBLE_DEVICES=0 exec {sys.executable} "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    names = {"INPUTS": str(SAMPLE / "test.json"), "OUTPUT": f"{tmp_path}/ranked.json", "ENCODER": encoder}
+    job = queue.sbatch("rank", PYTHON=str(tmp_path / "python"), **names)
+    queue.cluster.wait(job)
+    (fields,) = queue.cluster.jobs(job)
+    assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == ("FAILED", "2:0", "0")
+    assert "FAIL SLURM gave this job GPUs (1), but torch sees none; " in queue.log("rank")
+    assert not Path(names["OUTPUT"]).exists()
+
+
+@on_a_cluster
 def test_a_task_that_is_killed_again_and_again_is_given_up(queue, gate, api, tmp_path):
     cluster, output = queue.cluster, tmp_path / "none.json"
     names = {"MODEL": "m", "INPUTS": str(SAMPLE / "test.json"), "OUTPUT": str(output), "MAX_REQUEUES": "1"}

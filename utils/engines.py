@@ -8,9 +8,7 @@ import logging
 import multiprocessing
 import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ import psutil
 
 from utils.chat import Rendered
 from utils.cli import UserError
+from utils.devices import ask_nvidia_smi, has_gpu
 from utils.memory import check_gpu_count, check_gpu_free
 from utils.models import adapter_base, adapter_config, check_model, model_fingerprint, model_folder
 from utils.run_files import without_password
@@ -133,18 +132,20 @@ class VLLMEngine:
             max_model_len: tokens of prompt and output together.
 
         Raises:
-            UserError: a GPU has less free memory than --gpu_memory_utilization asks for, or cannot do
-                --batch_invariant.
+            UserError: a GPU is here that torch cannot use, has less free memory than --gpu_memory_utilization asks
+                for, or cannot do --batch_invariant.
         """
         _quiet_libraries(args.log_level)
         # Spawned processes import this file, which ties their lives to ours (see the end); forked ones don't.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-        on_gpu = _has_gpu()
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # vLLM would report every start
+        on_gpu = has_gpu()
         if args.batch_invariant or is_batch_invariant():
             _check_batch_invariance(args.tensor_parallel_size, on_gpu)
             os.environ[BATCH_INVARIANT] = "1"  # before vllm is imported, which reads it; its processes inherit it
         if on_gpu:
             _check_gpus(args.tensor_parallel_size, args.gpu_memory_utilization)
+            _set_gpu_defaults()
         else:
             _set_cpu_defaults()
 
@@ -279,12 +280,6 @@ def read_api_key(path: str | None) -> str:
     return key
 
 
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
 def _quiet_libraries(log_level: str) -> None:
     """Keep vLLM and PyTorch silent below errors, in their own processes too, unless --log_level asks for more."""
     quiet = log_level == "warning"
@@ -317,9 +312,20 @@ def _set_cpu_defaults() -> None:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, min(8, int(free / 4)))))  # GiB
 
 
+def _set_gpu_defaults() -> None:
+    """vLLM's settings for a GPU, where the user has not set them: without what FlashInfer compiles at each start.
+
+    For that it needs nvcc and ninja, which vLLM 0.32 looks for before its other uses of FlashInfer, but not before
+    these two: it would die of it. The sampler serves only requests with neither a seed nor greedy decoding, which are
+    none of ours but those of vLLM's warm-up; the all-reduce several Hoppers, which have vLLM's own as well.
+    """
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")
+
+
 def _check_gpus(count: int, utilization: float) -> None:
     """Refuse too few GPUs, or one that another process holds, before minutes of loading end in vLLM's own error."""
-    lines = _ask_nvidia_smi("index,memory.free,memory.total")
+    lines = ask_nvidia_smi("index,memory.free,memory.total")
     rows = [re.fullmatch(r"(\d+), (\d+), (\d+)", line) for line in lines or []]
     if lines is None or not all(rows):
         return  # a part of a GPU named by its UUID, or one without memory of its own: vLLM looks itself, later
@@ -335,20 +341,9 @@ def _check_batch_invariance(count: int, on_gpu: bool) -> None:
     if not on_gpu:
         raise UserError(f"{what}; none is here")
     # What is not told is a part of a GPU (MIG), which only those have that are new enough.
-    for capability in (_ask_nvidia_smi("compute_cap") or [])[:count]:
+    for capability in (ask_nvidia_smi("compute_cap") or [])[:count]:
         if re.fullmatch(r"\d+\.\d+", capability) and float(capability) < BATCH_INVARIANT_FROM:
             raise UserError(f"{what}; here it is {capability}")
-
-
-def _ask_nvidia_smi(fields: str) -> list[str] | None:
-    """A line for each visible GPU; None where nvidia-smi is missing or doesn't tell."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        query.append(f"--id={visible}")
-    answer = subprocess.run(query, capture_output=True, text=True)
-    return None if answer.returncode else answer.stdout.strip().splitlines()
 
 
 def _lora_settings(adapters: list[str]) -> dict[str, Any]:

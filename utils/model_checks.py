@@ -12,6 +12,7 @@ from typing import Any
 from utils.chat import PAPER_LENGTH, LocalChat, choose_length
 from utils.check_report import Report
 from utils.cli import UserError
+from utils.devices import MEANT, check_devices, find_capabilities, has_gpu
 from utils.judge_length import judge_length
 from utils.memory import (
     ALLOWANCE,
@@ -62,6 +63,8 @@ def check_models(report: Report, args: Namespace, records: list[dict[str, Any]])
     lengths += [(args.evaluator_llm, of_judge)] if args.evaluator_llm else []
     found = [(name, report.attempt(check_local_model, report, name, args, length)) for name, length in lengths]
     if all(model == "encoder" for _, model in found):
+        if args.gpu_memory is None:
+            report.attempt(check_devices)
         return  # it takes the memory it needs, not a share of the GPU
     gpu_memory = report.attempt(check_gpus, report, args)
     for name, model in found:
@@ -108,14 +111,29 @@ def check_gpus(report: Report, args: Namespace) -> float | None:
     if args.gpu_memory is not None:
         report.note(f"GPU: computed for {count} of {args.gpu_memory:g} GB; those here are not looked at")
         return args.gpu_memory * GB
-    gpus = find_gpus()
-    if not gpus:
+    if not has_gpu():
         report.note("GPU: none here, so memory is not checked; --gpu_memory GB computes for one that is elsewhere")
         return None
+    gpus = find_gpus()
     report.attempt(check_gpu_count, len(gpus), count)
+    report.attempt(check_bfloat16, report, args.dtype)
     for index, gpu in enumerate(gpus[:count]):
         report.attempt(check_gpu, report, index, gpu, utilization)
     return min(gpu.total for gpu in gpus[:count])
+
+
+def check_bfloat16(report: Report, dtype: str) -> None:
+    """Raise UserError where --dtype asks for bfloat16 of a GPU without; else say what is computed in instead."""
+    for gpu, capability in find_capabilities().items():
+        if capability >= MEANT:
+            continue
+        what = f"{gpu} has compute capability {capability}, and bfloat16 and FlashAttention begin at {MEANT}"
+        if dtype == "bfloat16":
+            raise UserError(f"{what}\n  take another --dtype or a newer GPU")
+        report.note(
+            f"{what}: with --dtype auto vLLM takes float16 (for Gemma 2 float32, with twice the memory), "
+            "the planner is trained in fp32"
+        )
 
 
 def check_gpu(report: Report, index: int, gpu: Gpu, utilization: float) -> None:

@@ -1,0 +1,102 @@
+"""Is there a GPU that torch can use? Where one is here and it can't, a run ends instead of taking the CPU for hours."""
+
+import os
+import re
+import shutil
+import subprocess
+
+from utils.cli import UserError
+
+OLDEST = 7.5  # compute capability; for older cards CUDA 13 compiles nothing, and vLLM 0.32's wheel holds no kernels
+MEANT = 8.0  # from here on there are bfloat16 and FlashAttention
+
+
+def has_gpu() -> bool:
+    """Whether to compute on a GPU; UserError as in `check_devices`."""
+    import torch
+
+    check_devices()
+    return torch.cuda.is_available()
+
+
+def check_devices() -> None:
+    """Make sure that the GPUs here can be used, or that none are to be: before weights load.
+
+    Raises:
+        UserError: a GPU is here, or SLURM gave one, but torch sees none, and CUDA_VISIBLE_DEVICES does not hide them
+            all; or one is too old.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        _check_age()
+    elif not _cpu_is_meant() and (gpu := _find_gpu()):
+        raise UserError(
+            f"{gpu}, but torch sees none\n"
+            f"  {_way_out(torch.version.cuda)}\n"
+            '  CUDA_VISIBLE_DEVICES="" says that the CPU is meant (so does --device cpu, where a script has it)'
+        )
+
+
+def find_capabilities() -> dict[str, float]:
+    """The compute capability of each visible GPU, by a name for messages; nothing where nvidia-smi doesn't tell."""
+    lines = ask_nvidia_smi("index,name,compute_cap") or []
+    rows = [re.fullmatch(r"(\d+), (.+), (\d+\.\d+)", line) for line in lines]
+    return {f"GPU {row[1]} ({row[2]})": float(row[3]) for row in rows if row}
+
+
+def ask_nvidia_smi(fields: str) -> list[str] | None:
+    """A line for each visible GPU; None where nvidia-smi is missing or doesn't tell."""
+    query = [f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        query.append(f"--id={visible}")
+    return _call_nvidia_smi(*query)
+
+
+def _call_nvidia_smi(*arguments: str) -> list[str] | None:
+    if shutil.which("nvidia-smi") is None:
+        return None
+    answer = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True)
+    return None if answer.returncode else answer.stdout.strip().splitlines()
+
+
+def _cpu_is_meant() -> bool:
+    """CUDA_VISIBLE_DEVICES begins with what is no GPU ("", "-1"): CUDA takes none that stands behind it."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible is not None and re.match(r"\s*(\d|GPU-|MIG-)", visible) is None
+
+
+def _find_gpu() -> str | None:
+    """What says that a GPU is here; None where nothing does."""
+    listed = [line for line in _call_nvidia_smi("-L") or [] if line.startswith("GPU ")]
+    if listed:
+        return f"{listed[0].partition(' (UUID')[0]} is here"
+    # By their manuals sbatch and srun set this one, for the step and its node. SLURM_JOB_GPUS also stands in the shell
+    # that salloc opens on a login node.
+    count = os.environ.get("SLURM_GPUS_ON_NODE", "0")
+    return f"SLURM gave this job GPUs ({count})" if count not in ("", "0") else None
+
+
+def _way_out(cuda: str | None) -> str:
+    """What to do about a GPU that torch does not see.
+
+    Args:
+        cuda: the version of CUDA that torch is built for, None for its CPU build.
+    """
+    if cuda is None:
+        return "this torch is the build for CPUs; for the GPU: make setup REQUIREMENTS=requirements.txt"
+    driver = (_call_nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader") or ["not told"])[0]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (
+        f"torch is built for CUDA {cuda}; for CUDA 13 the driver has to be 580 or newer, or cuda-compat to be there; "
+        f"the driver: {driver}" + (f", CUDA_VISIBLE_DEVICES: {visible}" if visible else "") + " (see docs/gpu.md)"
+    )
+
+
+def _check_age() -> None:
+    for gpu, capability in find_capabilities().items():
+        if capability < OLDEST:
+            raise UserError(
+                f"{gpu} has compute capability {capability}, and the kernels of torch and vLLM begin at {OLDEST}\n"
+                "  take a newer GPU (docs/gpu.md), or leave this one out with CUDA_VISIBLE_DEVICES"
+            )
