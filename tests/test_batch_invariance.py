@@ -89,7 +89,7 @@ def pretend(tmp_path):
 def run(environment, model, output, *flags, code=0, script="baselines"):
     arguments = ["--model_addr", model, "--inputs_addr", SAMPLE, "--output_addr", output, "--limit", "1", *flags]
     command = [sys.executable, "-c", ON_A_GPU.format(script), *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == code, done.stderr
     return done
 
@@ -139,7 +139,7 @@ def test_on_a_cpu_it_is_refused(model, tmp_path, flags, variable):
     command = [sys.executable, "baselines.py", "--model_addr", model, "--inputs_addr", SAMPLE]
     done = subprocess.run(
         [*map(str, command), "--output_addr", tmp_path / "answers.json", *flags],
-        cwd=ROOT, capture_output=True, text=True, timeout=300,
+        cwd=ROOT, capture_output=True, text=True, timeout=600,
         env={**os.environ, NAME: variable, "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (2, f"{REFUSAL}none is here\n")
@@ -156,7 +156,7 @@ def test_a_model_behind_an_api_is_refused(tmp_path, script, monkeypatch):
                                "--score_addr", "out.json"],
     }[script]  # fmt: skip
     command = [sys.executable, ROOT / f"{script}.py", "--inputs_addr", SAMPLE, "--openai", "--batch_invariant", *more]
-    done = subprocess.run(list(map(str, command)), cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(list(map(str, command)), cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 2
     assert "error: --batch_invariant: is for models that run here, not behind --openai" in done.stderr
     assert not (tmp_path / "out.json").exists()

@@ -27,7 +27,7 @@ def run(environment, *command, **flags):
     environment = {**os.environ, **environment, "VLLM_CPU_KVCACHE_SPACE": "1"}
     done = subprocess.run(
         [sys.executable, *map(str, command), *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=400, env=environment,
+        cwd=ROOT, capture_output=True, text=True, timeout=900, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done

@@ -209,7 +209,7 @@ def find(url, cache, code=0, offline="0"):
     """Where another process finds the model, or what it says."""
     environment = {**os.environ, "HF_HOME": f"{cache}.home", "HF_ENDPOINT": url, "HF_HUB_OFFLINE": offline}
     done = subprocess.run(
-        [sys.executable, "-c", FIND, MODEL, str(cache)], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", FIND, MODEL, str(cache)], env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == code, done.stderr
     assert not list(Path(f"{cache}.home").rglob("models--*"))

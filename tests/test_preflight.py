@@ -183,7 +183,7 @@ def test_a_hub_model_of_which_only_what_is_read_was_fetched(check, tiny, tmp_pat
         environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
         command = [sys.executable, "-m", "huggingface_hub.cli.hf", "download", MODEL, "--cache-dir", tmp_path / "cache"]
         patterns = ["--include", "*.safetensors", "--include", "*.json", "--include", "*.jinja"]
-        subprocess.run([*command, *patterns], env=environment, check=True, capture_output=True, timeout=300)
+        subprocess.run([*command, *patterns], env=environment, check=True, capture_output=True, timeout=600)
         [commit] = hub.commits
     assert list((tmp_path / "cache").rglob(f"trees/{commit}.json"))
     code, lines = check("--model_addr", MODEL, "--cache_dir", tmp_path / "cache")
