@@ -67,7 +67,7 @@ def train(*arguments, launcher=(), **environment):
 
 
 def finish(process):
-    printed, _ = process.communicate(timeout=600)
+    printed, _ = process.communicate(timeout=900)
     assert process.returncode == 0, printed
     return printed
 
@@ -321,7 +321,7 @@ def test_a_run_that_is_ended_goes_on_as_if_nothing_had_happened(uninterrupted, d
     log = output / "training_log.jsonl"
     wait_for(lambda: log.exists() and '"step": 5' in log.read_text())
     process.send_signal(ending)
-    printed, _ = process.communicate(timeout=600)
+    printed, _ = process.communicate(timeout=900)
     assert process.returncode == (130 if ending == signal.SIGTERM else -9), printed
     assert "Traceback" not in printed
     assert not (output / "checkpoint-8").exists()
@@ -593,7 +593,7 @@ def test_what_the_model_cannot_do_is_named_and_the_earlier_run_stays(uninterrupt
     output, _ = uninterrupted
     before = {path: path.stat().st_mtime_ns for path in output.rglob("*")}
     process = train(*short_run(data, output, seed=1), *flags, "--overwrite")
-    printed, _ = process.communicate(timeout=600)
+    printed, _ = process.communicate(timeout=900)
     assert process.returncode == 2
     assert "error: " + message.format(model=data / "model") in printed and "Traceback" not in printed
     assert {path: path.stat().st_mtime_ns for path in output.rglob("*")} == before
