@@ -36,7 +36,7 @@ from utils.cli import UserError
 from utils.make_table import judge_notes
 from utils.plans import one_line
 from utils.records import check_counts_unanswered, check_digest, quote, read_json, read_scores
-from utils.run_files import file_hash, prepare_output, read_manifest, write_atomically
+from utils.run_files import manifest_of, prepare_output, write_atomically
 from utils.scoring import SYSTEMS, pair_result, result_by_default
 from utils.significance import differences
 from utils.system_scores import (
@@ -323,8 +323,8 @@ def judged_responses(paths: list[str]) -> Iterator[tuple[str, str]]:
     """
     found = []
     for path in paths:
-        manifest = read_manifest(path)
-        if manifest is None or manifest["output_sha256"] != file_hash(path):
+        manifest = manifest_of(path)
+        if manifest is None:
             return
         responses = manifest["fingerprint"].get("responses")
         found += [(path, digest) for digest in (responses if isinstance(responses, list) else [responses])]

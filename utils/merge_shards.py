@@ -24,7 +24,7 @@ from utils.cli import UserError
 from utils.generation import describe_records
 from utils.journal import Journal, Key, open_journal, read_journal
 from utils.records import collect_responses, first_five, read_dataset, read_plans, read_responses, select_questions
-from utils.run_files import differences, file_hash, read_manifest
+from utils.run_files import differences, file_hash, manifest_of, read_manifest
 from utils.scoring import SCORINGS, is_outdated, score_file
 
 Record = dict[str, Any]
@@ -118,8 +118,8 @@ def read_shard(path: str) -> Shard:
         return Shard(path, fingerprint, entries, manifest if is_its else {})
     if not Path(path).is_file():
         raise UserError(f"{path}: no such file")
-    manifest = read_manifest(path)
-    if manifest is None or manifest["output_sha256"] != file_hash(path):
+    manifest = manifest_of(path)
+    if manifest is None:
         raise UserError(
             f"{path}: has no manifest, or was changed since it was written; only whole shards can be merged"
         )

@@ -31,7 +31,7 @@ from utils.lock import Lock
 from utils.memory import GB
 from utils.model_checks import check_models
 from utils.records import read_dataset
-from utils.run_files import file_hash, read_manifest
+from utils.run_files import manifest_of, read_manifest
 
 # An answer of 2048 tokens is about 10 kB; the journal and the output hold it as it came and as it was read, and the
 # output is written beside its name first: six times that.
@@ -160,8 +160,8 @@ def describe_output(path: Path) -> str:
         UserError: a damaged journal.
     """
     if path.exists():
-        manifest = read_manifest(path)
-        if manifest and manifest["output_sha256"] == file_hash(path):
+        manifest = manifest_of(path)
+        if manifest is not None:
             if manifest.get("missing"):
                 return f"not whole, {manifest['missing']} pieces are missing: the same command goes on"
             return "finished already: the same command leaves it alone"

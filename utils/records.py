@@ -16,7 +16,7 @@ from typing import Any
 
 from utils.cli import UserError, describe_missing
 from utils.model_output import LEVELS
-from utils.run_files import file_hash, read_manifest
+from utils.run_files import manifest_of
 from utils.scoring import question_score
 
 
@@ -437,9 +437,8 @@ def match_responses(
 
 def refuse_gaps(path: str | Path) -> None:
     """Raise UserError where the manifest beside a response file says that a server failed to give some of it."""
-    manifest = read_manifest(path)
-    if manifest is not None and manifest.get("missing") and manifest["output_sha256"] == file_hash(path):
-        count = manifest["missing"]
+    manifest = manifest_of(path)
+    if manifest is not None and (count := manifest.get("missing")):
         again = "it" if count == 1 else "them"
         raise UserError(
             f"{path}: {describe_missing(count, 'answer')}\n"

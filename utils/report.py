@@ -36,7 +36,7 @@ from utils.records import (
     read_responses,
 )
 from utils.report_figures import category_of, heat_map, score_panels
-from utils.run_files import file_hash, prepare_output, read_manifest, write_atomically
+from utils.run_files import file_hash, manifest_of, prepare_output, write_atomically
 from utils.show_answers import VERDICTS
 from utils.system_scores import System, check_judged_alike, read_systems
 from utils.wordings import wording_note
@@ -160,8 +160,8 @@ def read_side(name: str, kinds: dict[str, list[str]], questions: dict[str, Recor
         responses = read_responses(path)
         match_responses(list(questions.values()), responses, path, questions, allow_partial=True)
         add_new(side.responses, responses, path)
-        manifest = read_manifest(path)
-        if manifest is not None and manifest["output_sha256"] == file_hash(path):
+        manifest = manifest_of(path)
+        if manifest is not None:
             side.inputs |= dict.fromkeys(responses, manifest["fingerprint"].get("inputs"))
     for path in kinds["plans"]:
         plans = read_plans(path)

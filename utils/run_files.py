@@ -43,8 +43,8 @@ def prepare_output(path: str | Path, fingerprint: dict[str, Any], overwrite: boo
     _finish_interrupted_publish(path)
     if not path.exists():
         return False
-    manifest = read_manifest(path)
-    if manifest is None or manifest["output_sha256"] != file_hash(path):
+    manifest = manifest_of(path)
+    if manifest is None:
         problem = "exists, and was not written by this script or was changed since"
     elif differing := differences(manifest["fingerprint"], fingerprint):
         problem = f"was made with other settings: {differing}"
@@ -212,6 +212,12 @@ def read_manifest(path: str | Path) -> dict[str, Any] | None:
     """The manifest beside an output, None where there is none that can be read."""
     manifest = _read_fingerprinted(_manifest_path(Path(path)))
     return manifest if manifest is not None and "output_sha256" in manifest else None
+
+
+def manifest_of(path: str | Path) -> dict[str, Any] | None:
+    """`read_manifest`, but None too where the output was changed since: then it tells nothing of what is there."""
+    manifest = read_manifest(path)
+    return manifest if manifest is not None and manifest["output_sha256"] == file_hash(path) else None
 
 
 def write_folder_manifest(folder: str | Path, manifest: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from utils.cli import UserError
 from utils.plans import one_line
 from utils.records import first_five, quote, read_scores
-from utils.run_files import file_hash, read_manifest
+from utils.run_files import manifest_of
 from utils.scoring import COMMUNITIES, question_score_unscored_as_zero
 
 # Of a score file's fingerprint what changes a verdict: who judged, asked what, and how the verdict was drawn.
@@ -187,8 +187,8 @@ def check_same_judge(paths: Iterable[str]) -> list[str]:
 
 
 def _judge_settings(path: str) -> dict[str, Any] | None:
-    manifest = read_manifest(path)
-    if manifest is None or manifest["output_sha256"] != file_hash(path):
+    manifest = manifest_of(path)
+    if manifest is None:
         return None
     return {name: manifest["fingerprint"].get(name) for name in JUDGE_SETTINGS}
 

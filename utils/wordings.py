@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from prompts import wording
-from utils.run_files import file_hash, read_manifest
+from utils.run_files import manifest_of
 from utils.system_scores import System
 
 NOT_KNOWN = "not known"
@@ -19,8 +19,8 @@ Told = dict[str, dict[str, list[str]]]  # of a prompt or a kind of output what i
 
 def origin_of(path: str) -> dict[str, Any] | None:
     """How the responses in a file were asked for, by the manifest beside it; None where that is not known."""
-    manifest = read_manifest(path)
-    if manifest is None or manifest["output_sha256"] != file_hash(path):
+    manifest = manifest_of(path)
+    if manifest is None:
         return None
     fingerprint = manifest["fingerprint"]
     prompts = {**fingerprint.get("plan_prompt", {}), **fingerprint.get("prompt", {})}
@@ -56,8 +56,8 @@ def collect(systems: Iterable[System]) -> tuple[Told, Told, Told]:
 
 def _facts(path: str) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     """What the manifest beside a score file tells."""
-    manifest = read_manifest(path)
-    if manifest is None or manifest["output_sha256"] != file_hash(path):
+    manifest = manifest_of(path)
+    if manifest is None:
         return {"prompt": NOT_KNOWN}, {"prompt": NOT_KNOWN}, {"judge": NOT_KNOWN, "answers": NOT_KNOWN}
     judge = {name: wording(name, digest) for name, digest in manifest["fingerprint"].get("prompt", {}).items()}
     [origin] = manifest.get("answers") or [None]
