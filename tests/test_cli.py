@@ -298,6 +298,14 @@ def test_a_bug_shows_its_traceback():
     assert result.stderr.endswith("IndexError: list index out of range\n")
 
 
+def test_a_second_signal_while_the_process_leaves_takes_no_hint_away():
+    """As SLURM sends them to a task that is cancelled; here it comes just before the hint is printed."""
+    again = "warnings.filterwarnings = lambda *_: os.kill(os.getpid(), signal.SIGTERM)"
+    result = run_main(f"{again}; os.kill(os.getpid(), signal.SIGTERM); signal.pause()")
+    hint = "interrupted; what is finished is kept, run the same command again\n"
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", hint)
+
+
 def run_into(target, body, stderr=subprocess.PIPE):
     """Run a main() with its output going to `target`, a file or "nobody": a pipe that nobody reads."""
     script = f"from utils.cli import *\ndef main():\n    {body}\nrun_script(main)"

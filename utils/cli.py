@@ -57,9 +57,10 @@ def run_script(main: Callable[[], int]) -> None:
         _stop_on_signal(code)
     except KeyboardInterrupt:
         code = INTERRUPTED
-        _stop_on_signal(code)
+        _on_signals(_leave)  # SLURM sends a cancelled task several: the hint is given twice rather than not at all
         warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # the signal came before it was
         print(RESUME_HINT, file=sys.stderr)
+        _stop_on_signal(code)
     sys.exit(code)
 
 
@@ -107,8 +108,12 @@ def describe_os_error(error: OSError) -> str:
 
 def _stop_on_signal(code: int) -> None:
     """From here on there is nothing left to interrupt: a signal ends the process on the spot, with this code."""
+    _on_signals(lambda *_: os._exit(code))
+
+
+def _on_signals(handler: Callable[[int, object], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: os._exit(code))
+        signal.signal(number, handler)
 
 
 def is_first_process() -> bool:
