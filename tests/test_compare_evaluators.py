@@ -380,6 +380,7 @@ class TestHumans:
         assert figures["human"] == {
             "num_questions": 5,
             "num_raters": 2,
+            "num_rated_by_all": 5,
             "first": 1,
             "second": 1,
             "tie": 3,
@@ -405,6 +406,16 @@ class TestHumans:
         row = study.row(study.human({"a": ["first"], "b": "second"}), pairs)
         assert row["accuracy"] == 1
 
+    def test_choices_and_lists_in_one_file(self, study):
+        """The kappa is that of the questions which both rated, whatever was rated by one alone."""
+        alone = {"v": "second", "w": ["tie"], "x": "first"}
+        files = [study.direct(name, dict.fromkeys("vwxabcde", 0.5)) for name in ("1.json", "2.json")]
+        out, figures = study.run("--human_addr", study.human(alone | TWO_RATERS), "--evaluator", "A", *files)
+        both = {"num_raters": 2, "num_rated_by_all": 5, "kappa": pytest.approx((15 - 8) / (25 - 8))}
+        assert figures["human"] == {"num_questions": 8, "first": 2, "second": 2, "tie": 4, "no_majority": 2, **both}
+        assert figures["evaluators"][0]["accuracy"] == 4 / 8
+        assert "- Humans, 2 raters of 5 of 8 questions, fewer of the others: first 2, second 2, tie 4; " in out
+
     def test_raters_that_always_say_the_same_have_no_kappa(self, study):
         pairs = study.pairwise("p.json", {"a": "win"})
         out, figures = study.run("--human_addr", study.human({"a": ["first", "first"]}), "--evaluator", "P", pairs)
@@ -423,14 +434,9 @@ class TestHumans:
             ({"a": None}, """: id 'a': None where "first", "second" or "tie" belongs, or a list of these"""),
             ({}, """: not an object {question id: "first", "second" or "tie"}, or an empty one"""),
             (["first"], """: not an object {question id: "first", "second" or "tie"}, or an empty one"""),
-            (
-                {"a": ["first", "tie"], "b": "first"},
-                ": id 'b': 1 choices, but id 'a' has 2\n"
-                "  every rater chooses for every question; leave out what not all have rated",
-            ),
         ],
     )
-    def test_a_file_that_is_none_of_the_two_forms(self, study, content, expected):
+    def test_a_file_with_something_else_than_choices(self, study, content, expected):
         pairs, human = study.pairwise("p.json", {"a": "win"}), study.human(content)
         assert refusal("--human_addr", human, "--evaluator", "P", pairs) == f"{human}{expected}"
 

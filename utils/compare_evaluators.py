@@ -8,10 +8,9 @@
 An evaluator is a name and the score files that evaluate_responses.py wrote for two systems: of the strategies aspect
 and direct the first system's file and the second system's, of pairwise the one file. Where there is a file a category,
 give --evaluator with the same name once a category. First and second are the same systems for all evaluators and for
-the humans, who have one file, with a choice a question or a list of them, a rater each:
+the humans, who have one file, with a choice a question or a list of them, a rater each, of any number:
 
-  {"question id": "first", "another id": "tie", "a third": "second"}
-  {"question id": ["first", "first"], "another id": ["tie", "second"], "a third": ["second", "second"]}
+  {"question id": "first", "another id": ["tie", "second"], "a third": ["second", "second"]}
 
 The humans' outcome of a question is what more than half of the raters say, else a tie. The tables go to stdout.
 """
@@ -275,10 +274,10 @@ def add_questions(evaluator: Evaluator, systems: list[dict[str, dict[str, Any]]]
 
 
 def read_human(path: str) -> dict[str, list[str]]:
-    """The choices of all raters by question id, as many a question, each one of `PREFERENCES`.
+    """The choices of the raters by question id, one or more a question, each one of `PREFERENCES`.
 
     Raises:
-        UserError: the file is none of the two forms, or holds no questions.
+        UserError: a question has neither a choice nor a list of them, or there are no questions.
     """
     choices = read_json(path)
     if not isinstance(choices, dict) or not choices:
@@ -291,12 +290,6 @@ def read_human(path: str) -> dict[str, list[str]]:
         for choice in its:
             if not isinstance(choice, str) or choice not in PREFERENCES:
                 raise UserError(f'{where}: {quote(choice)} where "first", "second" or "tie" belongs')
-        given, (other_id, others) = len(its), next(iter(choices.items()))
-        if given != len(others):
-            raise UserError(
-                f"{where}: {given} choices, but id {quote(other_id)} has {len(others)}\n"
-                "  every rater chooses for every question; leave out what not all have rated"
-            )
     return choices
 
 
@@ -359,17 +352,20 @@ def human_figures(choices: dict[str, list[str]]) -> dict[str, Any]:
     """The humans' own figures.
 
     Returns:
-        num_questions, num_raters; the outcomes first, second and tie in questions, and no_majority, those of the ties
-        that are ties for lack of a majority; kappa: Cohen's, of two raters, else None.
+        num_questions; num_raters: the most that a question has; num_rated_by_all: questions that have as many; the
+        outcomes first, second and tie in questions, and no_majority, those of the ties that are ties for lack of a
+        majority; kappa: Cohen's, of two raters over the questions that both rated, else None.
     """
     outcomes = Counter(majority(its) for its in choices.values())
-    num_raters = len(next(iter(choices.values())))
+    num_raters = max(map(len, choices.values()))
+    rated_by_all = [its for its in choices.values() if len(its) == num_raters]
     kappa = None
     if num_raters == 2:
-        kappa = cohens_kappa([(PREFERENCES[one], PREFERENCES[other]) for one, other in choices.values()])
+        kappa = cohens_kappa([(PREFERENCES[one], PREFERENCES[other]) for one, other in rated_by_all])
     return {
         "num_questions": len(choices),
         "num_raters": num_raters,
+        "num_rated_by_all": len(rated_by_all),
         "first": outcomes["first"],
         "second": outcomes["second"],
         "tie": outcomes["tie"] + outcomes[None],
@@ -548,6 +544,8 @@ def interval_text(interval: tuple[float, float] | None) -> str:
 
 def describe_humans(human: dict[str, Any]) -> str:
     raters = "1 rater" if human["num_raters"] == 1 else f"{human['num_raters']} raters"
+    if human["num_rated_by_all"] < human["num_questions"]:
+        raters += f" of {human['num_rated_by_all']} of {human['num_questions']} questions, fewer of the others"
     text = f"Humans, {raters}: first {human['first']}, second {human['second']}, tie {human['tie']}"
     if human["num_raters"] > 1:
         text += f"; {human['no_majority']} of the ties for lack of a majority"
