@@ -267,6 +267,12 @@ def test_a_line_breaks_where_there_is_no_value_and_between_strategies():
     assert score == [0.9, 0.8, 0.7, None, 0.6, None, None]
 
 
+def test_an_evaluator_without_data_is_said_to_have_none():
+    evaluators = [evaluator("a", 0.5, 0.9), evaluator("b", None, None), evaluator("c", None, 0.7)]
+    panel = trade_off_figure(evaluators).axes[0]
+    assert [text.get_position()[0] for text in panel.texts if text.get_text() == "no data"] == [1]
+
+
 def test_what_compare_evaluators_writes_is_drawn(drawn, score_file, tmp_path):
     first = score_file("first.json", *scored("rpg", 1.0, 0.5, 0.0))
     second = score_file("second.json", *scored("rpg", 0.5, 0.5, 0.5))

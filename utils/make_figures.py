@@ -415,6 +415,9 @@ def trade_off_figure(evaluators: list[Evaluator]) -> "Figure":
     draw_intervals(panel, intervals)
     print_values(panel, {place: (value, f"{value:.0%}") for place, value in agreement if value is not None}, "right")
     print_values(panel, {place: (value, decimals(value, 2)) for place, value in score if value is not None}, "left")
+    for i, one in enumerate(evaluators):
+        if one.accuracy is None and one.mean_score is None:
+            panel.text(i, 0.5, "no data", rotation=90, ha="center", va="center", fontsize=SMALL_TEXT, color=DARK)
     letters = int((width - 0.5) / len(evaluators) / CHARACTER)
     panel.set_xticks(range(len(evaluators)), [wrapped(one.name, letters) for one in evaluators])
     panel.set_xlim(-0.5, len(evaluators) - 0.5)
