@@ -278,7 +278,7 @@ def test_latex(dataset, capsys):
         r"{Aspects per question} & {3.5 $\pm$ 1.5} & {3.5 $\pm$ 1.5} & {2.0 $\pm$ 0.0} \\",
     ]
     assert lines[16] == r"\bottomrule"
-    assert lines[17].startswith(r"\multicolumn{4}{p{\linewidth}}{\footnotesize Mean $\pm$ population standard")
+    assert lines[17].startswith(r"\multicolumn{4}{@{}p{\linewidth}@{}}{\footnotesize Mean $\pm$ population standard")
     assert lines[-1] == r"\end{tabular}"
 
 

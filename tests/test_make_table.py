@@ -441,6 +441,13 @@ class TestDaggers:
         assert "the 4 comparisons" in notes[0]
         assert "is given twice" in refusal(*systems, "--system", "RAG  10", other)
 
+    def test_a_table_without_daggers_does_not_explain_them(self, three, capsys):
+        base, other = three("base.json", BETTER, BETTER, BETTER), three("other.json", BASE, BASE, BASE)
+        rows, notes = table(capsys, "--system", "RAG", base, "--system", "Ours", other, "--baseline", "RAG")
+        comparisons = "not corrected for the 4 comparisons"
+        assert notes == [f"- No system is better than RAG (two-sided paired t-test, p < 0.05, {comparisons})."]
+        assert not any("†" in cell for row in rows.values() for cell in row)
+
     def test_what_cannot_be_tested_has_none_and_is_counted(self, three, capsys):
         base, other = three("base.json", BASE, BASE, BASE), three("other.json", (0.5,) * 3, BETTER, BETTER)
         rows, notes = table(capsys, "--system", "RAG", base, "--system", "Ours", other, "--baseline", "RAG")
@@ -565,7 +572,8 @@ class TestPaper:
             "0.4722 (0.4525†, +0.0197)",  # 17/36 - 0.4525
         ]
         assert notes[0] == (
-            "- Beside each mean: the paper's Table 2 (test set), Qwen 2.5 7B, and the difference to it."
+            "- With each mean: the paper's Table 2 (test set), Qwen 2.5 7B, with its own daggers, "
+            "and the difference to it."
         )
         assert len(notes) == 2  # and the wordings
 
@@ -652,9 +660,9 @@ class TestLatex:
 
     def test_its_form(self, document):
         assert document.count(r"\begin{tabular}") == document.count(r"\end{tabular}") == 2
-        assert r"\begin{tabular}{lrrrrrrr}" in document
-        assert r"\begin{tabular}{lllrrrrrr}" in document
-        assert r"{0.2500 (0.3518$^{\dag}$, $-$0.1018)}" in document
+        assert r"\begin{tabular}{@{}lrrrrrrr@{}}" in document
+        assert r"\begin{tabular}{@{}lllrrrrrr@{}}" in document
+        assert r"{} & {0.3518$^{\dag}$} & {" in document and r"{} & {$-$0.1018} & {" in document
         assert r"b\_a\%s.json" in document
         assert is_balanced(document)
         for line in document.split(r"\midrule")[1].split(r"\bottomrule")[0].strip().splitlines():
@@ -671,15 +679,27 @@ class TestLatex:
         assert all(map(is_balanced, ["{}", r"\{", r"\{\}{}", r"\\{}"]))
 
     def test_it_compiles(self, document, tmp_path):
-        program = shutil.which("pdflatex") or shutil.which("tectonic")
-        if program is None:
-            pytest.skip("neither pdflatex nor tectonic is installed")
-        preamble = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n"
-        (tmp_path / "table.tex").write_text(f"{preamble}{document}\\end{{document}}\n", encoding="utf-8")
-        flags = ["-halt-on-error", "-interaction=nonstopmode"] if program.endswith("pdflatex") else []
-        done = subprocess.run([program, *flags, "table.tex"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stdout[-2000:]
-        assert (tmp_path / "table.pdf").exists()
+        assert (typeset(document, tmp_path) / "table.pdf").exists()
+
+    def test_the_means_fit_a_page(self, three, capsys, tmp_path):
+        """Of one column: 345 pt; the comparisons need a page of two."""
+        base, other = three("a%s.json", BASE, BASE, BASE), three("b%s.json", BETTER, BETTER, BETTER)
+        names = "--system", "No personalization", base, "--system", "PlanPers (gold plans)", other
+        main([*names, "--baseline", "No personalization", "--paper", "Qwen 2.5 7B", "--format", "latex"])
+        log = (typeset(capsys.readouterr().out, tmp_path) / "table.log").read_text(encoding="utf-8", errors="replace")
+        assert r"Overfull \hbox" not in log
+
+
+def typeset(document, folder):
+    program = shutil.which("pdflatex") or shutil.which("tectonic")
+    if program is None:
+        pytest.skip("neither pdflatex nor tectonic is installed")
+    preamble = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n\\noindent\n"
+    (folder / "table.tex").write_text(f"{preamble}{document}\\end{{document}}\n", encoding="utf-8")
+    flags = ["-halt-on-error", "-interaction=nonstopmode"] if program.endswith("pdflatex") else ["--keep-logs"]
+    done = subprocess.run([program, *flags, "table.tex"], cwd=folder, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:]
+    return folder
 
 
 class TestForms:
@@ -689,17 +709,20 @@ class TestForms:
         lines = capsys.readouterr().out.splitlines()
         assert [line for line in lines if "more than one category" not in line] == [
             r"% \usepackage{booktabs}",
-            r"\begin{tabular}{lrrrrrrr}",
+            r"{\footnotesize\setlength{\tabcolsep}{3pt}%",
+            r"\begin{tabular}{@{}lrrrrrrr@{}}",
             r"\toprule",
-            r"{System} & {Arts \& Entertainment} & {Lifestyle \& Personal Development} & "
-            r"{Society \& Culture} & {Average (macro)} & {Questions} & {Unanswered} & {Unscored aspects} \\",
+            r"{System} & {Arts} & {Lifestyle} & {Society} & {Average} & {Asked} & {Unansw.} & {Unscored} \\",
             r"\midrule",
             r"{No personalization} & {\textbf{0.7500}} & {0.5000} & {0.0000} & {0.4167} & {3} & {0} & {0} \\",
             r"{RAG} & {0.5000} & {--} & {\textbf{0.5000}} & {--} & {3} & {0} & {1} \\",
             r"\bottomrule",
-            r"\multicolumn{8}{p{\linewidth}}{\footnotesize RAG: 1 aspect without a verdict, in 1 question; "
+            r"\multicolumn{8}{@{}p{\linewidth}@{}}{\footnotesize Arts: Arts \& Entertainment; "
+            r"Lifestyle: Lifestyle \& Personal Development; Society: Society \& Culture; Average: Average (macro); "
+            r"Asked: Questions; Unansw.: Unanswered; Unscored: Unscored aspects.} \\",
+            r"\multicolumn{8}{@{}p{\linewidth}@{}}{\footnotesize RAG: 1 aspect without a verdict, in 1 question; "
             r"these questions are left out of its means.} \\",
-            r"\end{tabular}",
+            r"\end{tabular}}",
         ]
 
     def test_latex_escapes_every_special_character_and_shields_brackets(self, complete, capsys):
@@ -708,7 +731,7 @@ class TestForms:
             r"{[a] \& \% \$ \# \_ \{ \} \textasciitilde{} \textasciicircum{} \textbackslash{} "
             r"\textless{}\textbar{}\textgreater{}}"
         )
-        assert capsys.readouterr().out.splitlines()[5].startswith(name + " & ")
+        assert capsys.readouterr().out.splitlines()[6].startswith(name + " & ")
 
     def test_markdown_shields_the_column_sign(self, complete, capsys):
         main(["--system", "a|b", complete])

@@ -970,6 +970,9 @@ def test_five_systems_with_long_names_scroll_in_their_boxes_only(files, open_pag
         assert page.run("document.documentElement.scrollWidth <= innerWidth"), place
         assert page.run("$('main').scrollWidth <= $('main').clientWidth"), place
         assert page.run("innerWidth") == width
+        wide = "[...document.querySelectorAll('.wide')].filter((box) => box.scrollWidth > box.clientWidth)"
+        wide += ".map((box) => box.getAttribute('aria-label'))"
+        assert width == 1400 or page.run(wide) == [], place  # a phone is scrolled downwards only
         if place == "#diy_2":  # side by side, on a phone below each other
             tops = page.run("[...document.querySelectorAll('.answer')].map((part) => part.getBoundingClientRect().top)")
             assert len(set(tops)) == (1 if width == 1400 else 5)

@@ -43,6 +43,8 @@ from utils.table_formats import Cell, Table, number, p_text, signed, to_csv, to_
 from utils.wordings import wording_columns, wording_note
 
 COLUMNS = ("System", *GROUPS, "Questions", "Unanswered", "Unscored aspects")
+SHORT = dict(zip(GROUPS, ("Arts", "Lifestyle", "Society", "Average"), strict=True))  # on a page
+SHORT |= {"Questions": "Asked", "Unanswered": "Unansw.", "Unscored aspects": "Unscored"}
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,8 @@ def _note_on_different_questions(systems: list[System]) -> list[str]:
 def paper_notes(paper: Paper | None, rows: list[Row]) -> Iterator[str]:
     if paper is None:
         return
-    yield f"Beside each mean: the paper's {paper.title}, and the difference to it."
+    dagger = ", with its own daggers" if paper.daggers & {(row.name, group) for row in rows for group in GROUPS} else ""
+    yield f"With each mean: the paper's {paper.title}{dagger}, and the difference to it."
     if others := [row.name for row in rows if row.name not in paper.methods]:
         yield f"Not in that table: {', '.join(others)}; its methods are {', '.join(paper.methods)}."
     for (method, group), note in paper.misprints.items():
@@ -245,14 +248,16 @@ def judge_notes(unknown: list[str]) -> Iterator[str]:
 
 
 def dagger_notes(contrasts: list[Contrast], baselines: list[str], correct: bool) -> Iterator[str]:
-    """What a dagger means, and where there could be none."""
+    """What a dagger means, or that there is none, and where there could be none."""
     if not contrasts:
         return
     results = [result for contrast in contrasts for result in contrast.results.values()]
     whom = baselines[0] if len(baselines) == 1 else f"each of {', '.join(baselines)}"
     tested = _count(sum(result.p_values[T_TEST] is not None for result in results), "comparison")
     correction = f"Holm's correction over {tested}" if correct else f"not corrected for the {tested}"
-    yield f"†: better than {whom} (two-sided paired t-test, p < {ALPHA}, {correction})."
+    daggers = any(has_dagger(contrasts, one.system, group) for one in contrasts for group in GROUPS)
+    sign = "†: better" if daggers else "No system is better"
+    yield f"{sign} than {whom} (two-sided paired t-test, p < {ALPHA}, {correction})."
     if untested := [result for result in results if result.p_values[T_TEST] is None]:
         yield (
             f"{_count(len(untested), 'comparison')} without a t-test: fewer than two paired questions in a category, "
@@ -294,22 +299,23 @@ def means_table(rows: list[Row], contrasts: list[Contrast], paper: Paper | None,
         cells = [
             Cell(
                 number(mean),
-                ("†" if has_dagger(contrasts, row.name, group) else "") + _paper_text(row, group, paper),
+                "†" if has_dagger(contrasts, row.name, group) else "",
                 row.name in best[group],
+                _paper_texts(row, group, paper),
             )
             for group, mean in row.means.items()
         ]
         counts = (row.num_questions, row.num_unanswered, row.num_unscored)
         lines.append([Cell(row.name), *cells, *(Cell(str(count)) for count in counts)])
-    return Table(COLUMNS, lines, notes)
+    return Table(COLUMNS, lines, notes, short=SHORT)
 
 
-def _paper_text(row: Row, group: str, paper: Paper | None) -> str:
+def _paper_texts(row: Row, group: str, paper: Paper | None) -> tuple[str, ...]:
     """The paper's score as it is printed, and the difference to it; nothing for a row that it does not have."""
     if paper is None or (row.name, group) not in paper.scores:
-        return ""
+        return ()
     dagger = "†" if (row.name, group) in paper.daggers else ""
-    return f" ({number(paper.scores[row.name, group])}{dagger}, {signed(_to_paper(row, group, paper))})"
+    return f"{number(paper.scores[row.name, group])}{dagger}", signed(_to_paper(row, group, paper))
 
 
 def _to_paper(row: Row, group: str, paper: Paper) -> float | None:
@@ -335,7 +341,9 @@ def intervals_table(contrasts: list[Contrast], correct: bool) -> Table:
         f"Interval: bootstrap, {RESAMPLES:,} resamples. Permutation test: {PERMUTATIONS:,} sign flips, two-sided. "
         "Effect size: Cohen's d_z of the paired differences; the average has none."
     ]
-    return Table(columns, rows, [*notes, *map(_describe_pairing, contrasts)], num_names=3)
+    short = SHORT | {"Difference": "Diff.", f"Permutation p{suffix}": "Perm. p", "Paired questions": "Pairs"}
+    short |= {f"t-test p{suffix}": "t-test p"} if correct else {}
+    return Table(columns, rows, [*notes, *map(_describe_pairing, contrasts)], num_names=3, short=short)
 
 
 def _interval_text(result: Result) -> str:

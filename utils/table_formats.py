@@ -2,27 +2,35 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a cell: a text that may be bold, and what follows it and is not."""
+    """What stands in a cell: a text that may be bold, what follows it and is not, and figures to compare it with."""
 
     text: str
     after: str = ""
     bold: bool = False
+    beside: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table for readers; its first `num_names` columns are names, aligned left, the others numbers."""
+    """A table for readers.
+
+    Attributes:
+        num_names: the first columns, as many, are names, aligned left; the others are numbers.
+        short: by a name what stands for it on a page, which is narrower than a screen; a note tells it.
+    """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     notes: Sequence[str]
     num_names: int = 1
+    short: Mapping[str, str] = field(default_factory=dict)
 
 
 def to_markdown(tables: Sequence[Table]) -> str:
@@ -40,7 +48,8 @@ def _markdown_table(table: Table) -> str:
 
 
 def _markdown_cell(cell: Cell) -> str:
-    return (f"**{cell.text}**" if cell.bold else cell.text) + cell.after
+    beside = f" ({', '.join(cell.beside)})" if cell.beside else ""
+    return (f"**{cell.text}**" if cell.bold else cell.text) + cell.after + beside
 
 
 def markdown_line(cells: Iterable[str]) -> str:
@@ -49,7 +58,7 @@ def markdown_line(cells: Iterable[str]) -> str:
 
 
 def to_latex(tables: Sequence[Table]) -> str:
-    """A tabular a table, for a document that loads booktabs; the notes are its last rows."""
+    """A tabular a table, made narrow for a page, for a document that loads booktabs; the notes are its last rows."""
     return "\n".join([r"% \usepackage{booktabs}", "\n".join(map(_latex_table, tables))])
 
 
@@ -57,24 +66,36 @@ def _latex_table(table: Table) -> str:
     width = len(table.columns)
     alignment = "l" * table.num_names + "r" * (width - table.num_names)
     lines = [
-        rf"\begin{{tabular}}{{{alignment}}}",
+        r"{\footnotesize\setlength{\tabcolsep}{3pt}%",
+        rf"\begin{{tabular}}{{@{{}}{alignment}@{{}}}}",
         r"\toprule",
-        latex_line(map(latex_text, table.columns)),
+        latex_line(latex_text(table.short.get(column, column)) for column in table.columns),
         r"\midrule",
     ]
-    lines += [latex_line(map(_latex_cell, row)) for row in table.rows]
+    for row in table.rows:
+        lines.append(latex_line(_latex_cell(cell, table.short) for cell in row))
+        # Below, for beside each other they would be wider than a page.
+        below = zip_longest(*(cell.beside for cell in row), fillvalue="")
+        lines += [latex_line(map(latex_text, figures)) for figures in below]
     lines += [r"\bottomrule"]
-    lines += [latex_note(note, width) for note in table.notes]
-    return "\n".join([*lines, r"\end{tabular}"]) + "\n"
+    lines += [latex_note(note, width) for note in [*_short_note(table), *table.notes]]
+    return "\n".join([*lines, r"\end{tabular}}"]) + "\n"
 
 
 def latex_note(note: str, width: int) -> str:
     """A note as a row below a table of `width` columns."""
-    return rf"\multicolumn{{{width}}}{{p{{\linewidth}}}}{{\footnotesize {latex_text(note)}}} \\"
+    return rf"\multicolumn{{{width}}}{{@{{}}p{{\linewidth}}@{{}}}}{{\footnotesize {latex_text(note)}}} \\"
 
 
-def _latex_cell(cell: Cell) -> str:
-    text = latex_text(cell.text)
+def _short_note(table: Table) -> Iterator[str]:
+    """What the short names stand for."""
+    used = {*table.columns, *(cell.text for row in table.rows for cell in row)}
+    if meanings := [f"{short}: {name}" for name, short in table.short.items() if name in used]:
+        yield f"{'; '.join(meanings)}."
+
+
+def _latex_cell(cell: Cell, short: Mapping[str, str]) -> str:
+    text = latex_text(short.get(cell.text, cell.text))
     return (rf"\textbf{{{text}}}" if cell.bold else text) + latex_text(cell.after)
 
 
