@@ -377,6 +377,8 @@ def test_stages_follow_each_other_on_one_engine(tmp_path, capsys):
 def test_token_totals():
     records = [{"prompt_tokens": 5, "cached_tokens": 2, "completion_tokens": 1}, {"value": None}, {"prompt_tokens": 7}]
     assert token_totals(iter(records)) == {"prompt_tokens": 12, "cached_tokens": 2, "completion_tokens": 1}
+    records.append({"prompt_tokens": 4, "cached_tokens": None, "completion_tokens": 1})  # the server did not tell
+    assert token_totals(records) == {"prompt_tokens": 16, "cached_tokens": None, "completion_tokens": 2}
 
 
 def test_description_of_a_dry_run():

@@ -6,17 +6,28 @@ What takes seconds and has no pieces to count, such as loading a model, is annou
 import math
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 from utils.cli import is_first_process
 
 LINE_SECONDS = 30  # between two plain lines: a log of a day's run stays readable
 ENOUGH = 3  # finished pieces tell how long the next ones take, where one is worked on at a time
+LARGE = 100 * 10**6  # bytes: such a file takes seconds to read or to write
 
 
 def announce(phase: str) -> None:
     """Say what the next seconds go into, terminal or not: silence looks like a hang."""
     if is_first_process():
         print(phase, file=sys.stderr, flush=True)
+
+
+def announce_file(doing: str, path: str | Path, size: int | None = None) -> None:
+    """`announce` that a file is read or written, where its size in bytes (default: as it is now) makes that long."""
+    with suppress(OSError):  # what is wrong with it is told by whoever opens it
+        size = Path(path).stat().st_size if size is None else size
+        if size >= LARGE:
+            announce(f"{doing} {path} ({size / 1e6:.0f} MB)")
 
 
 class Progress:
