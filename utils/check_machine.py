@@ -16,7 +16,7 @@ GLIBC = (2, 28)  # of torch's and vllm's wheels (manylinux_2_28)
 PROCESSORS = ("x86_64", "aarch64")
 GB = 10**9
 # Free space for .venv and the demo, and for what pip downloads meanwhile and keeps: measured, and rounded up.
-DISK = {"cpu": (6 * GB, 2 * GB), "gpu": (14 * GB, 5 * GB)}
+DISK = {"cpu": (6 * GB, 2 * GB), "gpu": (8 * GB, 5 * GB)}
 DEMO_MEMORY = 5 * GB  # of the demo at its peak
 CONTAINER = (
     "use such a machine or a container of one (glibc 2.28 or newer, Python 3.11 to 3.14 with pip and venv, make)"
