@@ -17,7 +17,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = "\n".join([README, *(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/*.md")))])
 BLOCKS = re.findall(r"```shell\n(.*?)```", PAGES, re.DOTALL)
 COMMANDS = [block for block in BLOCKS if block.startswith(("python ", "accelerate ", "for ", "CUDA_VISIBLE_DEVICES"))]
-VARIABLES = "".join(block for block in BLOCKS if block.startswith(("DATA=", "CATEGORIES=")))
+VARIABLES = "".join(block for block in BLOCKS if block.startswith(("DATA=data", "CATEGORIES=")))
 
 
 def commands_of(block: str) -> list[list[str]]:
@@ -78,6 +78,21 @@ def test_the_method_of_ones_own_is_one_that_the_judge_takes(tmp_path):
     shown = [(r["profile"][0]["text"], responses[r["id"]][0]["output"]) for r in records if r["profile"]]
     assert len(shown) > 9
     assert all(post in output for post, output in shown)
+
+
+def test_the_sample_stands_where_the_dataset_would(tmp_path):
+    (block,) = (block for block in BLOCKS if block.startswith("DATA=demo/"))
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    shown = 'echo "$DATA/$SPLIT.json" "$DATA"/*_train.json "$DATA"/*_validation.json "$DATA"/*_test.json "$KEY"'
+    script = f"{VARIABLES}\npython() {{ echo; }}\n{block}\nwait\n{shown}"
+    done = subprocess.run(["sh", "-eu", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    *files, key = done.stdout.split()
+    assert len({*files}) == 3 and all(read_dataset(tmp_path / path) for path in files)
+    assert (tmp_path / key).read_text().strip()
+    assert (
+        all((ROOT / folder).is_dir() for folder in re.findall(r"demo/models/\w+", block))
+        or not (ROOT / "demo/models").exists()
+    )
 
 
 def test_it_prints_the_papers_table_2():
