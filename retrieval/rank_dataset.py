@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from utils.cli import UserError, add_log_argument, check_outputs, make_parser, positive_int, run_script, set_up_logging
 from utils.journal import open_journal
 from utils.models import check_model, model_fingerprint
-from utils.progress import Progress
+from utils.progress import Progress, announce_file
 from utils.record_stream import DatasetFile
 from utils.run_files import file_hash
 
@@ -135,6 +135,7 @@ def main(argv: list[str] | None = None) -> int:
     with closing(orders):  # its progress ends before an error is told
         for record, order in orders:
             journal.add((record["id"],), order)
+    announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
     ranked = (apply_order(record, journal.entries[record["id"],]) for record in source.records())
     journal.publish_array(ranked, vars(args), device, counts=dict(counts))
     print(f"{output}: ranked {counts['questions']} questions with {counts['posts']} posts")
@@ -266,9 +267,11 @@ def order_by_embeddings(
         num_texts: questions and posts of all records together, repeated ones included.
         counts: "texts_embedded" and "texts_cut" (of those) are added to.
     """
+    from retrieval.encoder import WINDOW
     from retrieval.rankers import rank_by_embedding
 
-    with closing(Progress(num_texts, "texts")) as progress:
+    # Batches of long texts come first, so an ETA waits for as many texts as are put in order of length.
+    with closing(Progress(num_texts, "texts", at_once=WINDOW)) as progress:
         for block, row_of in split_into_blocks(records):
             embeddings = embed_block(list(row_of), encoder, batch_size, counts, cache, progress)
             progress.update(sum(len(record["profile"]) + 1 for record in block) - len(row_of))  # the repeated ones

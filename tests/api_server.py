@@ -20,12 +20,17 @@ from urllib.parse import parse_qs, urlparse
 
 @dataclass(frozen=True)
 class Reply:
-    """A completion, or an error where `status` is not 200 ("$KEY" in its text becomes the client's key)."""
+    """A completion, or an error where `status` is not 200 ("$KEY" in its text becomes the client's key).
+
+    Attributes:
+        tells_cached: it says how many tokens came from a cache, as not every server does.
+    """
 
     text: str
     finish_reason: str = "stop"
     status: int = 200
     code: str | None = None
+    tells_cached: bool = True
 
 
 def default_reply(request: dict[str, Any]) -> Reply:
@@ -153,6 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
 def _completion(body: dict[str, Any], reply: Reply) -> dict[str, Any]:
     prompt_tokens = sum(len(message["content"].split()) for message in body["messages"])
     completion_tokens = len(reply.text.split())
+    details = {"prompt_tokens_details": {"cached_tokens": prompt_tokens // 2}} if reply.tells_cached else {}
     return {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -169,7 +175,7 @@ def _completion(body: dict[str, Any], reply: Reply) -> dict[str, Any]:
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": prompt_tokens // 2},
+            **details,
         },
     }
 

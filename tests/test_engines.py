@@ -62,7 +62,10 @@ def test_the_engine_says_nothing_of_its_own(free_run):
     _, done = free_run
     note = ("note: no manifest", "  its posts are used in the order of the file")
     lines = [line for line in done.stderr.splitlines() if not line.startswith(note)]
-    assert all("answers" in line for line in lines), done.stderr
+    phases, counts = lines[:2] + lines[-1:], lines[2:-1]
+    loading = [f"loading the tokenizer of {CHAT}", f"loading {CHAT} (this may take a minute or more)"]
+    assert phases == [*loading, "closing the engine"], done.stderr
+    assert counts[0] == "0/6 answers" and all("/6 answers" in line for line in counts)
     assert "already" not in done.stdout and "6 answers" in done.stdout
 
 

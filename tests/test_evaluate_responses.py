@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,27 @@ def run_process(*arguments, **environment):
 
 
 # Scores
+
+
+@pytest.mark.parametrize(("tells", "said"), [(True, "; 50% of prompt tokens from the cache\n"), (False, "questions\n")])
+def test_the_caches_share_is_told_where_the_server_tells_it(server, flags, write, scores, capsys, tells, said):
+    server.reply = lambda request: replace(default_reply(request), tells_cached=tells)
+    questions = [make_question(1, 3)]
+    run(flags, write("data.json", questions), write("responses.json", respond(questions)), scores)
+    assert capsys.readouterr().out.endswith(said)
+    tokens = json.loads(Path(f"{scores}.manifest.json").read_text())["tokens"]
+    assert tokens["prompt_tokens"] > 0 and (tokens["cached_tokens"] is not None) is tells
+
+
+def test_rendering_many_prompts_is_announced(server, flags, write, scores, capsys, monkeypatch):
+    questions = [make_question(1, 3), make_question(2, 2)]
+    data, responses = write("data.json", questions), write("responses.json", respond(questions))
+    monkeypatch.setattr(evaluate_responses, "MANY_PROMPTS", 6)
+    run(flags, data, responses, scores)
+    assert "rendering" not in capsys.readouterr().err
+    monkeypatch.setattr(evaluate_responses, "MANY_PROMPTS", 5)
+    run(flags, data, responses, scores.with_name("again.json"))
+    assert capsys.readouterr().err.startswith("rendering 5 prompts\n0/5 verdicts\n")
 
 
 def test_scores_are_algorithm_1(server, flags, write, scores, capsys):

@@ -356,6 +356,14 @@ def test_a_server_that_answered_an_earlier_run_has_the_right_address(journal):
     assert journal.entries == {}
 
 
+def test_an_eta_waits_for_a_full_engine(journal, capsys, monkeypatch):
+    monkeypatch.setattr("utils.progress.LINE_SECONDS", 0)  # a line a piece
+    names = [f"q{number}" for number in range(10)]
+    run(ScriptedEngine({name: ["fine"] for name in names}, 4), [make_request(name, journal) for name in names])
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("/")[0] for line in lines if "ETA" in line] == [str(number) for number in range(4, 10)]
+
+
 def test_stages_follow_each_other_on_one_engine(tmp_path, capsys):
     """The second stage's requests are made from what the first has finished; each stage has its model and journal."""
     plans, answers = Journal(tmp_path / "plans.json", {}), Journal(tmp_path / "answers.json", {})
@@ -377,6 +385,8 @@ def test_stages_follow_each_other_on_one_engine(tmp_path, capsys):
 def test_token_totals():
     records = [{"prompt_tokens": 5, "cached_tokens": 2, "completion_tokens": 1}, {"value": None}, {"prompt_tokens": 7}]
     assert token_totals(iter(records)) == {"prompt_tokens": 12, "cached_tokens": 2, "completion_tokens": 1}
+    records.append({"prompt_tokens": 4, "cached_tokens": None, "completion_tokens": 1})  # the server did not tell
+    assert token_totals(records) == {"prompt_tokens": 16, "cached_tokens": None, "completion_tokens": 2}
 
 
 def test_description_of_a_dry_run():

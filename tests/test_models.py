@@ -205,15 +205,20 @@ FILES = {
 NOT_OURS = {"pytorch_model.bin": b"pickled", "consolidated.safetensors": WEIGHTS, "onnx/model.safetensors": WEIGHTS}
 
 
+FETCHING = f"fetching the weights of {MODEL} from the hub (gigabytes take minutes)\n"
+
+
 def find(url, cache, code=0, offline="0"):
-    """Where another process finds the model, or what it says."""
+    """Where another process finds the model, or what it says besides that it fetches weights that are not there."""
+    lacks_weights = not any(cache.glob("models--*/snapshots/*/*.safetensors"))
     environment = {**os.environ, "HF_HOME": f"{cache}.home", "HF_ENDPOINT": url, "HF_HUB_OFFLINE": offline}
     done = subprocess.run(
         [sys.executable, "-c", FIND, MODEL, str(cache)], env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == code, done.stderr
     assert not list(Path(f"{cache}.home").rglob("models--*"))
-    return done.stderr if code else Path(done.stdout.strip())
+    assert done.stderr.startswith(FETCHING) == lacks_weights
+    return done.stderr.removeprefix(FETCHING) if code else Path(done.stdout.strip())
 
 
 def test_a_hub_model_is_fetched_into_the_cache_and_found_there_again(tmp_path):

@@ -9,7 +9,9 @@ import pytest
 from tiny_encoder import save_tiny_encoder
 
 from retrieval.rank_dataset import main, random_cycle
+from utils import progress
 from utils.cli import UserError
+from utils.records import read_dataset
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -369,6 +371,22 @@ def test_other_settings_are_refused_unless_overwrite(tmp_path, encoder_folder):
     assert len(load(output)) == 1
 
 
+def test_a_file_that_takes_seconds_to_read_and_write_is_announced(tmp_path, monkeypatch, capsys):
+    source, output = write(tmp_path / "in.json", make_records()), tmp_path / "out.json"
+    said = f"{source} ({source.stat().st_size / 1e6:.0f} MB)"
+    monkeypatch.setattr(progress, "LARGE", source.stat().st_size)
+    rank(source, output, "--ranker", "bm25")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(",")[0] for line in lines] == [
+        f"reading {said}", "0/3 questions", "3/3 questions", f"writing {said.replace('in.json', 'out.json')}"
+    ]  # fmt: skip
+    read_dataset(source)
+    assert capsys.readouterr().err == f"reading {said}\n"
+    monkeypatch.setattr(progress, "LARGE", source.stat().st_size + 1)
+    rank(source, tmp_path / "again.json", "--ranker", "bm25")
+    assert "ing " not in capsys.readouterr().err
+
+
 def test_as_a_script_from_the_root(tmp_path, encoder_folder):
     """The README's command, and the exit code and message of a user's mistake."""
     source = write(tmp_path / "in.json", make_records())
@@ -379,7 +397,9 @@ def test_as_a_script_from_the_root(tmp_path, encoder_folder):
     )
     assert "ranked 3 questions with 5 posts" in done.stdout
     assert "\r" not in done.stderr
-    assert done.stderr.startswith("8/8 texts")  # 3 questions, 5 posts
+    loading, began, ended = done.stderr.splitlines()
+    assert loading == f"loading {encoder_folder} (this may take a minute)"
+    assert began == "0/8 texts" and ended.startswith("8/8 texts")  # 3 questions, 5 posts
     missing = subprocess.run(
         [*command, "--model_name", "some/encoder"],
         cwd=ROOT,

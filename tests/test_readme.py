@@ -17,7 +17,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = "\n".join([README, *(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/*.md")))])
 BLOCKS = re.findall(r"```shell\n(.*?)```", PAGES, re.DOTALL)
 COMMANDS = [block for block in BLOCKS if block.startswith(("python ", "accelerate ", "for ", "CUDA_VISIBLE_DEVICES"))]
-VARIABLES = "".join(block for block in BLOCKS if block.startswith(("DATA=", "CATEGORIES=")))
+VARIABLES = "".join(block for block in BLOCKS if block.startswith(("DATA=data", "CATEGORIES=")))
 
 
 def commands_of(block: str) -> list[list[str]]:
@@ -39,6 +39,8 @@ def parser_of(script: str):
 def test_the_script_takes_the_command(command):
     assert not command.rstrip().endswith("\\"), "a dangling backslash swallows the next line pasted"
     for script, *arguments in commands_of(command):
+        if script == "mine.py":  # the README's own example, which a test below runs
+            continue
         if arguments != ["--help"]:
             parser_of(script).parse_args(arguments)
 
@@ -47,7 +49,7 @@ def test_every_script_has_a_command():
     scripts = {str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.py"), *ROOT.glob("*/*.py"))
                if "def build_parser" in path.read_text(encoding="utf-8") and path.parent.name != "tests"}  # fmt: skip
     shown = {script for command in COMMANDS for script, *_ in commands_of(command)}
-    assert scripts - {"utils/prepare_demo_models.py"} == shown  # `make models` runs that one
+    assert scripts - {"utils/prepare_demo_models.py"} == shown - {"mine.py"}  # `make models` runs that one
 
 
 def test_a_row_of_table_2_is_run_for_every_category():
@@ -59,16 +61,34 @@ def test_a_row_of_table_2_is_run_for_every_category():
 
 
 def test_the_method_of_ones_own_is_one_that_the_judge_takes(tmp_path):
-    """The README's program, run on the sample data, and the file it writes read as evaluate_responses.py reads it."""
-    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    """The README's program by its command, on the sample data; evaluate_responses.py reads what it writes."""
+    ((name, program),) = re.findall(r"as\s`(\w+\.py)`:\n\n```python\n(.*?)```", README, re.DOTALL)
     assert program.count("\n") <= 30
+    ((own, judged, table),) = (found for block in COMMANDS if (found := commands_of(block))[0][0] == name)
+    assert own[0] == name and own[-1] in judged and judged[0] == "evaluate_responses.py"
+    assert table[0] == "utils/make_table.py" and judged[judged.index("--score_addr") + 1] in table
+    (tmp_path / name).write_text(program)
     sample, target = ROOT / "tests/data/mini_lampqa/test.json", tmp_path / "mine.json"
-    subprocess.run([sys.executable, "-c", program, sample, target], check=True)
+    places = {own[own.index("--inputs_addr") + 1]: sample, own[own.index("--output_addr") + 1]: target}
+    subprocess.run([sys.executable, *(places.get(word, word) for word in own)], check=True, cwd=tmp_path)
+    done = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("usage: ")  # without arguments: no traceback
     records, responses = read_dataset(sample), read_responses(target)
     assert match_responses(records, responses, str(target), [record["id"] for record in records], False) == records
     shown = [(r["profile"][0]["text"], responses[r["id"]][0]["output"]) for r in records if r["profile"]]
     assert len(shown) > 9
     assert all(post in output for post, output in shown)
+
+
+def test_the_sample_stands_where_the_dataset_would(tmp_path):
+    (block,) = (block for block in BLOCKS if block.startswith("DATA=demo/"))
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    shown = 'echo "$DATA/$SPLIT.json" "$DATA"/*_train.json "$DATA"/*_validation.json "$DATA"/*_test.json "$KEY"'
+    script = f"{VARIABLES}\npython() {{ echo; }}\n{block}\nwait\n{shown}"
+    done = subprocess.run(["sh", "-eu", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    *files, key = done.stdout.split()
+    assert len({*files}) == 3 and all(read_dataset(tmp_path / path) for path in files)
+    assert (tmp_path / key).read_text().strip()
 
 
 def test_it_prints_the_papers_table_2():
@@ -81,5 +101,5 @@ def test_it_prints_the_papers_table_2():
 
 
 def test_files_it_names_exist():
-    for name in set(re.findall(r"`((?!vllm/|flashinfer/|xgrammar/)[\w/]+\.(?:py|txt|md))`", PAGES)):
+    for name in set(re.findall(r"`((?!vllm/|flashinfer/|xgrammar/|mine)[\w/]+\.(?:py|txt|md))`", PAGES)):
         assert (ROOT / name).exists(), name

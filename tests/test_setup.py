@@ -4,27 +4,34 @@ import ast
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+
+from utils.check_machine import GB, find_note, find_problem, look, read_memory
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_OURS = {"demo", "cache", "__pycache__"}  # made by tools and runs, as are names with a dot in front
 CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time"}
 TARGETS = {"help", "setup", "models", "demo", "test", "test-fast", "bench", "lint", "clean"}
+TORCH_ERRORS = ["torch-errors", "torch-errors-2"]  # in .venv: pip's over its own indexes, over PyTorch's
 OPTIONAL = {"sentence_transformers"}  # a benchmark compares with it where it is installed
 
-# Logs what pip is asked for to the file `calls`; FAILS is a pattern of the requests that it refuses.
-PYTHON = """#!/bin/sh
+# Logs what pip is asked for to the file `calls`; FAILS is a pattern of the requests that it refuses, ASKS of those
+# that the real pip gets. CHECK is what the check of the machine says where it refuses this one.
+PYTHON = f"""#!/bin/sh
 case "$*" in
   *"-m pip"*)
     echo "$*" >> calls
-    case "$*" in $FAILS) echo "pip refuses" >&2; exit 1;; esac;;
+    case "$*" in $FAILS) echo "pip refuses" >&2; exit 1;; esac
+    case "$*" in $ASKS) exec {sys.executable} "$@";; esac;;
   "-m venv --clear .venv")
     rm -rf .venv; mkdir -p .venv/bin; cp "$0" .venv/bin/python;;
-  "-c "*) exit "${TOO_OLD:-0}";;
+  utils/check_machine.py*) [ -z "$CHECK" ] || {{ echo "$CHECK" >&2; exit 1; }};;
 esac
 """
 
@@ -174,23 +181,139 @@ def test_where_the_index_lacks_the_cpu_torch_pytorchs_own_is_asked(checkout):
     assert done.returncode == 0, done.stderr
     assert done.calls[:2] == [
         "install -qq torch==2.13.0+cpu",
-        "install -qq --index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu",
+        "install -qq --retries 2 --index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu",
     ]
     assert "pip refuses" not in done.stderr  # nothing failed in the end
 
 
-def test_where_both_indexes_fail_both_errors_are_shown(checkout):
+def test_where_both_indexes_fail_it_is_one_line_and_the_errors_are_kept(checkout):
     done = make(checkout, "setup", FAILS="*torch==*", TORCH_CPU_INDEX="https://mirror.example/cpu")
     assert done.returncode != 0
     assert "trying https://mirror.example/cpu" in done.stdout
-    assert done.stderr.count("pip refuses") == 2
+    error = done.stderr.splitlines()[0]
+    assert error.startswith("error: torch==2.13.0+cpu is in none of pip's own indexes, and https://mirror.example/cpu")
+    assert " did not give it: " in error and error.endswith("pip's own words are in .venv/torch-errors*")
+    assert "pip refuses" not in done.stderr
+    assert [(checkout / ".venv" / name).read_text() for name in TORCH_ERRORS] == ["pip refuses\n"] * 2
 
 
-def test_an_old_python_is_refused_with_what_to_do(checkout):
-    done = make(checkout, "setup", TOO_OLD="1")
+def test_an_index_that_cannot_be_reached_is_named_so(checkout):
+    """The real pip, which finds nothing else than an address where nobody listens."""
+    requirements = checkout / "requirements-cpu.txt"
+    requirements.write_text(requirements.read_text().replace("torch==2.13.0+cpu", "torch==99.0+cpu"))  # nobody has it
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # does not listen
+        index = f"http://127.0.0.1:{closed.getsockname()[1]}/cpu"
+        done = make(
+            checkout, "setup", FAILS="*install -qq torch*", ASKS="*--index-url*", TORCH_CPU_INDEX=index,
+            PIP_CONFIG_FILE=os.devnull, PIP_FIND_LINKS="", PIP_EXTRA_INDEX_URL="", no_proxy="*",
+        )  # fmt: skip
     assert done.returncode != 0
-    assert "is not Python 3.11 or newer" in done.stderr and "make setup PYTHON=" in done.stderr
+    error, *rest = done.stderr.splitlines()
+    assert f"{index} could not be reached: name a mirror of it (make setup TORCH_CPU_INDEX=URL)" in error
+    assert all(line.startswith("make: ") for line in rest)
+    assert "Retrying (" in (checkout / ".venv" / TORCH_ERRORS[1]).read_text()
+
+
+def test_a_machine_that_will_not_do_is_refused_before_anything_is_made_or_downloaded(checkout):
+    done = make(checkout, "setup", CHECK="error: this is macOS")
+    assert done.returncode != 0 and done.stderr.startswith("error: this is macOS\n")
+    assert (done.stdout, done.calls) == ("", [])
     assert not (checkout / ".venv").exists()
+
+
+def test_a_python_that_is_not_there_is_named(checkout):
+    done = make(checkout, "setup", PYTHON="python3.77")
+    assert done.returncode != 0
+    said = "error: no python3.77 here; name Python 3.11 to 3.14: make setup PYTHON=python3.12\n"
+    assert done.stderr.startswith(said)
+
+
+# What machine it takes
+
+HERE = {
+    "system": "Linux", "processor": "x86_64", "features": ["sse", "avx2"], "glibc": (2, 28), "python": (3, 11),
+    "executable": "python3", "has_venv": True, "free": 100 * GB, "free_for_downloads": 100 * GB, "shares_disk": True,
+    "memory": 5 * GB,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {},
+        {"processor": "aarch64", "features": []},
+        {"python": (3, 14), "glibc": (3, 0)},
+        {"free": 8 * GB, "free_for_downloads": 8 * GB},
+        {"free": 6 * GB, "free_for_downloads": 2 * GB, "shares_disk": False},
+        {"memory": 1 * GB},
+    ],
+)
+def test_machines_that_will_do(other):
+    assert find_problem(HERE | other, "cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("other", "missing", "way_out"),
+    [
+        ({"system": "Darwin", "processor": "arm64", "glibc": None}, "this is macOS, and", "a container"),
+        ({"system": "Windows"}, "this is Windows, and", "WSL 2"),
+        ({"processor": "ppc64le"}, "this processor is ppc64le, and", "a container"),
+        ({"features": ["sse4_2", "avx"]}, "this processor lacks AVX2", "a machine that has it"),
+        ({"python": (3, 10)}, "python3 is Python 3.10, and", "make setup PYTHON="),
+        ({"python": (3, 15)}, "python3 is Python 3.15, and", "make setup PYTHON="),
+        ({"has_venv": False}, "python3 has no venv with pip", "apt install python3-venv"),
+        ({"glibc": (2, 27)}, "this system has glibc 2.27, and", "a container"),
+        ({"glibc": None}, "this system has no glibc", "a container"),
+        ({"free": 8 * GB - 1, "free_for_downloads": 8 * GB - 1}, "7 GB are free in this folder, and", "need 8"),
+        ({"free": 6 * GB - 1, "shares_disk": False}, "5 GB are free in this folder, and", "need 6"),
+        ({"free_for_downloads": GB, "shares_disk": False}, f"1 GB are free in {tempfile.gettempdir()}", "TMPDIR"),
+    ],
+)
+def test_what_a_machine_lacks_is_one_line_with_a_way_out(other, missing, way_out):
+    problem = find_problem(HERE | other, "cpu")
+    assert problem.startswith(missing) and way_out in problem and "\n" not in problem
+
+
+def test_packages_for_gpus_need_no_avx2_and_no_memory_but_more_disk():
+    other = {"features": [], "memory": 1 * GB}
+    assert find_problem(HERE | other, "gpu") is None and find_note(HERE | other, "gpu") is None
+    assert "need " in find_problem(HERE | {"free": 8 * GB, "free_for_downloads": 8 * GB}, "gpu")
+
+
+def test_too_little_memory_is_only_noted():
+    assert find_note(HERE, "cpu") is None and find_note(HERE | {"memory": None}, "cpu") is None
+    assert find_note(HERE | {"memory": 1_500_000_000}, "cpu").startswith("1.5 GB of memory are free, and the demo")
+
+
+def test_the_check_sees_the_machine_it_runs_on(tmp_path):
+    found = look()
+    assert found.keys() == HERE.keys()
+    assert (found["system"], found["python"]) == ("Linux", sys.version_info[:2])
+    assert found["processor"] in ("x86_64", "aarch64") and found["glibc"] >= (2, 28) and found["has_venv"]
+    assert found["processor"] != "x86_64" or "avx2" in found["features"]
+    assert found["free"] > 0 and found["free_for_downloads"] > 0 and found["memory"] > 0
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 5000 kB\n")
+    assert read_memory(tmp_path, tmp_path) == 5000 * 1024
+    (tmp_path / "memory.max").write_text("1000000\n")  # of a container
+    (tmp_path / "memory.current").write_text("400000\n")
+    assert read_memory(tmp_path, tmp_path) == 600_000
+
+
+def test_the_check_runs_on_pythons_that_are_too_old():
+    """It has no syntax that Python 2.7 lacks, and those that are installed here say their line."""
+    tree = ast.parse((ROOT / "utils/check_machine.py").read_text())
+    modern = (ast.JoinedStr, ast.NamedExpr, ast.AnnAssign, ast.Match, ast.AsyncFunctionDef, ast.Nonlocal)
+    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, modern)]
+    arguments = [node for node in ast.walk(tree) if isinstance(node, ast.arguments)]
+    assert arguments and not any(node.kwonlyargs or node.posonlyargs for node in arguments)
+    assert not any(argument.annotation for node in arguments for argument in node.args)
+    for python in filter(None, map(shutil.which, ["python2.7", "python3.6", "python3.8", "python3.10"])):
+        done = subprocess.run(
+            [python, "utils/check_machine.py", "requirements-cpu.txt"], cwd=ROOT, capture_output=True, text=True
+        )
+        if "command not found" not in done.stderr:  # a name without a Python, as version managers leave
+            assert done.returncode == 1 and re.fullmatch(r"error: .* is Python [23]\.\d+, .*\n", done.stderr)
 
 
 def test_targets_keep_their_order_under_j(checkout):

@@ -169,7 +169,7 @@ class APIEngine:
             text=(choice.message.content or "").encode(errors="replace").decode(),  # no file takes a lone surrogate
             finish_reason=choice.finish_reason,
             prompt_tokens=usage.prompt_tokens if usage else 0,
-            cached_tokens=(details.cached_tokens or 0) if details else 0,
+            cached_tokens=details.cached_tokens if details else None,
             completion_tokens=usage.completion_tokens if usage else 0,
             response_format=response_format if sampling.schema and response_format != FORMATS[0] else None,
         )

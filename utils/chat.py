@@ -18,6 +18,7 @@ from typing import Any
 from prompts import Messages, Prompt, join_posts
 from utils.cli import UserError
 from utils.models import adapter_base, cached_commit
+from utils.progress import announce
 
 Rendered = array | Messages  # token ids (4 bytes each: a whole test set of prompts is held at once), or messages
 
@@ -32,7 +33,13 @@ BYTES_PER_TOKEN = 3  # without the model's tokenizer: on the safe side (English 
 
 def open_chat(args: Namespace, model_addr: str) -> "LocalChat | APIChat":
     """The chat of the model that `args` asks for (--openai, --cache_dir)."""
-    return APIChat(model_addr) if args.openai else LocalChat(model_addr, args.cache_dir)
+    return APIChat(model_addr) if args.openai else open_local_chat(model_addr, args.cache_dir)
+
+
+def open_local_chat(model_addr: str, cache_dir: str | None) -> "LocalChat":
+    """The chat of a model that runs here, announced: the first one imports transformers, which takes seconds."""
+    announce(f"loading the tokenizer of {model_addr}")
+    return LocalChat(model_addr, cache_dir)
 
 
 class LocalChat:

@@ -22,6 +22,7 @@ from utils.cli import UserError
 from utils.devices import ask_nvidia_smi, has_gpu
 from utils.memory import check_gpu_count, check_gpu_free
 from utils.models import adapter_base, adapter_config, check_model, model_fingerprint, model_folder
+from utils.progress import announce
 from utils.run_files import without_password
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Completion:
     """One output.
 
     Attributes:
+        cached_tokens: of the prompt's those that were not computed again, None where a server doesn't tell.
         log_prob: the sum over its tokens, None where the engine doesn't tell.
         response_format: where a server refused the schema, the one of `FORMATS` that it took instead; else None.
     """
@@ -62,7 +64,7 @@ class Completion:
     text: str
     finish_reason: str
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None
     completion_tokens: int
     log_prob: float | None = None
     response_format: str | None = None
@@ -135,6 +137,7 @@ class VLLMEngine:
             UserError: a GPU is here that torch cannot use, has less free memory than --gpu_memory_utilization asks
                 for, or cannot do --batch_invariant.
         """
+        announce(f"loading {' and '.join(models)} (this may take a minute or more)")
         _quiet_libraries(args.log_level)
         # Spawned processes import this file, which ties their lives to ours (see the end); forked ones don't.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
@@ -189,6 +192,7 @@ class VLLMEngine:
 
     async def close(self) -> None:
         """End vLLM's processes: their memory is free when this returns, so that another engine can have it."""
+        announce("closing the engine")
         workers = _workers()
         self._engine.shutdown(timeout=GONE_SECONDS)
         del self._engine

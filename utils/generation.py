@@ -143,7 +143,7 @@ def generate(open_engine: Callable[[], Engine], *stages: Stage) -> str:
 async def _generate(engine: Engine, stages: Iterable[Stage]) -> None:
     try:
         for stage in stages:
-            with closing(Progress(stage.total, stage.unit, initial=stage.done)) as progress:
+            with closing(Progress(stage.total, stage.unit, stage.done, engine.concurrency)) as progress:
                 await run_stage(engine, stage, progress)
             if stage.finish is not None:
                 stage.finish(engine.device)
@@ -208,8 +208,7 @@ async def _answer(engine: Engine, request: Request, stage: Stage) -> dict[str, A
             completion = await engine.complete(stage.model, request.prompt, sampling)
         except RefusedError as refusal:
             return {"value": None, "reason": str(refusal), **request.record, "attempts": attempt + 1, **spent}
-        for name in spent:
-            spent[name] += getattr(completion, name)
+        spent = {name: _total([spent[name], getattr(completion, name)]) for name in spent}
         parsed = stage.parse(completion.text, completion.finish_reason == "length")
         if parsed.value is not None or policy.is_last(attempt):
             break
@@ -247,10 +246,14 @@ def _finite(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
 
 
-def token_totals(records: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """Tokens that all attempts of all records took together."""
+def token_totals(records: Iterable[dict[str, Any]]) -> dict[str, int | None]:
+    """Tokens that all attempts of all records took together; None for what a server did not tell of one of them."""
     records = list(records)
-    return {name: sum(record.get(name, 0) for record in records) for name in TOKEN_COUNTS}
+    return {name: _total([record.get(name, 0) for record in records]) for name in TOKEN_COUNTS}
+
+
+def _total(counts: list[int | None]) -> int | None:
+    return None if None in counts else sum(counts)
 
 
 def refused_formats(records: Iterable[dict[str, Any]]) -> list[str]:

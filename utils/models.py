@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
+from utils.progress import announce
 
 CONFIGS = ("config.json", "adapter_config.json")  # a whole model, a LoRA adapter
 # What changes a model's answers besides its weights: architecture, tokenizer, default sampling.
@@ -79,6 +80,8 @@ def model_folder(name: str, cache_dir: str | None = None) -> Path:
         return folder  # check_model has found it whole
     if not sys.stderr.isatty():
         disable_progress_bars()
+    if not any(folder.glob("*.safetensors")):
+        announce(f"fetching the weights of {name} from the hub (gigabytes take minutes)")
     with _hub_errors(name):
         wanted = {"allow_patterns": list(FETCHED), "ignore_patterns": list(NOT_FETCHED)}
         snapshot_download(name, revision=folder.name, cache_dir=cache_dir, **wanted)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from utils.cli import UserError
+from utils.progress import announce_file
 from utils.records import check_record, read_dataset, refuse_repeated_names
 
 CHUNK = 1 << 20  # bytes read at a time
@@ -38,6 +39,7 @@ class DatasetFile:
         """
         self.ids, self._places = [], []
         seen = set()
+        announce_file("reading", self.path)
         try:
             with open_regular(self.path) as file:
                 for record, *place in stream_places(file, self.path.suffix):

@@ -16,6 +16,7 @@ from typing import Any
 
 from utils.cli import UserError, describe_missing
 from utils.model_output import LEVELS
+from utils.progress import announce_file
 from utils.run_files import manifest_of
 from utils.scoring import question_score
 
@@ -34,6 +35,7 @@ def read_dataset(path: str | Path, needs: Iterable[str] = ()) -> list[dict[str, 
         UserError: naming the file, the record and the field.
     """
     path = Path(path)
+    announce_file("reading", path)
     records = _read_lines(path) if path.suffix == ".jsonl" else read_json(path)
     if not isinstance(records, list):
         raise UserError(f"{path}: holds {_kind(records)}; a dataset is a JSON array of questions")
