@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from utils.cli import UserError, add_log_argument, check_outputs, make_parser, positive_int, run_script, set_up_logging
+from utils.flags import FlagParser
 from utils.journal import open_journal
 from utils.models import check_model, model_fingerprint
 from utils.progress import Progress
@@ -40,10 +41,11 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 
+WITHOUT_MODEL = ("bm25", "recency", "random")  # rankers
 BLOCK = 16_384  # texts embedded before their questions' orders are in the journal
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> FlagParser:
     parser = make_parser(__doc__)
     parser.add_argument("--input_dataset_addr", required=True, metavar="FILE", help="dataset to rank")
     parser.add_argument("--output_dataset_addr", required=True, metavar="FILE", help="where it goes, ranked")
@@ -67,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_encoder_arguments(parser: argparse.ArgumentParser) -> None:
+def add_encoder_arguments(parser: FlagParser) -> None:
     group = parser.add_argument_group("encoder (contriever only)")
     group.add_argument(
         "--model_name",
@@ -101,6 +103,12 @@ def add_encoder_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["float32", "bfloat16"],
         default="float32",
         help="weights' type; bfloat16 is faster and ranks slightly differently (%(default)s)",
+    )
+    parser.without_effect(
+        "--model_name --cache_dir --batch_size --max_length --embedding_cache --device --dtype",
+        lambda args: args.ranker in WITHOUT_MODEL,
+        "with a --ranker that needs no encoder",
+        "take another --ranker",
     )
 
 
