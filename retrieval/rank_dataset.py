@@ -18,9 +18,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python sees retrieval/ only
 
 import argparse
+import functools
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -132,17 +133,18 @@ def main(argv: list[str] | None = None) -> int:
     records = (source.read(number) for number in left)
     device, counts = "cpu", Counter(source.counts())
     if left and args.ranker == "contriever":
-        from retrieval.encoder import load_encoder
-
-        encoder = load_encoder(args.model_name, args.cache_dir, args.device, args.dtype, args.max_length)
-        device = encoder.device
+        open_encoder = functools.cache(lambda: load_named_encoder(args))
+        if cache is None or cache.is_empty:
+            open_encoder()
         num_texts = sum(source.sizes[number] + 1 for number in left)
-        orders = order_by_embeddings(records, num_texts, encoder, args.batch_size, counts, cache)
+        orders = order_by_embeddings(records, num_texts, open_encoder, args.batch_size, counts, cache)
     else:
         orders = order_by_ranker(records, len(left), args)
     with closing(orders):  # its progress ends before an error is told
         for record, order in orders:
             journal.add((record["id"],), order)
+    if counts["texts_embedded"]:
+        device = open_encoder().device
     ranked = (apply_order(record, journal.entries[record["id"],]) for record in source.records())
     journal.publish_array(ranked, vars(args), device, counts=dict(counts))
     print(f"{output}: ranked {counts['questions']} questions with {counts['posts']} posts")
@@ -260,10 +262,16 @@ def open_cache(args: argparse.Namespace) -> "EmbeddingCache | None":
     return EmbeddingCache(args.embedding_cache, f"{model}, mean pooling, {args.max_length} tokens, {args.dtype}")
 
 
+def load_named_encoder(args: argparse.Namespace) -> "Encoder":
+    from retrieval.encoder import load_encoder
+
+    return load_encoder(args.model_name, args.cache_dir, args.device, args.dtype, args.max_length)
+
+
 def order_by_embeddings(
     records: Iterable[Record],
     num_texts: int,
-    encoder: "Encoder",
+    open_encoder: Callable[[], "Encoder"],
     batch_size: int | None,
     counts: Counter[str],
     cache: "EmbeddingCache | None" = None,
@@ -272,13 +280,15 @@ def order_by_embeddings(
 
     Args:
         num_texts: questions and posts of all records together, repeated ones included.
+        open_encoder: gives the encoder; called when the cache lacks a text, for torch and the device, which is checked
+            then, take longer than a small file.
         counts: "texts_embedded" and "texts_cut" (of those) are added to.
     """
     from retrieval.rankers import rank_by_embedding
 
     with closing(Progress(num_texts, "texts")) as progress:
         for block, row_of in split_into_blocks(records):
-            embeddings = embed_block(list(row_of), encoder, batch_size, counts, cache, progress)
+            embeddings = embed_block(list(row_of), open_encoder, batch_size, counts, cache, progress)
             progress.update(sum(len(record["profile"]) + 1 for record in block) - len(row_of))  # the repeated ones
             for record in block:
                 post_rows = [row_of[item["text"]] for item in record["profile"]]
@@ -305,7 +315,7 @@ def split_into_blocks(records: Iterable[Record]) -> Iterator[tuple[list[Record],
 
 def embed_block(
     texts: list[str],
-    encoder: "Encoder",
+    open_encoder: Callable[[], "Encoder"],
     batch_size: int | None,
     counts: Counter[str],
     cache: "EmbeddingCache | None",
@@ -314,18 +324,20 @@ def embed_block(
     """The embeddings (len(texts), D) of distinct texts, from the cache where it has them."""
     import numpy as np
 
-    from retrieval.encoder import embed_texts
-
     known = cache.get(texts) if cache else {}
     progress.update(len(known))
     new = [text for text in texts if text not in known]
-    computed, num_cut = embed_texts(encoder, new, batch_size, progress)
-    counts.update(texts_embedded=len(new), texts_cut=num_cut)
-    if cache:
-        cache.add(new, computed)
-    if not known:
-        return computed
-    known.update(zip(new, computed, strict=True))
+    counts.update(texts_embedded=len(new), texts_cut=0)
+    if new:
+        from retrieval.encoder import embed_texts
+
+        computed, num_cut = embed_texts(open_encoder(), new, batch_size, progress)
+        counts.update(texts_cut=num_cut)
+        if cache:
+            cache.add(new, computed)
+        if not known:
+            return computed
+        known.update(zip(new, computed, strict=True))
     return np.stack([known[text] for text in texts])
 
 
