@@ -27,7 +27,7 @@ from utils.records import collect_responses, count_responses, read_dataset, sele
 from utils.run_files import file_hash, warn_unless_ranked
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="dataset; with --rag a ranked one")
     parser.add_argument("--output_addr", required=True, metavar="FILE", help="where the answers go")
@@ -35,6 +35,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num_contexts", type=cli.non_negative_int, default=10, help="posts for --rag (%(default)s)")
     parser.add_argument(
         "--num_generated_outputs", type=cli.positive_int, default=1, help="answers a question (%(default)s)"
+    )
+    parser.without_effect(
+        "--num_contexts", lambda args: not args.rag, "without --rag, for the prompt has no posts", "give --rag"
     )
     cli.add_engine_arguments(parser, "--model_addr", "hub name, model folder, LoRA adapter folder, or API model")
     cli.add_sampling_arguments(

@@ -94,7 +94,7 @@ class Strategy:
     parse: Parser
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="dataset with narratives and aspects")
     parser.add_argument(

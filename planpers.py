@@ -67,7 +67,7 @@ class Model:
         return fit_profile(self.prompts[prompt_name], question, self.num_contexts, self.chat, budget, **values)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="ranked dataset")
     parser.add_argument("--output_addr", required=True, metavar="FILE", help="where the answers go")
@@ -95,6 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--num_generated_outputs", type=cli.positive_int, default=1, help="answers a question (%(default)s)"
     )
+    parser.without_effect("--max_tokens_plan", lambda args: not args.planner_model, "without --planner_model")
     cli.add_engine_arguments(parser, "--model_addr", "generator: hub name, model folder, LoRA adapter, or API model")
     cli.add_sampling_arguments(
         parser, temperature_default=0.1, max_tokens=2048, max_model_len=f"{PAPER_LENGTH}, or the model's limit if less"

@@ -91,7 +91,7 @@ class Run:
     replaced: list[Path]
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="ranked dataset to learn from")
     parser.add_argument("--validation_addr", metavar="FILE", help="ranked dataset to evaluate on (default: none)")
@@ -124,6 +124,12 @@ def build_parser() -> argparse.ArgumentParser:
         default=32,
         metavar="N",
         help="validation questions to plan for at each evaluation, for the aspect recall; 0 for none (%(default)s)",
+    )
+    parser.without_effect(
+        "--eval_steps --eval_generate",
+        lambda args: args.validation_addr is None,
+        "without --validation_addr, for nothing is evaluated",
+        "give --validation_addr",
     )
     group.add_argument("--seed", type=cli.non_negative_int, default=0, help="seed of all sampling (%(default)s)")
     group.add_argument(

@@ -41,6 +41,10 @@ class EmbeddingCache:
         for path in sorted(self._folder.glob("*.hashes.npy")):
             self._open(path)
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._place_of
+
     def get(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
         """The embeddings (D,) of those of `texts` that are there, by text."""
         found = {}

@@ -18,14 +18,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python sees retrieval/ only
 
 import argparse
+import functools
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from utils.cli import UserError, add_log_argument, check_outputs, make_parser, positive_int, run_script, set_up_logging
+from utils.flags import FlagParser
 from utils.journal import open_journal
 from utils.models import check_model, model_fingerprint
 from utils.progress import Progress, announce_file
@@ -40,10 +42,11 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 
+WITHOUT_MODEL = ("bm25", "recency", "random")  # rankers
 BLOCK = 16_384  # texts embedded before their questions' orders are in the journal
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> FlagParser:
     parser = make_parser(__doc__)
     parser.add_argument("--input_dataset_addr", required=True, metavar="FILE", help="dataset to rank")
     parser.add_argument("--output_dataset_addr", required=True, metavar="FILE", help="where it goes, ranked")
@@ -67,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_encoder_arguments(parser: argparse.ArgumentParser) -> None:
+def add_encoder_arguments(parser: FlagParser) -> None:
     group = parser.add_argument_group("encoder (contriever only)")
     group.add_argument(
         "--model_name",
@@ -102,6 +105,12 @@ def add_encoder_arguments(parser: argparse.ArgumentParser) -> None:
         default="float32",
         help="weights' type; bfloat16 is faster and ranks slightly differently (%(default)s)",
     )
+    parser.without_effect(
+        "--model_name --cache_dir --batch_size --max_length --embedding_cache --device --dtype",
+        lambda args: args.ranker in WITHOUT_MODEL,
+        "with a --ranker that needs no encoder",
+        "take another --ranker",
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -124,17 +133,18 @@ def main(argv: list[str] | None = None) -> int:
     records = (source.read(number) for number in left)
     device, counts = "cpu", Counter(source.counts())
     if left and args.ranker == "contriever":
-        from retrieval.encoder import load_encoder
-
-        encoder = load_encoder(args.model_name, args.cache_dir, args.device, args.dtype, args.max_length)
-        device = encoder.device
+        open_encoder = functools.cache(lambda: load_named_encoder(args))
+        if cache is None or cache.is_empty:
+            open_encoder()
         num_texts = sum(source.sizes[number] + 1 for number in left)
-        orders = order_by_embeddings(records, num_texts, encoder, args.batch_size, counts, cache)
+        orders = order_by_embeddings(records, num_texts, open_encoder, args.batch_size, counts, cache)
     else:
         orders = order_by_ranker(records, len(left), args)
     with closing(orders):  # its progress ends before an error is told
         for record, order in orders:
             journal.add((record["id"],), order)
+    if counts["texts_embedded"]:
+        device = open_encoder().device
     announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
     ranked = (apply_order(record, journal.entries[record["id"],]) for record in source.records())
     journal.publish_array(ranked, vars(args), device, counts=dict(counts))
@@ -253,10 +263,16 @@ def open_cache(args: argparse.Namespace) -> "EmbeddingCache | None":
     return EmbeddingCache(args.embedding_cache, f"{model}, mean pooling, {args.max_length} tokens, {args.dtype}")
 
 
+def load_named_encoder(args: argparse.Namespace) -> "Encoder":
+    from retrieval.encoder import load_encoder
+
+    return load_encoder(args.model_name, args.cache_dir, args.device, args.dtype, args.max_length)
+
+
 def order_by_embeddings(
     records: Iterable[Record],
     num_texts: int,
-    encoder: "Encoder",
+    open_encoder: Callable[[], "Encoder"],
     batch_size: int | None,
     counts: Counter[str],
     cache: "EmbeddingCache | None" = None,
@@ -265,6 +281,8 @@ def order_by_embeddings(
 
     Args:
         num_texts: questions and posts of all records together, repeated ones included.
+        open_encoder: gives the encoder; called when the cache lacks a text, for torch and the device, which is checked
+            then, take longer than a small file.
         counts: "texts_embedded" and "texts_cut" (of those) are added to.
     """
     from retrieval.encoder import WINDOW
@@ -273,7 +291,7 @@ def order_by_embeddings(
     # Batches of long texts come first, so an ETA waits for as many texts as are put in order of length.
     with closing(Progress(num_texts, "texts", at_once=WINDOW)) as progress:
         for block, row_of in split_into_blocks(records):
-            embeddings = embed_block(list(row_of), encoder, batch_size, counts, cache, progress)
+            embeddings = embed_block(list(row_of), open_encoder, batch_size, counts, cache, progress)
             progress.update(sum(len(record["profile"]) + 1 for record in block) - len(row_of))  # the repeated ones
             for record in block:
                 post_rows = [row_of[item["text"]] for item in record["profile"]]
@@ -300,7 +318,7 @@ def split_into_blocks(records: Iterable[Record]) -> Iterator[tuple[list[Record],
 
 def embed_block(
     texts: list[str],
-    encoder: "Encoder",
+    open_encoder: Callable[[], "Encoder"],
     batch_size: int | None,
     counts: Counter[str],
     cache: "EmbeddingCache | None",
@@ -309,18 +327,20 @@ def embed_block(
     """The embeddings (len(texts), D) of distinct texts, from the cache where it has them."""
     import numpy as np
 
-    from retrieval.encoder import embed_texts
-
     known = cache.get(texts) if cache else {}
     progress.update(len(known))
     new = [text for text in texts if text not in known]
-    computed, num_cut = embed_texts(encoder, new, batch_size, progress)
-    counts.update(texts_embedded=len(new), texts_cut=num_cut)
-    if cache:
-        cache.add(new, computed)
-    if not known:
-        return computed
-    known.update(zip(new, computed, strict=True))
+    counts.update(texts_embedded=len(new), texts_cut=0)
+    if new:
+        from retrieval.encoder import embed_texts
+
+        computed, num_cut = embed_texts(open_encoder(), new, batch_size, progress)
+        counts.update(texts_cut=num_cut)
+        if cache:
+            cache.add(new, computed)
+        if not known:
+            return computed
+        known.update(zip(new, computed, strict=True))
     return np.stack([known[text] for text in texts])
 
 

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -208,7 +209,6 @@ def describe(action):
         ("--dtype", "int8"),
         ("--constrained_decoding", "sometimes"),
         ("--log_level", "loud"),
-        ("--temp", "1"),  # no abbreviations: they would break when a flag is added
     ],
 )
 def test_a_bad_value_ends_with_exit_code_2_and_names_the_flag(flag, value, capsys):
@@ -218,6 +218,186 @@ def test_a_bad_value_ends_with_exit_code_2_and_names_the_flag(flag, value, capsy
     last_line = capsys.readouterr().err.splitlines()[-1]
     assert flag in last_line
     assert value in last_line
+
+
+# Mistakes in the command line of any script
+
+
+def refusal_of(parser, words, capsys):
+    """What a parser says on stderr; it ends with exit code 2."""
+    with pytest.raises(SystemExit) as ending:
+        parser.parse_args(words)
+    assert ending.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_misspelt_flag_is_one_line_that_suggests_the_nearest(script, parser_of, capsys):
+    parser = parser_of(script)
+    for flag in options_of(parser):
+        for words in ([f"{flag}x"], [f"{flag}x", "4"], [f"{flag}x=4"]):  # alone, so the required ones are missing too
+            expected = f"error: unrecognized arguments: {flag}x; did you mean {flag}?\n"
+            assert refusal_of(parser, words, capsys) == expected
+    done = run(script, "--misspelt=sk-secret", "-x")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("error: unrecognized arguments: --misspelt, -x; did you mean --")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max_token", "5"], "unrecognized arguments: --max_token; did you mean --max_tokens?"),
+        (["--temp", "1"], "unrecognized arguments: --temp; did you mean --temperature?"),  # no abbreviations
+        (["-seed", "1"], "unrecognized arguments: -seed; did you mean --seed?"),
+        (["--limit", "3", "4"], "unrecognized arguments: 4; --help lists the flags"),
+        (["--limit"], "argument --limit: expected one argument; --help lists the flags"),
+        (["--limit", "-3"], "argument --limit: -3 is not a positive number; --help lists the flags"),
+        (["--top_p", "-1e-9"], "argument --top_p: expected one argument; --help lists the flags"),
+        (["--temprature", "1", "--seeds", "1", "--temprature", "2"],
+         "unrecognized arguments: --temprature, --seeds; did you mean --temperature, --seed?"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(words, message, capsys):
+    assert refusal_of(shared_parser(), ["--model_addr", "m", *words], capsys) == f"error: {message}\n"
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_wrong_value_or_a_missing_flag_is_one_line_that_names_it(script, parser_of, capsys):
+    parser = parser_of(script)
+    wrong = {flag: [flag, "no such value"] for flag, action in options_of(parser).items()
+             if action.choices or action.type not in (None, str)}  # fmt: skip
+    wrong |= {flag: [flag] for flag, action in options_of(parser).items() if action.nargs != 0}
+    for flag, words in wrong.items():
+        message = refusal_of(parser, words, capsys)
+        assert message.startswith(f"error: argument {flag}") and message.endswith("; --help lists the flags\n")
+        assert message.count("\n") == 1
+    if required := [flag for flag, action in options_of(parser).items() if action.required]:
+        message = refusal_of(parser, [], capsys)
+        expected = f"error: the following arguments are required: {', '.join(required)}; --help lists the flags\n"
+        assert message == expected
+
+
+def test_of_several_processes_one_tells_the_mistake():
+    results = [run("train_planner.py", "--seeds", env={**os.environ, "RANK": rank}) for rank in "01"]
+    assert [(result.returncode, result.stderr.count("\n")) for result in results] == [(2, 1), (2, 0)]
+
+
+# Flags without effect. By script: flags that make a mode, flags that have no effect in it, and what is said of them.
+
+ENGINE = "--cache_dir d --tensor_parallel_size 2 --gpu_memory_utilization 0.5 --dtype float16 --enforce_eager"
+API = "--api_key_addr k --base_url http://h/v1 --max_concurrency 3 --request_timeout 9"
+NO_API = "without --openai, for the model runs here\n  give --openai, or leave {} out"
+NO_ENGINE = "with --openai, for no model is loaded here\n  leave {} out"
+NO_OUTPUT = "without --output_addr\n  give --output_addr, or leave {} out"
+ENCODER = "--model_name m --cache_dir d --batch_size 4 --max_length 9 --embedding_cache d --device cpu --dtype bfloat16"
+NO_ENCODER = "with a --ranker that needs no encoder\n  take another --ranker, or leave {} out"
+RATES = "--prompt_tokens_per_second 9 --output_tokens_per_second 9"
+MEMORY = "--tensor_parallel_size 2 --gpu_memory_utilization 0.5 --dtype float16 --gpu_memory 80"
+WITHOUT_EFFECT = [
+    ("baselines.py", "", "--num_contexts 4",
+     "without --rag, for the prompt has no posts\n  give --rag, or leave {} out"),
+    ("baselines.py", "", API, NO_API),
+    ("baselines.py", "--openai", ENGINE, NO_ENGINE),
+    ("planpers.py", "--gold_plan", API, NO_API),
+    ("planpers.py", "--openai --gold_plan", ENGINE, NO_ENGINE),
+    ("planpers.py", "--openai --plans_addr p", ENGINE, NO_ENGINE),
+    ("planpers.py", "--gold_plan", "--max_tokens_plan 4", "without --planner_model\n  leave {} out"),
+    ("evaluate_responses.py", "", API, NO_API),
+    ("evaluate_responses.py", "--openai", ENGINE, NO_ENGINE),
+    ("train_planner.py", "", "--eval_steps 4 --eval_generate 4",
+     "without --validation_addr, for nothing is evaluated\n  give --validation_addr, or leave {} out"),
+    *(("retrieval/rank_dataset.py", f"--ranker {ranker}", ENCODER, NO_ENCODER)
+      for ranker in ("bm25", "recency", "random")),
+    ("utils/make_table.py", "", "--paper_table 3", "without --paper\n  give --paper, or leave {} out"),
+    ("utils/make_table.py", "", "--overwrite", NO_OUTPUT),
+    ("utils/compare_evaluators.py", "", "--overwrite", NO_OUTPUT),
+    ("utils/evaluate_plans.py", "", "--overwrite", NO_OUTPUT),
+    ("utils/evaluate_plans.py", "--embedding_model none", "--embedding_threshold 0.5 --cache_dir d --device cpu",
+     "with --embedding_model none\n  leave {} out"),
+    ("utils/preflight.py", "--model_addr m", "--strategy direct",
+     "without --evaluator_llm\n  give --evaluator_llm, or leave {} out"),
+    ("utils/preflight.py", "--model_addr m", "--api_key_addr k", "without --openai\n  give --openai, or leave {} out"),
+    ("utils/preflight.py", "--model_addr m --openai", MEMORY, "with --openai, for no model is loaded\n  leave {} out"),
+    ("utils/preflight.py", "--inputs_addr d", MEMORY,
+     "without a model\n  give --model_addr or --evaluator_llm, or leave {} out"),
+    ("utils/preflight.py", "--model_addr m --openai",
+     "--num_contexts 4 --max_tokens_plan 4 --answer_tokens 4 --plan_tokens 4 --verdict_tokens 4 --price_file p",
+     "without --estimate\n  give --estimate, or leave {} out"),
+    ("utils/preflight.py", "--model_addr m", RATES, "without --estimate\n  give --estimate, or leave {} out"),
+    ("utils/preflight.py", "--model_addr m --evaluator_llm j --response_addr r", "--max_tokens 4",
+     "without --estimate, or a judge whose responses are still to be made\n  give --estimate, or leave {} out"),
+    ("utils/preflight.py", "--model_addr m --estimate", "--price_file p",
+     "without --openai, for nothing is paid\n  give --openai, or leave {} out"),
+    ("utils/preflight.py", "--model_addr m --estimate --openai", RATES,
+     "with --openai, for no GPU is used\n  leave {} out"),
+]  # fmt: skip
+
+
+def flags_of(words):
+    return [word for word in words.split() if word.startswith("--")]
+
+
+def required_words(parser):
+    """A value for each flag that a parser requires."""
+    return [word for action in parser._actions if action.required for word in (action.option_strings[0], "value")]
+
+
+@pytest.mark.parametrize(("script", "mode", "flags", "message"), WITHOUT_EFFECT)
+def test_a_flag_that_has_no_effect_is_refused(script, mode, flags, message, parser_of, capsys):
+    parser = parser_of(script)
+    command = [*required_words(parser), *mode.split()]
+    parser.parse_args(command)
+    groups = re.findall(r"--\w+(?: [^- ]\S*)?", flags)
+    assert [group.split()[0] for group in groups] == flags_of(flags)
+    for group in groups:
+        for words in (group.split(), [group.replace(" ", "=", 1)]):
+            expected = f"error: {group.split()[0]}: has no effect {message.format('it')}\n"
+            assert refusal_of(parser, [*words, *command], capsys) == expected  # wherever they stand
+    if len(groups) > 1:
+        several = refusal_of(parser, [*command, *flags.split()], capsys)
+        assert several == f"error: {', '.join(flags_of(flags))}: have no effect {message.format('them')}\n"
+
+
+def test_every_such_rule_is_tried_and_is_of_flags_that_are_there(parser_of):
+    ruled = {(script, flag) for script in SCRIPTS for rule in parser_of(script)._rules for flag in rule.flags}
+    assert ruled == {(script, flag) for script, _, flags, _ in WITHOUT_EFFECT for flag in flags_of(flags)}
+    assert all(flag in options_of(parser_of(script)) for script, flag in ruled)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("baselines.py", f"--rag --num_contexts 4 {ENGINE}"),
+        ("baselines.py", f"--openai {API} --seed 3 --log_level info --top_p 1 --temperature 0"),
+        ("baselines.py", "--num_shards 1"),
+        ("planpers.py", f"--rag --openai {API} --planner_model p --max_tokens_plan 4 {ENGINE}"),  # a planner runs here
+        ("planpers.py", f"--rag --gold_plan {ENGINE}"),
+        ("evaluate_responses.py", f"--allow_partial {ENGINE} --seed 3"),  # a seed, though a judge is greedy
+        ("train_planner.py", "--validation_addr v --eval_steps 5 --eval_generate 3 --num_contexts 10"),
+        ("retrieval/rank_dataset.py", ENCODER),
+        ("retrieval/rank_dataset.py", f"--ranker contriever --seed 4 {ENCODER}"),
+        ("utils/make_table.py", "--paper m --paper_table 3 --output_addr t.md --overwrite"),
+        ("utils/evaluate_plans.py", "--embedding_model m --embedding_threshold 0.5 --cache_dir d --device cpu"),
+        ("utils/preflight.py", f"--model_addr m {MEMORY} --cache_dir d --max_model_len 9"),
+        ("utils/preflight.py", "--model_addr m --openai --api_key_addr k --cache_dir d --max_model_len 9"),
+        ("utils/preflight.py", "--evaluator_llm m --max_tokens 4 --strategy direct"),
+    ],
+)
+def test_a_flag_that_has_an_effect_or_does_no_harm_is_taken(script, words, parser_of):
+    parser = parser_of(script)
+    parser.parse_args([*required_words(parser), *words.split()])
+
+
+def test_what_the_environment_says_is_no_contradiction(monkeypatch, parser_of):
+    for name, value in ARRAY.items():
+        monkeypatch.setenv(name, value)
+    for script in ("baselines.py", "evaluate_responses.py"):
+        parser = parser_of(script)
+        monkeypatch.setenv("OPENAI_BASE_URL", "http://here/v1")
+        args = importlib.import_module(script.removesuffix(".py")).build_parser().parse_args(required_words(parser))
+        assert (args.base_url, args.openai, args.num_shards) == ("http://here/v1", False, 4)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +421,8 @@ def test_values_at_the_end_of_their_range_are_fine(flag, text, value):
 def test_the_api_address_can_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", "http://here/v1")
     assert shared_parser().parse_args(["--model_addr", "m"]).base_url == "http://here/v1"
-    assert shared_parser().parse_args(["--model_addr", "m", "--base_url", "http://there"]).base_url == "http://there"
+    there = shared_parser().parse_args(["--model_addr", "m", "--openai", "--base_url", "http://there"])
+    assert there.base_url == "http://there"
     monkeypatch.setenv("OPENAI_BASE_URL", "")
     assert shared_parser().parse_args(["--model_addr", "m"]).base_url is None
 

@@ -1215,7 +1215,7 @@ def exit_code(arguments):
 )
 def test_one_source_of_plans(server, api, output, capsys, sources, message):
     assert exit_code(arguments_of([*api, *sources], output)) == 2
-    assert capsys.readouterr().err.splitlines()[-1].endswith(message)
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"{message}; --help lists the flags")
     assert server.requests == [] and not output.parent.exists()
 
 
@@ -1423,7 +1423,7 @@ def test_shown_commands_parse(command):
 def test_flags_of_the_baselines_parse():
     flags = "--model_addr m --inputs_addr a --output_addr b --rag --num_contexts 10 --temperature 0.1 --top_p 0.9"
     flags += " --num_generated_outputs 3 --max_tokens 1024 --openai --api_key_addr k --cache_dir c"
-    args = planpers.build_parser().parse_args([*flags.split(), "--gold_plan"])
+    args = planpers.build_parser().parse_args([*flags.split(), "--planner_model", "p"])
     assert (args.num_generated_outputs, args.cache_dir, args.openai, args.rag) == (3, "c", True, True)
 
 

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -291,12 +292,12 @@ def test_with_a_cache_nothing_is_embedded_twice(tmp_path, encoder_folder, monkey
     rank(source, tmp_path / "second.json", *cached)
     rank(source, tmp_path / "random.json", *cached, "--random_profile")
     rank(write(tmp_path / "more.json", many_records(6)), tmp_path / "third.json", *cached)
-    assert [len(texts) for texts in embedded[1:]] == [0, 0, 3]
+    assert [len(texts) for texts in embedded[1:]] == [3]
     assert manifest(tmp_path / "second.json")["counts"]["texts_embedded"] == 0
     plain = (tmp_path / "plain.json").read_bytes()
     assert (tmp_path / "first.json").read_bytes() == plain == (tmp_path / "second.json").read_bytes()
     rank(source, tmp_path / "shorter.json", *cached, "--max_length", 5)  # other embeddings
-    assert len(embedded[4]) == 15
+    assert len(embedded[2]) == 15
 
 
 def test_a_killed_ranking_with_a_cache_embeds_only_what_is_missing(tmp_path, encoder_folder, monkeypatch):
@@ -308,7 +309,64 @@ def test_a_killed_ranking_with_a_cache_embeds_only_what_is_missing(tmp_path, enc
         rank(source, output, *options)
     embedded = watch_texts(monkeypatch)
     rank(source, tmp_path / "other.json", *options)
-    assert [len(texts) for texts in embedded] == [0, 0, 0, 6]
+    assert [len(texts) for texts in embedded] == [6]
+
+
+def run_without_torch(tmp_path, *flags):
+    """The script in a process in which torch and what brings it cannot be imported."""
+    (tmp_path / "blocked").mkdir(exist_ok=True)
+    for package in ("torch", "transformers", "sentence_transformers"):
+        (tmp_path / f"blocked/{package}.py").write_text(f"raise ImportError('{package} was imported')")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "blocked"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "retrieval/rank_dataset.py", *map(str, flags)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.parametrize("from_hub", [False, True], ids=["folder", "hub"])
+def test_what_the_cache_answers_needs_no_torch(tmp_path, encoder_folder, from_hub):
+    options = ["--model_name", encoder_folder, "--embedding_cache", tmp_path / "cache", "--device", "cpu"]
+    if from_hub:
+        repository = tmp_path / "hub/models--some--encoder"
+        shutil.copytree(encoder_folder, repository / "snapshots" / ("a" * 40))
+        (repository / "refs").mkdir()
+        (repository / "refs/main").write_text("a" * 40)
+        options[1:2] = ["some/encoder", "--cache_dir", tmp_path / "hub"]
+    source, first, again = write(tmp_path / "in.json", many_records(5)), tmp_path / "1.json", tmp_path / "2.json"
+    rank(source, first, *options)
+    addresses = ["--input_dataset_addr", source, "--output_dataset_addr", again]
+    done = run_without_torch(tmp_path, *addresses, *options)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
+    assert again.read_bytes() == first.read_bytes()
+    assert manifest(again)["fingerprint"] == manifest(first)["fingerprint"]
+    assert manifest(again)["counts"] == {**manifest(first)["counts"], "texts_embedded": 0}
+    # A text more, another length, or the model's weights changed: all of them need it.
+    write(source, many_records(6))
+    assert "was imported" in run_without_torch(tmp_path, *addresses, *options, "--overwrite").stderr
+    write(source, many_records(5))
+    shorter = run_without_torch(tmp_path, *addresses, *options, "--overwrite", "--max_length", 9)
+    assert "was imported" in shorter.stderr
+    if from_hub:
+        (repository / "snapshots" / ("a" * 40)).rename(repository / "snapshots" / ("b" * 40))
+        (repository / "refs/main").write_text("b" * 40)
+    else:
+        options[1] = save_tiny_encoder(tmp_path / "retrained", seed=1)
+    assert "was imported" in run_without_torch(tmp_path, *addresses, *options, "--overwrite").stderr
+
+
+def test_a_gpu_that_torch_cannot_use_ends_a_run_that_has_something_to_embed(tmp_path, encoder_folder, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    source, output = write(tmp_path / "in.json", many_records(5)), tmp_path / "out.json"
+    options = ["--model_name", encoder_folder, "--embedding_cache", tmp_path / "cache"]
+    rank(source, tmp_path / "first.json", *options, "--device", "cpu")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")
+    rank(source, output, *options)  # computes nothing
+    assert manifest(output)["device"] == "cpu"
+    for data, more in ((many_records(6), []), (many_records(5), ["--max_length", 9])):
+        with pytest.raises(UserError, match=r"^SLURM gave this job GPUs \(1\), but torch sees none"):
+            rank(write(tmp_path / "other.json", data), tmp_path / "new.json", *options, *more)
+    with pytest.raises(UserError, match="but torch sees none"):
+        rank(source, tmp_path / "uncached.json", "--model_name", encoder_folder)
 
 
 # rank_dataset.py in blocks of two questions, where from the second block on no memory is left for large batches.
@@ -362,10 +420,11 @@ def test_other_settings_are_refused_unless_overwrite(tmp_path, encoder_folder):
         (["--max_length", 100], "max_length: 512, now 100"),
         (["--dtype", "bfloat16"], 'dtype: "float32", now "bfloat16"'),
         (["--limit", 1], "limit: null, now 1"),
-        (["--ranker", "bm25"], 'ranker: "contriever", now "bm25"'),
     ]:
         with pytest.raises(UserError, match=message):
             rank(source, output, *options, *changed)
+    with pytest.raises(UserError, match='ranker: "contriever", now "bm25"'):
+        rank(source, output, "--ranker", "bm25")
     assert output.read_bytes() == before
     rank(source, output, *options, "--limit", 1, "--overwrite")
     assert len(load(output)) == 1

@@ -609,7 +609,7 @@ def test_an_address_is_kept_without_its_password(address, expected):
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git here")
 def test_the_commit_is_named_and_marked_where_files_differ(tmp_path):
     (tmp_path / "utils").mkdir()
-    for name in ("__init__.py", "cli.py", "run_files.py"):
+    for name in ("__init__.py", "cli.py", "flags.py", "run_files.py"):
         shutil.copy(ROOT / "utils" / name, tmp_path / "utils")
     assert commit_in(tmp_path) == "None"
     git(tmp_path, "init", "-q")

@@ -141,7 +141,10 @@ def test_a_mistake_in_the_file_is_named_in_one_line(tmp_path, capsys, text, mess
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ('answer = ["--temprature", "1"]', "arguments, baselines.py: unrecognized arguments: --temprature 1"),
+        (
+            'answer = ["--temprature", "1"]',
+            "arguments, baselines.py: unrecognized arguments: --temprature; did you mean --temperature?",
+        ),
         ('answer = ["--temperature", "hot"]', "arguments, baselines.py: argument --temperature: invalid"),
         ('answer = ["--max_tokens_plan", "9"]', "arguments, baselines.py: unrecognized arguments"),
         ('planpers = ["--top"]', "arguments, planpers.py: unrecognized arguments: --top"),
@@ -159,6 +162,67 @@ def test_flags_that_a_script_does_not_take_or_the_study_sets_are_refused(tmp_pat
     with pytest.raises(UserError) as refused:
         run_study.main(["--study_addr", path, "--dry_run"])
     assert str(refused.value).startswith(f"{path}: {message}")
+
+
+def test_a_flag_goes_to_the_steps_in_which_it_has_an_effect(tmp_path, capsys):
+    """The study's flags for answers are for several steps; its own for ranking are of an encoder."""
+    text = """
+models = ["a/local"]
+openai_models = ["far"]
+methods = ["none", "rag", "planpers"]
+categories = ["Society_and_Culture"]
+[arguments]
+rank = ["--ranker", "bm25"]
+answer = ["--gpu_memory_utilization", "0.8", "--max_concurrency=3", "--temperature", "0.5"]
+"""
+    assert run_study.main(["--study_addr", write_study(tmp_path, text), "--dry_run"]) == 0
+    commands = [line.split() for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+    ranking = [words for words in commands if "retrieval/rank_dataset.py" in words]
+    assert len(ranking) == 3
+    for words in ranking:
+        assert words[-2:] == ["--ranker", "bm25"]
+        assert not {"--model_name", "--embedding_cache"}.intersection(words)
+    ends = {}
+    for words in commands:
+        if "--model_addr" in words and "--seed" in words:
+            method = Path(words[words.index("--output_addr") + 1]).stem
+            ends[words[words.index("--model_addr") + 1], method] = words[words.index("--seed") + 2 :]
+    here, there = ["--gpu_memory_utilization", "0.8"], ["--max_concurrency=3"]
+    hotter = ["--temperature", "0.5"]
+    assert ends == {
+        ("a/local", "none"): [*here, *hotter],
+        ("a/local", "rag"): [*here, *hotter],
+        ("a/local", "planpers"): [*here, *hotter],
+        ("far", "none"): ["--openai", *there, *hotter],
+        ("far", "rag"): ["--openai", *there, *hotter],
+        ("far", "planpers"): ["--openai", *here, *there, *hotter],  # its planner runs here
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '[arguments]\nanswer = ["--max_concurrency", "3"]',
+            "planpers.py: --max_concurrency: has no effect without --openai, for the model runs here\n"
+            "  give --openai, or leave it out",
+        ),
+        (
+            'openai_models = ["far"]\nmethods = ["none", "rag"]\n[arguments]\nanswer = ["--dtype=float32"]',
+            "baselines.py: --dtype: has no effect with --openai, for no model is loaded here\n  leave it out",
+        ),
+        (
+            'methods = ["none"]\n[arguments]\nanswer = ["--num_contexts", "3"]',
+            "baselines.py: --num_contexts: has no effect without --rag, for the prompt has no posts\n"
+            "  give --rag, or leave it out",
+        ),
+    ],
+)
+def test_a_flag_without_effect_in_any_step_is_refused(tmp_path, text, message):
+    path = write_study(tmp_path, text)
+    with pytest.raises(UserError) as refused:
+        run_study.main(["--study_addr", path, "--dry_run"])
+    assert str(refused.value) == f"{path}: arguments, {message}"
 
 
 def test_a_missing_dataset_is_named_and_in_a_dry_run_only_noted(tmp_path, monkeypatch, capsys):
@@ -631,7 +695,11 @@ def test_other_settings_are_refused_before_anything_runs_and_redone_on_demand(wo
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("[arguments]\n", '[arguments]\nplanpers = ["--max_tokens_plan", "9"]\n', None),  # gold plans have none
+        (
+            "[arguments]\n",
+            '[arguments]\nplanpers = ["--max_tokens_plan", "9"]\n',
+            "planpers.py: --max_tokens_plan: has no effect without --planner_model",  # gold plans have none
+        ),
         ("[arguments]\n", '[arguments]\nplanpers = ["--max_tokens", "99"]\n', "gold.json: {} max_tokens: 2048, now 99"),
         (
             "[arguments]\n",

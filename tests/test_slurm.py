@@ -25,6 +25,7 @@ import planpers
 from retrieval import rank_dataset
 from utils import make_table
 from utils.records import read_dataset, select_questions
+from utils.study_state import parser_of
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "utils/slurm"
@@ -64,17 +65,50 @@ def test_every_job_can_be_requeued_and_checks_first(name):
     assert runs[0].startswith('run "$PYTHON" utils/preflight.py ') and len(runs) >= 2
 
 
-def test_a_judge_is_checked_with_what_it_is_to_read(tmp_path):
+def calls_of(tmp_path, name, *flags, **variables):
+    """What a task of an array calls Python with."""
     recorder = tmp_path / "python"
     recorder.write_text('#!/usr/bin/env bash\nprintf "%s|" "$@" >> "$CALLS"\necho >> "$CALLS"\n')
     recorder.chmod(0o755)
-    variables = {"SLURM_SUBMIT_DIR": ROOT, "SLURM_JOB_NAME": "judge", "SLURM_JOB_ID": 1, "CALLS": tmp_path / "calls"}
+    variables |= {"SLURM_SUBMIT_DIR": ROOT, "SLURM_JOB_NAME": "judge", "SLURM_JOB_ID": 1, "CALLS": tmp_path / "calls"}
     variables |= {"SLURM_ARRAY_JOB_ID": 1, "SLURM_ARRAY_TASK_ID": 0, "SLURM_ARRAY_TASK_COUNT": 2, "PYTHON": recorder}
-    variables |= {"JUDGE": "a-judge", "INPUTS": "d.json", "FOLDER": "out", "SYSTEMS": "none rag"}
-    command = ["bash", FOLDER / "judge.sbatch", "--strategy", "direct", "--temperature", "0", "--dtype=bfloat16"]
+    command = ["bash", FOLDER / name, *flags]
     done = subprocess.run(command, cwd=ROOT, env=clean_environment(**variables), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    check, judge = (line.split("|")[:-1] for line in (tmp_path / "calls").read_text().splitlines())
+    return [line.split("|")[:-1] for line in (tmp_path / "calls").read_text().splitlines()]
+
+
+TAKEN = {  # flags that a user may give to a job, and what names its inputs
+    "an encoder": ("rank.sbatch", ["--dtype", "bfloat16"], {}),
+    "no encoder": ("rank.sbatch", ["--ranker", "bm25"], {}),
+    "no encoder, in a word": ("rank.sbatch", ["--seed", "3", "--ranker=random"], {}),
+    "a model here": ("answer.sbatch", ["--rag", "--tensor_parallel_size=2", "--max_model_len", "999"], {"MODEL": "m"}),
+    "an API": ("answer.sbatch", ["--openai", "--max_model_len", "999"], {"MODEL": "m"}),
+    "a planner beside an API": (
+        "plan_and_answer.sbatch",
+        ["--openai", "--api_key_addr", "k", "--dtype", "float16"],
+        {"MODEL": "m", "PLANNER": "p"},
+    ),
+    "gold plans": ("plan_and_answer.sbatch", ["--gold_plan", "--dtype", "float16"], {"MODEL": "m"}),
+}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_a_jobs_scripts_take_what_it_gives_them(tmp_path, case):
+    """No flag that the job adds, or hands to the check too, has no effect: a task would end with exit code 2."""
+    name, flags, variables = TAKEN[case]
+    calls = calls_of(tmp_path, name, *flags, INPUTS="d.json", OUTPUT="o.json", **variables)
+    for script, *words in calls:
+        parser_of(script).parse_args(words)
+    assert calls[-1][-len(flags) :] == flags
+    encoder = ["facebook/contriever-msmarco" in words for words in calls]
+    assert encoder == [case == "an encoder"] * len(calls)
+
+
+def test_a_judge_is_checked_with_what_it_is_to_read(tmp_path):
+    variables = {"JUDGE": "a-judge", "INPUTS": "d.json", "FOLDER": "out", "SYSTEMS": "none rag"}
+    flags = ["--strategy", "direct", "--temperature", "0", "--dtype=bfloat16"]
+    check, judge = calls_of(tmp_path, "judge.sbatch", *flags, **variables)
     responses = ["--response_addr", "out/none.json", "out/rag.json"]
     scores = ["out/none_scores.0_of_2.json", "out/rag_scores.0_of_2.json"]
     expected = ["--inputs_addr", "d.json", "--evaluator_llm", "a-judge", *responses, "--output_addr", *scores]
@@ -212,6 +246,18 @@ def test_models_behind_an_api_take_no_gpu(recorder, tmp_path):
         "rank": "gpu:1", "train": "gpu:1", "plan_and_answer": "gpu:1", "judge": "gpu:1", "answer": "none",
         "merge": None, "table": None,
     }  # fmt: skip
+
+
+def test_flags_go_to_the_jobs_in_which_they_have_an_effect(recorder, tmp_path):
+    arguments = {"RANK_ARGS": "--ranker bm25", "ANSWER_ARGS": "--temperature 0 --num_contexts 4 --top_p 1"}
+    done = submit(**recorder, OUT=tmp_path / "t2", PREFETCH=0, CATEGORIES="Society_and_Culture", **arguments)
+    assert done.returncode == 0, done.stderr
+    flags = {name: job.flags for name, job in read_jobs(recorder["CALLS"]).items()}
+    ranked = [its for name, its in flags.items() if name.startswith("rank.")]
+    assert len(ranked) == 4 and not any("--embedding_cache" in its for its in ranked)
+    answered = {name.rpartition(".")[2]: its for name, its in flags.items() if name.startswith("answer.")}
+    assert answered["none"] == ["--temperature", "0", "--top_p", "1"]
+    assert answered["rag"] == ["--rag", "--temperature", "0", "--num_contexts", "4", "--top_p", "1"]
 
 
 def test_the_planner_is_trained_on_a_validation_file_that_is_ranked_once(recorder, tmp_path):

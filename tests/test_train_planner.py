@@ -296,7 +296,7 @@ def test_defaults_are_the_papers(model):
     ("flags", "eval_steps", "warmup_steps"),
     [
         (["--save_steps", 6], 6, 200),
-        (["--save_steps", 6, "--eval_steps", 2, "--max_steps", 19], 2, 1),
+        (["--save_steps", 6, "--eval_steps", 2, "--max_steps", 19, "--validation_addr", "v"], 2, 1),
         (["--max_steps", 9], 250, 0),
         (["--warmup_steps", 0], 250, 0),
         (["--warmup_steps", 7], 250, 7),

@@ -4,7 +4,6 @@ import argparse
 import atexit
 import errno
 import logging
-import math
 import os
 import select
 import signal
@@ -13,8 +12,18 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from utils.flags import (
+    USER_ERROR,
+    FlagParser,
+    fraction,
+    is_first_process,
+    non_negative_float,  # noqa: F401 (this and the other types: the scripts take them from here)
+    non_negative_int,
+    positive_int,
+    temperature,
+)
+
 SERVER_FAILED = 1  # exit code: a server left requests unanswered; the same command asks again
-USER_ERROR = 2  # exit code: the user can mend it
 INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; the same command goes on
 UNREAD = 141  # exit code: nobody reads the output any more (... | head); a shell's for what SIGPIPE ended
 
@@ -116,11 +125,6 @@ def _on_signals(handler: Callable[[int, object], None]) -> None:
         signal.signal(number, handler)
 
 
-def is_first_process() -> bool:
-    """Of the processes that accelerate launch starts, the one that speaks and writes for all; True without it."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def report_missing(count: int, unit: str) -> int:
     """A run's exit code, and a line on stderr where a server failed to give `count` of what `unit` calls one."""
     if count == 0:
@@ -168,11 +172,9 @@ def _terminate(signum: int, frame: object) -> None:
     signal.raise_signal(signal.SIGINT)  # SIGTERM leaves like Ctrl-C: engines are closed, the journal stays
 
 
-def make_parser(doc: str) -> argparse.ArgumentParser:
+def make_parser(doc: str) -> FlagParser:
     """A parser whose --help opens with the script's own docstring."""
-    return argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    return FlagParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
 
 
 def set_up_logging(level: str) -> None:
@@ -182,48 +184,10 @@ def set_up_logging(level: str) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-# Value types: argparse turns a ValueError or ArgumentTypeError into usage and exit code 2.
-
-
-def positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
-
-
-def non_negative_int(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return value
-
-
-def non_negative_float(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 up")
-    return value
-
-
-def temperature(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 2:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 2")
-    return value
-
-
-def fraction(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
-    return value
-
-
 # Groups of flags: one spelling and one meaning in every script.
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser, model_flag: str, model_help: str) -> None:
+def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str) -> None:
     """Which model answers, and how it is loaded: `model_flag` is --model_addr or --evaluator_llm."""
     group = parser.add_argument_group("model")
     group.add_argument(model_flag, required=True, metavar="MODEL", help=model_help)
@@ -259,6 +223,17 @@ def add_engine_arguments(parser: argparse.ArgumentParser, model_flag: str, model
         default=600,
         metavar="SECONDS",
         help="an API request without an answer is made again after this time (%(default)s)",
+    )
+    parser.without_effect(
+        "--api_key_addr --base_url --max_concurrency --request_timeout",
+        lambda args: not args.openai,
+        "without --openai, for the model runs here",
+        "give --openai",
+    )
+    parser.without_effect(
+        "--cache_dir --tensor_parallel_size --gpu_memory_utilization --dtype --enforce_eager",
+        lambda args: args.openai and not vars(args).get("planner_model"),  # a planner runs here all the same
+        "with --openai, for no model is loaded here",
     )
 
 

@@ -77,7 +77,7 @@ class Evaluator:
     scores: list[float] = field(default_factory=list)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     parser.add_argument(
         "--evaluator",
@@ -96,6 +96,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_unscored_argument(parser)
     parser.add_argument("--output_addr", metavar="FILE", help="where all figures go, as JSON")
     parser.add_argument("--overwrite", action="store_true", help="replace an output that was made with other settings")
+    parser.without_effect(
+        "--overwrite", lambda args: args.output_addr is None, "without --output_addr", "give --output_addr"
+    )
     return parser
 
 

@@ -5,7 +5,7 @@ assumed.
 """
 
 import math
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +43,7 @@ class Step:
     output_tokens: int
 
 
-def add_estimate_arguments(parser: ArgumentParser) -> None:
+def add_estimate_arguments(parser: cli.FlagParser) -> None:
     group = parser.add_argument_group("estimate")
     group.add_argument("--estimate", action="store_true", help="count prompts and tokens of every step, for each model")
     group.add_argument("--num_contexts", type=cli.non_negative_int, default=10, help="posts in a prompt (%(default)s)")
@@ -68,6 +68,21 @@ def add_estimate_arguments(parser: ArgumentParser) -> None:
             help=f"{what} tokens a second of the engine, as you measured it: both give GPU-hours (default: none)",
         )
     group.add_argument("--price_file", metavar="FILE", help=f"prices for --openai (default: utils/{PRICE_FILE.name})")
+    rates, price = "--prompt_tokens_per_second --output_tokens_per_second", "--price_file"
+    parser.without_effect(
+        f"--num_contexts --max_tokens_plan --answer_tokens --plan_tokens --verdict_tokens {rates} {price}",
+        lambda args: not args.estimate,
+        "without --estimate",
+        "give --estimate",
+    )
+    parser.without_effect(
+        "--max_tokens",
+        lambda args: not args.estimate and (args.evaluator_llm is None or args.response_addr is not None),
+        "without --estimate, or a judge whose responses are still to be made",
+        "give --estimate",
+    )
+    parser.without_effect(price, lambda args: not args.openai, "without --openai, for nothing is paid", "give --openai")
+    parser.without_effect(rates, lambda args: args.openai, "with --openai, for no GPU is used")
 
 
 def describe_estimate(args: Namespace, model: str, records: list[Record]) -> str:

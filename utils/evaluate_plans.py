@@ -34,7 +34,7 @@ MEASURES = {"precision": "P", "recall": "R", "f1": "F1"}
 Rule = Callable[[str, str], bool]
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="dataset with the gold aspects")
     parser.add_argument(
@@ -43,6 +43,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--allow_partial", action="store_true", help="evaluate only the questions that have a plan")
     parser.add_argument("--output_addr", metavar="FILE", help="where the figures of every question go, as JSON")
     parser.add_argument("--overwrite", action="store_true", help="replace an output that was made with other settings")
+    parser.without_effect(
+        "--overwrite", lambda args: args.output_addr is None, "without --output_addr", "give --output_addr"
+    )
     parser.add_argument(
         "--words_threshold",
         type=cli.fraction,
@@ -66,6 +69,11 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
     group.add_argument(
         "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU if any (%(default)s)"
+    )
+    parser.without_effect(
+        "--embedding_threshold --cache_dir --device",
+        lambda args: args.embedding_model == "none",
+        "with --embedding_model none",
     )
     return parser
 

@@ -26,6 +26,7 @@ from typing import Any
 
 from utils.cli import UserError, check_outputs, make_parser, run_script
 from utils.comparisons import GROUPS, MACRO, PERMUTATION, T_TEST, Contrast, Result, compare, has_dagger, shown_p
+from utils.flags import FlagParser
 from utils.paper_results import Paper, read_paper
 from utils.plans import one_line
 from utils.records import quote
@@ -90,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> FlagParser:
     parser = make_parser(__doc__)
     parser.add_argument(
         "--system",
@@ -101,6 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="a row: its name, then one or more score files of evaluate_responses.py; give it once a row",
     )
     add_comparison_arguments(parser)
+    parser.without_effect("--paper_table", lambda args: args.paper is None, "without --paper", "give --paper")
     parser.add_argument(
         "--format",
         choices=["markdown", "latex", "csv"],
@@ -109,6 +111,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--output_addr", metavar="FILE", help="where the table goes (default: stdout)")
     parser.add_argument("--overwrite", action="store_true", help="replace --output_addr if it exists")
+    parser.without_effect(
+        "--overwrite", lambda args: args.output_addr is None, "without --output_addr", "give --output_addr"
+    )
     add_unscored_argument(parser)
     parser.add_argument(
         "--allow_partial", action="store_true", help="take systems that were not scored on the same questions"

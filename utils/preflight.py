@@ -38,7 +38,7 @@ from utils.run_files import manifest_of, read_manifest
 QUESTION_BYTES = 64_000
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     parser.add_argument("--inputs_addr", nargs="+", metavar="FILE", help="datasets, ranked or not")
     parser.add_argument("--output_addr", nargs="+", metavar="FILE", help="where outputs are to go")
@@ -64,7 +64,19 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="GB",
         help="compute for GPUs of 10^9 times this many bytes instead of those here (default: those here)",
     )
+    parser.without_effect(
+        "--strategy", lambda args: args.evaluator_llm is None, "without --evaluator_llm", "give --evaluator_llm"
+    )
     cli.add_key_arguments(parser.add_argument_group("API"))
+    parser.without_effect("--api_key_addr", lambda args: not args.openai, "without --openai", "give --openai")
+    memory_flags = "--tensor_parallel_size --gpu_memory_utilization --dtype --gpu_memory"
+    parser.without_effect(memory_flags, lambda args: args.openai, "with --openai, for no model is loaded")
+    parser.without_effect(
+        memory_flags,
+        lambda args: not (args.model_addr or args.evaluator_llm),
+        "without a model",
+        "give --model_addr or --evaluator_llm",
+    )
     add_estimate_arguments(parser)
     return parser
 

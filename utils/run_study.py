@@ -33,7 +33,7 @@ from utils.run_files import without_password
 from utils.study import Study, read_study
 from utils.study_jobs import make_jobs, prefetch_command, print_jobs, submit_jobs
 from utils.study_plan import Step, plan_study
-from utils.study_state import Pending, find_pending, look_at, parse
+from utils.study_state import Pending, find_pending, look_at, parse, without_idle_flags
 
 ROOT = Path(__file__).resolve().parent.parent
 PR_SET_PDEATHSIG = 1
@@ -61,8 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.sbatch and Path.cwd() != ROOT:
         raise UserError(f"--sbatch: run it from the root of the repository, {ROOT}")
     study = read_study(args.study_addr)
-    steps = plan_study(study)
-    check_commands(study, steps)
+    steps = check_commands(study, plan_study(study))
     check_inputs(study, steps, args.dry_run)
     pending = find_pending(steps)
     refuse_replacing(pending, args.overwrite)
@@ -87,14 +86,22 @@ def main(argv: list[str] | None = None) -> int:
 # Before anything runs
 
 
-def check_commands(study: Study, steps: list[Step]) -> None:
-    """Raise UserError unless every script takes its command, and [arguments] leaves alone what the study sets."""
+def check_commands(study: Study, steps: list[Step]) -> list[Step]:
+    """The steps, without flags that have no effect in them.
+
+    Raises:
+        UserError: a script does not take its command; [arguments] sets what the study does, or a flag that has no
+            effect in any step it is for.
+    """
+    checked, used = [], set()
+    idle: dict[tuple[str, str], str] = {}  # by kind of step and flag, what the script says of it
     without = plan_study(replace(study, arguments={key: [] for key in study.arguments}))
     for step, plain in zip(steps, without, strict=True):
         where = f"{study.path}: arguments, {Path(step.script).name}"
         taken = NOT_HERE.union(plain.words(list(step.outputs), overwrite=False))
-        for word in step.flags[len(plain.flags) :]:
-            if word.startswith("-") and word.partition("=")[0] in taken:
+        words = [word for word in step.flags[len(plain.flags) :] if word.startswith("-")]
+        for word in words:
+            if word.partition("=")[0] in taken:
                 raise UserError(
                     f"{where}: found {quote(without_password(word))}, expected none of the flags that a study "
                     "sets itself or that make a part of the work"
@@ -103,7 +110,15 @@ def check_commands(study: Study, steps: list[Step]) -> None:
         def refuse(message: str, where: str = where) -> NoReturn:
             raise UserError(f"{where}: {message}")
 
-        parse(step, list(step.outputs), refuse)
+        kept, refused = without_idle_flags(step, refuse)
+        checked.append(kept)
+        flags = {word.partition("=")[0] for word in words}
+        used |= {(step.kind, flag) for flag in flags - refused.keys()}
+        idle |= {(step.kind, flag): f"{where}: {refused[flag]}" for flag in flags & refused.keys()}
+    for one, message in idle.items():
+        if one not in used:
+            raise UserError(message)
+    return checked
 
 
 def check_inputs(study: Study, steps: list[Step], dry_run: bool) -> None:

@@ -3,7 +3,6 @@
 Every key has the paper's default, so an empty file is a study too: Table 2 for Qwen2.5 7B.
 """
 
-import difflib
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
+from utils.flags import nearest
 from utils.records import beyond_python, quote, read_text
 
 GENERATOR = "Qwen/Qwen2.5-7B-Instruct"
@@ -122,8 +122,8 @@ def check_names(path: str, what: str, names: Iterable[str], choices: Iterable[st
     """Raise UserError for a name that is none of the choices; it suggests the nearest one."""
     for name in names:
         if name not in choices:
-            nearest = difflib.get_close_matches(name, choices, n=1, cutoff=0)[0]
-            raise UserError(f"{path}: {what}: there is no {quote(name)}; did you mean {quote(nearest)}?")
+            meant = quote(nearest(name, choices))
+            raise UserError(f"{path}: {what}: there is no {quote(name)}; did you mean {meant}?")
 
 
 def check_value(path: str, key: str, value: Any) -> None:

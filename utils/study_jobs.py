@@ -93,7 +93,7 @@ def has_old_shards(study: Study, one: Pending) -> bool:
 
 
 def variables_of(step: Step) -> dict[str, str]:
-    return {variable: step.named[flag] for variable, flag in VARIABLES[step.kind].items()}
+    return {variable: step.named[flag] for variable, flag in VARIABLES[step.kind].items() if flag in step.named}
 
 
 def flags_of(one: Pending) -> list[str]:

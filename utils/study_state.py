@@ -8,12 +8,13 @@ import argparse
 import importlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from prompts import load_prompt
 from utils.cli import UserError
+from utils.flags import FlagParser, drop_flags
 from utils.journal import read_journal
 from utils.models import cached_commit, is_folder, model_fingerprint
 from utils.records import read_dataset
@@ -208,7 +209,7 @@ def hash_of(path: str) -> str:
 # Settings
 
 
-def parser_of(script: str) -> argparse.ArgumentParser:
+def parser_of(script: str) -> FlagParser:
     return importlib.import_module(script.removesuffix(".py").replace("/", ".")).build_parser()
 
 
@@ -216,8 +217,20 @@ def parse(step: Step, outputs: list[str], error: Callable[[str], None] | None = 
     """The flags of a step as its script reads them; `error` is called with what is wrong with them."""
     parser = parser_of(step.script)
     if error is not None:
-        parser.error = error
+        parser.refuse = error
     return parser.parse_args(step.words(outputs, overwrite=False)[1:])
+
+
+def without_idle_flags(step: Step, error: Callable[[str], None]) -> tuple[Step, dict[str, str]]:
+    """A step without the flags that have no effect in it, and those with what the script would say of them.
+
+    A study's flags are for several steps: what is said of the engine has none where the model is behind an API.
+    """
+    parser = parser_of(step.script)
+    parser.refuse = error
+    idle = parser.idle_flags(step.words(list(step.outputs), overwrite=False)[1:])
+    named = {flag: value for flag, value in step.named.items() if flag not in idle}
+    return replace(step, named=named, flags=drop_flags(step.flags, idle)), idle
 
 
 def differing_settings(step: Step, output: str, fingerprint: dict[str, Any]) -> str:

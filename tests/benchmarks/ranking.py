@@ -200,7 +200,7 @@ def our_ranking(
 ) -> Orders:
     """The order of every profile, as retrieval/rank_dataset.py finds it."""
     num_texts = sum(len(record["profile"]) + 1 for record in records)
-    orders = order_by_embeddings(records, num_texts, encoder, batch_size, Counter(), cache)
+    orders = order_by_embeddings(records, num_texts, lambda: encoder, batch_size, Counter(), cache)
     return [order for _, order in orders]
 
 

@@ -85,6 +85,11 @@ pick_flags() {
     done
 }
 
+# needs_encoder FLAG...: do these flags of rank_dataset.py leave it a ranker that loads an encoder?
+needs_encoder() {
+    [[ ! " $* " =~ " --ranker"[\ =](bm25|recency|random)" " ]]
+}
+
 # shard_file FILE INDEX NUMBER: where a shard's part of FILE goes: rag.json -> rag.0_of_4.json
 shard_file() {
     printf '%s.%s_of_%s.json\n' "${1%.json}" "$2" "$3"

@@ -27,7 +27,7 @@ PREFETCH=${PREFETCH:-1}                            # 0: data and models are ther
 # Further flags of the scripts.
 RANK_ARGS=${RANK_ARGS:-}                           # rank_dataset.py
 ANSWER_ARGS=${ANSWER_ARGS:-}                       # baselines.py and planpers.py
-PLANPERS_ARGS=${PLANPERS_ARGS:-}                   # planpers.py alone
+PLANPERS_ARGS=${PLANPERS_ARGS:-}                   # planpers.py alone, as how a planner loads beside an API model
 TRAIN_ARGS=${TRAIN_ARGS:-}                         # train_planner.py
 JUDGE_ARGS=${JUDGE_ARGS:-}                         # evaluate_responses.py
 
@@ -145,15 +145,16 @@ submit() {
 submit_category() {
     local data=$DATA/${category}_$SPLIT.json ranked=$OUT/ranked/${category}_$SPLIT.json
     local folder=$OUT/$name/$SPLIT/$category
-    local merged=() asker= random= method
+    local merged=() asker= random= method cache=(--embedding_cache "$OUT/embeddings")
+    if [[ " $RANK_ARGS " =~ " --ranker"[\ =](bm25|recency|random)" " ]]; then cache=(); fi # nothing is embedded
     if is_method rag rag_random planpers; then
         after=()
-        submit_ranking "$SPLIT" "$SPLIT" --embedding_cache "$OUT/embeddings"
+        submit_ranking "$SPLIT" "$SPLIT" "${cache[@]}"
         asker=$job
     fi
     if is_method rag_random; then
         after=("$asker") # which has embedded the same posts
-        submit_ranking "$SPLIT" "${SPLIT}_random" --embedding_cache "$OUT/embeddings" --random_profile --seed 0
+        submit_ranking "$SPLIT" "${SPLIT}_random" "${cache[@]}" --random_profile --seed 0
         random=$job
     fi
     for method in $METHODS; do
@@ -176,11 +177,12 @@ submit_ranking() { # SPLIT NAME FLAG...: rank a file of this category
 }
 
 submit_answers() { # METHOD INPUTS FLAG...: answers in shards, merged
-    local method=$1 inputs=$2 resources="--array=0-$((ANSWER_SHARDS - 1)) $ANSWER_RESOURCES"
+    local method=$1 inputs=$2 resources="--array=0-$((ANSWER_SHARDS - 1)) $ANSWER_RESOURCES" args=$ANSWER_ARGS
     shift 2
+    if [ "$method" = none ]; then args=$(sed -E 's/(^| +)--num_contexts[ =]+[^ ]+//g' <<<"$args"); fi # has no posts
     if is_api "$ANSWER_ARGS"; then resources+=" --gres=none"; fi
     submit "answer.$name.$category.$SPLIT.$method" answer.sbatch "$resources" \
-        MODEL="$MODEL" INPUTS="$inputs" OUTPUT="$folder/$method.json" -- "$@" $ANSWER_ARGS
+        MODEL="$MODEL" INPUTS="$inputs" OUTPUT="$folder/$method.json" -- "$@" $args
     submit_merge "$method" "$inputs" "$ANSWER_SHARDS" "$folder/$method.json"
 }
 

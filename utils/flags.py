@@ -1,0 +1,164 @@
+"""A script's flags: what a value may be, which of them have an effect together, and what is said of a mistake."""
+
+import argparse
+import difflib
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+USER_ERROR = 2  # exit code: the user can mend it
+
+Condition = Callable[[argparse.Namespace], bool]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Flags that have no effect in a mode.
+
+    Attributes:
+        flags: as they are written, such as "--num_contexts".
+        when: is this the mode?
+        why: they have no effect in it.
+        remedy: what to do, besides leaving them out; may be empty.
+    """
+
+    flags: tuple[str, ...]
+    when: Condition
+    why: str
+    remedy: str
+
+    def refusal(self, given: Iterable[str]) -> str:
+        """The message over those of its flags that are given."""
+        found = [flag for flag in self.flags if flag in given]
+        verb, them = ("has", "it") if len(found) == 1 else ("have", "them")
+        ways_out = [*([self.remedy] if self.remedy else []), f"leave {them} out"]
+        return f"{', '.join(found)}: {verb} no effect {self.why}\n  {', or '.join(ways_out)}"
+
+
+class FlagParser(argparse.ArgumentParser):
+    """Says in a line or two what is wrong with a command line, and refuses a flag that would have no effect.
+
+    A flag is given where it stands on the command line; a default, which may come from the environment, never is.
+    """
+
+    def __init__(self, **settings: object):
+        super().__init__(**settings)
+        self._rules: list[Rule] = []
+        self._words: list[str] = []
+
+    def without_effect(self, flags: str, when: Condition, why: str, remedy: str = "") -> None:
+        """Refuse these flags (separated by spaces) in a mode; the message is `Rule.refusal`'s."""
+        self._rules.append(Rule(tuple(flags.split()), when, why, remedy))
+
+    def parse_args(
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        parsed = super().parse_args(args, namespace)
+        if refusals := list(self._refusals(parsed).values()):
+            self.refuse(refusals[0])
+        return parsed
+
+    def idle_flags(self, args: Sequence[str]) -> dict[str, str]:
+        """The flags on a command line that `parse_args` would refuse for having no effect, each with the message."""
+        return self._refusals(super().parse_args(args))
+
+    def _refusals(self, parsed: argparse.Namespace) -> dict[str, str]:
+        given = {word.partition("=")[0] for word in self._words}
+        rules = [rule for rule in self._rules if given.intersection(rule.flags) and rule.when(parsed)]
+        return {flag: rule.refusal(given) for rule in rules for flag in rule.flags if flag in given}
+
+    def parse_known_args(
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        self._words = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(self._words, namespace)
+
+    def error(self, message: str) -> None:
+        """What argparse calls over any mistake; where a flag is misspelt, that is told rather than what it led to."""
+        unknown = list(dict.fromkeys(self._unknown_flags()))  # without values: one may be a key
+        if unknown:
+            meant = ", ".join(nearest(flag, self._option_string_actions) for flag in unknown)
+            self.refuse(f"unrecognized arguments: {', '.join(unknown)}; did you mean {meant}?")
+        self.refuse(f"{message}; --help lists the flags")
+
+    def _unknown_flags(self) -> Iterator[str]:
+        for word in self._words:
+            flag = word.partition("=")[0]
+            looks_like_one = flag.startswith("-") and flag.strip("-") and " " not in flag and not _is_number(flag)
+            if looks_like_one and flag not in self._option_string_actions:
+                yield flag
+
+    def refuse(self, message: str) -> None:
+        """End the process over a mistake in its command line; a study puts something else here."""
+        self.exit(USER_ERROR, f"error: {message}\n" if is_first_process() else None)
+
+
+def drop_flags(words: Iterable[str], flags: Iterable[str]) -> list[str]:
+    """The words of a command line without some flags and their values."""
+    kept, is_dropped = [], False
+    for word in words:
+        if word.startswith("--"):
+            is_dropped = word.partition("=")[0] in flags
+        if not is_dropped:
+            kept.append(word)
+    return kept
+
+
+def is_first_process() -> bool:
+    """Of the processes that accelerate launch starts, the one that speaks and writes for all; True without it."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """The choice that a misspelt or shortened name is most like."""
+    choices = list(choices)
+    longer = [choice for choice in choices if choice.startswith(name)]
+    return difflib.get_close_matches(name, longer or choices, n=1, cutoff=0)[0]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+# Value types: argparse makes a mistake in the command line of a ValueError or ArgumentTypeError.
+
+
+def positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def non_negative_int(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return value
+
+
+def non_negative_float(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 up")
+    return value
+
+
+def temperature(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 2:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 2")
+    return value
+
+
+def fraction(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
+    return value
