@@ -10,6 +10,7 @@ from tiny_encoder import save_tiny_encoder
 
 from retrieval.rank_dataset import main, random_cycle
 from utils.cli import UserError
+from utils.journal import Journal, read_journal
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -103,6 +104,32 @@ def test_manifest_says_how_and_how_much(tmp_path, encoder_folder):
         *("input_sha256", "limit", "random_profile", "ranker", "model", "max_length", "dtype")
     }
     assert found["fingerprint"]["model"].startswith("sha256:")
+
+
+def test_contriever_is_another_spelling_of_dense(tmp_path, encoder_folder, capsys):
+    """And what an earlier version wrote, which called every encoder so, is finished or goes on."""
+    source, output = write(tmp_path / "in.json", make_records()), tmp_path / "out.json"
+    encoder = ["--model_name", encoder_folder, "--device", "cpu"]
+    rank(source, output, *encoder, "--ranker", "contriever")
+    found = manifest(output)
+    assert (found["fingerprint"]["ranker"], found["arguments"]["ranker"]) == ("dense", "dense")
+    assert found["arguments"]["model_name"] == str(encoder_folder)
+    old = {**found, "fingerprint": {**found["fingerprint"], "ranker": "contriever"}}
+    write(tmp_path / "out.json.manifest.json", old)
+    before = output.read_bytes()
+    for flags in ([], ["--ranker", "dense"], ["--ranker", "contriever"]):
+        rank(source, output, *encoder, *flags)
+    assert capsys.readouterr().out.count("already ranked with these settings; left as it is") == 3
+
+    _, entries = read_journal(f"{output}.journal.jsonl")
+    for name in ("out.json", "out.json.manifest.json", "out.json.journal.jsonl"):
+        (tmp_path / name).unlink()
+    journal = Journal(output, old["fingerprint"])
+    for key in list(entries)[:2]:
+        journal.add(key, entries[key])
+    journal.close()
+    rank(source, output, *encoder)
+    assert manifest(output)["resumed"] == 2 and output.read_bytes() == before
 
 
 def test_other_rankers(tmp_path):
@@ -360,7 +387,7 @@ def test_other_settings_are_refused_unless_overwrite(tmp_path, encoder_folder):
         (["--max_length", 100], "max_length: 512, now 100"),
         (["--dtype", "bfloat16"], 'dtype: "float32", now "bfloat16"'),
         (["--limit", 1], "limit: null, now 1"),
-        (["--ranker", "bm25"], 'ranker: "contriever", now "bm25"'),
+        (["--ranker", "bm25"], 'ranker: "dense", now "bm25"'),
     ]:
         with pytest.raises(UserError, match=message):
             rank(source, output, *options, *changed)

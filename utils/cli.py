@@ -244,9 +244,10 @@ def add_engine_arguments(parser: argparse.ArgumentParser, model_flag: str, model
     group.add_argument(
         "--base_url",
         metavar="URL",
-        default=os.environ.get("OPENAI_BASE_URL") or None,  # here, so that the fingerprint names it
+        default=os.environ.get("OPENAI_BASE_URL") or None,  # here, so that the manifest names it
         help="address of the API (default: OPENAI_BASE_URL, else OpenAI's)",
     )
+    group.add_argument("--model_id", metavar="NAME", help="which model the API has (default: as it calls it itself)")
     group.add_argument(
         "--max_concurrency",
         type=positive_int,
