@@ -126,8 +126,17 @@ def test_shards_from_two_ports_merge(output, tmp_path):
         assert read_manifest(output)["fingerprint"]["reported_model"] == "org/chat"
         other = f"{tmp_path}/other.json"
         assert baselines.main(words(third, other, "--num_shards", 2, "--shard_index", 1)) == 0
-    with pytest.raises(UserError, match='reported_model: "org/chat", now "org/other"'):
+    with pytest.raises(UserError, match=r'other\.json: made .* reported_model: "org/chat", now "org/other"'):
         merge_shards.main([*arguments, other, "--overwrite"])
+
+
+def test_a_shard_that_learnt_its_model_late_is_the_run_of_its_manifest(output, tmp_path):
+    shard = f"{tmp_path}/shard.json"
+    with server_with() as silent, server_with(models()) as telling:
+        assert baselines.main(words(silent, shard, "--limit", 2)) == baselines.main(words(telling, shard)) == 0
+    assert "reported_model" not in read_journal(f"{shard}.journal.jsonl")[0]
+    assert merge_shards.main(["--inputs_addr", str(TEST), "--output_addr", str(output), "--shard_addr", shard]) == 0
+    assert "batch_invariant" in read_manifest(output)  # which shards tell by their manifests
 
 
 def test_what_is_finished_is_found_so_without_asking_anybody(output, tmp_path, capsys):
