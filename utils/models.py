@@ -133,17 +133,15 @@ def is_hub_away() -> bool:
 
     A hub that is slow, or in trouble, is there.
     """
-    import httpx2  # the client's own
     from huggingface_hub import constants, get_session
+    from huggingface_hub.errors import HTTPError
 
     if constants.HF_HUB_OFFLINE:
         return True
-    try:
-        get_session().head(constants.ENDPOINT, timeout=httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS))
-    except (httpx2.ConnectError, httpx2.ConnectTimeout):
-        return True
-    except httpx2.HTTPError:
-        return False
+    try:  # to connect, to read, to write, for a place among its connections
+        get_session().head(constants.ENDPOINT, timeout=(CONNECT_SECONDS, *[ANSWER_SECONDS] * 3))
+    except HTTPError as error:  # by name, for which HTTP library the client has is its own affair
+        return type(error).__name__ in ("ConnectError", "ConnectTimeout")
     return False
 
 
