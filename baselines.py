@@ -19,7 +19,7 @@ from typing import Any
 from prompts import Prompt, load_prompt
 from utils import cli
 from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_posts, fit_profile, open_chat
-from utils.engines import batch_invariance, identify_model, open_engine
+from utils.engines import batch_invariance, confirm_model, identify_model, open_engine
 from utils.generation import Policy, Request, Stage, describe_records, describe_requests, fitted_request, generate
 from utils.journal import Journal, Key, open_journal
 from utils.model_output import ANSWER_SCHEMA, parse_answer
@@ -79,6 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{args.output_addr}: already finished, left alone")
         return 0
     device = None
+    confirm_model(args, args.model_addr, [journal] if journal.missing(keys) else [])
     if missing := journal.missing(keys):
         requests = build_requests(questions, missing, args, prompt, chat, journal)
         stage = Stage(

@@ -28,7 +28,7 @@ from prompts import Messages, Prompt, load_prompt
 from utils import cli
 from utils.chat import APIChat, LocalChat, choose_length, open_chat
 from utils.cli import UserError
-from utils.engines import batch_invariance, identify_model, open_engine
+from utils.engines import batch_invariance, confirm_model, identify_model, open_engine
 from utils.generation import Parser, Policy, Request, Stage, describe_records, describe_requests, generate
 from utils.journal import Journal, Key, open_journal
 from utils.model_output import (
@@ -127,6 +127,10 @@ def main(argv: list[str] | None = None) -> int:
     systems = read_systems(args, records, prompt, policy)
     if not args.dry_run:
         systems = [system for system in systems if open_scores(system, records, args.overwrite)]
+        unfinished = [system.journal for system in systems if system.journal.missing(system.pending)]
+        confirm_model(args, args.evaluator_llm, unfinished)
+        for system in systems:
+            system.pending -= system.journal.entries.keys()
     if not systems:
         return 0
 
@@ -204,7 +208,6 @@ def open_scores(system: System, records: list[dict[str, Any]], overwrite: bool) 
         for key in [key for key, verdict in system.journal.entries.items() if is_outdated(verdict)]:
             del system.journal.entries[key]
         if not system.journal.holds(system.pending, lambda: make_scores(system, records)):
-            system.pending -= system.journal.entries.keys()
             return True
     else:
         check_counts_unanswered(system.score_addr, read_json(system.score_addr))

@@ -20,7 +20,7 @@ from prompts import Prompt, choose_lead_in, load_prompt
 from utils import cli
 from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_profile, open_chat, open_local_chat
 from utils.cli import UserError
-from utils.engines import VLLMEngine, batch_invariance, identify_local_model, identify_model, open_engine
+from utils.engines import VLLMEngine, batch_invariance, confirm_model, identify_local_model, identify_model, open_engine
 from utils.generation import (
     Parser,
     Policy,
@@ -129,6 +129,7 @@ def main(argv: list[str] | None = None) -> int:
     if answering is None or answering.holds(keys, lambda: collect_responses(records, answering.entries)):
         print(f"{args.output_addr}: already finished, left alone")
         return 0
+    confirm_model(args, args.model_addr, [answering] if answering.missing(keys) else [])
     # Without a journal the plans are finished, and their journal was deleted.
     plans = planning.entries if planning else plans_by_key(read_plans(plans_output), lead_in)
     plan_stage, answer_stage = None, None

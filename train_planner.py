@@ -25,7 +25,7 @@ from utils.cli import UserError
 from utils.devices import check_devices
 from utils.engines import identify_local_model
 from utils.lock import Lock
-from utils.models import adapter_base, cached_commit
+from utils.models import adapter_base, cached_commit, skipping_absent_hub
 from utils.plans import NO_LOSS, gold_aspects, gold_text, target_settings
 from utils.records import first_five, read_dataset
 from utils.run_files import (
@@ -224,7 +224,8 @@ def main(argv: list[str] | None = None) -> int:
 
         manifest = describe_run(vars(args), fingerprint, None)
         source = {"revision": cached_commit(args.model_addr, args.cache_dir) or "main", "cache_dir": args.cache_dir}
-        figures = train(args, source, chat, examples, validation, manifest, run, lead_in)
+        with skipping_absent_hub(args.model_addr):
+            figures = train(args, source, chat, examples, validation, manifest, run, lead_in)
         say(describe_result(args.output_dir, figures))
     # Else its threads may abort a process whose work is done. After an error it might wait for another process.
     processes.destroy_process_group()

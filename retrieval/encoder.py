@@ -18,7 +18,7 @@ import numpy as np
 
 from utils.cli import UserError
 from utils.devices import has_gpu
-from utils.models import cached_commit
+from utils.models import cached_commit, skipping_absent_hub
 from utils.progress import Progress, announce
 
 FULL_LENGTH = 512  # tokens: what one unit of --batch_size stands for
@@ -86,17 +86,17 @@ def load_encoder(
     devices = pick_devices(device)
     revision = cached_commit(model_name, cache_dir) or "main"
     source = {"cache_dir": cache_dir, "revision": revision, "trust_remote_code": False}
+    # torch's fused attention is slower in bfloat16 on a CPU than the products one after the other (half as fast).
+    attention = "eager" if (devices, dtype) == (["cpu"], "bfloat16") else None
+    settings = {"dtype": getattr(torch, dtype), "attn_implementation": attention, "output_loading_info": True}
     try:
-        config = transformers.AutoConfig.from_pretrained(model_name, **source)
-        limit = getattr(config, "max_position_embeddings", max_length)
-        if max_length > limit:
-            raise UserError(f"{model_name}: reads at most {limit} tokens; give --max_length {limit} or less")
-        tokenizer = transformers.AutoTokenizer.from_pretrained(model_name, **source)
-        # torch's fused attention is slower in bfloat16 on a CPU than the products one after the other (half as fast).
-        attention = "eager" if (devices, dtype) == (["cpu"], "bfloat16") else None
-        model, report = transformers.AutoModel.from_pretrained(
-            model_name, dtype=getattr(torch, dtype), attn_implementation=attention, output_loading_info=True, **source
-        )
+        with skipping_absent_hub(model_name):
+            config = transformers.AutoConfig.from_pretrained(model_name, **source)
+            limit = getattr(config, "max_position_embeddings", max_length)
+            if max_length > limit:
+                raise UserError(f"{model_name}: reads at most {limit} tokens; give --max_length {limit} or less")
+            tokenizer = transformers.AutoTokenizer.from_pretrained(model_name, **source)
+            model, report = transformers.AutoModel.from_pretrained(model_name, **settings, **source)
     except pickle.UnpicklingError:
         raise UserError(
             f"{model_name}: its pickled weights hold more than tensors, maybe code; give a model with safetensors"

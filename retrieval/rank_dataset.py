@@ -52,10 +52,11 @@ def build_parser() -> FlagParser:
     parser.add_argument("--output_dataset_addr", required=True, metavar="FILE", help="where it goes, ranked")
     parser.add_argument(
         "--ranker",
-        choices=["contriever", "bm25", "recency", "random"],
-        default="contriever",
-        help="contriever: dot product of embeddings; bm25: shared words; recency: last in the file first; "
-        "random: seeded (%(default)s)",
+        type=lambda name: "dense" if name == "contriever" else name,
+        choices=["dense", "bm25", "recency", "random"],
+        default="dense",
+        help="dense, or contriever: dot product of the encoder's embeddings; bm25: shared words; "
+        "recency: last in the file first; random: seeded (%(default)s)",
     )
     parser.add_argument(
         "--random_profile",
@@ -71,7 +72,7 @@ def build_parser() -> FlagParser:
 
 
 def add_encoder_arguments(parser: FlagParser) -> None:
-    group = parser.add_argument_group("encoder (contriever only)")
+    group = parser.add_argument_group("encoder (dense only)")
     group.add_argument(
         "--model_name",
         default="facebook/contriever-msmarco",
@@ -120,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
     output = Path(args.output_dataset_addr)
     check_outputs([args.output_dataset_addr], [args.input_dataset_addr])
     source = open_source(args)
-    if args.ranker == "contriever":
+    if args.ranker == "dense":
         check_model(args.model_name, args.cache_dir)
     fingerprint = describe_settings(args)
     cache = open_cache(args)  # may be refused: before there is a journal
@@ -132,7 +133,7 @@ def main(argv: list[str] | None = None) -> int:
     left = [number for number, key in enumerate(keys) if key not in journal.entries]
     records = (source.read(number) for number in left)
     device, counts = "cpu", Counter(source.counts())
-    if left and args.ranker == "contriever":
+    if left and args.ranker == "dense":
         open_encoder = functools.cache(lambda: load_named_encoder(args))
         if cache is None or cache.is_empty:
             open_encoder()
@@ -219,7 +220,7 @@ def describe_settings(args: argparse.Namespace) -> dict[str, Any]:
     }
     if args.random_profile or args.ranker == "random":
         fingerprint["seed"] = args.seed
-    if args.ranker == "contriever":
+    if args.ranker == "dense":
         fingerprint["model"] = model_fingerprint(args.model_name, args.cache_dir)
         fingerprint["max_length"] = args.max_length
         fingerprint["dtype"] = args.dtype
@@ -255,7 +256,7 @@ def order_by_ranker(
 
 
 def open_cache(args: argparse.Namespace) -> "EmbeddingCache | None":
-    if args.embedding_cache is None or args.ranker != "contriever":
+    if args.embedding_cache is None or args.ranker != "dense":
         return None
     from retrieval.embedding_cache import EmbeddingCache
 

@@ -67,6 +67,8 @@ class ChatServer(ThreadingHTTPServer):
         requests: the bodies of all requests, in the order they came.
         paths, keys: of the same requests, where they went and the bearer token they carried.
         most_at_once: the most requests that were open at a time.
+        list_models: makes the answer to GET /v1/models, its status and value; `lists_asked` counts how often.
+        system_fingerprint: stands in every completion, if not None.
     """
 
     daemon_threads = True
@@ -80,6 +82,9 @@ class ChatServer(ThreadingHTTPServer):
         self.paths: list[str] = []
         self.keys: list[str] = []
         self.most_at_once = 0
+        self.list_models: Callable[[], tuple[int, Any]] = lambda: (404, {"detail": "Not Found"})
+        self.lists_asked = 0
+        self.system_fingerprint: str | None = None
         self._open = 0
         self._changed = threading.Condition()
 
@@ -134,13 +139,19 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(body, key, reply)
 
     def _reply(self, body: dict[str, Any], key: str, reply: Reply) -> None:
-        self._send(reply.status, _completion(body, reply) if reply.status == 200 else _error(reply, key))
+        if reply.status != 200:
+            return self._send(reply.status, _error(reply, key))
+        state = self.server.system_fingerprint
+        return self._send(200, _completion(body, reply) | ({"system_fingerprint": state} if state else {}))
 
     def do_GET(self) -> None:
         """/requests shows all so far, /requests?wait=N once there are N of them."""
+        if self.path == "/v1/models":
+            self.server.lists_asked += 1
+            return self._send(*self.server.list_models())
         waited = parse_qs(urlparse(self.path).query).get("wait", ["0"])
         self.server.wait_for(int(waited[0]))
-        self._send(200, self.server.requests)
+        return self._send(200, self.server.requests)
 
     def _send(self, status: int, value: Any) -> None:
         content = json.dumps(value).encode()

@@ -146,7 +146,8 @@ def test_fields_of_an_answer(server, flags, output):
 def test_manifest(server, flags, output, monkeypatch):
     run(flags, output, "--limit", 2)
     manifest = json.loads(Path(f"{output}.manifest.json").read_text())
-    assert manifest["fingerprint"]["model"] == f"some-model at {server.url}"
+    assert manifest["fingerprint"]["model"] == "some-model"
+    assert manifest["arguments"]["base_url"] == server.url
     assert manifest["fingerprint"]["max_model_len"] == 8192
     assert manifest["fingerprint"]["prompt"].keys() == {"no_personalization"}
     assert manifest["counts"]["answers"] == 2 and manifest["resumed"] == 0

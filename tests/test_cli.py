@@ -287,7 +287,7 @@ def test_of_several_processes_one_tells_the_mistake():
 # Flags without effect. By script: flags that make a mode, flags that have no effect in it, and what is said of them.
 
 ENGINE = "--cache_dir d --tensor_parallel_size 2 --gpu_memory_utilization 0.5 --dtype float16 --enforce_eager"
-API = "--api_key_addr k --base_url http://h/v1 --max_concurrency 3 --request_timeout 9"
+API = "--api_key_addr k --base_url http://h/v1 --model_id m --max_concurrency 3 --request_timeout 9"
 NO_API = "without --openai, for the model runs here\n  give --openai, or leave {} out"
 NO_ENGINE = "with --openai, for no model is loaded here\n  leave {} out"
 NO_OUTPUT = "without --output_addr\n  give --output_addr, or leave {} out"

@@ -3,6 +3,7 @@ import importlib.metadata
 import json
 import random
 import shutil
+import socket
 import threading
 from dataclasses import replace
 
@@ -252,14 +253,29 @@ def test_a_model_with_pickled_weights_only_is_loaded(encoder, folder, tmp_path):
     np.testing.assert_allclose(embeddings, embed_texts(encoder, TEXTS[:1])[0], atol=1e-5)
 
 
-def test_a_hub_model_is_loaded_from_the_cache(encoder, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    repository = tmp_path / "models--some--encoder"
+def cache_encoder(folder, cache):
+    """Have a hub's cache hold it as some/encoder."""
+    repository = cache / "models--some--encoder"
     shutil.copytree(folder, repository / "snapshots" / ("a" * 40))
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("a" * 40)
+
+
+def test_a_hub_model_is_loaded_from_the_cache(encoder, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    cache_encoder(folder, tmp_path)
     cached = load_encoder("some/encoder", cache_dir=str(tmp_path), device="cpu")
     np.testing.assert_array_equal(embed_texts(cached, TEXTS[:1])[0], embed_texts(encoder, TEXTS[:1])[0])
+
+
+def test_a_cached_model_is_loaded_without_waiting_for_a_hub_that_is_away(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    calls, connect = [], socket.create_connection
+    monkeypatch.setattr("socket.create_connection", lambda *args, **more: calls.append(args) or connect(*args, **more))
+    cache_encoder(folder, tmp_path)
+    load_encoder("some/encoder", cache_dir=str(tmp_path), device="cpu")
+    assert len(calls) == 1
 
 
 def test_weights_that_lack_a_layer_are_refused(folder, tmp_path):

@@ -186,6 +186,8 @@ def test_vllms_own_server_behind_the_openai_client(tmp_path):
         server.wait()
     answers = json.loads(output.read_text())
     assert len(answers) == 2 and all(samples[0]["output"] for samples in answers.values())
+    fingerprint = json.loads((tmp_path / "answers.json.manifest.json").read_text())["fingerprint"]
+    assert (fingerprint["model"], fingerprint["reported_model"]) == ("demo", str(CHAT))
     written = done.stdout + done.stderr + "".join(path.read_text() for path in tmp_path.iterdir())
     assert "secret-1234" not in written
 

@@ -1,17 +1,31 @@
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hub_server import FINE, MODEL, Fault, serve
+from huggingface_hub import is_offline_mode
 from safetensors.numpy import save
 
 from utils.cli import UserError
-from utils.models import PIECE, adapter_base, cached_commit, check_model, model_fingerprint, model_folder
+from utils.models import (
+    PIECE,
+    NoModelError,
+    adapter_base,
+    cached_commit,
+    check_model,
+    is_hub_away,
+    model_fingerprint,
+    model_folder,
+    skipping_absent_hub,
+)
 
+ROOT = Path(__file__).resolve().parent.parent
 COMMIT = "0123456789" * 4
 
 
@@ -169,6 +183,7 @@ def test_online_only_the_config_is_fetched(tmp_path, monkeypatch):
         fetched.append((name, file))
         save_cached(tmp_path, name)
 
+    monkeypatch.setattr("utils.models.is_hub_away", lambda: False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download, raising=False)
     check_model("some/model", str(tmp_path))
@@ -184,6 +199,7 @@ def test_an_unreachable_hub_is_told(tmp_path, monkeypatch):
     def download(name, file, cache_dir):
         raise LocalEntryNotFoundError("no connection")
 
+    monkeypatch.setattr("utils.models.is_hub_away", lambda: False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download, raising=False)
     with pytest.raises(UserError, match="some/model: not cached, and the hub cannot be reached"):
@@ -241,6 +257,131 @@ def test_what_could_not_be_fetched_whole_is_told_and_completed_at_the_same_commi
         hub.commit({**FILES, "model.safetensors": b"trained again"})
         hub.fault = lambda method, path: FINE
         assert find(hub.url, tmp_path / "cache").name == commit
+
+
+# A hub that is away, and one that is slow
+
+
+SAMPLE = "tests/data/mini_lampqa/test.json"
+COUNT = (
+    "import atexit, runpy, socket, sys; calls = []; connect = socket.create_connection;"
+    "socket.create_connection = lambda *args, **more: calls.append(args) or connect(*args, **more);"
+    "atexit.register(lambda: print(f'{len(calls)} connections'));"
+    "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+MODEL_FLAGS = {  # with --openai, and without
+    "baselines.py": ("--model_addr", f"--inputs_addr {SAMPLE} --output_addr OUT", True),
+    "planpers.py": ("--model_addr", f"--gold_plan --inputs_addr {SAMPLE} --output_addr OUT", True),
+    "evaluate_responses.py": (
+        "--evaluator_llm", f"--inputs_addr {SAMPLE} --response_addr ANSWERS --score_addr OUT", True,
+    ),
+    "retrieval/rank_dataset.py": ("--model_name", f"--input_dataset_addr {SAMPLE} --output_dataset_addr OUT", False),
+    "utils/evaluate_plans.py": ("--embedding_model", f"--inputs_addr {SAMPLE} --plans_addr PLANS", False),
+    "train_planner.py": ("--model_addr", f"--inputs_addr {SAMPLE} --output_dir OUT", False),
+}  # fmt: skip
+OUR_FLAG = "  or is it a model behind an API: did you mean --openai?\n"
+
+
+def run_counting(tmp_path, script, model, endpoint):
+    """What a script says of a model, and how often it went to the network."""
+    flag, rest, _ = MODEL_FLAGS[script]
+    ids = [record["id"] for record in json.loads(Path(ROOT, SAMPLE).read_text(encoding="utf-8"))]
+    (tmp_path / "ANSWERS").write_text(json.dumps({question_id: [{"output": "Yes."}] for question_id in ids}))
+    (tmp_path / "PLANS").write_text(json.dumps({question_id: [{"aspects": ["Cost"]}] for question_id in ids}))
+    words = [str(tmp_path / word) if word.isupper() else word for word in rest.split()]
+    environment = {**os.environ, "HF_HOME": f"{tmp_path}/home", "HF_ENDPOINT": endpoint, "LOCAL_RANK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT, script, flag, model, *words],
+        cwd=ROOT, env={**environment, "HF_HUB_OFFLINE": "0"}, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    errors = done.stderr.splitlines(keepends=True)
+    first = next(number for number, line in enumerate(errors) if line.startswith("error: "))
+    return "".join(errors[first:]), int(done.stdout.split()[-2])
+
+
+@pytest.fixture
+def refusing():
+    """The address of nobody: a port that is taken, and not listened at."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("script", MODEL_FLAGS)
+def test_a_hub_that_is_away_is_tried_once(tmp_path, script, refusing):
+    told, connections = run_counting(tmp_path, script, "some/model", refusing)
+    hint = OUR_FLAG if MODEL_FLAGS[script][2] else ""
+    assert told == f"error: some/model: not cached, and the hub cannot be reached; give a folder\n{hint}"
+    assert connections == 1
+
+
+def test_a_hub_without_an_address_is_tried_once(tmp_path):
+    told, connections = run_counting(tmp_path, "baselines.py", "some/model", "http://hub.invalid")
+    assert "the hub cannot be reached" in told and connections == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt-4o-mini", "o3", "o4-mini", "chatgpt-4o-latest", "claude-opus-4", "gemini-2.5-pro"]
+)
+def test_the_name_of_an_apis_model_is_asked_of_no_hub(tmp_path, name, refusing):
+    told, connections = run_counting(tmp_path, "baselines.py", name, refusing)
+    assert told == f"error: {name}: no folder here, and not what a model on the hub is called\n{OUR_FLAG}"
+    assert connections == 0
+
+
+def test_names_that_only_begin_alike_are_the_hubs(tmp_path, offline):
+    for name in ("gpt2", "openai/gpt-oss-20b", "o1labs/model", "olmo"):
+        with pytest.raises(NoModelError, match="neither a folder nor in the hub cache"):
+            check_model(name, str(tmp_path))
+    save_cached(tmp_path, "gpt-of-mine")
+    check_model("gpt-of-mine", str(tmp_path))
+
+
+def test_a_model_that_the_hub_has_not_may_be_an_apis(tmp_path):
+    with serve(FILES) as hub:
+        told, _ = run_counting(tmp_path, "baselines.py", "openai/gpt-4o", hub.url)
+    assert told == f"error: openai/gpt-4o: neither a folder here nor a model on the hub\n{OUR_FLAG}"
+
+
+def test_a_hub_that_is_slow_is_not_away(tmp_path):
+    def wait(method, path):
+        time.sleep(3 if method == "HEAD" else 0)
+        return FINE
+
+    with serve(FILES) as hub:
+        hub.fault = wait
+        assert find(hub.url, tmp_path / "cache").is_dir()
+
+
+@pytest.mark.parametrize("trouble", ["an error", "silence"])
+def test_a_hub_in_trouble_is_not_away(monkeypatch, trouble):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("utils.models.ANSWER_SECONDS", 0.2)
+    if trouble == "silence":
+        with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and says nothing
+            monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+            assert not is_hub_away()
+        return
+    with serve(FILES) as hub:
+        hub.fault = lambda method, path: Fault(status=503)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        assert not is_hub_away()
+
+
+def test_what_is_cached_is_used_at_once_where_the_hub_is_away(tmp_path, refusing, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", refusing)
+    calls, connect = [], socket.create_connection
+    monkeypatch.setattr("socket.create_connection", lambda *args, **more: calls.append(args) or connect(*args, **more))
+    snapshot = save_cached(tmp_path, "some/model")
+    assert model_folder("some/model", str(tmp_path)) == snapshot  # of which there is no list of the hub's files
+    assert len(calls) == 1
+    with skipping_absent_hub(str(snapshot)):
+        assert len(calls) == 1 and not is_offline_mode()  # for a folder nobody is asked
+    with skipping_absent_hub("some/model"):
+        assert is_offline_mode()
+    assert not is_offline_mode()
 
 
 def test_a_hub_with_pickled_weights_only_is_refused(tmp_path):

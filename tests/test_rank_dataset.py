@@ -12,6 +12,7 @@ from tiny_encoder import save_tiny_encoder
 from retrieval.rank_dataset import main, random_cycle
 from utils import progress
 from utils.cli import UserError
+from utils.journal import Journal, read_journal
 from utils.records import read_dataset
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -106,6 +107,32 @@ def test_manifest_says_how_and_how_much(tmp_path, encoder_folder):
         *("input_sha256", "limit", "random_profile", "ranker", "model", "max_length", "dtype")
     }
     assert found["fingerprint"]["model"].startswith("sha256:")
+
+
+def test_contriever_is_another_spelling_of_dense(tmp_path, encoder_folder, capsys):
+    """And what an earlier version wrote, which called every encoder so, is finished or goes on."""
+    source, output = write(tmp_path / "in.json", make_records()), tmp_path / "out.json"
+    encoder = ["--model_name", encoder_folder, "--device", "cpu"]
+    rank(source, output, *encoder, "--ranker", "contriever")
+    found = manifest(output)
+    assert (found["fingerprint"]["ranker"], found["arguments"]["ranker"]) == ("dense", "dense")
+    assert found["arguments"]["model_name"] == str(encoder_folder)
+    old = {**found, "fingerprint": {**found["fingerprint"], "ranker": "contriever"}}
+    write(tmp_path / "out.json.manifest.json", old)
+    before = output.read_bytes()
+    for flags in ([], ["--ranker", "dense"], ["--ranker", "contriever"]):
+        rank(source, output, *encoder, *flags)
+    assert capsys.readouterr().out.count("already ranked with these settings; left as it is") == 3
+
+    _, entries = read_journal(f"{output}.journal.jsonl")
+    for name in ("out.json", "out.json.manifest.json", "out.json.journal.jsonl"):
+        (tmp_path / name).unlink()
+    journal = Journal(output, old["fingerprint"])
+    for key in list(entries)[:2]:
+        journal.add(key, entries[key])
+    journal.close()
+    rank(source, output, *encoder)
+    assert manifest(output)["resumed"] == 2 and output.read_bytes() == before
 
 
 def test_other_rankers(tmp_path):
@@ -335,7 +362,7 @@ def test_what_the_cache_answers_needs_no_torch(tmp_path, encoder_folder, from_hu
     rank(source, first, *options)
     addresses = ["--input_dataset_addr", source, "--output_dataset_addr", again]
     done = run_without_torch(tmp_path, *addresses, *options)
-    assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
+    assert (done.returncode, done.stderr.count("\n")) == (0, 2), done.stderr  # progress: its first and last line
     assert again.read_bytes() == first.read_bytes()
     assert manifest(again)["fingerprint"] == manifest(first)["fingerprint"]
     assert manifest(again)["counts"] == {**manifest(first)["counts"], "texts_embedded": 0}
@@ -423,7 +450,7 @@ def test_other_settings_are_refused_unless_overwrite(tmp_path, encoder_folder):
     ]:
         with pytest.raises(UserError, match=message):
             rank(source, output, *options, *changed)
-    with pytest.raises(UserError, match='ranker: "contriever", now "bm25"'):
+    with pytest.raises(UserError, match='ranker: "dense", now "bm25"'):
         rank(source, output, "--ranker", "bm25")
     assert output.read_bytes() == before
     rank(source, output, *options, "--limit", 1, "--overwrite")

@@ -28,6 +28,7 @@ from zygote import ServerPlanner
 import baselines
 from utils import run_study
 from utils.cli import UserError
+from utils.journal import Journal, read_journal
 from utils.records import read_dataset
 from utils.run_files import read_manifest
 from utils.scoring import CATEGORIES as TITLES
@@ -710,9 +711,11 @@ def test_other_settings_are_refused_before_anything_runs_and_redone_on_demand(wo
         (
             'judges = ["Qwen2.5-32B-Instruct"]',
             'judges = ["x/Qwen2.5-32B-Instruct"]',
-            'scores.json: {} judge: "Qwen2.5-32B-Instruct at ',
+            'scores.json: {} judge: "Qwen2.5-32B-Instruct", now "x/Qwen2.5-32B-Instruct"',
         ),
-        ('openai_models = ["tiny"]', 'openai_models = ["x/tiny"]', '/none.json: {} model: "tiny at '),
+        ('openai_models = ["tiny"]', 'openai_models = ["x/tiny"]', '/none.json: {} model: "tiny", now "x/tiny"'),
+        ('judge = ["--openai"', 'judge = ["--model_id", "32B", "--openai"', '", now "32B"'),
+        ('judge = ["--openai"', 'judge = ["--model_id", "Qwen2.5-32B-Instruct", "--openai"', None),
         (
             'judge = ["--openai"',
             'judge = ["--max_model_len", "99", "--openai"',
@@ -757,6 +760,56 @@ def test_plans_of_another_form_are_seen(method, flags, made_with, differing):
         step = answer_step(study, Answers("m", "test", ART, method, 10, 0))
     fingerprint = {"script": step.script} | ({"planner_target": made_with} if made_with else {})
     assert differing_settings(step, next(iter(step.outputs)), fingerprint) == differing
+
+
+def test_a_study_whose_servers_moved_is_up_to_date_and_asks_nobody(work):
+    asked, lists = len(work.server.requests), work.server.lists_asked
+    for key in ("base_url = ", '"--base_url", '):
+        work.edit(f'{key}"{work.server.url}"', f'{key}"http://127.0.0.1:9/v1"')
+    assert work.run() == 0 and work.ran == []
+    assert (len(work.server.requests), work.server.lists_asked) == (asked, lists)
+
+
+def test_a_study_that_was_run_when_addresses_counted_is_up_to_date(work):
+    """The fingerprints of an earlier version: in the manifests of what is finished, in the journal of what is not."""
+    unfinished = work.folder / FOLDER / ART / "none.json"
+    for path in (work.folder / FOLDER).glob("*/*.manifest.json"):
+        manifest = json.loads(path.read_text())
+        for name in {"model", "judge"} & manifest["fingerprint"].keys():
+            manifest["fingerprint"][name] += f" at {work.server.url}"
+        path.write_text(json.dumps(manifest))
+    assert work.run() == 0 and work.ran == []
+    manifest, entries = read_manifest(unfinished), read_journal(f"{unfinished}.journal.jsonl")[1]
+    forget(unfinished)
+    journal = Journal(unfinished, {**manifest["fingerprint"], "model": "tiny at http://old/v1"})
+    for key in list(entries)[:-1]:
+        journal.add(key, entries[key])
+    journal.close()
+    asked = len(work.server.requests)
+    assert work.run() == 0
+    assert work.outputs() == [f"{ART}/none.json"] and "--overwrite" not in work.ran[0]
+    assert len({body["messages"][-1]["content"] for body in work.server.requests[asked:]}) == 1
+
+
+def test_files_that_were_ranked_when_every_encoder_was_contriever_are_up_to_date(work):
+    """As the paper's --ranker, and as the default."""
+    encoder = save_tiny_encoder(work.folder / "encoder")
+    work.edit('judges = ["Qwen', f'encoder = "{encoder}"\njudges = ["Qwen')
+    work.edit('methods = ["none", "rag_random", "planpers_gold"]', 'methods = ["rag"]')
+    work.edit('rank = ["--ranker", "bm25"]', 'rank = ["--ranker", "contriever"]')
+    assert work.run("--overwrite") == 0
+    ranked = list((work.folder / "out/ranked").glob("*_test.json.manifest.json"))
+    for path in ranked:
+        manifest = json.loads(path.read_text())
+        assert (manifest["fingerprint"]["ranker"], manifest["arguments"]["ranker"]) == ("dense", "dense")
+        assert manifest["arguments"]["model_name"] == str(encoder)
+        manifest["fingerprint"]["ranker"] = manifest["arguments"]["ranker"] = "contriever"
+        path.write_text(json.dumps(manifest))
+    assert len(ranked) == 2
+    for old, new in (('"contriever"', '"dense"'), ('rank = ["--ranker", "dense"]', "rank = []")):
+        assert work.run() == 0 and work.ran == []
+        work.edit(old, new)
+    assert work.run() == 0 and work.ran == []
 
 
 def test_an_output_that_was_edited_is_refused(work):

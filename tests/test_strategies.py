@@ -362,7 +362,7 @@ def test_fingerprint_of_each_strategy(judging):
     files = three_pairs(judging)
     hashes = [file_hash(path) for path in files]
     shared = {
-        "script": "evaluate_responses.py", "judge": f"judge at {judging.server.url}",
+        "script": "evaluate_responses.py", "judge": "judge",
         "inputs": file_hash(judging.folder / "data.json"), "max_model_len": None, "dtype": "auto",
         "temperature": 0.0, "top_p": 0.95, "max_tokens": 512, "seed": 0, "max_retries": 3,
         "constrained_decoding": "fallback",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 LIBRARY_RETRIES = 3  # after 0.5, 1 and 2 seconds
 CONNECT_SECONDS = 30  # to be connected; the answer has --request_timeout
 LONGEST_PAUSE = 300.0  # seconds; where nothing is answered, our tries come after 5, 25, 125, 300, ...
+ROOT_SECONDS = 5  # for the list of models, which a run can do without
 NOTE_SECONDS = 30  # between two notes on stderr
 # Throttle, in seconds:
 FIRST_PAUSE = 1.0  # after a refusal that names no time
@@ -163,7 +164,7 @@ class APIEngine:
         choice = self._first_choice(response)
         if choice.finish_reason == "content_filter":
             raise RefusedError("content_filter")
-        usage = response.usage
+        usage, state = response.usage, response.system_fingerprint
         details = usage and usage.prompt_tokens_details
         return Completion(
             text=(choice.message.content or "").encode(errors="replace").decode(),  # no file takes a lone surrogate
@@ -172,6 +173,7 @@ class APIEngine:
             cached_tokens=details.cached_tokens if details else None,
             completion_tokens=usage.completion_tokens if usage else 0,
             response_format=response_format if sampling.schema and response_format != FORMATS[0] else None,
+            system_fingerprint=self._one_line(state) if state else None,
         )
 
     def _explain(self, error: openai.APIStatusError) -> Exception:
@@ -305,6 +307,25 @@ class ThrottledClient(openai.DefaultAsyncHttpxClient):
             return response
         finally:
             self._throttle.leave()
+
+
+def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
+    """What a server has loaded a model from, by its list of models: a name of two servers' models may be one.
+
+    vLLM's own server tells it. None where the list has no more than the name, or is not to be had: many proxies have
+    none, and a server that is away may be back for the requests proper.
+    """
+    with openai.OpenAI(api_key=api_key, base_url=base_url, max_retries=0, timeout=ROOT_SECONDS) as client:
+        try:
+            answer = client.get("/models", cast_to=object)
+        except (openai.OpenAIError, ValueError):  # the second where it is no JSON
+            return None
+    entries = answer.get("data") if isinstance(answer, dict) else None
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict) and entry.get("id") == model:
+            root = entry.get("root")
+            return root if isinstance(root, str) and root not in ("", model) else None
+    return None
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float | None:

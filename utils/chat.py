@@ -17,7 +17,7 @@ from typing import Any
 
 from prompts import Messages, Prompt, join_posts
 from utils.cli import UserError
-from utils.models import adapter_base, cached_commit
+from utils.models import adapter_base, cached_commit, skipping_absent_hub
 from utils.progress import announce
 
 Rendered = array | Messages  # token ids (4 bytes each: a whole test set of prompts is held at once), or messages
@@ -61,8 +61,9 @@ class LocalChat:
         source = {"cache_dir": cache_dir, "revision": cached_commit(base, cache_dir) or "main"}
         source["trust_remote_code"] = False  # without a word here, transformers asks on the terminal
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
-            config = AutoConfig.from_pretrained(base, **source).get_text_config()
+            with skipping_absent_hub(base):
+                self.tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
+                config = AutoConfig.from_pretrained(base, **source).get_text_config()
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(f"{model_addr}: its tokenizer and config cannot be loaded: {reason}") from None

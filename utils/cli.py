@@ -208,9 +208,10 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str) -
     group.add_argument(
         "--base_url",
         metavar="URL",
-        default=os.environ.get("OPENAI_BASE_URL") or None,  # here, so that the fingerprint names it
+        default=os.environ.get("OPENAI_BASE_URL") or None,  # here, so that the manifest names it
         help="address of the API (default: OPENAI_BASE_URL, else OpenAI's)",
     )
+    group.add_argument("--model_id", metavar="NAME", help="which model the API has (default: as it calls it itself)")
     group.add_argument(
         "--max_concurrency",
         type=positive_int,
@@ -225,7 +226,7 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str) -
         help="an API request without an answer is made again after this time (%(default)s)",
     )
     parser.without_effect(
-        "--api_key_addr --base_url --max_concurrency --request_timeout",
+        "--api_key_addr --base_url --model_id --max_concurrency --request_timeout",
         lambda args: not args.openai,
         "without --openai, for the model runs here",
         "give --openai",

@@ -21,14 +21,15 @@ from utils.chat import Rendered
 from utils.cli import UserError
 from utils.devices import ask_nvidia_smi, has_gpu
 from utils.memory import check_gpu_count, check_gpu_free
-from utils.models import adapter_base, adapter_config, check_model, model_fingerprint, model_folder
+from utils.models import adapter_base, adapter_config, check_model, model_fingerprint, model_folder, suggesting_openai
 from utils.progress import announce
-from utils.run_files import without_password
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from vllm.sampling_params import SamplingParams
+
+    from utils.journal import Journal
 
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"  # vLLM's environment variable
 BATCH_INVARIANT_FROM = 8.0  # compute capability; below, vLLM 0.32 goes on without a word and promises nothing
@@ -59,6 +60,7 @@ class Completion:
         cached_tokens: of the prompt's those that were not computed again, None where a server doesn't tell.
         log_prob: the sum over its tokens, None where the engine doesn't tell.
         response_format: where a server refused the schema, the one of `FORMATS` that it took instead; else None.
+        system_fingerprint: what a server calls the state it answered in, None where it doesn't say.
     """
 
     text: str
@@ -68,6 +70,7 @@ class Completion:
     completion_tokens: int
     log_prob: float | None = None
     response_format: str | None = None
+    system_fingerprint: str | None = None
 
 
 class RefusedError(Exception):
@@ -91,8 +94,10 @@ def identify_model(args: "Namespace", model_addr: str) -> str:
     """Make sure that the model's files, or the API's key, are there: before anything expensive starts.
 
     Returns:
-        What tells this model from any other, for the fingerprint.
+        What tells this model from any other, for the fingerprint: of one behind an API its name, not its address.
     """
+    if args.model_id is not None and not args.model_id.strip():
+        raise UserError("--model_id: says which model an API has; give a name")
     if args.openai:
         read_api_key(args.api_key_addr)
         if args.batch_invariant:
@@ -100,8 +105,9 @@ def identify_model(args: "Namespace", model_addr: str) -> str:
                 "--batch_invariant: is for models that run here, not behind --openai\n"
                 f"  a planner here, or a vLLM server of your own, heeds {BATCH_INVARIANT}=1 in its environment"
             )
-        return f"{model_addr} at {without_password(args.base_url or 'OpenAI')}"
-    return identify_local_model(model_addr, args.cache_dir)
+        return args.model_id or model_addr
+    with suggesting_openai():
+        return identify_local_model(model_addr, args.cache_dir)
 
 
 def identify_local_model(model_addr: str, cache_dir: str | None) -> str:
@@ -111,6 +117,19 @@ def identify_local_model(model_addr: str, cache_dir: str | None) -> str:
     if base := adapter_base(model_addr):
         identity += f" on {model_fingerprint(base, cache_dir)}"
     return identity
+
+
+def confirm_model(args: "Namespace", model_addr: str, journals: "list[Journal]") -> None:
+    """Before an API is asked for what these journals lack: raise UserError where it has another model than they had.
+
+    Where it doesn't say, or didn't then, the model's name has to do, and so it has with --model_id.
+    """
+    if journals and args.openai and args.model_id is None:
+        from utils.api_engine import ask_for_root  # imports openai
+
+        root = ask_for_root(model_addr, args.base_url, read_api_key(args.api_key_addr))
+        for journal in journals:
+            journal.confirm_model(root, args.overwrite)
 
 
 def open_engine(args: "Namespace", model_addr: str, max_model_len: int) -> Engine:

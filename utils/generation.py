@@ -238,6 +238,7 @@ def _record(
         "temperature": sampling.temperature,
         **spent,  # of all attempts together
         "log_prob": _finite(completion.log_prob),
+        **({"system_fingerprint": completion.system_fingerprint} if completion.system_fingerprint else {}),
     }
 
 
@@ -265,7 +266,13 @@ def refused_formats(records: Iterable[dict[str, Any]]) -> list[str]:
 def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """What finished records say of the run that made them, for its manifest."""
     records = list(records)
-    return {"tokens": token_totals(records), "refused_by_server": refused_formats(records)}
+    # Not a setting: a server's may change from week to week, and what it has answered stays good.
+    states = {record["system_fingerprint"] for record in records if "system_fingerprint" in record}
+    return {
+        "tokens": token_totals(records),
+        "refused_by_server": refused_formats(records),
+        "system_fingerprints": sorted(states),
+    }
 
 
 def describe_requests(requests: Iterable[Request], chat: LocalChat | APIChat, policy: Policy) -> str:

