@@ -1004,3 +1004,11 @@ def test_a_dataset_without_a_manifest_is_noted(tmp_path, capsys):
     publish(path, [], {"fingerprint": {"ranker": "bm25"}})
     warn_unless_ranked(path)
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_dataset_as_it_was_downloaded_is_noted(tmp_path, capsys):
+    """utils/download_datasets.py leaves a manifest too."""
+    path = tmp_path / "test.json"
+    publish(path, [], {"fingerprint": {"dataset_name": "a folder", "commit": None}})
+    warn_unless_ranked(path)
+    assert capsys.readouterr().err.startswith(f"note: {path}: as it was downloaded: it is not ranked\n")

@@ -23,7 +23,7 @@ import baselines
 import evaluate_responses
 import planpers
 from retrieval import rank_dataset
-from utils import make_table
+from utils import make_table, preflight
 from utils.records import read_dataset, select_questions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,26 +64,51 @@ def test_every_job_can_be_requeued_and_checks_first(name):
     assert runs[0].startswith('run "$PYTHON" utils/preflight.py ') and len(runs) >= 2
 
 
-def test_a_judge_is_checked_with_what_it_is_to_read(tmp_path):
-    recorder = tmp_path / "python"
+def commands_of(tmp_path, file, *flags, **variables):
+    """The words of each command that a task of `file` runs, the first of two, with something in Python's place."""
+    recorder, calls = tmp_path / "python", tmp_path / "calls"
     recorder.write_text('#!/usr/bin/env bash\nprintf "%s|" "$@" >> "$CALLS"\necho >> "$CALLS"\n')
     recorder.chmod(0o755)
-    variables = {"SLURM_SUBMIT_DIR": ROOT, "SLURM_JOB_NAME": "judge", "SLURM_JOB_ID": 1, "CALLS": tmp_path / "calls"}
+    variables |= {"SLURM_SUBMIT_DIR": ROOT, "SLURM_JOB_NAME": "job", "SLURM_JOB_ID": 1, "CALLS": calls}
     variables |= {"SLURM_ARRAY_JOB_ID": 1, "SLURM_ARRAY_TASK_ID": 0, "SLURM_ARRAY_TASK_COUNT": 2, "PYTHON": recorder}
-    variables |= {"JUDGE": "a-judge", "INPUTS": "d.json", "FOLDER": "out", "SYSTEMS": "none rag"}
-    command = ["bash", FOLDER / "judge.sbatch", "--strategy", "direct", "--temperature", "0", "--dtype=bfloat16"]
+    command = ["bash", FOLDER / file, *flags]
     done = subprocess.run(command, cwd=ROOT, env=clean_environment(**variables), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    check, judge = (line.split("|")[:-1] for line in (tmp_path / "calls").read_text().splitlines())
+    return [line.split("|")[:-1] for line in calls.read_text().splitlines()]
+
+
+def test_a_judge_is_checked_with_what_it_is_to_read(tmp_path):
+    variables = {"JUDGE": "a-judge", "INPUTS": "d.json", "FOLDER": "out", "SYSTEMS": "none rag"}
+    flags = ["--strategy", "direct", "--temperature", "0", "--dtype=bfloat16"]
+    check, judge = commands_of(tmp_path, "judge.sbatch", *flags, **variables)
     responses = ["--response_addr", "out/none.json", "out/rag.json"]
     scores = ["out/none_scores.0_of_2.json", "out/rag_scores.0_of_2.json"]
     expected = ["--inputs_addr", "d.json", "--evaluator_llm", "a-judge", *responses, "--output_addr", *scores]
     assert check == ["utils/preflight.py", *expected, "--strategy", "direct", "--dtype=bfloat16"]
     assert judge[0] == "evaluate_responses.py"
     # Its parser takes them all.
-    from utils import preflight
-
     assert preflight.build_parser().parse_args(check[1:]).evaluator_llm == "a-judge"
+
+
+@pytest.mark.parametrize(
+    ("file", "flags", "step"),
+    [
+        ("answer.sbatch", [], "none"),
+        ("answer.sbatch", ["--rag", "--num_contexts", "4"], "rag"),
+        ("plan_and_answer.sbatch", ["--rag"], "planpers"),
+        ("plan_and_answer.sbatch", ["--gold_plan"], "planpers_gold"),
+        ("plan_and_answer.sbatch", ["--plans_addr", "p.json"], "planpers"),
+        ("rank.sbatch", [], "rank"),
+        ("train.sbatch", [], "train"),
+        ("merge.sbatch", ["o.json"], "merge"),
+    ],
+)
+def test_a_job_checks_what_its_script_reads(tmp_path, file, flags, step):
+    variables = {"MODEL": "m", "INPUTS": "d.json", "OUTPUT": "o.json", "VALIDATION": "v.json", "SHARDS": 2}
+    check, *_ = commands_of(tmp_path, file, *flags, **variables)
+    args = preflight.build_parser().parse_args(check[1:])
+    assert args.step == step and args.inputs_addr[0] == "d.json"
+    assert args.plans_addr == ("p.json" if "--plans_addr" in flags else None)
 
 
 # What is submitted
