@@ -97,6 +97,7 @@ OUTPUTS = {
     for command, arguments in COMMANDS.items()
     if (found := re.search(r"--(?:output|score|output_dataset)_addr (made/\S+)", arguments))
 }
+DRY_RUNS = ("baselines.py", "planpers.py", "evaluate_responses.py")
 JOURNALED = ["rag", "planpers", "evaluate", "rank"]
 
 RECORDS = [
@@ -248,19 +249,26 @@ def snapshot(folder):
 
 
 def refuse(folder, command, url, capsys, expected, user=nullcontext):
-    """The command ends with code 2 and a message that matches, and leaves every file as it was."""
+    """The command ends with code 2 and a message that matches, and leaves every file as it was.
+
+    So does its dry run, with the same message, where the script has one that asks a model nothing.
+    """
     before = snapshot(folder)
-    capsys.readouterr()
-    with user(), pytest.raises(SystemExit) as left:
-        cli.run_script(lambda: load(command).main(arguments_of(command, url)))
-    out, err = capsys.readouterr()
-    code = left.value.code
-    del left  # it holds the command's frames, and so its locks
-    if list(folder.glob("*/*.lock")):
-        gc.collect()  # a lock goes with its owner
-    assert (code, out) == (2, ""), err
-    check_message(err, expected)
-    assert snapshot(folder) == before
+    told = []
+    for one in (command, f"{command} --dry_run") if command.startswith(DRY_RUNS) else (command,):
+        capsys.readouterr()
+        with user(), pytest.raises(SystemExit) as left:
+            cli.run_script(lambda one=one: load(one).main(arguments_of(one, url)))
+        out, err = capsys.readouterr()
+        code = left.value.code
+        del left  # it holds the command's frames, and so its locks
+        if list(folder.glob("*/*.lock")):
+            gc.collect()  # a lock goes with its owner
+        assert (code, out) == (2, ""), err
+        check_message(err, expected)
+        assert snapshot(folder) == before
+        told.append(err)
+    assert told == told[:1] * len(told)
 
 
 def check_message(err, expected):

@@ -64,12 +64,11 @@ def is_finished(path: Path, fingerprint: dict[str, Any], overwrite: bool) -> boo
 
 def check_writable(path: Path) -> None:
     """Make the folder of `path`; UserError where a file of that name could not be written."""
+    check_could_write(path)
     try:
-        if path.is_dir():
-            raise UserError(f"{path}: is a folder; give the name of a file in it")
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A name as long as the longest beside it. What a killed run left of it goes with the next one's.
-        probe = path.with_name(f"{path.name}.manifest.json.probe")
+        # What a killed run left of it goes with the next one's.
+        probe = _probe_of(path)
         probe.touch()
         probe.unlink(missing_ok=True)
     except OSError as error:
@@ -93,10 +92,16 @@ def probe_folder(path: Path) -> Path:
     """
     if path.is_dir():
         raise UserError(f"{path}: is a folder; give the name of a file in it")
+    _probe_of(path).exists()  # an error where the name is too long
     folder = next(folder for folder in path.absolute().parents if folder.exists())
     with tempfile.TemporaryFile(dir=folder):
         pass  # a file without a name, where the file system knows such
     return folder
+
+
+def _probe_of(path: Path) -> Path:
+    """A name as long as the longest beside an output."""
+    return path.with_name(f"{path.name}.manifest.json.probe")
 
 
 def check_regular(path: Path) -> None:
