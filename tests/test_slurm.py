@@ -239,6 +239,23 @@ def test_models_behind_an_api_take_no_gpu(recorder, tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("asked", ["--gres=gpu:2", "--gpus=2", "--gpus-per-task=2"])
+def test_what_asks_for_a_gpu_is_left_out_for_an_api(asked):
+    resources = f"--mem=8G {asked} --time=01:00:00"
+    variables = {"ANSWER_RESOURCES": resources, "JUDGE_RESOURCES": resources, "PREFETCH": 0, "METHODS": "none"}
+    done = submit("--dry_run", **variables, ANSWER_ARGS="--openai", JUDGE_ARGS="--openai")
+    jobs = [line.split() for line in done.stdout.splitlines() if "answer.sbatch" in line or "judge.sbatch" in line]
+    assert len(jobs) == 6
+    for words in jobs:
+        assert [word for word in words if word.startswith(("--gres", "--gpus"))] == ["--gres=none"]
+        assert {"--mem=8G", "--time=01:00:00", "--array=0-3"} <= set(words)
+
+
+def test_a_folder_is_not_fetched(tmp_path):
+    first = submit("--dry_run", JUDGE=tmp_path, ENCODER=tmp_path).stdout.splitlines()[0]
+    assert first.split() == ["utils/slurm/prefetch.sh", "data", "Qwen/Qwen2.5-7B-Instruct"]
+
+
 def test_the_planner_is_trained_on_a_validation_file_that_is_ranked_once(recorder, tmp_path):
     submit(**recorder, OUT=tmp_path / "t2", PREFETCH=0, SPLIT="validation", METHODS="planpers")
     jobs = read_jobs(recorder["CALLS"])
