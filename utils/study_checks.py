@@ -30,7 +30,7 @@ LONG = GB // 2  # bytes of datasets that take a few seconds to read
 
 
 def check_study(study: Study, steps: list[Step], pending: list[Pending], is_submitted: bool) -> None:
-    """Raise UserError where the steps that are still to be done could not be; where none is left, only for a missing file.
+    """Raise UserError where the steps that are left could not be done; without any only where a file is missing.
 
     Args:
         is_submitted: they are to be jobs on a cluster, which fetch no models: those are left to the user.
