@@ -1531,7 +1531,7 @@ def test_a_study_on_a_cluster(server, tmp_path):
             cluster.wait(*jobs)
             logs = "".join(log.read_text() for log in (folder / "out/logs").iterdir())
             assert {state for job in jobs for state in cluster.states(job)} == {"COMPLETED"}, logs
-            assert sbatch("--study_addr", path).stdout == "everything is there: 4 outputs\n"
+            assert sbatch("--study_addr", path).stdout == (f"everything is there: 4 outputs; table: {folder}/{TABLE}\n")
             dataset = folder / f"data/{SOCIETY}_test.json"
             records = json.loads(dataset.read_text())
             assert len(json.loads((folder / f"{FOLDER}/{SOCIETY}/rag.json").read_text())) == len(records)
