@@ -64,8 +64,9 @@ def is_finished(path: Path, fingerprint: dict[str, Any], overwrite: bool) -> boo
 
 def check_writable(path: Path) -> None:
     """Make the folder of `path`; UserError where a file of that name could not be written."""
-    check_could_write(path)
     try:
+        if path.is_dir():
+            raise UserError(f"{path}: is a folder; give the name of a file in it")
         path.parent.mkdir(parents=True, exist_ok=True)
         # What a killed run left of it goes with the next one's.
         probe = _probe_of(path)
@@ -78,6 +79,8 @@ def check_writable(path: Path) -> None:
 def check_could_write(path: Path) -> None:
     """As `check_writable`, but nothing is made: for a check before a run, or a dry one."""
     try:
+        if path.parent.exists():
+            path.parent.mkdir(exist_ok=True)  # as a run does: an error where it is a file
         probe_folder(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {describe_os_error(error)}") from None
