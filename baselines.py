@@ -21,9 +21,9 @@ from utils import cli
 from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_posts, fit_profile, open_chat
 from utils.engines import batch_invariance, confirm_model, identify_model, open_engine
 from utils.generation import Policy, Request, Stage, describe_records, describe_requests, fitted_request, generate
-from utils.journal import Journal, Key, open_journal
+from utils.journal import Journal, Key, check_journal, open_journal
 from utils.model_output import ANSWER_SCHEMA, parse_answer
-from utils.records import collect_responses, count_responses, read_dataset, select_questions
+from utils.records import STEP_NEEDS, collect_responses, count_responses, read_dataset, select_questions
 from utils.run_files import file_hash, warn_unless_ranked
 
 
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     cli.prepare_run(args, [args.output_addr], [args.inputs_addr])
     prompt = load_prompt("rag" if args.rag else "no_personalization", args.prompts_dir)
-    records = read_dataset(args.inputs_addr, needs=["profile"] if args.rag else [])
+    records = read_dataset(args.inputs_addr, needs=STEP_NEEDS["rag" if args.rag else "none"])
     if args.rag:
         warn_unless_ranked(args.inputs_addr)
     questions = select_questions(records, args.limit, args.num_shards, args.shard_index)
@@ -60,10 +60,6 @@ def main(argv: list[str] | None = None) -> int:
     chat = open_chat(args, args.model_addr)
     args.max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, PAPER_LENGTH)
     keys = [(question["id"], i) for question in questions for i in range(args.num_generated_outputs)]
-    if args.dry_run:
-        print(describe_requests(build_requests(questions, keys, args, prompt, chat, None), chat, policy))
-        return 0
-
     fingerprint = {
         "script": "baselines.py",
         "model": model,
@@ -74,6 +70,11 @@ def main(argv: list[str] | None = None) -> int:
         "dtype": args.dtype,
         **policy.fingerprint(),
     }
+    if args.dry_run:
+        check_journal(args.output_addr, fingerprint, args.overwrite, keys)
+        print(describe_requests(build_requests(questions, keys, args, prompt, chat, None), chat, policy))
+        return 0
+
     journal = open_journal(args.output_addr, fingerprint, args.overwrite, keys)
     if journal is None or journal.holds(keys, lambda: collect_responses(records, journal.entries)):
         print(f"{args.output_addr}: already finished, left alone")

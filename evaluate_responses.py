@@ -30,7 +30,7 @@ from utils.chat import APIChat, LocalChat, choose_length, open_chat
 from utils.cli import UserError
 from utils.engines import batch_invariance, confirm_model, identify_model, open_engine
 from utils.generation import Parser, Policy, Request, Stage, describe_records, describe_requests, generate
-from utils.journal import Journal, Key, open_journal
+from utils.journal import Journal, Key, check_journal, open_journal
 from utils.model_output import (
     LEVEL_SCHEMA,
     PREFERENCE_SCHEMA,
@@ -125,7 +125,10 @@ def main(argv: list[str] | None = None) -> int:
     records = read_dataset(args.inputs_addr, needs=strategy.needs)
     policy = Policy.from_arguments(args, strategy.schema)
     systems = read_systems(args, records, prompt, policy)
-    if not args.dry_run:
+    if args.dry_run:
+        for system in systems:
+            check_journal(system.score_addr, system.fingerprint, args.overwrite, system.pending)
+    else:
         systems = [system for system in systems if open_scores(system, records, args.overwrite)]
         unfinished = [system.journal for system in systems if system.journal.missing(system.pending)]
         confirm_model(args, args.evaluator_llm, unfinished)

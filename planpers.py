@@ -31,11 +31,19 @@ from utils.generation import (
     fitted_request,
     generate,
 )
-from utils.journal import Journal, Key, open_journal
+from utils.journal import Journal, Key, check_journal, open_journal
 from utils.model_output import ANSWER_SCHEMA, parse_answer
 from utils.models import adapter_base, model_fingerprint
 from utils.plans import gold_aspects, gold_text, one_line, plan_parser, plan_pattern, plan_text, target_settings
-from utils.records import collect_responses, count_responses, first_five, read_dataset, read_plans, select_questions
+from utils.records import (
+    STEP_NEEDS,
+    collect_responses,
+    count_responses,
+    first_five,
+    read_dataset,
+    read_plans,
+    select_questions,
+)
 from utils.run_files import file_hash, read_folder_manifest, read_manifest, warn_unless_ranked
 
 Record = dict[str, Any]
@@ -110,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
     inputs = [args.inputs_addr, args.plans_addr] if args.plans_addr else [args.inputs_addr]
     cli.prepare_run(args, [args.output_addr, plans_output], inputs)
     prompts = {name: load_prompt(name, args.prompts_dir) for name in ("planner", "planpers", "rag")}
-    records = read_dataset(args.inputs_addr, needs=["profile", "rubric_aspects"] if args.gold_plan else ["profile"])
+    records = read_dataset(args.inputs_addr, needs=STEP_NEEDS["planpers_gold" if args.gold_plan else "planpers"])
     warn_unless_ranked(args.inputs_addr)
     questions = select_questions(records, args.limit, args.num_shards, args.shard_index)
     keys = [(question["id"], i) for question in questions for i in range(args.num_generated_outputs)]
@@ -119,6 +127,8 @@ def main(argv: list[str] | None = None) -> int:
     planner = describe_planner(args, prompts, lead_in) if args.planner_model else None
     generator = describe_generator(args, prompts, planner, lead_in)
     if args.dry_run:
+        check_journal(args.output_addr, generator.fingerprint, args.overwrite, keys)
+        check_journal(plans_output, plan_fingerprint(planner, generator), args.overwrite, keys)
         print_dry_run(questions, keys, planner, generator, given)
         return 0
 

@@ -27,7 +27,7 @@ from utils.engines import identify_local_model
 from utils.lock import Lock
 from utils.models import adapter_base, cached_commit, skipping_absent_hub
 from utils.plans import NO_LOSS, gold_aspects, gold_text, target_settings
-from utils.records import first_five, read_dataset
+from utils.records import STEP_NEEDS, first_five, read_dataset
 from utils.run_files import (
     check_writable,
     describe_run,
@@ -269,7 +269,7 @@ def check_single_device() -> None:
 
 
 def read_ranked(path: str) -> list[dict[str, Any]]:
-    records = read_dataset(path, needs=["profile", "rubric_aspects"])
+    records = read_dataset(path, needs=STEP_NEEDS["train"])
     if cli.is_first_process():
         warn_unless_ranked(path)
     return records

@@ -32,6 +32,7 @@ from utils.journal import open_journal
 from utils.models import check_model, model_fingerprint
 from utils.progress import Progress, announce_file
 from utils.record_stream import DatasetFile
+from utils.records import STEP_NEEDS
 from utils.run_files import file_hash
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def open_source(args: argparse.Namespace) -> Source:
     path = args.input_dataset_addr
     dataset = DatasetFile(path)
     sizes, swapped = [], None
-    for record in dataset.scan(needs=["profile"]):
+    for record in dataset.scan(needs=STEP_NEEDS["rank"]):
         sizes.append(len(record["profile"]))
         if swapped is None and "profile_owner" in record:
             swapped = record["id"]

@@ -24,6 +24,8 @@ from tiny_encoder import save_tiny_encoder
 from zygote import obey_modes, set_capabilities
 
 from utils import cli
+from utils.cli import UserError
+from utils.study import CATEGORIES
 
 pytestmark = pytest.mark.slow
 
@@ -97,6 +99,7 @@ OUTPUTS = {
     for command, arguments in COMMANDS.items()
     if (found := re.search(r"--(?:output|score|output_dataset)_addr (made/\S+)", arguments))
 }
+DRY_RUNS = ("baselines.py", "planpers.py", "evaluate_responses.py")
 JOURNALED = ["rag", "planpers", "evaluate", "rank"]
 
 RECORDS = [
@@ -133,6 +136,9 @@ PAIRS = [
 ]
 STUDY = """# Bread — é
 openai_models = ["m"]
+openai_judges = ["j"]
+api_key_addr = "key.txt"
+data = "sets"
 methods = ["none"]
 output = "made"
 seeds = [0, 1]
@@ -158,6 +164,10 @@ def whole(tmp_path_factory, server):
     write(folder / "pairs.json", {"strategy": "pairwise", "num_unanswered": [0, 0], "per_question_scores": PAIRS})
     write(folder / "humans.json", {"q0": ["first", "tie"], "q1": ["second", "second"], "not scored — é": 2 * ["tie"]})
     write(folder / "study.toml", STUDY)
+    (folder / "sets").mkdir()
+    for category in CATEGORIES:
+        mine = [{**record, "id": f"{category} {record['id']}"} for record in RECORDS]
+        write(folder / f"sets/{category}_test.json", mine)
     write(folder / "key.txt", "sk-test")
     (folder / "planner").mkdir()
     write(folder / "planner/training_log.jsonl", '{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.4}\n')
@@ -248,19 +258,26 @@ def snapshot(folder):
 
 
 def refuse(folder, command, url, capsys, expected, user=nullcontext):
-    """The command ends with code 2 and a message that matches, and leaves every file as it was."""
+    """The command ends with code 2 and a message that matches, and leaves every file as it was.
+
+    So does its dry run, with the same message, where the script has one that asks a model nothing.
+    """
     before = snapshot(folder)
-    capsys.readouterr()
-    with user(), pytest.raises(SystemExit) as left:
-        cli.run_script(lambda: load(command).main(arguments_of(command, url)))
-    out, err = capsys.readouterr()
-    code = left.value.code
-    del left  # it holds the command's frames, and so its locks
-    if list(folder.glob("*/*.lock")):
-        gc.collect()  # a lock goes with its owner
-    assert (code, out) == (2, ""), err
-    check_message(err, expected)
-    assert snapshot(folder) == before
+    told = []
+    for one in (command, f"{command} --dry_run") if command.startswith(DRY_RUNS) else (command,):
+        capsys.readouterr()
+        with user(), pytest.raises(SystemExit) as left:
+            cli.run_script(lambda one=one: load(one).main(arguments_of(one, url)))
+        out, err = capsys.readouterr()
+        code = left.value.code
+        del left  # it holds the command's frames, and so its locks
+        if list(folder.glob("*/*.lock")):
+            gc.collect()  # a lock goes with its owner
+        assert (code, out) == (2, ""), err
+        check_message(err, expected)
+        assert snapshot(folder) == before
+        told.append(err)
+    assert told == told[:1] * len(told)
 
 
 def check_message(err, expected):
@@ -939,7 +956,7 @@ PLACES = {
         COMMANDS["figure 4"].replace("made/evaluators.json", "drawn/4.pdf"),
         "drawn/4.pdf: is an input too",
     ),
-    "study, no folder of data": ("utils/run_study.py --study_addr study.toml", r"data/\w+_test\.json: no such file"),
+    "study, no folder of data": ("utils/run_study.py --study_addr empty.toml", r"data/\w+_test\.json: no such file"),
     "download, onto a file": (
         OTHERS["download"].replace("downloaded", "data.json"),
         r"data\.json/Art_and_Entertainment_train\.json: cannot be written",
@@ -968,6 +985,7 @@ PLACES = {
 @pytest.mark.parametrize("case", PLACES)
 def test_a_file_for_a_folder_or_a_folder_for_a_file(folder, server, capsys, case):
     command, expected = PLACES[case]
+    write(folder / "empty.toml", "")
     refuse(folder, command, server.url, capsys, expected)
 
 
@@ -1120,8 +1138,12 @@ def test_odd_files_are_read_by_every_script(folder, server, capsys, case):
 )
 def test_odd_studies(inputs, server, capsys, text):
     write(inputs / "study.toml", text.encode())
-    printed = work(COMMANDS["study"], server.url, capsys)
-    assert printed.startswith("# data/Art_and_Entertainment_test.json: no such file, nor ")
+    if "data" in text:
+        printed = work(COMMANDS["study"], server.url, capsys)
+    else:
+        with pytest.raises(UserError, match=r"^data/Art_and_Entertainment_test\.json: no such file, nor "):
+            work(COMMANDS["study"], server.url, capsys)
+        printed = capsys.readouterr().out
     answered = "made/m/" if "models" in text else "output/table2/Qwen2.5-7B-Instruct/"
     assert f"--output_addr {answered}test/Art_and_Entertainment/none.json --seed 0" in printed
 

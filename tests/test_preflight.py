@@ -4,6 +4,7 @@ No machine that runs these tests need have a GPU: torch.cuda's is_available, dev
 get_device_properties are replaced, nothing above them.
 """
 
+import importlib
 import json
 import os
 import re
@@ -117,6 +118,145 @@ def test_a_ranked_one_is_told_by_its_manifest(check, tmp_path):
     assert check("--inputs_addr", path) == (0, [f"ok   data {path}: 13 questions, ranked"])
 
 
+def test_a_downloaded_one_is_not_ranked(check, tmp_path):
+    path = tmp_path / "test.json"
+    publish(path, json.loads(DATA.read_text(encoding="utf-8")), {"fingerprint": {"dataset_name": "hub"}})
+    assert check("--inputs_addr", path)[1] == [f"ok   data {path}: 13 questions, not ranked: as it was downloaded"]
+
+
+def save_changed(folder, name, change):
+    """The sample with its second record changed."""
+    records = json.loads(DATA.read_text(encoding="utf-8"))
+    change(records[1])
+    path = folder / name
+    path.write_text(json.dumps(records), encoding="utf-8")
+    return path
+
+
+WRONG = {  # what no script that reads the field takes, and what it says of it
+    "profile": (
+        lambda record: record.update(profile="posts"),
+        "field 'profile' is the text 'posts'; it must be a list",
+    ),
+    "rubric_aspects": (
+        lambda record: record["rubric_aspects"][0].pop("aspect"),
+        "field 'rubric_aspects', item 0: field 'aspect' is missing or null; it must be a text",
+    ),
+    "narrative": (
+        lambda record: record.update(narrative=None),
+        "field 'narrative' is missing or null; it must be a text",
+    ),
+}
+READING = {  # what preflight is asked about: the fields that are read then
+    "": ["profile", "narrative", "rubric_aspects"],
+    "--evaluator_llm j": ["narrative", "rubric_aspects"],
+    "--evaluator_llm j --strategy direct": ["narrative"],
+    "--evaluator_llm j --step rag": ["profile", "narrative", "rubric_aspects"],
+    "--model_addr m": ["profile", "narrative", "rubric_aspects"],
+    "--model_addr m --step none": [],
+    "--model_addr m --step rag": ["profile"],
+    "--model_addr m --step planpers": ["profile"],
+    "--model_addr m --step planpers_gold": ["profile", "rubric_aspects"],
+    "--model_addr m --step rank": ["profile"],
+    "--model_addr m --step train": ["profile", "rubric_aspects"],
+    "--step merge": [],
+}
+
+
+@pytest.mark.parametrize("flags", READING)
+@pytest.mark.parametrize("field", WRONG)
+def test_data_are_checked_for_what_reads_them(check, tmp_path, monkeypatch, flags, field):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    change, message = WRONG[field]
+    path = save_changed(tmp_path, "data.json", change)
+    asked = [*flags.split(), *(["--openai"] if "_llm" in flags or "_addr" in flags else [])]
+    code, lines = check("--inputs_addr", path, *asked)
+    if field in READING[flags]:
+        assert code == 2 and lines[0].startswith(f"FAIL {path}: record 1 (id '") and message in lines[0]
+    else:
+        assert (code, lines[0]) == (0, f"ok   data {path}: 13 questions, not ranked: no manifest beside it")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "baselines.py --openai --model_addr m --output_addr o.json", "retrieval/rank_dataset.py",
+        "baselines.py --rag --openai --model_addr m --output_addr o.json",
+        "planpers.py --gold_plan --openai --model_addr m --output_addr o.json",
+        "evaluate_responses.py --openai --evaluator_llm m --response_addr r.json --score_addr o.json",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("field", WRONG)
+def test_what_it_refuses_for_a_step_is_what_the_script_refuses(check, tmp_path, monkeypatch, script, field):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.chdir(tmp_path)
+    path = save_changed(tmp_path, "data.json", WRONG[field][0])
+    ids = [record["id"] for record in json.loads(DATA.read_text(encoding="utf-8"))]
+    Path("r.json").write_text(json.dumps({question_id: [{"output": "x"}] for question_id in ids}))
+    name, *flags = script.split()
+    if "rank" in name:
+        words = ["--ranker", "bm25", "--input_dataset_addr", path, "--output_dataset_addr", "o.json"]
+    else:
+        words = [*flags, "--inputs_addr", path, "--dry_run"]
+    step = {"evaluate_responses.py": ["--evaluator_llm", "m", "--openai"], "planpers.py": ["--step", "planpers_gold"]}
+    step |= {"retrieval/rank_dataset.py": ["--step", "rank"]}
+    _, lines = check("--inputs_addr", path, *step.get(name, ["--step", "rag" if "--rag" in flags else "none"]))
+    told = [line.removeprefix("FAIL ") for line in lines if line.startswith("FAIL ")]
+    try:
+        importlib.import_module(name.removesuffix(".py").replace("/", ".")).main([str(word) for word in words])
+    except UserError as error:
+        assert [str(error)] == told
+    else:
+        assert told == []
+
+
+def test_what_the_data_lack_is_told_where_nothing_says_what_reads_them(check, tmp_path):
+    """A file for answering only is whole without a narrative; the judge's is not."""
+    path = save_changed(tmp_path, "data.json", lambda record: record.pop("narrative"))
+    code, lines = check("--inputs_addr", path)
+    assert (code, lines[1:]) == (0, [f"note data {path}: 1 questions have no 'narrative', which judges read"])
+
+
+def test_an_id_in_two_files_is_named_with_both(check, tmp_path):
+    one, other = tmp_path / "a.json", tmp_path / "b.json"
+    records = json.loads(DATA.read_text(encoding="utf-8"))
+    one.write_text(json.dumps(records[:4]))
+    other.write_text(json.dumps(records[3:]))
+    code, lines = check("--inputs_addr", one, other)
+    assert code == 2 and [line[:4] for line in lines] == ["ok  ", "ok  ", "FAIL"]
+    assert lines[2].startswith(f"FAIL {one} and {other}: an id stands in both: {records[3]['id']!r}; one table cannot")
+    other.write_text(json.dumps(records[4:]))
+    assert check("--inputs_addr", one, other)[0] == 0
+    other.write_text(json.dumps([{**record, "question": "Another one?"} for record in records[:4]]))
+    assert check("--inputs_addr", one, other)[0] == 2
+    assert check("--inputs_addr", one, other, "--step", "train")[0] == 0  # training and validation: no table
+
+
+def test_a_dataset_and_its_ranked_file_are_one(check, tmp_path):
+    """And so is a part of it."""
+    records = json.loads(DATA.read_text(encoding="utf-8"))
+    ranked, part = tmp_path / "ranked.json", tmp_path / "part.json"
+    ranked.write_text(json.dumps([{**record, "profile": record["profile"][::-1]} for record in records]))
+    part.write_text(json.dumps(records[:5]))
+    assert check("--inputs_addr", part, DATA, ranked)[0] == 0
+
+
+def test_plans_are_read(check, tmp_path):
+    records = json.loads(DATA.read_text(encoding="utf-8"))
+    path = tmp_path / "plans.json"
+    path.write_text(json.dumps({record["id"]: [{"aspects": ["Cost"]}] for record in records}))
+    asked = ["--inputs_addr", DATA, "--step", "planpers", "--plans_addr", path]
+    assert check(*asked) == (0, [check("--inputs_addr", DATA)[1][0], f"ok   plans {path}: for all 13 questions"])
+    path.write_text(json.dumps({record["id"]: [{"aspects": ["Cost"]}] for record in records[1:]}))
+    lacks = f"note {path}: lacks the plans of 1 of 13 questions: {records[0]['id']!r}"
+    assert check(*asked)[1][1] == lacks  # planpers.py takes them with a --limit or a shard that does not ask for it
+    path.write_text(json.dumps({records[0]["id"]: [{"aspects": "Cost"}]}))
+    code, lines = check(*asked)
+    assert code == 2 and lines[1].endswith("'aspects' is the text 'Cost', not a list of titles")
+    with pytest.raises(UserError, match=r"^--plans_addr needs --inputs_addr$"):
+        check("--plans_addr", path, "--model_addr", "m")
+
+
 def test_every_check_is_made_whatever_fails(check, tmp_path):
     broken, empty = tmp_path / "broken.json", tmp_path / "empty.json"
     broken.write_text('[{"id": "a", "question"')
@@ -203,6 +343,20 @@ def test_a_hub_model_that_is_not_cached_is_not_fetched(tmp_path):
     assert first.startswith(f"FAIL owner/none: neither a folder nor in the hub cache {tmp_path}")
     assert f"hf download owner/none --cache-dir {tmp_path}" in first
     assert list(tmp_path.iterdir()) == []
+    assert "a check fetches nothing" in first and "HF_HUB_OFFLINE" not in first
+
+
+def test_why_a_model_is_not_fetched_is_told_as_it_is(tiny, tmp_path):
+    """Where the user's own setting is the reason it is named, also for an adapter's base model."""
+    save_adapter(tmp_path / "adapter", "owner/none")
+    for variables, why in (({}, "a check fetches nothing"), ({"HF_HUB_OFFLINE": "ON"}, "HF_HUB_OFFLINE is set")):
+        environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"} | variables
+        done = run_process(
+            "--model_addr", "owner/none", tmp_path / "adapter", "--cache_dir", tmp_path / "cache", env=environment
+        )
+        lines = [line for line in done.stdout.splitlines() if "nor in the hub cache" in line]
+        assert len(lines) == 2 and all(why in line for line in lines), done.stdout
+        assert done.stdout.count("HF_HUB_OFFLINE is set") == (2 if variables else 0)
 
 
 def test_a_missing_folder(check, tmp_path, no_gpu):
@@ -798,9 +952,37 @@ def test_a_judge_and_a_generator_that_are_one_model(check, tiny, responses):
 
 def test_a_judge_behind_an_api_needs_a_key_only(check, monkeypatch, responses):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    flags = ["--inputs_addr", DATA, "--response_addr", *responses]
+    flags = ["--inputs_addr", DATA, "--response_addr", responses[0]]
     code, lines = check("--evaluator_llm", "gpt-4o", "--openai", *flags)
     assert (code, lines[1:]) == (0, ["ok   API key: in OPENAI_API_KEY"])
+
+
+@pytest.mark.parametrize("flags", [["--openai"], ["--gpu_memory", 80, "--max_model_len", 3000]])
+def test_responses_are_read_also_where_no_length_hangs_on_them(check, tiny, tmp_path, monkeypatch, responses, flags):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    asked = ["--evaluator_llm", tiny, *flags, "--inputs_addr", DATA, "--response_addr"]
+    code, lines = check(*asked, *responses)
+    part = f"note {responses[1]}: only a part of the questions has a response; --allow_partial scores that part; "
+    assert code == 0 and [line for line in lines if line.startswith(part)] == lines[-1:]
+    broken = tmp_path / "broken.json"
+    broken.write_text(json.dumps({"q1": [{"output": 3}]}))
+    code, lines = check(*asked, broken, tmp_path / "none.json")
+    assert code == 2
+    assert lines[-2:] == [
+        f"FAIL {broken}: id 'q1': response 0: 'output' is 3, not a text", f"FAIL {tmp_path}/none.json: no such file"
+    ]  # fmt: skip
+    broken.write_text(json.dumps({"q1": [{"output": "of another dataset"}]}))
+    code, lines = check(*asked, broken)
+    assert code == 2 and lines[-1].startswith(f"FAIL {broken}: its ids are not the dataset's; give the dataset these")
+
+
+def test_answers_that_a_server_failed_to_give_are_told(check, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    ids = [record["id"] for record in json.loads(DATA.read_text(encoding="utf-8"))]
+    path = tmp_path / "responses.json"
+    publish(path, {i: [{"output": "x"}] for i in ids[1:]}, {"fingerprint": {}, "missing": 1})
+    code, lines = check("--evaluator_llm", "j", "--openai", "--inputs_addr", DATA, "--response_addr", path)
+    assert code == 0 and lines[-1].startswith(f"note {path}: 1 answer is missing because the server failed; ")
 
 
 def test_what_a_judge_lacks(check, tiny, tmp_path, no_gpu, responses):

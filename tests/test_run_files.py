@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from utils.cli import UserError
-from utils.journal import Journal, open_journal, read_journal
+from utils.journal import Journal, check_journal, open_journal, read_journal
 from utils.lock import Lock
 from utils.run_files import (
     describe_run,
@@ -198,6 +198,50 @@ def test_a_second_run_on_the_same_output_is_refused_while_the_first_lives(output
         first.kill()
         first.wait()
         assert read_entries(output) == {**ENTRIES, ("held", 0): 1}  # a killed run leaves nothing locked behind
+
+
+def snapshot(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*")}
+
+
+def test_a_check_refuses_an_output_that_another_run_writes(output):
+    write_journal(output)
+    with start(HOLD_JOURNAL, output) as first:
+        before = snapshot(output.parent)
+        assert message(check_journal, output, SETTINGS, True, []) == in_use(output, first.pid)
+        assert snapshot(output.parent) == before
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+@pytest.mark.parametrize("with_journal", [False, True])
+@pytest.mark.parametrize("settings", [SETTINGS, OTHER])
+@pytest.mark.parametrize("keys", [list(ENTRIES), [("q1", 0)]])
+def test_a_check_refuses_what_a_run_would(output, interrupted, with_journal, settings, keys):
+    """Also where a run died between the manifest and the final file, which the next one puts in place first."""
+    journal = Journal(output, SETTINGS)
+    for key, value in ENTRIES.items():
+        journal.add(key, value)
+    journal.publish({"q1": "the answers"}, {}, None)
+    journal.close()
+    if not with_journal:
+        journal_of(output).unlink()
+    if interrupted:
+        output.rename(f"{output}.tmp")
+        output.write_text("an earlier run's")
+    before = snapshot(output.parent)
+    told = []
+    for call in (check_journal, open_journal):
+        try:
+            opened = call(output, settings, False, keys)
+        except UserError as error:
+            told.append(str(error))
+        else:
+            told.append(None)
+            assert opened is None or opened.close() is None
+        if call is check_journal:
+            assert snapshot(output.parent) == before
+    assert told == told[:1] * 2
+    assert (told[0] is None) == (settings == SETTINGS and (with_journal or len(keys) > 1))
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -1004,3 +1048,11 @@ def test_a_dataset_without_a_manifest_is_noted(tmp_path, capsys):
     publish(path, [], {"fingerprint": {"ranker": "bm25"}})
     warn_unless_ranked(path)
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_dataset_as_it_was_downloaded_is_noted(tmp_path, capsys):
+    """utils/download_datasets.py leaves a manifest too."""
+    path = tmp_path / "test.json"
+    publish(path, [], {"fingerprint": {"dataset_name": "a folder", "commit": None}})
+    warn_unless_ranked(path)
+    assert capsys.readouterr().err.startswith(f"note: {path}: as it was downloaded: it is not ranked\n")

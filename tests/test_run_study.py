@@ -34,7 +34,7 @@ from utils.run_files import read_manifest
 from utils.scoring import CATEGORIES as TITLES
 from utils.scoring import COMMUNITIES
 from utils.study import ARGUMENTS, CATEGORIES, SLURM, Study, read_study
-from utils.study_jobs import make_jobs
+from utils.study_jobs import make_jobs, prefetch_command
 from utils.study_plan import Answers, answer_step, plan_study, train_step
 from utils.study_state import differing_settings, find_pending, parser_of
 
@@ -107,6 +107,8 @@ def test_only_api_models(tmp_path):
         ("models = ['a/m', 'b/m']", "models: found 'a/m', expected one model named m: its files bear that name"),
         ("models = ['m']\nopenai_models = ['x/m']", "models: found 'm', expected one model named m"),
         ("judges = ['a/j', 'b/j']", "judges: found 'a/j', expected one model named j: its files bear that name"),
+        ("judges = ['j']\nopenai_judges = ['x/j']", "judges: found 'j', expected one model named j: its files bear"),
+        ("openai_judges = 'j'", "openai_judges: found 'j', expected a list of texts"),
         ("figure = 5", "figure: found 5, expected one of the figures 2, 3, 4 and 16, as a number"),
         ("figure = '2'", "figure: found '2', expected one of the figures 2, 3, 4 and 16, as a number"),
         ("figure = 3", "methods: found ['none', 'rag_random', 'rag', 'planpers'], expected 'planpers_gold' among them"),
@@ -226,14 +228,21 @@ def test_a_flag_without_effect_in_any_step_is_refused(tmp_path, text, message):
     assert str(refused.value) == f"{path}: arguments, {message}"
 
 
-def test_a_missing_dataset_is_named_and_in_a_dry_run_only_noted(tmp_path, monkeypatch, capsys):
+def test_a_missing_dataset_is_named_in_a_dry_run_behind_the_commands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_study(tmp_path, "methods = ['none']\ncategories = ['Society_and_Culture']")
-    with pytest.raises(UserError, match=r"^data/Society_and_Culture_test\.json: no such file; the dataset is fetched"):
-        run_study.main(["--study_addr", "study.toml"])
-    assert run_study.main(["--study_addr", "study.toml", "--dry_run"]) == 0
-    assert capsys.readouterr().out.startswith("# data/Society_and_Culture_test.json: no such file")
+    for flags, printed in (([], 0), (["--dry_run"], 3)):
+        with pytest.raises(
+            UserError, match=r"^data/Society_and_Culture_test\.json: no such file; the dataset is fetch"
+        ):
+            run_study.main(["--study_addr", "study.toml", *flags])
+        assert capsys.readouterr().out.count("# step ") == printed
     assert [one.name for one in tmp_path.iterdir()] == ["study.toml"]
+
+
+def test_only_judges_behind_an_api(tmp_path):
+    study = study_of(tmp_path, 'openai_judges = ["gpt-4o-mini"]')
+    assert (study.judges, study.all_judges) == ((), ("gpt-4o-mini",))
 
 
 # The plan
@@ -532,7 +541,7 @@ def check_whole(folder, printed):
         (str(number), str(NUM_STEPS)) for number in range(1, NUM_STEPS + 1)
     ]
     assert len(re.findall(r"^# missing: ", printed, re.MULTILINE)) == NUM_OUTPUTS
-    assert printed.splitlines()[-1].startswith(f"done: {NUM_STEPS} steps, 0:00:")
+    assert re.fullmatch(rf"done: {NUM_STEPS} steps, 0:0\d:\d\d; table: {TABLE}", printed.splitlines()[-1])
     table = (folder / TABLE).read_text()
     for row in ("No personalization", "RAG (random profile)", "PlanPers (gold plans)"):
         assert f"| {row} |" in table.replace("**", "")
@@ -556,7 +565,8 @@ def test_a_whole_study_runs_in_processes_of_their_own(finished, server, tmp_path
 def test_a_second_run_does_nothing(finished, server):
     before, asked = snapshot(finished), len(server.requests)
     done = run_study_in(finished)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"everything is there: {NUM_OUTPUTS} outputs\n", "")
+    expected = f"everything is there: {NUM_OUTPUTS} outputs; table: {TABLE}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
     assert snapshot(finished) == before and len(server.requests) == asked
 
 
@@ -919,6 +929,140 @@ def test_plans_that_were_edited_are_refused(work):
     assert path.read_text().endswith(" ")
 
 
+def test_judges_behind_an_api_have_a_key_of_their_own(work):
+    """What they make is what flags of [arguments] made."""
+    work.edit("judges = ", "openai_judges = ")
+    work.edit(f'judge = ["--openai", "--api_key_addr", "key.txt", "--base_url", "{work.server.url}"]', "")
+    assert work.run() == 0 and work.ran == []
+    work.edit('["Qwen2.5-32B-Instruct"]', '["Qwen2.5-32B-Instruct", "other"]')
+    assert work.run() == 0
+    assert work.scripts() == ["evaluate_responses.py", "evaluate_responses.py", "make_table.py"]
+    assert (work.folder / FOLDER / "study_other.md").is_file()
+
+
+def make_rag(folder):
+    """A study that ranks with an encoder, answers with posts, and judges here: two models in folders."""
+    text = (folder / "study.toml").read_text().replace('rank = ["--ranker", "bm25"]', "")
+    text = re.sub(r"(?m)^judge = .*$", "", text)
+    text = text.replace('["Qwen2.5-32B-Instruct"]', '["./judge"]\nencoder = "./encoder"')
+    (folder / "study.toml").write_text(text)
+    save_tiny_encoder(folder / "encoder")
+    save_tiny_chat(folder / "judge")
+
+
+def in_study(old, new):
+    def change(folder):
+        path = folder / "study.toml"
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new, 1))
+
+    return change
+
+
+def in_data(change, category=ART):
+    def change_file(folder):
+        path = folder / f"data/{category}_test.json"
+        records = json.loads(path.read_text())
+        change(records)
+        path.write_text(json.dumps(records))
+
+    return change_file
+
+
+def share_an_id(folder):
+    other = json.loads((folder / f"data/{SOCIETY}_test.json").read_text())[2]["id"]
+    in_data(lambda records: records[0].update(id=other))(folder)
+
+
+MISTAKES = {  # each would be met by a later step, some by the last but one
+    "no key": (Path.unlink, "key.txt", r"--api_key_addr key\.txt: no such file"),
+    "no key at all": (in_study('api_key_addr = "key.txt"', ""), "", "--openai needs a key: --api_key_addr FILE, or"),
+    "two words for a key": (lambda path: path.write_text("sk test"), "key.txt", r"--api_key_addr key\.txt: must hold"),
+    "an output below a file": (in_study('"out"', '"key.txt/out"'), "", r"key\.txt/out/ranked/.*: cannot be written: "),
+    "no prompts": (
+        in_study("[arguments]", '[arguments]\nanswer = ["--prompts_dir", "nowhere"]'), "", "--prompts_dir nowhere: ",
+    ),
+    "no encoder": (in_study('"./encoder"', '"./nowhere"'), "", r"study\.toml: encoder: nowhere: no such folder"),
+    "no judge": (in_study('"./judge"', '"./nowhere"'), "", r"study\.toml: judges: nowhere: no such folder"),
+    "a judge that is cut short": (
+        lambda path: path.write_bytes(path.read_bytes()[:-9]), "judge/model.safetensors", r"study\.toml: judges: judge",
+    ),
+    "a judge without a chat template": (
+        Path.unlink, "judge/chat_template.jinja", r"study\.toml: judges: \./judge: .*chat template",
+    ),
+    "a judge that is behind an API": (
+        in_study('"./judge"', '"gpt-4o-mini"'), "",
+        r"(?s)study\.toml: judges: gpt-4o-mini: .*\n  a model behind an API stands in openai_judges$",
+    ),
+    "a model that is behind an API": (
+        in_study('openai_models = ["tiny"]', 'models = ["gpt-4o-mini"]'), "",
+        r"(?s)study\.toml: models: gpt-4o-mini: .*\n  a model behind an API stands in openai_models$",
+    ),
+    "no narrative": (in_data(lambda records: records[1].update(narrative=None)), "", ".* field 'narrative' is missing"),
+    "no title": (
+        in_data(lambda records: records[1]["rubric_aspects"][0].pop("aspect")), "", ".* field 'aspect' is missing or",
+    ),
+    "a profile that is a text": (
+        in_data(lambda records: records[1].update(profile="posts"), SOCIETY), "", r"data/.* field 'profile' is the",
+    ),
+    "an id in two categories": (
+        share_an_id, "", rf"data/{ART}_test\.json and data/{SOCIETY}_test\.json: an id stands in both: '",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def unbegun(server, tmp_path_factory):
+    folder = make_data(tmp_path_factory.mktemp("unbegun") / "study", server.url)
+    make_rag(folder)
+    return folder
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_before_anything_runs(unbegun, server, tmp_path, monkeypatch, capsys, mistake):
+    """In a dry run, behind its commands, with the same words."""
+    folder = shutil.copytree(unbegun, tmp_path / "work")
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    ran = []
+    monkeypatch.setattr(run_study, "run", lambda words: ran.append(words) or 2)
+    assert run_study.main(["--study_addr", "study.toml", "--dry_run"]) == 0
+    commands = capsys.readouterr().out.count("# step ")
+    change, place, expected = MISTAKES[mistake]
+    change(folder / place)
+    before, asked, told = snapshot(folder), len(server.requests), []
+    for flags in ([], ["--dry_run"]):
+        with pytest.raises(UserError) as refused:
+            run_study.main(["--study_addr", "study.toml", *flags])
+        told.append(str(refused.value))
+        assert capsys.readouterr().out.count("# step ") == (commands if flags else 0)
+    assert re.match(expected, told[0]) and told[0] == told[1] and told[0].count("\n") <= 2
+    assert ran == [] and snapshot(folder) == before and len(server.requests) == asked
+
+
+def test_where_all_is_there_nothing_is_checked(work, monkeypatch, capsys):
+    """That takes no time, and a key that is gone is not needed."""
+    (work.folder / "key.txt").unlink()
+
+    def scan(*_):
+        raise AssertionError("a dataset was read")
+
+    monkeypatch.setattr("utils.record_stream.DatasetFile.scan", scan)
+    for flags in ([], ["--dry_run"], ["--sbatch"]):
+        monkeypatch.setattr(run_study, "ROOT", work.folder)
+        assert work.run(*flags) == 0
+        assert capsys.readouterr().out == f"everything is there: {NUM_OUTPUTS} outputs; table: {TABLE}\n"
+
+
+def test_the_last_line_names_all_tables_and_figures(tmp_path):
+    text = (ROOT / "utils/studies/figure2.toml").read_text()
+    steps = plan_study(study_of(tmp_path, text))
+    folders = [f"output/table2/{name}/test" for name in ("gemma-2-9b-it", "Qwen2.5-7B-Instruct", "gpt-4o-mini")]
+    tables, figures = (", ".join(f"{folder}/study.{end}" for folder in folders) for end in ("md", "png"))
+    assert run_study.describe_results(steps) == f"; tables: {tables}; figures: {figures}"
+
+
 def test_a_missing_key_is_told_before_anything_runs(work):
     (work.folder / "key.txt").unlink()
     work.edit('methods = ["none",', 'methods = ["none", "rag",')
@@ -981,11 +1125,13 @@ def test_an_unfinished_run_with_other_settings_is_refused_too(work):
 
 
 def test_figure_4_ends_at_the_scores_where_nobody_has_chosen(work, capsys):
-    work.edit('methods = ["none", ', 'figure = 4\nmethods = ["none", "rag", "planpers", ')
+    work.edit('methods = ["none", ', 'planner_base = "chat"\nfigure = 4\nmethods = ["none", "rag", "planpers", ')
     work.edit('judges = ["Qwen2.5-32B-Instruct"]', 'judges = ["Qwen2.5-32B-Instruct", "other"]')
+    save_tiny_chat(work.folder / "chat")
     for split in ("train", "validation"):
         for category in (ART, SOCIETY):
             shutil.copy(f"data/{category}_test.json", f"data/{category}_{split}.json")
+    capsys.readouterr()
     assert work.run("--dry_run") == 0
     printed, errors = capsys.readouterr()
     assert "make_figures" not in printed and printed.count("evaluate_responses.py ") == 4
@@ -1151,7 +1297,8 @@ def sbatch(*flags, environment=None):
 def cluster_data(tmp_path):
     (tmp_path / "data").mkdir()
     for category, split in product(CATEGORIES, ("train", "validation", "test")):
-        (tmp_path / f"data/{category}_{split}.json").write_text("[]")
+        record = sample_records("test", 1)[0] | {"id": f"{category} {split}"}
+        (tmp_path / f"data/{category}_{split}.json").write_text(json.dumps([record]))
     return tmp_path
 
 
@@ -1235,7 +1382,7 @@ def test_every_printed_job_runs_commands_that_the_scripts_take(cluster_data):
         "judges = ['Qwen/Qwen2.5-32B-Instruct', 'lab/small']\nmethods = ['none', 'rag', 'planpers', 'planpers_gold']\n"
         f"categories = ['{ART}', '{SOCIETY}']\nseeds = [0, 1]\n{text}",
     )
-    done = sbatch("--study_addr", path, "--dry_run")
+    done = sbatch("--study_addr", path, "--dry_run", environment=clean_environment(OPENAI_API_KEY="sk-test"))
     assert done.returncode == 0, done.stderr
     assert done.stderr == (
         f"note: jobs fetch no models; first: utils/slurm/prefetch.sh {cluster_data}/data facebook/contriever-msmarco "
@@ -1264,6 +1411,7 @@ def test_every_printed_job_runs_commands_that_the_scripts_take(cluster_data):
     steps = plan_study(read_study(path))
     assert made == {output for step in steps for output in step.outputs}
     no_gpu = {name for name, job in jobs.items() if "--gres=none" in job[1]}
+    assert all(len([word for word in job[1] if "gres" in word]) <= 1 for job in jobs.values())
     wanted = {name for name in jobs if name.startswith("answer.gpt.") and ".planpers" not in name}
     assert no_gpu == wanted | {name for name in jobs if name.startswith("answer.gpt.") and ".planpers_gold" in name}
 
@@ -1285,6 +1433,36 @@ def test_no_cluster_and_one_that_refuses(cluster_data):
     done = sbatch("--study_addr", path, environment=clean_environment(PATH=f"{cluster_data}/bin:{os.environ['PATH']}"))
     assert done.returncode == 2
     assert f"error: sbatch refuses rank.{ART}.test: invalid account\n  0 jobs are submitted; " in done.stderr
+
+
+def test_folders_are_not_fetched(tmp_path, monkeypatch):
+    """Nor an encoder that ranking does not need, nor what is behind an API."""
+
+    def fetched(text):
+        study = study_of(tmp_path, text)
+        return prefetch_command(study, find_pending(plan_study(study)))
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("m", "j", "e"):
+        Path(name).mkdir()
+    here = "models = ['m']\njudges = ['j']\nencoder = 'e'\nplanner_base = 'm'\n"
+    assert fetched(here) is None
+    assert fetched(here.replace("['j']", "['lab/j']")) == "utils/slurm/prefetch.sh data lab/j"
+    bm25 = here.replace("'e'", "'lab/e'") + "[arguments]\nrank = ['--ranker', 'bm25']"
+    assert fetched(bm25) is None
+    api = "openai_judges = ['j2']\nopenai_models = ['m2']\nmethods = ['none']"
+    assert fetched(api) is None
+
+
+def test_where_nothing_is_to_be_fetched_nothing_is_said_of_it(work, monkeypatch, capsys):
+    monkeypatch.setattr(run_study, "ROOT", work.folder)
+    forget(work.folder / FOLDER / ART / "none.json")
+    assert work.run("--sbatch", "--dry_run") == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    arrays = [options for _, options, _, _ in printed_jobs(printed.out).values() if any("array" in o for o in options)]
+    assert len(arrays) == 2  # all of an API: said once, and no GPU asked for beside it
+    assert all([o for o in options if "gres" in o] == ["--gres=none"] for options in arrays)
 
 
 def test_only_what_is_missing_is_submitted(work, monkeypatch, capsys):
@@ -1474,7 +1652,7 @@ def test_a_study_on_a_cluster(server, tmp_path):
             cluster.wait(*jobs)
             logs = "".join(log.read_text() for log in (folder / "out/logs").iterdir())
             assert {state for job in jobs for state in cluster.states(job)} == {"COMPLETED"}, logs
-            assert sbatch("--study_addr", path).stdout == "everything is there: 4 outputs\n"
+            assert sbatch("--study_addr", path).stdout == (f"everything is there: 4 outputs; table: {folder}/{TABLE}\n")
             dataset = folder / f"data/{SOCIETY}_test.json"
             records = json.loads(dataset.read_text())
             assert len(json.loads((folder / f"{FOLDER}/{SOCIETY}/rag.json").read_text())) == len(records)

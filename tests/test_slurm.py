@@ -23,7 +23,7 @@ import baselines
 import evaluate_responses
 import planpers
 from retrieval import rank_dataset
-from utils import make_table
+from utils import make_table, preflight
 from utils.records import read_dataset, select_questions
 from utils.study_state import parser_of
 
@@ -115,9 +115,28 @@ def test_a_judge_is_checked_with_what_it_is_to_read(tmp_path):
     assert check == ["utils/preflight.py", *expected, "--strategy", "direct", "--dtype=bfloat16"]
     assert judge[0] == "evaluate_responses.py"
     # Its parser takes them all.
-    from utils import preflight
-
     assert preflight.build_parser().parse_args(check[1:]).evaluator_llm == "a-judge"
+
+
+@pytest.mark.parametrize(
+    ("file", "flags", "step"),
+    [
+        ("answer.sbatch", [], "none"),
+        ("answer.sbatch", ["--rag", "--num_contexts", "4"], "rag"),
+        ("plan_and_answer.sbatch", ["--rag"], "planpers"),
+        ("plan_and_answer.sbatch", ["--gold_plan"], "planpers_gold"),
+        ("plan_and_answer.sbatch", ["--plans_addr", "p.json"], "planpers"),
+        ("rank.sbatch", [], "rank"),
+        ("train.sbatch", [], "train"),
+        ("merge.sbatch", ["o.json"], "merge"),
+    ],
+)
+def test_a_job_checks_what_its_script_reads(tmp_path, file, flags, step):
+    variables = {"MODEL": "m", "INPUTS": "d.json", "OUTPUT": "o.json", "VALIDATION": "v.json", "SHARDS": 2}
+    check, *_ = calls_of(tmp_path, file, *flags, **variables)
+    args = preflight.build_parser().parse_args(check[1:])
+    assert args.step == step and args.inputs_addr[0] == "d.json"
+    assert args.plans_addr == ("p.json" if "--plans_addr" in flags else None)
 
 
 # What is submitted
@@ -258,6 +277,23 @@ def test_flags_go_to_the_jobs_in_which_they_have_an_effect(recorder, tmp_path):
     answered = {name.rpartition(".")[2]: its for name, its in flags.items() if name.startswith("answer.")}
     assert answered["none"] == ["--temperature", "0", "--top_p", "1"]
     assert answered["rag"] == ["--rag", "--temperature", "0", "--num_contexts", "4", "--top_p", "1"]
+
+
+@pytest.mark.parametrize("asked", ["--gres=gpu:2", "--gpus=2", "--gpus-per-task=2"])
+def test_what_asks_for_a_gpu_is_left_out_for_an_api(asked):
+    resources = f"--mem=8G {asked} --time=01:00:00"
+    variables = {"ANSWER_RESOURCES": resources, "JUDGE_RESOURCES": resources, "PREFETCH": 0, "METHODS": "none"}
+    done = submit("--dry_run", **variables, ANSWER_ARGS="--openai", JUDGE_ARGS="--openai")
+    jobs = [line.split() for line in done.stdout.splitlines() if "answer.sbatch" in line or "judge.sbatch" in line]
+    assert len(jobs) == 6
+    for words in jobs:
+        assert [word for word in words if word.startswith(("--gres", "--gpus"))] == ["--gres=none"]
+        assert {"--mem=8G", "--time=01:00:00", "--array=0-3"} <= set(words)
+
+
+def test_a_folder_is_not_fetched(tmp_path):
+    first = submit("--dry_run", JUDGE=tmp_path, ENCODER=tmp_path).stdout.splitlines()[0]
+    assert first.split() == ["utils/slurm/prefetch.sh", "data", "Qwen/Qwen2.5-7B-Instruct"]
 
 
 def test_the_planner_is_trained_on_a_validation_file_that_is_ranked_once(recorder, tmp_path):

@@ -17,6 +17,7 @@ class Report:
 
     def __init__(self) -> None:
         self.failed = False
+        self._told: set[str] = set()
 
     def ok(self, text: str) -> None:
         self._print("ok", text)
@@ -30,7 +31,10 @@ class Report:
             return check(*args)
         except UserError as error:
             self.failed = True
-            self._print("FAIL", "; ".join(line.strip() for line in str(error).splitlines()))
+            text = "; ".join(line.strip() for line in str(error).splitlines())
+            if text not in self._told:  # two checks may stumble over one file
+                self._told.add(text)
+                self._print("FAIL", text)
             return None
 
     def _print(self, kind: str, text: str) -> None:

@@ -18,11 +18,13 @@ from utils.cli import UserError
 from utils.lock import Lock
 from utils.run_files import (
     REPORTED,
+    check_could_write,
     check_regular,
     check_writable,
     describe_run,
     differences,
     in_todays_shape,
+    is_finished,
     prepare_output,
     publish,
     publish_staged,
@@ -55,17 +57,39 @@ def open_journal(
     lock = Lock(output)
     published = prepare_output(output, fingerprint, overwrite)
     if published and not Path(f"{output}.journal.jsonl").exists():
-        manifest = read_manifest(output)
-        if manifest.get("keys_sha256") == _keys_hash(keys):
-            return None
-        raise UserError(
-            f"{output}: holds {manifest.get('pieces', 0)} pieces, others than the {len(keys)} of this run, "
-            "and its journal was deleted, so none can be added\n  delete it to begin anew, or give another output"
-        )
+        _refuse_other_pieces(output, keys)
+        return None
     journal = Journal(output, fingerprint, overwrite, published, lock)
     if published:
         journal.take_over_reported(read_manifest(output)["fingerprint"])
     return journal
+
+
+def check_journal(output: str | Path, fingerprint: dict[str, Any], overwrite: bool, keys: Collection[Key]) -> None:
+    """Raise UserError where `open_journal`, with the same arguments, would; nothing is made: for a dry run."""
+    output, path = Path(output), Path(f"{output}.journal.jsonl")
+    check_could_write(output)
+    if Path(f"{output}.lock").exists():
+        Lock(output).release()
+    published = is_finished(output, fingerprint, overwrite)
+    check_regular(path)
+    if path.exists():
+        with open(path, "rb") as file:
+            found, header_sum = _read_header(file, path)
+            if found is not None and not _is_other(found, fingerprint, overwrite, path):
+                _read_entries(file, path, header_sum)
+    elif published:
+        _refuse_other_pieces(output, keys)
+
+
+def _refuse_other_pieces(output: str | Path, keys: Collection[Key]) -> None:
+    """Raise UserError where a finished output, to which nothing can be added, does not hold these very pieces."""
+    manifest = read_manifest(output)
+    if manifest.get("keys_sha256") != _keys_hash(keys):
+        raise UserError(
+            f"{output}: holds {manifest.get('pieces', 0)} pieces, others than the {len(keys)} of this run, "
+            "and its journal was deleted, so none can be added\n  delete it to begin anew, or give another output"
+        )
 
 
 def _keys_hash(keys: Iterable[Key]) -> str:
@@ -119,12 +143,7 @@ class Journal:
     def _read(self, file: IO[bytes], overwrite: bool) -> None:
         """Take over what an earlier run has finished, and cut off a torn last line: the next one starts clean."""
         found, self._header_sum = _read_header(file, self.path)
-        if found is not None and (differing := differences(found, self.fingerprint)):
-            if not overwrite:
-                raise UserError(
-                    f"{self.path}: an unfinished run with other settings: {differing}\n"
-                    "  repeat that run's command, give another output, or --overwrite to begin anew"
-                )
+        if found is not None and _is_other(found, self.fingerprint, overwrite, self.path):
             found = None
         self._is_begun = found is not None
         if found is not None:
@@ -250,6 +269,17 @@ def read_journal(path: str | Path) -> tuple[dict[str, Any], dict[Key, Any]]:
             return fingerprint, _read_entries(file, Path(path), header_sum)[0]
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _is_other(found: dict[str, Any], fingerprint: dict[str, Any], overwrite: bool, path: Path) -> bool:
+    """Is a journal one of other settings? UserError where it is, unless it may be overwritten."""
+    differing = differences(found, fingerprint)
+    if differing and not overwrite:
+        raise UserError(
+            f"{path}: an unfinished run with other settings: {differing}\n"
+            "  repeat that run's command, give another output, or --overwrite to begin anew"
+        )
+    return bool(differing)
 
 
 def _read_header(file: IO[bytes], path: Path) -> tuple[dict[str, Any] | None, int]:

@@ -49,7 +49,7 @@ def check_models(report: Report, args: Namespace, records: list[dict[str, Any]])
     """Check --model_addr, --evaluator_llm, the GPUs, and what of the models fits on them.
 
     Args:
-        args: the flags of utils/preflight.py.
+        args: the flags of utils/preflight.py, and why nothing is asked of the hub (`check_model`).
         records: the questions that a judge is to see.
     """
 
@@ -87,7 +87,7 @@ def check_local_model(
             limit than --max_model_len.
     """
     with suggesting_openai():
-        check_model(name, args.cache_dir)
+        check_model(name, args.cache_dir, why_offline=args.why_offline)
     base = adapter_base(name) or name
     commit = cached_commit(base, args.cache_dir)
     source = f"commit {commit}" if commit else "a folder"

@@ -39,7 +39,12 @@ def suggesting_openai() -> Iterator[None]:
         raise UserError(f"{error}\n  or is it a model behind an API: did you mean --openai?") from None
 
 
-def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool = False) -> None:
+def check_model(
+    name: str,
+    cache_dir: str | None = None,
+    safetensors_only: bool = False,
+    why_offline: str = "HF_HUB_OFFLINE is set",
+) -> None:
     """Make sure that a model can be loaded, before anything expensive starts.
 
     Args:
@@ -48,6 +53,7 @@ def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool 
             base model is checked with it.
         cache_dir: where hub models are kept, None for Hugging Face's own cache.
         safetensors_only: a whole model's weights may not be pickled (*.bin), as an adapter's never may.
+        why_offline: what is said of a model that is not cached where nothing is asked of the hub.
 
     Raises:
         UserError: the folder or its files are missing or cut short; the weights are pickled; the adapter is of no kind
@@ -58,7 +64,7 @@ def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool 
         _check_folder(Path(name), "give the folder that holds config.json and the weights")
         if adapter_base(name) is not None:
             _check_safetensors(Path(name))
-            _check_adapter(Path(name), cache_dir, safetensors_only)
+            _check_adapter(Path(name), cache_dir, safetensors_only, why_offline)
         elif safetensors_only:
             _check_safetensors(Path(name))
         return
@@ -72,9 +78,7 @@ def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool 
         place = cache_dir or constants.HF_HUB_CACHE
         remedy = f"fetch it where there is internet: hf download {name} --cache-dir {place}"
         if snapshot is None:
-            raise NoModelError(
-                f"{name}: neither a folder nor in the hub cache {place}, and HF_HUB_OFFLINE is set\n  {remedy}"
-            )
+            raise NoModelError(f"{name}: neither a folder nor in the hub cache {place}, and {why_offline}\n  {remedy}")
         _check_folder(snapshot, remedy)
         if safetensors_only:
             _check_safetensors(snapshot)
@@ -232,11 +236,11 @@ def _check_safetensors(folder: Path) -> None:
         raise UserError(f"{folder}: only pickled weights (*.bin), which may hold code; convert them to safetensors")
 
 
-def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool) -> None:
+def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool, why_offline: str) -> None:
     """Raise UserError unless the base model is there and has the modules, of the shapes, that the adapter changes."""
     base = adapter_base(str(folder))
     try:
-        check_model(base, cache_dir, safetensors_only)
+        check_model(base, cache_dir, safetensors_only, why_offline)
     except UserError as error:
         where = f"{folder}: its base model cannot be used (base_model_name_or_path in its adapter_config.json)"
         raise UserError(f"{where}\n  {error}") from None

@@ -1,10 +1,13 @@
 """Check data, models, GPUs and disk before a job: every check in one line, exit code 2 if any fails.
 
-  python utils/preflight.py --inputs_addr test_ranked.json --model_addr Qwen/Qwen2.5-7B-Instruct \\
+  python utils/preflight.py --inputs_addr test_ranked.json --step rag --model_addr Qwen/Qwen2.5-7B-Instruct \\
       --output_addr rag.json
   python utils/preflight.py --inputs_addr test.json --evaluator_llm Qwen/Qwen2.5-32B-Instruct --gpu_memory 80
   python utils/preflight.py --inputs_addr test_ranked.json --model_addr gpt-4o-mini --openai \\
       --api_key_addr key.txt --estimate
+
+What the data have to hold hangs on what reads them: a judge (--evaluator_llm), the --step that is named, every step of
+--estimate. Where nothing says it, all that a step would refuse is a failure, and what the data lack is told.
 
 Nothing is fetched, written or changed. --estimate adds what each step of the benchmark would ask of each model.
 """
@@ -12,7 +15,6 @@ Nothing is fetched, written or changed. --estimate adds what each step of the be
 import argparse
 import os
 import sys
-import tempfile
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
@@ -30,18 +32,42 @@ from utils.journal import read_journal
 from utils.lock import Lock
 from utils.memory import GB
 from utils.model_checks import check_models
-from utils.records import read_dataset
-from utils.run_files import manifest_of, read_manifest
+from utils.records import (
+    FIELDS,
+    STEP_NEEDS,
+    check_record,
+    first_five,
+    match_responses,
+    read_dataset,
+    read_plans,
+    read_responses,
+    refuse_gaps,
+    refuse_shared_ids,
+)
+from utils.run_files import is_downloaded, manifest_of, probe_folder, read_manifest
 
 # An answer of 2048 tokens is about 10 kB; the journal and the output hold it as it came and as it was read, and the
 # output is written beside its name first: six times that.
 QUESTION_BYTES = 64_000
 
+READERS = {  # in a note: who reads a field
+    "profile": "ranking, training, RAG and PlanPers",
+    "narrative": "judges",
+    "rubric_aspects": "training, gold plans and judges of aspects",
+}
+
 
 def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     parser.add_argument("--inputs_addr", nargs="+", metavar="FILE", help="datasets, ranked or not")
+    parser.add_argument(
+        "--step",
+        choices=list(STEP_NEEDS),
+        help="what is to read them, a judge aside: ranking, training, a method's answers or a merge "
+        "(default: judging with --evaluator_llm alone, else any step)",
+    )
     parser.add_argument("--output_addr", nargs="+", metavar="FILE", help="where outputs are to go")
+    parser.add_argument("--plans_addr", metavar="FILE", help="plans that planpers.py is to answer with")
     group = parser.add_argument_group("model")
     group.add_argument("--model_addr", nargs="+", metavar="MODEL", help="hub names, folders, adapters, or API models")
     group.add_argument(
@@ -84,16 +110,21 @@ def build_parser() -> cli.FlagParser:
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     check_flags(args)
-    os.environ["HF_HUB_OFFLINE"] = "1"  # before the hub's library is imported: nothing is fetched
+    args.why_offline = go_offline()
     report = Report()
-    needs = STRATEGIES[args.strategy].needs if args.evaluator_llm else []
-    needs = ["profile", "narrative", "rubric_aspects"] if args.estimate else needs
-    datasets = [report.attempt(check_dataset, report, path, needs) for path in args.inputs_addr or []]
+    paths = args.inputs_addr or []
+    datasets = [report.attempt(check_dataset, report, path, args) for path in paths]
+    if args.step != "train":  # whose files go into no table
+        report.attempt(check_ids, {path: records for path, records in zip(paths, datasets, strict=True) if records})
     records = [record for records in datasets if records for record in records]
     if args.openai:
         report.attempt(check_key, report, args.api_key_addr)
     elif args.model_addr or args.evaluator_llm:
         check_models(report, args, records)
+    for path in args.response_addr or [] if all(datasets) else []:
+        report.attempt(check_responses, report, path, datasets)
+    if args.plans_addr:
+        report.attempt(check_plans, report, args.plans_addr, records)
     if args.cache_dir:
         report.attempt(check_cache, report, Path(args.cache_dir))
     folders = [report.attempt(check_output, report, Path(path)) for path in args.output_addr or []]
@@ -111,6 +142,8 @@ def check_flags(args: argparse.Namespace) -> None:
         raise UserError("nothing to check: give --inputs_addr, --model_addr, --evaluator_llm or --output_addr")
     if args.response_addr and not (args.inputs_addr and args.evaluator_llm):
         raise UserError("--response_addr needs --inputs_addr and --evaluator_llm")
+    if args.plans_addr and not args.inputs_addr:
+        raise UserError("--plans_addr needs --inputs_addr")
     if args.strategy == "pairwise" and args.response_addr and len(args.response_addr) != 2:
         raise UserError(f"{len(args.response_addr)} --response_addr: --strategy pairwise takes two")
     if args.estimate and not (args.inputs_addr and args.model_addr):
@@ -119,12 +152,74 @@ def check_flags(args: argparse.Namespace) -> None:
         raise UserError("--prompt_tokens_per_second and --output_tokens_per_second: give both or neither")
 
 
-def check_dataset(report: Report, path: str, needs: list[str]) -> list[dict[str, Any]]:
-    """The questions, which have the fields that are read."""
-    records = read_dataset(path, needs=needs)
+def go_offline() -> str:
+    """Have nothing asked of the hub, whose library is imported later; returns why, in words."""
+    is_offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")  # as that library reads it
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    return "HF_HUB_OFFLINE is set" if is_offline else "a check fetches nothing"
+
+
+def find_needs(args: argparse.Namespace) -> list[str] | None:
+    """The fields that are going to be read; None where nothing says which."""
+    if args.estimate:
+        return list(FIELDS)
+    needs = list(STRATEGIES[args.strategy].needs) if args.evaluator_llm else []
+    if args.step is None and (args.model_addr or not args.evaluator_llm):
+        return None
+    return [*needs, *STEP_NEEDS[args.step or "none"]]
+
+
+def check_dataset(report: Report, path: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The questions, which have the fields that are going to be read."""
+    needs = find_needs(args)
+    judging = STRATEGIES[args.strategy].needs if args.evaluator_llm else []
+    records = read_dataset(path, needs=judging if needs is None else needs)
+    lacking = dict.fromkeys(FIELDS, 0)
+    for number, record in enumerate(records if needs is None else []):
+        check_record(record, f"{path}: record {number}", [field for field in FIELDS if field in record])
+        for field in FIELDS:
+            lacking[field] += field not in record
     ranked = "ranked" if read_manifest(path) else "not ranked: no manifest beside it"
+    ranked = "not ranked: as it was downloaded" if is_downloaded(path) else ranked
     report.ok(f"data {path}: {len(records)} questions, {ranked}")
+    for field in (field for field in FIELDS if lacking[field]):
+        report.note(f"data {path}: {lacking[field]} questions have no {field!r}, which {READERS[field]} read")
     return records
+
+
+def check_ids(datasets: dict[str, list[dict[str, Any]]]) -> None:
+    """Raise UserError where an id stands in two of these files, unless they are one dataset: ranked, or a part."""
+    questions: dict[str, dict[str, str]] = {}
+    for path, records in datasets.items():
+        its = {record["id"]: record["question"] for record in records}
+        if not any(its.items() <= other.items() or other.items() <= its.items() for other in questions.values()):
+            questions[path] = its
+    refuse_shared_ids(questions)
+
+
+def check_responses(report: Report, path: str, datasets: list[list[dict[str, Any]]]) -> None:
+    """Raise UserError where evaluate_responses.py would; a note where it would without --allow_partial or a --limit.
+
+    Of several datasets a file answers the one that it has most of the ids of.
+    """
+    responses = read_responses(path)
+    records = max(datasets, key=lambda records: sum(record["id"] in responses for record in records))
+    ids = [record["id"] for record in records]
+    match_responses(records, responses, path, ids, allow_partial=True)
+    try:
+        refuse_gaps(path)
+        match_responses(records, responses, path, ids)
+    except UserError as error:
+        report.note("; ".join(line.strip() for line in str(error).splitlines()))
+
+
+def check_plans(report: Report, path: str, records: list[dict[str, Any]]) -> None:
+    """Raise UserError where planpers.py cannot read them; a note where it would need a --limit."""
+    plans = read_plans(path)
+    if missing := [record["id"] for record in records if record["id"] not in plans]:
+        report.note(f"{path}: lacks the plans of {len(missing)} of {len(records)} questions: {first_five(missing)}")
+    else:
+        report.ok(f"plans {path}: for all {len(records)} questions")
 
 
 def check_key(report: Report, path: str | None) -> None:
@@ -147,22 +242,13 @@ def check_output(report: Report, path: Path) -> Path:
         UserError: the output cannot be written, or another run writes it.
     """
     try:
-        if path.is_dir():
-            raise UserError(f"{path}: is a folder; give the name of a file in it")
-        folder = existing_folder(path)
-        with tempfile.TemporaryFile(dir=folder):
-            pass  # a file without a name, where the file system knows such
+        folder = probe_folder(path)
         if Path(f"{path}.lock").exists():
             Lock(path).release()
         report.ok(f"output {path}: {describe_output(path)}")
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
     return folder
-
-
-def existing_folder(path: Path) -> Path:
-    """The folder of `path`, or the nearest above it that exists: the others are made by the run."""
-    return next(folder for folder in path.absolute().parents if folder.exists())
 
 
 def describe_output(path: Path) -> str:

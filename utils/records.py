@@ -10,7 +10,8 @@ don't know are kept.
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,24 @@ from utils.progress import announce_file
 from utils.run_files import manifest_of
 from utils.scoring import question_score
 
+FIELDS = ("profile", "narrative", "rubric_aspects")  # those that are checked only where a step reads them
+STEP_NEEDS: dict[str, tuple[str, ...]] = {  # what each step reads of them; a judge's are its strategy's
+    "rank": ("profile",),
+    "train": ("profile", "rubric_aspects"),
+    "none": (),
+    "rag": ("profile",),
+    "planpers": ("profile",),
+    "planpers_gold": ("profile", "rubric_aspects"),
+    "merge": (),
+}
+
 
 def read_dataset(path: str | Path, needs: Iterable[str] = ()) -> list[dict[str, Any]]:
     """Read a dataset and check id and question of every record, and the fields in `needs`.
 
     Args:
         path: a JSON array, or JSON Lines where the name ends in .jsonl.
-        needs: any of "profile", "narrative", "rubric_aspects": what the script goes on to use.
+        needs: any of `FIELDS`: what the script goes on to use.
 
     Returns:
         The records in file order, ids as strings.
@@ -50,6 +62,20 @@ def read_dataset(path: str | Path, needs: Iterable[str] = ()) -> list[dict[str, 
             )
         seen[record["id"]] = number
     return records
+
+
+def refuse_shared_ids(datasets: Mapping[str, Collection[str]]) -> None:
+    """Raise UserError where an id stands in two datasets that go into one table, given by path with their ids.
+
+    A table would refuse the scores of both, when all else is done.
+    """
+    for (first, ids), (second, others) in combinations(datasets.items(), 2):
+        if shared := [question_id for question_id in ids if question_id in others]:
+            those = "an id stands" if len(shared) == 1 else f"{len(shared)} ids stand"
+            raise UserError(
+                f"{first} and {second}: {those} in both: {first_five(shared)}\n"
+                "  one table cannot hold both: give every question an id of its own, in all categories"
+            )
 
 
 def read_json(path: str | Path) -> Any:

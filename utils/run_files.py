@@ -11,6 +11,7 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -43,9 +44,15 @@ def prepare_output(path: str | Path, fingerprint: dict[str, Any], overwrite: boo
     path = Path(path)
     check_writable(path)
     _finish_interrupted_publish(path)
-    if not path.exists():
+    return is_finished(path, fingerprint, overwrite)
+
+
+def is_finished(path: Path, fingerprint: dict[str, Any], overwrite: bool) -> bool:
+    """What `prepare_output` finds at `path`, with its errors; nothing is written."""
+    is_staged = _is_interrupted(path)  # what `prepare_output` puts in place before it looks
+    if not (is_staged or path.exists()):
         return False
-    manifest = manifest_of(path)
+    manifest = read_manifest(path) if is_staged else manifest_of(path)
     if manifest is None:
         problem = "exists, and was not written by this script or was changed since"
     elif differing := differences(manifest["fingerprint"], fingerprint):
@@ -63,12 +70,43 @@ def check_writable(path: Path) -> None:
         if path.is_dir():
             raise UserError(f"{path}: is a folder; give the name of a file in it")
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A name as long as the longest beside it. What a killed run left of it goes with the next one's.
-        probe = path.with_name(f"{path.name}.manifest.json.probe")
+        # What a killed run left of it goes with the next one's.
+        probe = _probe_of(path)
         probe.touch()
         probe.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {describe_os_error(error)}") from None
+
+
+def check_could_write(path: Path) -> None:
+    """As `check_writable`, but nothing is made: for a check before a run, or a dry one."""
+    try:
+        if path.parent.exists():
+            path.parent.mkdir(exist_ok=True)  # as a run does: an error where it is a file
+        probe_folder(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {describe_os_error(error)}") from None
+
+
+def probe_folder(path: Path) -> Path:
+    """The folder of `path`, or the nearest above it that exists: the others are made by the run. No file stays there.
+
+    Raises:
+        OSError: no file can be made in it.
+        UserError: `path` is a folder itself.
+    """
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; give the name of a file in it")
+    _probe_of(path).exists()  # an error where the name is too long
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    with tempfile.TemporaryFile(dir=folder):
+        pass  # a file without a name, where the file system knows such
+    return folder
+
+
+def _probe_of(path: Path) -> Path:
+    """A name as long as the longest beside an output."""
+    return path.with_name(f"{path.name}.manifest.json.probe")
 
 
 def check_regular(path: Path) -> None:
@@ -128,9 +166,14 @@ def publish_staged(path: str | Path, manifest: dict[str, Any]) -> None:
 
 
 def _finish_interrupted_publish(path: Path) -> None:
+    if _is_interrupted(path):
+        _rename(staged_path(path), path)
+
+
+def _is_interrupted(path: Path) -> bool:
+    """Did a run die after its manifest was in place, and before the final file was?"""
     staged, manifest = staged_path(path), read_manifest(path)
-    if staged.exists() and manifest is not None and manifest["output_sha256"] == file_hash(staged):
-        _rename(staged, path)
+    return staged.exists() and manifest is not None and manifest["output_sha256"] == file_hash(staged)
 
 
 def write_atomically(path: str | Path, text: str) -> None:
@@ -260,11 +303,21 @@ def in_todays_shape(fingerprint: dict[str, Any]) -> dict[str, Any]:
     return fingerprint
 
 
+def is_downloaded(path: str | Path) -> bool:
+    """Is a dataset as utils/download_datasets.py has written it, by the manifest beside it?"""
+    manifest = read_manifest(path)
+    return manifest is not None and "dataset_name" in manifest["fingerprint"]
+
+
 def warn_unless_ranked(path: str | Path) -> None:
     """A ranked dataset has retrieval/rank_dataset.py's manifest beside it; say so where there is none."""
-    if read_manifest(path) is None:
+    if is_downloaded(path):
+        print(f"note: {path}: as it was downloaded: it is not ranked", file=sys.stderr)
+    elif read_manifest(path) is None:
         print(f"note: no manifest beside {path}: it is not ranked, or elsewhere", file=sys.stderr)
-        print("  its posts are used in the order of the file, the first ones as the best", file=sys.stderr)
+    else:
+        return
+    print("  its posts are used in the order of the file, the first ones as the best", file=sys.stderr)
 
 
 def describe_run(

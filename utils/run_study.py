@@ -27,13 +27,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
-from utils.compare_evaluators import read_human
 from utils.records import quote
 from utils.run_files import without_password
 from utils.study import Study, read_study
+from utils.study_checks import check_study
 from utils.study_jobs import make_jobs, prefetch_command, print_jobs, submit_jobs
 from utils.study_plan import Step, plan_study
-from utils.study_state import Pending, find_pending, look_at, parse, without_idle_flags
+from utils.study_state import Pending, find_pending, look_at, without_idle_flags
 
 ROOT = Path(__file__).resolve().parent.parent
 PR_SET_PDEATHSIG = 1
@@ -51,7 +51,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser = cli.make_parser(__doc__)
     parser.add_argument("--study_addr", required=True, metavar="FILE", help="the study, a TOML file")
     parser.add_argument("--sbatch", action="store_true", help="submit the commands to SLURM instead of running them")
-    parser.add_argument("--dry_run", action="store_true", help="print the commands and why, run and submit nothing")
+    parser.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="print the commands and why, then what a run would refuse; run and submit nothing",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an output that was made with other settings")
     return parser
 
@@ -62,22 +66,24 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(f"--sbatch: run it from the root of the repository, {ROOT}")
     study = read_study(args.study_addr)
     steps = check_commands(study, plan_study(study))
-    check_inputs(study, steps, args.dry_run)
     pending = find_pending(steps)
     refuse_replacing(pending, args.overwrite)
     if not args.dry_run:
-        check_keys(pending)
+        check_study(study, steps, pending, args.sbatch)
     code = 0
     if not pending:
-        print(f"everything is there: {sum(len(step.outputs) for step in steps)} outputs")
+        print(f"everything is there: {sum(len(step.outputs) for step in steps)} outputs{describe_results(steps)}")
     elif args.sbatch:
         jobs = make_jobs(study, pending, args.overwrite)
-        print(f"note: jobs fetch no models; first: {prefetch_command(study, pending)}", file=sys.stderr)
+        if (command := prefetch_command(study, pending)) is not None:
+            print(f"note: jobs fetch no models; first: {command}", file=sys.stderr)
         print_jobs(study, jobs) if args.dry_run else submit_jobs(study, jobs)
     elif args.dry_run:
         print_commands(pending)
     else:
-        code = run_steps([one.step for one in pending], args.overwrite)
+        code = run_steps([one.step for one in pending], args.overwrite, describe_results(steps))
+    if args.dry_run:  # with the commands in sight
+        check_study(study, steps, pending, args.sbatch)
     if study.figure == 4 and study.human_addr is None and code == 0:
         print(f"note: {NO_HUMANS}", file=sys.stderr)
     return code
@@ -121,29 +127,6 @@ def check_commands(study: Study, steps: list[Step]) -> list[Step]:
     return checked
 
 
-def check_inputs(study: Study, steps: list[Step], dry_run: bool) -> None:
-    """Raise UserError where a file is missing that no step makes; in a dry run only say so."""
-    made = {output for step in steps for output in step.outputs}
-    read = {path for step in steps for inputs in step.outputs.values() for path in inputs}
-    if study.human_addr is not None and Path(study.human_addr).exists():
-        read_human(study.human_addr)  # it is needed last, hours from now
-    if missing := sorted(path for path in read - made if not Path(path).is_file()):
-        text = f"{missing[0]}: no such file" + (f", nor {len(missing) - 1} others" if len(missing) > 1 else "")
-        if missing[0].startswith(f"{study.data}/"):
-            text += "; the dataset is fetched by utils/download_datasets.py"
-        if not dry_run:
-            raise UserError(text)
-        print(f"# {text}")
-
-
-def check_keys(pending: list[Pending]) -> None:
-    """Raise UserError where a file for an API's key is missing: its first step may be hours away."""
-    for one in pending:
-        path = getattr(parse(one.step, list(one.step.outputs)), "api_key_addr", None)
-        if path is not None and not Path(path).is_file():
-            raise UserError(f"--api_key_addr {path}: no such file")
-
-
 def refuse_replacing(pending: list[Pending], overwrite: bool) -> None:
     """Raise UserError where something else is in an output's place, unless the user lets it be replaced."""
     refusals = {output: text for one in pending for output, text in one.refusals.items()}
@@ -174,8 +157,21 @@ def print_commands(pending: list[Pending]) -> None:
         print_command(one)
 
 
-def run_steps(steps: list[Step], overwrite: bool) -> int:
-    """Run those of the steps that, when their turn comes, are not up to date; returns the first exit code but 0."""
+def describe_results(steps: list[Step]) -> str:
+    """Where the tables and figures are, for the last line: what the study is for."""
+    text = ""
+    for kind in ("table", "figure"):
+        if outputs := [output for step in steps if step.kind == kind for output in step.outputs]:
+            text += f"; {kind}{'s' if len(outputs) > 1 else ''}: {', '.join(outputs)}"
+    return text
+
+
+def run_steps(steps: list[Step], overwrite: bool, results: str = "") -> int:
+    """Run those of the steps that, when their turn comes, are not up to date; returns the first exit code but 0.
+
+    Args:
+        results: what the last line is to say behind the time.
+    """
     started = time.monotonic()
     for number, step in enumerate(steps, 1):
         one = look_at(step)
@@ -189,7 +185,7 @@ def run_steps(steps: list[Step], overwrite: bool) -> int:
             print(f"step {number} of {len(steps)} ended with exit code {code}; ", end="", file=sys.stderr)
             print("the same command goes on from here", file=sys.stderr)
             return code
-    print(f"done: {len(steps)} steps, {time_since(started)}")
+    print(f"done: {len(steps)} steps, {time_since(started)}{results}")
     return 0
 
 

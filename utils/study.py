@@ -45,8 +45,9 @@ class Study:
         data: folder of the dataset files <category>_<split>.json.
         output: folder of everything that is made.
         models, openai_models: the generators that run here, and those behind an API; without either Qwen2.5 7B.
-        api_key_addr, base_url: of the openai_models, as the flags of these names.
-        judges: each judges all answers.
+        api_key_addr, base_url: of what is behind an API, as the flags of these names.
+        judges, openai_judges: each judges all answers; those that run here, and those behind an API; without either
+            Qwen2.5 32B.
         planner_base: what the planners, one a category, are trained on.
         num_contexts: posts from the profile, for every method that uses them.
         seeds: of the answers.
@@ -64,7 +65,8 @@ class Study:
     openai_models: tuple[str, ...] = ()
     api_key_addr: str | None = None
     base_url: str | None = None
-    judges: tuple[str, ...] = (JUDGE,)
+    judges: tuple[str, ...] = ()
+    openai_judges: tuple[str, ...] = ()
     planner_base: str = GENERATOR
     encoder: str = "facebook/contriever-msmarco"
     methods: tuple[str, ...] = METHODS[:4]
@@ -81,6 +83,10 @@ class Study:
     @property
     def name(self) -> str:
         return Path(self.path).stem
+
+    @property
+    def all_judges(self) -> tuple[str, ...]:
+        return (*self.judges, *self.openai_judges)
 
 
 def short_name(model: str) -> str:
@@ -112,6 +118,8 @@ def read_study(path: str) -> Study:
     found["slurm"] = read_slurm(path, found.get("slurm", {}))
     if "models" not in found and "openai_models" not in found:
         found["models"] = [GENERATOR]
+    if "judges" not in found and "openai_judges" not in found:
+        found["judges"] = [JUDGE]
     study = Study(path, **{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()})
     check_short_names(study)
     check_figure(study)
@@ -130,7 +138,7 @@ def check_value(path: str, key: str, value: Any) -> None:
     """Raise UserError unless a value is of its key's type: a text, a number, or a list with something in it."""
     if key in ("num_contexts", "seeds"):
         check_list(path, key, value, int)
-    elif key in ("models", "openai_models", "judges", "methods", "categories", "splits"):
+    elif key in ("models", "openai_models", "judges", "openai_judges", "methods", "categories", "splits"):
         check_list(path, key, value, str)
     elif key == "figure":
         if type(value) is not int or value not in FIGURES:
@@ -189,7 +197,7 @@ def read_slurm(path: str, found: Any) -> dict[str, Any]:
 
 def check_short_names(study: Study) -> None:
     """Raise UserError where two models would write into one folder, or two judges one score file."""
-    for key, models in (("models", (*study.models, *study.openai_models)), ("judges", study.judges)):
+    for key, models in (("models", (*study.models, *study.openai_models)), ("judges", study.all_judges)):
         names = [short_name(model) for model in models]
         for model, name in zip(models, names, strict=True):
             if names.count(name) > 1:
@@ -207,8 +215,8 @@ def check_figure(study: Study) -> None:
     if study.figure in (2, 16) and len(study.num_contexts) < 2:
         refuse(study.path, "num_contexts", list(study.num_contexts), f"two or more: figure {study.figure} shows them")
     if study.figure == 4:
-        if len(study.judges) < 2:
-            refuse(study.path, "judges", list(study.judges), "two or more: figure 4 shows them")
+        if len(study.all_judges) < 2:
+            refuse(study.path, "judges", list(study.all_judges), "two or more: figure 4 shows them")
         if len(study.models) + len(study.openai_models) > 1 or len(study.splits) > 1:
             refuse(study.path, "figure", 4, "it in a study of one model and one split")
     elif len(study.seeds) > 1:

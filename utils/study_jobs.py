@@ -9,8 +9,10 @@ from itertools import product
 from pathlib import Path
 
 from utils.cli import UserError
+from utils.models import is_folder
 from utils.run_files import without_password
 from utils.study import Study
+from utils.study_checks import models_of
 from utils.study_plan import Step
 from utils.study_state import Pending, changed_inputs, changed_plans, differing_settings, read_fingerprint
 
@@ -145,7 +147,9 @@ def judge_jobs(study: Study, one: Pending, maker: dict[str, str]) -> Iterator[Jo
 
 
 def array_options(shards: int, resources: list[str], no_gpu: bool) -> list[str]:
-    return [f"--array=0-{shards - 1}", *resources, *(["--gres=none"] if no_gpu else [])]
+    if no_gpu:  # said, for the files' heads ask for a GPU too
+        resources = [*(word for word in resources if not word.startswith(("--gres=", "--gpus"))), "--gres=none"]
+    return [f"--array=0-{shards - 1}", *resources]
 
 
 def merge_job(
@@ -158,12 +162,11 @@ def merge_job(
 # Submitting
 
 
-def prefetch_command(study: Study, pending: list[Pending]) -> str:
-    """What brings the models of these steps into the cache."""
-    flags = ("--model_name", "--model_addr", "--evaluator_llm")
-    steps = [one.step for one in pending if "--openai" not in one.step.flags]
-    models = dict.fromkeys(step.named[flag] for step in steps for flag in flags if flag in step.named)
-    return shlex.join(["utils/slurm/prefetch.sh", study.data, *models])
+def prefetch_command(study: Study, pending: list[Pending]) -> str | None:
+    """What brings the models of these steps into the cache; None where they need none from the hub."""
+    found = (name for _, args, name in models_of(pending) if not getattr(args, "openai", False))
+    models = dict.fromkeys(name for name in found if not is_folder(name))
+    return shlex.join(["utils/slurm/prefetch.sh", study.data, *models]) if models else None
 
 
 def sbatch_words(study: Study, job: Job, ids: dict[str, str]) -> list[str]:

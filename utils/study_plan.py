@@ -80,7 +80,7 @@ def plan_study(study: Study) -> list[Step]:
     if "planpers" in study.methods:
         steps += [train_step(study, category) for category in study.categories]
     steps += [answer_step(study, one) for one in answers]
-    for judge, split, category in product(study.judges, study.splits, study.categories):
+    for judge, split, category in product(study.all_judges, study.splits, study.categories):
         steps.append(judge_step(study, judge, [a for a in answers if (a.split, a.category) == (split, category)]))
     steps += list(table_steps(study, answers))
     if study.figure == 4:
@@ -180,14 +180,14 @@ def answer_step(study: Study, answers: Answers) -> Step:
             made_from = [inputs, named["--planner_model"]]
         else:
             flags = ["--gold_plan", *flags]
-    flags += ["--seed", str(answers.seed), *api_flags(study, answers.model)]
+    flags += ["--seed", str(answers.seed), *api_flags(study, answers.model in study.openai_models)]
     flags += [*study.arguments["answer"], *(study.arguments["planpers"] if script == "planpers.py" else [])]
     job = f"answer.{short_name(answers.model)}.{answers.category}.{answers.split}.{answers.stem}"
     return Step("answer", job, script, named, flags, {output: made_from})
 
 
-def api_flags(study: Study, model: str) -> list[str]:
-    if model not in study.openai_models:
+def api_flags(study: Study, is_api: bool) -> list[str]:
+    if not is_api:
         return []
     flags = ["--openai"]
     flags += ["--api_key_addr", study.api_key_addr] if study.api_key_addr else []
@@ -199,14 +199,15 @@ def judge_step(study: Study, judge: str, answers: list[Answers]) -> Step:
     dataset = data_file(study, answers[0].category, answers[0].split)
     outputs = {score_file(study, one, judge): [dataset, answer_file(study, one)] for one in answers}
     named = {"--evaluator_llm": judge, "--inputs_addr": dataset}
+    flags = [*api_flags(study, judge in study.openai_judges), *study.arguments["judge"]]
     job = f"judge.{answers[0].category}.{answers[0].split}{judge_suffix(judge).replace('_', '.', 1)}"
-    return Step("judge", job, "evaluate_responses.py", named, study.arguments["judge"], outputs)
+    return Step("judge", job, "evaluate_responses.py", named, flags, outputs)
 
 
 def table_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
     """A table for each model, split and judge: a row a method, number of posts and seed."""
     models = (*study.models, *study.openai_models)
-    for model, split, judge in product(models, study.splits, study.judges):
+    for model, split, judge in product(models, study.splits, study.all_judges):
         rows: dict[str, list[Answers]] = {}
         for one in answers:
             if (one.model, one.split) == (model, split):
@@ -241,7 +242,7 @@ def row_title(study: Study, answers: Answers) -> str:
 def figure_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
     """Figures 2, 3 and 16: one for each model, split and judge."""
     methods = ("planpers", "planpers_gold") if study.figure == 3 else ("planpers",)
-    for model, split, judge in product((*study.models, *study.openai_models), study.splits, study.judges):
+    for model, split, judge in product((*study.models, *study.openai_models), study.splits, study.all_judges):
         mine = [one for one in answers if (one.model, one.split) == (model, split)]
         systems: dict[str, list[str]] = {}
         for method in methods:
@@ -259,7 +260,7 @@ def evaluator_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
         return
     flags: list[str] = ["--human_addr", study.human_addr, "--overwrite", *unscored_flags(study)]
     made_from = [study.human_addr, study.path]
-    for judge, category in product(study.judges, study.categories):
+    for judge, category in product(study.all_judges, study.categories):
         by_method = {one.method: one for one in answers if (one.category, one.seed) == (category, study.seeds[0])}
         files = [score_file(study, by_method[method], judge) for method in ("planpers", "rag")]
         flags += ["--evaluator", short_name(judge), *files]

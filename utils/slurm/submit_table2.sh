@@ -84,6 +84,17 @@ is_api() { # do these flags say that the model is behind an API?
     esac
 }
 
+without_gpu() { # RESOURCES: the same for a model behind an API; said, for the files' heads ask for a GPU too
+    local word
+    for word in $1; do
+        case $word in
+            --gres=* | --gpus*) ;;
+            *) printf '%s ' "$word" ;;
+        esac
+    done
+    echo --gres=none
+}
+
 is_method() { # does METHODS hold one of these?
     local method wanted
     for method in $METHODS; do
@@ -95,12 +106,15 @@ is_method() { # does METHODS hold one of these?
 }
 
 prefetch() {
-    local command=(utils/slurm/prefetch.sh "$DATA")
+    local command=(utils/slurm/prefetch.sh "$DATA") models=() model
     [ "$PREFETCH" != 0 ] || return 0
-    is_api "$ANSWER_ARGS" || command+=("$MODEL")
-    is_api "$JUDGE_ARGS" || command+=("$JUDGE")
-    if is_method planpers && [ "$PLANNER_BASE" != "$MODEL" ]; then command+=("$PLANNER_BASE"); fi
-    if is_method rag rag_random planpers; then command+=("$ENCODER"); fi
+    is_api "$ANSWER_ARGS" || models+=("$MODEL")
+    is_api "$JUDGE_ARGS" || models+=("$JUDGE")
+    if is_method planpers && [ "$PLANNER_BASE" != "$MODEL" ]; then models+=("$PLANNER_BASE"); fi
+    if is_method rag rag_random planpers; then models+=("$ENCODER"); fi
+    for model in "${models[@]}"; do
+        [ -d "$model" ] || command+=("$model") # a folder is there
+    done
     if [ -n "$dry_run" ]; then
         printf '%q ' "${command[@]}"
         echo
@@ -180,7 +194,7 @@ submit_answers() { # METHOD INPUTS FLAG...: answers in shards, merged
     local method=$1 inputs=$2 resources="--array=0-$((ANSWER_SHARDS - 1)) $ANSWER_RESOURCES" args=$ANSWER_ARGS
     shift 2
     if [ "$method" = none ]; then args=$(sed -E 's/(^| +)--num_contexts[ =]+[^ ]+//g' <<<"$args"); fi # has no posts
-    if is_api "$ANSWER_ARGS"; then resources+=" --gres=none"; fi
+    if is_api "$ANSWER_ARGS"; then resources=$(without_gpu "$resources"); fi
     submit "answer.$name.$category.$SPLIT.$method" answer.sbatch "$resources" \
         MODEL="$MODEL" INPUTS="$inputs" OUTPUT="$folder/$method.json" -- "$@" $args
     submit_merge "$method" "$inputs" "$ANSWER_SHARDS" "$folder/$method.json"
@@ -217,7 +231,7 @@ submit_merge() { # WHAT INPUTS SHARDS OUTPUT...: merge what the job just submitt
 
 submit_judge() { # all methods of a category in one load of the judge
     local method scores=() resources="--array=0-$((JUDGE_SHARDS - 1)) $JUDGE_RESOURCES"
-    if is_api "$JUDGE_ARGS"; then resources+=" --gres=none"; fi
+    if is_api "$JUDGE_ARGS"; then resources=$(without_gpu "$resources"); fi
     for method in $METHODS; do
         scores+=("$folder/${method}_scores.json")
     done
