@@ -307,7 +307,11 @@ def test_the_table_compares_planpers_with_the_others(tmp_path):
         return words[words.index("--baseline") + 1 :] if "--baseline" in words else []
 
     assert baselines_of(["none", "rag", "planpers"]) == ["No personalization", "RAG (asker's profile)"]
-    assert baselines_of(["none", "rag"]) == baselines_of(["planpers", "planpers_gold"]) == []
+    # Without PlanPers RAG is the method, and the control with another user's profile where there is no RAG either.
+    assert baselines_of(["none", "rag"]) == baselines_of(["rag", "none"]) == ["No personalization"]
+    assert baselines_of(["none", "rag_random"]) == ["No personalization"]
+    assert baselines_of(["none", "rag_random", "rag"]) == ["No personalization", "RAG (random profile)"]
+    assert baselines_of(["rag"]) == baselines_of(["planpers", "planpers_gold"]) == []
 
 
 def test_figure_4_is_drawn_where_people_have_chosen(tmp_path):
