@@ -286,6 +286,14 @@ class TestJudges:
         )
         assert other in refusal("--system", "A", complete, other)  # of one system too
 
+    def test_of_a_long_identity_what_differs_is_shown(self, score_file):
+        paths = [
+            score_file(f"{name}.json", question("1", "rpg", 2), judged=JUDGED | {"judge": f"{'long/' * 40}{name}@1"})
+            for name in ("first", "second")
+        ]
+        message = refusal("--system", "A", paths[0], "--system", "B", paths[1])
+        assert "/long/second@1', not …" in message and "/long/first@1'\n" in message and len(message) < 500
+
     def test_other_narratives_or_aspects_under_the_same_ids_are_refused(self, complete, score_file):
         entries = question("1", "rpg", 2), question("2", "diy", 1, question_sha256="other"), question("3", "law", 0)
         other = score_file("b.json", *entries)

@@ -77,15 +77,49 @@ def check_regular(path: Path) -> None:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The settings in which two fingerprints differ, as `name: old, now new`."""
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    shown = [f"{name}: {_short(old.get(name))}, now {_short(new.get(name))}" for name in names[:5]]
-    return "; ".join(shown) + (f"; and {len(names) - 5} more" if len(names) > 5 else "")
+    """The settings in which two fingerprints differ, as `name: old, now new`; of long values what differs in them."""
+    found = [f"{name}: {_change(one, other)}" for name, one, other in _differing(old, new)]
+    return "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 40 else text[:37] + "..."
+def _differing(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Name, old and new value of each setting that differs, None where there is none; also within a setting."""
+    for name in {**old, **new}:
+        one, other = old.get(name), new.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            yield from ((f"{name}: {inner}", *values) for inner, *values in _differing(one, other))
+        elif one != other:
+            yield name, one, other
+
+
+def _change(old: Any, new: Any) -> str:
+    texts = [json.dumps(value, ensure_ascii=False) for value in (old, new)]
+    if all(re.fullmatch('"[0-9a-f]{64}"', text) for text in texts):
+        return "other content (SHA-256 {}, now {})".format(*(text.strip('"') for text in tell_apart(*texts)))
+    return ", now ".join(tell_apart(*texts))
+
+
+def tell_apart(one: str, other: str, length: int = 60) -> tuple[str, str]:
+    """Two different texts as they are shown: of long ones the part that differs, and of hashes the beginning."""
+    short = tuple(re.sub(r"(?<![0-9a-f])([0-9a-f]{12})[0-9a-f]{28,}", r"\1…", text) for text in (one, other))
+    one, other = short if short[0] != short[1] else (one, other)
+    before = _num_alike(one, other)
+    after = _num_alike(one[before:][::-1], other[before:][::-1])
+    return _part(one, before, after, length), _part(other, before, after, length)
+
+
+def _num_alike(one: str, other: str) -> int:
+    """How many of their first characters are the same."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _part(text: str, before: int, after: int, length: int) -> str:
+    """At most `length` characters of a text, of which the first `before` and the last `after` matter least."""
+    if len(text) <= length:
+        return text
+    start = max(before - length // 3, 0)
+    end = min(len(text) - after + length // 3, start + length, len(text))
+    return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
 
 
 def write_line(file: IO[bytes], line: bytes, path: Path) -> None:

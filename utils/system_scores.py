@@ -10,7 +10,7 @@ from typing import Any
 from utils.cli import UserError
 from utils.plans import one_line
 from utils.records import first_five, quote, read_scores
-from utils.run_files import manifest_of
+from utils.run_files import manifest_of, tell_apart
 from utils.scoring import COMMUNITIES, question_score_unscored_as_zero
 
 # Of a score file's fingerprint what changes a verdict: who judged, asked what, and how the verdict was drawn.
@@ -178,7 +178,8 @@ def check_same_judge(paths: Iterable[str]) -> list[str]:
         first = first or (path, settings)
         differing = [name for name in JUDGE_SETTINGS if settings[name] != first[1][name]]
         if differing:
-            pairs = "; ".join(f"{name} {quote(settings[name])}, not {quote(first[1][name])}" for name in differing)
+            both = [(name, tell_apart(repr(settings[name]), repr(first[1][name]), length=100)) for name in differing]
+            pairs = "; ".join(f"{name} {its}, not {first_ones}" for name, (its, first_ones) in both)
             raise UserError(
                 f"{path}: judged in another way than {first[0]}\n  {pairs}\n"
                 "  scores of different judges, prompts or settings do not compare: judge both alike, or keep them apart"
