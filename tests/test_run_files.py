@@ -140,7 +140,11 @@ PLACE = "/home/somebody/projects/personalization/lampqa/models"
         ),
         ({"rag": "a"}, {"planpers": "a"}, 'rag: "a", now null; s: planpers: null, now "a"'),
         ([ONE, ONE], [ONE, OTHER_HASH], '["0a1b2c3d4e5f…", "0a1b2c3d4e5f…"], now ["0a1b2c3d4e5f…", "f5e4d3c2b1a0…"]'),
-        (f"{PLACE}/run_1/best", f"{PLACE}/run_2/best", '…lampqa/models/run_1/best", now …lampqa/models/run_2/best"'),
+        (
+            f"{PLACE}/run_1/best",
+            f"{PLACE}/run_2/best",
+            '…n/lampqa/models/run_1/best", now …n/lampqa/models/run_2/best"',
+        ),
         (f"sha256:{ONE} on a/b@{ONE[:40]}", f"sha256:{ONE} on a/b@{OTHER_HASH[:40]}", "a/b@0a1b2c3d4e5f…"),
         (f"sha256:{ONE} on a/b@{ONE[:40]}", f"sha256:{ONE} on a/b@{OTHER_HASH[:40]}", "a/b@f5e4d3c2b1a0…"),
         ("x" * 100, "x" * 101, f'…{"x" * 20}", now …{"x" * 20}x"'),
