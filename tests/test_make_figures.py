@@ -533,7 +533,7 @@ REFUSED = {
     "k is negative": ("--figure 2 --system 1 a.json --system -2 b.json", "--system '-2': not a number of posts"),
     "k in other digits": ("--figure 2 --system ٣ a.json --system 1 b.json", "--system '٣': not a number of posts"),
     "k is huge": ("--figure 2 --system 10000 a.json --system 1 b.json", "--system '10000': not a number of posts"),
-    "one system": ("--figure 3 --system A a.json", "--system: given 1 times; figure 3 has 2 to 6 systems"),
+    "one system": ("--figure 3 --system A a.json", "--system: given 1 time; figure 3 has 2 to 6 systems"),
     "seven systems": (
         "--figure 3 " + " ".join(f"--system {i} {i}.json" for i in range(7)),
         "--system: given 7 times; figure 3 has 2 to 6 systems",

@@ -242,6 +242,18 @@ class TestNotes:
             "None lacks 1 of 4, RAG lacks 2 of 4."
         )
 
+    @pytest.mark.parametrize("turned", [True, False])
+    def test_systems_that_change_places_over_all_questions_are_named(self, score_file, capsys, turned):
+        """RAG is better where there are most questions, Plan in the two other categories."""
+        rag = score_file("a.json", *scored("rpg", *[0.75] * 8), *scored("diy", 0.25), *scored("law", 0.25))
+        plan = score_file("b.json", *scored("rpg", *[0.5] * 8), *scored("diy", 0.75), *scored("law", 1.0))
+        better = score_file("c.json", *scored("rpg", *[1.0] * 8), *scored("diy", 1.0), *scored("law", 1.0))
+        rows, notes = table(capsys, "--system", "RAG", rag, "--system", "Plan", plan if turned else better)
+        assert rows["RAG"][3] == "0.4167" and rows["Plan"][3] == ("**0.7500**" if turned else "**1.0000**")
+        expected = "- Over all questions, which is not the macro average, systems stand in another order: "
+        found = [note for note in notes if "Over all questions" in note]
+        assert found == ([f"{expected}RAG 0.6500, Plan 0.5750."] if turned else [])
+
 
 class TestJudges:
     """All score files of a table have to be one judge's, by the manifests beside them."""

@@ -526,7 +526,7 @@ def human_table(human: dict[str, Any], rows: list[dict[str, Any]], judges: list[
         "The paper's (section 5.2: aspect 0.73, direct 0.58) is taken to be Accuracy: its raters could choose a tie "
         "(appendix B); how it counts ties it does not say.",
         "Kappa: Cohen's, of the three outcomes. Spearman: of score difference (pairwise: 1, 0, -1) and the humans' "
-        "choice. Mean score: of all question scores in the files.",
+        "choice. Mean score: over questions, of all scores in the files, not macro.",
         describe_humans(human),
         *filter(None, map(describe_left_out, rows)),
         *judges,

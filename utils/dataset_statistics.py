@@ -35,7 +35,7 @@ from utils.record_stream import open_regular, stream_places
 from utils.records import first_five, quote, read_dataset, read_json
 from utils.scoring import CATEGORIES, COMMUNITIES
 from utils.show_answers import printable
-from utils.table_formats import latex_line, latex_note, latex_text, markdown_line
+from utils.table_formats import counted, latex_line, latex_note, latex_text, markdown_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.plot_addr is not None:
         series = questions_by_panel(columns)
         publish_derived(render_figure(make_figure(series), {Path(args.plot_addr): "png"}), SCRIPT, args)
-        print(f"{args.plot_addr}: {count_communities(series)} communities", file=sys.stderr)
+        print(f"{args.plot_addr}: {counted(count_communities(series), 'community', 'communities')}", file=sys.stderr)
     if args.format == "csv":
         print(to_csv(columns), end="")
         print("".join(f"note: {note}\n" for note in notes), file=sys.stderr, end="")
@@ -247,7 +247,7 @@ def make_notes(columns: list[Column]) -> list[str]:
     for column in columns:
         found, expected = column.counts.num_questions, column.paper.get("questions")
         if expected not in (None, found):
-            notes.append(f"{column.title}: {found} questions; the paper's Table 1 says {expected}.")
+            notes.append(f"{column.title}: {counted(found, 'question')}; the paper's Table 1 says {expected}.")
         notes += [f"{column.title}: {note}" for note in (*_field_notes(column.counts), *_community_notes(column))]
     return notes
 

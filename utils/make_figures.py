@@ -41,6 +41,7 @@ from utils.system_scores import (
     check_same_questions,
     read_systems,
 )
+from utils.table_formats import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -181,7 +182,9 @@ def check_names(args: argparse.Namespace) -> None:
     if args.figure != "3":
         check_numbers_of_posts([one_line(name) for name, *_ in args.system])
     elif not 2 <= len(args.system) <= len(HATCHES):
-        raise UserError(f"--system: given {len(args.system)} times; figure 3 has 2 to {len(HATCHES)} systems")
+        raise UserError(
+            f"--system: given {counted(len(args.system), 'time')}; figure 3 has 2 to {len(HATCHES)} systems"
+        )
 
 
 def check_numbers_of_posts(names: list[str]) -> None:

@@ -21,6 +21,7 @@ from utils.cli import UserError
 from utils.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.drawing import figure_style, new_figure, render_figure
 from utils.records import read_bytes
+from utils.table_formats import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +61,9 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(f"{folder / LOG_NAME}: holds no loss yet; draw it when the run has logged its first step")
     prepare_derived([plot_addr], SCRIPT, args.overwrite)
     publish_derived(render_figure(make_figure(log), {Path(plot_addr): "png"}), SCRIPT, args)
-    print(f"{plot_addr}: {len(log['loss'])} losses in training, {len(log['eval_loss'])} in validation")
+    print(
+        f"{plot_addr}: {counted(len(log['loss']), 'loss', 'losses')} in training, {len(log['eval_loss'])} in validation"
+    )
     return 0
 
 

@@ -40,6 +40,7 @@ from utils.report_figures import category_of, heat_map, score_panels
 from utils.run_files import file_hash, manifest_of
 from utils.show_answers import VERDICTS
 from utils.system_scores import System, check_judged_alike, read_systems
+from utils.table_formats import counted
 from utils.wordings import wording_note
 
 SCRIPT = "utils/report.py"
@@ -104,7 +105,8 @@ def main(argv: list[str] | None = None) -> int:
     page = make_page(make_index(sides, datasets.questions, systems, notes), make_texts(sides, datasets))
     prepare_derived([args.output_addr], SCRIPT, args.overwrite)
     publish_derived({Path(args.output_addr): page.encode()}, SCRIPT, args)
-    print(f"{args.output_addr}: {len(datasets.questions)} questions, {len(sides)} systems, {len(page) / 1e6:.1f} MB")
+    held = f"{counted(len(datasets.questions), 'question')}, {counted(len(sides), 'system')}"
+    print(f"{args.output_addr}: {held}, {len(page) / 1e6:.1f} MB")
     return 0
 
 
@@ -182,7 +184,8 @@ def add_new(whole: Record, part: Record, path: str) -> None:
 
 def check_known(ids: Any, questions: dict[str, Record], path: str) -> None:
     if foreign := [question_id for question_id in ids if question_id not in questions]:
-        raise UserError(f"{path}: {len(foreign)} ids are in no --inputs_addr: {first_five(foreign)}")
+        verb = "is" if len(foreign) == 1 else "are"
+        raise UserError(f"{path}: {counted(len(foreign), 'id')} {verb} in no --inputs_addr: {first_five(foreign)}")
 
 
 def read_scores_into(
@@ -227,8 +230,8 @@ def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:
         ]
         if missing:
             yield (
-                f"{side.name}: the posts used in {len(missing)} answers are not shown; by the manifest beside its "
-                "responses, or for want of one, they are from no --inputs_addr."
+                f"{side.name}: the posts used in {counted(len(missing), 'answer')} are not shown; by the manifest "
+                "beside its responses, or for want of one, they are from no --inputs_addr."
             )
 
 

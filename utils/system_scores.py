@@ -11,7 +11,7 @@ from utils.cli import UserError
 from utils.plans import one_line
 from utils.records import first_five, quote, read_scores
 from utils.run_files import manifest_of, tell_apart
-from utils.scoring import COMMUNITIES, question_score_unscored_as_zero
+from utils.scoring import is_known, question_score_unscored_as_zero
 
 # Of a score file's fingerprint what changes a verdict: who judged, asked what, and how the verdict was drawn.
 JUDGE_SETTINGS = (
@@ -138,11 +138,6 @@ def _read_system(name: str, paths: list[str]) -> System:
             "  add it to the category it belongs to at the top of utils/scoring.py"
         )
     return system
-
-
-def is_known(community: Any) -> bool:
-    """Is a category known for this community?"""
-    return isinstance(community, str) and community in COMMUNITIES
 
 
 # What must be alike
