@@ -576,7 +576,7 @@ def test_a_deleted_table_is_made_again_alone(work):
 
 
 @pytest.mark.parametrize("manifest", ["", ".manifest.json"])
-def test_a_table_that_was_edited_is_refused_before_anything_runs(work, manifest):
+def test_a_table_that_was_edited_is_refused_before_anything_runs(work, manifest, capsys):
     """Or that has no manifest, as one of before it had any. While it is up to date nobody minds."""
     path = work.folder / TABLE
     if manifest:
@@ -593,6 +593,9 @@ def test_a_table_that_was_edited_is_refused_before_anything_runs(work, manifest)
         "  set the study back, give another output, or --overwrite to redo it"
     )
     assert work.ran == [] and path.read_bytes() == edited
+    capsys.readouterr()
+    assert work.run("--overwrite", "--dry_run") == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith(" --overwrite")  # the table's command, as it will be run
     assert work.run("--overwrite") == 0
     assert work.outputs() == [f"{ART}/none_scores.json", "study.md"]
     assert "My notes" not in path.read_text()
