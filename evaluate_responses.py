@@ -50,7 +50,17 @@ from utils.records import (
     select_questions,
 )
 from utils.run_files import file_hash
-from utils.scoring import SCORINGS, is_outdated, no_answer, score_file
+from utils.scoring import (
+    CATEGORIES,
+    SCORINGS,
+    category_means,
+    is_known,
+    is_outdated,
+    macro_average,
+    no_answer,
+    score_file,
+)
+from utils.table_formats import counted
 from utils.wordings import origin_of
 
 LENGTH_STEP = 64  # the model length is rounded up to a multiple of this
@@ -356,27 +366,40 @@ def describe_scores(score_addr: str, scores: dict[str, Any], tokens: dict[str, i
 
 def describe_mean(scores: dict[str, Any]) -> str:
     mean = "none" if scores["score"] is None else f"{scores['score']:.4f}"
-    text = f"score {mean} over {scores['num_scored_questions']} questions"
+    text = f"score {mean} over {counted(scores['num_scored_questions'], 'question')}{describe_macro(scores)}"
     if scores["num_unanswered"]:
         text += f"; {scores['num_unanswered']} of them without an answer, counted 0"
     if scores["num_unscored"]:
-        unit = "responses" if scores.get("strategy") == "direct" else "aspects"
-        text += f"; {scores['num_unscored']} {unit} unscored (as zeros: {scores['score_unscored_as_zero']:.4f})"
+        unit = "response" if scores.get("strategy") == "direct" else "aspect"
+        text += f"; {counted(scores['num_unscored'], unit)} unscored (as zeros: {scores['score_unscored_as_zero']:.4f})"
     if scores.get("questions_without_aspects"):
         text += f"; without aspects, left out: {', '.join(scores['questions_without_aspects'])}"
     return text
 
 
+def describe_macro(scores: dict[str, Any]) -> str:
+    """The average that a table has, which weighs the categories alike; nothing without a score in each of them."""
+    placed = [question for question in scores["per_question_scores"] if is_known(question["category"])]
+    average = macro_average(category_means(placed))
+    if average is None:
+        return ""
+    unplaced = len(scores["per_question_scores"]) - len(placed)
+    without = f", without {counted(unplaced, 'question')} of no known category" if unplaced else ""
+    return f" (macro: {average:.4f} over {len(CATEGORIES)} categories{without})"
+
+
 def describe_wins(scores: dict[str, Any]) -> str:
     rate = "none" if scores["position_swap_rate"] is None else f"{scores['position_swap_rate']:.0%}"
     text = f"the first system wins {scores['wins']}, ties {scores['ties']}, loses {scores['losses']} "
-    text += f"of {scores['num_scored_questions']} questions; position-swap rate {rate}"
+    text += f"of {counted(scores['num_scored_questions'], 'question')}; position-swap rate {rate}"
     if any(scores["num_unanswered"]):
         first, second = scores["num_unanswered"]
         text += f"; {first} without the first's answer, {second} without the second's: nobody was asked"
     if scores["num_unscored"]:
         unscored = scores["num_questions"] - scores["num_scored_questions"]
-        text += f"; {unscored} questions unscored, for {scores['num_unscored']} verdicts are missing"
+        missing = scores["num_unscored"]
+        text += f"; {counted(unscored, 'question')} unscored, for {counted(missing, 'verdict')} "
+        text += "is missing" if missing == 1 else "are missing"
     return text
 
 

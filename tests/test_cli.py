@@ -136,6 +136,13 @@ def shared_parser():
     return parser
 
 
+DERIVED = [
+    f"utils/{name}.py"
+    for name in (
+        "compare_evaluators", "dataset_statistics", "evaluate_plans", "make_figures", "make_table", "plot_training",
+        "report",
+    )
+]  # fmt: skip
 DIFFERENT_ON_PURPOSE = {
     "--model_addr": SCRIPTS,  # which model that is, each script says in its own words
     "--max_model_len": SCRIPTS,  # likewise its default
@@ -144,7 +151,7 @@ DIFFERENT_ON_PURPOSE = {
     "--dtype": ["retrieval/rank_dataset.py"],  # an encoder's type changes the order of posts
     "--seed": ["retrieval/rank_dataset.py"],  # no text is sampled there
     "--cache_dir": ["utils/download_datasets.py"],  # the default that the paper's README gives it
-    "--overwrite": ["utils/make_table.py"],  # a table has no settings
+    "--overwrite": DERIVED,  # a table or figure has no settings: another rule, the same for all of them
     "--dry_run": ["utils/run_study.py"],  # it renders no prompts
     "--planner_target": ["planpers.py"],  # what the planner was trained with
 }

@@ -19,14 +19,13 @@ from utils.cli import UserError
 from utils.dataset_statistics import (
     NO_CATEGORY,
     count_file,
-    draw,
     main,
     make_figure,
     mean_and_deviation,
     stream_records,
 )
 from utils.download_datasets import QUESTIONS
-from utils.drawing import drawable
+from utils.drawing import drawable, render_figure
 from utils.records import read_dataset
 from utils.scoring import CATEGORIES
 
@@ -487,7 +486,8 @@ def test_names_in_any_script_are_drawn_or_spelled_out(tmp_path, capsys):
     names = ["русский", "日本語", "عربى", "$a_1$ \\frac{", "a\nb", "\x1b[31m", "half \ud800", "🪿", ""]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a character without a glyph is only a warning
-        draw({"$x^$日.json": Counter(dict.fromkeys(names, 1))}, str(tmp_path / "plot.png"))
+        figure = make_figure({"$x^$日.json": Counter(dict.fromkeys(names, 1))})
+        (tmp_path / "plot.png").write_bytes(render_figure(figure, {tmp_path: "png"})[tmp_path])
     assert png_size(tmp_path / "plot.png")[0] == 705  # (2.4 + 2.3) inches at 150 dots
     assert drawable("русский $a") == "русский $a"
     assert drawable("日\n") == "\\u65e5\\n"
@@ -496,8 +496,8 @@ def test_names_in_any_script_are_drawn_or_spelled_out(tmp_path, capsys):
 def test_the_script_draws_the_same_bytes_again(tmp_path, capsys):
     arguments = ["--inputs_addr", str(SAMPLE / "train.json"), str(SAMPLE / "test.json"), "--plot_addr"]
     first, second = tmp_path / "new" / "first.png", tmp_path / "second"
-    second.write_text("an older drawing")
     main([*arguments, str(first)])
+    main([*arguments, str(second)])
     main([*arguments, str(second)])
     assert first.read_bytes() == second.read_bytes()
     # 33 communities and 3 headings: 1 + 36 * 0.19 inches high; 2.4 + 2 * 2.3 inches wide

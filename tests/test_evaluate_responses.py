@@ -163,8 +163,28 @@ def test_scores_are_algorithm_1(server, flags, write, scores, capsys):
     assert [detail["score"] for detail in entries[4]["details"]] == [2, None]
     assert entries[4]["details"][1]["reason"] == "no match_score in the text"
     said = capsys.readouterr().out
-    assert "score 0.3750 over 4 questions; 1 of them without an answer, counted 0; 1 aspects unscored" in said
+    assert "score 0.3750 over 4 questions; 1 of them without an answer, counted 0; 1 aspect unscored" in said
     assert "(as zeros: 0.4000); without aspects, left out: q4" in said
+
+
+@pytest.mark.parametrize(
+    ("communities", "said"),
+    [
+        # Over questions (2 + 2 + 1 + 0) / 4 / 2, over categories (1 + 1/2 + 0) / 3.
+        (["law", "law", "diy", "rpg"], "score 0.6250 over 4 questions (macro: 0.5000 over 3 categories); "),
+        (["law", "law", "diy", None], "score 0.6250 over 4 questions; "),  # a category has none
+        (["law", "diy", "rpg", "hsm"], "(macro: 0.8333 over 3 categories, without 1 question of no known category); "),
+        (["law"] * 4, "score 0.6250 over 4 questions; "),
+    ],
+)
+def test_the_average_of_the_table_is_printed_where_there_is_one(
+    server, flags, write, scores, capsys, communities, said
+):
+    questions = [make_question(i, 1, category=community) for i, community in enumerate(communities)]
+    server.reply = verdicts({"0a": 2, "1a": 2, "2a": 1, "3a": 0})
+    responses = write("responses.json", respond(questions))
+    assert run(flags, write("data.json", questions), responses, scores)["score"] == 0.625
+    assert said in capsys.readouterr().out
 
 
 def test_manifest(server, flags, write, scores):
@@ -193,7 +213,7 @@ def test_nothing_at_all_to_judge(server, flags, write, scores, capsys):
     responses = write("responses.json", respond(questions, q1=None))
     found = run(flags, write("data.json", questions), responses, scores)
     assert (found["score"], found["num_unanswered"], found["num_unscored"]) == (0.0, 1, 0)
-    assert "score 0.0000 over 1 questions; 1 of them without an answer, counted 0" in capsys.readouterr().out
+    assert "score 0.0000 over 1 question; 1 of them without an answer, counted 0" in capsys.readouterr().out
     assert server.requests == []
 
 

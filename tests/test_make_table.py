@@ -242,6 +242,18 @@ class TestNotes:
             "None lacks 1 of 4, RAG lacks 2 of 4."
         )
 
+    @pytest.mark.parametrize("turned", [True, False])
+    def test_systems_that_change_places_over_all_questions_are_named(self, score_file, capsys, turned):
+        """RAG is better where there are most questions, Plan in the two other categories."""
+        rag = score_file("a.json", *scored("rpg", *[0.75] * 8), *scored("diy", 0.25), *scored("law", 0.25))
+        plan = score_file("b.json", *scored("rpg", *[0.5] * 8), *scored("diy", 0.75), *scored("law", 1.0))
+        better = score_file("c.json", *scored("rpg", *[1.0] * 8), *scored("diy", 1.0), *scored("law", 1.0))
+        rows, notes = table(capsys, "--system", "RAG", rag, "--system", "Plan", plan if turned else better)
+        assert rows["RAG"][3] == "0.4167" and rows["Plan"][3] == ("**0.7500**" if turned else "**1.0000**")
+        expected = "- Over all questions, which is not the macro average, systems stand in another order: "
+        found = [note for note in notes if "Over all questions" in note]
+        assert found == ([f"{expected}RAG 0.6500, Plan 0.5750."] if turned else [])
+
 
 class TestJudges:
     """All score files of a table have to be one judge's, by the manifests beside them."""
@@ -285,6 +297,14 @@ class TestJudges:
             "  scores of different judges, prompts or settings do not compare: judge both alike, or keep them apart"
         )
         assert other in refusal("--system", "A", complete, other)  # of one system too
+
+    def test_of_a_long_identity_what_differs_is_shown(self, score_file):
+        paths = [
+            score_file(f"{name}.json", question("1", "rpg", 2), judged=JUDGED | {"judge": f"{'long/' * 40}{name}@1"})
+            for name in ("first", "second")
+        ]
+        message = refusal("--system", "A", paths[0], "--system", "B", paths[1])
+        assert "/long/second@1', not …" in message and "/long/first@1'\n" in message and len(message) < 500
 
     def test_other_narratives_or_aspects_under_the_same_ids_are_refused(self, complete, score_file):
         entries = question("1", "rpg", 2), question("2", "diy", 1, question_sha256="other"), question("3", "law", 0)
@@ -746,7 +766,7 @@ class TestForms:
         assert [len(row) for row in rows] == [8, 8]
         assert captured.err.startswith('note: RAG, "k=10": 1 aspect without a verdict')
 
-    def test_output_file_holds_the_table_and_is_not_replaced_unasked(self, complete, tmp_path, capsys):
+    def test_output_file_holds_the_table_and_is_made_again(self, complete, tmp_path, capsys):
         output = tmp_path / "table.md"
         arguments = ["--system", "RAG", complete, "--output_addr", str(output)]
         main(arguments)
@@ -755,9 +775,7 @@ class TestForms:
         assert capsys.readouterr().out == ""
 
         arguments[1] = "PlanPers"
-        assert str(output) in refusal(*arguments)
-        assert output.read_text(encoding="utf-8") == table
-        main([*arguments, "--overwrite"])
+        main(arguments)
         assert output.read_text(encoding="utf-8") == table.replace("RAG", "PlanPers")
 
 

@@ -194,9 +194,9 @@ def test_the_png_lies_in_the_folder_and_is_drawn_again(run_folder, capsys):
     assert main(["--output_dir", str(folder)]) == 0
     assert png_size(folder / "training.png") == (1200, 960)  # 8 x (4 + 2.4) inches at 150 dots
     assert capsys.readouterr().out == f"{folder / 'training.png'}: 4 losses in training, 2 in validation\n"
-    (folder / "training.png").write_text("an older drawing")
+    (folder / "training_log.jsonl").write_text('{"step": 1, "loss": 3.0}')
     assert main(["--output_dir", str(folder)]) == 0
-    assert png_size(folder / "training.png") == (1200, 960)
+    assert png_size(folder / "training.png") == (1200, 600)
 
 
 def test_a_drawing_without_recall_has_one_panel_and_its_own_name(run_folder, tmp_path):

@@ -172,7 +172,7 @@ def test_posts_are_those_of_the_dataset_that_was_answered_from(files):
     index, texts = content(files.report("--system", "1", one, "--system", "2", two))
     assert [answer["posts"] for answer in texts[0]["answers"]] == [[0, 1], None]
     assert [note for note in index["notes"] if "not shown" in note] == [
-        "2: the posts used in 1 answers are not shown; by the manifest beside its responses, or for want of one, "
+        "2: the posts used in 1 answer are not shown; by the manifest beside its responses, or for want of one, "
         "they are from no --inputs_addr."
     ]
 
@@ -297,8 +297,8 @@ def test_the_policy_lets_nothing_in_from_outside(files):
         (["--system", "A", "answers", "data.json"], r"data\.json: holds neither responses nor scores nor plans"),
         (["--system", "A", "answers", "empty"], r"empty: holds neither responses nor scores nor plans"),
         (["--system", "A", "answers", "answers"], r"answers: another file of this system has 'diy_2', 'rpg_1' too"),
-        (["--system", "A", "answers", "foreign scores"], r"foreign scores: 1 ids are in no --inputs_addr: 'x'"),
-        (["--system", "A", "answers", "foreign plans"], r"foreign plans: 1 ids are in no --inputs_addr: 'x'"),
+        (["--system", "A", "answers", "foreign scores"], r"foreign scores: 1 id is in no --inputs_addr: 'x'"),
+        (["--system", "A", "answers", "foreign plans"], r"foreign plans: 1 id is in no --inputs_addr: 'x'"),
         (["--system", "A", "foreign answers"], r"foreign answers: its ids are not the dataset's"),
         (["--system", "A", "answers", "other aspects"], r"other aspects: question 'diy_2' was judged by other aspects"),
         (["--system", "A", "nothing"], r"nothing: no such file"),

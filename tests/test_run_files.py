@@ -21,6 +21,7 @@ from utils.journal import Journal, check_journal, open_journal, read_journal
 from utils.lock import Lock
 from utils.run_files import (
     describe_run,
+    differences,
     file_hash,
     prepare_output,
     publish,
@@ -120,6 +121,52 @@ def test_a_piece_that_was_done_again_replaces_the_first(output):
     assert read_entries(output) == {("q1", 0): "new"}
 
 
+ONE, OTHER_HASH = "0a1b2c3d4e5f" + "0" * 52, "f5e4d3c2b1a0" + "0" * 52
+PLACE = "/home/somebody/projects/personalization/lampqa/models"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "shown"),
+    [
+        (0.1, 0.5, "0.1, now 0.5"),
+        (None, "a", 'null, now "a"'),
+        (ONE, OTHER_HASH, "other content (SHA-256 0a1b2c3d4e5f…, now f5e4d3c2b1a0…)"),
+        (None, ONE, 'null, now "0a1b2c3d4e5f…"'),
+        (ONE, ONE[:-1] + "1", "0001)"),  # not that there would be two such
+        (
+            {"rag": ONE, "same": ONE},
+            {"rag": OTHER_HASH, "same": ONE},
+            "s: rag: other content (SHA-256 0a1b2c3d4e5f…, now f5e4d3c2b1a0…)",
+        ),
+        ({"rag": "a"}, {"planpers": "a"}, 'rag: "a", now null; s: planpers: null, now "a"'),
+        ([ONE, ONE], [ONE, OTHER_HASH], '["0a1b2c3d4e5f…", "0a1b2c3d4e5f…"], now ["0a1b2c3d4e5f…", "f5e4d3c2b1a0…"]'),
+        (
+            f"{PLACE}/run_1/best",
+            f"{PLACE}/run_2/best",
+            '…n/lampqa/models/run_1/best", now …n/lampqa/models/run_2/best"',
+        ),
+        (f"sha256:{ONE} on a/b@{ONE[:40]}", f"sha256:{ONE} on a/b@{OTHER_HASH[:40]}", "a/b@0a1b2c3d4e5f…"),
+        (f"sha256:{ONE} on a/b@{ONE[:40]}", f"sha256:{ONE} on a/b@{OTHER_HASH[:40]}", "a/b@f5e4d3c2b1a0…"),
+        ("x" * 100, "x" * 101, f'…{"x" * 20}", now …{"x" * 20}x"'),
+        ("y" * 90, "z" * 90, f'"{"y" * 59}…, now "{"z" * 59}…'),
+        ("x" * 50 + "y" * 90 + "z" * 50, "x" * 50 + "z" * 50, f"…{'x' * 20}{'y' * 40}…, now …{'x' * 20}{'z' * 20}…"),
+    ],
+)
+def test_of_a_setting_what_differs_is_shown(old, new, shown):
+    text = differences({"s": old, "same": 1}, {"s": new, "same": 1})
+    assert text.startswith("s: ") and shown in text
+    assert len(text) < 160
+
+
+def test_of_many_settings_the_first_five_are_shown():
+    old, new = ({"a": {str(i): i for i in range(4)}, "b": sign, "c": sign, "d": 1} for sign in (1, -1))
+    new["a"] = dict.fromkeys(new["a"])
+    assert differences(old, new) == (
+        "a: 0: 0, now null; a: 1: 1, now null; a: 2: 2, now null; a: 3: 3, now null; b: 1, now -1; and 1 more"
+    )
+    assert differences(old, {**old, "e": None}) == ""
+
+
 def test_a_journal_cut_off_anywhere_loses_only_what_was_not_whole(output):
     path = write_journal(output)
     whole = path.read_bytes()
@@ -166,8 +213,8 @@ def test_other_settings_are_refused_by_name_with_both_values(output):
     before = path.read_bytes()
     changed = {"model": "large", "temperature": 0.1, "prompt": {"rag": "cd34"}, "num_contexts": 10, "new": "x" * 90}
     assert message(Journal, output, changed) == (
-        f'{path}: an unfinished run with other settings: {MODEL_DIFFERS}; prompt: {{"rag": "ab12"}}, now '
-        f'{{"rag": "cd34"}}; num_contexts: null, now 10; new: null, now "{"x" * 36}...\n'
+        f'{path}: an unfinished run with other settings: {MODEL_DIFFERS}; prompt: rag: "ab12", now "cd34"; '
+        f'num_contexts: null, now 10; new: null, now "{"x" * 59}…\n'
         "  repeat that run's command, give another output, or --overwrite to begin anew"
     )
     assert path.read_bytes() == before

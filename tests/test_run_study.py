@@ -381,7 +381,11 @@ def test_the_table_compares_planpers_with_the_others(tmp_path):
         return words[words.index("--baseline") + 1 :] if "--baseline" in words else []
 
     assert baselines_of(["none", "rag", "planpers"]) == ["No personalization", "RAG (asker's profile)"]
-    assert baselines_of(["none", "rag"]) == baselines_of(["planpers", "planpers_gold"]) == []
+    # Without PlanPers RAG is the method, and the control with another user's profile where there is no RAG either.
+    assert baselines_of(["none", "rag"]) == baselines_of(["rag", "none"]) == ["No personalization"]
+    assert baselines_of(["none", "rag_random"]) == ["No personalization"]
+    assert baselines_of(["none", "rag_random", "rag"]) == ["No personalization", "RAG (random profile)"]
+    assert baselines_of(["rag"]) == baselines_of(["planpers", "planpers_gold"]) == []
 
 
 def test_figure_4_is_drawn_where_people_have_chosen(tmp_path):
@@ -646,6 +650,33 @@ def test_a_deleted_table_is_made_again_alone(work):
     assert work.scripts() == ["make_table.py"]
 
 
+@pytest.mark.parametrize("manifest", ["", ".manifest.json"])
+def test_a_table_that_was_edited_is_refused_before_anything_runs(work, manifest, capsys):
+    """Or that has no manifest, as one of before it had any. While it is up to date nobody minds."""
+    path = work.folder / TABLE
+    if manifest:
+        Path(f"{path}{manifest}").unlink()
+    else:
+        path.write_text(path.read_text() + "\nMy notes.\n")
+    edited = path.read_bytes()
+    assert work.run() == 0 and work.ran == []
+    (work.folder / FOLDER / ART / "none_scores.json").unlink()
+    with pytest.raises(UserError) as refused:
+        work.run()  # what the table waits for is missing, so it will be made again
+    assert str(refused.value) == (
+        f"{TABLE}: exists, and was not written by this script or was changed since\n"
+        "  set the study back, give another output, or --overwrite to redo it"
+    )
+    assert work.ran == [] and path.read_bytes() == edited
+    capsys.readouterr()
+    assert work.run("--overwrite", "--dry_run") == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith(" --overwrite")  # the table's command, as it will be run
+    assert work.run("--overwrite") == 0
+    assert work.outputs() == [f"{ART}/none_scores.json", "study.md"]
+    assert "My notes" not in path.read_text()
+    assert work.run() == 0 and work.ran == []
+
+
 def test_a_changed_study_file_makes_the_table_anew(work):
     path = work.folder / "study.toml"
     path.write_text(path.read_text().replace('"rag_random", ', ""))
@@ -664,7 +695,8 @@ def test_a_changed_dataset_changes_all_that_comes_from_it(work, capsys):
         f"ranked/{ART}_test.json", f"ranked/{ART}_test_random.json", *(f"{ART}/{one}.json" for one in answers),
         *(f"{ART}/{one}_scores.json" for one in answers), "study.md",
     ]  # fmt: skip
-    assert all("--overwrite" in words for words in work.ran)
+    assert all("--overwrite" in words for words in work.ran[:-1])
+    assert "--overwrite" not in work.ran[-1]  # a table is made again without
     assert f"# inputs changed: data/{ART}_test.json: " in capsys.readouterr().out
     assert "| 8 |" in (work.folder / TABLE).read_text()
     assert work.run() == 0 and work.ran == []
@@ -1483,7 +1515,7 @@ def test_only_what_is_missing_is_submitted(work, monkeypatch, capsys):
         if name.startswith("merge"):
             assert variables["OVERWRITE"] == "1"
         else:
-            assert "--overwrite" in flags
+            assert ("--overwrite" in flags) == (not name.startswith("table"))  # which is made again without
 
 
 def leave_a_shard(work):

@@ -25,6 +25,7 @@ import planpers
 from retrieval import rank_dataset
 from utils import make_table, preflight
 from utils.records import read_dataset, select_questions
+from utils.study_plan import TITLES, baselines_of
 from utils.study_state import parser_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -232,6 +233,26 @@ def test_the_whole_table_is_submitted(recorder, tmp_path):
     planpers_job = jobs[answers + "planpers"]
     assert planpers_job.variables["PLANNER"] == f"{tmp_path}/t2/planner/{category}/best"
     assert (tmp_path / "t2/logs").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("methods", "expected"),
+    [
+        ("planpers none rag", ["No personalization", "RAG (asker's profile)"]),
+        ("none rag_random rag", ["No personalization", "RAG (random profile)"]),
+        ("rag none", ["No personalization"]),
+        ("rag", []),
+    ],
+)
+def test_the_table_has_the_daggers_that_a_studys_has(recorder, tmp_path, methods, expected):
+    done = submit(**recorder, OUT=tmp_path / "t2", DATA="d", PREFETCH=0, METHODS=methods)
+    assert done.returncode == 0, done.stderr
+    flags = read_jobs(recorder["CALLS"])["table.Qwen2.5-7B-Instruct.test"].flags
+    args = make_table.build_parser().parse_args(flags)
+    make_table.check_arguments(args)
+    assert args.baseline == expected
+    titles = {TITLES[method]: method for method in methods.split()}
+    assert baselines_of(titles) == expected and [name for name, *_ in args.system] == list(titles)
 
 
 def test_a_dry_run_prints_the_commands_that_would_be_called(recorder, tmp_path):

@@ -122,7 +122,7 @@ def test_a_level_is_a_questions_score(judging, capsys):
     assert entries[3]["details"][0]["raw"] == "Good, I think."
     assert entries[4]["details"] == [{"score": 0, "reason": "no response to judge"}]
     said = capsys.readouterr().out
-    assert "score 0.4375 over 4 questions; 1 of them without an answer, counted 0; 1 responses unscored" in said
+    assert "score 0.4375 over 4 questions; 1 of them without an answer, counted 0; 1 response unscored" in said
 
 
 def test_the_direct_judge_reads_the_whole_response_and_no_aspect(judging):

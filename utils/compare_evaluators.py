@@ -32,10 +32,11 @@ from typing import Any
 
 from utils import cli
 from utils.cli import UserError
+from utils.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.make_table import judge_notes
 from utils.plans import one_line
 from utils.records import check_counts_unanswered, check_digest, quote, read_json, read_scores
-from utils.run_files import manifest_of, prepare_output, write_atomically
+from utils.run_files import manifest_of
 from utils.scoring import SYSTEMS, pair_result, result_by_default
 from utils.significance import differences
 from utils.system_scores import (
@@ -46,6 +47,7 @@ from utils.system_scores import (
 )
 from utils.table_formats import Cell, Table, number, signed, to_markdown
 
+SCRIPT = "utils/compare_evaluators.py"
 PREFERENCES = {"first": 1, "tie": 0, "second": -1}  # a human's choice as a number, larger for the first system
 RESULTS = {"win": 1, "tie": 0, "loss": -1}  # a pairwise result, which is the first system's, likewise
 PAPER_KAPPA = 0.726  # of the paper's two raters (section 5.2)
@@ -95,7 +97,7 @@ def build_parser() -> cli.FlagParser:
     )
     add_unscored_argument(parser)
     parser.add_argument("--output_addr", metavar="FILE", help="where all figures go, as JSON")
-    parser.add_argument("--overwrite", action="store_true", help="replace an output that was made with other settings")
+    add_overwrite_argument(parser)
     parser.without_effect(
         "--overwrite", lambda args: args.output_addr is None, "without --output_addr", "give --output_addr"
     )
@@ -114,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
     choices = {} if args.human_addr is None else read_human(args.human_addr)
     check_enough(args, evaluators, choices)
     if args.output_addr is not None:
-        prepare_output(args.output_addr, {}, args.overwrite)
+        prepare_derived([args.output_addr], SCRIPT, args.overwrite)
 
     human = {question_id: PREFERENCES[majority(its) or "tie"] for question_id, its in choices.items()}
     figures = {
@@ -124,7 +126,8 @@ def main(argv: list[str] | None = None) -> int:
     }
     print(to_markdown(make_tables(figures, list(judge_notes(unknown_judge)))), end="")
     if args.output_addr is not None:
-        write_atomically(args.output_addr, json.dumps(figures, ensure_ascii=False, indent=2) + "\n")
+        text = json.dumps(figures, ensure_ascii=False, indent=2) + "\n"
+        publish_derived({Path(args.output_addr): text.encode()}, SCRIPT, args)
     return 0
 
 
@@ -522,7 +525,7 @@ def human_table(human: dict[str, Any], rows: list[dict[str, Any]], judges: list[
         "The paper's (section 5.2: aspect 0.73, direct 0.58) is taken to be Accuracy: its raters could choose a tie "
         "(appendix B); how it counts ties it does not say.",
         "Kappa: Cohen's, of the three outcomes. Spearman: of score difference (pairwise: 1, 0, -1) and the humans' "
-        "choice. Mean score: of all question scores in the files.",
+        "choice. Mean score: over questions, of all scores in the files, not macro.",
         describe_humans(human),
         *filter(None, map(describe_left_out, rows)),
         *judges,

@@ -28,19 +28,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
-from utils.drawing import drawable, figure_style, new_figure, shorten, write_figure
+from utils.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.drawing import drawable, figure_style, new_figure, render_figure, shorten
 from utils.plans import one_line
 from utils.record_stream import open_regular, stream_places
 from utils.records import first_five, quote, read_dataset, read_json
-from utils.run_files import prepare_output
 from utils.scoring import CATEGORIES, COMMUNITIES
 from utils.show_answers import printable
-from utils.table_formats import latex_line, latex_note, latex_text, markdown_line
+from utils.table_formats import counted, latex_line, latex_note, latex_text, markdown_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+SCRIPT = "utils/dataset_statistics.py"
 PAPER_TABLE = Path(__file__).with_name("paper_table1.json")
 STATISTICS = {  # the paper's rows below the number of questions: field, and what is said of it
     "rubric_aspects": "Aspects per question",
@@ -94,8 +95,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--plot_addr",
         metavar="FILE",
-        help="PNG to draw the communities to; one that is there is replaced (default: none)",
+        help="PNG to draw the communities to (default: none)",
     )
+    add_overwrite_argument(parser)
     return parser
 
 
@@ -104,11 +106,13 @@ def main(argv: list[str] | None = None) -> int:
     check_given_once(args.inputs_addr)
     if args.plot_addr is not None:
         cli.check_outputs([args.plot_addr], args.inputs_addr)
-        prepare_output(args.plot_addr, {}, overwrite=True)  # a drawing can always be made again
+        prepare_derived([args.plot_addr], SCRIPT, args.overwrite)
     columns = make_columns(args.inputs_addr, count_files(args.inputs_addr))
     notes = make_notes(columns)
     if args.plot_addr is not None:
-        draw(questions_by_panel(columns), args.plot_addr)
+        series = questions_by_panel(columns)
+        publish_derived(render_figure(make_figure(series), {Path(args.plot_addr): "png"}), SCRIPT, args)
+        print(f"{args.plot_addr}: {counted(count_communities(series), 'community', 'communities')}", file=sys.stderr)
     if args.format == "csv":
         print(to_csv(columns), end="")
         print("".join(f"note: {note}\n" for note in notes), file=sys.stderr, end="")
@@ -243,7 +247,7 @@ def make_notes(columns: list[Column]) -> list[str]:
     for column in columns:
         found, expected = column.counts.num_questions, column.paper.get("questions")
         if expected not in (None, found):
-            notes.append(f"{column.title}: {found} questions; the paper's Table 1 says {expected}.")
+            notes.append(f"{column.title}: {counted(found, 'question')}; the paper's Table 1 says {expected}.")
         notes += [f"{column.title}: {note}" for note in (*_field_notes(column.counts), *_community_notes(column))]
     return notes
 
@@ -338,12 +342,6 @@ def communities_by_category(series: Series) -> dict[str, list[str]]:
     for name in sorted(total, key=lambda name: (-total[name], name)):
         groups[COMMUNITIES.get(name, NO_CATEGORY)].append(name)
     return {category: names for category, names in groups.items() if names}
-
-
-def draw(series: Series, path: str) -> None:
-    """Write the figure as a PNG: the same bytes for the same counts; UserError as `make_figure`."""
-    write_figure(make_figure(series), {Path(path): "png"})
-    print(f"{path}: {count_communities(series)} communities", file=sys.stderr)
 
 
 def count_communities(series: Series) -> int:

@@ -1,12 +1,10 @@
-"""What all figures share: one look on every account, names drawn as they are, and files put in place whole."""
+"""What all figures share: one look on every account, and names drawn as they are."""
 
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from utils.run_files import open_whole, staged_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,22 +41,9 @@ def new_figure(width: float, height: float) -> "Figure":
     return figure
 
 
-def write_figure(figure: "Figure", kinds: dict[Path, str], dots_per_inch: int = DOTS_PER_INCH) -> None:
-    """Put a figure in place in every file of `kinds`, as its kind, "png" or "pdf".
-
-    Files that are there are replaced, once all new ones are whole. The same figure gives the same bytes.
-    """
-    contents = {path: _render(figure, kind, dots_per_inch) for path, kind in kinds.items()}
-    try:
-        for path, content in contents.items():
-            with open_whole(staged_path(path), "wb") as file:
-                file.write(content)
-    except BaseException:
-        for path in contents:  # no figure without the others
-            staged_path(path).unlink(missing_ok=True)
-        raise
-    for path in contents:
-        staged_path(path).replace(path)
+def render_figure(figure: "Figure", kinds: dict[Path, str], dots_per_inch: int = DOTS_PER_INCH) -> dict[Path, bytes]:
+    """The content of every file of `kinds`, each "png" or "pdf". The same figure gives the same bytes."""
+    return {path: _render(figure, kind, dots_per_inch) for path, kind in kinds.items()}
 
 
 @figure_style()

@@ -22,13 +22,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
+from utils.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.models import check_model, model_fingerprint
 from utils.plans import WORDS_THRESHOLD, coverage, gold_aspects, one_line, same_title, share_words
 from utils.progress import Progress
 from utils.records import first_five, quote, read_dataset, read_plans
-from utils.run_files import file_hash, prepare_output, write_atomically
+from utils.run_files import file_hash
 from utils.scoring import CATEGORIES, COMMUNITIES
 
+SCRIPT = "utils/evaluate_plans.py"
 MEASURES = {"precision": "P", "recall": "R", "f1": "F1"}
 
 Rule = Callable[[str, str], bool]
@@ -42,7 +44,7 @@ def build_parser() -> cli.FlagParser:
     )
     parser.add_argument("--allow_partial", action="store_true", help="evaluate only the questions that have a plan")
     parser.add_argument("--output_addr", metavar="FILE", help="where the figures of every question go, as JSON")
-    parser.add_argument("--overwrite", action="store_true", help="replace an output that was made with other settings")
+    add_overwrite_argument(parser)
     parser.without_effect(
         "--overwrite", lambda args: args.output_addr is None, "without --output_addr", "give --output_addr"
     )
@@ -91,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.embedding_model != "none":
         check_model(args.embedding_model, args.cache_dir)
     if args.output_addr is not None:
-        prepare_output(args.output_addr, {}, args.overwrite)
+        prepare_derived([args.output_addr], SCRIPT, args.overwrite)
     if any(len(plans[record["id"]]) > 1 for record in planned):
         print(f"note: {args.plans_addr}: only the first plan of each question is evaluated", file=sys.stderr)
 
@@ -108,7 +110,8 @@ def main(argv: list[str] | None = None) -> int:
     print(describe_rules(args), to_markdown(means), *describe_left_out(left_out), sep="\n")
     if args.output_addr is not None:
         everything = {"settings": settings(args), "means": means, "left_out": left_out, "per_question": questions}
-        write_atomically(args.output_addr, json.dumps(everything, ensure_ascii=False, indent=2) + "\n")
+        text = json.dumps(everything, ensure_ascii=False, indent=2) + "\n"
+        publish_derived({Path(args.output_addr): text.encode()}, SCRIPT, args)
     return 0
 
 

@@ -27,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from utils import cli, dataset_statistics
 from utils.cli import UserError
 from utils.comparisons import GROUPS, MACRO
-from utils.drawing import drawable, figure_style, new_figure, shorten, write_figure
+from utils.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.drawing import drawable, figure_style, new_figure, render_figure, shorten
 from utils.make_table import Row, judge_notes, make_notes, make_row
 from utils.plans import one_line
 from utils.records import quote, read_json
-from utils.run_files import prepare_output
 from utils.scoring import CATEGORIES, COMMUNITIES
 from utils.significance import Strata, bootstrap_interval
 from utils.system_scores import (
@@ -41,6 +41,7 @@ from utils.system_scores import (
     check_same_questions,
     read_systems,
 )
+from utils.table_formats import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
+SCRIPT = "utils/make_figures.py"
 SOURCES = {"2": "system", "3": "system", "4": "agreement_addr", "5": "inputs_addr", "16": "system"}  # a figure's flag
 
 DOTS_PER_INCH = 300  # of the PNG
@@ -102,7 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--output_addr",
         required=True,
         metavar="FILE",
-        help="where the figure goes, with .png and .pdf put behind it; files that are there are replaced",
+        help="where the figure goes, with .png and .pdf put behind it",
     )
     parser.add_argument(
         "--allow_partial",
@@ -110,6 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="figures 2, 3 and 16: take systems that were not scored on the same questions",
     )
     add_unscored_argument(parser)
+    add_overwrite_argument(parser)
     return parser
 
 
@@ -119,9 +122,8 @@ def main(argv: list[str] | None = None) -> int:
     kinds = output_files(args.output_addr)
     cli.check_outputs(list(map(str, kinds)), input_files(args))
     figure, notes = make_figure(args)
-    for path in kinds:
-        prepare_output(path, {}, overwrite=True)  # a drawing can always be made again
-    write_figure(figure, kinds, DOTS_PER_INCH)
+    prepare_derived(kinds, SCRIPT, args.overwrite)
+    publish_derived(render_figure(figure, kinds, DOTS_PER_INCH), SCRIPT, args)
     print("".join(f"note: {note}\n" for note in notes), file=sys.stderr, end="")
     print(f"figure {args.figure}: {', '.join(map(str, kinds))}")
     return 0
@@ -180,7 +182,9 @@ def check_names(args: argparse.Namespace) -> None:
     if args.figure != "3":
         check_numbers_of_posts([one_line(name) for name, *_ in args.system])
     elif not 2 <= len(args.system) <= len(HATCHES):
-        raise UserError(f"--system: given {len(args.system)} times; figure 3 has 2 to {len(HATCHES)} systems")
+        raise UserError(
+            f"--system: given {counted(len(args.system), 'time')}; figure 3 has 2 to {len(HATCHES)} systems"
+        )
 
 
 def check_numbers_of_posts(names: list[str]) -> None:

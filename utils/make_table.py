@@ -22,16 +22,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from utils.cli import UserError, check_outputs, make_parser, run_script
 from utils.comparisons import GROUPS, MACRO, PERMUTATION, T_TEST, Contrast, Result, compare, has_dagger, shown_p
+from utils.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.flags import FlagParser
 from utils.paper_results import Paper, read_paper
 from utils.plans import one_line
 from utils.records import quote
-from utils.run_files import prepare_output, write_atomically
-from utils.scoring import CATEGORIES, COMMUNITIES, category_means, macro_average
+from utils.scoring import CATEGORIES, COMMUNITIES, category_means, macro_average, summarize
 from utils.significance import ALPHA, PERMUTATIONS, RESAMPLES
 from utils.system_scores import (
     System,
@@ -40,9 +41,10 @@ from utils.system_scores import (
     check_same_questions,
     read_systems,
 )
-from utils.table_formats import Cell, Table, number, p_text, signed, to_csv, to_latex, to_markdown
+from utils.table_formats import Cell, Table, counted, number, p_text, signed, to_csv, to_latex, to_markdown
 from utils.wordings import wording_columns, wording_note
 
+SCRIPT = "utils/make_table.py"
 COLUMNS = ("System", *GROUPS, "Questions", "Unanswered", "Unscored aspects")
 SHORT = dict(zip(GROUPS, ("Arts", "Lifestyle", "Society", "Average"), strict=True))  # on a page
 SHORT |= {"Questions": "Asked", "Unanswered": "Unansw.", "Unscored aspects": "Unscored"}
@@ -86,8 +88,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.output_addr is None:
         print(text, end="")
     else:
-        prepare_output(args.output_addr, {}, args.overwrite)
-        write_atomically(args.output_addr, text)
+        prepare_derived([args.output_addr], SCRIPT, args.overwrite)
+        publish_derived({Path(args.output_addr): text.encode()}, SCRIPT, args)
     return 0
 
 
@@ -110,7 +112,7 @@ def build_parser() -> FlagParser:
         help="csv holds full-precision numbers, its notes go to stderr (%(default)s)",
     )
     parser.add_argument("--output_addr", metavar="FILE", help="where the table goes (default: stdout)")
-    parser.add_argument("--overwrite", action="store_true", help="replace --output_addr if it exists")
+    add_overwrite_argument(parser)
     parser.without_effect(
         "--overwrite", lambda args: args.output_addr is None, "without --output_addr", "give --output_addr"
     )
@@ -190,16 +192,16 @@ def make_notes(systems: list[System], unscored_as_zero: bool) -> list[str]:
     for system in systems:
         if unanswered := system.num_unanswered():
             verb = "counts" if unanswered == 1 else "count"
-            notes.append(f"{system.name}: {_count(unanswered, 'question')} without an answer, which {verb} 0.")
+            notes.append(f"{system.name}: {counted(unanswered, 'question')} without an answer, which {verb} 0.")
         if missing := system.unscored():
-            aspects, questions = _count(sum(missing), "aspect"), _count(len(missing), "question")
+            aspects, questions = counted(sum(missing), "aspect"), counted(len(missing), "question")
             notes.append(f"{system.name}: {aspects} without a verdict, in {questions}; {treatment}.")
         if system.partial_files:
             notes.append(f"{system.name}: scored only in part in {_first_five(system.partial_files)}.")
         if empty := [question["id"] for question in system.questions if not question["details"]]:
-            questions = _count(len(empty), "question")
+            questions = counted(len(empty), "question")
             notes.append(f"{system.name}: {questions} without aspects, not scored: {_first_five(empty)}.")
-    return notes + _notes_on_categories(systems) + _note_on_different_questions(systems)
+    return notes + _notes_on_categories(systems) + _note_on_different_questions(systems) + _note_on_order(systems)
 
 
 def _notes_on_categories(systems: list[System]) -> list[str]:
@@ -219,7 +221,7 @@ def _notes_on_categories(systems: list[System]) -> list[str]:
     if unplaced:
         names = ", ".join(sorted({quote(question.get("category")) for question in unplaced}))
         notes.append(
-            f"Warning: {_count(len(unplaced), 'question')} in no column, for no category is known for the community "
+            f"Warning: {counted(len(unplaced), 'question')} in no column, for no category is known for the community "
             f"{one_line(names)}; utils/scoring.py has the communities."
         )
     return notes
@@ -232,6 +234,17 @@ def _note_on_different_questions(systems: list[System]) -> list[str]:
         return []
     parts = ", ".join(f"{name} lacks {count} of {len(all_ids)}" for name, count in lacking.items() if count)
     return [f"Warning: not all systems were scored on the same questions; their numbers do not compare: {parts}."]
+
+
+def _note_on_order(systems: list[System]) -> list[str]:
+    """The means over questions, which evaluate_responses.py prints, where two systems change places by them."""
+    macro = {system.name: macro_average(category_means(system.questions)) for system in systems}
+    over_questions = {name: summarize(system.questions)["score"] for name, system in zip(macro, systems, strict=True)}
+    known = [(macro[name], over_questions[name]) for name in macro if macro[name] is not None]
+    if not any((one[0] - other[0]) * (one[1] - other[1]) < 0 for one, other in combinations(known, 2)):
+        return []
+    means = ", ".join(f"{name} {number(mean)}" for name, mean in over_questions.items())
+    return [f"Over all questions, which is not the macro average, systems stand in another order: {means}."]
 
 
 def paper_notes(paper: Paper | None, rows: list[Row]) -> Iterator[str]:
@@ -258,14 +271,14 @@ def dagger_notes(contrasts: list[Contrast], baselines: list[str], correct: bool)
         return
     results = [result for contrast in contrasts for result in contrast.results.values()]
     whom = baselines[0] if len(baselines) == 1 else f"each of {', '.join(baselines)}"
-    tested = _count(sum(result.p_values[T_TEST] is not None for result in results), "comparison")
+    tested = counted(sum(result.p_values[T_TEST] is not None for result in results), "comparison")
     correction = f"Holm's correction over {tested}" if correct else f"not corrected for the {tested}"
     daggers = any(has_dagger(contrasts, one.system, group) for one in contrasts for group in GROUPS)
     sign = "†: better" if daggers else "No system is better"
     yield f"{sign} than {whom} (two-sided paired t-test, p < {ALPHA}, {correction})."
     if untested := [result for result in results if result.p_values[T_TEST] is None]:
         yield (
-            f"{_count(len(untested), 'comparison')} without a t-test: fewer than two paired questions in a category, "
+            f"{counted(len(untested), 'comparison')} without a t-test: fewer than two paired questions in a category, "
             "or all differences equal."
         )
 
@@ -280,14 +293,10 @@ def left_out_notes(contrasts: list[Contrast]) -> Iterator[str]:
 def _describe_pairing(contrast: Contrast) -> str:
     pairing = contrast.pairing
     return (
-        f"{contrast.system} and {contrast.baseline}: {_count(pairing.paired, 'paired question')}; left out: "
+        f"{contrast.system} and {contrast.baseline}: {counted(pairing.paired, 'paired question')}; left out: "
         f"{pairing.only_first} scored only for {contrast.system}, {pairing.only_second} only for {contrast.baseline}, "
         f"{pairing.neither} for neither."
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _first_five(names: list[str]) -> str:

@@ -18,14 +18,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
-from utils.drawing import figure_style, new_figure, write_figure
+from utils.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.drawing import figure_style, new_figure, render_figure
 from utils.records import read_bytes
-from utils.run_files import prepare_output
+from utils.table_formats import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+SCRIPT = "utils/plot_training.py"
 LOG_NAME = "training_log.jsonl"
 DRAWN = ("loss", "eval_loss", "eval_aspect_recall")
 WINDOW = 20  # logged steps a running mean is over; it is drawn from twice as many on
@@ -41,8 +43,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--plot_addr",
         metavar="FILE",
-        help="where the PNG goes; one that is there is replaced (default: training.png in --output_dir)",
+        help="where the PNG goes (default: training.png in --output_dir)",
     )
+    add_overwrite_argument(parser)
     return parser
 
 
@@ -56,9 +59,11 @@ def main(argv: list[str] | None = None) -> int:
     log = read_log(folder / LOG_NAME)
     if not (log["loss"] or log["eval_loss"]):
         raise UserError(f"{folder / LOG_NAME}: holds no loss yet; draw it when the run has logged its first step")
-    prepare_output(plot_addr, {}, overwrite=True)  # a drawing can always be made again
-    write_figure(make_figure(log), {Path(plot_addr): "png"})
-    print(f"{plot_addr}: {len(log['loss'])} losses in training, {len(log['eval_loss'])} in validation")
+    prepare_derived([plot_addr], SCRIPT, args.overwrite)
+    publish_derived(render_figure(make_figure(log), {Path(plot_addr): "png"}), SCRIPT, args)
+    print(
+        f"{plot_addr}: {counted(len(log['loss']), 'loss', 'losses')} in training, {len(log['eval_loss'])} in validation"
+    )
     return 0
 
 

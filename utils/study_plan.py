@@ -214,17 +214,24 @@ def table_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
                 rows.setdefault(row_title(study, one), []).append(one)
         systems = [(title, [score_file(study, one, judge) for one in its]) for title, its in rows.items()]
         flags = [word for title, files in systems for word in ("--system", title, *files)]
-        baselines = [title for title, its in rows.items() if its[0].method in BASELINES]
-        if baselines and len(baselines) < len(rows):
-            flags += ["--baseline", *baselines]
+        baselines = baselines_of({title: its[0].method for title, its in rows.items()})
+        flags += ["--baseline", *baselines] if baselines else []
         flags += unscored_flags(study)
         folder, name = f"{study.output}/{short_name(model)}/{split}", f"{study.name}{judge_suffix(judge)}"
         output = f"{folder}/{name}.md"
         made_from = [file for _, files in systems for file in files] + [study.path]
         job = f"table.{short_name(model)}.{split}.{name}"
-        yield Step(
-            "table", job, "utils/make_table.py", {"--output_addr": output}, ["--overwrite", *flags], {output: made_from}
-        )
+        yield Step("table", job, "utils/make_table.py", {"--output_addr": output}, flags, {output: made_from})
+
+
+def baselines_of(methods: dict[str, str]) -> list[str]:
+    """The rows that a table's daggers are against, from the rows' methods; empty where there is nothing to compare.
+
+    Where all are the paper's baselines, the last of them in its order is compared with the others, such as RAG with no
+    personalization.
+    """
+    compared = set(methods.values()).difference(BASELINES) or {max(methods.values(), key=BASELINES.index)}
+    return [title for title, method in methods.items() if method in BASELINES and method not in compared]
 
 
 def unscored_flags(study: Study) -> list[str]:
@@ -258,7 +265,7 @@ def evaluator_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
     """Figure 4: the judges' agreement with humans, and what they score; nothing without the humans' choices."""
     if study.human_addr is None:
         return
-    flags: list[str] = ["--human_addr", study.human_addr, "--overwrite", *unscored_flags(study)]
+    flags: list[str] = ["--human_addr", study.human_addr, *unscored_flags(study)]
     made_from = [study.human_addr, study.path]
     for judge, category in product(study.all_judges, study.categories):
         by_method = {one.method: one for one in answers if (one.category, one.seed) == (category, study.seeds[0])}

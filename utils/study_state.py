@@ -1,7 +1,7 @@
 """Which outputs of a study are there and up to date, by the manifests that the scripts leave beside them.
 
 An output is up to date when it was made from its inputs as they are now, whose hashes stand in its manifest, and with
-the settings of the step's command. A table or a figure has no manifest: it is, when it is younger than what it shows.
+the settings of the step's command; a table or a figure is, when it is younger than what it shows.
 """
 
 import argparse
@@ -14,11 +14,13 @@ from typing import Any
 
 from prompts import load_prompt
 from utils.cli import UserError
+from utils.derived_files import is_own
 from utils.flags import FlagParser, drop_flags
 from utils.journal import read_journal
 from utils.models import cached_commit, is_folder, model_fingerprint
 from utils.records import read_dataset
 from utils.run_files import (
+    NOT_OURS,
     differences,
     file_hash,
     read_folder_manifest,
@@ -27,7 +29,7 @@ from utils.run_files import (
 )
 from utils.study_plan import Step
 
-DRAWN = ("table", "agreement", "figure")  # kinds of outputs without a manifest
+DRAWN = ("table", "agreement", "figure")  # kinds of outputs that are made again without asking
 MODEL_FLAGS = {  # in a fingerprint: the flag that names the model
     "retrieval/rank_dataset.py": ("model", "model_name"),
     "train_planner.py": ("model", "model_addr"),
@@ -36,7 +38,6 @@ MODEL_FLAGS = {  # in a fingerprint: the flag that names the model
     "evaluate_responses.py": ("judge", "evaluator_llm"),
 }
 FILLED_IN = ("max_model_len", "max_seq_length", "warmup_steps")  # flags whose default the scripts work out
-NOT_OURS = "exists, and was not written by this script or was changed since"
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def look_at(step: Step, remade: set[str] = frozenset()) -> Pending | None:
             overwrite |= state.overwrite
         elif upstream := [path for path in inputs if path in remade]:
             reasons[output] = f"if {upstream[0]} changes"
-            overwrite |= step.kind not in DRAWN
+            overwrite |= step.kind not in DRAWN or state.overwrite
         if state.refusal is not None:
             refusals[output] = state.refusal
     return Pending(step, reasons, overwrite, refusals) if reasons else None
@@ -105,7 +106,7 @@ def state_of(step: Step, output: str) -> State:
     inputs = [path for path in step.outputs[output] if Path(path).exists()]
     there = all(path.exists() for path in files_of(step, output))
     if step.kind in DRAWN:
-        return drawn_state(output, inputs) if there else State("missing")
+        return drawn_state(step, output, inputs, there)
     fingerprint, is_whole = read_fingerprint(step, output)
     if fingerprint is None and Path(output).exists():
         return State(NOT_OURS, True, NOT_OURS)
@@ -122,10 +123,13 @@ def state_of(step: Step, output: str) -> State:
     return State(f"inputs changed: {', '.join(changed)}", True) if changed else State()
 
 
-def drawn_state(output: str, inputs: list[str]) -> State:
-    made = Path(output).stat().st_mtime_ns
+def drawn_state(step: Step, output: str, inputs: list[str], there: bool) -> State:
+    """A table or figure; what is in its place and not its script's is refused once it has to be made again."""
+    is_foreign = any(path.exists() and not is_own(path, step.script) for path in files_of(step, output))
+    made = Path(output).stat().st_mtime_ns if there else 0
     younger = [path for path in inputs if Path(path).stat().st_mtime_ns > made]
-    return State(f"inputs changed: {', '.join(younger[:1])}") if younger else State()
+    reason = "missing" if not there else f"inputs changed: {younger[0]}" if younger else None
+    return State(reason, is_foreign, NOT_OURS if is_foreign else None)
 
 
 def changed_inputs(fingerprint: dict[str, Any], inputs: list[str]) -> list[str]:

@@ -10,8 +10,8 @@ from typing import Any
 from utils.cli import UserError
 from utils.plans import one_line
 from utils.records import first_five, quote, read_scores
-from utils.run_files import REPORTED, differing_names, manifest_of
-from utils.scoring import COMMUNITIES, question_score_unscored_as_zero
+from utils.run_files import REPORTED, differing_names, manifest_of, tell_apart
+from utils.scoring import is_known, question_score_unscored_as_zero
 
 # Of a score file's fingerprint what changes a verdict: who judged, asked what, and how the verdict was drawn.
 JUDGE_SETTINGS = (
@@ -141,11 +141,6 @@ def _read_system(name: str, paths: list[str]) -> System:
     return system
 
 
-def is_known(community: Any) -> bool:
-    """Is a category known for this community?"""
-    return isinstance(community, str) and community in COMMUNITIES
-
-
 # What must be alike
 
 
@@ -175,7 +170,8 @@ def check_same_judge(paths: Iterable[str]) -> list[str]:
     first, expected = max(known, key=lambda pair: pair[1][REPORTED] is not None, default=(None, {}))
     for path, settings in known:
         if differing := differing_names(expected, settings):
-            pairs = "; ".join(f"{name} {quote(settings[name])}, not {quote(expected[name])}" for name in differing)
+            both = [(name, tell_apart(repr(settings[name]), repr(expected[name]), length=100)) for name in differing]
+            pairs = "; ".join(f"{name} {its}, not {first_ones}" for name, (its, first_ones) in both)
             raise UserError(
                 f"{path}: judged in another way than {first}\n  {pairs}\n"
                 "  scores of different judges, prompts or settings do not compare: judge both alike, or keep them apart"

@@ -128,6 +128,11 @@ def to_csv(rows: Iterable[Iterable[str | float | int | None]]) -> str:
 # Numbers for readers
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Such as "1 question" and "2 questions"."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
 def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
 

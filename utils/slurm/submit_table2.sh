@@ -243,13 +243,18 @@ submit_judge() { # all methods of a category in one load of the judge
 }
 
 submit_table() {
-    local method rows=()
+    local method compared rows=() baselines=()
+    for method in none rag_random rag planpers; do
+        if is_method "$method"; then compared=$method; fi # with daggers, against all before it
+    done
     for method in $METHODS; do
+        [ "$method" = "$compared" ] || baselines+=("$(title_of "$method")")
         rows+=(--system "$(title_of "$method")")
         for category in $CATEGORIES; do
             rows+=("$OUT/$name/$SPLIT/$category/${method}_scores.json")
         done
     done
+    [ ${#baselines[@]} -eq 0 ] || rows+=(--baseline "${baselines[@]}")
     after=("${all_merged[@]}")
     submit "table.$name.$SPLIT" table.sbatch "$CPU_RESOURCES" OUTPUT="$OUT/$name/$SPLIT/table.md" -- "${rows[@]}"
 }
