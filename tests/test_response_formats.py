@@ -268,7 +268,7 @@ def test_schemas_have_what_the_strict_mode_documents(case):
 def test_no_constraint_is_a_part_of_the_fingerprint(case):
     """The journals of before go on."""
     assert case.run("out.json", "--limit", 1) == 0
-    sampling = {"temperature", "top_p", "max_tokens", "seed", "max_retries", "constrained_decoding"}
+    sampling = {"temperature", "top_p", "max_tokens", "seed", "constrained_decoding"}
     shared = {"script", "inputs", "prompt", "max_model_len", "dtype", *sampling}
     own = {"model", "num_contexts"} if case.script == "baselines.py" else {"judge", "strategy", "responses"}
     assert case.manifest()["fingerprint"].keys() == shared | own

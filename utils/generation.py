@@ -93,7 +93,8 @@ class Policy:
         return cls(**{name: getattr(args, name) for name in names}, schema=schema)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "schema"}
+        """Of the settings those that decide a piece: the number of tries does not change one that is finished."""
+        return {name: value for name, value in vars(self).items() if name not in ("schema", "max_retries")}
 
     def sampling(self, key: Key, attempt: int) -> Sampling:
         """The sampling of one try (from 0); its seed hangs on the key alone, not on order or shard."""

@@ -114,7 +114,7 @@ def read_shard(path: str) -> Shard:
     if journal.exists():
         fingerprint, entries = read_journal(journal)
         manifest = read_manifest(output)
-        is_its = manifest is not None and manifest["fingerprint"] == fingerprint  # not an earlier run's
+        is_its = manifest is not None and not differences(manifest["fingerprint"], fingerprint)  # not an earlier run's
         return Shard(path, fingerprint, entries, manifest if is_its else {})
     if not Path(path).is_file():
         raise UserError(f"{path}: no such file")

