@@ -21,7 +21,7 @@ from utils import cli
 from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_posts, fit_profile, open_chat
 from utils.engines import batch_invariance, identify_model, open_engine
 from utils.generation import Policy, Request, Stage, describe_records, describe_requests, fitted_request, generate
-from utils.journal import Journal, Key, open_journal
+from utils.journal import Journal, Key, open_journal, overwrite_run
 from utils.model_output import ANSWER_SCHEMA, parse_answer
 from utils.records import collect_responses, count_responses, read_dataset, select_questions
 from utils.run_files import file_hash, warn_unless_ranked
@@ -71,7 +71,8 @@ def main(argv: list[str] | None = None) -> int:
         "dtype": args.dtype,
         **policy.fingerprint(),
     }
-    journal = open_journal(args.output_addr, fingerprint, args.overwrite, keys)
+    run = overwrite_run(args.overwrite, [args.output_addr])
+    journal = open_journal(args.output_addr, fingerprint, bool(args.overwrite), keys, run)
     if journal is None or journal.holds(keys, lambda: collect_responses(records, journal.entries)):
         print(f"{args.output_addr}: already finished, left alone")
         return 0

@@ -30,7 +30,7 @@ from utils.chat import APIChat, LocalChat, choose_length, open_chat
 from utils.cli import UserError
 from utils.engines import batch_invariance, identify_model, open_engine
 from utils.generation import Parser, Policy, Request, Stage, describe_records, describe_requests, generate
-from utils.journal import Journal, Key, open_journal
+from utils.journal import Journal, Key, open_journal, overwrite_run
 from utils.model_output import (
     LEVEL_SCHEMA,
     PREFERENCE_SCHEMA,
@@ -124,7 +124,8 @@ def main(argv: list[str] | None = None) -> int:
     policy = Policy.from_arguments(args, strategy.schema)
     systems = read_systems(args, records, prompt, policy)
     if not args.dry_run:
-        systems = [system for system in systems if open_scores(system, records, args.overwrite)]
+        run = overwrite_run(args.overwrite, args.score_addr)
+        systems = [system for system in systems if open_scores(system, records, bool(args.overwrite), run)]
     if not systems:
         return 0
 
@@ -195,9 +196,9 @@ def read_systems(
     return systems
 
 
-def open_scores(system: System, records: list[dict[str, Any]], overwrite: bool) -> bool:
+def open_scores(system: System, records: list[dict[str, Any]], overwrite: bool, run: str | None) -> bool:
     """Open a system's journal and see what is missing; False, and said, where its score file is finished."""
-    system.journal = open_journal(system.score_addr, system.fingerprint, overwrite, system.pending)
+    system.journal = open_journal(system.score_addr, system.fingerprint, overwrite, system.pending, run)
     if system.journal is not None:
         for key in [key for key, verdict in system.journal.entries.items() if is_outdated(verdict)]:
             del system.journal.entries[key]

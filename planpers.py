@@ -31,7 +31,7 @@ from utils.generation import (
     fitted_request,
     generate,
 )
-from utils.journal import Journal, Key, open_journal
+from utils.journal import Journal, Key, open_journal, overwrite_run
 from utils.model_output import ANSWER_SCHEMA, parse_answer
 from utils.models import adapter_base, model_fingerprint
 from utils.plans import gold_aspects, gold_text, one_line, plan_parser, plan_pattern, plan_text, target_settings
@@ -121,8 +121,9 @@ def main(argv: list[str] | None = None) -> int:
         print_dry_run(questions, keys, planner, generator, given)
         return 0
 
-    answering = open_journal(args.output_addr, generator.fingerprint, args.overwrite, keys)
-    planning = open_journal(plans_output, plan_fingerprint(planner, generator), args.overwrite, keys)
+    overwrite, run = bool(args.overwrite), overwrite_run(args.overwrite, [args.output_addr, plans_output])
+    answering = open_journal(args.output_addr, generator.fingerprint, overwrite, keys, run)
+    planning = open_journal(plans_output, plan_fingerprint(planner, generator), overwrite, keys, run)
     if planning and not planning.missing(keys) and not planning.holds(keys, lambda: collect_plans(records, planning)):
         publish_plans(planning, records, args, None)  # a run died before it could, or the file was lost
     if answering is None or answering.holds(keys, lambda: collect_responses(records, answering.entries)):

@@ -1109,16 +1109,40 @@ def other_model(flags):
     return flags[flags.index("--model_addr") + 1]
 
 
-def test_overwrite_keeps_plans_of_the_same_settings(opened, local, output):
+def test_changed_settings_keep_plans_of_the_same_settings(opened, local, output):
     run(local, output, "--limit", 2)
     before, planned = snapshot(output.parent), opened.prompts(answers=False)
     of_plans = {name: content for name, content in before.items() if ".plans.json" in name}
-    run(local, output, "--limit", 2, "--max_tokens", 100, "--overwrite")
+    run(local, output, "--limit", 2, "--max_tokens", 100, "--overwrite", "changed")
     assert len(of_plans) == 3 and of_plans.items() <= snapshot(output.parent).items()
     assert opened.prompts(answers=False) == planned
-    run(local, output, "--limit", 2, "--max_tokens", 100, "--max_tokens_plan", 256, "--overwrite")
+    run(local, output, "--limit", 2, "--max_tokens", 100, "--max_tokens_plan", 256, "--overwrite", "changed")
     assert len(opened.prompts(answers=False)) > len(planned)
     assert manifest_of(plans_path(output))["fingerprint"]["max_tokens"] == 256
+
+
+def test_overwrite_makes_plans_and_answers_anew_and_an_interrupted_run_of_it_goes_on(opened, local, output):
+    before = run(local, output, "--limit", 5)
+    planned, answered = len(opened.prompts(answers=False)), len(opened.prompts(answers=True))
+
+    def reply(prompt, sampling):
+        if is_answer(prompt):
+            raise RuntimeError
+        return scripted_reply(prompt, sampling)
+
+    opened.reply = reply
+    stop(RuntimeError, local, output, "--limit", 5, "--overwrite")
+    assert len(opened.prompts(answers=False)) == 2 * planned  # anew, in place and no longer the old ones
+    assert json.loads(output.read_text()) == before
+    opened.reply = scripted_reply
+    asked = len(opened.prompts(answers=True))
+    assert run(local, output, "--limit", 5, "--overwrite") == before
+    assert len(opened.prompts(answers=False)) == 2 * planned  # not a third time
+    assert len(opened.prompts(answers=True)) - asked == answered
+    run(local, output, "--limit", 5, "--overwrite")
+    assert len(opened.prompts(answers=False)) == 3 * planned
+    run(local, output, "--limit", 5, "--overwrite", "changed")
+    assert len(opened.prompts(answers=False)) == 3 * planned
 
 
 def test_other_plans_in_the_same_file_are_other_settings(server, api, output, tmp_path):

@@ -101,6 +101,19 @@ def test_answers_that_a_server_failed_to_give(work):
     assert "partial" not in work.read("scores.json") and read_manifest(work.folder / "scores.json")["missing"] == 0
 
 
+def test_overwrite_asks_for_everything_and_again_only_for_what_the_server_failed_to_give(work):
+    assert work.answer().returncode == 0
+    work.server.reply, asked = failing("Question number 3?"), len(work.server.requests)
+    assert work.answer("--overwrite").returncode == 1
+    assert len({prompt for prompt in work.asked_since(asked)}) == 6
+    work.server.reply, asked = default_reply, len(work.server.requests)
+    assert work.answer("--overwrite").returncode == 0
+    assert len(work.asked_since(asked)) == 1 and len(work.read("rag.json")) == 6
+    assert "already finished" in work.answer("--overwrite", "changed").stdout
+    assert work.answer("--overwrite").returncode == 0
+    assert len(work.asked_since(asked)) == 1 + 6
+
+
 def test_answers_by_plan_that_a_server_failed_to_give(work):
     answer = ["planpers.py", "--model_addr", "m", "--gold_plan", "--output_addr", "planpers.json"]
     work.server.reply = failing("Question number 0?", "Question number 5?")

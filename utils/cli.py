@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from utils.redo import add_overwrite_argument
+
 SERVER_FAILED = 1  # exit code: a server left requests unanswered; the same command asks again
 USER_ERROR = 2  # exit code: the user can mend it
 INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; the same command goes on
@@ -302,9 +304,7 @@ def add_sampling_arguments(
         "--max_tokens", type=positive_int, default=max_tokens, help="tokens an output may have (%(default)s)"
     )
     group.add_argument(
-        "--max_model_len",
-        type=positive_int,
-        help=f"tokens of prompt and output together (default: {max_model_len})",
+        "--max_model_len", type=positive_int, help=f"tokens of prompt and output together (default: {max_model_len})"
     )
     group.add_argument("--seed", type=non_negative_int, default=0, help="seed of all sampling (%(default)s)")
     group.add_argument(
@@ -340,7 +340,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         default=shard_index,
         help="the part to work on, from 0; in a SLURM array the task's place in it (%(default)s)",
     )
-    group.add_argument("--overwrite", action="store_true", help="replace an output that was made with other settings")
+    add_overwrite_argument(group)
     group.add_argument("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     group.add_argument(
         "--dry_run",

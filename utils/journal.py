@@ -2,14 +2,16 @@
 
 Its first line is the run's fingerprint, then comes one line a finished piece of work. It stays when the output is
 finished, so a later run with more questions asks only for what is missing. Each line ends with a checksum, over the
-line and the header: neither a flipped bit nor another run's line is taken for a finished piece.
+line and the header: neither a flipped bit nor another run's line is taken for a finished piece. Of two lines for one
+piece the last one counts.
 """
 
 import hashlib
 import json
+import secrets
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +23,7 @@ from utils.run_files import (
     check_writable,
     describe_run,
     differences,
+    manifest_of,
     prepare_output,
     publish,
     publish_staged,
@@ -36,12 +39,13 @@ SUM_FIELD = b',"crc32":'  # ends a journal's line, before the number
 
 
 def open_journal(
-    output: str | Path, fingerprint: dict[str, Any], overwrite: bool, keys: Collection[Key]
+    output: str | Path, fingerprint: dict[str, Any], overwrite: bool, keys: Collection[Key], run: str | None = None
 ) -> "Journal | None":
     """Check that `output` may be written (see `prepare_output`) and open its journal.
 
     Args:
         keys: the finished pieces that this run is to end with.
+        run: of `overwrite_run`: what another run has finished is made anew from nothing.
 
     Returns:
         None where the output is finished and its journal was deleted: there is nothing to add to it.
@@ -52,6 +56,8 @@ def open_journal(
     check_writable(Path(output))
     lock = Lock(output)
     published = prepare_output(output, fingerprint, overwrite)
+    anew = run is not None and _is_finished_by_another(output, fingerprint, run)
+    published = published and not anew
     if published and not Path(f"{output}.journal.jsonl").exists():
         manifest = read_manifest(output)
         if manifest.get("keys_sha256") == _keys_hash(keys):
@@ -60,7 +66,52 @@ def open_journal(
             f"{output}: holds {manifest.get('pieces', 0)} pieces, others than the {len(keys)} of this run, "
             "and its journal was deleted, so none can be added\n  delete it to begin anew, or give another output"
         )
-    return Journal(output, fingerprint, overwrite, published, lock)
+    return Journal(output, fingerprint, overwrite, published, lock, run, anew)
+
+
+def overwrite_run(overwrite: str | None, outputs: Sequence[str]) -> str | None:
+    """The name of the run that makes these outputs anew: of the one that was interrupted, else a new one.
+
+    None unless `overwrite`, the flag's value, is "all".
+
+    It stands in every journal that the run begins and every manifest that it writes. While an output lacks it, or lacks
+    what a server failed to give, the same command is that run again and begins nothing from nothing.
+    """
+    if overwrite != "all":
+        return None
+    command = hashlib.sha256(json.dumps(list(map(str, outputs))).encode()).hexdigest()[:16]
+    for name in (name for output in outputs for name in _runs_of(output)):
+        if name.startswith(command) and not all(_is_made_by(output, name) for output in outputs):
+            return name
+    return f"{command}-{secrets.token_hex(8)}"
+
+
+def _runs_of(output: str | Path) -> list[str]:
+    """Names of the runs with --overwrite that began its journal, and that wrote it."""
+    path, told = Path(f"{output}.journal.jsonl"), [read_manifest(output)]
+    if path.is_file():
+        with open(path, "rb") as file:
+            told.append(_read_header(file, path)[0])
+    return [one["overwrite"] for one in told if one is not None and "overwrite" in one]
+
+
+def _is_made_by(output: str | Path, run: str) -> bool:
+    manifest = manifest_of(output) if Path(output).exists() else None
+    return manifest is not None and manifest.get("overwrite") == run and not manifest.get("missing")
+
+
+def _is_finished_by_another(output: str | Path, fingerprint: dict[str, Any], run: str) -> bool:
+    """Something is there that `run` is to make anew, even if its journal is of these settings.
+
+    Not so what has other settings, where that journal is of an unfinished run that was to replace it.
+    """
+    if not Path(output).exists():
+        return False
+    manifest = manifest_of(output)
+    if manifest is None:
+        return True
+    is_going_on = manifest.get("overwrite") == run or manifest.get("missing")
+    return not is_going_on and not differences(manifest["fingerprint"], fingerprint)
 
 
 def _keys_hash(keys: Iterable[Key]) -> str:
@@ -87,8 +138,10 @@ class Journal:
         overwrite: bool = False,
         published: bool = False,
         lock: "Lock | None" = None,
+        run: str | None = None,
+        anew: bool = False,
     ):
-        """Open the journal of `output`, or begin one.
+        """Open the journal of `output`, or begin one; with `anew` it goes on only with what `run` began.
 
         Raises:
             UserError: another run is writing it, a line other than a torn last one is damaged, or it belongs to
@@ -100,6 +153,7 @@ class Journal:
         self.entries: dict[Key, Any] = {}
         self.published = published
         self._lock = lock or Lock(output)
+        self._run = run
         self._end = 0  # where the last whole line ends
         check_regular(self.path)
         import msgspec  # here, so that --help needs no package
@@ -108,21 +162,24 @@ class Journal:
         # Without a buffer: what could not be written is not written later, after the run has said so.
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (held open for the whole run)
         with open(self.path, "rb") as file:
-            self._read(file, overwrite)
+            self._read(file, overwrite, anew)
         self.resumed = len(self.entries)
 
-    def _read(self, file: IO[bytes], overwrite: bool) -> None:
+    def _read(self, file: IO[bytes], overwrite: bool, anew: bool) -> None:
         """Take over what an earlier run has finished, and cut off a torn last line: the next one starts clean."""
         found, self._header_sum = _read_header(file, self.path)
-        if found is not None and (differing := differences(found, self.fingerprint)):
+        if found is not None and (differing := differences(found["fingerprint"], self.fingerprint)):
             if not overwrite:
                 raise UserError(
                     f"{self.path}: an unfinished run with other settings: {differing}\n"
                     "  repeat that run's command, give another output, or --overwrite to begin anew"
                 )
             found = None
+        if found is not None and anew and found.get("overwrite") != self._run:
+            found = None
         self._is_begun = found is not None
         if found is not None:
+            self._run = self._run or found.get("overwrite")
             self.entries, self._end = _read_entries(file, self.path, self._header_sum)
             self._file.truncate(self._end)
 
@@ -171,6 +228,7 @@ class Journal:
     def _describe(self, arguments: dict[str, Any], device: str | None, figures: dict[str, Any]) -> dict[str, Any]:
         """The manifest of the final file."""
         figures |= {
+            **self._run_name(),
             "pieces": len(self.entries),
             "keys_sha256": _keys_hash(self.entries),
             "resumed": self.resumed,
@@ -188,9 +246,13 @@ class Journal:
         if not self._is_begun:
             self._file.truncate(0)
             self._end = 0
-            header = json.dumps({"fingerprint": self.fingerprint}, ensure_ascii=False).encode() + b"\n"
+            told = {"fingerprint": self.fingerprint, **self._run_name()}
+            header = json.dumps(told, ensure_ascii=False).encode() + b"\n"
             self._write(header)
             self._is_begun, self._header_sum = True, zlib.crc32(header)
+
+    def _run_name(self) -> dict[str, str]:
+        return {} if self._run is None else {"overwrite": self._run}
 
     def _write(self, line: bytes) -> None:
         """Append a line; of one that the disk takes only in part nothing stays, for others may follow."""
@@ -212,22 +274,22 @@ def read_journal(path: str | Path) -> tuple[dict[str, Any], dict[Key, Any]]:
     check_regular(Path(path))
     try:
         with open(path, "rb") as file:
-            fingerprint, header_sum = _read_header(file, Path(path))
-            if fingerprint is None:
+            header, header_sum = _read_header(file, Path(path))
+            if header is None:
                 raise UserError(f"{path}: holds nothing yet")
-            return fingerprint, _read_entries(file, Path(path), header_sum)[0]
+            return header["fingerprint"], _read_entries(file, Path(path), header_sum)[0]
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _read_header(file: IO[bytes], path: Path) -> tuple[dict[str, Any] | None, int]:
-    """The fingerprint in the first line, None for a journal that was not begun, and that line's checksum."""
+    """The first line, which has the fingerprint, None for a journal that was not begun; and that line's checksum."""
     line = file.readline()
     if not line.endswith(b"\n"):
         return None, 0
     with suppress(ValueError, TypeError, KeyError, RecursionError):
-        if isinstance(fingerprint := json.loads(line)["fingerprint"], dict):
-            return fingerprint, zlib.crc32(line)
+        if isinstance((header := json.loads(line))["fingerprint"], dict):
+            return header, zlib.crc32(line)
     raise UserError(
         f"{path}: line 1 is damaged\n  every other line's checksum includes it: delete the file to begin anew"
     )
