@@ -29,7 +29,7 @@ from utils import cli
 from utils.chat import APIChat, LocalChat, choose_length, open_chat
 from utils.cli import UserError
 from utils.engines import batch_invariance, identify_model, open_engine
-from utils.generation import Parser, Policy, Request, Stage, describe_records, describe_requests, generate
+from utils.generation import Parser, Policy, Request, Stage, describe_records, describe_requests, generate, left_to_ask
 from utils.journal import Journal, Key, open_journal, overwrite_run
 from utils.model_output import (
     LEVEL_SCHEMA,
@@ -125,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
     systems = read_systems(args, records, prompt, policy)
     if not args.dry_run:
         run = overwrite_run(args.overwrite, args.score_addr)
-        systems = [system for system in systems if open_scores(system, records, bool(args.overwrite), run)]
+        systems = [system for system in systems if open_scores(system, records, args, run)]
     if not systems:
         return 0
 
@@ -138,13 +138,13 @@ def main(argv: list[str] | None = None) -> int:
         print(describe_requests(requests, chat, policy))
         return 0
     if requests:
-        done = sum(len(system.journal.entries) for system in systems)
+        done = sum(len(system.journal.entries.keys() - system.pending) for system in systems)
         total = done + len(requests)
         stage = Stage(args.evaluator_llm, requests, policy, strategy.parse, "verdicts", total, done)
         device = generate(lambda: open_engine(args, args.evaluator_llm, max_model_len), stage)
+    missing = 0
     for system in systems:
-        publish_scores(system, records, args, device)
-    missing = sum(len(system.journal.missing(system.pending)) for system in systems)  # a server failed to give them
+        missing += publish_scores(system, records, args, device)
     return cli.report_missing(missing, "verdict")
 
 
@@ -196,14 +196,17 @@ def read_systems(
     return systems
 
 
-def open_scores(system: System, records: list[dict[str, Any]], overwrite: bool, run: str | None) -> bool:
+def open_scores(system: System, records: list[dict[str, Any]], args: argparse.Namespace, run: str | None) -> bool:
     """Open a system's journal and see what is missing; False, and said, where its score file is finished."""
-    system.journal = open_journal(system.score_addr, system.fingerprint, overwrite, system.pending, run)
+    keys = system.pending
+    system.journal = open_journal(
+        system.score_addr, system.fingerprint, bool(args.overwrite), keys, run, args.retry_failed
+    )
     if system.journal is not None:
         for key in [key for key, verdict in system.journal.entries.items() if is_outdated(verdict)]:
             del system.journal.entries[key]
-        if not system.journal.holds(system.pending, lambda: make_scores(system, records)):
-            system.pending -= system.journal.entries.keys()
+        system.pending = set(left_to_ask(system.journal, keys, args.retry_failed))
+        if system.pending or not system.journal.holds(keys, lambda: make_scores(system, records)):
             return True
     else:
         check_counts_unanswered(system.score_addr, read_json(system.score_addr))
@@ -320,8 +323,8 @@ def make_scores(system: System, records: list[dict[str, Any]]) -> dict[str, Any]
     return score_file(records, system.journal.entries, asked, system.strategy)
 
 
-def publish_scores(system: System, records: list[dict[str, Any]], args: argparse.Namespace, device: str | None) -> None:
-    """Write the score file, and say what it holds."""
+def publish_scores(system: System, records: list[dict[str, Any]], args: argparse.Namespace, device: str | None) -> int:
+    """Write the score file, and say what it holds; returns how many verdicts a server failed to give."""
     scores = make_scores(system, records)
     names = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")
     figures = {
@@ -333,6 +336,7 @@ def publish_scores(system: System, records: list[dict[str, Any]], args: argparse
     }
     system.journal.publish(scores, vars(args), device, **figures)
     print(describe_scores(system.score_addr, scores, figures["tokens"]))
+    return len(system.pending - system.journal.added)
 
 
 def describe_scores(score_addr: str, scores: dict[str, Any], tokens: dict[str, int]) -> str:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from utils.redo import add_overwrite_argument
+from utils.redo import add_redo_arguments
 
 SERVER_FAILED = 1  # exit code: a server left requests unanswered; the same command asks again
 USER_ERROR = 2  # exit code: the user can mend it
@@ -311,7 +311,8 @@ def add_sampling_arguments(
         "--max_retries",
         type=non_negative_int,
         default=3,
-        help="how often an output that cannot be used is asked for again, "
+        help="how often an output that cannot be used is asked for again (at --temperature 0 once, held to its schema: "
+        "a greedy model only repeats itself, so such an output shows 2 attempts), "
         "and how often an API request that failed for good is made again (%(default)s)",
     )
     group.add_argument(
@@ -340,7 +341,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         default=shard_index,
         help="the part to work on, from 0; in a SLURM array the task's place in it (%(default)s)",
     )
-    add_overwrite_argument(group)
+    add_redo_arguments(group)
     group.add_argument("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     group.add_argument(
         "--dry_run",

@@ -39,19 +39,26 @@ SUM_FIELD = b',"crc32":'  # ends a journal's line, before the number
 
 
 def open_journal(
-    output: str | Path, fingerprint: dict[str, Any], overwrite: bool, keys: Collection[Key], run: str | None = None
+    output: str | Path,
+    fingerprint: dict[str, Any],
+    overwrite: bool,
+    keys: Collection[Key],
+    run: str | None = None,
+    retry_failed: bool = False,
 ) -> "Journal | None":
     """Check that `output` may be written (see `prepare_output`) and open its journal.
 
     Args:
         keys: the finished pieces that this run is to end with.
         run: of `overwrite_run`: what another run has finished is made anew from nothing.
+        retry_failed: failed pieces are to be replaced, which takes a journal.
 
     Returns:
         None where the output is finished and its journal was deleted: there is nothing to add to it.
 
     Raises:
-        UserError: as above; or the journal was deleted and the output was not made for these very pieces.
+        UserError: as above; or the journal was deleted, and the output was not made for these very pieces or some are
+            to be replaced.
     """
     check_writable(Path(output))
     lock = Lock(output)
@@ -60,6 +67,11 @@ def open_journal(
     published = published and not anew
     if published and not Path(f"{output}.journal.jsonl").exists():
         manifest = read_manifest(output)
+        if retry_failed:
+            raise UserError(
+                f"{output}: its journal was deleted, so nothing in it can be asked for again\n"
+                "  --overwrite makes it anew, without --retry_failed it is left alone"
+            )
         if manifest.get("keys_sha256") == _keys_hash(keys):
             return None
         raise UserError(
@@ -126,6 +138,7 @@ class Journal:
 
     Attributes:
         entries: finished pieces by key, those of earlier runs included.
+        added: keys of those that this run added, or put in place of failed ones.
         resumed: how many of them an earlier run had finished.
         published: the final file is there and was made with this fingerprint.
         fingerprint: the settings it was opened with.
@@ -151,6 +164,7 @@ class Journal:
         self.fingerprint = fingerprint
         self._opened = time.monotonic()
         self.entries: dict[Key, Any] = {}
+        self.added: set[Key] = set()
         self.published = published
         self._lock = lock or Lock(output)
         self._run = run
@@ -189,6 +203,7 @@ class Journal:
         text = self._encode({"key": key, "value": value})
         self._write(_with_sum(text, self._header_sum))
         self.entries[key] = value
+        self.added.add(key)
 
     def forget(self) -> None:
         """Begin anew with the next piece, as for other settings with --overwrite."""
