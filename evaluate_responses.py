@@ -30,7 +30,18 @@ from utils.chat import APIChat, LocalChat, choose_length, open_chat
 from utils.cli import UserError
 from utils.engines import batch_invariance, identify_model, open_engine
 from utils.generation import Parser, Policy, Request, Stage, describe_records, describe_requests, generate, left_to_ask
-from utils.journal import Journal, Key, open_journal, overwrite_run
+from utils.journal import Key, open_journal, overwrite_run
+from utils.judged import (
+    MADE_FROM,
+    System,
+    answers_to,
+    are_answered,
+    count_taken_over,
+    drop_others,
+    refuse_other_responses,
+    take_over,
+    what_verdicts_belong_to,
+)
 from utils.model_output import (
     LEVEL_SCHEMA,
     PREFERENCE_SCHEMA,
@@ -49,31 +60,11 @@ from utils.records import (
     select_questions,
 )
 from utils.run_files import file_hash
-from utils.scoring import SCORINGS, is_outdated, no_answer, score_file
+from utils.scoring import SCORINGS, no_answer, score_file
 from utils.wordings import origin_of
 
 LENGTH_STEP = 64  # the model length is rounded up to a multiple of this
 RENDERED_AT_ONCE = 500  # responses whose prompts are held as text
-
-
-@dataclass
-class System:
-    """What is judged together: one response file, or the two of a pairwise comparison; and where its scores go.
-
-    Attributes:
-        response_addrs, responses: the response files, and what each holds.
-        questions: those that are to be judged, in the dataset's order; each has a response in each file.
-        pending: verdicts still to be asked for.
-    """
-
-    score_addr: str
-    strategy: str
-    response_addrs: list[str]
-    responses: list[dict[str, list[dict[str, Any]]]]
-    questions: list[dict[str, Any]]
-    fingerprint: dict[str, Any]
-    pending: set[Key]
-    journal: Journal | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +123,8 @@ def main(argv: list[str] | None = None) -> int:
     device = None
     for system in systems:
         pass_over_unanswered(system, args.dry_run)
+    if not args.dry_run and args.overwrite != "all":
+        take_over(systems)
     chat = open_chat(args, args.evaluator_llm)
     requests, max_model_len = fit_context(build_requests(systems, records, prompt, chat), args, chat)
     if args.dry_run:
@@ -192,19 +185,23 @@ def read_systems(
         hashes = [file_hash(address) for address in addresses]
         fingerprint = {**shared, "responses": hashes if pairwise else hashes[0]}
         pending = {key for question in questions for key in SCORINGS[args.strategy].keys(question)}
-        systems.append(System(score_addr, args.strategy, addresses, responses, questions, fingerprint, pending))
+        belongs = what_verdicts_belong_to(records, responses, args.strategy)
+        systems.append(
+            System(score_addr, args.strategy, addresses, responses, questions, fingerprint, pending, belongs)
+        )
     return systems
 
 
 def open_scores(system: System, records: list[dict[str, Any]], args: argparse.Namespace, run: str | None) -> bool:
     """Open a system's journal and see what is missing; False, and said, where its score file is finished."""
     keys = system.pending
+    if not args.overwrite:
+        refuse_other_responses(system)
     system.journal = open_journal(
-        system.score_addr, system.fingerprint, bool(args.overwrite), keys, run, args.retry_failed
+        system.score_addr, system.fingerprint, bool(args.overwrite), keys, run, args.retry_failed, MADE_FROM
     )
     if system.journal is not None:
-        for key in [key for key, verdict in system.journal.entries.items() if is_outdated(verdict)]:
-            del system.journal.entries[key]
+        drop_others(system)
         system.pending = set(left_to_ask(system.journal, keys, args.retry_failed))
         if system.pending or not system.journal.holds(keys, lambda: make_scores(system, records)):
             return True
@@ -217,16 +214,11 @@ def open_scores(system: System, records: list[dict[str, Any]], args: argparse.Na
 def pass_over_unanswered(system: System, dry_run: bool) -> None:
     """Where an answer is missing the judge is not asked: what stands in its verdicts' place is known."""
     for question in system.questions:
-        answered = [bool(output and output.strip()) for output in outputs_of(system, question["id"])]
+        answered = are_answered(answers_to(system.responses, question["id"]))
         for key in [] if all(answered) else system.pending.intersection(SCORINGS[system.strategy].keys(question)):
             system.pending.remove(key)
             if not dry_run:
                 system.journal.add(key, no_answer(answered))
-
-
-def outputs_of(system: System, question_id: str) -> list[str | None]:
-    """What each of the response files has for a question: its first response, which is the one that is judged."""
-    return [responses[question_id][0]["output"] for responses in system.responses]
 
 
 def build_requests(
@@ -249,13 +241,14 @@ def build_requests(
         batch = responses[start : start + RENDERED_AT_ONCE]
         groups = [list(response_messages(prompt, *response)) for response in batch]
         for (_, system, keys), rendered in zip(batch, chat.render_groups(groups), strict=True):
-            requests += [Request(key, ids, system.journal) for key, ids in zip(keys, rendered, strict=True)]
+            for key, ids in zip(keys, rendered, strict=True):
+                requests.append(Request(key, ids, system.journal, {"of": system.belongs[key]}))
     return requests
 
 
 def response_messages(prompt: Prompt, record: dict[str, Any], system: System, keys: list[Key]) -> Iterator[Messages]:
     """The prompts for some verdicts on a response."""
-    outputs = outputs_of(system, record["id"])
+    outputs = answers_to(system.responses, record["id"])
     for key in keys:
         yield STRATEGIES[system.strategy].messages(prompt, record, outputs, key[1])
 
@@ -311,7 +304,9 @@ def fit_context(
     fitted = [
         request
         if length <= budget
-        else replace(request, prompt=None, record={"reason": f"a prompt of {length} tokens is too long"})
+        else replace(
+            request, prompt=None, record={**request.record, "reason": f"a prompt of {length} tokens is too long"}
+        )
         for request, length in zip(requests, lengths, strict=True)
     ]
     return fitted, max_model_len
@@ -332,6 +327,8 @@ def publish_scores(system: System, records: list[dict[str, Any]], args: argparse
         "counts": {name: scores[name] for name in names},
         "missing": len(system.journal.missing(system.pending)),
         **describe_records(system.journal.entries.values()),
+        "judged": system.response_addrs,
+        "taken_over": count_taken_over(system.journal.entries.values()),
         "answers": [origin_of(address) for address in system.response_addrs],
     }
     system.journal.publish(scores, vars(args), device, **figures)

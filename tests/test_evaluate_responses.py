@@ -191,7 +191,8 @@ def test_what_the_judge_fails_on_changes_no_other_number(server, flags, write, s
     server.reply = verdicts(table)
     whole = run(flags, write("data.json", questions), write("a.json", respond(questions)), scores)
     server.reply = verdicts(table | {"0a": "I can't say.", "3a": "Nor here."})
-    found = run(flags, write("data.json", questions), write("a.json", respond(questions)), scores.with_name("b.json"))
+    elsewhere = scores.parent.parent / "elsewhere.json"  # beside the first one it would take over its verdicts
+    found = run(flags, write("data.json", questions), write("a.json", respond(questions)), elsewhere)
     assert (found["num_unscored"], found["num_unanswered"], found["num_scored_questions"]) == (2, 0, 6)
     assert found["score"] == (3 * 0.5 + 3 * 1) / 6  # of the other six
     for before, after in zip(whole["per_question_scores"], found["per_question_scores"], strict=True):
@@ -545,9 +546,11 @@ def test_scores_of_other_settings_are_named_and_kept(server, flags, write, score
     run(flags, data, responses, scores)
     before = {path: path.read_bytes() for path in scores.parent.iterdir()}
     asked = len(server.requests)
-    write("responses.json", {"q1": [{"output": "another"}]})
-    with pytest.raises(UserError, match=r"made with other settings: responses: .*\n.*--overwrite"):
-        run(flags, data, responses, scores)
+    with pytest.raises(UserError, match=r"made with other settings: seed: 0, now 1\n.*--overwrite"):
+        run(flags, data, responses, scores, "--seed", 1)
+    other = write("other.json", {"q1": [{"output": "another"}]})
+    with pytest.raises(UserError, match=rf"was made from {responses}, not from {other}\n.*--overwrite"):
+        run(flags, data, other, scores)
     assert {path: path.read_bytes() for path in scores.parent.iterdir()} == before and len(server.requests) == asked
 
 

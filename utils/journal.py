@@ -3,7 +3,8 @@
 Its first line is the run's fingerprint, then comes one line a finished piece of work. It stays when the output is
 finished, so a later run with more questions asks only for what is missing. Each line ends with a checksum, over the
 line and the header: neither a flipped bit nor another run's line is taken for a finished piece. Of two lines for one
-piece the last one counts.
+piece the last one counts. Where what the pieces are made from may change, a line says what it is from there on, and
+which of the pieces before it no longer count.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ import json
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -45,6 +46,7 @@ def open_journal(
     keys: Collection[Key],
     run: str | None = None,
     retry_failed: bool = False,
+    may_change: Collection[str] = (),
 ) -> "Journal | None":
     """Check that `output` may be written (see `prepare_output`) and open its journal.
 
@@ -52,6 +54,7 @@ def open_journal(
         keys: the finished pieces that this run is to end with.
         run: of `overwrite_run`: what another run has finished is made anew from nothing.
         retry_failed: failed pieces are to be replaced, which takes a journal.
+        may_change: settings that pieces of earlier runs may differ in: which still count, the caller says (`drop`).
 
     Returns:
         None where the output is finished and its journal was deleted: there is nothing to add to it.
@@ -62,8 +65,8 @@ def open_journal(
     """
     check_writable(Path(output))
     lock = Lock(output)
-    published = prepare_output(output, fingerprint, overwrite)
-    anew = run is not None and _is_finished_by_another(output, fingerprint, run)
+    published = prepare_output(output, fingerprint, overwrite, may_change)
+    anew = run is not None and _is_finished_by_another(output, fingerprint, run, may_change)
     published = published and not anew
     if published and not Path(f"{output}.journal.jsonl").exists():
         manifest = read_manifest(output)
@@ -78,7 +81,7 @@ def open_journal(
             f"{output}: holds {manifest.get('pieces', 0)} pieces, others than the {len(keys)} of this run, "
             "and its journal was deleted, so none can be added\n  delete it to begin anew, or give another output"
         )
-    return Journal(output, fingerprint, overwrite, published, lock, run, anew)
+    return Journal(output, fingerprint, overwrite, published, lock, run, anew, may_change)
 
 
 def overwrite_run(overwrite: str | None, outputs: Sequence[str]) -> str | None:
@@ -112,7 +115,9 @@ def _is_made_by(output: str | Path, run: str) -> bool:
     return manifest is not None and manifest.get("overwrite") == run and not manifest.get("missing")
 
 
-def _is_finished_by_another(output: str | Path, fingerprint: dict[str, Any], run: str) -> bool:
+def _is_finished_by_another(
+    output: str | Path, fingerprint: dict[str, Any], run: str, may_change: Collection[str]
+) -> bool:
     """Something is there that `run` is to make anew, even if its journal is of these settings.
 
     Not so what has other settings, where that journal is of an unfinished run that was to replace it.
@@ -123,7 +128,7 @@ def _is_finished_by_another(output: str | Path, fingerprint: dict[str, Any], run
     if manifest is None:
         return True
     is_going_on = manifest.get("overwrite") == run or manifest.get("missing")
-    return not is_going_on and not differences(manifest["fingerprint"], fingerprint)
+    return not is_going_on and not differences(manifest["fingerprint"], fingerprint, may_change)
 
 
 def _keys_hash(keys: Iterable[Key]) -> str:
@@ -142,6 +147,7 @@ class Journal:
         resumed: how many of them an earlier run had finished.
         published: the final file is there and was made with this fingerprint.
         fingerprint: the settings it was opened with.
+        begun_with: the settings in its first line, nothing where it is new.
     """
 
     def __init__(
@@ -153,6 +159,7 @@ class Journal:
         lock: "Lock | None" = None,
         run: str | None = None,
         anew: bool = False,
+        may_change: Collection[str] = (),
     ):
         """Open the journal of `output`, or begin one; with `anew` it goes on only with what `run` began.
 
@@ -168,6 +175,9 @@ class Journal:
         self.published = published
         self._lock = lock or Lock(output)
         self._run = run
+        self._may_change = may_change
+        self._dropped: list[Key] = []
+        self._is_of_others = False  # the file says that its pieces are of something else than this run's
         self._end = 0  # where the last whole line ends
         check_regular(self.path)
         import msgspec  # here, so that --help needs no package
@@ -176,13 +186,13 @@ class Journal:
         # Without a buffer: what could not be written is not written later, after the run has said so.
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (held open for the whole run)
         with open(self.path, "rb") as file:
-            self._read(file, overwrite, anew)
+            self.begun_with = self._read(file, overwrite, anew)
         self.resumed = len(self.entries)
 
-    def _read(self, file: IO[bytes], overwrite: bool, anew: bool) -> None:
+    def _read(self, file: IO[bytes], overwrite: bool, anew: bool) -> dict[str, Any]:
         """Take over what an earlier run has finished, and cut off a torn last line: the next one starts clean."""
         found, self._header_sum = _read_header(file, self.path)
-        if found is not None and (differing := differences(found["fingerprint"], self.fingerprint)):
+        if found is not None and (differing := differences(found["fingerprint"], self.fingerprint, self._may_change)):
             if not overwrite:
                 raise UserError(
                     f"{self.path}: an unfinished run with other settings: {differing}\n"
@@ -194,8 +204,10 @@ class Journal:
         self._is_begun = found is not None
         if found is not None:
             self._run = self._run or found.get("overwrite")
-            self.entries, self._end = _read_entries(file, self.path, self._header_sum)
+            self.entries, changes, self._end = _read_entries(file, self.path, self._header_sum)
+            self._is_of_others = bool(differences({**found["fingerprint"], **changes}, self.fingerprint))
             self._file.truncate(self._end)
+        return found["fingerprint"] if found is not None else {}
 
     def add(self, key: Key, value: Any) -> None:
         """Keep one finished piece; it survives the process from here on."""
@@ -204,6 +216,13 @@ class Journal:
         self._write(_with_sum(text, self._header_sum))
         self.entries[key] = value
         self.added.add(key)
+
+    def drop(self, keys: Iterable[Key]) -> None:
+        """These pieces no longer count. The file is told with the next piece: a run that is refused changes nothing."""
+        self._dropped += keys
+        for key in self._dropped:
+            self.entries.pop(key, None)
+        self.resumed = len(self.entries)
 
     def forget(self) -> None:
         """Begin anew with the next piece, as for other settings with --overwrite."""
@@ -257,7 +276,10 @@ class Journal:
         self._lock.release()
 
     def _begin(self) -> None:
-        """Replace what the journal held by this run's header, unless it goes on with what it held."""
+        """Replace what the journal held by this run's header, unless it goes on with what it held.
+
+        Then it is told what the pieces are made from now, where that has changed, and which of them don't count.
+        """
         if not self._is_begun:
             self._file.truncate(0)
             self._end = 0
@@ -265,6 +287,11 @@ class Journal:
             header = json.dumps(told, ensure_ascii=False).encode() + b"\n"
             self._write(header)
             self._is_begun, self._header_sum = True, zlib.crc32(header)
+        elif self._dropped or self._is_of_others:
+            made_from = {name: self.fingerprint[name] for name in self._may_change}
+            text = self._encode({"made_from": made_from, "dropped": self._dropped})
+            self._write(_with_sum(text, self._header_sum))
+        self._dropped, self._is_of_others = [], False
 
     def _run_name(self) -> dict[str, str]:
         return {} if self._run is None else {"overwrite": self._run}
@@ -283,6 +310,8 @@ class Journal:
 def read_journal(path: str | Path) -> tuple[dict[str, Any], dict[Key, Any]]:
     """The fingerprint and the finished pieces of a journal, which may be in use; a torn last line does not count.
 
+    Where the pieces have been made from something else since it was begun, the fingerprint says so.
+
     Raises:
         UserError: it cannot be read, was not begun, or is damaged.
     """
@@ -292,9 +321,27 @@ def read_journal(path: str | Path) -> tuple[dict[str, Any], dict[Key, Any]]:
             header, header_sum = _read_header(file, Path(path))
             if header is None:
                 raise UserError(f"{path}: holds nothing yet")
-            return header["fingerprint"], _read_entries(file, Path(path), header_sum)[0]
+            entries, changes, _ = _read_entries(file, Path(path), header_sum)
+            return {**header["fingerprint"], **changes}, entries
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def read_all_pieces(path: Path, is_wanted: Callable[[dict[str, Any]], bool]) -> Iterator[tuple[Key, Any]]:
+    """Every piece that was ever written to a journal, in order, also what was replaced or no longer counts.
+
+    Args:
+        is_wanted: called with the fingerprint in the first line; where it says no, nothing else is read.
+
+    Raises:
+        UserError: damaged.
+    """
+    with open(path, "rb") as file:
+        header, header_sum = _read_header(file, path)
+        if header is not None and is_wanted(header["fingerprint"]):
+            for entry, _ in _read_lines(file, path, header_sum):
+                if "key" in entry:
+                    yield tuple(entry["key"]), entry["value"]
 
 
 def _read_header(file: IO[bytes], path: Path) -> tuple[dict[str, Any] | None, int]:
@@ -310,10 +357,24 @@ def _read_header(file: IO[bytes], path: Path) -> tuple[dict[str, Any] | None, in
     )
 
 
-def _read_entries(file: IO[bytes], path: Path, header_sum: int) -> tuple[dict[Key, Any], int]:
-    """Every whole line after the header by its key, and where the last of them ends."""
+def _read_entries(file: IO[bytes], path: Path, header_sum: int) -> tuple[dict[Key, Any], dict[str, Any], int]:
+    """The pieces that count by their keys, what they are made from where that has changed, and where they end."""
     entries: dict[Key, Any] = {}
+    changes: dict[str, Any] = {}
     end = file.tell()
+    for entry, size in _read_lines(file, path, header_sum):
+        end += size
+        if "key" in entry:
+            entries[tuple(entry["key"])] = entry["value"]
+            continue
+        changes |= entry["made_from"]
+        for key in entry["dropped"]:
+            entries.pop(tuple(key), None)
+    return entries, changes, end
+
+
+def _read_lines(file: IO[bytes], path: Path, header_sum: int) -> Iterator[tuple[dict[str, Any], int]]:
+    """Every whole line after the header, and its length in bytes."""
     for number, line in enumerate(file, 2):
         if not line.endswith(b"\n"):
             break
@@ -322,9 +383,7 @@ def _read_entries(file: IO[bytes], path: Path, header_sum: int) -> tuple[dict[Ke
                 f"{path}: line {number} is damaged\n"
                 "  delete that line to have its piece done again, or the file to begin anew"
             )
-        entries[tuple(entry["key"])] = entry["value"]
-        end += len(line)
-    return entries, end
+        yield entry, len(line)
 
 
 def _with_sum(text: bytes, header_sum: int) -> bytes:
@@ -333,6 +392,6 @@ def _with_sum(text: bytes, header_sum: int) -> bytes:
 
 
 def _parse_entry(line: bytes, header_sum: int) -> dict[str, Any] | None:
-    """The finished piece in a line, None where it is not as it was written, or is another journal's."""
+    """What a line says, None where it is not as it was written, or is another journal's."""
     text = line.rpartition(SUM_FIELD)[0] + b"}"
     return json.loads(text) if _with_sum(text, header_sum) == line else None

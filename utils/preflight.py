@@ -164,6 +164,8 @@ def describe_output(path: Path) -> str:
         if manifest is not None:
             if manifest.get("missing"):
                 return f"not whole, {manifest['missing']} pieces are missing: the same command goes on"
+            if "responses" in manifest["fingerprint"]:
+                return "finished already: the same command judges only what has changed since"
             return "finished already: the same command leaves it alone"
         return "exists, and no manifest says that it is finished: a run may ask for --overwrite"
     journal = Path(f"{path}.journal.jsonl")

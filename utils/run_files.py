@@ -29,8 +29,13 @@ def file_hash(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def prepare_output(path: str | Path, fingerprint: dict[str, Any], overwrite: bool) -> bool:
+def prepare_output(
+    path: str | Path, fingerprint: dict[str, Any], overwrite: bool, may_change: Collection[str] = ()
+) -> bool:
     """Make sure that `path` may be written, before anything expensive starts.
+
+    Args:
+        may_change: settings in whose place others may be: an output that differs in these alone is free to be written.
 
     Returns:
         True where the output exists and was made with this very fingerprint, False where it is free to be written.
@@ -47,10 +52,10 @@ def prepare_output(path: str | Path, fingerprint: dict[str, Any], overwrite: boo
     manifest = manifest_of(path)
     if manifest is None:
         problem = "exists, and was not written by this script or was changed since"
-    elif differing := differences(manifest["fingerprint"], fingerprint):
+    elif differing := differences(manifest["fingerprint"], fingerprint, may_change):
         problem = f"was made with other settings: {differing}"
     else:
-        return True
+        return not differences(manifest["fingerprint"], fingerprint)
     if overwrite:
         return False
     raise UserError(f"{path}: {problem}\n  give another output, or --overwrite to replace it")
