@@ -7,7 +7,7 @@
 
 Several response files are judged in one load of the model. A response file is {question id: [{"output": text}]};
 the first response of each question is judged. An answer that is missing scores 0 and is counted; a verdict that the
-judge failed to give is counted, and never a 0.
+judge failed to give is counted, and never a 0. The same command again judges what has changed since, and nothing else.
 
 --strategy direct and pairwise are what the paper compares this with: one of five levels for a whole response, or two
 systems compared on each question, in both orders (two response files, one score file):

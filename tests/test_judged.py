@@ -1,6 +1,8 @@
 """Which verdicts are asked for and which are there already: real runs, a real server on loopback that is counted."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from utils.cli import UserError
 from utils.journal import Journal, read_journal
 from utils.run_files import read_manifest
 
+ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ("match_score", "better_response", "score")  # what the judge is asked for, one a strategy
 
 
@@ -35,15 +38,18 @@ class Judging:
         self.responses[name] |= {question: [{"output": output}] for question, output in outputs.items()}
         self.write()
 
-    def run(self, name, score, *more, strategy="aspect", code=0):
-        """Judge a system; what was asked, `1a` for aspect 1a."""
-        asked = len(self.server.requests)
+    def command(self, name, score, *more, strategy="aspect"):
         names = name if isinstance(name, list) else [name]
         command = ["--openai", "--base_url", self.server.url, "--api_key_addr", self.folder / "key.txt"]
         command += ["--evaluator_llm", "judge", "--inputs_addr", self.folder / "data.json", "--strategy", strategy]
         command += ["--response_addr", *(self.folder / f"{one}.json" for one in names), "--score_addr"]
         command += [*(self.path(one) for one in (score if isinstance(score, list) else [score])), *more]
-        assert evaluate_responses.main([*map(str, command)]) == code
+        return [*map(str, command)]
+
+    def run(self, name, score, *more, strategy="aspect", code=0):
+        """Judge a system; what was asked, `1a` for aspect 1a."""
+        asked = len(self.server.requests)
+        assert evaluate_responses.main(self.command(name, score, *more, strategy=strategy)) == code
         requests = self.server.requests[asked:]
         if strategy == "aspect":
             return sorted(aspect_of(request) for request in requests)
@@ -213,6 +219,25 @@ def test_an_update_that_ends_early_goes_on(judging):
     assert judging.read("one")["partial"] == {"questions_in_dataset": 4, "questions_judged": 3}
     judging.server.reply = verdict_by_hash
     assert judging.run("one", "one") == ["2b"]
+    assert judging.is_as_fresh("one", "one")
+
+
+@pytest.mark.parametrize("flags", [[], ["--overwrite"]])
+def test_a_killed_update_pays_for_nothing_twice(judging, flags):
+    judging.run("one", "one")
+    before = judging.path("one").read_bytes()
+    if not flags:
+        judging.answer("one", q0="New.", q1="New.", q2="New.", q3="New.")
+    asked, judging.server.delay = len(judging.server.requests), 0.02
+    command = [*judging.command("one", "one", *flags), "--max_concurrency", "1"]
+    process = subprocess.Popen([sys.executable, ROOT / "evaluate_responses.py", *command], stderr=subprocess.DEVNULL)
+    judging.server.wait_for(asked + 5)
+    process.kill()
+    process.wait()
+    pieces = read_journal(f"{judging.path('one')}.journal.jsonl")[1]
+    assert 4 <= len(pieces) < 8 and judging.path("one").read_bytes() == before
+    done = {f"{question[1:]}{'ab'[number]}" for question, number in pieces}
+    assert judging.run("one", "one", *flags) == [one for one in ALL if one not in done]
     assert judging.is_as_fresh("one", "one")
 
 

@@ -595,6 +595,18 @@ def test_a_changed_dataset_changes_all_that_comes_from_it(work, capsys):
     assert work.run() == 0 and work.ran == []
 
 
+def test_of_a_changed_question_alone_the_answers_are_judged_again(work):
+    path, asked = work.folder / f"data/{ART}_test.json", len(work.server.requests)
+    records = json.loads(path.read_text())
+    records[0]["narrative"] += " More."
+    path.write_text(json.dumps(records))
+    assert work.run() == 0
+    prompts = [request["messages"] for request in work.server.requests[asked:]]
+    judged = [user["content"] for system, user in prompts if "match_score" in system["content"]]
+    assert judged and all(records[0]["question"] in prompt for prompt in judged)
+    assert work.run() == 0 and work.ran == []
+
+
 def test_a_dataset_that_changes_where_nobody_looks_changes_no_answer(work):
     """A line break more: another file, and so what reads it is made again; what reads the ranked files is not."""
     (work.folder / f"out/ranked/{ART}_test.json").unlink()
