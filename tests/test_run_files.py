@@ -406,6 +406,7 @@ def test_an_output_in_a_folder_without_permission(tmp_path):
 def test_a_folder_is_no_output(tmp_path):
     expected = f"{tmp_path}: is a folder; give the name of a file in it"
     assert message(prepare_output, tmp_path, SETTINGS, True) == expected
+    assert message(overwrite_run, "all", [tmp_path]) == expected
 
 
 # Output and journal together

@@ -94,6 +94,8 @@ def overwrite_run(overwrite: str | None, outputs: Sequence[str]) -> str | None:
     """
     if overwrite != "all":
         return None
+    for output in outputs:
+        check_writable(Path(output))
     command = hashlib.sha256(json.dumps(list(map(str, outputs))).encode()).hexdigest()[:16]
     for name in (name for output in outputs for name in _runs_of(output)):
         if name.startswith(command) and not all(_is_made_by(output, name) for output in outputs):

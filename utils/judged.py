@@ -17,7 +17,7 @@ from typing import Any
 from utils.cli import UserError
 from utils.generation import TOKEN_COUNTS, is_failed
 from utils.journal import Journal, Key, read_all_pieces
-from utils.run_files import differences, manifest_of
+from utils.run_files import check_writable, differences, manifest_of
 from utils.scoring import SCORINGS, is_outdated
 
 Record = dict[str, Any]
@@ -99,8 +99,12 @@ def drop_others(system: System) -> None:
 
 
 def refuse_other_responses(system: System) -> None:
-    """Raise UserError where the score file was made from another response file: its name may be a mistake."""
+    """Raise UserError where the score file was made from another response file: its name may be a mistake.
+
+    Or it cannot be written.
+    """
     path = Path(system.score_addr)
+    check_writable(path)
     manifest = manifest_of(path) if path.is_file() else None
     if manifest is None or differences(manifest["fingerprint"], system.fingerprint, MADE_FROM):
         return  # opening it tells
