@@ -20,8 +20,17 @@ from prompts import Prompt, load_prompt
 from utils import cli
 from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_posts, fit_profile, open_chat
 from utils.engines import batch_invariance, confirm_model, identify_model, open_engine
-from utils.generation import Policy, Request, Stage, describe_records, describe_requests, fitted_request, generate
-from utils.journal import Journal, Key, check_journal, open_journal
+from utils.generation import (
+    Policy,
+    Request,
+    Stage,
+    describe_records,
+    describe_requests,
+    fitted_request,
+    generate,
+    left_to_ask,
+)
+from utils.journal import Journal, Key, check_journal, open_journal, overwrite_run
 from utils.model_output import ANSWER_SCHEMA, parse_answer
 from utils.records import STEP_NEEDS, collect_responses, count_responses, read_dataset, select_questions
 from utils.run_files import file_hash, warn_unless_ranked
@@ -71,35 +80,35 @@ def main(argv: list[str] | None = None) -> int:
         **policy.fingerprint(),
     }
     if args.dry_run:
-        check_journal(args.output_addr, fingerprint, args.overwrite, keys)
+        check_journal(args.output_addr, fingerprint, args.overwrite, keys, args.retry_failed)
         print(describe_requests(build_requests(questions, keys, args, prompt, chat, None), chat, policy))
         return 0
 
-    journal = open_journal(args.output_addr, fingerprint, args.overwrite, keys)
-    if journal is None or journal.holds(keys, lambda: collect_responses(records, journal.entries)):
+    run = overwrite_run(args.overwrite, [args.output_addr])
+    journal = open_journal(args.output_addr, fingerprint, bool(args.overwrite), keys, run, args.retry_failed)
+    left = left_to_ask(journal, keys, args.retry_failed) if journal else []
+    if journal is None or (not left and journal.holds(keys, lambda: collect_responses(records, journal.entries))):
         print(f"{args.output_addr}: already finished, left alone")
         return 0
     device = None
-    confirm_model(args, args.model_addr, [journal] if journal.missing(keys) else [])
-    if missing := journal.missing(keys):
-        requests = build_requests(questions, missing, args, prompt, chat, journal)
-        stage = Stage(
-            args.model_addr, requests, policy, parse_answer, "answers", len(keys), done=len(keys) - len(missing)
-        )
+    if left:
+        confirm_model(args, args.model_addr, [journal])
+        left = left_to_ask(journal, keys, args.retry_failed)  # all of them, where it was another model
+        requests = build_requests(questions, left, args, prompt, chat, journal)
+        stage = Stage(args.model_addr, requests, policy, parse_answer, "answers", len(keys), len(keys) - len(left))
         device = generate(lambda: open_engine(args, args.model_addr, args.max_model_len), stage)
     responses = collect_responses(records, journal.entries)
     counts = count_responses(responses)
-    missing = len(journal.missing(keys))  # a server failed to give them
     figures = {
         "batch_invariant": batch_invariance(device, args.openai),
         "counts": counts,
-        "missing": missing,
+        "missing": len(journal.missing(keys)),
         **describe_records(journal.entries.values()),
         "token_counter": chat.counter,
     }
     journal.publish(responses, vars(args), device, **figures)
     print(f"{args.output_addr}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
-    return cli.report_missing(missing, "answer")
+    return cli.report_missing(len(set(left) - journal.added), "answer")  # a server failed to give them
 
 
 def build_requests(

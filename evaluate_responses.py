@@ -7,7 +7,7 @@
 
 Several response files are judged in one load of the model. A response file is {question id: [{"output": text}]};
 the first response of each question is judged. An answer that is missing scores 0 and is counted; a verdict that the
-judge failed to give is counted, and never a 0.
+judge failed to give is counted, and never a 0. The same command again judges what has changed since, and nothing else.
 
 --strategy direct and pairwise are what the paper compares this with: one of five levels for a whole response, or two
 systems compared on each question, in both orders (two response files, one score file):
@@ -29,8 +29,19 @@ from utils import cli
 from utils.chat import APIChat, LocalChat, choose_length, open_chat
 from utils.cli import UserError
 from utils.engines import batch_invariance, confirm_model, identify_model, open_engine
-from utils.generation import Parser, Policy, Request, Stage, describe_records, describe_requests, generate
-from utils.journal import Journal, Key, check_journal, open_journal
+from utils.generation import Parser, Policy, Request, Stage, describe_records, describe_requests, generate, left_to_ask
+from utils.journal import Key, check_journal, open_journal, overwrite_run
+from utils.judged import (
+    MADE_FROM,
+    System,
+    answers_to,
+    are_answered,
+    count_taken_over,
+    drop_others,
+    refuse_other_responses,
+    take_over,
+    what_verdicts_belong_to,
+)
 from utils.model_output import (
     LEVEL_SCHEMA,
     PREFERENCE_SCHEMA,
@@ -55,7 +66,6 @@ from utils.scoring import (
     SCORINGS,
     category_means,
     is_known,
-    is_outdated,
     macro_average,
     no_answer,
     score_file,
@@ -66,26 +76,6 @@ from utils.wordings import origin_of
 LENGTH_STEP = 64  # the model length is rounded up to a multiple of this
 RENDERED_AT_ONCE = 500  # responses whose prompts are held as text
 MANY_PROMPTS = 5000  # take seconds to render
-
-
-@dataclass
-class System:
-    """What is judged together: one response file, or the two of a pairwise comparison; and where its scores go.
-
-    Attributes:
-        response_addrs, responses: the response files, and what each holds.
-        questions: those that are to be judged, in the dataset's order; each has a response in each file.
-        pending: verdicts still to be asked for.
-    """
-
-    score_addr: str
-    strategy: str
-    response_addrs: list[str]
-    responses: list[dict[str, list[dict[str, Any]]]]
-    questions: list[dict[str, Any]]
-    fingerprint: dict[str, Any]
-    pending: set[Key]
-    journal: Journal | None = None
 
 
 @dataclass(frozen=True)
@@ -137,32 +127,34 @@ def main(argv: list[str] | None = None) -> int:
     systems = read_systems(args, records, prompt, policy)
     if args.dry_run:
         for system in systems:
-            check_journal(system.score_addr, system.fingerprint, args.overwrite, system.pending)
+            check_scores(system, args)
     else:
-        systems = [system for system in systems if open_scores(system, records, args.overwrite)]
-        unfinished = [system.journal for system in systems if system.journal.missing(system.pending)]
-        confirm_model(args, args.evaluator_llm, unfinished)
-        for system in systems:
-            system.pending -= system.journal.entries.keys()
+        run = overwrite_run(args.overwrite, args.score_addr)
+        systems = [system for system in systems if open_scores(system, records, args, run)]
+        confirm_model(args, args.evaluator_llm, [system.journal for system in systems if system.pending])
+        for system in systems:  # all verdicts, where it was another judge
+            system.pending |= keys_of(system.questions, args.strategy) - system.journal.entries.keys()
     if not systems:
         return 0
 
     device = None
     for system in systems:
         pass_over_unanswered(system, args.dry_run)
+    if not args.dry_run and args.overwrite != "all":
+        take_over(systems)
     chat = open_chat(args, args.evaluator_llm)
     requests, max_model_len = fit_context(build_requests(systems, records, prompt, chat), args, chat)
     if args.dry_run:
         print(describe_requests(requests, chat, policy))
         return 0
     if requests:
-        done = sum(len(system.journal.entries) for system in systems)
+        done = sum(len(system.journal.entries.keys() - system.pending) for system in systems)
         total = done + len(requests)
         stage = Stage(args.evaluator_llm, requests, policy, strategy.parse, "verdicts", total, done)
         device = generate(lambda: open_engine(args, args.evaluator_llm, max_model_len), stage)
+    missing = 0
     for system in systems:
-        publish_scores(system, records, args, device)
-    missing = sum(len(system.journal.missing(system.pending)) for system in systems)  # a server failed to give them
+        missing += publish_scores(system, records, args, device)
     return cli.report_missing(missing, "verdict")
 
 
@@ -209,18 +201,38 @@ def read_systems(
                 print(f"note: {address}: only the first response to each question is judged", file=sys.stderr)
         hashes = [file_hash(address) for address in addresses]
         fingerprint = {**shared, "responses": hashes if pairwise else hashes[0]}
-        pending = {key for question in questions for key in SCORINGS[args.strategy].keys(question)}
-        systems.append(System(score_addr, args.strategy, addresses, responses, questions, fingerprint, pending))
+        pending = keys_of(questions, args.strategy)
+        belongs = what_verdicts_belong_to(records, responses, args.strategy)
+        systems.append(
+            System(score_addr, args.strategy, addresses, responses, questions, fingerprint, pending, belongs)
+        )
     return systems
 
 
-def open_scores(system: System, records: list[dict[str, Any]], overwrite: bool) -> bool:
+def keys_of(questions: list[dict[str, Any]], strategy: str) -> set[Key]:
+    """Of all verdicts on these questions."""
+    return {key for question in questions for key in SCORINGS[strategy].keys(question)}
+
+
+def check_scores(system: System, args: argparse.Namespace) -> None:
+    """Raise UserError where `open_scores` would."""
+    if not args.overwrite:
+        refuse_other_responses(system)
+    check_journal(system.score_addr, system.fingerprint, args.overwrite, system.pending, args.retry_failed, MADE_FROM)
+
+
+def open_scores(system: System, records: list[dict[str, Any]], args: argparse.Namespace, run: str | None) -> bool:
     """Open a system's journal and see what is missing; False, and said, where its score file is finished."""
-    system.journal = open_journal(system.score_addr, system.fingerprint, overwrite, system.pending)
+    keys = system.pending
+    if not args.overwrite:
+        refuse_other_responses(system)
+    system.journal = open_journal(
+        system.score_addr, system.fingerprint, bool(args.overwrite), keys, run, args.retry_failed, MADE_FROM
+    )
     if system.journal is not None:
-        for key in [key for key, verdict in system.journal.entries.items() if is_outdated(verdict)]:
-            del system.journal.entries[key]
-        if not system.journal.holds(system.pending, lambda: make_scores(system, records)):
+        drop_others(system)
+        system.pending = set(left_to_ask(system.journal, keys, args.retry_failed))
+        if system.pending or not system.journal.holds(keys, lambda: make_scores(system, records)):
             return True
     else:
         check_counts_unanswered(system.score_addr, read_json(system.score_addr))
@@ -231,16 +243,11 @@ def open_scores(system: System, records: list[dict[str, Any]], overwrite: bool) 
 def pass_over_unanswered(system: System, dry_run: bool) -> None:
     """Where an answer is missing the judge is not asked: what stands in its verdicts' place is known."""
     for question in system.questions:
-        answered = [bool(output and output.strip()) for output in outputs_of(system, question["id"])]
+        answered = are_answered(answers_to(system.responses, question["id"]))
         for key in [] if all(answered) else system.pending.intersection(SCORINGS[system.strategy].keys(question)):
             system.pending.remove(key)
             if not dry_run:
                 system.journal.add(key, no_answer(answered))
-
-
-def outputs_of(system: System, question_id: str) -> list[str | None]:
-    """What each of the response files has for a question: its first response, which is the one that is judged."""
-    return [responses[question_id][0]["output"] for responses in system.responses]
 
 
 def build_requests(
@@ -266,13 +273,14 @@ def build_requests(
         batch = responses[start : start + RENDERED_AT_ONCE]
         groups = [list(response_messages(prompt, *response)) for response in batch]
         for (_, system, keys), rendered in zip(batch, chat.render_groups(groups), strict=True):
-            requests += [Request(key, ids, system.journal) for key, ids in zip(keys, rendered, strict=True)]
+            for key, ids in zip(keys, rendered, strict=True):
+                requests.append(Request(key, ids, system.journal, {"of": system.belongs[key]}))
     return requests
 
 
 def response_messages(prompt: Prompt, record: dict[str, Any], system: System, keys: list[Key]) -> Iterator[Messages]:
     """The prompts for some verdicts on a response."""
-    outputs = outputs_of(system, record["id"])
+    outputs = answers_to(system.responses, record["id"])
     for key in keys:
         yield STRATEGIES[system.strategy].messages(prompt, record, outputs, key[1])
 
@@ -328,7 +336,9 @@ def fit_context(
     fitted = [
         request
         if length <= budget
-        else replace(request, prompt=None, record={"reason": f"a prompt of {length} tokens is too long"})
+        else replace(
+            request, prompt=None, record={**request.record, "reason": f"a prompt of {length} tokens is too long"}
+        )
         for request, length in zip(requests, lengths, strict=True)
     ]
     return fitted, max_model_len
@@ -340,8 +350,8 @@ def make_scores(system: System, records: list[dict[str, Any]]) -> dict[str, Any]
     return score_file(records, system.journal.entries, asked, system.strategy)
 
 
-def publish_scores(system: System, records: list[dict[str, Any]], args: argparse.Namespace, device: str | None) -> None:
-    """Write the score file, and say what it holds."""
+def publish_scores(system: System, records: list[dict[str, Any]], args: argparse.Namespace, device: str | None) -> int:
+    """Write the score file, and say what it holds; returns how many verdicts a server failed to give."""
     scores = make_scores(system, records)
     names = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")
     figures = {
@@ -349,10 +359,13 @@ def publish_scores(system: System, records: list[dict[str, Any]], args: argparse
         "counts": {name: scores[name] for name in names},
         "missing": len(system.journal.missing(system.pending)),
         **describe_records(system.journal.entries.values()),
+        "judged": system.response_addrs,
+        "taken_over": count_taken_over(system.journal.entries.values()),
         "answers": [origin_of(address) for address in system.response_addrs],
     }
     system.journal.publish(scores, vars(args), device, **figures)
     print(describe_scores(system.score_addr, scores, figures["tokens"]))
+    return len(system.pending - system.journal.added)
 
 
 def describe_scores(score_addr: str, scores: dict[str, Any], tokens: dict[str, int | None]) -> str:

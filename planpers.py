@@ -30,11 +30,22 @@ from utils.generation import (
     describe_requests,
     fitted_request,
     generate,
+    left_to_ask,
 )
-from utils.journal import Journal, Key, check_journal, open_journal
+from utils.journal import Journal, Key, check_journal, open_journal, overwrite_run
 from utils.model_output import ANSWER_SCHEMA, parse_answer
 from utils.models import adapter_base, model_fingerprint
-from utils.plans import gold_aspects, gold_text, one_line, plan_parser, plan_pattern, plan_text, target_settings
+from utils.plans import (
+    given_plan,
+    gold_aspects,
+    gold_text,
+    has_plan_now,
+    plan_parser,
+    plan_pattern,
+    plan_text,
+    plans_by_key,
+    target_settings,
+)
 from utils.records import (
     STEP_NEEDS,
     collect_responses,
@@ -126,39 +137,53 @@ def main(argv: list[str] | None = None) -> int:
     given = given_plans(args, questions, keys, lead_in)
     planner = describe_planner(args, prompts, lead_in) if args.planner_model else None
     generator = describe_generator(args, prompts, planner, lead_in)
+    retry_plans = args.retry_failed and planner is not None
     if args.dry_run:
-        check_journal(args.output_addr, generator.fingerprint, args.overwrite, keys)
-        check_journal(plans_output, plan_fingerprint(planner, generator), args.overwrite, keys)
+        check_journal(args.output_addr, generator.fingerprint, args.overwrite, keys, args.retry_failed)
+        check_journal(plans_output, plan_fingerprint(planner, generator), args.overwrite, keys, retry_plans)
         print_dry_run(questions, keys, planner, generator, given)
         return 0
 
-    answering = open_journal(args.output_addr, generator.fingerprint, args.overwrite, keys)
-    planning = open_journal(plans_output, plan_fingerprint(planner, generator), args.overwrite, keys)
+    overwrite, run = bool(args.overwrite), overwrite_run(args.overwrite, [args.output_addr, plans_output])
+    answering = open_journal(args.output_addr, generator.fingerprint, overwrite, keys, run, args.retry_failed)
+    planning = open_journal(plans_output, plan_fingerprint(planner, generator), overwrite, keys, run, retry_plans)
     if planning and not planning.missing(keys) and not planning.holds(keys, lambda: collect_plans(records, planning)):
         publish_plans(planning, records, args, None)  # a run died before it could, or the file was lost
-    if answering is None or answering.holds(keys, lambda: collect_responses(records, answering.entries)):
-        print(f"{args.output_addr}: already finished, left alone")
-        return 0
-    confirm_model(args, args.model_addr, [answering] if answering.missing(keys) else [])
     # Without a journal the plans are finished, and their journal was deleted.
     plans = planning.entries if planning else plans_by_key(read_plans(plans_output), lead_in)
+    to_plan = left_to_ask(planning, keys, retry_plans) if planning else []
+    left = answers_left(answering, keys, plans, args.retry_failed) if answering else []
+    is_whole = not left and not (to_plan and retry_plans)
+    if answering is None or (is_whole and answering.holds(keys, lambda: collect_responses(records, answering.entries))):
+        print(f"{args.output_addr}: already finished, left alone")
+        return 0
+    if left:
+        confirm_model(args, args.model_addr, [answering])
+        left = answers_left(answering, keys, plans, args.retry_failed)  # all of them, where it was another model
     plan_stage, answer_stage = None, None
-    if planning and (missing := planning.missing(keys)):
-        if planner is None:
-            for key in missing:
-                planning.add(key, given[key])
-            publish_plans(planning, records, args, None)
-        else:
-            requests = build_plans(questions, missing, planner, planning)
-            plan_stage = make_stage(planner, requests, plan_parser(planner.lead_in), "plans", keys, missing)
-            plan_stage = replace(plan_stage, finish=lambda device: publish_plans(planning, records, args, device))
-    if missing := answering.missing(keys):
-        requests = build_answers(questions, missing, generator, plans, answering)
-        answer_stage = make_stage(generator, requests, parse_answer, "answers", keys, missing)
+    if to_plan and planner is None:
+        for key in to_plan:
+            planning.add(key, given[key])
+        publish_plans(planning, records, args, None)
+    elif to_plan:
+        requests = build_plans(questions, to_plan, planner, planning)
+        plan_stage = make_stage(planner, requests, plan_parser(planner.lead_in), "plans", keys, to_plan)
+        plan_stage = replace(plan_stage, finish=lambda device: publish_plans(planning, records, args, device))
+    if plan_stage and not answering.entries.keys().isdisjoint(to_plan):  # whether these are outdated hangs on it
+        run_stages(args, planner, generator, plan_stage, None)
+        plan_stage, left = None, answers_left(answering, keys, plans, args.retry_failed)
+    if left:
+        requests = build_answers(questions, left, generator, plans, answering)
+        answer_stage = make_stage(generator, requests, parse_answer, "answers", keys, left)
     device = run_stages(args, planner, generator, plan_stage, answer_stage)
-    missing = len(answering.missing(keys))  # a server failed to give them
-    publish_answers(answering, records, args, generator, device, missing)
-    return cli.report_missing(missing, "answer")
+    publish_answers(answering, records, args, generator, device, len(answering.missing(keys)))
+    return cli.report_missing(len(set(left) - answering.added), "answer")  # a server failed to give them
+
+
+def answers_left(answering: Journal, keys: list[Key], plans: dict[Key, Record], retry_failed: bool) -> list[Key]:
+    """The answers to ask for: also those that were given for want of a plan which is there now."""
+    left = set(left_to_ask(answering, keys, retry_failed))
+    return [key for key in keys if key in left or has_plan_now(answering.entries[key], plans.get(key))]
 
 
 def find_lead_in(args: argparse.Namespace, prompt: Prompt) -> str | None:
@@ -207,30 +232,6 @@ def given_plans(
             "  plan them with --planner_model, or give fewer --num_generated_outputs or a --limit"
         )
     return {key: plans[key] for key in keys}
-
-
-def plans_by_key(plans: dict[str, list[Record]], lead_in: str | None) -> dict[Key, Record]:
-    """The content of a file of plans, as a journal would hold it."""
-    return {
-        (question_id, i): given_plan(
-            plan["aspects"] or [], plan.get("reason") or "an empty plan", lead_in, plan.get("raw")
-        )
-        for question_id, samples in plans.items()
-        for i, plan in enumerate(samples)
-    }
-
-
-def given_plan(titles: list[str], reason: str, lead_in: str | None, raw: Any) -> Record:
-    """A plan as a journal would hold it; `reason` is why there is none, where there is none.
-
-    With a lead-in it keeps its text, `raw`; of titles that came without a text that is the lead-in and these.
-    """
-    if not titles:
-        return {"value": None, "reason": reason}
-    titles = [one_line(title) for title in titles]
-    if lead_in is None:
-        return {"value": titles}
-    return {"value": titles, "raw": raw if isinstance(raw, str) else plan_text(titles, lead_in)}
 
 
 def describe_planner(args: argparse.Namespace, prompts: dict[str, Prompt], lead_in: str | None) -> Model:

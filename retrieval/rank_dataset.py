@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, Any
 
 from utils.cli import UserError, add_log_argument, check_outputs, make_parser, positive_int, run_script, set_up_logging
 from utils.flags import FlagParser
-from utils.journal import open_journal
+from utils.journal import open_journal, overwrite_run
 from utils.models import check_model, model_fingerprint
 from utils.progress import Progress, announce_file
 from utils.record_stream import DatasetFile
 from utils.records import STEP_NEEDS
+from utils.redo import add_overwrite_argument
 from utils.run_files import file_hash
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def build_parser() -> FlagParser:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of what is random (%(default)s)")
     parser.add_argument("--limit", type=positive_int, metavar="N", help="only the first N questions (default: all)")
-    parser.add_argument("--overwrite", action="store_true", help="replace an output that was made with other settings")
+    add_overwrite_argument(parser)
     add_log_argument(parser)
     add_encoder_arguments(parser)
     return parser
@@ -127,7 +128,8 @@ def main(argv: list[str] | None = None) -> int:
     fingerprint = describe_settings(args)
     cache = open_cache(args)  # may be refused: before there is a journal
     keys = [(question_id,) for question_id in source.ids()]
-    journal = open_journal(output, fingerprint, args.overwrite, keys)
+    run = overwrite_run(args.overwrite, [args.output_dataset_addr])
+    journal = open_journal(output, fingerprint, bool(args.overwrite), keys, run)
     if journal is None or journal.holds_exactly(keys):
         print(f"{output}: already ranked with these settings; left as it is")
         return 0

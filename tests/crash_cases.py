@@ -18,7 +18,7 @@ from zygote import ROOT, SECONDS, Run, Zygote
 
 import baselines
 from utils.generation import Policy
-from utils.journal import read_journal
+from utils.journal_lines import read_journal
 
 # What the runs import late, imported once in zygotes. The fewer a process holds, the sooner it forks and ends.
 ZYGOTES = {

@@ -17,7 +17,8 @@ from api_server import default_reply
 from crash_cases import BEFORE, check_whole, journal_path, make_case, run_whole
 from test_crashes import case, data, server, zygotes  # noqa: F401 (fixtures)
 
-from utils.journal import Journal, read_journal
+from utils.journal import Journal
+from utils.journal_lines import read_journal
 
 pytestmark = pytest.mark.slow
 

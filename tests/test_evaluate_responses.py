@@ -109,7 +109,7 @@ def run_process(*arguments, **environment):
 # Scores
 
 
-@pytest.mark.parametrize(("tells", "said"), [(True, "; 50% of prompt tokens from the cache\n"), (False, "questions\n")])
+@pytest.mark.parametrize(("tells", "said"), [(True, "; 50% of prompt tokens from the cache\n"), (False, "question\n")])
 def test_the_caches_share_is_told_where_the_server_tells_it(server, flags, write, scores, capsys, tells, said):
     server.reply = lambda request: replace(default_reply(request), tells_cached=tells)
     questions = [make_question(1, 3)]
@@ -126,7 +126,7 @@ def test_rendering_many_prompts_is_announced(server, flags, write, scores, capsy
     run(flags, data, responses, scores)
     assert "rendering" not in capsys.readouterr().err
     monkeypatch.setattr(evaluate_responses, "MANY_PROMPTS", 5)
-    run(flags, data, responses, scores.with_name("again.json"))
+    run(flags, data, responses, scores.parent / "elsewhere" / "scores.json")
     assert capsys.readouterr().err.startswith("rendering 5 prompts\n0/5 verdicts\n")
 
 
@@ -233,7 +233,8 @@ def test_what_the_judge_fails_on_changes_no_other_number(server, flags, write, s
     server.reply = verdicts(table)
     whole = run(flags, write("data.json", questions), write("a.json", respond(questions)), scores)
     server.reply = verdicts(table | {"0a": "I can't say.", "3a": "Nor here."})
-    found = run(flags, write("data.json", questions), write("a.json", respond(questions)), scores.with_name("b.json"))
+    elsewhere = scores.parent.parent / "elsewhere.json"  # beside the first one it would take over its verdicts
+    found = run(flags, write("data.json", questions), write("a.json", respond(questions)), elsewhere)
     assert (found["num_unscored"], found["num_unanswered"], found["num_scored_questions"]) == (2, 0, 6)
     assert found["score"] == (3 * 0.5 + 3 * 1) / 6  # of the other six
     for before, after in zip(whole["per_question_scores"], found["per_question_scores"], strict=True):
@@ -587,9 +588,11 @@ def test_scores_of_other_settings_are_named_and_kept(server, flags, write, score
     run(flags, data, responses, scores)
     before = {path: path.read_bytes() for path in scores.parent.iterdir()}
     asked = len(server.requests)
-    write("responses.json", {"q1": [{"output": "another"}]})
-    with pytest.raises(UserError, match=r"made with other settings: responses: .*\n.*--overwrite"):
-        run(flags, data, responses, scores)
+    with pytest.raises(UserError, match=r"made with other settings: seed: 0, now 1\n.*--overwrite"):
+        run(flags, data, responses, scores, "--seed", 1)
+    other = write("other.json", {"q1": [{"output": "another"}]})
+    with pytest.raises(UserError, match=rf"was made from {responses}, not from {other}\n.*--overwrite"):
+        run(flags, data, other, scores)
     assert {path: path.read_bytes() for path in scores.parent.iterdir()} == before and len(server.requests) == asked
 
 

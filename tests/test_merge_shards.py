@@ -16,7 +16,8 @@ import planpers
 from retrieval import rank_dataset
 from utils import merge_shards
 from utils.cli import UserError
-from utils.journal import Journal, read_journal
+from utils.journal import Journal
+from utils.journal_lines import read_journal
 from utils.records import shard_of
 from utils.run_files import file_hash, read_manifest
 

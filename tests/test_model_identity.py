@@ -15,7 +15,8 @@ import baselines
 import evaluate_responses
 from utils import make_table, merge_shards
 from utils.cli import UserError
-from utils.journal import Journal, read_journal
+from utils.journal import Journal
+from utils.journal_lines import read_journal
 from utils.run_files import in_todays_shape, read_manifest
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1109,16 +1109,82 @@ def other_model(flags):
     return flags[flags.index("--model_addr") + 1]
 
 
-def test_overwrite_keeps_plans_of_the_same_settings(opened, local, output):
+def test_changed_settings_keep_plans_of_the_same_settings(opened, local, output):
     run(local, output, "--limit", 2)
     before, planned = snapshot(output.parent), opened.prompts(answers=False)
     of_plans = {name: content for name, content in before.items() if ".plans.json" in name}
-    run(local, output, "--limit", 2, "--max_tokens", 100, "--overwrite")
+    run(local, output, "--limit", 2, "--max_tokens", 100, "--overwrite", "changed")
     assert len(of_plans) == 3 and of_plans.items() <= snapshot(output.parent).items()
     assert opened.prompts(answers=False) == planned
-    run(local, output, "--limit", 2, "--max_tokens", 100, "--max_tokens_plan", 256, "--overwrite")
+    run(local, output, "--limit", 2, "--max_tokens", 100, "--max_tokens_plan", 256, "--overwrite", "changed")
     assert len(opened.prompts(answers=False)) > len(planned)
     assert manifest_of(plans_path(output))["fingerprint"]["max_tokens"] == 256
+
+
+def test_overwrite_makes_plans_and_answers_anew_and_an_interrupted_run_of_it_goes_on(opened, local, output):
+    before = run(local, output, "--limit", 5)
+    planned, answered = len(opened.prompts(answers=False)), len(opened.prompts(answers=True))
+
+    def reply(prompt, sampling):
+        if is_answer(prompt):
+            raise RuntimeError
+        return scripted_reply(prompt, sampling)
+
+    opened.reply = reply
+    stop(RuntimeError, local, output, "--limit", 5, "--overwrite")
+    assert len(opened.prompts(answers=False)) == 2 * planned  # anew, in place and no longer the old ones
+    assert json.loads(output.read_text()) == before
+    opened.reply = scripted_reply
+    asked = len(opened.prompts(answers=True))
+    assert run(local, output, "--limit", 5, "--overwrite") == before
+    assert len(opened.prompts(answers=False)) == 2 * planned  # not a third time
+    assert len(opened.prompts(answers=True)) - asked == answered
+    run(local, output, "--limit", 5, "--overwrite")
+    assert len(opened.prompts(answers=False)) == 3 * planned
+    run(local, output, "--limit", 5, "--overwrite", "changed")
+    assert len(opened.prompts(answers=False)) == 3 * planned
+
+
+def test_failed_plans_are_asked_for_again_and_the_answers_that_lacked_one(opened, local, output):
+    def failing(*ids):
+        texts = [question["question"] for question in json.loads(SAMPLE.read_text()) if question["id"] in ids]
+
+        def reply(prompt, sampling):
+            is_bad = not is_answer(prompt) and any(text in prompt for text in texts)
+            return "" if is_bad else scripted_reply(prompt, sampling)
+
+        return reply
+
+    opened.reply = failing(IDS[1], IDS[3], IDS[4])
+    first = run(local, output, "--limit", 5)
+    assert [outputs[0]["plan"] is None for outputs in first.values()] == [False, True, False, True, True]
+    opened.calls.clear()
+    opened.reply = failing(IDS[4])
+    found = run(local, output, "--limit", 5, "--retry_failed")
+    assert [outputs[0]["plan"] is None for outputs in found.values()] == [False, False, False, False, True]
+    assert all(found[i] == first[i] for i in (IDS[0], IDS[2], IDS[4]))
+    questions = {question["id"]: question["question"] for question in json.loads(SAMPLE.read_text())}
+    for answers, ids in ((False, {IDS[1], IDS[3], IDS[4]}), (True, {IDS[1], IDS[3]})):
+        asked = {i for i, text in questions.items() if any(text in prompt for prompt in opened.prompts(answers))}
+        assert asked == ids
+
+    # Killed after the last plan: the answer that lacked it is asked for, also without the flag.
+    def reply(prompt, sampling):
+        if is_answer(prompt):
+            raise RuntimeError
+        return scripted_reply(prompt, sampling)
+
+    opened.reply = reply
+    stop(RuntimeError, local, output, "--limit", 5, "--retry_failed")
+    opened.calls.clear()
+    opened.reply = scripted_reply
+    whole = run(local, output, "--limit", 5)
+    assert whole[IDS[4]][0]["plan"] and not opened.prompts(answers=False)
+    assert all(questions[IDS[4]] in prompt for prompt in opened.prompts(answers=True))
+    assert all(whole[i] == found[i] for i in IDS[:4])
+    opened.calls.clear()
+    run(local, output, "--limit", 5, "--retry_failed")
+    assert opened.calls == []
 
 
 def test_other_plans_in_the_same_file_are_other_settings(server, api, output, tmp_path):

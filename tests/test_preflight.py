@@ -1103,6 +1103,10 @@ def test_what_is_there_already_is_told(check, tmp_path):
     code, lines = check("--output_addr", finished, gaps, changed, foreign)
     assert code == 0
     assert lines[0] == f"ok   output {finished}: finished already: the same command leaves it alone"
+    scores = tmp_path / "scores.json"
+    publish(scores, {}, {"fingerprint": {"responses": "0" * 64}})
+    judged = "finished already: the same command judges only what has changed since"
+    assert check("--output_addr", scores)[1][0] == f"ok   output {scores}: {judged}"
     theirs = "exists, and no manifest says that it is finished: a run may ask for --overwrite"
     assert lines[1] == f"ok   output {gaps}: not whole, 3 pieces are missing: the same command goes on"
     assert lines[2:4] == [f"ok   output {changed}: {theirs}", f"ok   output {foreign}: {theirs}"]

@@ -12,7 +12,8 @@ from tiny_encoder import save_tiny_encoder
 from retrieval.rank_dataset import main, random_cycle
 from utils import progress
 from utils.cli import UserError
-from utils.journal import Journal, read_journal
+from utils.journal import Journal
+from utils.journal_lines import read_journal
 from utils.records import read_dataset
 
 ROOT = Path(__file__).resolve().parent.parent

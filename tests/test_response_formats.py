@@ -16,7 +16,7 @@ from api_server import Reply, default_reply, ignore_formats, refuse_formats, ser
 import baselines
 import evaluate_responses
 from utils.cli import UserError
-from utils.journal import read_journal
+from utils.journal_lines import read_journal
 from utils.model_output import ANSWER_FIELD, VERDICT_SCHEMA
 from utils.run_files import read_manifest
 
@@ -150,13 +150,13 @@ def test_a_whole_run(case, kind, capsys):
 
 def test_a_run_that_goes_on_is_the_whole_one(case, kind):
     case.server.reply = kind[0]
-    assert case.run("whole.json") == 0
+    assert case.run("whole/out.json") == 0  # beside it a score file would take over its verdicts
     assert case.run("out.json", "--limit", 4) == 0
     asked = len(case.server.requests)
     assert case.run("out.json") == 0
     assert len(case.server.requests) > asked
     check_run(case, kind)
-    assert case.records() == case.records("whole.json") and case.content() == case.content("whole.json")
+    assert case.records() == case.records("whole/out.json") and case.content() == case.content("whole/out.json")
 
 
 def test_a_killed_run_goes_on(case, kind):
@@ -268,7 +268,7 @@ def test_schemas_have_what_the_strict_mode_documents(case):
 def test_no_constraint_is_a_part_of_the_fingerprint(case):
     """The journals of before go on."""
     assert case.run("out.json", "--limit", 1) == 0
-    sampling = {"temperature", "top_p", "max_tokens", "seed", "max_retries", "constrained_decoding"}
+    sampling = {"temperature", "top_p", "max_tokens", "seed", "constrained_decoding"}
     shared = {"script", "inputs", "prompt", "max_model_len", "dtype", *sampling}
     own = {"model", "num_contexts"} if case.script == "baselines.py" else {"judge", "strategy", "responses"}
     assert case.manifest()["fingerprint"].keys() == shared | own

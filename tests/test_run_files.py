@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from utils.cli import UserError
-from utils.journal import Journal, check_journal, open_journal, read_journal
+from utils.journal import Journal, check_journal, open_journal, overwrite_run
+from utils.journal_lines import read_journal
 from utils.lock import Lock
 from utils.run_files import (
     describe_run,
@@ -497,6 +498,7 @@ def test_an_output_in_a_folder_without_permission(tmp_path):
 def test_a_folder_is_no_output(tmp_path):
     expected = f"{tmp_path}: is a folder; give the name of a file in it"
     assert message(prepare_output, tmp_path, SETTINGS, True) == expected
+    assert message(overwrite_run, "all", [tmp_path]) == expected
 
 
 # Output and journal together
@@ -536,6 +538,94 @@ def test_a_finished_run_of_other_settings_keeps_its_journal_until_overwritten(ou
     assert path.read_bytes() == before
     journal = open_journal(output, OTHER, overwrite=True, keys=ENTRIES)
     assert (journal.entries, journal.published) == ({}, False)
+
+
+# Made anew
+
+
+def write_finished(output, run=None, settings=SETTINGS, **figures):
+    """Make an output of all entries, or what `run` has left to do of it."""
+    journal = open_journal(output, settings, run is not None, ENTRIES, run)
+    for key in journal.missing(ENTRIES):
+        journal.add(key, ENTRIES[key])
+    journal.publish(["all"], {}, None, **figures)
+    journal.close()
+
+
+def test_a_run_that_makes_an_output_anew_goes_on_until_it_is_finished(output):
+    write_finished(output)
+    before = output.read_bytes(), Path(f"{output}.manifest.json").read_bytes()
+    run = overwrite_run("all", [output])
+    journal = open_journal(output, SETTINGS, True, ENTRIES, run)
+    assert (journal.entries, journal.published) == ({}, False)
+    journal.add(("q1", 0), "new")
+    journal.close()  # killed
+    assert (output.read_bytes(), Path(f"{output}.manifest.json").read_bytes()) == before
+    assert overwrite_run("all", [output]) == run
+    journal = open_journal(output, SETTINGS, True, ENTRIES, run)
+    assert journal.entries == {("q1", 0): "new"} and not journal.holds([("q1", 0)], lambda: ["all"])
+    journal.close()
+    write_finished(output, run)  # the bytes may well be the same
+    assert (output.read_bytes(), read_manifest(output)["overwrite"]) == (before[0], run)
+    again = overwrite_run("all", [output])
+    assert again != run
+    assert open_journal(output, SETTINGS, True, ENTRIES, again).entries == {}
+
+
+@pytest.mark.parametrize("value", [None, "changed"])
+def test_only_all_is_made_anew(output, value):
+    write_finished(output)
+    assert overwrite_run(value, [output]) is None
+    journal = open_journal(output, SETTINGS, bool(value), ENTRIES, None)
+    assert (journal.resumed, journal.published) == (3, True)
+
+
+def test_what_a_run_finished_before_it_was_killed_is_not_made_anew_with_the_rest(tmp_path):
+    outputs = [tmp_path / "a.json", tmp_path / "b.json"]
+    for output in outputs:
+        write_finished(output)
+    run = overwrite_run("all", outputs)
+    write_finished(outputs[0], run)  # killed before the other one is begun
+    assert overwrite_run("all", outputs) == run
+    assert overwrite_run("all", outputs[:1]) != run  # another command
+    first, second = (open_journal(output, SETTINGS, True, ENTRIES, run) for output in outputs)
+    assert (first.published, first.resumed, second.published, second.resumed) == (True, 3, False, 0)
+    first.close()
+    second.close()
+    write_finished(outputs[1], run)
+    assert overwrite_run("all", outputs) != run
+
+
+def test_what_a_server_failed_to_give_does_not_begin_a_run_anew(output):
+    write_finished(output, missing=1)
+    journal = open_journal(output, SETTINGS, True, ENTRIES, overwrite_run("all", [output]))
+    assert journal.resumed == 3
+    journal.close()
+    run = overwrite_run("all", [output])
+    write_finished(output, run, missing=1)
+    assert overwrite_run("all", [output]) == run
+
+
+def test_a_run_that_is_to_replace_an_output_of_other_settings_goes_on(output):
+    """As --overwrite left it before runs had names."""
+    write_finished(output)
+    journal_of(output).unlink()
+    write_journal(output, {("q1", 0): "a"}, OTHER)
+    journal = open_journal(output, OTHER, True, ENTRIES, overwrite_run("all", [output]))
+    assert (journal.resumed, journal.published) == (1, False)
+
+
+def test_an_interrupted_run_is_ended_without_the_flag_too(output):
+    write_finished(output)
+    run = overwrite_run("all", [output])
+    journal = open_journal(output, SETTINGS, True, ENTRIES, run)
+    for key, value in ENTRIES.items():
+        journal.add(key, value)
+    journal.close()
+    journal = open_journal(output, SETTINGS, False, ENTRIES)
+    journal.publish(["all"], {}, None)
+    journal.close()
+    assert overwrite_run("all", [output]) != run
 
 
 # The final file
@@ -700,7 +790,7 @@ def test_an_address_is_kept_without_its_password(address, expected):
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git here")
 def test_the_commit_is_named_and_marked_where_files_differ(tmp_path):
     (tmp_path / "utils").mkdir()
-    for name in ("__init__.py", "cli.py", "flags.py", "run_files.py"):
+    for name in ("__init__.py", "cli.py", "flags.py", "redo.py", "run_files.py"):
         shutil.copy(ROOT / "utils" / name, tmp_path / "utils")
     assert commit_in(tmp_path) == "None"
     git(tmp_path, "init", "-q")

@@ -28,7 +28,8 @@ from zygote import ServerPlanner
 import baselines
 from utils import run_study
 from utils.cli import UserError
-from utils.journal import Journal, read_journal
+from utils.journal import Journal
+from utils.journal_lines import read_journal
 from utils.records import read_dataset
 from utils.run_files import read_manifest
 from utils.scoring import CATEGORIES as TITLES
@@ -699,6 +700,18 @@ def test_a_changed_dataset_changes_all_that_comes_from_it(work, capsys):
     assert "--overwrite" not in work.ran[-1]  # a table is made again without
     assert f"# inputs changed: data/{ART}_test.json: " in capsys.readouterr().out
     assert "| 8 |" in (work.folder / TABLE).read_text()
+    assert work.run() == 0 and work.ran == []
+
+
+def test_of_a_changed_question_alone_the_answers_are_judged_again(work):
+    path, asked = work.folder / f"data/{ART}_test.json", len(work.server.requests)
+    records = json.loads(path.read_text())
+    records[0]["narrative"] += " More."
+    path.write_text(json.dumps(records))
+    assert work.run() == 0
+    prompts = [request["messages"] for request in work.server.requests[asked:]]
+    judged = [user["content"] for system, user in prompts if "match_score" in system["content"]]
+    assert judged and all(records[0]["question"] in prompt for prompt in judged)
     assert work.run() == 0 and work.ran == []
 
 

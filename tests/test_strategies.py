@@ -364,7 +364,7 @@ def test_fingerprint_of_each_strategy(judging):
     shared = {
         "script": "evaluate_responses.py", "judge": "judge",
         "inputs": file_hash(judging.folder / "data.json"), "max_model_len": None, "dtype": "auto",
-        "temperature": 0.0, "top_p": 0.95, "max_tokens": 512, "seed": 0, "max_retries": 3,
+        "temperature": 0.0, "top_p": 0.95, "max_tokens": 512, "seed": 0,
         "constrained_decoding": "fallback",
     }  # fmt: skip
     for strategy, name, responses in [

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 from api_server import Reply, default_reply, serve
 from test_evaluate_responses import make_question
 
+from utils.journal import Journal
+from utils.journal_lines import read_journal
 from utils.run_files import read_manifest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,9 +45,10 @@ class Work:
 
     def run(self, script, *flags):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
-        command = [sys.executable, ROOT / script, "--inputs_addr", "data.json", *flags]
+        command = [sys.executable, ROOT / script, "--inputs_addr", "data.json"]
         if not script.startswith("utils/"):
             command += ["--openai", "--base_url", self.server.url, "--api_key_addr", "key.txt", "--max_retries", "0"]
+        command += flags
         return subprocess.run(
             [*map(str, command)], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=600
         )
@@ -99,6 +103,117 @@ def test_answers_that_a_server_failed_to_give(work):
     assert work.read("fresh.json") == work.read("rag.json")
     assert work.judge().returncode == 0
     assert "partial" not in work.read("scores.json") and read_manifest(work.folder / "scores.json")["missing"] == 0
+
+
+def test_overwrite_asks_for_everything_and_again_only_for_what_the_server_failed_to_give(work):
+    assert work.answer().returncode == 0
+    work.server.reply, asked = failing("Question number 3?"), len(work.server.requests)
+    assert work.answer("--overwrite").returncode == 1
+    assert len(set(work.asked_since(asked))) == 6
+    work.server.reply, asked = default_reply, len(work.server.requests)
+    assert work.answer("--overwrite").returncode == 0
+    assert len(work.asked_since(asked)) == 1 and len(work.read("rag.json")) == 6
+    assert "already finished" in work.answer("--overwrite", "changed").stdout
+    assert work.answer("--overwrite").returncode == 0
+    assert len(work.asked_since(asked)) == 1 + 6
+
+
+def sometimes(*texts):
+    """A server whose model says nothing of use on prompts that hold one of these texts."""
+
+    def reply(request):
+        is_bad = any(text in request["messages"][1]["content"] for text in texts)
+        return Reply("I would rather not.") if is_bad else default_reply(request)
+
+    return reply
+
+
+def test_failed_answers_and_verdicts_are_asked_for_again_and_nothing_else(work):
+    work.server.reply = sometimes("Question number 2?", "Question number 4?")
+    assert work.answer().returncode == 0
+    before = work.read("rag.json")
+    assert [before[f"q{n}"][0]["output"] is None for n in range(6)] == [False, False, True, False, True, False]
+    work.server.reply, asked = sometimes("Question number 4?"), len(work.server.requests)
+    done = work.answer("--retry_failed", "--max_retries", "1")
+    assert done.returncode == 0, done.stderr
+    retried = work.asked_since(asked)
+    assert len(retried) == 1 + 2 and all("number 2?" in text or "number 4?" in text for text in retried)
+    assert not {request["seed"] for request in work.server.requests[:asked]} & {
+        request["seed"] for request in work.server.requests[asked:]
+    }
+    after = work.read("rag.json")
+    assert after["q2"][0]["output"] is not None and after["q2"][0]["attempts"] == 2
+    assert (after["q4"][0]["output"], after["q4"][0]["attempts"]) == (None, 3)
+    assert all(after[name] == before[name] for name in ("q0", "q1", "q3", "q5"))
+    # With another --max_retries, and without the flag, it is finished.
+    asked = len(work.server.requests)
+    assert "already finished" in work.answer("--max_retries", "7").stdout and not work.asked_since(asked)
+
+    work.server.reply = sometimes("Aspect 1a", "Aspect 3b")
+    assert work.judge().returncode == 0
+    scores = work.read("scores.json")
+    assert (scores["num_unscored"], scores["num_unanswered"]) == (2, 1)
+    work.server.reply, asked = default_reply, len(work.server.requests)
+    done = work.judge("--retry_failed", "--max_retries", "5")
+    assert done.returncode == 0, done.stderr
+    assert {re.search(r"Aspect (\w+)", text)[1] for text in work.asked_since(asked)} == {"1a", "3b"}
+    found = work.read("scores.json")
+    assert (found["num_unscored"], found["num_unanswered"]) == (0, 1)  # no answer is no failure of the judge
+    for old, new in zip(scores["per_question_scores"], found["per_question_scores"], strict=True):
+        assert old == new or old["id"] in ("q1", "q3")
+    asked = len(work.server.requests)
+    assert "already finished" in work.judge("--retry_failed").stdout and not work.asked_since(asked)
+
+
+def test_a_retry_that_ends_early_loses_nothing(work):
+    work.server.reply = sometimes("Question number 2?", "Question number 4?")
+    assert work.answer().returncode == 0
+    work.server.reply = failing("Question number 4?")
+    done = work.answer("--retry_failed")
+    assert done.returncode == 1 and done.stderr.splitlines()[-1] == (
+        f"1 answer is missing because the server failed; {SAME}"
+    )
+    found = work.read("rag.json")
+    assert [found[f"q{n}"][0]["output"] is None for n in range(6)] == [False, False, False, False, True, False]
+    assert read_manifest(work.folder / "rag.json")["missing"] == 0  # what there was of it is still there
+    work.server.reply, asked = default_reply, len(work.server.requests)
+    # As a run that was killed before it wrote the file leaves it: the journal has more than the file.
+    assert work.answer("--retry_failed").returncode == 0 and len(work.asked_since(asked)) == 1
+    journal, newest = work.folder / "rag.json.journal.jsonl", work.read("rag.json")
+    assert sum('"q2"' in line for line in journal.read_text().splitlines()) == 2
+    (work.folder / "rag.json").unlink()
+    assert work.answer().returncode == 0 and work.read("rag.json") == newest
+    assert len(work.asked_since(asked)) == 1
+
+
+def test_failed_pieces_without_a_journal_cannot_be_asked_for_again(work):
+    work.server.reply = sometimes("Question number 2?")
+    assert work.answer().returncode == 0
+    (work.folder / "rag.json.journal.jsonl").unlink()
+    refused = work.answer("--retry_failed")
+    assert refused.returncode == 2 and refused.stderr.endswith(
+        "error: rag.json: its journal was deleted, so nothing in it can be asked for again\n"
+        "  --overwrite makes it anew, without --retry_failed it is left alone\n"
+    )
+    assert "already finished" in work.answer().stdout
+
+
+def test_fingerprints_that_hold_the_number_of_tries_go_on(work):
+    """As journals and manifests of before have it."""
+    assert work.answer("--limit", "3").returncode == 0
+    manifest, journal = work.folder / "rag.json.manifest.json", work.folder / "rag.json.journal.jsonl"
+    fingerprint = {**read_manifest(work.folder / "rag.json")["fingerprint"], "max_retries": 0}
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "fingerprint": fingerprint}))
+    pieces = read_journal(journal)[1]
+    journal.unlink()
+    old = Journal(work.folder / "rag.json", fingerprint)
+    for key, value in pieces.items():
+        old.add(key, value)
+    old.close()
+    asked = len(work.server.requests)
+    assert "already finished" in work.answer("--limit", "3", "--max_retries", "2").stdout
+    assert work.answer("--max_retries", "2").returncode == 0
+    assert len(work.asked_since(asked)) == 3 and len(work.read("rag.json")) == 6
 
 
 def test_answers_by_plan_that_a_server_failed_to_give(work):

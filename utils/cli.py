@@ -22,6 +22,7 @@ from utils.flags import (
     positive_int,
     temperature,
 )
+from utils.redo import add_redo_arguments
 
 SERVER_FAILED = 1  # exit code: a server left requests unanswered; the same command asks again
 INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; the same command goes on
@@ -278,16 +279,15 @@ def add_sampling_arguments(
         "--max_tokens", type=positive_int, default=max_tokens, help="tokens an output may have (%(default)s)"
     )
     group.add_argument(
-        "--max_model_len",
-        type=positive_int,
-        help=f"tokens of prompt and output together (default: {max_model_len})",
+        "--max_model_len", type=positive_int, help=f"tokens of prompt and output together (default: {max_model_len})"
     )
     group.add_argument("--seed", type=non_negative_int, default=0, help="seed of all sampling (%(default)s)")
     group.add_argument(
         "--max_retries",
         type=non_negative_int,
         default=3,
-        help="how often an output that cannot be used is asked for again, "
+        help="how often an output that cannot be used is asked for again (at --temperature 0 once, held to its schema: "
+        "a greedy model only repeats itself, so such an output shows 2 attempts), "
         "and how often an API request that failed for good is made again (%(default)s)",
     )
     group.add_argument(
@@ -316,7 +316,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         default=shard_index,
         help="the part to work on, from 0; in a SLURM array the task's place in it (%(default)s)",
     )
-    group.add_argument("--overwrite", action="store_true", help="replace an output that was made with other settings")
+    add_redo_arguments(group)
     group.add_argument("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     group.add_argument(
         "--dry_run",

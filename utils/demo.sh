@@ -18,21 +18,21 @@ run() {
 }
 
 run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data \
-    --output_dataset_addr $out/test_ranked.json --overwrite
+    --output_dataset_addr $out/test_ranked.json --overwrite changed
 run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data --random_profile --seed 0 \
-    --output_dataset_addr $out/test_random_ranked.json --overwrite
+    --output_dataset_addr $out/test_random_ranked.json --overwrite changed
 
 run "$python" baselines.py --model_addr $chat --inputs_addr $data \
-    --output_addr $out/no_personalization.json $limits --overwrite
+    --output_addr $out/no_personalization.json $limits --overwrite changed
 run "$python" baselines.py --model_addr $chat --inputs_addr $out/test_ranked.json --rag --num_contexts 10 \
-    --output_addr $out/rag.json $limits --overwrite
+    --output_addr $out/rag.json $limits --overwrite changed
 run "$python" baselines.py --model_addr $chat --inputs_addr $out/test_random_ranked.json --rag --num_contexts 10 \
-    --output_addr $out/rag_random.json $limits --overwrite
+    --output_addr $out/rag_random.json $limits --overwrite changed
 
 printf '\nPlanPers: a planner is trained for a few steps, plans, and the answers follow its plans.\n'
 for split in train validation; do
     run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $sample/$split.json \
-        --output_dataset_addr $out/${split}_ranked.json --overwrite
+        --output_dataset_addr $out/${split}_ranked.json --overwrite changed
 done
 run "$python" train_planner.py --model_addr $chat --inputs_addr $out/train_ranked.json \
     --validation_addr $out/validation_ranked.json --output_dir $out/planner --num_contexts 2 --max_steps 8 \
@@ -41,18 +41,18 @@ run "$python" train_planner.py --model_addr $chat --inputs_addr $out/train_ranke
 run "$python" utils/plot_training.py --output_dir $out/planner
 run "$python" planpers.py --model_addr $chat --planner_model $out/planner/best \
     --inputs_addr $out/test_ranked.json --output_addr $out/planpers.json --num_contexts 2 $limits \
-    --max_tokens_plan 100 --overwrite
+    --max_tokens_plan 100 --overwrite changed
 run "$python" utils/evaluate_plans.py --inputs_addr $data --plans_addr $out/planpers.json.plans.json \
     --embedding_model $encoder --embedding_threshold 0.6
 run "$python" planpers.py --model_addr $chat --gold_plan \
-    --inputs_addr $out/test_ranked.json --output_addr $out/planpers_gold.json --num_contexts 2 $limits --overwrite
+    --inputs_addr $out/test_ranked.json --output_addr $out/planpers_gold.json --num_contexts 2 $limits --overwrite changed
 
 run "$python" evaluate_responses.py --evaluator_llm $chat --inputs_addr $data \
     --response_addr $out/no_personalization.json $out/rag_random.json $out/rag.json $out/planpers.json \
     $out/planpers_gold.json \
     --score_addr $out/no_personalization_scores.json $out/rag_random_scores.json $out/rag_scores.json \
     $out/planpers_scores.json $out/planpers_gold_scores.json \
-    --max_tokens 16 --constrained_decoding always --overwrite
+    --max_tokens 16 --constrained_decoding always --overwrite changed
 
 printf '\nThree answers with their judged aspects (a model this small answers and judges badly):\n'
 run "$python" utils/show_answers.py --inputs_addr $data --num_questions 3 \

@@ -93,14 +93,18 @@ class Policy:
         return cls(**{name: getattr(args, name) for name in names}, schema=schema)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "schema"}
+        """Of the settings those that decide a piece: the number of tries does not change one that is finished."""
+        return {name: value for name, value in vars(self).items() if name not in ("schema", "max_retries")}
 
-    def sampling(self, key: Key, attempt: int) -> Sampling:
-        """The sampling of one try (from 0); its seed hangs on the key alone, not on order or shard."""
-        temperature = self.temperature
+    def sampling(self, key: Key, attempt: int, before: int = 0) -> Sampling:
+        """The sampling of one try (from 0), after those `before` that failed in earlier runs.
+
+        Its seed hangs on the key and the number of all tries alone, not on order or shard.
+        """
+        temperature, number = self.temperature, before + attempt
         if self.constrained_decoding == "never":
-            temperature = max(temperature, min(1.0, round(temperature + 0.1 * attempt, 6)))
-        seed = int.from_bytes(hashlib.sha256(repr((self.seed, key, attempt)).encode()).digest()[:4], "big") >> 1
+            temperature = max(temperature, min(1.0, round(temperature + 0.1 * number, 6)))
+        seed = int.from_bytes(hashlib.sha256(repr((self.seed, key, number)).encode()).digest()[:4], "big") >> 1
         schema = self.schema if self._is_constrained(attempt) else None
         return Sampling(temperature, self.top_p, self.max_tokens, seed, schema)
 
@@ -116,6 +120,17 @@ class Policy:
             # Nor does a greedy free try get better by asking again: the second try is constrained at once.
             return attempt >= self.max_retries or (attempt > 0 and self.temperature == 0)
         return self.constrained_decoding == "always"
+
+
+def is_failed(record: dict[str, Any] | None) -> bool:
+    """The model gave nothing that can be used; what stands in for a verdict on no answer has `answered`."""
+    return record is not None and record["value"] is None and "answered" not in record
+
+
+def left_to_ask(journal: Journal, keys: Iterable[Key], retry_failed: bool) -> list[Key]:
+    """Those of `keys` that are not finished, with `retry_failed` those that failed too, in order."""
+    entries = journal.entries
+    return [key for key in keys if key not in entries or (retry_failed and is_failed(entries[key]))]
 
 
 def generate(open_engine: Callable[[], Engine], *stages: Stage) -> str:
@@ -201,18 +216,21 @@ async def _answer(engine: Engine, request: Request, stage: Stage) -> dict[str, A
     """
     if request.prompt is None:
         return {"value": None, "reason": "the prompt is longer than the model takes", **request.record}
-    spent, policy = dict.fromkeys(TOKEN_COUNTS, 0), stage.policy
+    policy, earlier = stage.policy, request.journal.entries.get(request.key)
+    earlier = earlier if is_failed(earlier) else {}  # --retry_failed: its tries and its tokens count on
+    spent, before = {name: earlier.get(name, 0) for name in TOKEN_COUNTS}, earlier.get("attempts", 0)
     for attempt in range(policy.max_retries + 1):
-        sampling = policy.sampling(request.key, attempt)
+        sampling = policy.sampling(request.key, attempt, before)
         try:
             completion = await engine.complete(stage.model, request.prompt, sampling)
         except RefusedError as refusal:
-            return {"value": None, "reason": str(refusal), **request.record, "attempts": attempt + 1, **spent}
+            attempts = before + attempt + 1
+            return {"value": None, "reason": str(refusal), **request.record, "attempts": attempts, **spent}
         spent = {name: _total([spent[name], getattr(completion, name)]) for name in spent}
         parsed = stage.parse(completion.text, completion.finish_reason == "length")
         if parsed.value is not None or policy.is_last(attempt):
             break
-    return _record(parsed, completion, sampling, request, attempt + 1, spent)
+    return _record(parsed, completion, sampling, request, before + attempt + 1, spent)
 
 
 def _record(

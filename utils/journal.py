@@ -2,19 +2,23 @@
 
 Its first line is the run's fingerprint, then comes one line a finished piece of work. It stays when the output is
 finished, so a later run with more questions asks only for what is missing. Each line ends with a checksum, over the
-line and the header: neither a flipped bit nor another run's line is taken for a finished piece.
+line and the header: neither a flipped bit nor another run's line is taken for a finished piece. Of two lines for one
+piece the last one counts. Where what the pieces are made from may change, a line says what it is from there on, and
+which of the pieces before it no longer count.
 """
 
 import hashlib
 import json
+import secrets
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from utils.cli import UserError
+from utils.journal_lines import Key, read_entries, read_header, with_sum
 from utils.lock import Lock
 from utils.run_files import (
     REPORTED,
@@ -23,8 +27,8 @@ from utils.run_files import (
     check_writable,
     describe_run,
     differences,
-    in_todays_shape,
     is_finished,
+    manifest_of,
     prepare_output,
     publish,
     publish_staged,
@@ -34,62 +38,146 @@ from utils.run_files import (
     write_line,
 )
 
-Key = tuple[str | int, ...]
-
-SUM_FIELD = b',"crc32":'  # ends a journal's line, before the number
-
 
 def open_journal(
-    output: str | Path, fingerprint: dict[str, Any], overwrite: bool, keys: Collection[Key]
+    output: str | Path,
+    fingerprint: dict[str, Any],
+    overwrite: bool,
+    keys: Collection[Key],
+    run: str | None = None,
+    retry_failed: bool = False,
+    may_change: Collection[str] = (),
 ) -> "Journal | None":
     """Check that `output` may be written (see `prepare_output`) and open its journal.
 
     Args:
         keys: the finished pieces that this run is to end with.
+        run: of `overwrite_run`: what another run has finished is made anew from nothing.
+        retry_failed: failed pieces are to be replaced, which takes a journal.
+        may_change: settings that pieces of earlier runs may differ in: which still count, the caller says (`drop`).
 
     Returns:
         None where the output is finished and its journal was deleted: there is nothing to add to it.
 
     Raises:
-        UserError: as above; or the journal was deleted and the output was not made for these very pieces.
+        UserError: as above; or the journal was deleted, and the output was not made for these very pieces or some are
+            to be replaced.
     """
     check_writable(Path(output))
     lock = Lock(output)
-    published = prepare_output(output, fingerprint, overwrite)
+    published = prepare_output(output, fingerprint, overwrite, may_change)
+    anew = run is not None and _is_finished_by_another(output, fingerprint, run, may_change)
+    published = published and not anew
     if published and not Path(f"{output}.journal.jsonl").exists():
-        _refuse_other_pieces(output, keys)
+        _refuse_other_pieces(output, keys, retry_failed)
         return None
-    journal = Journal(output, fingerprint, overwrite, published, lock)
+    journal = Journal(output, fingerprint, overwrite, published, lock, run, anew, may_change)
     if published:
         journal.take_over_reported(read_manifest(output)["fingerprint"])
     return journal
 
 
-def check_journal(output: str | Path, fingerprint: dict[str, Any], overwrite: bool, keys: Collection[Key]) -> None:
-    """Raise UserError where `open_journal`, with the same arguments, would; nothing is made: for a dry run."""
+def check_journal(
+    output: str | Path,
+    fingerprint: dict[str, Any],
+    overwrite: str | None,
+    keys: Collection[Key],
+    retry_failed: bool = False,
+    may_change: Collection[str] = (),
+) -> None:
+    """Raise UserError where `open_journal` would, for the flag's value `overwrite`; nothing is made: for a dry run."""
     output, path = Path(output), Path(f"{output}.journal.jsonl")
     check_could_write(output)
     if Path(f"{output}.lock").exists():
         Lock(output).release()
-    published = is_finished(output, fingerprint, overwrite)
+    published = is_finished(output, fingerprint, bool(overwrite), may_change) and overwrite != "all"
     check_regular(path)
     if path.exists():
         with open(path, "rb") as file:
-            found, header_sum = _read_header(file, path)
-            if found is not None and not _is_other(found, fingerprint, overwrite, path):
-                _read_entries(file, path, header_sum)
+            found, header_sum = read_header(file, path)
+            if found is not None and not _is_other(
+                found["fingerprint"], fingerprint, bool(overwrite), path, may_change
+            ):
+                read_entries(file, path, header_sum)
     elif published:
-        _refuse_other_pieces(output, keys)
+        _refuse_other_pieces(output, keys, retry_failed)
 
 
-def _refuse_other_pieces(output: str | Path, keys: Collection[Key]) -> None:
-    """Raise UserError where a finished output, to which nothing can be added, does not hold these very pieces."""
+def _refuse_other_pieces(output: str | Path, keys: Collection[Key], retry_failed: bool) -> None:
+    """Raise UserError where a finished output without a journal has not these very pieces, or is to get others."""
+    if retry_failed:
+        raise UserError(
+            f"{output}: its journal was deleted, so nothing in it can be asked for again\n"
+            "  --overwrite makes it anew, without --retry_failed it is left alone"
+        )
     manifest = read_manifest(output)
     if manifest.get("keys_sha256") != _keys_hash(keys):
         raise UserError(
             f"{output}: holds {manifest.get('pieces', 0)} pieces, others than the {len(keys)} of this run, "
             "and its journal was deleted, so none can be added\n  delete it to begin anew, or give another output"
         )
+
+
+def _is_other(
+    found: dict[str, Any], fingerprint: dict[str, Any], overwrite: bool, path: Path, may_change: Collection[str]
+) -> bool:
+    """Is a journal one of other settings? UserError where it is, unless it may be overwritten."""
+    differing = differences(found, fingerprint, may_change)
+    if differing and not overwrite:
+        raise UserError(
+            f"{path}: an unfinished run with other settings: {differing}\n"
+            "  repeat that run's command, give another output, or --overwrite to begin anew"
+        )
+    return bool(differing)
+
+
+def overwrite_run(overwrite: str | None, outputs: Sequence[str]) -> str | None:
+    """The name of the run that makes these outputs anew: of the one that was interrupted, else a new one.
+
+    None unless `overwrite`, the flag's value, is "all".
+
+    It stands in every journal that the run begins and every manifest that it writes. While an output lacks it, or lacks
+    what a server failed to give, the same command is that run again and begins nothing from nothing.
+    """
+    if overwrite != "all":
+        return None
+    for output in outputs:
+        check_writable(Path(output))
+    command = hashlib.sha256(json.dumps(list(map(str, outputs))).encode()).hexdigest()[:16]
+    for name in (name for output in outputs for name in _runs_of(output)):
+        if name.startswith(command) and not all(_is_made_by(output, name) for output in outputs):
+            return name
+    return f"{command}-{secrets.token_hex(8)}"
+
+
+def _runs_of(output: str | Path) -> list[str]:
+    """Names of the runs with --overwrite that began its journal, and that wrote it."""
+    path, told = Path(f"{output}.journal.jsonl"), [read_manifest(output)]
+    if path.is_file():
+        with open(path, "rb") as file:
+            told.append(read_header(file, path)[0])
+    return [one["overwrite"] for one in told if one is not None and "overwrite" in one]
+
+
+def _is_made_by(output: str | Path, run: str) -> bool:
+    manifest = manifest_of(output) if Path(output).exists() else None
+    return manifest is not None and manifest.get("overwrite") == run and not manifest.get("missing")
+
+
+def _is_finished_by_another(
+    output: str | Path, fingerprint: dict[str, Any], run: str, may_change: Collection[str]
+) -> bool:
+    """Something is there that `run` is to make anew, even if its journal is of these settings.
+
+    Not so what has other settings, where that journal is of an unfinished run that was to replace it.
+    """
+    if not Path(output).exists():
+        return False
+    manifest = manifest_of(output)
+    if manifest is None:
+        return True
+    is_going_on = manifest.get("overwrite") == run or manifest.get("missing")
+    return not is_going_on and not differences(manifest["fingerprint"], fingerprint, may_change)
 
 
 def _keys_hash(keys: Iterable[Key]) -> str:
@@ -104,9 +192,11 @@ class Journal:
 
     Attributes:
         entries: finished pieces by key, those of earlier runs included.
+        added: keys of those that this run added, or put in place of failed ones.
         resumed: how many of them an earlier run had finished.
         published: the final file is there and was made with this fingerprint.
         fingerprint: the settings it was opened with.
+        begun_with: the settings in its first line, nothing where it is new.
     """
 
     def __init__(
@@ -116,8 +206,11 @@ class Journal:
         overwrite: bool = False,
         published: bool = False,
         lock: "Lock | None" = None,
+        run: str | None = None,
+        anew: bool = False,
+        may_change: Collection[str] = (),
     ):
-        """Open the journal of `output`, or begin one.
+        """Open the journal of `output`, or begin one; with `anew` it goes on only with what `run` began.
 
         Raises:
             UserError: another run is writing it, a line other than a torn last one is damaged, or it belongs to
@@ -127,8 +220,13 @@ class Journal:
         self.fingerprint = fingerprint
         self._opened = time.monotonic()
         self.entries: dict[Key, Any] = {}
+        self.added: set[Key] = set()
         self.published = published
         self._lock = lock or Lock(output)
+        self._run = run
+        self._may_change = may_change
+        self._dropped: list[Key] = []
+        self._is_of_others = False  # the file says that its pieces are of something else than this run's
         self._end = 0  # where the last whole line ends
         check_regular(self.path)
         import msgspec  # here, so that --help needs no package
@@ -137,26 +235,41 @@ class Journal:
         # Without a buffer: what could not be written is not written later, after the run has said so.
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (held open for the whole run)
         with open(self.path, "rb") as file:
-            self._read(file, overwrite)
+            self.begun_with = self._read(file, overwrite, anew)
         self.resumed = len(self.entries)
 
-    def _read(self, file: IO[bytes], overwrite: bool) -> None:
+    def _read(self, file: IO[bytes], overwrite: bool, anew: bool) -> dict[str, Any]:
         """Take over what an earlier run has finished, and cut off a torn last line: the next one starts clean."""
-        found, self._header_sum = _read_header(file, self.path)
-        if found is not None and _is_other(found, self.fingerprint, overwrite, self.path):
+        found, self._header_sum = read_header(file, self.path)
+        if found is not None and _is_other(
+            found["fingerprint"], self.fingerprint, overwrite, self.path, self._may_change
+        ):
+            found = None
+        if found is not None and anew and found.get("overwrite") != self._run:
             found = None
         self._is_begun = found is not None
         if found is not None:
-            self.take_over_reported(found)
-            self.entries, self._end = _read_entries(file, self.path, self._header_sum)
+            self.take_over_reported(found["fingerprint"])
+            self._run = self._run or found.get("overwrite")
+            self.entries, changes, self._end = read_entries(file, self.path, self._header_sum)
+            self._is_of_others = bool(differences({**found["fingerprint"], **changes}, self.fingerprint))
             self._file.truncate(self._end)
+        return found["fingerprint"] if found is not None else {}
 
     def add(self, key: Key, value: Any) -> None:
         """Keep one finished piece; it survives the process from here on."""
         self._begin()
         text = self._encode({"key": key, "value": value})
-        self._write(_with_sum(text, self._header_sum))
+        self._write(with_sum(text, self._header_sum))
         self.entries[key] = value
+        self.added.add(key)
+
+    def drop(self, keys: Iterable[Key]) -> None:
+        """These pieces no longer count. The file is told with the next piece: a run that is refused changes nothing."""
+        self._dropped += keys
+        for key in self._dropped:
+            self.entries.pop(key, None)
+        self.resumed = len(self.entries)
 
     def forget(self) -> None:
         """Begin anew with the next piece, as for other settings with --overwrite."""
@@ -222,6 +335,7 @@ class Journal:
     def _describe(self, arguments: dict[str, Any], device: str | None, figures: dict[str, Any]) -> dict[str, Any]:
         """The manifest of the final file."""
         figures |= {
+            **self._run_name(),
             "pieces": len(self.entries),
             "keys_sha256": _keys_hash(self.entries),
             "resumed": self.resumed,
@@ -235,13 +349,25 @@ class Journal:
         self._lock.release()
 
     def _begin(self) -> None:
-        """Replace what the journal held by this run's header, unless it goes on with what it held."""
+        """Replace what the journal held by this run's header, unless it goes on with what it held.
+
+        Then it is told what the pieces are made from now, where that has changed, and which of them don't count.
+        """
         if not self._is_begun:
             self._file.truncate(0)
             self._end = 0
-            header = json.dumps({"fingerprint": self.fingerprint}, ensure_ascii=False).encode() + b"\n"
+            told = {"fingerprint": self.fingerprint, **self._run_name()}
+            header = json.dumps(told, ensure_ascii=False).encode() + b"\n"
             self._write(header)
             self._is_begun, self._header_sum = True, zlib.crc32(header)
+        elif self._dropped or self._is_of_others:
+            made_from = {name: self.fingerprint[name] for name in self._may_change}
+            text = self._encode({"made_from": made_from, "dropped": self._dropped})
+            self._write(with_sum(text, self._header_sum))
+        self._dropped, self._is_of_others = [], False
+
+    def _run_name(self) -> dict[str, str]:
+        return {} if self._run is None else {"overwrite": self._run}
 
     def _write(self, line: bytes) -> None:
         """Append a line; of one that the disk takes only in part nothing stays, for others may follow."""
@@ -252,72 +378,3 @@ class Journal:
                 self._file.truncate(self._end)
             raise
         self._end += len(line)
-
-
-def read_journal(path: str | Path) -> tuple[dict[str, Any], dict[Key, Any]]:
-    """The fingerprint and the finished pieces of a journal, which may be in use; a torn last line does not count.
-
-    Raises:
-        UserError: it cannot be read, was not begun, or is damaged.
-    """
-    check_regular(Path(path))
-    try:
-        with open(path, "rb") as file:
-            fingerprint, header_sum = _read_header(file, Path(path))
-            if fingerprint is None:
-                raise UserError(f"{path}: holds nothing yet")
-            return fingerprint, _read_entries(file, Path(path), header_sum)[0]
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def _is_other(found: dict[str, Any], fingerprint: dict[str, Any], overwrite: bool, path: Path) -> bool:
-    """Is a journal one of other settings? UserError where it is, unless it may be overwritten."""
-    differing = differences(found, fingerprint)
-    if differing and not overwrite:
-        raise UserError(
-            f"{path}: an unfinished run with other settings: {differing}\n"
-            "  repeat that run's command, give another output, or --overwrite to begin anew"
-        )
-    return bool(differing)
-
-
-def _read_header(file: IO[bytes], path: Path) -> tuple[dict[str, Any] | None, int]:
-    """The fingerprint in the first line, None for a journal that was not begun, and that line's checksum."""
-    line = file.readline()
-    if not line.endswith(b"\n"):
-        return None, 0
-    with suppress(ValueError, TypeError, KeyError, RecursionError):
-        if isinstance(fingerprint := json.loads(line)["fingerprint"], dict):
-            return in_todays_shape(fingerprint), zlib.crc32(line)
-    raise UserError(
-        f"{path}: line 1 is damaged\n  every other line's checksum includes it: delete the file to begin anew"
-    )
-
-
-def _read_entries(file: IO[bytes], path: Path, header_sum: int) -> tuple[dict[Key, Any], int]:
-    """Every whole line after the header by its key, and where the last of them ends."""
-    entries: dict[Key, Any] = {}
-    end = file.tell()
-    for number, line in enumerate(file, 2):
-        if not line.endswith(b"\n"):
-            break
-        if (entry := _parse_entry(line, header_sum)) is None:
-            raise UserError(
-                f"{path}: line {number} is damaged\n"
-                "  delete that line to have its piece done again, or the file to begin anew"
-            )
-        entries[tuple(entry["key"])] = entry["value"]
-        end += len(line)
-    return entries, end
-
-
-def _with_sum(text: bytes, header_sum: int) -> bytes:
-    """The line of a journal for a JSON object: it ends with the checksum of header and object, as one field more."""
-    return text[:-1] + SUM_FIELD + str(zlib.crc32(text, header_sum)).encode() + b"}\n"
-
-
-def _parse_entry(line: bytes, header_sum: int) -> dict[str, Any] | None:
-    """The finished piece in a line, None where it is not as it was written, or is another journal's."""
-    text = line.rpartition(SUM_FIELD)[0] + b"}"
-    return json.loads(text) if _with_sum(text, header_sum) == line else None

@@ -21,8 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
-from utils.generation import describe_records
-from utils.journal import Journal, Key, open_journal, read_journal
+from utils.generation import describe_records, is_failed
+from utils.journal import Journal, Key, open_journal
+from utils.journal_lines import read_journal
 from utils.records import collect_responses, first_five, read_dataset, read_plans, read_responses, select_questions
 from utils.run_files import REPORTED, differences, file_hash, manifest_of, read_manifest
 from utils.scoring import SCORINGS, is_outdated, score_file
@@ -90,10 +91,13 @@ def main(argv: list[str] | None = None) -> int:
                 "  give another output, or --overwrite to replace it"
             )
         journal.forget()
-    if journal is None or journal.holds(keys, lambda: content_of(kind, strategy, records, journal.entries, asked)):
+    new = [key for key in keys if is_new(key, entries[key], journal)] if journal else []
+    if journal is None or (
+        not new and journal.holds(keys, lambda: content_of(kind, strategy, records, journal.entries, asked))
+    ):
         print(f"{args.output_addr}: already finished, left alone")
         return 0
-    for key in journal.missing(keys):
+    for key in new:
         journal.add(key, entries[key])
     figures = {"counts": {kind: len(keys)}, "missing": 0, **describe_records(journal.entries.values())}
     figures |= shared_figures(shards)
@@ -157,7 +161,7 @@ def shared_fingerprint(shards: list[Shard]) -> dict[str, Any]:
 def shared_figures(shards: list[Shard]) -> dict[str, Any]:
     """What all shards' manifests say alike of how they were made, which their fingerprints don't; else None."""
     shared = {}
-    for name in ("batch_invariant", "answers"):
+    for name in ("batch_invariant", "judged", "answers"):
         if any(name in shard.manifest for shard in shards):
             told = [shard.manifest.get(name) for shard in shards]
             shared[name] = told[0] if all(one == told[0] for one in told) else None
@@ -243,7 +247,18 @@ def check_complete(
 
 def is_other_merge(journal: Journal, entries: dict[Key, Record]) -> bool:
     """What is there already differs from what the shards have, for they were run again."""
-    return any(entries[key]["value"] != entry["value"] for key, entry in journal.entries.items() if key in entries)
+    return any(
+        entries[key]["value"] != entry["value"]
+        for key, entry in journal.entries.items()
+        if key in entries and not is_failed(entry)
+    )
+
+
+def is_new(key: Key, entry: Record, journal: Journal) -> bool:
+    """An earlier merge had no such piece, or a failed one that its shard has asked for again."""
+    if key not in journal.entries:
+        return True
+    return is_failed(journal.entries[key]) and not is_failed(entry)
 
 
 def content_of(

@@ -49,6 +49,35 @@ def target_settings(lead_in: str | None) -> dict[str, Any]:
     return {} if lead_in is None else {"planner_target": "reference", "lead_in": lead_in}
 
 
+def plans_by_key(plans: dict[str, list[dict[str, Any]]], lead_in: str | None) -> dict[tuple[str, int], dict[str, Any]]:
+    """The content of a file of plans, as a journal would hold it."""
+    return {
+        (question_id, i): given_plan(
+            plan["aspects"] or [], plan.get("reason") or "an empty plan", lead_in, plan.get("raw")
+        )
+        for question_id, samples in plans.items()
+        for i, plan in enumerate(samples)
+    }
+
+
+def given_plan(titles: list[str], reason: str, lead_in: str | None, raw: Any) -> dict[str, Any]:
+    """A plan as a journal would hold it; `reason` is why there is none, where there is none.
+
+    With a lead-in it keeps its text, `raw`; of titles that came without a text that is the lead-in and these.
+    """
+    if not titles:
+        return {"value": None, "reason": reason}
+    titles = [one_line(title) for title in titles]
+    if lead_in is None:
+        return {"value": titles}
+    return {"value": titles, "raw": raw if isinstance(raw, str) else plan_text(titles, lead_in)}
+
+
+def has_plan_now(answer: dict[str, Any], plan: dict[str, Any] | None) -> bool:
+    """It was given without a plan, which failed; asked again (--retry_failed), the planner has made one."""
+    return "no_plan" in answer and plan is not None and bool(plan["value"])
+
+
 def plan_parser(lead_in: str | None) -> Callable[[str, bool], Parsed]:
     """What reads the titles of a plan: `parse_plan`, without the lead-in and the dashes that were asked for."""
     if lead_in is None:

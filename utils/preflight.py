@@ -28,7 +28,7 @@ from utils.check_report import Report
 from utils.cli import UserError
 from utils.engines import read_api_key
 from utils.estimate import add_estimate_arguments, describe_estimate
-from utils.journal import read_journal
+from utils.journal_lines import read_journal
 from utils.lock import Lock
 from utils.memory import GB
 from utils.model_checks import check_models
@@ -262,6 +262,8 @@ def describe_output(path: Path) -> str:
         if manifest is not None:
             if manifest.get("missing"):
                 return f"not whole, {manifest['missing']} pieces are missing: the same command goes on"
+            if "responses" in manifest["fingerprint"]:
+                return "finished already: the same command judges only what has changed since"
             return "finished already: the same command leaves it alone"
         return "exists, and no manifest says that it is finished: a run may ask for --overwrite"
     journal = Path(f"{path}.journal.jsonl")

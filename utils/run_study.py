@@ -40,7 +40,7 @@ PR_SET_PDEATHSIG = 1
 CHILD_SECONDS = 6  # for a command to leave after a signal; this script has cli.LEAVE_SECONDS
 NOT_HERE = {  # flags that would make a part of the work, or another piece of it
     "--limit", "--num_generated_outputs", "--strategy", "--num_shards", "--shard_index", "--dry_run", "--overwrite",
-    "--help", "-h", "--rag", "--random_profile",
+    "--help", "-h", "--rag", "--random_profile", "--retry_failed",
 }  # fmt: skip
 NO_HUMANS = (
     "figure 4 is not drawn: human_addr, a file of people's choices for utils/compare_evaluators.py, is not given"

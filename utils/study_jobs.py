@@ -99,7 +99,7 @@ def variables_of(step: Step) -> dict[str, str]:
 
 
 def flags_of(one: Pending) -> list[str]:
-    return [*one.step.flags, *(["--overwrite"] if one.overwrite else [])]
+    return [*one.step.flags, *(one.step.overwrite_flags() if one.overwrite else [])]
 
 
 def single_job(study: Study, one: Pending, after: list[str]) -> Job:

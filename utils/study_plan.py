@@ -53,7 +53,11 @@ class Step:
         if self.kind == "judge":
             responses = [self.outputs[output][1] for output in outputs]
             words += ["--response_addr", *responses, "--score_addr", *outputs]
-        return [*words, "--overwrite"] if overwrite else words
+        return [*words, *self.overwrite_flags()] if overwrite else words
+
+    def overwrite_flags(self) -> list[str]:
+        """What replaces outputs that were made otherwise, and leaves alone what is finished as the step has it."""
+        return ["--overwrite", "changed"] if self.kind in ("rank", "answer", "judge") else ["--overwrite"]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from prompts import load_prompt
 from utils.cli import UserError
 from utils.derived_files import is_own
 from utils.flags import FlagParser, drop_flags
-from utils.journal import read_journal
+from utils.journal_lines import read_journal
 from utils.models import cached_commit, is_folder, model_fingerprint
 from utils.records import read_dataset
 from utils.run_files import (
