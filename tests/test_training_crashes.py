@@ -5,12 +5,14 @@ import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 
 import pytest
 from tiny_chat import sample_records, save_tiny_chat
-from zygote import Zygote
+from zygote import ROOT, Zygote
 
 pytestmark = pytest.mark.engine
 
@@ -85,6 +87,7 @@ def contents(output):
         "card": (output / "README.md").read_text(),
         "best": (output / "best").readlink(),
         "log": [figures for figures in map(without_times, log) if figures.keys() > {"step", "epoch"}],
+        "flos": state["total_flos"],
         "losses": [entry["loss"] for entry in state["log_history"] if "loss" in entry],
         "left over": [*output.rglob("*.tmp"), *output.rglob("*.probe"), *output.rglob("*.lock")],
     }
@@ -202,3 +205,35 @@ def test_a_checkpoint_that_is_there_only_to_go_on_from_is_never_the_best(flags, 
         finish(zygote, [*flags, *more], output)
     assert contents(outputs["stopped"]) == contents(outputs["whole"])
     assert sorted(whole_checkpoints(outputs["whole"])) == [*STEPS]
+
+
+STOPPER = """
+import os, signal, time
+from utils import cli, stopping
+cli.LEAVE_SECONDS, stopping.SAME_SIGNAL = 1, 1000
+def main():
+    with stopping.Stopper() as stopper:
+        stopper.step, stopper.saved = 3, 2
+        os.kill(os.getpid(), {first})
+        os.kill(os.getpid(), signal.SIGTERM)
+        print(stopper.asked, flush=True)
+        {then}
+cli.run_script(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "code"),
+    [
+        ("signal.SIGINT", "return 0", 0),
+        ("signal.SIGTERM", "stopper.leave()", 130),
+        ("signal.SIGTERM", "time.sleep(1000)", 130),  # a batch that takes longer than there is time
+    ],
+)
+def test_an_echo_of_the_first_signal_is_none_and_time_runs_out(first, then, code):
+    """torch's launcher sends its processes what they have got from the terminal or SLURM already."""
+    script = STOPPER.format(first=first, then=then)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    stopping = "stopping: a checkpoint of step 3 comes after this batch; a second signal leaves now\n"
+    stopped = "stopped after step 3; checkpoint-2 is kept, run the same command again\n"
+    assert (done.returncode, done.stdout, done.stderr) == (code, "True\n", stopping + (stopped if code else ""))
