@@ -14,6 +14,8 @@ import pytest
 from tiny_chat import sample_records, save_tiny_chat
 from zygote import ROOT, Zygote
 
+from utils.checkpoints import is_unevaluated
+
 pytestmark = pytest.mark.engine
 
 STEPS = (2, 4, 6)  # of the checkpoints
@@ -158,6 +160,9 @@ def test_files_that_may_not_grow(size, flags, uninterrupted, zygote, tmp_path):
 TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
 MOMENTS = {  # name: ([(method of the trainer, after which step, signal)], checkpoints that are there then, message)
     "in a batch": ([("compute_loss", 3, TERM)], [2, 3], "stopped after step 3; checkpoint-3 is kept"),
+    "in a step's last batch": (
+        [("compute_loss", 3, 0), ("compute_loss", 3, TERM)], [2, 3], "stopped after step 3; checkpoint-3 is kept",
+    ),
     "by Ctrl-C": ([("compute_loss", 5, INT)], [2, 4, 5], "stopped after step 5; checkpoint-5 is kept"),
     "in the first step": ([("compute_loss", 0, TERM)], [], "stopped before the end of the first step, so nothing is"),
     "a step's end": ([("log", 3, TERM)], [2, 3], "stopped after step 3; checkpoint-3 is kept"),
@@ -186,6 +191,8 @@ def test_a_signal_keeps_what_is_finished(case, flags, uninterrupted, every_step,
         assert run.errors.splitlines()[-1].endswith("run the same command again")
     saved = whole_checkpoints(output)
     assert sorted(saved) == steps and saved.items() <= every_step.items()
+    unevaluated = [step for step in steps if is_unevaluated(output / f"checkpoint-{step}")]
+    assert unevaluated == (steps[-1:] if "evaluation" in case or case == "in a checkpoint" else [])
     if (output / "best").exists():
         assert (output / "best").readlink().name in ("checkpoint-2", "checkpoint-4")
     finish(zygote, flags, output)

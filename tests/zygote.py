@@ -212,7 +212,7 @@ def pause_in_a_file(number: int) -> None:
 def signal_itself(moments: list[tuple[str, int, int]]) -> None:
     """Have train_planner.py get a signal at each moment: when this method of its trainer is called after this step.
 
-    None is taken for the echo of another.
+    The same method and step again are the next call. 0 is no signal; none is taken for the echo of another.
     """
     import_module("utils.stopping").SAME_SIGNAL = -1
     trainer, left = import_module("utils.planner_trainer").PlannerTrainer, list(map(tuple, moments))
@@ -221,7 +221,8 @@ def signal_itself(moments: list[tuple[str, int, int]]) -> None:
         method = getattr(trainer, name)
 
         def call(self: Any, *arguments: Any, **named: Any) -> Any:
-            for moment in [one for one in left if one[:2] == (name, self.state.global_step)]:
+            moment = next((one for one in left if one[:2] == (name, self.state.global_step)), None)
+            if moment is not None:
                 left.remove(moment)
                 os.kill(os.getpid(), moment[2])
             return method(self, *arguments, **named)
