@@ -7,7 +7,8 @@
       --validation_addr validation_ranked.json --output_dir planner
 
 LoRA on a frozen model, the loss on the target alone. Checkpoints are <output_dir>/checkpoint-<step>, the one with the
-lowest validation loss is linked as <output_dir>/best. The same command again goes on from the last checkpoint.
+lowest validation loss is linked as <output_dir>/best. The same command again goes on from the last checkpoint, of which
+a SIGTERM or Ctrl-C leaves one of the last finished step.
 """
 
 import argparse
@@ -21,12 +22,14 @@ from typing import Any
 from prompts import Prompt, choose_lead_in, load_prompt
 from utils import cli
 from utils.chat import PAPER_LENGTH, LocalChat, fit_profile
+from utils.checkpoints import Run, find_checkpoints, finish_saving, is_unevaluated
 from utils.cli import UserError
 from utils.devices import check_devices
 from utils.engines import identify_local_model
 from utils.lock import Lock
 from utils.models import adapter_base, cached_commit, skipping_absent_hub
 from utils.plans import NO_LOSS, gold_aspects, gold_text, target_settings
+from utils.progress import announce
 from utils.records import STEP_NEEDS, first_five, read_dataset
 from utils.run_files import (
     check_writable,
@@ -34,8 +37,6 @@ from utils.run_files import (
     differences,
     file_hash,
     read_folder_manifest,
-    replace_link,
-    staged_path,
     warn_unless_ranked,
 )
 
@@ -73,22 +74,6 @@ class Example:
             "input_ids": [*self.prompt, *self.target],
             "labels": [NO_LOSS] * len(self.prompt) + list(self.target),
         }
-
-
-@dataclass(frozen=True)
-class Run:
-    """The folder of a run, as `open_run` found it.
-
-    Attributes:
-        checkpoint: the last whole one, to go on from; None to begin.
-        lock: held by the first of several processes; None in the others.
-        replaced: checkpoints of an earlier run, to be deleted when this one begins.
-    """
-
-    folder: Path
-    checkpoint: Path | None
-    lock: Lock | None
-    replaced: list[Path]
 
 
 def build_parser() -> cli.FlagParser:
@@ -200,6 +185,7 @@ def main(argv: list[str] | None = None) -> int:
     records = read_ranked(args.inputs_addr)
     validation_records = read_ranked(args.validation_addr) if args.validation_addr else []
     fingerprint = make_fingerprint(args, prompt)
+    announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
     chat = LocalChat(args.model_addr, args.cache_dir)
     args.max_seq_length = choose_length(chat, args.max_seq_length)
     examples = build_examples(records, args.inputs_addr, prompt, chat, args)
@@ -211,7 +197,7 @@ def main(argv: list[str] | None = None) -> int:
     processes = PartialState(timeout=WAIT)
     with processes.main_process_first():  # the others then find what the first has decided
         run = open_run(args, fingerprint)
-    if run.checkpoint == run.folder / f"checkpoint-{args.max_steps}":
+    if run.checkpoint == run.folder / f"checkpoint-{args.max_steps}" and not is_unevaluated(run.checkpoint):
         say(f"{args.output_dir}: already finished, left alone")
     else:
         check_devices()
@@ -219,6 +205,7 @@ def main(argv: list[str] | None = None) -> int:
         if validation:
             say(describe_examples(args.validation_addr, validation))
         say(describe_batch(args))
+        announce(f"loading {args.model_addr}")
 
         from utils.planner_trainer import train
 
@@ -379,14 +366,6 @@ def describe_result(output_dir: str, figures: dict[str, Any]) -> str:
     )
 
 
-def finish_saving(folder: Path, best_step: int | None) -> None:
-    """What is left to do where a run was killed right after a checkpoint was whole."""
-    staged_path(folder / "trainer_state.json").unlink(missing_ok=True)
-    best = folder / "best"
-    if best_step is not None and not (best.is_symlink() and str(best.readlink()) == f"checkpoint-{best_step}"):
-        replace_link(best, f"checkpoint-{best_step}")
-
-
 def open_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> Run:
     """Make sure that the folder may be written, and holds nothing but this run or one that may be replaced.
 
@@ -413,12 +392,6 @@ def open_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> Run:
     if lock is not None and whole:
         finish_saving(folder, read_folder_manifest(whole[-1]).get("best_step"))
     return Run(folder, whole[-1] if whole else None, lock, replaced=[])
-
-
-def find_checkpoints(folder: Path) -> list[Path]:
-    """The folders checkpoint-<step>, in the order of their steps; each is whole if it has a manifest.json."""
-    found = [path for path in folder.glob("checkpoint-*") if path.name.partition("-")[2].isdigit() and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name.partition("-")[2]))
 
 
 if __name__ == "__main__":

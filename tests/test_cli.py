@@ -474,6 +474,7 @@ def run_main(body, **more):
         ("raise UserError('d.json: no such file')", 2, "error: d.json: no such file\n"),
         ("raise UserError('d.json: exists\\n  --overwrite')", 2, "error: d.json: exists\n  --overwrite\n"),
         ("raise KeyboardInterrupt", 130, "interrupted; what is finished is kept, run the same command again\n"),
+        ("raise KeyboardInterrupt('stopped after step 3')", 130, "stopped after step 3\n"),
     ],
 )
 def test_exit_codes(body, code, stderr):

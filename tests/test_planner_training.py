@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 
 import pytest
@@ -311,6 +311,42 @@ def test_figures_of_a_run(uninterrupted):
     assert "attention: sdpa" in printed and "q_proj, v_proj" in printed
 
 
+def test_every_phase_of_a_run_is_named_and_the_steps_end_before_the_last_evaluation(uninterrupted, data):
+    output, printed = uninterrupted
+    phases = [
+        "tokenizing (questions: 12)", f"loading {data}/model",
+        f"step 3: saving {output}/checkpoint-3", "step 3: evaluating (questions: 4, plans: 1)", "step 3: validation",
+        f"step 6: saving {output}/checkpoint-6", "step 6: evaluating (questions: 4, plans: 1)", "step 6: validation",
+        "8/8 steps, ",
+        f"step 8: saving {output}/checkpoint-8", "step 8: evaluating (questions: 4, plans: 1)", "step 8: validation",
+    ]  # fmt: skip
+    lines = [line for line in printed.splitlines() if line.startswith(("tokenizing", "loading", "step ", "8/8 "))]
+    lines = [next(same) for _, same in groupby(lines, key=lambda line: line.partition(",")[0])]  # "8/8 steps" in a row
+    assert len(lines) == len(phases)
+    assert all(line.startswith(phase) for line, phase in zip(lines, phases, strict=True))
+
+
+def test_the_card_is_true(uninterrupted, data):
+    from huggingface_hub import ModelCard
+
+    output, _ = uninterrupted
+    for folder, planner in [(output, "$PLANNER/best "), (output / "checkpoint-6", "$PLANNER ")]:
+        card = ModelCard.load(folder / "README.md")
+        assert card.data.library_name == "peft" and card.data.base_model is None  # a folder has no name on the hub
+        assert "None" not in card.text and str(data) not in card.content and str(output) not in card.content
+        assert planner in card.text
+        fingerprint = json.loads((folder / "manifest.json").read_text())["fingerprint"]
+        for name in ("model", "inputs", "validation"):
+            assert f"`{fingerprint[name]}`" in card.text
+    best = json.loads((output / "best/manifest.json").read_text())["step"]
+    losses = {entry["step"]: entry["eval_loss"] for entry in log_of(output) if "eval_loss" in entry}
+    shown = {step: f"{step} (best checkpoint)" if step == best else str(step) for step in losses}
+    text = (output / "README.md").read_text()
+    assert all(f"| {shown[step]} | {losses[step]:.4f} | " in text for step in losses)
+    assert "Up to step 6," in (output / "checkpoint-6/README.md").read_text()
+    assert "| 8" not in (output / "checkpoint-6/README.md").read_text()
+
+
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
 def test_a_run_that_is_ended_goes_on_as_if_nothing_had_happened(uninterrupted, data, tmp_path, ending):
     from safetensors.numpy import load_file
@@ -325,9 +361,16 @@ def test_a_run_that_is_ended_goes_on_as_if_nothing_had_happened(uninterrupted, d
     assert process.returncode == (130 if ending == signal.SIGTERM else -9), printed
     assert "Traceback" not in printed
     assert not (output / "checkpoint-8").exists()
-    (output / "checkpoint-6").mkdir(exist_ok=True)  # as a kill while it is written leaves it
-    (output / "checkpoint-6/adapter_model.safetensors").write_bytes(b"half")
-    assert f"going on from {output}/checkpoint-3" in finish(train(*short_run(data, output)))
+    if ending == signal.SIGTERM:
+        step = int(re.search(r"^stopped after step (\d); checkpoint-\1 is kept, run the same", printed, re.M)[1])
+        assert step >= 5
+    else:
+        step = 3
+        (output / "checkpoint-6").mkdir(exist_ok=True)  # as a kill while it is written leaves it
+        (output / "checkpoint-6/adapter_model.safetensors").write_bytes(b"half")
+        (output / "checkpoint-6/manifest.json").unlink(missing_ok=True)
+    assert f"going on from {output}/checkpoint-{step}\n" in finish(train(*short_run(data, output)))
+    assert {path.name for path in output.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-6", "checkpoint-8"}
     assert log_of(output) == log_of(expected)
     weights = [load_file(folder / "checkpoint-8/adapter_model.safetensors") for folder in (output, expected)]
     assert all((weights[0][name] == weights[1][name]).all() for name in weights[1])
@@ -417,6 +460,22 @@ def test_several_processes_go_on_within_an_epoch(data, tmp_path, batch, accumula
     shutil.rmtree(output / "checkpoint-4")
     assert "going on from" in finish(train(*flags, launcher=TWO, OMP_NUM_THREADS="1"))
     assert losses_of(output) == pytest.approx(expected, rel=1e-6)
+
+
+def test_several_processes_save_together_what_is_finished(data, tmp_path):
+    """The launcher gets the signal, and hands it on. Each process goes on with its own random numbers, for dropout."""
+    flags = {name: short_run(data, tmp_path / name, max_steps=4, save_steps=4) for name in ("whole", "stopped")}
+    finish(train(*flags["whole"], launcher=TWO, OMP_NUM_THREADS="1"))
+    process = train(*flags["stopped"], launcher=TWO, OMP_NUM_THREADS="1")
+    log = tmp_path / "stopped/training_log.jsonl"
+    wait_for(lambda: log.exists() and '"step": 1' in log.read_text())
+    process.send_signal(signal.SIGTERM)
+    printed, _ = process.communicate(timeout=900)
+    (step,) = re.findall(r"^stopped after step (\d); checkpoint-\1 is kept, run the same", printed, re.M)  # one speaks
+    checkpoint = tmp_path / f"stopped/checkpoint-{step}"
+    assert {path.name for path in checkpoint.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
+    assert f"going on from {checkpoint}" in finish(train(*flags["stopped"], launcher=TWO, OMP_NUM_THREADS="1"))
+    assert log_of(tmp_path / "stopped") == log_of(tmp_path / "whole")
 
 
 def test_several_processes_take_leave_of_each_other(data, tmp_path):
@@ -537,12 +596,15 @@ def test_processes_evaluate_sequences_of_like_length():
 
 def test_the_best_checkpoint_is_one_that_was_saved(tmp_path):
     """Evaluated at every step, saved at every second: the lowest loss of all is no checkpoint's."""
-    from transformers import TrainerState
+    from transformers import TrainerControl, TrainerState
 
     from train_planner import Run
     from utils.planner_trainer import Recorder
 
-    recorder = Recorder(Run(tmp_path, None, None, []), {"fingerprint": {}})
+    names = ("model_addr", "inputs_addr", "validation_addr", "num_contexts", "prompts_dir")
+    fingerprint = {"model": "m@1", "inputs": "1", "validation": "2"}
+    manifest = {"arguments": dict.fromkeys(names, "m"), "fingerprint": fingerprint, "versions": {}, "device": "CPU"}
+    recorder = Recorder(Run(tmp_path, None, None, []), {**manifest, "git_commit": None})
     state = TrainerState()
     links = []
     for step, loss in enumerate([3.0, 2.5, 1.0, 2.0, 1.5, 2.0, 1.2, 1.9], 1):
@@ -550,7 +612,7 @@ def test_the_best_checkpoint_is_one_that_was_saved(tmp_path):
         state.log_history.append({"step": step, "eval_loss": loss})
         if step % 2 == 0:
             (tmp_path / f"checkpoint-{step}").mkdir()
-            recorder.on_save(None, state, None)
+            recorder.on_save(None, state, TrainerControl())
             links.append((tmp_path / "best").readlink().name)
     assert links == ["checkpoint-2", "checkpoint-4", "checkpoint-4", "checkpoint-8"]  # 2.5, 2.0, 2.0 again, 1.9
     assert recorder.best(state) == {"best_step": 8, "best_loss": 1.9}

@@ -31,7 +31,7 @@ from utils.cli import UserError
 from utils.journal import Journal
 from utils.journal_lines import read_journal
 from utils.records import read_dataset
-from utils.run_files import read_manifest
+from utils.run_files import read_folder_manifest, read_manifest, write_folder_manifest
 from utils.scoring import CATEGORIES as TITLES
 from utils.scoring import COMMUNITIES
 from utils.study import ARGUMENTS, CATEGORIES, SLURM, Study, read_study
@@ -1623,6 +1623,10 @@ def test_a_study_that_trains_its_planner(server, tmp_path, monkeypatch, capsys):
     assert work.run() == 0 and work.scripts() == ["train_planner.py"]  # which only links it again
     shutil.rmtree(planner / "checkpoint-2")
     assert work.run() == 0 and work.scripts() == ["train_planner.py"]  # on from its first checkpoint, to the same
+    manifest = read_folder_manifest(planner / "checkpoint-2")
+    write_folder_manifest(planner / "checkpoint-2", {**manifest, "unevaluated": True})  # killed in its last evaluation
+    assert work.run() == 0 and work.scripts() == ["train_planner.py"]
+    assert read_folder_manifest(planner / "checkpoint-2") == manifest
 
     work.edit('"--max_steps", "2"', '"--max_steps", "3"')
     with pytest.raises(

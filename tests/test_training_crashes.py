@@ -2,14 +2,19 @@
 
 import json
 import random
+import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 
 import pytest
 from tiny_chat import sample_records, save_tiny_chat
-from zygote import Zygote
+from zygote import ROOT, Zygote
+
+from utils.checkpoints import is_unevaluated
 
 pytestmark = pytest.mark.engine
 
@@ -50,6 +55,14 @@ def uninterrupted(flags, zygote, tmp_path_factory):
     return contents(output), time.monotonic() - started
 
 
+@pytest.fixture(scope="module")
+def every_step(flags, zygote, tmp_path_factory):
+    """The adapter after each step, by step."""
+    output = tmp_path_factory.mktemp("every_step") / "planner"
+    finish(zygote, [*flags, "--save_steps", "1"], output)
+    return whole_checkpoints(output)
+
+
 def finish(zygote, flags, output):
     run = zygote.start("train_planner", [*flags, "--output_dir", output])
     assert run.wait() == 0, run.errors
@@ -71,18 +84,28 @@ def contents(output):
     log = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
     return {
         "adapters": whole_checkpoints(output),
+        "checkpoints": sorted(path.name for path in output.glob("checkpoint-*")),
+        "manifests": {path.parent.name: without_folder(path) for path in output.glob("checkpoint-*/manifest.json")},
+        "card": (output / "README.md").read_text(),
         "best": (output / "best").readlink(),
         "log": [figures for figures in map(without_times, log) if figures.keys() > {"step", "epoch"}],
+        "flos": state["total_flos"],
         "losses": [entry["loss"] for entry in state["log_history"] if "loss" in entry],
         "left over": [*output.rglob("*.tmp"), *output.rglob("*.probe"), *output.rglob("*.lock")],
     }
+
+
+def without_folder(path):
+    manifest = json.loads(path.read_text())
+    del manifest["arguments"]["output_dir"]
+    return manifest
 
 
 def without_times(figures):
     return {name: value for name, value in figures.items() if name not in NOT_REPEATED}
 
 
-def test_killed_at_random_moments(flags, uninterrupted, zygote, tmp_path):
+def test_killed_at_random_moments(flags, uninterrupted, every_step, zygote, tmp_path):
     whole, seconds = uninterrupted
     assert sorted(whole["adapters"]) == [*STEPS] and not whole["left over"]
     output, dice, hits = tmp_path / "planner", random.Random(0), Counter()
@@ -102,7 +125,9 @@ def test_killed_at_random_moments(flags, uninterrupted, zygote, tmp_path):
         assert code in (0, -signum) or (code == 130 and signum == signal.SIGTERM), run.errors
         assert "Traceback" not in run.errors, run.errors
         saved = whole_checkpoints(output)
-        assert saved.items() <= whole["adapters"].items()  # what looks whole is whole
+        assert saved.items() <= every_step.items()  # what looks whole is whole
+        if kept := re.search(r"^stopped after step (\d+); checkpoint-(\d+) is kept", run.errors, re.M):
+            assert kept[1] == kept[2] and int(kept[2]) == max(saved)
         if (output / "best").is_symlink():
             assert (output / "best/manifest.json").exists()
         if code != 0:
@@ -130,3 +155,92 @@ def test_files_that_may_not_grow(size, flags, uninterrupted, zygote, tmp_path):
     assert whole_checkpoints(output).items() <= whole["adapters"].items()
     finish(zygote, flags, output)
     assert contents(output) == whole
+
+
+TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
+MOMENTS = {  # name: ([(method of the trainer, after which step, signal)], checkpoints that are there then, message)
+    "in a batch": ([("compute_loss", 3, TERM)], [2, 3], "stopped after step 3; checkpoint-3 is kept"),
+    "in a step's last batch": (
+        [("compute_loss", 3, 0), ("compute_loss", 3, TERM)], [2, 3], "stopped after step 3; checkpoint-3 is kept",
+    ),
+    "by Ctrl-C": ([("compute_loss", 5, INT)], [2, 4, 5], "stopped after step 5; checkpoint-5 is kept"),
+    "in the first step": ([("compute_loss", 0, TERM)], [], "stopped before the end of the first step, so nothing is"),
+    "a step's end": ([("log", 3, TERM)], [2, 3], "stopped after step 3; checkpoint-3 is kept"),
+    "in a checkpoint": ([("_save_checkpoint", 2, TERM)], [2], "stopped after step 2; checkpoint-2 is kept"),
+    "in an evaluation": ([("_target_loss", 4, TERM)], [2, 4], "stopped after step 4; checkpoint-4 is kept"),
+    "killed in an evaluation": ([("_target_loss", 4, KILL)], [2, 4], None),
+    "in the last evaluation": ([("_target_loss", 6, TERM)], [2, 4, 6], "stopped after step 6; checkpoint-6 is kept"),
+    "killed in the last evaluation": ([("_target_loss", 6, KILL)], [2, 4, 6], None),
+    "twice": (
+        [("compute_loss", 3, TERM), ("_save_rng_state", 3, TERM)], [2], "stopped after step 3; checkpoint-2 is kept",
+    ),
+    "killed in the checkpoint of a signal": ([("compute_loss", 3, TERM), ("_save_rng_state", 3, KILL)], [2], None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MOMENTS)
+def test_a_signal_keeps_what_is_finished(case, flags, uninterrupted, every_step, zygote, tmp_path):
+    whole, _ = uninterrupted
+    moments, steps, message = MOMENTS[case]
+    output = tmp_path / "planner"
+    run = zygote.start("train_planner", [*flags, "--output_dir", output], signal_itself=moments)
+    assert run.wait() == (-KILL if moments[-1][2] == KILL else 130), run.errors
+    assert "Traceback" not in run.errors, run.errors
+    if message is not None:
+        assert run.errors.splitlines()[-1].startswith(message)
+        assert run.errors.splitlines()[-1].endswith("run the same command again")
+    saved = whole_checkpoints(output)
+    assert sorted(saved) == steps and saved.items() <= every_step.items()
+    unevaluated = [step for step in steps if is_unevaluated(output / f"checkpoint-{step}")]
+    assert unevaluated == (steps[-1:] if "evaluation" in case or case == "in a checkpoint" else [])
+    if (output / "best").exists():
+        assert (output / "best").readlink().name in ("checkpoint-2", "checkpoint-4")
+    finish(zygote, flags, output)
+    assert contents(output) == whole
+
+
+def test_a_checkpoint_that_is_there_only_to_go_on_from_is_never_the_best(flags, zygote, tmp_path):
+    """Evaluated at every step: step 3 has a loss of its own, and a checkpoint after the signal."""
+    outputs = {name: tmp_path / name for name in ("stopped", "whole")}
+    more = ["--eval_steps", "1"]
+    moments = [("compute_loss", 3, TERM)]
+    arguments = [*flags, *more, "--output_dir", outputs["stopped"]]
+    assert zygote.start("train_planner", arguments, signal_itself=moments).wait() == 130
+    assert (outputs["stopped"] / "checkpoint-3").is_dir()
+    assert (outputs["stopped"] / "best").readlink().name == "checkpoint-2"
+    for output in outputs.values():
+        finish(zygote, [*flags, *more], output)
+    assert contents(outputs["stopped"]) == contents(outputs["whole"])
+    assert sorted(whole_checkpoints(outputs["whole"])) == [*STEPS]
+
+
+STOPPER = """
+import os, signal, time
+from utils import cli, stopping
+cli.LEAVE_SECONDS, stopping.SAME_SIGNAL = 1, 1000
+def main():
+    with stopping.Stopper() as stopper:
+        stopper.step, stopper.saved = 3, 2
+        os.kill(os.getpid(), {first})
+        os.kill(os.getpid(), signal.SIGTERM)
+        print(stopper.asked, flush=True)
+        {then}
+cli.run_script(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "code"),
+    [
+        ("signal.SIGINT", "return 0", 0),
+        ("signal.SIGTERM", "stopper.leave()", 130),
+        ("signal.SIGTERM", "time.sleep(1000)", 130),  # a batch that takes longer than there is time
+    ],
+)
+def test_an_echo_of_the_first_signal_is_none_and_time_runs_out(first, then, code):
+    """torch's launcher sends its processes what they have got from the terminal or SLURM already."""
+    script = STOPPER.format(first=first, then=then)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    stopping = "stopping: a checkpoint of step 3 comes after this batch; a second signal leaves now\n"
+    stopped = "stopped after step 3; checkpoint-2 is kept, run the same command again\n"
+    assert (done.returncode, done.stdout, done.stderr) == (code, "True\n", stopping + (stopped if code else ""))

@@ -209,6 +209,30 @@ def pause_in_a_file(number: int) -> None:
     script.read_records = read_some
 
 
+def signal_itself(moments: list[tuple[str, int, int]]) -> None:
+    """Have train_planner.py get a signal at each moment: when this method of its trainer is called after this step.
+
+    The same method and step again are the next call. 0 is no signal; none is taken for the echo of another.
+    """
+    import_module("utils.stopping").SAME_SIGNAL = -1
+    trainer, left = import_module("utils.planner_trainer").PlannerTrainer, list(map(tuple, moments))
+
+    def signalled(name: str) -> Any:
+        method = getattr(trainer, name)
+
+        def call(self: Any, *arguments: Any, **named: Any) -> Any:
+            moment = next((one for one in left if one[:2] == (name, self.state.global_step)), None)
+            if moment is not None:
+                left.remove(moment)
+                os.kill(os.getpid(), moment[2])
+            return method(self, *arguments, **named)
+
+        return call
+
+    for name in {name for name, *_ in moments}:
+        setattr(trainer, name, signalled(name))
+
+
 def plan_by_server(_: None) -> None:
     """Have planpers.py plan by the API server that answers it, in vLLM's place."""
     import_module("planpers").VLLMEngine = ServerPlanner

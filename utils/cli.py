@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from utils.flags import (
     USER_ERROR,
@@ -65,11 +66,11 @@ def run_script(main: Callable[[], int]) -> None:
     try:
         code = _exit_code(main)
         _stop_on_signal(code)
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-        _on_signals(_leave)  # SLURM sends a cancelled task several: the hint is given twice rather than not at all
+    except KeyboardInterrupt as interrupt:
+        code, hint = INTERRUPTED, str(interrupt) or RESUME_HINT
+        _on_signals(partial(_leave, hint=hint))  # SLURM sends a task several: given twice rather than not at all
         warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # the signal came before it was
-        print(RESUME_HINT, file=sys.stderr)
+        print(hint, file=sys.stderr)
         _stop_on_signal(code)
     sys.exit(code)
 
@@ -155,8 +156,8 @@ def exit_on_signal() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _leave(signum: int, frame: object) -> None:
-    os.write(sys.stderr.fileno(), f"{RESUME_HINT}\n".encode())  # print may be what the signal came into
+def _leave(signum: int, frame: object, hint: str = RESUME_HINT) -> None:
+    os.write(sys.stderr.fileno(), f"{hint}\n".encode())  # print may be what the signal came into
     os._exit(INTERRUPTED)
 
 

@@ -4,7 +4,6 @@ Imported by train_planner.py once everything is checked, for it loads torch, tra
 """
 
 import errno
-import json
 import logging
 import os
 import random
@@ -19,6 +18,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import transformers
 from accelerate.data_loader import SeedableRandomSampler
@@ -33,27 +33,26 @@ from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
     PrinterCallback,
-    TrainerCallback,
 )
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_greater_or_equal
 from trl import SFTConfig, SFTTrainer
 
 from utils.chat import LocalChat
+from utils.checkpoints import is_unevaluated
 from utils.cli import UserError, is_first_process
 from utils.model_output import Parsed
 from utils.plans import NO_LOSS, coverage, plan_parser, share_words
-from utils.progress import Progress
-from utils.run_files import naming, replace_link, staged_path, write_folder_manifest, write_line
+from utils.progress import announce
+from utils.run_files import naming
+from utils.stopping import Stopper
+from utils.training_recorder import Recorder
 
 if TYPE_CHECKING:
-    from train_planner import Example, Run
+    from train_planner import Example
+    from utils.checkpoints import Run
 
 PLAN_TOKENS = 256  # a plan may have in an evaluation: three times what one takes, for an untrained model never ends
 MAX_GRADIENT_NORM = 1.0  # paper, appendix E
-LOG_FIELDS = (
-    "step", "epoch", "loss", "grad_norm", "learning_rate", "mean_token_accuracy",
-    "eval_loss", "eval_aspect_recall", "eval_plans", "eval_plans_without_an_aspect", "eval_seconds", "train_runtime",
-)  # fmt: skip
 
 
 def train(
@@ -83,15 +82,16 @@ def train(
     bf16 = has_bf16()
     attention = choose_attention(args.attn_implementation, bf16, args.model_addr, source)
     model = load_base(args.model_addr, source, torch.bfloat16 if bf16 else torch.float32, attention)
-    recorder = Recorder(run, manifest)
+    stopper = Stopper()
+    recorder = Recorder(run, manifest, stopper)
     trainer = PlannerTrainer(
         model=model,
-        args=make_config(args, bf16, evaluate=bool(validation)),
+        args=make_config(args, bf16, bool(validation), run.checkpoint is not None and is_unevaluated(run.checkpoint)),
         train_dataset=Dataset.from_list([example.row for example in examples]),
         eval_dataset=Dataset.from_list([example.row for example in validation]) if validation else None,
         processing_class=chat.tokenizer,
         peft_config=make_lora_config(args, model),
-        callbacks=[recorder],
+        recorder=recorder,
         chat=chat,
         lengths=[example.length for example in examples],
         validation=validation,
@@ -113,7 +113,8 @@ def train(
             + (f"\ngoing on from {run.checkpoint}" if run.checkpoint else ""),
             flush=True,
         )
-    trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
+    with stopper:
+        trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
     return {"steps": trainer.state.global_step, **recorder.best(trainer.state)}
 
 
@@ -223,7 +224,7 @@ def make_lora_config(args: Namespace, model: Any) -> LoraConfig:
     )
 
 
-def make_config(args: Namespace, bf16: bool, evaluate: bool) -> SFTConfig:
+def make_config(args: Namespace, bf16: bool, evaluate: bool, evaluate_first: bool) -> SFTConfig:
     return SFTConfig(
         output_dir=args.output_dir,
         per_device_train_batch_size=args.per_device_train_batch_size,
@@ -243,6 +244,7 @@ def make_config(args: Namespace, bf16: bool, evaluate: bool) -> SFTConfig:
         save_steps=args.save_steps,
         eval_strategy="steps" if evaluate else "no",
         eval_steps=args.eval_steps if evaluate else None,
+        eval_on_start=evaluate and evaluate_first,
         ddp_find_unused_parameters=False,
         logging_steps=1,
         report_to="none",
@@ -284,11 +286,15 @@ class ByLengthInSteps(Sampler[int]):
 
 
 class PlannerTrainer(SFTTrainer):
-    """SFTTrainer with the planner's evaluation: loss over the target tokens, and aspect recall of generated plans."""
+    """SFTTrainer with the planner's evaluation: loss over the target tokens, and aspect recall of generated plans.
+
+    It saves before it evaluates, and on a signal, through `recorder.stopper`: a checkpoint of the last finished step.
+    """
 
     def __init__(
         self,
         *,
+        recorder: Recorder,
         chat: LocalChat,
         lengths: list[int],
         validation: "list[Example]",
@@ -297,7 +303,9 @@ class PlannerTrainer(SFTTrainer):
         parse: Callable[[str, bool], Parsed],
         **kwargs: Any,
     ):
-        super().__init__(**kwargs)
+        super().__init__(callbacks=[recorder], **kwargs)
+        self._recorder = recorder
+        self._stopper = recorder.stopper
         self._chat = chat
         self._lengths = lengths
         self._validation = validation
@@ -325,10 +333,53 @@ class PlannerTrainer(SFTTrainer):
         batches = [lengths[start : start + size] for start in range(0, len(lengths), size)]
         return 1 - sum(lengths) / sum(len(batch) * max(batch) for batch in batches)
 
+    def _run_epoch(self, **kwargs: Any) -> None:
+        if self.state.global_step < self.state.max_steps:  # else the run only goes on to the last evaluation
+            super()._run_epoch(**kwargs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        self._stop_if_asked()
+        return loss
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        self._random_states = random_states()  # what a run that goes on from this step has to begin with
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        if self.state.global_step < self.state.max_steps:
+            self._stop_if_asked()
+
+    def _stop_if_asked(self) -> None:
+        """Leave where a signal has come to any process, with a checkpoint of the last finished step.
+
+        All processes ask at the same places, and leave at the same one: saving takes all of them.
+        """
+        asked = self._stopper.asked
+        if self.accelerator.num_processes > 1:
+            asked = self.accelerator.reduce(torch.tensor(int(asked), device=self.accelerator.device), "sum").item() > 0
+        if not asked:
+            return
+        if self.state.global_step > self._stopper.saved:
+            self._save_finished_step()
+            self.accelerator.wait_for_everyone()  # for the first, which calls it whole: the launcher ends what is left
+        self._stopper.leave()
+
+    def _save_finished_step(self) -> None:
+        """A checkpoint of the last finished step, while the next is under way or an evaluation is about to begin."""
+        self.current_flos = 0  # those of the step under way
+        set_random_states(self._random_states)
+        self._save_checkpoint(self.model, None)
+        self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         started = time.monotonic()
+        if self.state.global_step > self._stopper.saved:  # first, so that a kill in the minutes to come costs nothing
+            self._save_finished_step()
+        self._stop_if_asked()
+        counts = f"questions: {len(self._validation)}, plans: {len(self._sample)}"
+        announce(f"step {self.state.global_step}: evaluating ({counts})")
         self.model.eval()
-        metrics = {"eval_loss": self._target_loss(), **self._plan_figures()}
+        with self._stopper.at_once():
+            metrics = {"eval_loss": self._target_loss(), **self._plan_figures()}
         metrics["eval_seconds"] = round(time.monotonic() - started, 1)
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -414,12 +465,32 @@ class PlannerTrainer(SFTTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        self._recorder.interim = not self.control.should_save
+        announce(f"step {self.state.global_step}: saving {checkpoint}")
         with writing(checkpoint):
             super()._save_checkpoint(model, trial)
         if self.args.should_save:
             with suppress(OSError):  # safetensors writes files that only their owner can read; not all disks have modes
                 shutil.copymode(checkpoint / "trainer_state.json", checkpoint / "adapter_model.safetensors")
         self.accelerator.wait_for_everyone()  # each process writes a part; Recorder.on_save then calls it whole
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """None of the library's, which knows neither base model nor data: utils/planner_card.py writes it."""
+
+
+def random_states() -> tuple[Any, ...]:
+    """Those of the generators that a training draws from, on this process's device."""
+    on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpu
+
+
+def set_random_states(states: tuple[Any, ...]) -> None:
+    of_python, of_numpy, of_torch, on_gpu = states
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
+    torch.set_rng_state(of_torch)
+    if on_gpu is not None:
+        torch.cuda.set_rng_state(on_gpu)
 
 
 def target_loss(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -458,83 +529,3 @@ def writing(folder: Path) -> Iterator[None]:
             raise
         problem = "No space left on device, or a limit on the size of a file"  # torch does not say which
         raise OSError(errno.ENOSPC, problem, str(folder)) from None
-
-
-class Recorder(TrainerCallback):
-    """Keeps the run's files (by the first process alone) and shows its progress.
-
-    training_log.jsonl has every figure, a line a step or evaluation; a resumed run begins it with what its checkpoint
-    had logged. A checkpoint without manifest.json is not whole.
-    """
-
-    def __init__(self, run: "Run", manifest: dict[str, Any]):
-        self.manifest = manifest
-        self._run = run
-        self._log: Any = None
-        self._progress: Progress | None = None
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not state.is_world_process_zero:
-            return
-        for checkpoint in self._run.replaced:  # only now: nothing can be wrong with the settings any more
-            (checkpoint / "manifest.json").unlink(missing_ok=True)  # first, so that none looks whole and is not
-            shutil.rmtree(checkpoint)
-        if self._run.checkpoint is None:
-            for name in ("best", "trainer_state.json"):
-                (self._run.folder / name).unlink(missing_ok=True)
-        # Without a buffer, as the journal.
-        self._log = open(self._run.folder / "training_log.jsonl", "wb", buffering=0)  # noqa: SIM115 (held open)
-        for figures in state.log_history:
-            self._write(figures)
-        write_folder_manifest(self._run.folder, self.manifest)
-        self._progress = Progress(state.max_steps, "steps", initial=state.global_step)
-
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            self._write(state.log_history[-1])
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._progress is not None:
-            last = next((f"{entry['loss']:.3f}" for entry in reversed(state.log_history) if "loss" in entry), "-")
-            self._progress.update(1, loss=last)
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            recall = metrics.get("eval_aspect_recall")
-            found = "" if recall is None else f", aspect recall {recall:.3f} of {metrics['eval_plans']} plans"
-            text = f"step {state.global_step}: validation loss {metrics['eval_loss']:.4f}{found}"
-            print(text, file=sys.stderr, flush=True)
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not state.is_world_process_zero:
-            return
-        checkpoint = self._run.folder / f"checkpoint-{state.global_step}"
-        best = self.best(state)
-        self._save_state(state)
-        write_folder_manifest(checkpoint, {**self.manifest, "step": state.global_step, **best})
-        if best["best_step"] == state.global_step:
-            replace_link(self._run.folder / "best", checkpoint.name)
-
-    def best(self, state: Any) -> dict[str, Any]:
-        """Step and loss of the checkpoint with the lowest validation loss, the first of equal ones; None without."""
-        losses = {entry["step"]: entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry}
-        saved = [step for step in losses if (self._run.folder / f"checkpoint-{step}").is_dir()]
-        step = min(saved, key=losses.__getitem__, default=None)
-        return {"best_step": step, "best_loss": losses.get(step)}
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._progress is not None:
-            self._progress.close()
-            self._save_state(state)
-
-    def _save_state(self, state: Any) -> None:
-        """Put trainer_state.json in place, whole or not at all."""
-        path = self._run.folder / "trainer_state.json"
-        staged = staged_path(path)
-        with naming(staged):
-            state.save_to_json(str(staged))
-        staged.replace(path)
-
-    def _write(self, figures: dict[str, Any]) -> None:
-        kept = {name: figures[name] for name in LOG_FIELDS if name in figures}
-        write_line(self._log, json.dumps(kept).encode() + b"\n", self._run.folder / "training_log.jsonl")

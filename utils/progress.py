@@ -18,7 +18,13 @@ LARGE = 100 * 10**6  # bytes: such a file takes seconds to read or to write
 
 def announce(phase: str) -> None:
     """Say what the next seconds go into, terminal or not: silence looks like a hang."""
-    if is_first_process():
+    if not is_first_process():
+        return
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        tqdm.write(phase, file=sys.stderr)  # above the bar where one is shown
+    else:
         print(phase, file=sys.stderr, flush=True)
 
 

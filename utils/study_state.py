@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prompts import load_prompt
+from utils.checkpoints import is_unevaluated
 from utils.cli import UserError
 from utils.derived_files import is_own
 from utils.flags import FlagParser, drop_flags
@@ -165,7 +166,8 @@ def read_fingerprint(step: Step, output: str) -> tuple[dict[str, Any] | None, bo
     """
     if step.kind == "train":
         manifest = read_folder_manifest(Path(output).parent)
-        return manifest and manifest["fingerprint"], manifest is not None
+        _, last = files_of(step, output)
+        return manifest and manifest["fingerprint"], manifest is not None and not is_unevaluated(last.parent)
     manifest = read_manifest(output)
     if manifest is not None:
         # A run may have died between putting the manifest in place and the output itself.

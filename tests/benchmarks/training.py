@@ -36,6 +36,7 @@ from train_planner import Example, Run
 from utils.chat import LocalChat
 from utils.cli import make_parser, positive_int, run_script
 from utils.plans import NO_LOSS
+from utils.run_files import describe_run
 
 TARGET = 60  # tokens
 LOG_SPREAD = 0.5
@@ -217,9 +218,10 @@ def our_training(args: argparse.Namespace, chat: LocalChat, examples: list[Examp
     from utils.planner_trainer import train
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-        run = Run(Path(folder), None, None, [])
+        run, flags = Run(Path(folder), None, None, []), planner_flags(args, folder)
+        manifest = describe_run(vars(flags), {"model": args.model_addr, "inputs": "-"}, None)
         with contextlib.redirect_stdout(io.StringIO()):
-            train(planner_flags(args, folder), {}, chat, examples, [], {}, run, None)
+            train(flags, {}, chat, examples, [], manifest, run, None)
         lines = (Path(folder) / "training_log.jsonl").read_text().splitlines()
     return next(figures["train_runtime"] for figures in map(json.loads, lines) if "train_runtime" in figures)
 

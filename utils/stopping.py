@@ -1,0 +1,94 @@
+"""How a training leaves on SIGTERM or Ctrl-C: with a checkpoint of the last step that was finished.
+
+A step of a large model takes a minute, and a scheduler may kill 10 to 30 seconds after its first signal. So a step that
+is under way is given up when its present batch is done: until the optimizer moves, weights and optimizer are those of
+the step before, and that is what is saved.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from utils import cli
+
+SAME_SIGNAL = 2  # seconds: within them another is the first one's echo, for torch's launcher hands on what all got
+
+
+class Stopper:
+    """Notes the signals that come while it is entered; the training asks for them where it can be gone on from.
+
+    A second signal, or no time left after a SIGTERM, ends the process on the spot.
+
+    Attributes:
+        asked: a signal came.
+        step: the last finished step.
+        saved: the step of the checkpoint that a next run goes on from; 0 for none.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.step = self.saved = 0
+        self._first = 0.0
+        self._at_once = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Stopper":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind not in (KeyboardInterrupt, SystemExit):  # else the process is leaving, and not to be called back
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+
+    @property
+    def message(self) -> str:
+        """What is kept, and what to do."""
+        if self.step == 0:
+            return "stopped before the end of the first step, so nothing is kept; run the same command again"
+        kept = f"checkpoint-{self.saved} is kept" if self.saved else "no checkpoint is kept"
+        return f"stopped after step {self.step}; {kept}, run the same command again"
+
+    def leave(self) -> NoReturn:
+        """Leave as `run_script` lets a script leave on a signal; the first of several processes speaks for all."""
+        if cli.is_first_process():
+            raise KeyboardInterrupt(self.message)
+        raise SystemExit(cli.INTERRUPTED)
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Within this nothing can get lost: a signal has the process leave on the spot."""
+        self._at_once = True
+        try:
+            if self.asked:
+                self.leave()
+            yield
+        finally:
+            self._at_once = False
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if self.asked:
+            if time.monotonic() - self._first > SAME_SIGNAL:
+                self._end()
+            return
+        self.asked, self._first = True, time.monotonic()
+        if number == signal.SIGTERM:
+            signal.signal(signal.SIGALRM, self._end)
+            signal.alarm(3 * cli.LEAVE_SECONDS)  # SLURM and torch's launcher kill after 30
+        if self._at_once:
+            self.leave()
+        if cli.is_first_process() and self.step != self.saved:
+            self._tell(f"stopping: a checkpoint of step {self.step} comes after this batch; a second signal leaves now")
+
+    def _end(self, *_: object) -> NoReturn:
+        if cli.is_first_process():
+            self._tell(self.message)
+        os._exit(cli.INTERRUPTED)
+
+    def _tell(self, text: str) -> None:
+        os.write(sys.stderr.fileno(), f"{text}\n".encode())  # print may be what the signal came into
