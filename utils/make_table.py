@@ -250,11 +250,7 @@ def judge_notes(unknown: list[str]) -> Iterator[str]:
 
 
 def dagger_notes(contrasts: list[Contrast], baselines: list[str], correct: bool, marked: bool) -> Iterator[str]:
-    """What a dagger means, or that there is none, and where there could be none.
-
-    Args:
-        marked: the table has daggers.
-    """
+    """What a dagger means where there is one, how was tested where cells are not `marked`, and what could not be."""
     if not contrasts:
         return
     results = [result for contrast in contrasts for result in contrast.results.values()]
