@@ -265,9 +265,11 @@ def test_latex(dataset, capsys):
     ]
     main(["--inputs_addr", *paths, "--format", "latex"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:9] == [
+    assert lines[:11] == [
         r"% \usepackage{booktabs}",
-        r"\begin{tabular}{lrrr}",
+        r"\noindent\begin{minipage}{\linewidth}",
+        r"\footnotesize\centering\setlength{\tabcolsep}{3pt}",
+        r"\begin{tabular}{@{}lrrr@{}}",
         r"\toprule",
         r"& \multicolumn{2}{c}{Arts \& Entertainment} & \multicolumn{1}{c}{} \\",
         r"{} & {train} & {test} & {my\_own.json} \\",
@@ -276,14 +278,14 @@ def test_latex(dataset, capsys):
         r"{-- in the paper} & {9349} & {767} & {} \\",
         r"{Aspects per question} & {3.5 $\pm$ 1.5} & {3.5 $\pm$ 1.5} & {2.0 $\pm$ 0.0} \\",
     ]
-    assert lines[16] == r"\bottomrule"
-    assert lines[17].startswith(r"\multicolumn{4}{@{}p{\linewidth}@{}}{\footnotesize Mean $\pm$ population standard")
-    assert lines[-1] == r"\end{tabular}"
+    assert lines[18:21] == [r"\bottomrule", r"\end{tabular}", r"\par\smallskip\raggedright"]
+    assert lines[21].startswith(r"Mean $\pm$ population standard")
+    assert lines[-1] == r"\end{minipage}"
 
 
 def test_latex_of_other_files_has_no_categories(dataset, capsys):
     main(["--inputs_addr", dataset("own.json", record(1)), "--format", "latex"])
-    assert capsys.readouterr().out.splitlines()[3] == r"{} & {own.json} \\"
+    assert capsys.readouterr().out.splitlines()[5] == r"{} & {own.json} \\"
 
 
 def test_csv_holds_full_precision_and_sends_its_notes_to_stderr(dataset, capsys):

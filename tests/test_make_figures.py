@@ -15,7 +15,7 @@ from test_make_table import JUDGED, question, score_file, scored  # noqa: F401
 from utils import compare_evaluators, dataset_statistics, make_figures
 from utils.cli import UserError
 from utils.comparisons import GROUPS
-from utils.drawing import render_figure
+from utils.drawing import render_figure, shorten
 from utils.make_figures import (
     DARK,
     HATCHES,
@@ -428,6 +428,7 @@ def test_names_are_drawn_as_they_are():
     assert not any(text.get_parse_math() for text in figure.legends[0].get_texts())
     figure = systems_figure([row("a" * 99, 0.5, 0.5, 0.5, 0.5), row("b" * 99, 0.5, 0.5, 0.5, 0.5)])
     assert figure._supxlabel.get_text().split() == ["%:", f"{'b' * 39}…,", "relative", "to", f"{'a' * 39}…"]
+    assert shorten("PlanPers with a planner that was trained by LoRA") == "PlanPers with a planner that was…"
     panel = trade_off_figure([evaluator("a$b$ _c", 0.5, 0.5), evaluator("x" * 99, 0.5, 0.5)]).axes[0]
     assert labels_of(panel.xaxis)[0] == "a$b$ _c"
     assert labels_of(panel.xaxis)[1].replace("\n", "").strip("…") in "x" * 99

@@ -556,7 +556,8 @@ class TestIntervals:
         assert left_out == ["1", "0", "0"]
         assert ours[f"{LIFESTYLE}: t-test p against RAG"] == ""
         assert {value for name, value in rag.items() if "against" in name} == {""}
-        assert "note: †: better than RAG" in captured.err
+        assert "note: t-test p: two-sided and paired, Holm's correction over 3 comparisons.\n" in captured.err
+        assert "†" not in captured.out + captured.err  # numbers alone
         assert "note: Ours and RAG: 9 paired questions" in captured.err
 
     def test_the_average_s_p_value(self, three, capsys):
@@ -681,8 +682,10 @@ class TestLatex:
     def test_its_form(self, document):
         assert document.count(r"\begin{tabular}") == document.count(r"\end{tabular}") == 2
         assert r"\begin{tabular}{@{}lrrrrrrr@{}}" in document
-        assert r"\begin{tabular}{@{}lllrrrrrr@{}}" in document
-        assert r"{} & {0.3518$^{\dag}$} & {" in document and r"{} & {$-$0.1018} & {" in document
+        assert r"\begin{tabular}{@{}lrrrrrr@{}}" in document  # system and baseline stand above
+        assert document.count(r"\multicolumn{7}{@{}l@{}}{System: [a] \& ") == 1
+        assert r"{\quad in the paper} & {0.3518$^{\dag}$} & {" in document
+        assert r"{\quad difference to it} & {$-$0.1018} & {" in document
         assert r"b\_a\%s.json" in document
         assert is_balanced(document)
         for line in document.split(r"\midrule")[1].split(r"\bottomrule")[0].strip().splitlines():
@@ -701,12 +704,22 @@ class TestLatex:
     def test_it_compiles(self, document, tmp_path):
         assert (typeset(document, tmp_path) / "table.pdf").exists()
 
-    def test_the_means_fit_a_page(self, three, capsys, tmp_path):
-        """Of one column: 345 pt; the comparisons need a page of two."""
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "RAG (asker's profile)",
+            "RAG, k=10, a name that is much too long for a row",
+            "rag_random_profile_k10_contriever_seed_1_of_three",
+        ],
+    )
+    def test_it_fits_a_page(self, three, capsys, tmp_path, name):
+        """Of one column: 345 pt. Every cell has a dagger, and the paper's numbers are with it."""
         base, other = three("a%s.json", BASE, BASE, BASE), three("b%s.json", BETTER, BETTER, BETTER)
-        names = "--system", "No personalization", base, "--system", "PlanPers (gold plans)", other
-        main([*names, "--baseline", "No personalization", "--paper", "Qwen 2.5 7B", "--format", "latex"])
-        log = (typeset(capsys.readouterr().out, tmp_path) / "table.log").read_text(encoding="utf-8", errors="replace")
+        names = "--system", name, base, "--system", "PlanPers", other, "--baseline", name, "--intervals", "--holm"
+        main([*names, "--paper", "Qwen 2.5 7B", "--format", "latex"])
+        document = capsys.readouterr().out
+        assert r"\textbf{0.6667}$^{\dag}$} & " in document
+        log = (typeset(document, tmp_path) / "table.log").read_text(encoding="utf-8", errors="replace")
         assert r"Overfull \hbox" not in log
 
 
@@ -729,20 +742,21 @@ class TestForms:
         lines = capsys.readouterr().out.splitlines()
         assert [line for line in lines if "more than one category" not in line] == [
             r"% \usepackage{booktabs}",
-            r"{\footnotesize\setlength{\tabcolsep}{3pt}%",
+            r"\noindent\begin{minipage}{\linewidth}",
+            r"\footnotesize\centering\setlength{\tabcolsep}{3pt}",
             r"\begin{tabular}{@{}lrrrrrrr@{}}",
             r"\toprule",
-            r"{System} & {Arts} & {Lifestyle} & {Society} & {Average} & {Asked} & {Unansw.} & {Unscored} \\",
+            r"{System} & {Arts} & {Lifestyle} & {Society} & {Average} & {Qns.} & {Unans.} & {Unsc.} \\",
             r"\midrule",
             r"{No personalization} & {\textbf{0.7500}} & {0.5000} & {0.0000} & {0.4167} & {3} & {0} & {0} \\",
             r"{RAG} & {0.5000} & {--} & {\textbf{0.5000}} & {--} & {3} & {0} & {1} \\",
             r"\bottomrule",
-            r"\multicolumn{8}{@{}p{\linewidth}@{}}{\footnotesize Arts: Arts \& Entertainment; "
-            r"Lifestyle: Lifestyle \& Personal Development; Society: Society \& Culture; Average: Average (macro); "
-            r"Asked: Questions; Unansw.: Unanswered; Unscored: Unscored aspects.} \\",
-            r"\multicolumn{8}{@{}p{\linewidth}@{}}{\footnotesize RAG: 1 aspect without a verdict, in 1 question; "
-            r"these questions are left out of its means.} \\",
-            r"\end{tabular}}",
+            r"\end{tabular}",
+            r"\par\smallskip\raggedright",
+            r"Arts: Arts \& Entertainment; Lifestyle: Lifestyle \& Personal Development; Society: Society \& Culture; "
+            r"Average: Average (macro); Qns.: Questions; Unans.: Unanswered; Unsc.: Unscored aspects.\par",
+            r"RAG: 1 aspect without a verdict, in 1 question; these questions are left out of its means.\par",
+            r"\end{minipage}",
         ]
 
     def test_latex_escapes_every_special_character_and_shields_brackets(self, complete, capsys):
@@ -751,7 +765,14 @@ class TestForms:
             r"{[a] \& \% \$ \# \_ \{ \} \textasciitilde{} \textasciicircum{} \textbackslash{} "
             r"\textless{}\textbar{}\textgreater{}}"
         )
-        assert capsys.readouterr().out.splitlines()[6].startswith(name + " & ")
+        assert capsys.readouterr().out.splitlines()[7].startswith(name + " & ")
+
+    def test_latex_of_a_long_name_goes_on_in_the_next_line(self, complete, capsys):
+        main(["--system", "PlanPers (a planner that was trained with LoRA)", complete, "--format", "latex"])
+        assert capsys.readouterr().out.splitlines()[7:9] == [
+            r"{PlanPers (a planner that was} & {0.7500} & {0.5000} & {0.0000} & {0.4167} & {3} & {0} & {0} \\",
+            r"{\quad trained with LoRA)} & {} & {} & {} & {} & {} & {} & {} \\",
+        ]
 
     def test_markdown_shields_the_column_sign(self, complete, capsys):
         main(["--system", "a|b", complete])

@@ -341,7 +341,7 @@ PAINTED = "new Promise((go) => requestAnimationFrame(() => setTimeout(go)))"
 class Page:
     """A page in headless Chromium, driven by the DevTools protocol over a pipe."""
 
-    def __init__(self, path, width=1280, height=900, dark=False):
+    def __init__(self, path, width=1280, height=900, dark=False, place=""):
         to_browser, commands = os.pipe()
         answers, from_browser = os.pipe()
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run"]
@@ -370,7 +370,7 @@ class Page:
             )
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.send("Emulation.setEmulatedMedia", features=scheme)
-        self.send("Page.navigate", url=path.as_uri())
+        self.send("Page.navigate", url=path.as_uri() + place)
         self.wait_for_load()
 
     def wait_for_load(self):
@@ -765,12 +765,24 @@ def test_an_unknown_id_says_so(files, open_page):
 
 
 @needs_chromium
+@pytest.mark.parametrize(("place", "shown"), [("#nope", "Not in this report"), ("#law_3", "Question law_3?")])
+def test_on_a_phone_an_address_with_an_id_shows_what_it_names(files, open_page, place, shown):
+    """And not the list alone, which stands above it."""
+    page = open_page(files.two_systems(), width=400, height=300, place=place)
+    assert page.texts("h2") == [shown]
+    assert page.run("document.querySelector('h2').getBoundingClientRect().bottom") < 300
+
+
+@needs_chromium
 def test_every_score_says_whose_it_is(files, open_page):
     page = open_page(files.two_systems())
     rows = [row.split("? ")[1] for row in page.texts("#list li")]
     assert rows == ["rpg A 0.75 B 0.25", "diy · no answer B · unscored B A 0.50 B –", "law · unscored B A 0.00 B –"]
     names = page.run("[...$('list').firstChild.querySelectorAll('.badge')].map((badge) => badge.title)")
     assert names == ["RAG", "Plan"]
+    for place in ("#rpg_1", "#nope", "#"):
+        page.go(place)
+        assert page.texts("#names .system") == ["A RAG", "B Plan"]  # above the list, whatever is beside it
     badges = "[...document.querySelectorAll('.map thead .badge')].slice(0, 2)"
     assert len(set(page.run(f"{badges}.map((badge) => getComputedStyle(badge).backgroundColor)"))) == 2
     assert page.run("[letterOf(25), letterOf(26)]") == ["Z", "27"]
@@ -784,6 +796,8 @@ def test_titles_are_cut_between_words(files, open_page):
         ("one two three", 12, "one two …"),
         ("one two three", 7, "one two …"),
         ("onetwothree", 6, "onetwo …"),
+        ("  one            two", 7, "one two"),  # white space is not what is cut
+        ("one            two", 6, "one …"),
         ("one\ntwo  three\0", 80, "one two three␀"),
     ]:
         assert page.run(f"shorten({json.dumps(text)}, {length})") == expected
@@ -953,7 +967,7 @@ LONG_NAMES = (
 
 
 @needs_chromium
-@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("width", [400, 1024, 1400])
 def test_five_systems_with_long_names_scroll_in_their_boxes_only(files, open_page, width):
     files.data[0]["category"] = "sustainability"
     files.inputs = files.write("data.json", files.data)
@@ -972,10 +986,29 @@ def test_five_systems_with_long_names_scroll_in_their_boxes_only(files, open_pag
         assert page.run("innerWidth") == width
         wide = "[...document.querySelectorAll('.wide')].filter((box) => box.scrollWidth > box.clientWidth)"
         wide += ".map((box) => box.getAttribute('aria-label'))"
-        assert width == 1400 or page.run(wide) == [], place  # a phone is scrolled downwards only
+        assert "Table" not in page.run(wide)
+        assert width > 400 or page.run(wide) == [], place  # a phone is scrolled downwards only
         if place == "#diy_2":  # side by side, on a phone below each other
             tops = page.run("[...document.querySelectorAll('.answer')].map((part) => part.getBoundingClientRect().top)")
-            assert len(set(tops)) == (1 if width == 1400 else 5)
+            assert len(set(tops)) == (5 if width == 400 else 1)
+    heads = page.run("getComputedStyle(document.querySelector('.scores thead')).display")
+    labels = page.run("getComputedStyle(document.querySelector('.scores td'), '::before').content")
+    assert (heads, labels) == (("table-header-group", "none") if width == 1400 else ("none", '"Arts & Entertainment"'))
+
+
+@needs_chromium
+def test_on_a_phone_many_systems_have_their_cells_below_a_community(files, open_page):
+    arguments = []
+    for number in range(9):
+        answers = files.responses(f"{number}.json", {"rpg_1": "x"})
+        arguments += ["--system", f"system {number}", answers, files.scores(f"{number}_s.json", {"rpg_1": [2, 1]})]
+    page = open_page(files.report(*arguments), width=400)
+    lefts = "[...document.querySelectorAll('.map {}')].slice(0, 9).map((cell) => cell.getBoundingClientRect().left)"
+    assert page.run(lefts.format("th:has(.badge)")) == page.run(lefts.format("td"))  # each below its letter
+    assert (
+        page.run("[...document.querySelectorAll('.wide')].filter((box) => box.scrollWidth > box.clientWidth).length")
+        == 0
+    )
 
 
 @needs_chromium

@@ -35,7 +35,7 @@ from utils.record_stream import open_regular, stream_places
 from utils.records import first_five, quote, read_dataset, read_json
 from utils.scoring import CATEGORIES, COMMUNITIES
 from utils.show_answers import printable
-from utils.table_formats import counted, latex_line, latex_note, latex_text, markdown_line
+from utils.table_formats import counted, latex_box, latex_line, latex_text, markdown_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -287,15 +287,11 @@ def to_markdown(columns: list[Column], notes: list[str]) -> str:
 
 
 def to_latex(columns: list[Column], notes: list[str]) -> str:
-    """A tabular for a document that loads booktabs; the notes are its last rows."""
-    lines = [r"% \usepackage{booktabs}", rf"\begin{{tabular}}{{l{'r' * len(columns)}}}", r"\toprule"]
-    if any(column.paper for column in columns):
-        lines.append(_latex_categories(columns))
+    """A `latex_box` for a document that loads booktabs."""
+    lines = [_latex_categories(columns)] if any(column.paper for column in columns) else []
     lines += [latex_line(map(latex_text, ["", *(column.name for column in columns)])), r"\midrule"]
     lines += [latex_line(map(latex_text, row)) for row in make_rows(columns)]
-    lines.append(r"\bottomrule")
-    lines += [latex_note(note, len(columns) + 1) for note in notes]
-    return "\n".join([*lines, r"\end{tabular}"]) + "\n"
+    return "% \\usepackage{booktabs}\n" + latex_box("l" + "r" * len(columns), lines, notes)
 
 
 def _latex_categories(columns: list[Column]) -> str:

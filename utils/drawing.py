@@ -64,5 +64,8 @@ def drawable(text: str) -> str:
 
 
 def shorten(text: str) -> str:
-    """At most `LONGEST_LABEL` characters of a text."""
-    return text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 1]}…"
+    """At most `LONGEST_LABEL` characters of a text, cut between words unless one word is longer than all."""
+    if len(text) <= LONGEST_LABEL:
+        return text
+    end = text.rfind(" ", 0, LONGEST_LABEL)
+    return f"{text[: end if end > 0 else LONGEST_LABEL - 1]}…"

@@ -47,7 +47,7 @@ from utils.wordings import wording_columns, wording_note
 SCRIPT = "utils/make_table.py"
 COLUMNS = ("System", *GROUPS, "Questions", "Unanswered", "Unscored aspects")
 SHORT = dict(zip(GROUPS, ("Arts", "Lifestyle", "Society", "Average"), strict=True))  # on a page
-SHORT |= {"Questions": "Asked", "Unanswered": "Unansw.", "Unscored aspects": "Unscored"}
+SHORT |= {"Questions": "Qns.", "Unanswered": "Unans.", "Unscored aspects": "Unsc."}
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ def main(argv: list[str] | None = None) -> int:
     rows = [make_row(system) for system in systems]
     contrasts = compare(systems, args.baseline, args.intervals, args.holm)
     notes = [*make_notes(systems, args.unscored_as_zero), *judge_notes(unknown_judge)]
-    notes += [*dagger_notes(contrasts, args.baseline, args.holm), *paper_notes(paper, rows)]
+    marked = args.format != "csv"  # whose cells are numbers alone
+    notes += [*dagger_notes(contrasts, args.baseline, args.holm, marked), *paper_notes(paper, rows, marked)]
     notes += [] if paper is None else [wording_note(systems)]
     if args.intervals:
         tables = [means_table(rows, contrasts, paper, notes), intervals_table(contrasts, args.holm)]
@@ -247,11 +248,12 @@ def _note_on_order(systems: list[System]) -> list[str]:
     return [f"Over all questions, which is not the macro average, systems stand in another order: {means}."]
 
 
-def paper_notes(paper: Paper | None, rows: list[Row]) -> Iterator[str]:
+def paper_notes(paper: Paper | None, rows: list[Row], marked: bool) -> Iterator[str]:
     if paper is None:
         return
-    dagger = ", with its own daggers" if paper.daggers & {(row.name, group) for row in rows for group in GROUPS} else ""
-    yield f"With each mean: the paper's {paper.title}{dagger}, and the difference to it."
+    daggers = marked and paper.daggers & {(row.name, group) for row in rows for group in GROUPS}
+    own = ", with its own daggers" if daggers else ""
+    yield f"With each mean: the paper's {paper.title}{own}, and the difference to it."
     if others := [row.name for row in rows if row.name not in paper.methods]:
         yield f"Not in that table: {', '.join(others)}; its methods are {', '.join(paper.methods)}."
     for (method, group), note in paper.misprints.items():
@@ -265,8 +267,8 @@ def judge_notes(unknown: list[str]) -> Iterator[str]:
         yield f"Not known by which judge and prompt: {files} (no manifest beside it, or changed since)."
 
 
-def dagger_notes(contrasts: list[Contrast], baselines: list[str], correct: bool) -> Iterator[str]:
-    """What a dagger means, or that there is none, and where there could be none."""
+def dagger_notes(contrasts: list[Contrast], baselines: list[str], correct: bool, marked: bool) -> Iterator[str]:
+    """What a dagger means where there is one, how was tested where cells are not `marked`, and what could not be."""
     if not contrasts:
         return
     results = [result for contrast in contrasts for result in contrast.results.values()]
@@ -275,7 +277,10 @@ def dagger_notes(contrasts: list[Contrast], baselines: list[str], correct: bool)
     correction = f"Holm's correction over {tested}" if correct else f"not corrected for the {tested}"
     daggers = any(has_dagger(contrasts, one.system, group) for one in contrasts for group in GROUPS)
     sign = "†: better" if daggers else "No system is better"
-    yield f"{sign} than {whom} (two-sided paired t-test, p < {ALPHA}, {correction})."
+    if marked:
+        yield f"{sign} than {whom} (two-sided paired t-test, p < {ALPHA}, {correction})."
+    else:
+        yield f"{T_TEST}: two-sided and paired, {correction}."
     if untested := [result for result in results if result.p_values[T_TEST] is None]:
         yield (
             f"{counted(len(untested), 'comparison')} without a t-test: fewer than two paired questions in a category, "
@@ -321,7 +326,7 @@ def means_table(rows: list[Row], contrasts: list[Contrast], paper: Paper | None,
         ]
         counts = (row.num_questions, row.num_unanswered, row.num_unscored)
         lines.append([Cell(row.name), *cells, *(Cell(str(count)) for count in counts)])
-    return Table(COLUMNS, lines, notes, short=SHORT)
+    return Table(COLUMNS, lines, notes, short=SHORT, beside=("in the paper", "difference to it"))
 
 
 def _paper_texts(row: Row, group: str, paper: Paper | None) -> tuple[str, ...]:

@@ -2,9 +2,12 @@
 
 import csv
 import io
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import groupby
+
+LONGEST_NAME, LONGEST_LINE = 28, 75  # characters on a page: of a name in a row, and of a line above rows
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Table:
     Attributes:
         num_names: the first columns, as many, are names, aligned left; the others are numbers.
         short: by a name what stands for it on a page, which is narrower than a screen; a note tells it.
+        beside: what each of the figures is that cells have beside them.
     """
 
     columns: Sequence[str]
@@ -31,6 +35,7 @@ class Table:
     notes: Sequence[str]
     num_names: int = 1
     short: Mapping[str, str] = field(default_factory=dict)
+    beside: Sequence[str] = ()
 
 
 def to_markdown(tables: Sequence[Table]) -> str:
@@ -58,44 +63,53 @@ def markdown_line(cells: Iterable[str]) -> str:
 
 
 def to_latex(tables: Sequence[Table]) -> str:
-    """A tabular a table, made narrow for a page, for a document that loads booktabs; the notes are its last rows."""
-    return "\n".join([r"% \usepackage{booktabs}", "\n".join(map(_latex_table, tables))])
+    """A `latex_box` a table, made narrow for a page, for a document that loads booktabs."""
+    return r"% \usepackage{booktabs}" + "\n" + "\n\\bigskip\n\n".join(map(_latex_table, tables))
 
 
 def _latex_table(table: Table) -> str:
-    width = len(table.columns)
-    alignment = "l" * table.num_names + "r" * (width - table.num_names)
-    lines = [
-        r"{\footnotesize\setlength{\tabcolsep}{3pt}%",
-        rf"\begin{{tabular}}{{@{{}}{alignment}@{{}}}}",
-        r"\toprule",
-        latex_line(latex_text(table.short.get(column, column)) for column in table.columns),
-        r"\midrule",
-    ]
-    for row in table.rows:
-        lines.append(latex_line(_latex_cell(cell, table.short) for cell in row))
-        # Below, for beside each other they would be wider than a page.
-        below = zip_longest(*(cell.beside for cell in row), fillvalue="")
-        lines += [latex_line(map(latex_text, figures)) for figures in below]
-    lines += [r"\bottomrule"]
-    lines += [latex_note(note, width) for note in [*_short_note(table), *table.notes]]
-    return "\n".join([*lines, r"\end{tabular}}"]) + "\n"
+    """All names of a row but its last stand above the rows that share them."""
+    shared = table.num_names - 1
+    heads = table.columns[shared:]
+    lines = [latex_line(latex_text(table.short.get(head, head)) for head in heads), r"\midrule"]
+    for names, rows in groupby(table.rows, key=lambda row: row[:shared]):
+        above = "; ".join(f"{column}: {name.text}" for column, name in zip(table.columns, names, strict=False))
+        for line in textwrap.wrap(above, LONGEST_LINE):
+            lines.append(rf"\multicolumn{{{len(heads)}}}{{@{{}}l@{{}}}}{{{latex_text(line)}}} \\")
+        for row in rows:
+            lines += map(latex_line, _latex_rows(table, row[shared:]))
+    used = {*heads, *(row[shared].text for row in table.rows)}
+    meanings = [f"{short}: {name}" for name, short in table.short.items() if name in used]
+    notes = [f"{'; '.join(meanings)}."] if meanings else []
+    return latex_box("l" + "r" * (len(heads) - 1), lines, [*notes, *table.notes])
 
 
-def latex_note(note: str, width: int) -> str:
-    """A note as a row below a table of `width` columns."""
-    return rf"\multicolumn{{{width}}}{{@{{}}p{{\linewidth}}@{{}}}}{{\footnotesize {latex_text(note)}}} \\"
+def _latex_rows(table: Table, row: Sequence[Cell]) -> Iterator[list[str]]:
+    """A row, and below it what is too wide for it: the rest of a long name, and the figures beside its cells."""
+    name, *cells = row
+    first, *rest = textwrap.wrap(table.short.get(name.text, name.text), LONGEST_NAME) or [""]
+    yield [latex_text(first), *map(_latex_cell, cells)]
+    for line in rest:
+        yield [rf"\quad {latex_text(line)}", *("" for _ in cells)]
+    if any(cell.beside for cell in cells):
+        for i, what in enumerate(table.beside):
+            yield [rf"\quad {latex_text(what)}", *(latex_text(cell.beside[i]) if cell.beside else "" for cell in cells)]
 
 
-def _short_note(table: Table) -> Iterator[str]:
-    """What the short names stand for."""
-    used = {*table.columns, *(cell.text for row in table.rows for cell in row)}
-    if meanings := [f"{short}: {name}" for name, short in table.short.items() if name in used]:
-        yield f"{'; '.join(meanings)}."
+def latex_box(alignment: str, lines: Iterable[str], notes: Iterable[str]) -> str:
+    """A tabular of these lines and the notes below it, in small letters, in a box as wide as the text around it.
+
+    The notes are no rows of the tabular, for one that is wider than the table would pull its last column away.
+    """
+    begin = [r"\noindent\begin{minipage}{\linewidth}", r"\footnotesize\centering\setlength{\tabcolsep}{3pt}"]
+    begin += [rf"\begin{{tabular}}{{@{{}}{alignment}@{{}}}}", r"\toprule"]
+    below = [r"\par\smallskip\raggedright", *(rf"{latex_text(note)}\par" for note in notes)]
+    end = [r"\bottomrule", r"\end{tabular}", *below, r"\end{minipage}"]
+    return "\n".join([*begin, *lines, *end]) + "\n"
 
 
-def _latex_cell(cell: Cell, short: Mapping[str, str]) -> str:
-    text = latex_text(short.get(cell.text, cell.text))
+def _latex_cell(cell: Cell) -> str:
+    text = latex_text(cell.text)
     return (rf"\textbf{{{text}}}" if cell.bold else text) + latex_text(cell.after)
 
 
