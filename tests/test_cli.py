@@ -278,7 +278,7 @@ def test_a_wrong_value_or_a_missing_flag_is_one_line_that_names_it(script, parse
     parser = parser_of(script)
     wrong = {flag: [flag, "no such value"] for flag, action in options_of(parser).items()
              if action.choices or action.type not in (None, str)}  # fmt: skip
-    wrong |= {flag: [flag] for flag, action in options_of(parser).items() if action.nargs != 0}
+    wrong |= {flag: [flag] for flag, action in options_of(parser).items() if action.nargs not in (0, "?")}
     for flag, words in wrong.items():
         message = refusal_of(parser, words, capsys)
         assert message.startswith(f"error: argument {flag}") and message.endswith("; --help lists the flags\n")

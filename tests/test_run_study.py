@@ -179,7 +179,8 @@ categories = ["Society_and_Culture"]
 rank = ["--ranker", "bm25"]
 answer = ["--gpu_memory_utilization", "0.8", "--max_concurrency=3", "--temperature", "0.5"]
 """
-    assert run_study.main(["--study_addr", write_study(tmp_path, text), "--dry_run"]) == 0
+    with pytest.raises(UserError, match="no such file"):  # there are no data
+        run_study.main(["--study_addr", write_study(tmp_path, text), "--dry_run"])
     commands = [line.split() for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
     ranking = [words for words in commands if "retrieval/rank_dataset.py" in words]
     assert len(ranking) == 3
@@ -1485,7 +1486,7 @@ def test_folders_are_not_fetched(tmp_path, monkeypatch):
 
     def fetched(text):
         study = study_of(tmp_path, text)
-        return prefetch_command(study, find_pending(plan_study(study)))
+        return prefetch_command(study, find_pending(run_study.check_commands(study, plan_study(study))))
 
     monkeypatch.chdir(tmp_path)
     for name in ("m", "j", "e"):
