@@ -1068,7 +1068,7 @@ OTHER_SETTINGS = {
     "length of an answer": (["--max_tokens", "1000"], "max_tokens: 2048, now 1000"),
     "posts": (["--num_contexts", "3"], "num_contexts: 10, now 3"),
     "temperature": (["--temperature", "0.7"], "temperature: 0.1, now 0.7"),
-    "planner's prompt": (["--prompts_dir", "prompts"], 'plan_prompt: planner: other content (SHA-256 '),
+    "planner's prompt": (["--prompts_dir", "prompts"], "plan_prompt: planner: other content (SHA-256 "),
     "form of plans": (["--planner_target", "reference", "--prompts_dir", "prompts"], 'now "reference"; lead_in: '),
 }
 
@@ -1191,7 +1191,8 @@ def test_other_plans_in_the_same_file_are_other_settings(server, api, output, tm
     flags = [*api, "--plans_addr", write_plans(tmp_path / "plans.json")]
     run(flags, output, "--limit", 2)
     write_plans(tmp_path / "plans.json", number=2)
-    assert f"{output}: was made with other settings: plans: other content (SHA-256 " in refusal(flags, output, "--limit", 2)
+    said = refusal(flags, output, "--limit", 2)
+    assert f"{output}: was made with other settings: plans: other content (SHA-256 " in said
     gold = [*api, "--gold_plan"]
     assert 'now "gold"' in refusal(gold, output, "--limit", 2)
     assert len(server.requests) == 2
