@@ -32,6 +32,7 @@ from utils.plans import NO_LOSS, gold_aspects, gold_text, target_settings
 from utils.progress import announce
 from utils.records import STEP_NEEDS, first_five, read_dataset
 from utils.run_files import (
+    check_could_write,
     check_writable,
     describe_run,
     differences,
@@ -185,6 +186,7 @@ def main(argv: list[str] | None = None) -> int:
     records = read_ranked(args.inputs_addr)
     validation_records = read_ranked(args.validation_addr) if args.validation_addr else []
     fingerprint = make_fingerprint(args, prompt)
+    check_could_write(Path(args.output_dir) / "manifest.json")
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
     chat = LocalChat(args.model_addr, args.cache_dir)
     args.max_seq_length = choose_length(chat, args.max_seq_length)
