@@ -24,11 +24,11 @@ def test_lines_come_at_once_every_30_seconds_and_at_the_end(clock, capsys):
     clock["seconds"] += 0.1
     progress.update(2)  # 6 texts in 30 s: 12 a minute, the other 4 take 20 s
     assert capsys.readouterr().err == "6/10 texts, 12/min, ETA 0:00:20\n"
-    clock["seconds"] += 20
+    clock["seconds"] += 30
     progress.update(4)
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == ""  # it would stand there twice
     progress.close()
-    assert capsys.readouterr().err == "10/10 texts, 12/min, took 0:00:50\n"
+    assert capsys.readouterr().err == "10/10 texts, 10/min, took 0:01:00\n"
 
 
 def test_what_an_earlier_run_did_is_not_this_ones_speed(clock, capsys):
@@ -82,14 +82,14 @@ def test_an_eta_waits_for_as_many_as_are_worked_on_at_a_time(clock, capsys):
     assert capsys.readouterr().err == "47/94 verdicts, 16/min, ETA 0:03:00\n"
 
 
-@pytest.mark.parametrize(("total", "at_once", "enough"), [(1000, 32, 32), (1000, 1, 3), (3, 1, 2), (1, 1, 1)])
+@pytest.mark.parametrize(("total", "at_once", "enough"), [(1000, 32, 32), (1000, 1, 3), (3, 1, 2), (2, 1, 1)])
 def test_how_many_pieces_an_eta_waits_for(clock, capsys, total, at_once, enough):
     progress = Progress(2 * total, "answers", initial=total, at_once=at_once)
     for finished in range(1, enough + 1):
         clock["seconds"] += 30
         progress.update()
         line = capsys.readouterr().err.splitlines()[-1]
-        assert ("ETA" in line or "took" in line) == (finished == enough)
+        assert ("ETA" in line) == (finished == enough)
 
 
 def test_a_terminal_gets_a_bar(monkeypatch, capsys):

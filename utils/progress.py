@@ -70,7 +70,7 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(", ".join(self._figures("=")), refresh=False)
             self._bar.update(n)
-        elif time.monotonic() - self._last_line >= LINE_SECONDS:
+        elif self.done < self.total and time.monotonic() - self._last_line >= LINE_SECONDS:  # the last is `close`'s
             self._print_line(self._figures(" "))
 
     def close(self) -> None:
