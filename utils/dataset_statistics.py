@@ -19,6 +19,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -135,9 +136,13 @@ def count_files(paths: list[str]) -> list[Counts]:
     workers = min(len(paths), len(os.sched_getaffinity(0)))
     if workers == 1:
         return [count_file(path) for path in paths]
-    # Leaving it ends the processes: after a signal, or a file that is refused, nobody waits for the other files.
-    with multiprocessing.Pool(workers, initializer=_die_of_signals) as pool:
-        return list(pool.imap(count_file, paths))
+    with ProcessPoolExecutor(workers, initializer=_die_of_signals) as pool:
+        try:
+            return list(pool.map(count_file, paths))
+        except BaseException:  # after a signal, or a file that is refused, nobody waits for the other files
+            for process in multiprocessing.active_children():
+                process.kill()
+            raise
 
 
 def _die_of_signals() -> None:
