@@ -308,6 +308,9 @@ MEMORY = "--tensor_parallel_size 2 --gpu_memory_utilization 0.5 --dtype float16 
 WITHOUT_EFFECT = [
     ("baselines.py", "", "--num_contexts 4",
      "without --rag, for the prompt has no posts\n  give --rag, or leave {} out"),
+    *((script, mode, "--retry_failed", "with --overwrite, which asks for everything again\n  leave {} out")
+      for script, mode in (("baselines.py", "--overwrite"), ("planpers.py", "--gold_plan --overwrite"),
+                           ("evaluate_responses.py", "--overwrite"))),
     ("baselines.py", "", API, NO_API),
     ("baselines.py", "--openai", ENGINE, NO_ENGINE),
     ("planpers.py", "--gold_plan", API, NO_API),

@@ -318,6 +318,9 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="the part to work on, from 0; in a SLURM array the task's place in it (%(default)s)",
     )
     add_redo_arguments(group)
+    parser.without_effect(
+        "--retry_failed", lambda args: args.overwrite == "all", "with --overwrite, which asks for everything again"
+    )
     group.add_argument("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     group.add_argument(
         "--dry_run",
