@@ -19,7 +19,7 @@ import numpy as np
 from utils.cli import UserError
 from utils.devices import has_gpu
 from utils.models import cached_commit, skipping_absent_hub
-from utils.progress import Progress, announce
+from utils.progress import Progress
 
 FULL_LENGTH = 512  # tokens: what one unit of --batch_size stands for
 GPU_BATCH_SIZE = 64
@@ -75,7 +75,6 @@ def load_encoder(
     # torch.load(weights_only=True), transformers' default, so no pickled code is run; but transformers would then
     # also ask the hub, from a background thread, to convert the model.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
-    announce(f"loading {model_name} (this may take a minute)")
     import torch
     import transformers
 

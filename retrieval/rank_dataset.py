@@ -30,7 +30,7 @@ from utils.cli import UserError, add_log_argument, check_outputs, make_parser, p
 from utils.flags import FlagParser
 from utils.journal import open_journal, overwrite_run
 from utils.models import check_model, model_fingerprint
-from utils.progress import Progress, announce_file
+from utils.progress import Progress, announce, announce_file
 from utils.record_stream import DatasetFile
 from utils.records import STEP_NEEDS
 from utils.redo import add_overwrite_argument
@@ -270,6 +270,7 @@ def open_cache(args: argparse.Namespace) -> "EmbeddingCache | None":
 def load_named_encoder(args: argparse.Namespace) -> "Encoder":
     from retrieval.encoder import load_encoder
 
+    announce(f"loading {args.model_name} (this may take a minute)")
     return load_encoder(args.model_name, args.cache_dir, args.device, args.dtype, args.max_length)
 
 

@@ -25,7 +25,7 @@ from utils.cli import UserError
 from utils.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.models import check_model, model_fingerprint
 from utils.plans import WORDS_THRESHOLD, coverage, gold_aspects, one_line, same_title, share_words
-from utils.progress import Progress
+from utils.progress import Progress, announce
 from utils.records import first_five, quote, read_dataset, read_plans
 from utils.run_files import file_hash
 from utils.scoring import CATEGORIES, COMMUNITIES
@@ -190,6 +190,7 @@ def embedding_rule(titles: Sequence[str], args: argparse.Namespace) -> Rule:
 
     from retrieval.encoder import embed_texts, load_encoder
 
+    announce(f"loading {args.embedding_model} (this may take a minute)")
     encoder = load_encoder(args.embedding_model, args.cache_dir, args.device)
     with closing(Progress(len(titles), "titles")) as progress:
         embeddings, _ = embed_texts(encoder, titles, progress=progress)
