@@ -56,10 +56,16 @@ leave() {
     fi
     # Cancelled, requeued by SLURM itself, or its node going down: then it runs no more, and SLURM sees to it. A task
     # that reached its limit unwarned can still be requeued, but SLURM may have cancelled what waits for its array.
-    job=$(scontrol -o show job "$task") || exit "$code"
+    for _ in 1 2 3; do # a busy SLURM may not answer at once
+        job=$(scontrol -o show job "$task") && break
+        sleep 2
+    done
     case $job in
         *" JobState=RUNNING "* | *" Reason=TimeLimit "*) ;;
-        *) exit "$code" ;;
+        *)
+            echo "not requeued: $(grep -oE 'JobState=[A-Z_]+' <<<"$job" || echo 'SLURM does not tell its state')"
+            exit "$code"
+            ;;
     esac
     echo "back into the queue; the next run goes on from here"
     scontrol requeue "$task"
