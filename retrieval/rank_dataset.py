@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 
-WITHOUT_MODEL = ("bm25", "recency", "random")  # rankers
 BLOCK = 16_384  # texts embedded before their questions' orders are in the journal
 
 
@@ -110,7 +109,7 @@ def add_encoder_arguments(parser: FlagParser) -> None:
     )
     parser.without_effect(
         "--model_name --cache_dir --batch_size --max_length --embedding_cache --device --dtype",
-        lambda args: args.ranker in WITHOUT_MODEL,
+        lambda args: args.ranker != "dense",
         "with a --ranker that needs no encoder",
         "take another --ranker",
     )

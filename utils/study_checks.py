@@ -24,7 +24,6 @@ from utils.study_plan import Step, data_file
 from utils.study_state import DRAWN, MODEL_FLAGS, Pending, parse
 
 DATASET_FLAGS = ("--input_dataset_addr", "--inputs_addr", "--validation_addr")
-NEED_NO_MODEL = ("bm25", "recency", "random")  # rankers
 KEYS = {"rank": "encoder", "train": "planner_base", "answer": "models", "judge": "judges"}  # that name a step's model
 LONG = GB // 2  # bytes of datasets that take a few seconds to read
 
@@ -162,7 +161,7 @@ def models_of(pending: list[Pending]) -> Iterator[tuple[Step, Namespace, str]]:
         if one.step.kind in DRAWN:
             continue
         args = arguments_of(one)
-        if getattr(args, "ranker", None) not in NEED_NO_MODEL:
+        if getattr(args, "ranker", "dense") == "dense":
             yield one.step, args, getattr(args, MODEL_FLAGS[one.step.script][1])
 
 
