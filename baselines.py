@@ -18,9 +18,21 @@ from typing import Any
 
 from prompts import Prompt, load_prompt
 from utils import cli
-from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_posts, fit_profile, open_chat
-from utils.engines import batch_invariance, confirm_model, identify_model, open_engine
-from utils.generation import (
+from utils.benchmarks.records import STEP_NEEDS, read_dataset, select_questions
+from utils.benchmarks.responses import collect_responses, count_responses
+from utils.files.journal import Journal, Key, check_journal, open_journal, overwrite_run
+from utils.files.manifest import file_hash, warn_unless_ranked
+from utils.generation.chat import (
+    PAPER_LENGTH,
+    APIChat,
+    Fitted,
+    LocalChat,
+    choose_length,
+    fit_posts,
+    fit_profile,
+    open_chat,
+)
+from utils.generation.driver import (
     Policy,
     Request,
     Stage,
@@ -30,10 +42,8 @@ from utils.generation import (
     generate,
     left_to_ask,
 )
-from utils.journal import Journal, Key, check_journal, open_journal, overwrite_run
-from utils.model_output import ANSWER_SCHEMA, parse_answer
-from utils.records import STEP_NEEDS, collect_responses, count_responses, read_dataset, select_questions
-from utils.run_files import file_hash, warn_unless_ranked
+from utils.generation.engines import batch_invariance, confirm_model, identify_model, open_engine
+from utils.parsing.model_output import ANSWER_SCHEMA, parse_answer
 
 
 def build_parser() -> cli.FlagParser:

@@ -26,12 +26,7 @@ from typing import Any
 
 from prompts import Messages, Prompt, load_prompt
 from utils import cli
-from utils.chat import APIChat, LocalChat, choose_length, open_chat
-from utils.cli import UserError
-from utils.engines import batch_invariance, confirm_model, identify_model, open_engine
-from utils.generation import Parser, Policy, Request, Stage, describe_records, describe_requests, generate, left_to_ask
-from utils.journal import Key, check_journal, open_journal, overwrite_run
-from utils.judged import (
+from utils.benchmarks.judged import (
     MADE_FROM,
     System,
     answers_to,
@@ -42,7 +37,27 @@ from utils.judged import (
     take_over,
     what_verdicts_belong_to,
 )
-from utils.model_output import (
+from utils.benchmarks.records import read_dataset, select_questions
+from utils.benchmarks.responses import match_responses, read_responses, refuse_gaps
+from utils.benchmarks.score_files import check_counts_unanswered
+from utils.cli import UserError
+from utils.cli.progress import announce
+from utils.files.journal import Key, check_journal, open_journal, overwrite_run
+from utils.files.json_files import read_json
+from utils.files.manifest import file_hash
+from utils.generation.chat import APIChat, LocalChat, choose_length, open_chat
+from utils.generation.driver import (
+    Parser,
+    Policy,
+    Request,
+    Stage,
+    describe_records,
+    describe_requests,
+    generate,
+    left_to_ask,
+)
+from utils.generation.engines import batch_invariance, confirm_model, identify_model, open_engine
+from utils.parsing.model_output import (
     LEVEL_SCHEMA,
     PREFERENCE_SCHEMA,
     VERDICT_SCHEMA,
@@ -50,28 +65,9 @@ from utils.model_output import (
     parse_preference,
     parse_verdict,
 )
-from utils.progress import announce
-from utils.records import (
-    check_counts_unanswered,
-    match_responses,
-    read_dataset,
-    read_json,
-    read_responses,
-    refuse_gaps,
-    select_questions,
-)
-from utils.run_files import file_hash
-from utils.scoring import (
-    CATEGORIES,
-    SCORINGS,
-    category_means,
-    is_known,
-    macro_average,
-    no_answer,
-    score_file,
-)
-from utils.table_formats import counted
-from utils.wordings import origin_of
+from utils.scoring.verdicts import CATEGORIES, SCORINGS, category_means, is_known, macro_average, no_answer, score_file
+from utils.tables.formats import counted
+from utils.tables.wordings import origin_of
 
 LENGTH_STEP = 64  # the model length is rounded up to a multiple of this
 RENDERED_AT_ONCE = 500  # responses whose prompts are held as text

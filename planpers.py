@@ -18,10 +18,23 @@ from typing import Any
 
 from prompts import Prompt, choose_lead_in, load_prompt
 from utils import cli
-from utils.chat import PAPER_LENGTH, APIChat, Fitted, LocalChat, choose_length, fit_profile, open_chat, open_local_chat
+from utils.benchmarks.records import STEP_NEEDS, read_dataset, select_questions
+from utils.benchmarks.responses import collect_responses, count_responses, read_plans
 from utils.cli import UserError
-from utils.engines import VLLMEngine, batch_invariance, confirm_model, identify_local_model, identify_model, open_engine
-from utils.generation import (
+from utils.cli.errors import first_five
+from utils.files.journal import Journal, Key, check_journal, open_journal, overwrite_run
+from utils.files.manifest import file_hash, read_folder_manifest, read_manifest, warn_unless_ranked
+from utils.generation.chat import (
+    PAPER_LENGTH,
+    APIChat,
+    Fitted,
+    LocalChat,
+    choose_length,
+    fit_profile,
+    open_chat,
+    open_local_chat,
+)
+from utils.generation.driver import (
     Parser,
     Policy,
     Request,
@@ -32,10 +45,17 @@ from utils.generation import (
     generate,
     left_to_ask,
 )
-from utils.journal import Journal, Key, check_journal, open_journal, overwrite_run
-from utils.model_output import ANSWER_SCHEMA, parse_answer
-from utils.models import adapter_base, model_fingerprint
-from utils.plans import (
+from utils.generation.engines import (
+    VLLMEngine,
+    batch_invariance,
+    confirm_model,
+    identify_local_model,
+    identify_model,
+    open_engine,
+)
+from utils.models.hub import adapter_base, model_fingerprint
+from utils.parsing.model_output import ANSWER_SCHEMA, parse_answer
+from utils.parsing.plans import (
     given_plan,
     gold_aspects,
     gold_text,
@@ -46,16 +66,6 @@ from utils.plans import (
     plans_by_key,
     target_settings,
 )
-from utils.records import (
-    STEP_NEEDS,
-    collect_responses,
-    count_responses,
-    first_five,
-    read_dataset,
-    read_plans,
-    select_questions,
-)
-from utils.run_files import file_hash, read_folder_manifest, read_manifest, warn_unless_ranked
 
 Record = dict[str, Any]
 
@@ -68,7 +78,7 @@ class Model:
         length: tokens of prompt and output together.
         num_contexts: posts its prompt may hold.
         fingerprint: the settings that decide its outputs.
-        lead_in: what plans begin with (utils/plans).
+        lead_in: what plans begin with (utils/parsing/plans).
     """
 
     addr: str

@@ -21,25 +21,20 @@ from typing import Any
 
 from prompts import Prompt, choose_lead_in, load_prompt
 from utils import cli
-from utils.chat import PAPER_LENGTH, LocalChat, fit_profile
-from utils.checkpoints import Run, find_checkpoints, finish_saving, is_unevaluated
+from utils.benchmarks.records import STEP_NEEDS, read_dataset
 from utils.cli import UserError
-from utils.devices import check_devices
-from utils.engines import identify_local_model
-from utils.lock import Lock
-from utils.models import adapter_base, cached_commit, skipping_absent_hub
-from utils.plans import NO_LOSS, gold_aspects, gold_text, target_settings
-from utils.progress import announce
-from utils.records import STEP_NEEDS, first_five, read_dataset
-from utils.run_files import (
-    check_could_write,
-    check_writable,
-    describe_run,
-    differences,
-    file_hash,
-    read_folder_manifest,
-    warn_unless_ranked,
-)
+from utils.cli.errors import first_five
+from utils.cli.progress import announce
+from utils.files.fingerprints import differences
+from utils.files.lock import Lock
+from utils.files.manifest import describe_run, file_hash, read_folder_manifest, warn_unless_ranked
+from utils.files.writing import check_could_write, check_writable
+from utils.generation.chat import PAPER_LENGTH, LocalChat, fit_profile
+from utils.generation.engines import identify_local_model
+from utils.models.devices import check_devices
+from utils.models.hub import adapter_base, cached_commit, skipping_absent_hub
+from utils.parsing.plans import NO_LOSS, gold_aspects, gold_text, target_settings
+from utils.planner.checkpoints import Run, find_checkpoints, finish_saving, is_unevaluated
 
 PAPER_BATCH = 32  # sequences a step (paper, appendix E)
 WAIT = timedelta(minutes=30)  # of a process for the others, which may load from a slow disk; NCCL's own is 10
@@ -209,7 +204,7 @@ def main(argv: list[str] | None = None) -> int:
         say(describe_batch(args))
         announce(f"loading {args.model_addr}")
 
-        from utils.planner_trainer import train
+        from utils.planner.trainer import train
 
         manifest = describe_run(vars(args), fingerprint, None)
         source = {"revision": cached_commit(args.model_addr, args.cache_dir) or "main", "cache_dir": args.cache_dir}

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from utils.cli import UserError
-from utils.records import read_text
+from utils.files.json_files import read_text
 
 Messages = list[dict[str, str]]
 

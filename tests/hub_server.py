@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlparse
 from api_server import running
 
 from utils.dataset_statistics import PAPER_TABLE
-from utils.scoring import COMMUNITIES
+from utils.scoring.verdicts import COMMUNITIES
 
 NAME = "alireza7/LaMP-QA"
 MODEL = "owner/chat"

@@ -31,21 +31,23 @@ from statistics import fmean
 from typing import Any
 
 from utils import cli
+from utils.benchmarks.score_files import check_counts_unanswered, check_digest, read_scores
 from utils.cli import UserError
-from utils.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.cli.errors import quote
+from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.files.json_files import read_json
+from utils.files.manifest import manifest_of
 from utils.make_table import judge_notes
-from utils.plans import one_line
-from utils.records import check_counts_unanswered, check_digest, quote, read_json, read_scores
-from utils.run_files import manifest_of
-from utils.scoring import SYSTEMS, pair_result, result_by_default
-from utils.significance import differences
-from utils.system_scores import (
+from utils.parsing.plans import one_line
+from utils.scoring.verdicts import SYSTEMS, pair_result, result_by_default
+from utils.tables.formats import Cell, Table, number, signed, to_markdown
+from utils.tables.significance import differences
+from utils.tables.system_scores import (
     add_unscored_argument,
     check_same_content,
     check_same_judge,
     count_unscored_as_zero,
 )
-from utils.table_formats import Cell, Table, number, signed, to_markdown
 
 SCRIPT = "utils/compare_evaluators.py"
 PREFERENCES = {"first": 1, "tie": 0, "second": -1}  # a human's choice as a number, larger for the first system

@@ -28,22 +28,24 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
+from utils.benchmarks.record_stream import open_regular, stream_places
+from utils.benchmarks.records import read_dataset
 from utils.cli import UserError
-from utils.derived_files import add_overwrite_argument, prepare_derived, publish_derived
-from utils.drawing import drawable, figure_style, new_figure, render_figure, shorten
-from utils.plans import one_line
-from utils.record_stream import open_regular, stream_places
-from utils.records import first_five, quote, read_dataset, read_json
-from utils.scoring import CATEGORIES, COMMUNITIES
+from utils.cli.errors import first_five, quote
+from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.files.json_files import read_json
+from utils.parsing.plans import one_line
+from utils.scoring.verdicts import CATEGORIES, COMMUNITIES
 from utils.show_answers import printable
-from utils.table_formats import counted, latex_box, latex_line, latex_text, markdown_line
+from utils.tables.drawing import drawable, figure_style, new_figure, render_figure, shorten
+from utils.tables.formats import counted, latex_box, latex_line, latex_text, markdown_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SCRIPT = "utils/dataset_statistics.py"
-PAPER_TABLE = Path(__file__).with_name("paper_table1.json")
+PAPER_TABLE = Path(__file__).with_name("tables") / "paper_table1.json"
 STATISTICS = {  # the paper's rows below the number of questions: field, and what is said of it
     "rubric_aspects": "Aspects per question",
     "profile": "Profile size (posts)",
@@ -271,15 +273,15 @@ def _community_notes(column: Column) -> Iterator[str]:
     communities = sorted(column.counts.communities)
     if unknown := [name for name in communities if name not in COMMUNITIES]:
         yield (
-            f"no category is known for {first_five(unknown)}, which will be in no column of a table; utils/scoring.py "
-            "has the communities of each category."
+            f"no category is known for {first_five(unknown)}, which will be in no column of a table; "
+            "utils/scoring/verdicts.py has the communities of each category."
         )
     category = column.paper.get("category")
     found = dict.fromkeys(COMMUNITIES[name] for name in communities if name in COMMUNITIES)
     if category is None and len(found) > 1:
         yield f"questions of more than one category: {', '.join(found)}; the hub's files hold one each."
     if elsewhere := [name for name in communities if category not in (None, COMMUNITIES.get(name, category))]:
-        yield f"utils/scoring.py has another category for {first_five(elsewhere)}."
+        yield f"utils/scoring/verdicts.py has another category for {first_five(elsewhere)}."
 
 
 # The table's forms

@@ -25,8 +25,8 @@ from string import Formatter
 from prompts import PUBLIC_CODE, load_prompt, parse_prompt
 from utils import cli
 from utils.cli import UserError
-from utils.records import read_text
-from utils.run_files import write_synced
+from utils.files.json_files import read_text
+from utils.files.writing import write_synced
 
 COMMIT = "504410d"
 FORMATTERS, EVALUATOR = "data/formetters.py", "evaluation/evaluator.py"

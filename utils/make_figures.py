@@ -26,22 +26,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli, dataset_statistics
 from utils.cli import UserError
-from utils.comparisons import GROUPS, MACRO
-from utils.derived_files import add_overwrite_argument, prepare_derived, publish_derived
-from utils.drawing import drawable, figure_style, new_figure, render_figure, shorten
+from utils.cli.errors import quote
+from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.files.json_files import read_json
 from utils.make_table import Row, judge_notes, make_notes, make_row
-from utils.plans import one_line
-from utils.records import quote, read_json
-from utils.scoring import CATEGORIES, COMMUNITIES
-from utils.significance import Strata, bootstrap_interval
-from utils.system_scores import (
+from utils.parsing.plans import one_line
+from utils.scoring.verdicts import CATEGORIES, COMMUNITIES
+from utils.tables.comparisons import GROUPS, MACRO
+from utils.tables.drawing import drawable, figure_style, new_figure, render_figure, shorten
+from utils.tables.formats import counted
+from utils.tables.significance import Strata, bootstrap_interval
+from utils.tables.system_scores import (
     System,
     add_unscored_argument,
     check_judged_alike,
     check_same_questions,
     read_systems,
 )
-from utils.table_formats import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -26,23 +26,23 @@ from itertools import combinations
 from typing import Any
 
 from utils.cli import UserError, check_outputs, make_parser, run_script
-from utils.comparisons import GROUPS, MACRO, PERMUTATION, T_TEST, Contrast, Result, compare, has_dagger, shown_p
-from utils.derived_files import add_overwrite_argument, prepare_derived, publish_derived
-from utils.flags import FlagParser
-from utils.paper_results import Paper, read_paper
-from utils.plans import one_line
-from utils.records import quote
-from utils.scoring import CATEGORIES, COMMUNITIES, category_means, macro_average, summarize
-from utils.significance import ALPHA, PERMUTATIONS, RESAMPLES
-from utils.system_scores import (
+from utils.cli.errors import quote
+from utils.cli.flags import FlagParser
+from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.parsing.plans import one_line
+from utils.scoring.verdicts import CATEGORIES, COMMUNITIES, category_means, macro_average, summarize
+from utils.tables.comparisons import GROUPS, MACRO, PERMUTATION, T_TEST, Contrast, Result, compare, has_dagger, shown_p
+from utils.tables.formats import Cell, Table, counted, number, p_text, signed, to_csv, to_latex, to_markdown
+from utils.tables.paper_results import Paper, read_paper
+from utils.tables.significance import ALPHA, PERMUTATIONS, RESAMPLES
+from utils.tables.system_scores import (
     System,
     add_unscored_argument,
     check_judged_alike,
     check_same_questions,
     read_systems,
 )
-from utils.table_formats import Cell, Table, counted, number, p_text, signed, to_csv, to_latex, to_markdown
-from utils.wordings import wording_columns, wording_note
+from utils.tables.wordings import wording_columns, wording_note
 
 SCRIPT = "utils/make_table.py"
 COLUMNS = ("System", *GROUPS, "Questions", "Unanswered", "Unscored aspects")
@@ -223,7 +223,7 @@ def _notes_on_categories(systems: list[System]) -> list[str]:
         names = ", ".join(sorted({quote(question.get("category")) for question in unplaced}))
         notes.append(
             f"Warning: {counted(len(unplaced), 'question')} in no column, for no category is known for the community "
-            f"{one_line(names)}; utils/scoring.py has the communities."
+            f"{one_line(names)}; utils/scoring/verdicts.py has the communities."
         )
     return notes
 

@@ -20,13 +20,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
+from utils.benchmarks.records import read_dataset, select_questions
+from utils.benchmarks.responses import collect_responses, read_plans, read_responses
 from utils.cli import UserError
-from utils.generation import describe_records, is_failed
-from utils.journal import Journal, Key, open_journal
-from utils.journal_lines import read_journal
-from utils.records import collect_responses, first_five, read_dataset, read_plans, read_responses, select_questions
-from utils.run_files import REPORTED, differences, file_hash, manifest_of, read_manifest
-from utils.scoring import SCORINGS, is_outdated, score_file
+from utils.cli.errors import first_five
+from utils.files.fingerprints import REPORTED, differences
+from utils.files.journal import Journal, Key, open_journal
+from utils.files.journal_lines import read_journal
+from utils.files.manifest import file_hash, manifest_of, read_manifest
+from utils.generation.driver import describe_records, is_failed
+from utils.scoring.verdicts import SCORINGS, is_outdated, score_file
 
 Record = dict[str, Any]
 

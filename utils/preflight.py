@@ -23,28 +23,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from evaluate_responses import STRATEGIES
 from utils import cli
-from utils.chat import PAPER_LENGTH
-from utils.check_report import Report
+from utils.benchmarks.records import FIELDS, STEP_NEEDS, check_record, read_dataset, refuse_shared_ids
+from utils.benchmarks.responses import match_responses, read_plans, read_responses, refuse_gaps
+from utils.checks.estimate import add_estimate_arguments, describe_estimate
+from utils.checks.models import check_models
+from utils.checks.report import Report
 from utils.cli import UserError
-from utils.engines import read_api_key
-from utils.estimate import add_estimate_arguments, describe_estimate
-from utils.journal_lines import read_journal
-from utils.lock import Lock
-from utils.memory import GB
-from utils.model_checks import check_models
-from utils.records import (
-    FIELDS,
-    STEP_NEEDS,
-    check_record,
-    first_five,
-    match_responses,
-    read_dataset,
-    read_plans,
-    read_responses,
-    refuse_gaps,
-    refuse_shared_ids,
-)
-from utils.run_files import is_downloaded, manifest_of, probe_folder, read_manifest
+from utils.cli.errors import first_five
+from utils.files.journal_lines import read_journal
+from utils.files.lock import Lock
+from utils.files.manifest import is_downloaded, manifest_of, read_manifest
+from utils.files.writing import probe_folder
+from utils.generation.chat import PAPER_LENGTH
+from utils.generation.engines import read_api_key
+from utils.models.memory import GB
 
 # An answer of 2048 tokens is about 10 kB; the journal and the output hold it as it came and as it was read, and the
 # output is written beside its name first: six times that.

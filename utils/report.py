@@ -23,28 +23,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from utils import cli
+from utils.benchmarks.records import read_dataset
+from utils.benchmarks.responses import match_responses, read_plans, read_responses
 from utils.cli import UserError
-from utils.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.cli.errors import first_five, quote
+from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.files.json_files import read_json
+from utils.files.manifest import file_hash, manifest_of
 from utils.make_table import judge_notes, make_notes, make_row, means_table
-from utils.plans import one_line
-from utils.records import (
-    first_five,
-    match_responses,
-    quote,
-    read_dataset,
-    read_json,
-    read_plans,
-    read_responses,
-)
-from utils.report_figures import category_of, heat_map, score_panels
-from utils.run_files import file_hash, manifest_of
+from utils.parsing.plans import one_line
 from utils.show_answers import VERDICTS
-from utils.system_scores import System, check_judged_alike, read_systems
-from utils.table_formats import counted
-from utils.wordings import wording_note
+from utils.tables.formats import counted
+from utils.tables.report_figures import category_of, heat_map, score_panels
+from utils.tables.system_scores import System, check_judged_alike, read_systems
+from utils.tables.wordings import wording_note
 
 SCRIPT = "utils/report.py"
-TEMPLATE = Path(__file__).with_name("report_template.html")
+TEMPLATE = Path(__file__).with_name("tables") / "report_template.html"
 Record = dict[str, Any]
 
 

@@ -12,8 +12,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
+from utils.benchmarks.records import read_dataset
+from utils.benchmarks.responses import read_responses
+from utils.benchmarks.score_files import read_scores
 from utils.cli import UserError
-from utils.records import quote, read_dataset, read_responses, read_scores
+from utils.cli.errors import quote
 
 WIDTH = 100  # characters a line
 VERDICTS = {0: "0 not covered", 1: "1 in part", 2: "2 very well", None: "- unscored"}
