@@ -18,8 +18,6 @@ from typing import Any
 
 from prompts import Prompt, load_prompt
 from utils import cli
-from utils.benchmarks.records import STEP_NEEDS, read_dataset, select_questions
-from utils.benchmarks.responses import collect_responses, count_responses
 from utils.files.journal import Journal, Key, check_journal, open_journal, overwrite_run
 from utils.files.manifest import file_hash, warn_unless_ranked
 from utils.generation.chat import (
@@ -44,6 +42,8 @@ from utils.generation.driver import (
 )
 from utils.generation.engines import batch_invariance, confirm_model, identify_model, open_engine
 from utils.parsing.model_output import ANSWER_SCHEMA, parse_answer
+from utils.records.datasets import STEP_NEEDS, read_dataset, select_questions
+from utils.records.responses import collect_responses, count_responses
 
 
 def build_parser() -> cli.FlagParser:

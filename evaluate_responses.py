@@ -26,20 +26,6 @@ from typing import Any
 
 from prompts import Messages, Prompt, load_prompt
 from utils import cli
-from utils.benchmarks.judged import (
-    MADE_FROM,
-    System,
-    answers_to,
-    are_answered,
-    count_taken_over,
-    drop_others,
-    refuse_other_responses,
-    take_over,
-    what_verdicts_belong_to,
-)
-from utils.benchmarks.records import read_dataset, select_questions
-from utils.benchmarks.responses import match_responses, read_responses, refuse_gaps
-from utils.benchmarks.score_files import check_counts_unanswered
 from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.files.journal import Key, check_journal, open_journal, overwrite_run
@@ -65,6 +51,20 @@ from utils.parsing.model_output import (
     parse_preference,
     parse_verdict,
 )
+from utils.records.datasets import read_dataset, select_questions
+from utils.records.judged import (
+    MADE_FROM,
+    System,
+    answers_to,
+    are_answered,
+    count_taken_over,
+    drop_others,
+    refuse_other_responses,
+    take_over,
+    what_verdicts_belong_to,
+)
+from utils.records.responses import match_responses, read_responses, refuse_gaps
+from utils.records.scores import check_counts_unanswered
 from utils.scoring.verdicts import CATEGORIES, SCORINGS, category_means, is_known, macro_average, no_answer, score_file
 from utils.tables.formats import counted
 from utils.tables.wordings import origin_of

@@ -18,8 +18,6 @@ from typing import Any
 
 from prompts import Prompt, choose_lead_in, load_prompt
 from utils import cli
-from utils.benchmarks.records import STEP_NEEDS, read_dataset, select_questions
-from utils.benchmarks.responses import collect_responses, count_responses, read_plans
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.files.journal import Journal, Key, check_journal, open_journal, overwrite_run
@@ -66,6 +64,8 @@ from utils.parsing.plans import (
     plans_by_key,
     target_settings,
 )
+from utils.records.datasets import STEP_NEEDS, read_dataset, select_questions
+from utils.records.responses import collect_responses, count_responses, read_plans
 
 Record = dict[str, Any]
 

@@ -21,7 +21,6 @@ from typing import Any
 
 from prompts import Prompt, choose_lead_in, load_prompt
 from utils import cli
-from utils.benchmarks.records import STEP_NEEDS, read_dataset
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.cli.progress import announce
@@ -35,6 +34,7 @@ from utils.models.devices import check_devices
 from utils.models.hub import adapter_base, cached_commit, skipping_absent_hub
 from utils.parsing.plans import NO_LOSS, gold_aspects, gold_text, target_settings
 from utils.planner.checkpoints import Run, find_checkpoints, finish_saving, is_unevaluated
+from utils.records.datasets import STEP_NEEDS, read_dataset
 
 PAPER_BATCH = 32  # sequences a step (paper, appendix E)
 WAIT = timedelta(minutes=30)  # of a process for the others, which may load from a slow disk; NCCL's own is 10

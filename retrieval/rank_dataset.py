@@ -26,8 +26,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from utils.benchmarks.record_stream import DatasetFile
-from utils.benchmarks.records import STEP_NEEDS
 from utils.cli import UserError, add_log_argument, check_outputs, make_parser, positive_int, run_script, set_up_logging
 from utils.cli.arguments import add_overwrite_argument
 from utils.cli.flags import FlagParser
@@ -35,6 +33,8 @@ from utils.cli.progress import Progress, announce, announce_file
 from utils.files.journal import open_journal, overwrite_run
 from utils.files.manifest import file_hash
 from utils.models.hub import check_model, model_fingerprint
+from utils.records.datasets import STEP_NEEDS
+from utils.records.stream import DatasetFile
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,6 +13,7 @@ FLOORS = [  # from the ground up; a room imports from those below it, and from i
     ("utils.scoring", "prompts"),
     ("utils.generation",),
     ("utils.planner", "utils.benchmarks"),
+    ("utils.records",),
     ("utils.tables", "retrieval"),
     ("utils.checks",),
     ("utils.studies",),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from utils.benchmarks.records import read_dataset
-from utils.benchmarks.responses import match_responses, read_responses
+from utils.records.datasets import read_dataset
+from utils.records.responses import match_responses, read_responses
 from utils.studies.study import CATEGORIES as DATASETS
 from utils.tables.paper_results import read_paper
 

@@ -31,7 +31,6 @@ from statistics import fmean
 from typing import Any
 
 from utils import cli
-from utils.benchmarks.score_files import check_counts_unanswered, check_digest, read_scores
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
@@ -39,6 +38,7 @@ from utils.files.json_files import read_json
 from utils.files.manifest import manifest_of
 from utils.make_table import judge_notes
 from utils.parsing.plans import one_line
+from utils.records.scores import check_counts_unanswered, check_digest, read_scores
 from utils.scoring.verdicts import SYSTEMS, pair_result, result_by_default
 from utils.tables.formats import Cell, Table, number, signed, to_markdown
 from utils.tables.significance import differences

@@ -23,8 +23,6 @@ from typing import Any, TypeVar
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
-from utils.benchmarks.record_stream import stream_places
-from utils.benchmarks.records import read_dataset
 from utils.cli import UserError
 from utils.cli.progress import Progress
 from utils.dataset_statistics import PAPER_TABLE
@@ -33,6 +31,8 @@ from utils.files.lock import Lock
 from utils.files.manifest import describe_run, file_hash, prepare_output, publish_staged, read_manifest
 from utils.files.writing import check_writable, staged_path, write_array
 from utils.models.hub import check_cache_dir, is_folder
+from utils.records.datasets import read_dataset
+from utils.records.stream import stream_places
 
 # Questions by category and split, in the paper's Table 1.
 QUESTIONS = {tuple(stem.rsplit("_", 1)): entry["questions"] for stem, entry in read_json(PAPER_TABLE)["files"].items()}

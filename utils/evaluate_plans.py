@@ -21,8 +21,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
-from utils.benchmarks.records import read_dataset
-from utils.benchmarks.responses import read_plans
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.cli.progress import Progress, announce
@@ -30,6 +28,8 @@ from utils.files.derived_files import add_overwrite_argument, prepare_derived, p
 from utils.files.manifest import file_hash
 from utils.models.hub import check_model, model_fingerprint
 from utils.parsing.plans import WORDS_THRESHOLD, coverage, gold_aspects, one_line, same_title, share_words
+from utils.records.datasets import read_dataset
+from utils.records.responses import read_plans
 from utils.scoring.verdicts import CATEGORIES, COMMUNITIES
 
 SCRIPT = "utils/evaluate_plans.py"

@@ -20,8 +20,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
-from utils.benchmarks.records import read_dataset, select_questions
-from utils.benchmarks.responses import collect_responses, read_plans, read_responses
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.files.fingerprints import REPORTED, differences
@@ -29,6 +27,8 @@ from utils.files.journal import Journal, Key, open_journal
 from utils.files.journal_lines import read_journal
 from utils.files.manifest import file_hash, manifest_of, read_manifest
 from utils.generation.driver import describe_records, is_failed
+from utils.records.datasets import read_dataset, select_questions
+from utils.records.responses import collect_responses, read_plans, read_responses
 from utils.scoring.verdicts import SCORINGS, is_outdated, score_file
 
 Record = dict[str, Any]

@@ -23,8 +23,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from evaluate_responses import STRATEGIES
 from utils import cli
-from utils.benchmarks.records import FIELDS, STEP_NEEDS, check_record, read_dataset, refuse_shared_ids
-from utils.benchmarks.responses import match_responses, read_plans, read_responses, refuse_gaps
 from utils.checks.estimate import add_estimate_arguments, describe_estimate
 from utils.checks.models import check_models
 from utils.checks.report import Report
@@ -37,6 +35,8 @@ from utils.files.writing import probe_folder
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import read_api_key
 from utils.models.memory import GB
+from utils.records.datasets import FIELDS, STEP_NEEDS, check_record, read_dataset, refuse_shared_ids
+from utils.records.responses import match_responses, read_plans, read_responses, refuse_gaps
 
 # An answer of 2048 tokens is about 10 kB; the journal and the output hold it as it came and as it was read, and the
 # output is written beside its name first: six times that.

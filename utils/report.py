@@ -23,8 +23,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from utils import cli
-from utils.benchmarks.records import read_dataset
-from utils.benchmarks.responses import match_responses, read_plans, read_responses
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
@@ -32,6 +30,8 @@ from utils.files.json_files import read_json
 from utils.files.manifest import file_hash, manifest_of
 from utils.make_table import judge_notes, make_notes, make_row, means_table
 from utils.parsing.plans import one_line
+from utils.records.datasets import read_dataset
+from utils.records.responses import match_responses, read_plans, read_responses
 from utils.show_answers import VERDICTS
 from utils.tables.formats import counted
 from utils.tables.report_figures import category_of, heat_map, score_panels

@@ -12,11 +12,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
-from utils.benchmarks.records import read_dataset
-from utils.benchmarks.responses import read_responses
-from utils.benchmarks.score_files import read_scores
 from utils.cli import UserError
 from utils.cli.errors import quote
+from utils.records.datasets import read_dataset
+from utils.records.responses import read_responses
+from utils.records.scores import read_scores
 
 WIDTH = 100  # characters a line
 VERDICTS = {0: "0 not covered", 1: "1 in part", 2: "2 very well", None: "- unscored"}

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from utils import cli
-from utils.benchmarks.records import select_questions
 from utils.cli import UserError, check_outputs, check_shard
+from utils.records.datasets import select_questions
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (ROOT, ROOT / "retrieval", ROOT / "utils")
@@ -469,7 +469,7 @@ def test_an_output_is_never_an_input(tmp_path, monkeypatch):
 def run_main(body, **more):
     return run(
         "-c",
-        f"import os, signal, sys, warnings; from utils.cli import *\ndef main():\n    {body}\nrun_script(main)",
+        f"import errno, os, signal, sys, warnings; from utils.cli import *\ndef main():\n    {body}\nrun_script(main)",
         **more,
     )
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from utils import dataset_statistics
-from utils.benchmarks.records import read_dataset
 from utils.cli import UserError
 from utils.dataset_statistics import (
     NO_CATEGORY,
@@ -26,6 +25,7 @@ from utils.dataset_statistics import (
     stream_records,
 )
 from utils.download_datasets import QUESTIONS
+from utils.records.datasets import read_dataset
 from utils.scoring.verdicts import CATEGORIES
 from utils.tables.drawing import drawable, render_figure
 
@@ -314,7 +314,7 @@ def test_a_name_does_not_break_the_table_or_the_terminal(dataset, capsys):
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr("utils.benchmarks.record_stream.CHUNK", 7)  # bytes: every record, and many a character, is cut
+    monkeypatch.setattr("utils.records.stream.CHUNK", 7)  # bytes: every record, and many a character, is cut
 
 
 ODD = [

@@ -10,10 +10,10 @@ import pytest
 from tiny_encoder import save_tiny_encoder
 
 from retrieval.rank_dataset import main, random_cycle
-from utils.benchmarks.records import read_dataset
 from utils.cli import UserError, progress
 from utils.files.journal import Journal
 from utils.files.journal_lines import read_journal
+from utils.records.datasets import read_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -24,7 +24,7 @@ import evaluate_responses
 import planpers
 from retrieval import rank_dataset
 from utils import make_table, preflight
-from utils.benchmarks.records import read_dataset, select_questions
+from utils.records.datasets import read_dataset, select_questions
 from utils.studies.plan import TITLES, baselines_of
 from utils.studies.state import parser_of
 

@@ -26,7 +26,6 @@ from measure import add_arguments, peak_memory, print_spread, write_figures
 import baselines
 import evaluate_responses
 from prompts import load_prompt
-from utils.benchmarks.records import read_dataset
 from utils.cli import make_parser, positive_int, run_script
 from utils.cli.progress import Progress
 from utils.files.journal import Journal
@@ -34,6 +33,7 @@ from utils.generation.chat import LocalChat
 from utils.generation.driver import Policy, Request, Stage, run_stage
 from utils.generation.engines import VLLMEngine, engine_settings, sampling_params
 from utils.parsing.model_output import ANSWER_SCHEMA, parse_answer
+from utils.records.datasets import read_dataset
 
 SAMPLE = Path(__file__).resolve().parent.parent / "data/mini_lampqa"
 MODEL_LENGTH = 4096  # tokens

@@ -27,11 +27,11 @@ from zygote import ServerPlanner
 
 import baselines
 from utils import run_study
-from utils.benchmarks.records import read_dataset
 from utils.cli import UserError
 from utils.files.journal import Journal
 from utils.files.journal_lines import read_journal
 from utils.files.manifest import read_folder_manifest, read_manifest, write_folder_manifest
+from utils.records.datasets import read_dataset
 from utils.scoring.verdicts import CATEGORIES as TITLES
 from utils.scoring.verdicts import COMMUNITIES
 from utils.studies.jobs import make_jobs, prefetch_command
@@ -1094,7 +1094,7 @@ def test_where_all_is_there_nothing_is_checked(work, monkeypatch, capsys):
     def scan(*_):
         raise AssertionError("a dataset was read")
 
-    monkeypatch.setattr("utils.benchmarks.record_stream.DatasetFile.scan", scan)
+    monkeypatch.setattr("utils.records.stream.DatasetFile.scan", scan)
     for flags in ([], ["--dry_run"], ["--sbatch"]):
         monkeypatch.setattr(run_study, "ROOT", work.folder)
         assert work.run(*flags) == 0

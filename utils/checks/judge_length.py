@@ -9,10 +9,10 @@ from typing import Any
 import evaluate_responses
 from evaluate_responses import LENGTH_STEP, RENDERED_AT_ONCE, STRATEGIES
 from prompts import Messages, load_prompt
-from utils.benchmarks.responses import read_responses
 from utils.checks.estimate import STAND_IN
 from utils.checks.report import Report
 from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length
+from utils.records.responses import read_responses
 from utils.scoring.verdicts import SCORINGS
 
 Record = dict[str, Any]

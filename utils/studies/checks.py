@@ -10,8 +10,6 @@ from pathlib import Path
 
 from evaluate_responses import STRATEGIES
 from prompts import choose_lead_in, load_prompt
-from utils.benchmarks.record_stream import DatasetFile
-from utils.benchmarks.records import STEP_NEEDS, refuse_shared_ids
 from utils.cli import UserError
 from utils.compare_evaluators import read_human
 from utils.files.writing import check_could_write
@@ -19,6 +17,8 @@ from utils.generation.chat import LocalChat
 from utils.generation.engines import identify_local_model, identify_model, read_api_key
 from utils.models.hub import cached_commit, cached_folder, check_model, is_folder
 from utils.models.memory import GB
+from utils.records.datasets import STEP_NEEDS, refuse_shared_ids
+from utils.records.stream import DatasetFile
 from utils.studies.plan import Step, data_file
 from utils.studies.state import DRAWN, MODEL_FLAGS, Pending, parse
 from utils.studies.study import Study

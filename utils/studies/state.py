@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from prompts import load_prompt
-from utils.benchmarks.records import read_dataset
 from utils.cli import UserError
 from utils.cli.flags import FlagParser, drop_flags
 from utils.files.derived_files import is_own
@@ -23,6 +22,7 @@ from utils.files.manifest import NOT_OURS, file_hash, read_folder_manifest, read
 from utils.files.writing import staged_path
 from utils.models.hub import cached_commit, is_folder, model_fingerprint
 from utils.planner.checkpoints import is_unevaluated
+from utils.records.datasets import read_dataset
 from utils.studies.plan import Step
 
 DRAWN = ("table", "agreement", "figure")  # kinds of outputs that are made again without asking

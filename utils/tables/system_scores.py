@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from utils.benchmarks.score_files import read_scores
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.fingerprints import REPORTED, differing_names, tell_apart
 from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
+from utils.records.scores import read_scores
 from utils.scoring.verdicts import is_known, question_score_unscored_as_zero
 
 # Of a score file's fingerprint what changes a verdict: who judged, asked what, and how the verdict was drawn.

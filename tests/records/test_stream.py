@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from utils.benchmarks.record_stream import DatasetFile
-from utils.benchmarks.records import read_dataset
 from utils.cli import UserError
 from utils.files.writing import write_array
+from utils.records.datasets import read_dataset
+from utils.records.stream import DatasetFile
 
 ROOT = Path(__file__).resolve().parents[2]
 # Not resource.getrusage: its peak is also the one of the process that this one was forked from.
@@ -57,7 +57,7 @@ def as_lines(newline, bom=False):
     ],
 )
 def test_each_record_is_found_again(tmp_path, monkeypatch, name, write, chunk):
-    monkeypatch.setattr("utils.benchmarks.record_stream.CHUNK", chunk)
+    monkeypatch.setattr("utils.records.stream.CHUNK", chunk)
     write(tmp_path / name, make_records(20))
     dataset = DatasetFile(tmp_path / name)
     scanned = [dict(record) for record in dataset.scan(["profile"])]

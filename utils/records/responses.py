@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from utils.benchmarks.records import is_unicode
 from utils.cli import UserError, describe_missing
 from utils.cli.errors import first_five, kind, quote
 from utils.files.json_files import read_json
 from utils.files.manifest import manifest_of
+from utils.records.datasets import is_unicode
 
 
 def collect_responses(

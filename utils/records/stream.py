@@ -1,6 +1,6 @@
 """Datasets read a record at a time: a file of a gigabyte takes no more memory than its largest record.
 
-`read_dataset` in utils/benchmarks/records.py is the other reader: it holds the whole file,
+`read_dataset` in utils/records/datasets.py is the other reader: it holds the whole file,
 and says what is wrong with one.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from utils.benchmarks.records import check_record, read_dataset
 from utils.cli import UserError
 from utils.cli.progress import announce_file
 from utils.files.json_files import refuse_repeated_names
+from utils.records.datasets import check_record, read_dataset
 
 CHUNK = 1 << 20  # bytes read at a time
 

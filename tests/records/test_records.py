@@ -6,8 +6,11 @@ import re
 
 import pytest
 
-from utils.benchmarks.records import read_dataset, select_questions, shard_of
-from utils.benchmarks.responses import (
+from utils.cli import UserError
+from utils.files.json_files import read_json
+from utils.files.manifest import publish
+from utils.records.datasets import read_dataset, select_questions, shard_of
+from utils.records.responses import (
     collect_responses,
     count_responses,
     match_responses,
@@ -15,9 +18,6 @@ from utils.benchmarks.responses import (
     read_responses,
     refuse_gaps,
 )
-from utils.cli import UserError
-from utils.files.json_files import read_json
-from utils.files.manifest import publish
 
 POST = {"id": "p1", "text": "an earlier post", "category": "food"}
 ASPECT = {"aspect": "price", "evidence": "how much", "reason": "a small budget"}
