@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
+from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
@@ -35,7 +36,6 @@ from utils.files.json_files import read_json
 from utils.parsing.plans import one_line
 from utils.records.datasets import read_dataset
 from utils.records.stream import open_regular, stream_places
-from utils.scoring.verdicts import CATEGORIES, COMMUNITIES
 from utils.show_answers import printable
 from utils.tables.drawing import drawable, figure_style, new_figure, render_figure, shorten
 from utils.tables.formats import counted, latex_box, latex_line, latex_text, markdown_line
