@@ -4,7 +4,7 @@ Every such script goes the same way: name the output and its pieces, `check` it 
 whether it `is_finished`, have what is `left` done, and `publish`.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ class OutputFile:
     Attributes:
         fingerprint: the settings that decide its pieces.
         keys: of the pieces that it is to have in the end.
-        collect: from pieces to the content of the file.
+        collect: from pieces to the content of the file; None for one too large to be held in memory.
         overwrite: the flag's value: None, "changed" or "all".
         retry_failed: the flag of this name.
         may_change: settings that earlier pieces may differ in; which of them still count, the caller says.
@@ -36,7 +36,7 @@ class OutputFile:
     path: str
     fingerprint: dict[str, Any]
     keys: list[Key]
-    collect: Callable[[Pieces], Any]
+    collect: Callable[[Pieces], Any] | None
     overwrite: str | None = None
     retry_failed: bool = False
     may_change: Collection[str] = ()
@@ -73,10 +73,15 @@ class OutputFile:
 
         A file may not hold it, where a run died between its last piece and publishing.
         """
-        if self.journal is not None and (self.left() or not self.journal.holds(self.keys, self.content)):
+        if self.journal is not None and (self.left() or not self._holds()):
             return False
         print(f"{self.path}: already finished, left alone")
         return True
+
+    def _holds(self) -> bool:
+        if self.collect is None:
+            return self.journal.holds_exactly(self.keys)
+        return self.journal.holds(self.keys, self.content)
 
     def content(self) -> Any:
         return self.collect(self.pieces)
@@ -89,6 +94,12 @@ class OutputFile:
         """Put the file in place, with a manifest that tells how it was made and what it took."""
         figures = {"missing": len(self.journal.missing(self.keys)), **figures}
         self.journal.publish(self.content(), arguments, device, **figures)
+
+    def publish_array(
+        self, items: Iterable[Any], arguments: dict[str, Any], device: str | None, **figures: Any
+    ) -> None:
+        """As `publish` of a list, with an item in memory at a time."""
+        self.journal.publish_array(items, arguments, device, **figures)
 
 
 def open_outputs(*outputs: OutputFile) -> None:
