@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlparse
 
 from api_server import running
 
-from utils.dataset_statistics import PAPER_TABLE
+from utils.tables.dataset_counts import PAPER_TABLE
 from utils.scoring.verdicts import COMMUNITIES
 
 NAME = "alireza7/LaMP-QA"
