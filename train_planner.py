@@ -21,6 +21,7 @@ from typing import Any
 
 from prompts import Prompt, choose_lead_in, load_prompt
 from utils import cli
+from utils.benchmarks import task_of
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.cli.progress import announce
@@ -32,7 +33,7 @@ from utils.generation.chat import PAPER_LENGTH, LocalChat, fit_profile
 from utils.generation.engines import identify_local_model
 from utils.models.devices import check_devices
 from utils.models.hub import adapter_base, cached_commit, skipping_absent_hub
-from utils.parsing.plans import NO_LOSS, gold_aspects, gold_text, target_settings
+from utils.parsing.plans import NO_LOSS, gold_text, one_line, target_settings
 from utils.planner.checkpoints import Run, find_checkpoints, finish_saving, is_unevaluated
 from utils.records.datasets import STEP_NEEDS, read_dataset
 
@@ -176,7 +177,7 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     cli.set_up_logging(args.log_level)
     fill_in_defaults(args)
-    prompt = load_prompt("planner", args.prompts_dir)
+    prompt = load_prompt("lampqa/planner", args.prompts_dir)
     lead_in = choose_lead_in(args.planner_target, prompt)
     records = read_ranked(args.inputs_addr)
     validation_records = read_ranked(args.validation_addr) if args.validation_addr else []
@@ -304,10 +305,10 @@ def build_examples(
     """
     examples, too_long = [], []
     for record in records:
-        aspects = gold_aspects(record)
-        if not aspects:
+        titles = task_of("", [record]).gold_plan(record)
+        if not titles:
             continue
-        example = build_example(record, aspects, prompt, chat, args)
+        example = build_example(record, titles, prompt, chat, args)
         if example is None:
             too_long.append(record["id"])
         else:
@@ -323,14 +324,19 @@ def build_examples(
 
 
 def build_example(
-    record: dict[str, Any], aspects: list[str], prompt: Prompt, chat: LocalChat, args: argparse.Namespace
+    record: dict[str, Any], titles: list[str], prompt: Prompt, chat: LocalChat, args: argparse.Namespace
 ) -> Example | None:
     """Prompt (paper, figure 15) and target; the lowest-ranked posts go until both fit, the target stays whole."""
-    target = chat.render_reply(gold_text(record, choose_lead_in(args.planner_target, prompt)))
-    fitted = fit_profile(prompt, record, args.num_contexts, chat, args.max_seq_length - len(target))
+    target = chat.render_reply(gold_text(titles, choose_lead_in(args.planner_target, prompt)))
+    task = task_of("", [record])
+    items = task.best_items(record, args.num_contexts)
+    budget = args.max_seq_length - len(target)
+    fitted = fit_profile(prompt, items, chat, budget, **task.values(record))
     if fitted is None:
         return None
-    return Example(fitted.prompt, target, aspects, fitted.num_contexts_dropped, fitted.context_cut)
+    return Example(
+        fitted.prompt, target, [one_line(title) for title in titles], fitted.num_contexts_dropped, fitted.context_cut
+    )
 
 
 def describe_examples(path: str, examples: list[Example]) -> str:

@@ -20,8 +20,8 @@ from urllib.parse import unquote, urlparse
 
 from api_server import running
 
+from utils.benchmarks.lampqa import COMMUNITIES
 from utils.tables.dataset_counts import PAPER_TABLE
-from utils.scoring.verdicts import COMMUNITIES
 
 NAME = "alireza7/LaMP-QA"
 MODEL = "owner/chat"

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from utils import dataset_statistics
+from utils.benchmarks.lampqa import CATEGORIES
 from utils.cli import UserError
 from utils.dataset_statistics import (
     NO_CATEGORY,
@@ -26,7 +27,6 @@ from utils.dataset_statistics import (
 )
 from utils.download_datasets import QUESTIONS
 from utils.records.datasets import read_dataset
-from utils.scoring.verdicts import CATEGORIES
 from utils.tables.drawing import drawable, render_figure
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,9 +15,9 @@ import pytest
 from api_server import serve
 
 import evaluate_responses
+from utils.benchmarks.lampqa import CATEGORIES
 from utils.cli import UserError
 from utils.make_table import Row, best_of, main
-from utils.scoring.verdicts import CATEGORIES
 from utils.tables import comparisons
 from utils.tables.formats import Cell, Table, p_text, signed, to_latex
 from utils.tables.paper_results import PAPER_RESULTS

@@ -15,10 +15,10 @@ from api_server import serve
 import baselines
 import evaluate_responses
 import planpers
+from utils.benchmarks.lampqa import CATEGORIES
 from utils.cli import UserError
 from utils.files.manifest import file_hash
 from utils.report import main, to_json
-from utils.scoring.verdicts import CATEGORIES
 from utils.tables.comparisons import MACRO
 from utils.tables.report_figures import score_panels
 from utils.tables.significance import bootstrap_interval

@@ -156,7 +156,7 @@ def plans_by_peft(overfitted, data):
     plans = []
     for record in json.loads((data / "train.json").read_text())[:3]:
         posts = join_posts([post["text"] for post in record["profile"]])
-        prompt = chat.render(load_prompt("planner").messages(question=record["question"], profile=posts))
+        prompt = chat.render(load_prompt("lampqa/planner").messages(question=record["question"], profile=posts))
         ids = torch.tensor([list(prompt)])
         generated = model.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=200, do_sample=False
@@ -803,7 +803,7 @@ def gemma_examples(gemma, data):
 
     args = train_planner.build_parser().parse_args(flags_of(data, "-", model_addr=gemma, max_seq_length=4096))
     records = json.loads((data / "train.json").read_text())
-    return train_planner.build_examples(records, "-", load_prompt("planner"), LocalChat(str(gemma)), args)
+    return train_planner.build_examples(records, "-", load_prompt("lampqa/planner"), LocalChat(str(gemma)), args)
 
 
 def own_loss(model, examples):

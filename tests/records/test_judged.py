@@ -122,7 +122,7 @@ def test_a_changed_dataset(judging):
     judging.write()
     assert judging.run("one", "one") == ["1a", "1b", "3a"]
     assert judging.is_as_fresh("one", "one")
-    assert judging.read("one")["per_question_scores"][2]["category"] == "law"
+    assert judging.read("one")["per_question_scores"][2]["subgroup"] == "law"
     judging.questions.append(make_question(4))
     judging.answer("one", q4="Response to q4.")
     assert judging.run("one", "one") == ["4a", "4b"]

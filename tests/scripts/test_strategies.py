@@ -12,7 +12,8 @@ from utils import make_table, merge_shards
 from utils.cli import UserError
 from utils.files.manifest import file_hash
 from utils.parsing.model_output import LEVEL_SCHEMA, PREFERENCE_SCHEMA, parse_level, parse_preference
-from utils.scoring.verdicts import pair_result, score_file
+from utils.records.scores import score_file
+from utils.scoring.pairwise import pair_result
 
 NO_LEVEL = "not 0, 0.25, 0.5, 0.75 or 1"
 
@@ -129,7 +130,7 @@ def test_the_direct_judge_reads_the_whole_response_and_no_aspect(judging):
     judging.server.reply = levels({"A1": 0.5})
     judging.data(1)
     judging.run("direct", [judging.responses("a", q1="A1")])
-    expected = load_prompt("direct_judge").messages(
+    expected = load_prompt("lampqa/direct_judge").messages(
         question="Question number 1?", details="The narrative of question 1.", response="A1"
     )
     assert [request["messages"] for request in judging.server.requests] == [expected]
@@ -249,7 +250,7 @@ def test_the_pairwise_judge_reads_both_responses(judging):
     judging.run("pairwise", files, "--max_concurrency", 1)
     shared = {"question": "Question number 1?", "details": "The narrative of question 1."}
     assert [request["messages"] for request in judging.server.requests] == [
-        load_prompt("pairwise_judge").messages(**shared, response_1=one, response_2=other)
+        load_prompt("lampqa/pairwise_judge").messages(**shared, response_1=one, response_2=other)
         for one, other in (("A1", "B1"), ("B1", "A1"))
     ]
 
@@ -588,14 +589,14 @@ def test_200_kb_of_repetition_take_linear_time(unit):
 def test_every_value_of_the_schema_is_read_back(schema):
     parse = parse_level if schema is LEVEL_SCHEMA else parse_preference
     [(name, field)] = schema["properties"].items()
-    assert name in load_prompt("direct_judge" if schema is LEVEL_SCHEMA else "pairwise_judge").system
+    assert name in load_prompt("lampqa/direct_judge" if schema is LEVEL_SCHEMA else "pairwise_judge").system
     for value in field["enum"]:
         found = parse(json.dumps({name: value}), cut=True)
         assert (found.value, found.how) == (value, "strict")
 
 
 def test_the_levels_are_the_prompts():
-    system = load_prompt("direct_judge").system
+    system = load_prompt("lampqa/direct_judge").system
     for level in LEVEL_SCHEMA["properties"]["score"]["enum"]:
         assert f"\nScore {level}: " in system
     assert system.count("\nScore ") == len(LEVEL_SCHEMA["properties"]["score"]["enum"])

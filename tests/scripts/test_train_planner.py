@@ -29,6 +29,7 @@ from train_planner import (
     open_run,
 )
 from utils import cli
+from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
 from utils.files.lock import Lock
 from utils.files.manifest import publish, read_folder_manifest, write_folder_manifest
@@ -61,7 +62,7 @@ def chat(model):
 
 @pytest.fixture(scope="module")
 def prompt():
-    return load_prompt("planner")
+    return load_prompt("lampqa/planner")
 
 
 def parse(*more, model="m", inputs="train.json", output="planner"):
@@ -103,7 +104,7 @@ def test_prompt_is_what_planpers_sends_and_target_the_titles(chat, prompt, name,
     args = parse("--num_contexts", num_contexts, "--max_seq_length", 4096)
     # The same length less the target is more than enough here: nothing is left out on either side.
     policy = Policy(0.1, 0.95, 512, 0, 3, "fallback", {})
-    planner = planpers.Model("m", chat, 4096, policy, {"planner": prompt}, num_contexts, {})
+    planner = planpers.Model("m", TASK, chat, 4096, policy, {"planner": prompt}, num_contexts, {})
     examples = build_examples(records, f"{name}.json", prompt, chat, args)
     assert len(examples) == len(records) > 8
     for record, example in zip(records, examples, strict=True):
@@ -138,7 +139,7 @@ def with_target(tmp_path):
 def test_the_reference_target_is_the_lead_in_and_a_dash_and_title_a_line(chat, with_target):
     record = sample_records("train", 1)[0]
     record["rubric_aspects"] = [{"aspect": " Cost  of it"}, {"aspect": "Time"}]
-    prompt = load_prompt("planner", with_target)
+    prompt = load_prompt("lampqa/planner", with_target)
     args = parse("--planner_target", "reference", "--max_seq_length", 4096, "--num_contexts", 1)
     (example,) = build_examples([record], "f", prompt, chat, args)
     assert chat.tokenizer.decode(example.target) == f"What counts:\n-  Cost  of it\n- Time\n{END}"  # as they are
@@ -366,7 +367,7 @@ def fingerprint(model, files):
         inputs, validation = files
         args = parse("--validation_addr", validation, *more, model=model_addr, inputs=inputs)
         fill_in_defaults(args)
-        made = make_fingerprint(args, load_prompt("planner", prompts_dir))
+        made = make_fingerprint(args, load_prompt("lampqa/planner", prompts_dir))
         assert json.loads(json.dumps(made)) == made  # or it would differ from the one in a manifest
         return made
 
@@ -432,7 +433,7 @@ def test_so_are_data_prompt_and_model(fingerprint, files, model, tmp_path):
     before = fingerprint()
     own = tmp_path / "prompts"
     own.mkdir()
-    text = (ROOT / "prompts/planner.txt").read_text(encoding="utf-8")
+    text = (ROOT / "prompts/lampqa/planner.txt").read_text(encoding="utf-8")
     (own / "planner.txt").write_text(text.replace("short phrase", "phrase"), encoding="utf-8")
     assert differing(before, fingerprint(prompts_dir=own)) == {"prompt"}
     retrained = shutil.copytree(model, tmp_path / "retrained")

@@ -156,14 +156,14 @@ def judge_requests(judging: argparse.Namespace, chat: LocalChat, folder: Path) -
     pending = {key for record in records for key in evaluate_responses.SCORINGS["aspect"].keys(record)}
     journal = Journal(folder / "scores.json", {"benchmark": True})
     system = evaluate_responses.System("-", "aspect", [responses], records, {}, pending, journal)
-    return evaluate_responses.build_requests([system], records, load_prompt("aspect_judge"), chat)
+    return evaluate_responses.build_requests([system], records, load_prompt("lampqa/aspect_judge"), chat)
 
 
 def answer_requests(answering: argparse.Namespace, chat: LocalChat, folder: Path) -> list[Request]:
     records = read_dataset(SAMPLE / "train.json", needs=["profile"])
     journal = Journal(folder / "answers.json", {"benchmark": True})
     keys = [(record["id"], 0) for record in records]
-    return list(baselines.build_requests(records, keys, answering, load_prompt("rag"), chat, journal))
+    return list(baselines.build_requests(records, keys, answering, load_prompt("lampqa/rag"), chat, journal))
 
 
 def load_bare(judging: argparse.Namespace, model: str, prefix_cache: bool) -> Any:

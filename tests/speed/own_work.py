@@ -31,10 +31,10 @@ from ranking import WORDS
 
 import evaluate_responses
 from prompts import Messages
+from utils.benchmarks.lampqa import CATEGORIES
 from utils.cli import make_parser, positive_int, run_script
 from utils.generation.chat import LocalChat
 from utils.generation.engines import Completion
-from utils.scoring.verdicts import CATEGORIES
 from utils.tables.significance import Pairing, compare_systems
 
 BAR = 5.0  # seconds

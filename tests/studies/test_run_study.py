@@ -27,13 +27,13 @@ from zygote import ServerPlanner
 
 import baselines
 from utils import run_study
+from utils.benchmarks.lampqa import CATEGORIES as TITLES
+from utils.benchmarks.lampqa import COMMUNITIES
 from utils.cli import UserError
 from utils.files.journal import Journal
 from utils.files.journal_lines import read_journal
 from utils.files.manifest import read_folder_manifest, read_manifest, write_folder_manifest
 from utils.records.datasets import read_dataset
-from utils.scoring.verdicts import CATEGORIES as TITLES
-from utils.scoring.verdicts import COMMUNITIES
 from utils.studies.jobs import make_jobs, prefetch_command
 from utils.studies.plan import Answers, answer_step, plan_study, train_step
 from utils.studies.state import differing_settings, find_pending, parser_of
@@ -783,7 +783,7 @@ def test_other_settings_are_refused_before_anything_runs_and_redone_on_demand(wo
 )
 def test_every_setting_that_counts_is_compared(work, old, new, message):
     (work.folder / "p").mkdir()
-    text = (ROOT / "prompts/no_personalization.txt").read_text()
+    text = (ROOT / "prompts/lampqa/no_personalization.txt").read_text()
     (work.folder / "p/no_personalization.txt").write_text(text.replace("[user]\n", "[user]\nPlease. "))
     work.edit(old, new)
     if message is None:

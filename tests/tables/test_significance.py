@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, category_means, macro_average
 from utils.cli import UserError
-from utils.scoring.verdicts import CATEGORIES, COMMUNITIES, category_means, macro_average
 from utils.tables import significance
 from utils.tables.significance import (
     PERMUTATIONS,

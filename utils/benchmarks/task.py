@@ -137,12 +137,16 @@ class Task:
     gold_plan_needs: tuple[str, ...] = ()
     arrange: Callable[[Sequence[Item]], Sequence[Item]] = best_first
 
+    def best_items(self, record: Record, number: int) -> list[str]:
+        """The texts of a question's best items, as many as `number`, in the order of the prompt."""
+        return [self.item_text(item) for item in self.arrange(record["profile"][:number])]
+
     def check(self, record: Record, where: str, needs: Iterable[str]) -> None:
         """Check the fields that are read.
 
         Args:
             where: what an error begins with.
-            needs: fields, "gold_plan", or metrics by name.
+            needs: fields, "gold_plan", metrics by name, or "score" for the first of these.
         """
         wanted = self.fields_for(needs)
         for name, check_field in self.fields.items():
@@ -151,5 +155,6 @@ class Task:
 
     def fields_for(self, needs: Iterable[str]) -> set[str]:
         """The fields that stand behind needs."""
-        behind = {name: metric.needs for name, metric in self.metrics.items()} | {"gold_plan": self.gold_plan_needs}
+        behind = {name: metric.needs for name, metric in self.metrics.items()}
+        behind |= {"gold_plan": self.gold_plan_needs, "score": next(iter(self.metrics.values())).needs}
         return {field for need in needs for field in behind.get(need, (need,))}

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluate_responses import judge_messages
 from prompts import Prompt, load_prompt
 from utils import cli
+from utils.benchmarks.lampqa import TASK, aspect_messages, gold_plan
 from utils.cli import UserError
 from utils.files.json_files import read_json
-from utils.generation.chat import PAPER_LENGTH, APIChat, LocalChat, Rendered, choose_length, fit_posts, fit_profile
-from utils.parsing.plans import gold_aspects, plan_text
+from utils.generation.chat import PAPER_LENGTH, APIChat, LocalChat, Rendered, choose_length, fit_profile
+from utils.parsing.plans import one_line, plan_text
 
 PRICE_FILE = Path(__file__).with_name("api_prices.json")
 PRICES = ("input", "cached_input", "output")  # of a million tokens, in USD
@@ -132,7 +132,7 @@ class Renderer:
 
     def alone(self, record: Record) -> list[Rendered]:
         prompt = self.prompts["no_personalization"]
-        fitted = fit_posts(lambda posts: prompt.messages(question=record["question"]), [], self.chat, self.budget)
+        fitted = fit_profile(prompt, [], self.chat, self.budget, question=record["question"])
         return [fitted.prompt] if fitted else []
 
     def rag(self, record: Record) -> list[Rendered]:
@@ -143,7 +143,7 @@ class Renderer:
 
     def planpers(self, record: Record) -> list[Rendered]:
         """With the gold plan, as `planpers.py --gold_plan`."""
-        titles = gold_aspects(record)
+        titles = list(map(one_line, gold_plan(record)))
         if not titles:
             return self.rag(record)
         return self._with_profile("planpers", record, self.budget, plan=plan_text(titles))
@@ -152,11 +152,19 @@ class Renderer:
         """One prompt an aspect, with a response of one token; a judge is loaded for its longest prompt, so all fit."""
         prompt = self.prompts["aspect_judge"]
         return [
-            self.chat.render(judge_messages(prompt, record, STAND_IN, aspect)) for aspect in record["rubric_aspects"]
+            self.chat.render(aspect_messages(prompt, record, [STAND_IN], i))
+            for i in range(len(record["rubric_aspects"]))
         ]
 
     def _with_profile(self, name: str, record: Record, budget: int, **values: str) -> list[Rendered]:
-        fitted = fit_profile(self.prompts[name], record, self.num_contexts, self.chat, budget, **values)
+        fitted = fit_profile(
+            self.prompts[name],
+            TASK.best_items(record, self.num_contexts),
+            self.chat,
+            budget,
+            question=record["question"],
+            **values,
+        )
         return [fitted.prompt] if fitted else []
 
 

@@ -7,13 +7,13 @@ from itertools import islice
 from typing import Any
 
 import evaluate_responses
-from evaluate_responses import LENGTH_STEP, RENDERED_AT_ONCE, STRATEGIES
+from evaluate_responses import LENGTH_STEP, RENDERED_AT_ONCE
 from prompts import Messages, load_prompt
+from utils.benchmarks.lampqa import METRICS
 from utils.checks.estimate import STAND_IN
 from utils.checks.report import Report
 from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length
 from utils.records.responses import read_responses
-from utils.scoring.verdicts import SCORINGS
 
 Record = dict[str, Any]
 
@@ -56,8 +56,8 @@ def render_prompts(args: Namespace, records: list[Record], chat: LocalChat) -> I
 
 def build_groups(args: Namespace, records: list[Record]) -> Iterator[list[Messages]]:
     """What is asked of each response, or of each pair; without responses of one of a token to each question."""
-    strategy = STRATEGIES[args.strategy]
-    prompt = load_prompt(strategy.prompt)
+    strategy = METRICS[args.strategy]
+    prompt = load_prompt(strategy.judge.prompt)
     files = [read_responses(address) for address in args.response_addr or []]
     number = num_responses(args.strategy)
     for start in range(0, len(files) or number, number):
@@ -66,8 +66,8 @@ def build_groups(args: Namespace, records: list[Record]) -> Iterator[list[Messag
             if files:
                 outputs = [file.get(record["id"], [{"output": None}])[0]["output"] for file in files[start:][:number]]
             if all(output and output.strip() for output in outputs):
-                keys = SCORINGS[args.strategy].keys(record)
-                yield [strategy.messages(prompt, record, outputs, key[1]) for key in keys]
+                keys = strategy.keys(record)
+                yield [strategy.judge.messages(prompt, record, outputs, key[1]) for key in keys]
 
 
 def num_responses(strategy: str) -> int:

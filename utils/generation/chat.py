@@ -285,24 +285,17 @@ def fit_posts(
 
 
 def fit_profile(
-    prompt: Prompt,
-    record: dict[str, Any],
-    num_contexts: int,
-    chat: LocalChat | APIChat,
-    budget: int,
-    **values: str,
+    prompt: Prompt, items: Sequence[str], chat: LocalChat | APIChat, budget: int, **values: str
 ) -> Fitted | None:
-    """`fit_posts` for a question and its best posts: the one way in which a prompt gets a profile.
+    """`fit_posts` for a prompt and a user's best items: the one way in which a prompt gets a profile.
 
     Args:
-        prompt: has the placeholders question, profile and those of `values`.
-        num_contexts: how many posts to take, from the first.
+        prompt: has the placeholders of `values`; where it has none for a profile there are no items.
+        items: their texts, best first.
     """
+    shown = {"profile"} & prompt.placeholders
     return fit_posts(
-        lambda posts: prompt.messages(question=record["question"], profile=join_posts(posts), **values),
-        [item["text"] for item in record["profile"][:num_contexts]],
-        chat,
-        budget,
+        lambda kept: prompt.messages(**dict.fromkeys(shown, join_posts(kept)), **values), list(items), chat, budget
     )
 
 

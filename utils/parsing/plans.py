@@ -25,11 +25,6 @@ _LISTED = """
 _FUNCTION_WORDS = frozenset(_LISTED.split())
 
 
-def gold_aspects(record: dict[str, Any]) -> list[str]:
-    """The titles of a question's rubric aspects, each in one line; neither evidence nor reason."""
-    return [one_line(aspect["aspect"]) for aspect in record["rubric_aspects"]]
-
-
 def plan_text(aspects: Sequence[str], lead_in: str | None = None) -> str:
     """A plan as a model reads and writes it: a title a line, or as the public code has it."""
     if lead_in is None:
@@ -37,11 +32,14 @@ def plan_text(aspects: Sequence[str], lead_in: str | None = None) -> str:
     return lead_in + "".join(f"- {aspect}\n" for aspect in aspects)
 
 
-def gold_text(record: dict[str, Any], lead_in: str | None = None) -> str:
-    """The gold plan as the planner learns to write it; the public code takes the titles as they are."""
-    if lead_in is None:
-        return plan_text(gold_aspects(record))
-    return plan_text([aspect["aspect"] for aspect in record["rubric_aspects"]], lead_in)
+def gold_text(titles: Sequence[str], lead_in: str | None = None) -> str:
+    """A gold plan as the planner learns to write it; the public code takes the titles as they are."""
+    return plan_text([one_line(title) for title in titles] if lead_in is None else titles, lead_in)
+
+
+def gold_plan(titles: Sequence[str], lead_in: str | None) -> dict[str, Any]:
+    """A gold plan as a journal would hold it."""
+    return given_plan(list(titles), "the rubric has no aspects", lead_in, gold_text(titles, lead_in))
 
 
 def target_settings(lead_in: str | None) -> dict[str, Any]:

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from utils.benchmarks.task import Metric, Record
 from utils.cli import UserError
 from utils.files.fingerprints import differences
 from utils.files.journal import Journal, Key
 from utils.files.journal_lines import read_all_pieces
 from utils.files.manifest import manifest_of
+from utils.files.outputs import OutputFile, is_failed
 from utils.files.writing import check_could_write
-from utils.generation.driver import TOKEN_COUNTS, is_failed
-from utils.scoring.verdicts import SCORINGS, is_outdated
-
-Record = dict[str, Any]
+from utils.generation.driver import TOKEN_COUNTS
+from utils.scoring.verdicts import Verdict, is_outdated
 
 MADE_FROM = ("inputs", "responses")  # of a score file's fingerprint what doesn't tell its judge
 
@@ -35,22 +35,33 @@ class System:
     Attributes:
         response_addrs, responses: the response files, and what each holds.
         questions: those that are to be judged, in the dataset's order; each has a response in each file.
-        pending: verdicts still to be asked for.
         belongs: what each verdict has to belong to, as `what_of` says it; of every question that has a response.
+        output: the score file, whose pieces are the verdicts.
+        pending: verdicts still to be asked for.
     """
 
-    score_addr: str
-    strategy: str
     response_addrs: list[str]
-    responses: list[dict[str, list[Record]]]
+    responses: list[dict[str, list[dict[str, Any]]]]
     questions: list[Record]
-    fingerprint: Record
-    pending: set[Key]
+    metric: Metric
     belongs: dict[Key, str]
-    journal: Journal | None = None
+    output: OutputFile
+    pending: set[Key]
+
+    @property
+    def score_addr(self) -> str:
+        return self.output.path
+
+    @property
+    def journal(self) -> Journal | None:
+        return self.output.journal
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        return self.output.fingerprint
 
 
-def answers_to(responses: list[dict[str, list[Record]]], question_id: str) -> list[str | None]:
+def answers_to(responses: list[dict[str, list[dict[str, Any]]]], question_id: str) -> list[str | None]:
     """What each of the response files has for a question: its first response, which is the one that is judged."""
     return [one[question_id][0]["output"] for one in responses]
 
@@ -60,33 +71,31 @@ def are_answered(outputs: Iterable[str | None]) -> list[bool]:
 
 
 def what_verdicts_belong_to(
-    records: list[Record], responses: list[dict[str, list[Record]]], strategy: str
+    records: list[Record], responses: list[dict[str, list[dict[str, Any]]]], metric: Metric
 ) -> dict[Key, str]:
-    """Of each verdict a hash of all that the judge is shown; where an answer is missing, which of them are there."""
+    """Of each verdict a hash of all that it hangs on; where an answer is missing, which of them are there."""
     belongs: dict[Key, str] = {}
     for record in records:
         if not all(record["id"] in one for one in responses):
             continue
         outputs = answers_to(responses, record["id"])
-        shown = hashlib.sha256(json.dumps([record["question"], record["narrative"], outputs]).encode())
-        for key in SCORINGS[strategy].keys(record):
-            if not all(are_answered(outputs)):
-                belongs[key] = str(are_answered(outputs))
-                continue
+        answered = are_answered(outputs)
+        shown = hashlib.sha256(json.dumps([*metric.shown(record), outputs]).encode())
+        parts = metric.parts(record) if metric.parts else None
+        for key in metric.keys(record):
             whole = shown.copy()
-            if strategy == "aspect":
-                aspect = record["rubric_aspects"][key[1]]
-                whole.update(json.dumps([aspect.get(name, "") for name in ("aspect", "evidence", "reason")]).encode())
-            belongs[key] = whole.hexdigest()
+            if parts is not None:
+                whole.update(json.dumps(parts[key[1]]).encode())
+            belongs[key] = whole.hexdigest() if all(answered) else str(answered)
     return belongs
 
 
-def what_of(verdict: Record) -> str | None:
+def what_of(verdict: Verdict) -> str | None:
     """What a verdict belongs to; None for one of before verdicts said so."""
     return str(verdict["answered"]) if "answered" in verdict else verdict.get("of")
 
 
-def counts(key: Key, verdict: Record, begun_with: Record, system: System) -> bool:
+def counts(key: Key, verdict: Verdict, begun_with: dict[str, Any], system: System) -> bool:
     """Is it a verdict on what is judged now? One that doesn't say belongs to what its journal was begun with."""
     if is_outdated(verdict) or key not in system.belongs:
         return False
@@ -106,6 +115,8 @@ def refuse_other_responses(system: System) -> None:
 
     Or it cannot be written.
     """
+    if system.output.overwrite:
+        return
     path = Path(system.score_addr)
     check_could_write(path)
     manifest = manifest_of(path) if path.is_file() else None
@@ -123,7 +134,7 @@ def refuse_other_responses(system: System) -> None:
     raise UserError(f"{path}: {problem}\n  give another output, or --overwrite to replace it")
 
 
-def _judged_files(manifest: Record, score_addr: str) -> list[str] | None:
+def _judged_files(manifest: dict[str, Any], score_addr: str) -> list[str] | None:
     """The response files that a score file was made from; None where the shards it was merged from don't say so."""
     if "judged" in manifest:
         return manifest["judged"]
@@ -158,19 +169,19 @@ def take_over(systems: list[System]) -> None:
             print(f"note: {system.score_addr}: {len(verdicts)} verdicts are in {path} already", file=sys.stderr)
 
 
-def _find_verdicts(path: Path, systems: list[System]) -> dict[int, dict[Key, Record]]:
+def _find_verdicts(path: Path, systems: list[System]) -> dict[int, dict[Key, Verdict]]:
     """Of a journal the verdicts that systems, by their number, lack."""
-    begun_with: Record = {}
+    begun_with: dict[str, Any] = {}
     alike: dict[int, System] = {}
 
-    def is_wanted(fingerprint: Record) -> bool:
+    def is_wanted(fingerprint: dict[str, Any]) -> bool:
         begun_with.update(fingerprint)
         for number, system in enumerate(systems):
             if system.pending and not differences(fingerprint, system.fingerprint, MADE_FROM):
                 alike[number] = system
         return bool(alike)
 
-    found: dict[int, dict[Key, Record]] = {}
+    found: dict[int, dict[Key, Verdict]] = {}
     for key, verdict in read_all_pieces(path, is_wanted):
         for number, system in alike.items():
             if key in system.pending and not is_failed(verdict) and counts(key, verdict, begun_with, system):
@@ -178,9 +189,9 @@ def _find_verdicts(path: Path, systems: list[System]) -> dict[int, dict[Key, Rec
     return found
 
 
-def _without_tokens(verdict: Record) -> Record:
+def _without_tokens(verdict: Verdict) -> Verdict:
     return {name: value for name, value in verdict.items() if name not in TOKEN_COUNTS}
 
 
-def count_taken_over(verdicts: Collection[Record]) -> int:
+def count_taken_over(verdicts: Collection[Verdict]) -> int:
     return sum("taken_from" in verdict for verdict in verdicts)

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from utils.benchmarks.checks import is_unicode
 from utils.cli import UserError, describe_missing
 from utils.cli.errors import first_five, kind, quote
 from utils.files.json_files import read_json
 from utils.files.manifest import manifest_of
-from utils.records.datasets import is_unicode
 
 
 def collect_responses(
@@ -127,3 +127,13 @@ def refuse_gaps(path: str | Path) -> None:
             f"{path}: {describe_missing(count, 'answer')}\n"
             f"  the command that made the file asks for {again} again, or --allow_partial scores the rest"
         )
+
+
+def origin_of(path: str) -> dict[str, Any] | None:
+    """How the responses in a file were asked for, by the manifest beside it; None where that is not known."""
+    manifest = manifest_of(path)
+    if manifest is None:
+        return None
+    fingerprint = manifest["fingerprint"]
+    prompts = {**fingerprint.get("plan_prompt", {}), **fingerprint.get("prompt", {})}
+    return {"prompt": prompts, "constrained_decoding": fingerprint.get("constrained_decoding", "not known")}

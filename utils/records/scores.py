@@ -24,15 +24,15 @@ Scores = dict[str, Any]
 
 
 def score_file(
-    task: Task, name: str, records: list[Record], verdicts: dict[tuple[str, int], Verdict], asked: Collection[str]
+    task: Task, name: str, records: list[Record], asked: Collection[str], verdicts: dict[tuple[str, int], Verdict]
 ) -> Scores:
     """The content of a score file: the questions whose verdicts all have an entry, in the dataset's order.
 
     Args:
         name: of the metric.
         records: the whole dataset.
-        verdicts: by the metric's keys; where an answer is missing `no_answer`.
         asked: ids of the questions that this run was for; of those without any verdict only these are listed.
+        verdicts: by the metric's keys; where an answer is missing `no_answer`.
     """
     metric = task.metrics[name]
     per_question = [

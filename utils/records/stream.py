@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from utils.benchmarks import FIRST, task_of
+from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.progress import announce_file
 from utils.files.json_files import refuse_repeated_names
@@ -18,19 +20,19 @@ from utils.records.datasets import check_record, read_dataset
 
 CHUNK = 1 << 20  # bytes read at a time
 
-Record = dict[str, Any]
-
 
 class DatasetFile:
     """The questions of a dataset on disk, each read when it is asked for by its number.
 
     Attributes:
         ids: of the questions, in file order; filled by `scan`.
+        task: their benchmark; likewise.
     """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.ids: list[str] = []
+        self.task: Task | None = None
         self._places: list[tuple[int, int]] = []  # offset and length in bytes of each record
 
     def scan(self, needs: Iterable[str] = ()) -> Iterator[Record]:
@@ -49,6 +51,9 @@ class DatasetFile:
                     if record["id"] in seen:
                         raise ValueError("an id twice")
                     seen.add(record["id"])
+                    self.task = self.task or task_of(str(self.path), [record])
+                    if record.get("task", FIRST) != self.task.name:
+                        raise ValueError("two tasks")
                     self.ids.append(record["id"])
                     self._places.append(tuple(place))
                     yield record

@@ -8,8 +8,8 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-from evaluate_responses import STRATEGIES
 from prompts import choose_lead_in, load_prompt
+from utils.benchmarks.lampqa import METRICS
 from utils.cli import UserError
 from utils.files.writing import check_could_write
 from utils.generation.chat import LocalChat
@@ -81,14 +81,14 @@ def check_prompts(pending: list[Pending]) -> None:
         args = arguments_of(one)
         if getattr(args, "prompts_dir", None) is None:
             continue
-        prompts = {name: load_prompt(name, args.prompts_dir) for name in prompts_of(one.step, args)}
+        prompts = {name: load_prompt(f"lampqa/{name}", args.prompts_dir) for name in prompts_of(one.step, args)}
         if "planner" in prompts:
             choose_lead_in(args.planner_target or "paper", prompts["planner"])
 
 
 def prompts_of(step: Step, args: Namespace) -> list[str]:
     if step.script == "evaluate_responses.py":
-        return [STRATEGIES[args.strategy].prompt]
+        return [METRICS[args.strategy].judge.prompt.rpartition("/")[2]]
     if step.script == "baselines.py":
         return ["rag" if args.rag else "no_personalization"]
     return ["planner"] if step.script == "train_planner.py" else ["planner", "planpers", "rag"]
@@ -124,7 +124,7 @@ def find_needs(steps: list[Step], pending: list[Pending]) -> dict[str, set[str]]
 
 def needs_of(step: Step) -> tuple[str, ...] | list[str]:
     if step.kind == "judge":
-        return STRATEGIES["aspect"].needs
+        return METRICS["aspect"].needs
     if step.kind != "answer":
         return STEP_NEEDS[step.kind]
     if step.script == "planpers.py":

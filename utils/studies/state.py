@@ -249,7 +249,7 @@ def expected_settings(script: str, args: argparse.Namespace, fingerprint: dict[s
     if script == "planpers.py":
         values["plan_max_tokens"] = args.max_tokens_plan
         if args.gold_plan:
-            values |= {"plans": "gold", "lead_in": load_prompt("planner", args.prompts_dir).lead_in}
+            values |= {"plans": "gold", "lead_in": load_prompt("lampqa/planner", args.prompts_dir).lead_in}
         if args.planner_target is None:  # as the planner was trained, whose identity is compared
             values["planner_target"] = "paper" if args.gold_plan else fingerprint["planner_target"]
     if script == "baselines.py" and not args.rag:
@@ -258,7 +258,7 @@ def expected_settings(script: str, args: argparse.Namespace, fingerprint: dict[s
         values = {name: value for name, value in values.items() if name not in FILLED_IN or value is not None}
     for name in ("prompt", "plan_prompt"):
         digests = fingerprint.get(name, {})
-        values[name] = {prompt: load_prompt(prompt, args.prompts_dir).digest for prompt in digests}
+        values[name] = {prompt: load_prompt(f"lampqa/{prompt}", args.prompts_dir).digest for prompt in digests}
     model, flag = MODEL_FLAGS[script]
     if model in fingerprint:
         named = getattr(args, "model_id", None) or getattr(args, flag)

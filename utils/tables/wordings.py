@@ -5,7 +5,6 @@ The paper prints some of its prompts as text and others as images, so some of ou
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 from prompts import wording
 from utils.files.manifest import manifest_of
@@ -15,16 +14,6 @@ NOT_KNOWN = "not known"
 PUBLISHED = ("the paper's", "the public code's")
 
 Told = dict[str, dict[str, list[str]]]  # of a prompt or a kind of output what is told, and of which systems
-
-
-def origin_of(path: str) -> dict[str, Any] | None:
-    """How the responses in a file were asked for, by the manifest beside it; None where that is not known."""
-    manifest = manifest_of(path)
-    if manifest is None:
-        return None
-    fingerprint = manifest["fingerprint"]
-    prompts = {**fingerprint.get("plan_prompt", {}), **fingerprint.get("prompt", {})}
-    return {"prompt": prompts, "constrained_decoding": fingerprint.get("constrained_decoding", NOT_KNOWN)}
 
 
 def wording_note(systems: Iterable[System]) -> str:
