@@ -68,17 +68,17 @@ test-fast: setup ## run the quick tests: no language model, no hundreds of kills
 	@.venv/bin/python -m pytest -q --durations=10 -m "not engine and not slow"
 
 bench: models ## compare the speed with plain ways and with the machine's limits; figures go to demo/benchmarks
-	@.venv/bin/python tests/benchmarks/ranking.py --json_addr demo/benchmarks/ranking.json
-	@.venv/bin/python tests/benchmarks/ranking.py --contriever_shape --posts 200 \
+	@.venv/bin/python tests/speed/ranking.py --json_addr demo/benchmarks/ranking.json
+	@.venv/bin/python tests/speed/ranking.py --contriever_shape --posts 200 \
 	    --json_addr demo/benchmarks/ranking_contriever.json
-	@.venv/bin/python tests/benchmarks/large_file.py --json_addr demo/benchmarks/large_file.json
-	@.venv/bin/python tests/benchmarks/engine.py --model_addr demo/models/chat --json_addr demo/benchmarks/engine.json
-	@.venv/bin/python tests/benchmarks/own_work.py --model_addr demo/models/chat \
+	@.venv/bin/python tests/speed/large_file.py --json_addr demo/benchmarks/large_file.json
+	@.venv/bin/python tests/speed/engine.py --model_addr demo/models/chat --json_addr demo/benchmarks/engine.json
+	@.venv/bin/python tests/speed/own_work.py --model_addr demo/models/chat \
 	    --json_addr demo/benchmarks/own_work.json
-	@.venv/bin/python tests/benchmarks/training.py --model_addr demo/models/chat \
+	@.venv/bin/python tests/speed/training.py --model_addr demo/models/chat \
 	    --json_addr demo/benchmarks/training.json
-	@.venv/bin/python tests/benchmarks/journal.py --json_addr demo/benchmarks/journal.json
-	@.venv/bin/python tests/benchmarks/startup.py --json_addr demo/benchmarks/startup.json
+	@.venv/bin/python tests/speed/journal.py --json_addr demo/benchmarks/journal.json
+	@.venv/bin/python tests/speed/startup.py --json_addr demo/benchmarks/startup.json
 
 lint: setup ## check style and formatting
 	@.venv/bin/python -m ruff check .

@@ -21,25 +21,21 @@ from typing import Any
 
 from prompts import Prompt, choose_lead_in, load_prompt
 from utils import cli
-from utils.chat import PAPER_LENGTH, LocalChat, fit_profile
-from utils.checkpoints import Run, find_checkpoints, finish_saving, is_unevaluated
+from utils.benchmarks import task_of
 from utils.cli import UserError
-from utils.devices import check_devices
-from utils.engines import identify_local_model
-from utils.lock import Lock
-from utils.models import adapter_base, cached_commit, skipping_absent_hub
-from utils.plans import NO_LOSS, gold_aspects, gold_text, target_settings
-from utils.progress import announce
-from utils.records import STEP_NEEDS, first_five, read_dataset
-from utils.run_files import (
-    check_could_write,
-    check_writable,
-    describe_run,
-    differences,
-    file_hash,
-    read_folder_manifest,
-    warn_unless_ranked,
-)
+from utils.cli.errors import first_five
+from utils.cli.progress import announce
+from utils.files.fingerprints import differences
+from utils.files.lock import Lock
+from utils.files.manifest import describe_run, file_hash, read_folder_manifest, warn_unless_ranked
+from utils.files.writing import check_could_write, check_writable
+from utils.generation.chat import PAPER_LENGTH, LocalChat, fit_profile
+from utils.generation.engines import identify_local_model
+from utils.models.devices import check_devices
+from utils.models.hub import adapter_base, cached_commit, skipping_absent_hub
+from utils.parsing.plans import NO_LOSS, gold_text, one_line, target_settings
+from utils.planner.checkpoints import Run, find_checkpoints, finish_saving, is_unevaluated
+from utils.records.datasets import STEP_NEEDS, read_dataset
 
 PAPER_BATCH = 32  # sequences a step (paper, appendix E)
 WAIT = timedelta(minutes=30)  # of a process for the others, which may load from a slow disk; NCCL's own is 10
@@ -181,7 +177,7 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     cli.set_up_logging(args.log_level)
     fill_in_defaults(args)
-    prompt = load_prompt("planner", args.prompts_dir)
+    prompt = load_prompt("lampqa/planner", args.prompts_dir)
     lead_in = choose_lead_in(args.planner_target, prompt)
     records = read_ranked(args.inputs_addr)
     validation_records = read_ranked(args.validation_addr) if args.validation_addr else []
@@ -209,7 +205,7 @@ def main(argv: list[str] | None = None) -> int:
         say(describe_batch(args))
         announce(f"loading {args.model_addr}")
 
-        from utils.planner_trainer import train
+        from utils.planner.trainer import train
 
         manifest = describe_run(vars(args), fingerprint, None)
         source = {"revision": cached_commit(args.model_addr, args.cache_dir) or "main", "cache_dir": args.cache_dir}
@@ -309,10 +305,10 @@ def build_examples(
     """
     examples, too_long = [], []
     for record in records:
-        aspects = gold_aspects(record)
-        if not aspects:
+        titles = task_of("", [record]).gold_plan(record)
+        if not titles:
             continue
-        example = build_example(record, aspects, prompt, chat, args)
+        example = build_example(record, titles, prompt, chat, args)
         if example is None:
             too_long.append(record["id"])
         else:
@@ -328,14 +324,19 @@ def build_examples(
 
 
 def build_example(
-    record: dict[str, Any], aspects: list[str], prompt: Prompt, chat: LocalChat, args: argparse.Namespace
+    record: dict[str, Any], titles: list[str], prompt: Prompt, chat: LocalChat, args: argparse.Namespace
 ) -> Example | None:
     """Prompt (paper, figure 15) and target; the lowest-ranked posts go until both fit, the target stays whole."""
-    target = chat.render_reply(gold_text(record, choose_lead_in(args.planner_target, prompt)))
-    fitted = fit_profile(prompt, record, args.num_contexts, chat, args.max_seq_length - len(target))
+    target = chat.render_reply(gold_text(titles, choose_lead_in(args.planner_target, prompt)))
+    task = task_of("", [record])
+    items = task.best_items(record, args.num_contexts)
+    budget = args.max_seq_length - len(target)
+    fitted = fit_profile(prompt, items, chat, budget, **task.values(record))
     if fitted is None:
         return None
-    return Example(fitted.prompt, target, aspects, fitted.num_contexts_dropped, fitted.context_cut)
+    return Example(
+        fitted.prompt, target, [one_line(title) for title in titles], fitted.num_contexts_dropped, fitted.context_cut
+    )
 
 
 def describe_examples(path: str, examples: list[Example]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from utils.cli import UserError, describe_os_error
-from utils.run_files import open_whole
+from utils.files.writing import open_whole
 
 
 class EmbeddingCache:

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from utils.cli import UserError
-from utils.devices import has_gpu
-from utils.models import cached_commit, skipping_absent_hub
-from utils.progress import Progress
+from utils.cli.progress import Progress
+from utils.models.devices import has_gpu
+from utils.models.hub import cached_commit, skipping_absent_hub
 
 FULL_LENGTH = 512  # tokens: what one unit of --batch_size stands for
 GPU_BATCH_SIZE = 64

@@ -17,8 +17,8 @@ from tiny_encoder import save_tiny_encoder
 from zygote import ROOT, SECONDS, Run, Zygote
 
 import baselines
-from utils.generation import Policy
-from utils.journal_lines import read_journal
+from utils.files.journal_lines import read_journal
+from utils.generation.driver import Policy
 
 # What the runs import late, imported once in zygotes. The fewer a process holds, the sooner it forks and ends.
 ZYGOTES = {

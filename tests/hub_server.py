@@ -20,8 +20,8 @@ from urllib.parse import unquote, urlparse
 
 from api_server import running
 
-from utils.dataset_statistics import PAPER_TABLE
-from utils.scoring import COMMUNITIES
+from utils.benchmarks.lampqa import COMMUNITIES
+from utils.tables.dataset_counts import PAPER_TABLE
 
 NAME = "alireza7/LaMP-QA"
 MODEL = "owner/chat"

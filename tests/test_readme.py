@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from utils.paper_results import read_paper
-from utils.records import match_responses, read_dataset, read_responses
-from utils.study import CATEGORIES as DATASETS
+from utils.records.datasets import read_dataset
+from utils.records.responses import match_responses, read_responses
+from utils.studies.study import CATEGORIES as DATASETS
+from utils.tables.paper_results import read_paper
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -70,7 +70,7 @@ def imported_packages(path):
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             names.add(node.module.split(".")[0])
-    folders = {ROOT, ROOT / "tests", path.parent}
+    folders = {ROOT, path.parent, ROOT / "tests", *(ROOT / "tests").iterdir()}
     own = {name for name in names for folder in folders if (folder / name).is_dir() or (folder / f"{name}.py").exists()}
     return names - own - sys.stdlib_module_names
 
@@ -80,7 +80,7 @@ def test_every_imported_package_is_pinned():
     assert {"torch", "vllm", "openai", "pytest"} <= {name for name, _ in imports}  # those inside functions too
     pins = read_pins("requirements.txt")
     unpinned = {(name, str(path)) for name, path in imports if name not in pins}
-    assert unpinned == {(name, "tests/benchmarks/ranking.py") for name in OPTIONAL}
+    assert unpinned == {(name, "tests/speed/ranking.py") for name in OPTIONAL}
 
 
 @pytest.fixture
@@ -329,8 +329,8 @@ def test_targets_keep_their_order_under_j(checkout):
 
 
 def test_no_test_compares_a_clock_with_a_number_or_gives_up_within_minutes():
-    """Such a test fails on a busy machine: seconds are for tests/benchmarks, a time limit is for what hangs."""
-    found = [f"{path.name}:{place}" for path in sorted((ROOT / "tests").glob("*.py")) for place in short_times(path)]
+    """Such a test fails on a busy machine: seconds are for tests/speed, a time limit is for what hangs."""
+    found = [f"{path.name}:{place}" for path in sorted((ROOT / "tests").rglob("*.py")) for place in short_times(path)]
     assert found == []
 
 

@@ -180,7 +180,7 @@ def die_before_step(steps: int) -> None:
 
 def take_time(seconds: float) -> None:
     """Have every piece take so long at least: some scripts would be through between two looks at their journal."""
-    journal = import_module("utils.journal").Journal
+    journal = import_module("utils.files.journal").Journal
     add = journal.add
 
     def add_later(*arguments: Any) -> None:
@@ -214,8 +214,8 @@ def signal_itself(moments: list[tuple[str, int, int]]) -> None:
 
     The same method and step again are the next call. 0 is no signal; none is taken for the echo of another.
     """
-    import_module("utils.stopping").SAME_SIGNAL = -1
-    trainer, left = import_module("utils.planner_trainer").PlannerTrainer, list(map(tuple, moments))
+    import_module("utils.planner.stopping").SAME_SIGNAL = -1
+    trainer, left = import_module("utils.planner.trainer").PlannerTrainer, list(map(tuple, moments))
 
     def signalled(name: str) -> Any:
         method = getattr(trainer, name)
@@ -244,7 +244,7 @@ class ServerPlanner:
     def __init__(self, args: Any, models: list[str], max_model_len: int):
         from transformers import AutoTokenizer
 
-        from utils.engines import open_engine
+        from utils.generation.engines import open_engine
 
         self._tokenizer = AutoTokenizer.from_pretrained(models[0])
         self._api = open_engine(args, args.model_addr, max_model_len)

@@ -21,14 +21,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
+from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, gold_plan
 from utils.cli import UserError
-from utils.derived_files import add_overwrite_argument, prepare_derived, publish_derived
-from utils.models import check_model, model_fingerprint
-from utils.plans import WORDS_THRESHOLD, coverage, gold_aspects, one_line, same_title, share_words
-from utils.progress import Progress, announce
-from utils.records import first_five, quote, read_dataset, read_plans
-from utils.run_files import file_hash
-from utils.scoring import CATEGORIES, COMMUNITIES
+from utils.cli.errors import first_five, quote
+from utils.cli.progress import Progress, announce
+from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.files.manifest import file_hash
+from utils.models.hub import check_model, model_fingerprint
+from utils.parsing.plans import WORDS_THRESHOLD, coverage, one_line, same_title, share_words
+from utils.records.datasets import read_dataset
+from utils.records.responses import read_plans
 
 SCRIPT = "utils/evaluate_plans.py"
 MEASURES = {"precision": "P", "recall": "R", "f1": "F1"}
@@ -159,13 +161,13 @@ def read_questions(
             raise UserError(
                 f"{args.inputs_addr}: id {quote(record['id'])}: no category is known for the community "
                 f"{quote(community)}\n"
-                "  add it to the category it belongs to at the top of utils/scoring.py"
+                "  add it to the category it belongs to at the top of utils/scoring/verdicts.py"
             )
         questions.append(
             {
                 "id": record["id"],
                 "category": COMMUNITIES[community],
-                "gold": gold_aspects(record),
+                "gold": list(map(one_line, gold_plan(record))),
                 "planned": [one_line(title) for title in plans[record["id"]][0]["aspects"] or []],
             }
         )

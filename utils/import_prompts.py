@@ -25,8 +25,8 @@ from string import Formatter
 from prompts import PUBLIC_CODE, load_prompt, parse_prompt
 from utils import cli
 from utils.cli import UserError
-from utils.records import read_text
-from utils.run_files import write_synced
+from utils.files.json_files import read_text
+from utils.files.writing import write_synced
 
 COMMIT = "504410d"
 FORMATTERS, EVALUATOR = "data/formetters.py", "evaluation/evaluator.py"
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     else:
         write_folder(output, files)
         print(f"{output}: {', '.join(files)}")
-    if differing := [name for name in files if load_prompt(name, output).digest != PUBLIC_CODE[name]]:
+    if differing := [name for name in files if load_prompt(f"lampqa/{name}", output).digest != PUBLIC_CODE[name]]:
         print(f"note: not in the words of commit {COMMIT}: {', '.join(differing)}", file=sys.stderr)
     return 0
 
@@ -86,7 +86,7 @@ def read_prompt(name: str, source: "Source", function_name: str) -> str:
     if name == "planner":
         parts["assistant"] = source.lead_in(function) + "{plan}"
     text = "".join(f"[{role}]\n{content}\n" for role, content in parts.items()) + "[end]\n"
-    prompt = parse_prompt(name, text, f"{source.path}: what {function_name} builds")
+    prompt = parse_prompt(f"lampqa/{name}", text, f"{source.path}: what {function_name} builds")
     if (prompt.system, prompt.user) != (parts["system"], parts["user"]) or "\r" in text:
         raise source.refusal(
             f"{function_name} has a text with a line [user] or the like, or a carriage return", function

@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
-from utils.derived_files import add_overwrite_argument, prepare_derived, publish_derived
-from utils.drawing import figure_style, new_figure, render_figure
-from utils.records import read_bytes
-from utils.table_formats import counted
+from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.files.json_files import read_bytes
+from utils.tables.drawing import figure_style, new_figure, render_figure
+from utils.tables.formats import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

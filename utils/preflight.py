@@ -21,30 +21,22 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from evaluate_responses import STRATEGIES
 from utils import cli
-from utils.chat import PAPER_LENGTH
-from utils.check_report import Report
+from utils.benchmarks.lampqa import METRICS, TASK
+from utils.checks.estimate import add_estimate_arguments, describe_estimate
+from utils.checks.models import check_models
+from utils.checks.report import Report
 from utils.cli import UserError
-from utils.engines import read_api_key
-from utils.estimate import add_estimate_arguments, describe_estimate
-from utils.journal_lines import read_journal
-from utils.lock import Lock
-from utils.memory import GB
-from utils.model_checks import check_models
-from utils.records import (
-    FIELDS,
-    STEP_NEEDS,
-    check_record,
-    first_five,
-    match_responses,
-    read_dataset,
-    read_plans,
-    read_responses,
-    refuse_gaps,
-    refuse_shared_ids,
-)
-from utils.run_files import is_downloaded, manifest_of, probe_folder, read_manifest
+from utils.cli.errors import first_five
+from utils.files.journal_lines import read_journal
+from utils.files.lock import Lock
+from utils.files.manifest import is_downloaded, manifest_of, read_manifest
+from utils.files.writing import probe_folder
+from utils.generation.chat import PAPER_LENGTH
+from utils.generation.engines import read_api_key
+from utils.models.memory import GB
+from utils.records.datasets import STEP_NEEDS, check_record, read_dataset, refuse_shared_ids
+from utils.records.responses import match_responses, read_plans, read_responses, refuse_gaps
 
 # An answer of 2048 tokens is about 10 kB; the journal and the output hold it as it came and as it was read, and the
 # output is written beside its name first: six times that.
@@ -76,7 +68,7 @@ def build_parser() -> cli.FlagParser:
     group.add_argument(
         "--response_addr", nargs="+", metavar="FILE", help="responses it is to judge (default: of --max_tokens each)"
     )
-    group.add_argument("--strategy", choices=list(STRATEGIES), default="aspect", help="how it judges (%(default)s)")
+    group.add_argument("--strategy", choices=list(METRICS), default="aspect", help="how it judges (%(default)s)")
     cli.add_memory_arguments(group)
     group.add_argument(
         "--max_model_len",
@@ -162,27 +154,27 @@ def go_offline() -> str:
 def find_needs(args: argparse.Namespace) -> list[str] | None:
     """The fields that are going to be read; None where nothing says which."""
     if args.estimate:
-        return list(FIELDS)
-    needs = list(STRATEGIES[args.strategy].needs) if args.evaluator_llm else []
+        return list(TASK.fields)
+    needs = list(METRICS[args.strategy].needs) if args.evaluator_llm else []
     if args.step is None and (args.model_addr or not args.evaluator_llm):
         return None
-    return [*needs, *STEP_NEEDS[args.step or "none"]]
+    return [*needs, *TASK.fields_for(STEP_NEEDS[args.step or "none"])]
 
 
 def check_dataset(report: Report, path: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """The questions, which have the fields that are going to be read."""
     needs = find_needs(args)
-    judging = STRATEGIES[args.strategy].needs if args.evaluator_llm else []
+    judging = METRICS[args.strategy].needs if args.evaluator_llm else []
     records = read_dataset(path, needs=judging if needs is None else needs)
-    lacking = dict.fromkeys(FIELDS, 0)
+    lacking = dict.fromkeys(TASK.fields, 0)
     for number, record in enumerate(records if needs is None else []):
-        check_record(record, f"{path}: record {number}", [field for field in FIELDS if field in record])
-        for field in FIELDS:
+        check_record(record, f"{path}: record {number}", [field for field in TASK.fields if field in record])
+        for field in TASK.fields:
             lacking[field] += field not in record
     ranked = "ranked" if read_manifest(path) else "not ranked: no manifest beside it"
     ranked = "not ranked: as it was downloaded" if is_downloaded(path) else ranked
     report.ok(f"data {path}: {len(records)} questions, {ranked}")
-    for field in (field for field in FIELDS if lacking[field]):
+    for field in (field for field in TASK.fields if lacking[field]):
         report.note(f"data {path}: {lacking[field]} questions have no {field!r}, which {READERS[field]} read")
     return records
 

@@ -7,7 +7,7 @@
 Rank, train, answer, judge, table, figure: what is there, made from the files as they are now and with these settings,
 is left alone. After a failure, an interruption or a change of the data the same command does what is left to do.
 A table or a figure is made again when a score file or the study is younger than it is.
-utils/studies has a study for each of the paper's experiments, utils/study.py says what may stand in one.
+utils/studies has a study for each of the paper's experiments, utils/studies/study.py says what may stand in one.
 """
 
 import argparse
@@ -27,13 +27,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
-from utils.records import quote
-from utils.run_files import without_password
-from utils.study import Study, read_study
-from utils.study_checks import check_study
-from utils.study_jobs import make_jobs, prefetch_command, print_jobs, submit_jobs
-from utils.study_plan import Step, plan_study
-from utils.study_state import Pending, find_pending, look_at, without_idle_flags
+from utils.cli.errors import quote
+from utils.files.manifest import without_password
+from utils.studies.checks import check_study
+from utils.studies.jobs import make_jobs, prefetch_command, print_jobs, submit_jobs
+from utils.studies.plan import Step, plan_study
+from utils.studies.state import Pending, find_pending, look_at, without_idle_flags
+from utils.studies.study import Study, read_study
 
 ROOT = Path(__file__).resolve().parent.parent
 PR_SET_PDEATHSIG = 1

@@ -1,0 +1,813 @@
+"""The command line of every script, and how a run ends."""
+
+import argparse
+import importlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from utils import cli
+from utils.cli import UserError, check_outputs, check_shard
+from utils.records.datasets import select_questions
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = (ROOT, ROOT / "retrieval", ROOT / "utils")
+SCRIPTS = sorted(
+    str(path.relative_to(ROOT))
+    for folder in FOLDERS
+    for path in folder.glob("*.py")
+    if '\nif __name__ == "__main__":' in path.read_text(encoding="utf-8")
+    and path.name != "check_machine.py"  # of the Makefile, also for Pythons that are too old for the others
+)
+HEAVY = (
+    "torch",
+    "vllm",
+    "transformers",
+    "openai",
+    "trl",
+    "peft",
+    "numpy",
+    "datasets",
+    "huggingface_hub",
+    "tiktoken",
+    "matplotlib",
+    "msgspec",
+)
+
+
+ARRAY = {  # of --array=5-8, the third task
+    "SLURM_ARRAY_TASK_COUNT": "4",
+    "SLURM_ARRAY_TASK_MIN": "5",
+    "SLURM_ARRAY_TASK_MAX": "8",
+    "SLURM_ARRAY_TASK_ID": "7",
+}
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """No task of a SLURM array, even where the tests are one."""
+    for name in ARRAY:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(params=[{}, ARRAY], ids=["alone", "in an array"])
+def alone_or_in_an_array(request, alone, monkeypatch):
+    for name, value in request.param.items():
+        monkeypatch.setenv(name, value)
+
+
+def run(*command, **more):
+    return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=600, **more)
+
+
+def test_the_scripts_are_found():
+    assert {"baselines.py", "evaluate_responses.py", "retrieval/rank_dataset.py"} <= set(SCRIPTS)
+
+
+# --help
+
+
+@pytest.fixture(scope="module")
+def without_heavy_packages(tmp_path_factory):
+    """An environment in which importing any of `HEAVY` fails."""
+    folder = tmp_path_factory.mktemp("blocked")
+    for name in HEAVY:
+        (folder / f"{name}.py").write_text(f"raise ImportError('{name} is blocked')")
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    for name in HEAVY:
+        assert f"{name} is blocked" in run("-c", f"import {name}", env=environment).stderr
+    return environment
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_needs_no_package_that_takes_long_to_import(script, without_heavy_packages):
+    result = run(script, "--help", env=without_heavy_packages)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"usage: {Path(script).name} ")
+    assert f"python {script}" in result.stdout  # a command to copy
+
+
+class Parsing(Exception):
+    """Carries a script's parser out of its main()."""
+
+
+@pytest.fixture
+def parser_of(monkeypatch):
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+
+    def stop(parser, *args, **more):
+        raise Parsing(parser)
+
+    def read(script):
+        module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
+        with monkeypatch.context() as patch, pytest.raises(Parsing) as stopped:
+            patch.setattr(argparse.ArgumentParser, "parse_args", stop)
+            module.main([])
+        return stopped.value.args[0]
+
+    return read
+
+
+def options_of(parser):
+    return {flag: action for action in parser._actions for flag in action.option_strings if flag != "-h"}
+
+
+@pytest.mark.usefixtures("alone_or_in_an_array")
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_option_has_a_help_text_that_says_its_default(script, parser_of):
+    parser = parser_of(script)
+    assert all(action.option_strings for action in parser._actions)  # flags only
+    for flag, action in options_of(parser).items():
+        assert action.help, flag
+        if action.default not in (None, False, argparse.SUPPRESS):
+            assert "%(default)s" in action.help, flag
+
+
+def shared_parser():
+    """Every flag that utils/cli/arguments.py offers."""
+    parser = cli.make_parser("")
+    cli.add_engine_arguments(parser, "--model_addr", "")
+    cli.add_sampling_arguments(parser, temperature_default=0.1, max_tokens=2048, max_model_len="")
+    cli.add_run_arguments(parser)
+    return parser
+
+
+DERIVED = [
+    f"utils/{name}.py"
+    for name in (
+        "compare_evaluators", "dataset_statistics", "evaluate_plans", "make_figures", "make_table", "plot_training",
+        "report",
+    )
+]  # fmt: skip
+DIFFERENT_ON_PURPOSE = {
+    "--model_addr": SCRIPTS,  # which model that is, each script says in its own words
+    "--max_model_len": SCRIPTS,  # likewise its default
+    "--temperature": ["evaluate_responses.py"],  # a judge is greedy
+    "--max_tokens": ["evaluate_responses.py"],  # and short
+    "--dtype": ["retrieval/rank_dataset.py"],  # an encoder's type changes the order of posts
+    "--seed": ["retrieval/rank_dataset.py"],  # no text is sampled there
+    "--cache_dir": ["utils/download_datasets.py"],  # the default that the paper's README gives it
+    "--overwrite": [  # what asks no model is made anew where its settings changed; a table or figure has none
+        *DERIVED, "train_planner.py", "utils/download_datasets.py", "utils/merge_shards.py", "utils/run_study.py",
+    ],
+    "--dry_run": ["utils/run_study.py"],  # it renders no prompts
+    "--planner_target": ["planpers.py"],  # what the planner was trained with
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("alone_or_in_an_array")
+@pytest.mark.parametrize(
+    "flag",
+    sorted(options_of(shared_parser())),
+)
+def test_a_shared_flag_is_the_same_in_every_script(flag, parser_of):
+    expected = describe(options_of(shared_parser())[flag])
+    found = {script: options_of(parser_of(script)).get(flag) for script in SCRIPTS}
+    exceptions = DIFFERENT_ON_PURPOSE.get(flag, [])
+    for script, action in found.items():
+        if action is not None and script not in exceptions:
+            assert describe(action) == expected, script
+    assert any(found.values())
+
+
+@pytest.mark.usefixtures("alone_or_in_an_array")
+def test_any_other_flag_of_several_scripts_has_one_type_and_default(parser_of):
+    kinds = {}
+    for script in SCRIPTS:
+        for flag, action in options_of(parser_of(script)).items():
+            if script not in DIFFERENT_ON_PURPOSE.get(flag, []):
+                kinds.setdefault(flag, set()).add((action.default, action.type))
+    shared = options_of(shared_parser())
+    assert {flag: found for flag, found in kinds.items() if len(found) > 1 and flag not in shared} == {}
+
+
+def describe(action):
+    return {name: getattr(action, name) for name in ("default", "type", "choices", "nargs", "help", "metavar")}
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--temperature", "-1"),
+        ("--temperature", "2.01"),
+        ("--temperature", "nan"),
+        ("--temperature", "warm"),
+        ("--top_p", "0"),
+        ("--top_p", "1.1"),
+        ("--top_p", "nan"),
+        ("--gpu_memory_utilization", "0"),
+        ("--gpu_memory_utilization", "90"),
+        ("--limit", "0"),
+        ("--limit", "-3"),
+        ("--limit", "1.5"),
+        ("--limit", "all"),
+        ("--max_tokens", "0"),
+        ("--max_model_len", "0"),
+        ("--max_retries", "-1"),
+        ("--max_concurrency", "0"),
+        ("--tensor_parallel_size", "0"),
+        ("--seed", "-1"),
+        ("--num_shards", "two"),
+        ("--dtype", "int8"),
+        ("--constrained_decoding", "sometimes"),
+        ("--log_level", "loud"),
+    ],
+)
+def test_a_bad_value_ends_with_exit_code_2_and_names_the_flag(flag, value, capsys):
+    with pytest.raises(SystemExit) as ending:
+        shared_parser().parse_args(["--model_addr", "m", flag, value])
+    assert ending.value.code == 2
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert flag in last_line
+    assert value in last_line
+
+
+# Mistakes in the command line of any script
+
+
+def refusal_of(parser, words, capsys):
+    """What a parser says on stderr; it ends with exit code 2."""
+    with pytest.raises(SystemExit) as ending:
+        parser.parse_args(words)
+    assert ending.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_misspelt_flag_is_one_line_that_suggests_the_nearest(script, parser_of, capsys):
+    parser = parser_of(script)
+    for flag in options_of(parser):
+        for words in ([f"{flag}x"], [f"{flag}x", "4"], [f"{flag}x=4"]):  # alone, so the required ones are missing too
+            expected = f"error: unrecognized arguments: {flag}x; did you mean {flag}?\n"
+            assert refusal_of(parser, words, capsys) == expected
+    done = run(script, "--misspelt=sk-secret", "-x")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("error: unrecognized arguments: --misspelt, -x; did you mean --")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max_token", "5"], "unrecognized arguments: --max_token; did you mean --max_tokens?"),
+        (["--temp", "1"], "unrecognized arguments: --temp; did you mean --temperature?"),  # no abbreviations
+        (["-seed", "1"], "unrecognized arguments: -seed; did you mean --seed?"),
+        (["--limit", "3", "4"], "unrecognized arguments: 4; --help lists the flags"),
+        (["--limit"], "argument --limit: expected one argument; --help lists the flags"),
+        (["--limit", "-3"], "argument --limit: -3 is not a positive number; --help lists the flags"),
+        (["--top_p", "-1e-9"], "argument --top_p: expected one argument; --help lists the flags"),
+        (["--temprature", "1", "--seeds", "1", "--temprature", "2"],
+         "unrecognized arguments: --temprature, --seeds; did you mean --temperature, --seed?"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(words, message, capsys):
+    assert refusal_of(shared_parser(), ["--model_addr", "m", *words], capsys) == f"error: {message}\n"
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_wrong_value_or_a_missing_flag_is_one_line_that_names_it(script, parser_of, capsys):
+    parser = parser_of(script)
+    wrong = {flag: [flag, "no such value"] for flag, action in options_of(parser).items()
+             if action.choices or action.type not in (None, str)}  # fmt: skip
+    wrong |= {flag: [flag] for flag, action in options_of(parser).items() if action.nargs not in (0, "?")}
+    for flag, words in wrong.items():
+        message = refusal_of(parser, words, capsys)
+        assert message.startswith(f"error: argument {flag}") and message.endswith("; --help lists the flags\n")
+        assert message.count("\n") == 1
+    if required := [flag for flag, action in options_of(parser).items() if action.required]:
+        message = refusal_of(parser, [], capsys)
+        expected = f"error: the following arguments are required: {', '.join(required)}; --help lists the flags\n"
+        assert message == expected
+
+
+def test_of_several_processes_one_tells_the_mistake():
+    results = [run("train_planner.py", "--seeds", env={**os.environ, "RANK": rank}) for rank in "01"]
+    assert [(result.returncode, result.stderr.count("\n")) for result in results] == [(2, 1), (2, 0)]
+
+
+# Flags without effect. By script: flags that make a mode, flags that have no effect in it, and what is said of them.
+
+ENGINE = "--cache_dir d --tensor_parallel_size 2 --gpu_memory_utilization 0.5 --dtype float16 --enforce_eager"
+API = "--api_key_addr k --base_url http://h/v1 --model_id m --max_concurrency 3 --request_timeout 9"
+NO_API = "without --openai, for the model runs here\n  give --openai, or leave {} out"
+NO_ENGINE = "with --openai, for no model is loaded here\n  leave {} out"
+NO_OUTPUT = "without --output_addr\n  give --output_addr, or leave {} out"
+ENCODER = "--model_name m --cache_dir d --batch_size 4 --max_length 9 --embedding_cache d --device cpu --dtype bfloat16"
+NO_ENCODER = "with a --ranker that needs no encoder\n  take another --ranker, or leave {} out"
+RATES = "--prompt_tokens_per_second 9 --output_tokens_per_second 9"
+MEMORY = "--tensor_parallel_size 2 --gpu_memory_utilization 0.5 --dtype float16 --gpu_memory 80"
+WITHOUT_EFFECT = [
+    ("baselines.py", "", "--num_contexts 4",
+     "without --rag, for the prompt has no posts\n  give --rag, or leave {} out"),
+    *((script, mode, "--retry_failed", "with --overwrite, which asks for everything again\n  leave {} out")
+      for script, mode in (("baselines.py", "--overwrite"), ("planpers.py", "--gold_plan --overwrite"),
+                           ("evaluate_responses.py", "--overwrite"))),
+    ("baselines.py", "", API, NO_API),
+    ("baselines.py", "--openai", ENGINE, NO_ENGINE),
+    ("planpers.py", "--gold_plan", API, NO_API),
+    ("planpers.py", "--openai --gold_plan", ENGINE, NO_ENGINE),
+    ("planpers.py", "--openai --plans_addr p", ENGINE, NO_ENGINE),
+    ("planpers.py", "--gold_plan", "--max_tokens_plan 4", "without --planner_model\n  leave {} out"),
+    ("evaluate_responses.py", "", API, NO_API),
+    ("evaluate_responses.py", "--openai", ENGINE, NO_ENGINE),
+    ("train_planner.py", "", "--eval_steps 4 --eval_generate 4",
+     "without --validation_addr, for nothing is evaluated\n  give --validation_addr, or leave {} out"),
+    *(("retrieval/rank_dataset.py", f"--ranker {ranker}", ENCODER, NO_ENCODER)
+      for ranker in ("bm25", "recency", "random")),
+    ("utils/make_table.py", "", "--paper_table 3", "without --paper\n  give --paper, or leave {} out"),
+    ("utils/make_table.py", "", "--overwrite", NO_OUTPUT),
+    ("utils/compare_evaluators.py", "", "--overwrite", NO_OUTPUT),
+    ("utils/evaluate_plans.py", "", "--overwrite", NO_OUTPUT),
+    ("utils/evaluate_plans.py", "--embedding_model none", "--embedding_threshold 0.5 --cache_dir d --device cpu",
+     "with --embedding_model none\n  leave {} out"),
+    ("utils/preflight.py", "--model_addr m", "--strategy direct",
+     "without --evaluator_llm\n  give --evaluator_llm, or leave {} out"),
+    ("utils/preflight.py", "--model_addr m", "--api_key_addr k", "without --openai\n  give --openai, or leave {} out"),
+    ("utils/preflight.py", "--model_addr m --openai", MEMORY, "with --openai, for no model is loaded\n  leave {} out"),
+    ("utils/preflight.py", "--inputs_addr d", MEMORY,
+     "without a model\n  give --model_addr or --evaluator_llm, or leave {} out"),
+    ("utils/preflight.py", "--model_addr m --openai",
+     "--num_contexts 4 --max_tokens_plan 4 --answer_tokens 4 --plan_tokens 4 --verdict_tokens 4 --price_file p",
+     "without --estimate\n  give --estimate, or leave {} out"),
+    ("utils/preflight.py", "--model_addr m", RATES, "without --estimate\n  give --estimate, or leave {} out"),
+    ("utils/preflight.py", "--model_addr m --evaluator_llm j --response_addr r", "--max_tokens 4",
+     "without --estimate, or a judge whose responses are still to be made\n  give --estimate, or leave {} out"),
+    ("utils/preflight.py", "--model_addr m --estimate", "--price_file p",
+     "without --openai, for nothing is paid\n  give --openai, or leave {} out"),
+    ("utils/preflight.py", "--model_addr m --estimate --openai", RATES,
+     "with --openai, for no GPU is used\n  leave {} out"),
+]  # fmt: skip
+
+
+def flags_of(words):
+    return [word for word in words.split() if word.startswith("--")]
+
+
+def required_words(parser):
+    """A value for each flag that a parser requires."""
+    return [word for action in parser._actions if action.required for word in (action.option_strings[0], "value")]
+
+
+@pytest.mark.parametrize(("script", "mode", "flags", "message"), WITHOUT_EFFECT)
+def test_a_flag_that_has_no_effect_is_refused(script, mode, flags, message, parser_of, capsys):
+    parser = parser_of(script)
+    command = [*required_words(parser), *mode.split()]
+    parser.parse_args(command)
+    groups = re.findall(r"--\w+(?: [^- ]\S*)?", flags)
+    assert [group.split()[0] for group in groups] == flags_of(flags)
+    for group in groups:
+        for words in (group.split(), [group.replace(" ", "=", 1)]):
+            expected = f"error: {group.split()[0]}: has no effect {message.format('it')}\n"
+            assert refusal_of(parser, [*words, *command], capsys) == expected  # wherever they stand
+    if len(groups) > 1:
+        several = refusal_of(parser, [*command, *flags.split()], capsys)
+        assert several == f"error: {', '.join(flags_of(flags))}: have no effect {message.format('them')}\n"
+
+
+def test_every_such_rule_is_tried_and_is_of_flags_that_are_there(parser_of):
+    ruled = {(script, flag) for script in SCRIPTS for rule in parser_of(script)._rules for flag in rule.flags}
+    assert ruled == {(script, flag) for script, _, flags, _ in WITHOUT_EFFECT for flag in flags_of(flags)}
+    assert all(flag in options_of(parser_of(script)) for script, flag in ruled)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("baselines.py", f"--rag --num_contexts 4 {ENGINE}"),
+        ("baselines.py", f"--openai {API} --seed 3 --log_level info --top_p 1 --temperature 0"),
+        ("baselines.py", "--num_shards 1"),
+        ("planpers.py", f"--rag --openai {API} --planner_model p --max_tokens_plan 4 {ENGINE}"),  # a planner runs here
+        ("planpers.py", f"--rag --gold_plan {ENGINE}"),
+        ("evaluate_responses.py", f"--allow_partial {ENGINE} --seed 3"),  # a seed, though a judge is greedy
+        ("train_planner.py", "--validation_addr v --eval_steps 5 --eval_generate 3 --num_contexts 10"),
+        ("retrieval/rank_dataset.py", ENCODER),
+        ("retrieval/rank_dataset.py", f"--ranker contriever --seed 4 {ENCODER}"),
+        ("utils/make_table.py", "--paper m --paper_table 3 --output_addr t.md --overwrite"),
+        ("utils/evaluate_plans.py", "--embedding_model m --embedding_threshold 0.5 --cache_dir d --device cpu"),
+        ("utils/preflight.py", f"--model_addr m {MEMORY} --cache_dir d --max_model_len 9"),
+        ("utils/preflight.py", "--model_addr m --openai --api_key_addr k --cache_dir d --max_model_len 9"),
+        ("utils/preflight.py", "--evaluator_llm m --max_tokens 4 --strategy direct"),
+    ],
+)
+def test_a_flag_that_has_an_effect_or_does_no_harm_is_taken(script, words, parser_of):
+    parser = parser_of(script)
+    parser.parse_args([*required_words(parser), *words.split()])
+
+
+def test_what_the_environment_says_is_no_contradiction(monkeypatch, parser_of):
+    for name, value in ARRAY.items():
+        monkeypatch.setenv(name, value)
+    for script in ("baselines.py", "evaluate_responses.py"):
+        parser = parser_of(script)
+        monkeypatch.setenv("OPENAI_BASE_URL", "http://here/v1")
+        args = importlib.import_module(script.removesuffix(".py")).build_parser().parse_args(required_words(parser))
+        assert (args.base_url, args.openai, args.num_shards) == ("http://here/v1", False, 4)
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "value"),
+    [
+        ("--temperature", "0", 0.0),
+        ("--temperature", "2", 2.0),
+        ("--top_p", "1", 1.0),
+        ("--top_p", "1e-3", 0.001),
+        ("--gpu_memory_utilization", "1", 1.0),
+        ("--limit", "1", 1),
+        ("--max_retries", "0", 0),
+        ("--seed", "0", 0),
+    ],
+)
+def test_values_at_the_end_of_their_range_are_fine(flag, text, value):
+    args = shared_parser().parse_args(["--model_addr", "m", flag, text])
+    assert getattr(args, flag.removeprefix("--")) == value
+
+
+def test_the_api_address_can_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://here/v1")
+    assert shared_parser().parse_args(["--model_addr", "m"]).base_url == "http://here/v1"
+    there = shared_parser().parse_args(["--model_addr", "m", "--openai", "--base_url", "http://there"])
+    assert there.base_url == "http://there"
+    monkeypatch.setenv("OPENAI_BASE_URL", "")
+    assert shared_parser().parse_args(["--model_addr", "m"]).base_url is None
+
+
+@pytest.mark.parametrize(("num_shards", "shard_index"), [(1, 0), (4, 0), (4, 3)])
+def test_a_shard_in_range(num_shards, shard_index):
+    check_shard(num_shards, shard_index)
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "shard_index", "last"), [(1, 1, 0), (4, 4, 3), (4, -1, 3), (0, 0, 0), (-2, 0, 0), (-2, -1, 0)]
+)
+def test_a_shard_out_of_range(num_shards, shard_index, last):
+    expected = f"--shard_index {shard_index} is out of range: with --num_shards {num_shards} it goes from 0 to {last}"
+    with pytest.raises(UserError, match=f"^{expected}$"):
+        check_shard(num_shards, shard_index)
+
+
+def test_an_output_is_never_an_input(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.json").symlink_to(tmp_path / "test.json")
+    check_outputs(["rag.json", "new/test.json"], ["test.json"])
+    for path in ("test.json", "./new/../test.json", str(tmp_path / "test.json"), "link.json"):
+        with pytest.raises(UserError, match=rf"^{path}: is an input too; give the output its own name$"):
+            check_outputs(["rag.json", path], ["other.json", "test.json"])
+
+
+# How a run ends
+
+
+def run_main(body, **more):
+    return run(
+        "-c",
+        f"import errno, os, signal, sys, warnings; from utils.cli import *\ndef main():\n    {body}\nrun_script(main)",
+        **more,
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "stderr"),
+    [
+        ("return 0", 0, ""),
+        ("return 3", 3, ""),
+        ("raise UserError('d.json: no such file')", 2, "error: d.json: no such file\n"),
+        ("raise UserError('d.json: exists\\n  --overwrite')", 2, "error: d.json: exists\n  --overwrite\n"),
+        ("raise KeyboardInterrupt", 130, "interrupted; what is finished is kept, run the same command again\n"),
+        ("raise KeyboardInterrupt('stopped after step 3')", 130, "stopped after step 3\n"),
+    ],
+)
+def test_exit_codes(body, code, stderr):
+    result = run_main(body)
+    assert (result.returncode, result.stdout, result.stderr) == (code, "", stderr)
+
+
+def test_a_bug_shows_its_traceback():
+    result = run_main("return [][0]")
+    assert result.returncode == 1
+    assert result.stderr.startswith("Traceback ")
+    assert result.stderr.endswith("IndexError: list index out of range\n")
+
+
+def test_a_second_signal_while_the_process_leaves_takes_no_hint_away():
+    """As SLURM sends them to a task that is cancelled; here it comes just before the hint is printed."""
+    again = "warnings.filterwarnings = lambda *_: os.kill(os.getpid(), signal.SIGTERM)"
+    result = run_main(f"{again}; os.kill(os.getpid(), signal.SIGTERM); signal.pause()")
+    hint = "interrupted; what is finished is kept, run the same command again\n"
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", hint)
+
+
+def run_into(target, body, stderr=subprocess.PIPE):
+    """Run a main() with its output going to `target`, a file or "nobody": a pipe that nobody reads."""
+    script = f"import os, sys; from utils.cli import *\ndef main():\n    {body}\nrun_script(main)"
+    if target == "nobody":
+        read, write = os.pipe()
+        os.close(read)
+    else:
+        write = os.open(target, os.O_WRONLY)
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with open(write, "wb") as file:
+        command = [sys.executable, "-c", script]
+        return subprocess.run(command, cwd=ROOT, env=buffered, stdout=file, stderr=stderr or file)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "stderr"),
+    [
+        ("return 0", 0, b""),
+        ("print('x'); return 0", 141, b""),
+        ("print('x\\n' * 100_000); return 0", 141, b""),
+        ("print('x'); raise UserError('d.json: bad')", 2, b"error: d.json: bad\n"),
+        ("print('x'); sys.exit(0)", 0, b""),  # as argparse's --help
+    ],
+)
+def test_an_output_that_nobody_reads_any_more(body, code, stderr):
+    result = run_into("nobody", body)
+    assert (result.returncode, result.stderr) == (code, stderr)
+
+
+def test_neither_output_nor_errors_are_read_any_more():
+    """As by `2>&1 | head`."""
+    assert run_into("nobody", "print('x', file=sys.stderr); print('x'); return 0", stderr=None).returncode == 141
+
+
+def test_a_full_disk_under_the_output():
+    result = run_into("/dev/full", "print('x'); return 0")
+    assert (result.returncode, result.stderr.splitlines()[0]) == (2, b"error: No space left on device")
+
+
+def test_an_output_that_is_closed():
+    command = f"{sys.executable} utils/dataset_statistics.py --inputs_addr tests/data/mini_lampqa/test.json >&-"
+    result = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True)
+    assert (result.returncode, result.stderr) == (0, b"")
+
+
+def test_another_pipe_that_broke_is_a_bug():
+    result = run_main("raise BrokenPipeError(errno.EPIPE, 'Broken pipe')")
+    assert result.returncode == 1 and result.stderr.endswith("BrokenPipeError: [Errno 32] Broken pipe\n")
+
+
+WAITING = """
+import signal
+from utils.cli import run_script
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start without it
+def main():
+    try:
+        print("ready", flush=True)
+        signal.pause()
+    finally:
+        print("closed", flush=True)
+run_script(main)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_closes_what_is_open_and_says_how_to_go_on(number):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", WAITING], cwd=ROOT, text=True, **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=600)
+    assert process.returncode == 130
+    assert (stdout, stderr) == ("closed\n", "interrupted; what is finished is kept, run the same command again\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stderr"),
+    [
+        (["--inputs_addr", "nothing.json"], "error: nothing.json: no such file\n"),
+        (["--inputs_addr", "utils"], "error: utils: a folder; give the file\n"),
+        (
+            ["--inputs_addr", "nothing.json", "--num_shards", "2", "--shard_index", "2"],
+            "error: --shard_index 2 is out of range: with --num_shards 2 it goes from 0 to 1\n",
+        ),
+        (["--inputs_addr", "x", "--prompts_dir", "nothing"], "error: --prompts_dir nothing: no such folder\n"),
+    ],
+)
+def test_a_real_script_ends_likewise(arguments, stderr, tmp_path):
+    output = tmp_path / "out.json"
+    result = run("baselines.py", "--model_addr", "m", "--output_addr", str(output), *arguments)
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_messages_of_libraries_are_plain_lines_from_the_level_on():
+    code = "import logging; from utils.cli import *; set_up_logging('info'); logging.info('a'); logging.debug('b')"
+    result = run("-c", code)
+    assert (result.stdout, result.stderr) == ("", "a\n")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_commands_in_the_help_can_be_pasted(script, parser_of):
+    for line in parser_of(script).description.splitlines():
+        if line.startswith("  python "):
+            assert len(line) <= 120
+        assert "       --" not in line  # what a lost line break leaves
+
+
+# Numbers from 0 up
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", 0.0), ("5e-5", 5e-5), ("1", 1.0), (" 0.5", 0.5), ("1e308", 1e308)])
+def test_a_number_from_0_up(text, value):
+    assert cli.non_negative_float(text) == value
+
+
+@pytest.mark.parametrize("text", ["-1", "-1e-9", "nan", "inf", "-inf", "1e999", "much", "", "0,5"])
+def test_anything_else_is_none_and_the_flag_is_named(text, capsys):
+    parser = cli.make_parser("")
+    parser.add_argument("--learning_rate", type=cli.non_negative_float)
+    with pytest.raises(SystemExit) as ending:
+        parser.parse_args([f"--learning_rate={text}"])
+    assert ending.value.code == 2
+    assert "argument --learning_rate: " in capsys.readouterr().err.splitlines()[-1]
+
+
+# What every script that asks a model does first
+
+
+def run_arguments(*flags):
+    parser = cli.make_parser("")
+    cli.add_run_arguments(parser)
+    return parser.parse_args(flags)
+
+
+def test_a_run_is_prepared_by_checking_shard_and_outputs(monkeypatch):
+    levels = []
+    monkeypatch.setattr("utils.cli.arguments.set_up_logging", levels.append)
+    cli.prepare_run(run_arguments("--num_shards", "2", "--shard_index", "1"), ["rag.json", "plans.json"], ["test.json"])
+    assert levels == ["warning"]
+    with pytest.raises(UserError, match=r"^--shard_index 2 is out of range"):
+        cli.prepare_run(run_arguments("--num_shards", "2", "--shard_index", "2"), ["rag.json"], ["test.json"])
+    with pytest.raises(UserError, match=r"^plans\.json: is an input too"):
+        cli.prepare_run(run_arguments("--overwrite"), ["rag.json", "plans.json"], ["test.json", "plans.json"])
+    cli.prepare_run(run_arguments("--log_level", "info"), [], [])
+    assert levels[-1] == "info"
+
+
+# SLURM arrays
+
+
+def slurm(monkeypatch, count, first, last, task):
+    for name, value in zip(ARRAY, (count, first, last, task), strict=True):
+        monkeypatch.setenv(name, str(value))
+
+
+def shard(*flags):
+    args = run_arguments(*flags)
+    return args.num_shards, args.shard_index
+
+
+def note_of(capsys, *flags):
+    """What is said of the shard."""
+    cli.prepare_run(run_arguments(*flags), [], [])
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "task", "expected"),
+    [
+        (0, 3, 0, (4, 0)),
+        (0, 3, 3, (4, 3)),
+        (1, 4, 1, (4, 0)),
+        (1, 4, 4, (4, 3)),
+        (5, 8, 7, (4, 2)),
+        (0, 19, 10, (20, 10)),
+        (3, 3, 3, (1, 0)),
+    ],
+)
+def test_a_task_of_an_array_works_on_its_shard(monkeypatch, capsys, first, last, task, expected):
+    slurm(monkeypatch, last - first + 1, first, last, task)
+    assert shard() == expected
+    num_shards, index = expected
+    expected_note = f"note: shard {index} of {num_shards}, from the SLURM array\n" if num_shards > 1 else ""
+    assert note_of(capsys) == expected_note
+
+
+def test_the_tasks_of_an_array_share_the_questions_out(monkeypatch):
+    records = [{"id": f"q{i}"} for i in range(50)]
+    found = []
+    for task in (5, 6, 7):
+        slurm(monkeypatch, 3, 5, 7, task)
+        num_shards, index = shard()
+        found += select_questions(records, None, num_shards, index)
+    assert sorted(record["id"] for record in found) == sorted(record["id"] for record in records)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (2, 1, 4, 4),  # --array=1,4
+        (4, 0, 6, 2),  # --array=0-6:2
+        ("", 0, 3, 1),
+        (4, "", 3, 1),
+        (4, 0, "", 1),
+        (4, 0, 3, ""),
+        ("four", 0, 3, 1),
+        (4, 0, 3, "-1"),
+    ],
+)
+def test_an_array_with_gaps_or_without_figures_is_none(monkeypatch, capsys, values):
+    slurm(monkeypatch, *values)
+    assert shard() == (1, 0)
+    assert note_of(capsys) == ""
+
+
+@pytest.mark.parametrize("name", ARRAY)
+def test_a_part_of_the_variables_is_no_array(monkeypatch, capsys, name):
+    slurm(monkeypatch, 4, 0, 3, 2)
+    monkeypatch.delenv(name)
+    assert shard() == (1, 0)
+    assert note_of(capsys) == ""
+
+
+def test_flags_win_over_the_array(monkeypatch, capsys):
+    slurm(monkeypatch, 4, 0, 3, 2)
+    assert shard("--num_shards", "8", "--shard_index", "5") == (8, 5)
+    assert note_of(capsys, "--num_shards", "8", "--shard_index", "5") == ""
+    assert note_of(capsys, "--num_shards", "1", "--shard_index", "0") == ""
+    assert shard("--shard_index", "3") == (4, 3)
+    assert shard("--num_shards", "8") == (8, 2)
+    whole = run_arguments("--num_shards", "1")
+    cli.prepare_run(whole, [], [])
+    assert whole.shard_index == 0
+    with pytest.raises(UserError, match=r"^--shard_index 1 is out of range: with --num_shards 1 it goes from 0 to 0$"):
+        cli.prepare_run(run_arguments("--num_shards", "1", "--shard_index", "1"), [], [])
+
+
+def test_without_an_array_nothing_is_said(capsys):
+    assert shard() == (1, 0)
+    assert note_of(capsys) == note_of(capsys, "--num_shards", "4", "--shard_index", "2") == ""
+
+
+def test_a_task_that_an_array_does_not_have_is_refused(monkeypatch):
+    slurm(monkeypatch, 4, 0, 3, 4)
+    with pytest.raises(UserError, match=r"^--shard_index 4 is out of range"):
+        cli.prepare_run(run_arguments(), [], [])
+
+
+SHARDED = ["baselines.py", "evaluate_responses.py", "planpers.py"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_in_an_array_the_scripts_that_ask_a_model_have_its_shard(script, parser_of, monkeypatch):
+    slurm(monkeypatch, 4, 5, 8, 7)
+    options = options_of(parser_of(script))
+    found = [options[flag].default for flag in ("--num_shards", "--shard_index") if flag in options]
+    assert found == ([4, 2] if script in SHARDED else [])
+
+
+@pytest.mark.parametrize(("environment", "defaults"), [({}, ("1", "0")), (ARRAY, ("4", "2"))])
+def test_the_help_says_the_shard(environment, defaults):
+    text = " ".join(run("baselines.py", "--help", env={**os.environ, **environment}).stdout.split())
+    assert f"in a SLURM array its size, else 1 ({defaults[0]})" in text
+    assert f"in a SLURM array the task's place in it ({defaults[1]})" in text
+
+
+def test_a_real_script_says_its_shard_of_the_array(tmp_path):
+    command = ["baselines.py", "--model_addr", "m", "--output_addr", tmp_path / "o.json", "--inputs_addr", "no.json"]
+    result = run(*command, env={**os.environ, **ARRAY})
+    expected = "note: shard 2 of 4, from the SLURM array\nerror: no.json: no such file\n"
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", expected)
+
+
+# Several processes
+
+
+@pytest.mark.parametrize(("rank", "stderr"), [("0", "error: d.json: no such file\n"), ("1", ""), ("15", "")])
+def test_of_several_processes_the_first_tells_the_error(rank, stderr):
+    result = run_main("raise UserError('d.json: no such file')", env={**os.environ, "RANK": rank})
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", stderr)
+
+
+def test_a_bug_shows_its_traceback_in_every_process():
+    result = run_main("return [][0]", env={**os.environ, "RANK": "1"})
+    assert result.returncode == 1
+    assert result.stderr.endswith("IndexError: list index out of range\n")
+
+
+def test_a_signal_that_a_finalizer_swallows_ends_the_process_all_the_same():
+    code = (
+        "import os, signal, weakref\n"
+        "from utils import cli\n"
+        "class Thing: pass\n"
+        "def main():\n"
+        "    thing = Thing()\n"
+        "    weakref.finalize(thing, lambda: os.kill(os.getpid(), signal.SIGTERM))\n"
+        "    del thing\n"
+        "    print('went on')\n"
+        "    return 0\n"
+        "cli.run_script(main)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{cli.RESUME_HINT}\n")

@@ -1,0 +1,124 @@
+import sys
+
+import pytest
+
+from utils.cli import progress as progress_module
+from utils.cli.progress import Progress, announce
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test sets."""
+    now = {"seconds": 100.0}
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now["seconds"])
+    return now
+
+
+def test_lines_come_at_once_every_30_seconds_and_at_the_end(clock, capsys):
+    progress = Progress(10, "texts")
+    assert capsys.readouterr().err == "0/10 texts\n"
+    progress.update(2)
+    clock["seconds"] += 29.9
+    progress.update(2)
+    assert capsys.readouterr().err == ""
+    clock["seconds"] += 0.1
+    progress.update(2)  # 6 texts in 30 s: 12 a minute, the other 4 take 20 s
+    assert capsys.readouterr().err == "6/10 texts, 12/min, ETA 0:00:20\n"
+    clock["seconds"] += 30
+    progress.update(4)
+    assert capsys.readouterr().err == ""  # it would stand there twice
+    progress.close()
+    assert capsys.readouterr().err == "10/10 texts, 10/min, took 0:01:00\n"
+
+
+def test_what_an_earlier_run_did_is_not_this_ones_speed(clock, capsys):
+    progress = Progress(100, "questions", initial=90)
+    clock["seconds"] += 3600
+    progress.update(5, retries=2, failed=0)
+    progress.close()  # 5 in 3,600 s, 5 left: another hour
+    line = "95/100 questions, 5.0/h, ETA 1:00:00, retries 2, failed 0\n"
+    assert capsys.readouterr().err == "90/100 questions\n" + line * 2  # one for the update, one at the end
+
+
+def test_nothing_done_yet_has_neither_rate_nor_eta(clock, capsys):
+    Progress(3, "texts").close()
+    assert capsys.readouterr().err == "0/3 texts\n"
+    progress = Progress(3, "texts")
+    clock["seconds"] += 60
+    progress.update(0, missing=1)
+    assert capsys.readouterr().err == "0/3 texts\n0/3 texts, missing 1\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "seconds", "rate"),
+    [
+        (900, 30, "30/s"),
+        (30, 30, "1.0/s"),
+        (29, 30, "58/min"),
+        (1, 42, "1.4/min"),
+        (1, 60, "1.0/min"),
+        (1, 90, "40/h"),
+        (1, 7200, "0.5/h"),
+    ],
+)
+def test_a_rate_is_a_second_a_minute_or_an_hour(clock, capsys, pieces, seconds, rate):
+    progress = Progress(100_000, "texts")
+    clock["seconds"] += seconds
+    progress.update(pieces)
+    assert capsys.readouterr().err.splitlines()[-1].split(", ")[1] == rate
+
+
+def test_an_eta_waits_for_as_many_as_are_worked_on_at_a_time(clock, capsys):
+    """Of 94 verdicts that are asked for together the first comes after 30 s; times 94 that would be 47 minutes."""
+    progress = Progress(94, "verdicts", at_once=256)
+    clock["seconds"] += 30
+    progress.update(1)
+    assert capsys.readouterr().err == "0/94 verdicts\n1/94 verdicts, 2.0/min\n"
+    clock["seconds"] += 120
+    progress.update(45)
+    assert capsys.readouterr().err == "46/94 verdicts, 18/min\n"
+    clock["seconds"] += 30
+    progress.update(1)  # half of them: the others' hidden part is no larger than what is known
+    assert capsys.readouterr().err == "47/94 verdicts, 16/min, ETA 0:03:00\n"
+
+
+@pytest.mark.parametrize(("total", "at_once", "enough"), [(1000, 32, 32), (1000, 1, 3), (3, 1, 2), (2, 1, 1)])
+def test_how_many_pieces_an_eta_waits_for(clock, capsys, total, at_once, enough):
+    progress = Progress(2 * total, "answers", initial=total, at_once=at_once)
+    for finished in range(1, enough + 1):
+        clock["seconds"] += 30
+        progress.update()
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert ("ETA" in line) == (finished == enough)
+
+
+def test_a_terminal_gets_a_bar(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    progress = Progress(4, "texts", initial=1)
+    progress.update(3, failed=1)
+    progress.close()
+    bar = capsys.readouterr().err
+    assert "\r" in bar
+    assert "4/4" in bar
+    assert "failed=1" in bar
+    assert "ETA" not in bar and "?" not in bar  # tqdm's own, which come with the first piece
+
+
+def test_a_terminal_is_told_the_same_rate_and_waits_for_the_same_eta(clock, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("tqdm.std.time", lambda: clock["seconds"])  # when it may draw again
+    progress = Progress(94, "verdicts", at_once=10)
+    clock["seconds"] += 30
+    progress.update(1)
+    assert "1/94 verdicts [00:30, 2.0/min]" in capsys.readouterr().err
+    clock["seconds"] += 60
+    progress.update(9)
+    assert "10/94 verdicts [01:30, 6.7/min, ETA 0:12:36]" in capsys.readouterr().err
+    progress.close()
+
+
+def test_a_phase_without_pieces_is_announced_by_the_first_process_alone(monkeypatch, capsys):
+    announce("loading a model")
+    monkeypatch.setenv("RANK", "1")
+    announce("loading a model")
+    assert capsys.readouterr().err == "loading a model\n"

@@ -1,0 +1,739 @@
+"""compare_evaluators.py on score files and human choices written by hand."""
+
+import hashlib
+import json
+import math
+import random
+import subprocess
+import sys
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from api_server import Reply
+from test_strategies import judging, shown  # noqa: F401
+
+from utils.cli import UserError
+from utils.compare_evaluators import agreement, cohens_kappa, main, majority, spearman, wilson_interval
+
+ROOT = Path(__file__).resolve().parents[2]
+SIGN = {"first": 1, "tie": 0, "second": -1}
+ASPECTS = {0: (0, 0), 0.25: (1, 0), 0.5: (1, 1), 0.75: (2, 1), 1: (2, 2), None: (2, None)}  # two a question
+ORDERS = {  # the systems preferred in the two orders
+    "win": ("first", "first"),
+    "loss": ("second", "second"),
+    "tie": ("first", "second"),
+    None: ("first", None),
+}
+
+
+class Study:
+    """Score files, choices and what the script makes of them, in a folder."""
+
+    def __init__(self, folder, capsys):
+        self.folder, self.capsys = folder, capsys
+        self.output = folder / "evaluators.json"
+
+    def write(self, name, content, **fingerprint):
+        """A JSON file, and a manifest beside it if it is said how it was judged."""
+        path = self.folder / name
+        path.write_text(json.dumps(content), encoding="utf-8")
+        if fingerprint:
+            manifest = {"fingerprint": fingerprint, "output_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+            (self.folder / f"{name}.manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+        return path
+
+    def aspect(self, name, scores, **fingerprint):
+        """A score file with two aspects a question, from scores by id."""
+        questions = []
+        for question_id, score in scores.items():
+            details = [{"aspect": f"aspect {i}", "score": verdict} for i, verdict in enumerate(ASPECTS[score])]
+            questions.append({**self.entry(question_id), "score": score, "details": details})
+        return self.write(name, {"num_unanswered": 0, "per_question_scores": questions}, **fingerprint)
+
+    @staticmethod
+    def entry(question_id):
+        return {"id": question_id, "category": "law", "question_sha256": f"hash of {question_id}", "answered": True}
+
+    def direct(self, name, scores):
+        questions = [
+            {**self.entry(question_id), "score": score, "details": [{"score": score}]}
+            for question_id, score in scores.items()
+        ]
+        return self.write(name, {"strategy": "direct", "num_unanswered": 0, "per_question_scores": questions})
+
+    def pairwise(self, name, results, **fingerprint):
+        """A pairwise score file, from results by id."""
+        questions = []
+        for question_id, result in results.items():
+            details = [{"preferred": system} for system in ORDERS[result]]
+            entry = {**self.entry(question_id), "answered": [True, True]}
+            questions.append({**entry, "result": result, "details": details})
+        scores = {"strategy": "pairwise", "num_unanswered": [0, 0], "per_question_scores": questions}
+        return self.write(name, scores, **fingerprint)
+
+    def human(self, choices):
+        return self.write("human.json", choices)
+
+    def change(self, path, question_id, **more):
+        """Another content of one question's entry."""
+        scores = json.loads(path.read_text())
+        next(entry for entry in scores["per_question_scores"] if entry["id"] == question_id).update(more)
+        path.write_text(json.dumps(scores))
+        return path
+
+    def run(self, *arguments):
+        """What is printed, and the figures."""
+        arguments = [*map(str, arguments), "--output_addr", str(self.output), "--overwrite"]
+        assert main(arguments) == 0
+        return self.capsys.readouterr().out, json.loads(self.output.read_text(encoding="utf-8"))
+
+    def row(self, human, *files):
+        """The figures of one evaluator against the humans."""
+        [row] = self.run("--human_addr", human, "--evaluator", "A", *files)[1]["evaluators"]
+        return row
+
+
+@pytest.fixture
+def study(tmp_path, capsys):
+    return Study(tmp_path, capsys)
+
+
+def refusal(*arguments):
+    with pytest.raises(UserError) as error:
+        main([str(argument) for argument in arguments])
+    return str(error.value)
+
+
+# Eight questions by hand. The evaluator's outcomes: first, first, tie, second | second, first | tie, first.
+HUMAN = dict(zip("abcdefgh", ["first"] * 4 + ["second"] * 2 + ["tie"] * 2, strict=True))
+FIRST = dict(zip("abcdefgh", [0.75, 0.5, 0.5, 0.25, 0, 0.75, 0, 1], strict=True))
+SECOND = dict(zip("abcdefgh", [0.25, 0.25, 0.5, 0.5, 0.5, 0.5, 0, 0.5], strict=True))
+# They agree on a, b, e and g. Chance: first 4 * 4, second 2 * 2 and tie 2 * 2 of 8 * 8.
+KAPPA = (4 / 8 - 24 / 64) / (1 - 24 / 64)
+# Ranks, less their mean 4.5. The humans': second 1.5, tie 3.5, first 6.5. The evaluator's differences 0.5, 0.25, 0,
+# -0.25, -0.5, 0.25, 0, 0.5 have the ranks 7.5, 5.5, 3.5, 2, 1, 5.5, 3.5, 7.5.
+HUMAN_RANKS = [2, 2, 2, 2, -3, -3, -1, -1]
+OWN_RANKS = [3, 1, -1, -2.5, -3.5, 1, -1, 3]
+# Products 6 + 2 - 2 - 5 + 10.5 - 3 + 1 - 3, squares 4 * 4 + 2 * 9 + 2 and 9 + 1 + 1 + 6.25 + 12.25 + 1 + 1 + 9.
+SPEARMAN = 6.5 / math.sqrt(36 * 40.5)
+Z = 1.959963984540054  # 97.5% of a normal distribution are below
+WILSON = (  # of 4 in 8
+    (4 + Z**2 / 2 - Z * math.sqrt(4 * 4 / 8 + Z**2 / 4)) / (8 + Z**2),
+    (4 + Z**2 / 2 + Z * math.sqrt(4 * 4 / 8 + Z**2 / 4)) / (8 + Z**2),
+)
+
+
+class TestByHand:
+    @pytest.mark.parametrize("strategy", ["aspect", "direct"])
+    def test_scores_against_the_humans(self, study, strategy):
+        write = getattr(study, strategy)
+        row = study.row(study.human(HUMAN), write("first.json", FIRST), write("second.json", SECOND))
+        assert row == {
+            "name": "A",
+            "strategy": strategy,
+            "num_questions": 8,
+            "not_in_files": 0,
+            "unscored": 0,
+            "not_rated": 0,
+            "accuracy": 4 / 8,
+            "accuracy_interval": pytest.approx(WILSON),
+            "num_human_decided": 6,  # a to f, of which a, b and e are right and c is a tie of the evaluator's
+            "accuracy_ties_half": 3.5 / 6,
+            "accuracy_ties_wrong": 3 / 6,
+            "kappa": pytest.approx(KAPPA),
+            "spearman": pytest.approx(SPEARMAN),
+            # 0.75 + 0.5 + 0.5 + 0.25 + 0.75 + 1 = 3.75 and 0.25 + 0.25 + 5 * 0.5 = 3
+            "mean_score": 6.75 / 16,
+            "position_swap_rate": None,
+        }
+        assert sum(map(math.prod, zip(HUMAN_RANKS, OWN_RANKS, strict=True))) == 6.5
+        assert [sum(rank**2 for rank in ranks) for ranks in (HUMAN_RANKS, OWN_RANKS)] == [36, 40.5]
+
+    def test_a_pairwise_comparison_against_the_humans(self, study):
+        results = dict(zip("abcdefgh", ["win", "win", "tie", "loss", "loss", "win", "tie", "win"], strict=True))
+        row = study.row(study.human(HUMAN), study.pairwise("pairs.json", results))
+        assert (row["strategy"], row["accuracy"], row["kappa"]) == ("pairwise", 4 / 8, pytest.approx(KAPPA))
+        assert (row["accuracy_ties_half"], row["accuracy_ties_wrong"]) == (3.5 / 6, 3 / 6)
+        assert (row["mean_score"], row["position_swap_rate"]) == (None, 2 / 8)
+        # Ranks less 4.5: second 1.5 (d, e), tie 3.5 (c, g), first 6.5 (a, b, f, h). Products 4 + 4 - 2 - 6 + 9 - 6 + 1
+        # - 2, squares 36 on both sides.
+        assert row["spearman"] == pytest.approx(2 / 36)
+
+    def test_the_tables(self, study):
+        files = [study.aspect("first.json", FIRST), study.aspect("second.json", SECOND)]
+        pairs = study.pairwise("pairs.json", dict.fromkeys("abcdefgh", "tie"))
+        human = study.human(HUMAN)
+        out, _ = study.run("--human_addr", human, "--evaluator", "A|1", *files, "--evaluator", "P", pairs)
+        rows = [line for line in out.splitlines() if line.startswith("| ")]
+        assert rows[1:3] == [
+            r"| A\|1 | aspect | 8 | 0 | 0.5000 | [0.2152, 0.7848] | 6 | 0.5833 | 0.5000 | +0.2000 | +0.1702 | 0.4219 "
+            "| – |",
+            # two ties are right of 8; by chance 2 of 8 are too
+            "| P | pairwise | 8 | 0 | 0.2500 | [0.0715, 0.5907] | 6 | 0.5000 | 0.0000 | +0.0000 | – | – | 1.0000 |",
+        ]
+        assert rows[4] == r"| A\|1 | P | 8 | 0 | 0.2500 | +0.0000 | – |"  # c and g are ties of both
+        assert "- Humans, 1 rater: first 4, second 2, tie 2.\n" in out
+        unknown = ", ".join(map(str, [*files, pairs]))
+        assert f"- Not known by which judge and prompt: {unknown} (no manifest beside it" in out
+        assert out.count("Not known by which judge") == 1
+
+    def test_evaluators_with_each_other(self, study):
+        one = study.pairwise("one.json", dict(zip("abcdx", ["win", "win", "tie", "loss", "win"], strict=True)))
+        first = study.direct("first.json", {"a": 1, "b": 0, "c": 0, "d": 0.25, "y": 0.5, "z": None})
+        second = study.direct("second.json", {"a": 0, "b": 0.25, "c": 0, "d": 1, "y": 0.5, "z": 1})
+        out, figures = study.run("--evaluator", "one", one, "--evaluator", "other", first, second)
+        # x and y are scored by one only. Win, win, tie, loss and 1, -0.25, 0, -0.75: three agree; chance 2 * 1 + 1 * 1
+        # + 1 * 2 of 16. Ranks less 2.5: 1, 1, -0.5, -1.5 and 1.5, -0.5, 0.5, -1.5; products 1.5 - 0.5 - 0.25 + 2.25,
+        # squares 4.5 and 5.
+        expected = {"num_questions": 4, "num_one_only": 2, "agreement": 3 / 4}
+        expected |= {"kappa": pytest.approx((12 - 5) / (16 - 5)), "spearman": pytest.approx(3 / math.sqrt(4.5 * 5))}
+        assert figures["pairs"] == [{"evaluators": ["one", "other"], **expected}]
+        assert "| one | other | 4 | 2 | 0.7500 | +0.6364 | +0.6325 |\n" in out
+        assert figures["human"] is None and "Accuracy" not in out
+        assert [row["accuracy"] for row in figures["evaluators"]] == [None, None]
+        assert figures["evaluators"][1]["mean_score"] == pytest.approx((1 + 0.25 + 0.5 + 0.25 + 1 + 0.5 + 1) / 11)
+
+    def test_three_evaluators_are_three_pairs(self, study):
+        files = [
+            study.pairwise(f"{i}.json", {"a": "win", "b": result}) for i, result in enumerate(["win", "loss", "tie"])
+        ]
+        evaluators = [word for i, file in enumerate(files) for word in ("--evaluator", f"E{i}", file)]
+        pairs = study.run(*evaluators)[1]["pairs"]
+        assert [pair["evaluators"] for pair in pairs] == [["E0", "E1"], ["E0", "E2"], ["E1", "E2"]]
+
+
+def kappa_by_matrix(pairs):
+    """1 less observed over expected disagreements, from the confusion matrix; None where none are expected."""
+    matrix = Counter(((one > 0) - (one < 0), (other > 0) - (other < 0)) for one, other in pairs)
+    rows = {i: sum(matrix[i, j] for j in (-1, 0, 1)) for i in (-1, 0, 1)}
+    columns = {j: sum(matrix[i, j] for i in (-1, 0, 1)) for j in (-1, 0, 1)}
+    off_diagonal = [(i, j) for i in rows for j in columns if i != j]
+    expected = sum(Fraction(rows[i] * columns[j], len(pairs)) for i, j in off_diagonal)
+    return 1 - sum(matrix[cell] for cell in off_diagonal) / expected if expected else None
+
+
+class TestStatistics:
+    def test_kappa_is_that_of_the_confusion_matrix(self):
+        rng = random.Random(0)
+        undefined = 0
+        for _ in range(500):
+            values = rng.sample([-1, -0.25, 0, 0.5], rng.randint(1, 4))
+            pairs = [(rng.choice(values), rng.choice(values)) for _ in range(rng.randint(1, 12))]
+            expected = kappa_by_matrix(pairs)
+            undefined += expected is None
+            assert cohens_kappa(pairs) == (None if expected is None else pytest.approx(float(expected), abs=1e-12))
+        assert 20 < undefined < 480
+
+    def test_what_has_no_value(self):
+        assert agreement([]) is cohens_kappa([]) is spearman([]) is wilson_interval([]) is None
+        assert cohens_kappa([(0.5, 1), (0.25, 1)]) is None  # first, everywhere and on both sides
+        assert cohens_kappa([(0.5, -1), (0.25, -1)]) == 0  # no agreement, and none by chance
+        assert spearman([(0, 1), (0, -1)]) is spearman([(1, 0), (-1, 0)]) is spearman([(1, 1)]) is None
+
+    def test_two_questions_have_a_rank_correlation(self):
+        assert spearman([(0.5, 1), (-0.5, -1)]) == pytest.approx(1)
+        assert spearman([(0.5, -1), (-0.5, 1)]) == pytest.approx(-1)
+
+    def test_the_interval_stays_within_0_and_1(self):
+        low, high = wilson_interval([(1, 1)] * 100)
+        assert (low, high) == (pytest.approx(100 / (100 + Z**2)), pytest.approx(1))
+        low, high = wilson_interval([(1, -1)] * 100)
+        assert (low, high) == (pytest.approx(0), pytest.approx(Z**2 / (100 + Z**2)))
+
+    @pytest.mark.parametrize(
+        ("choices", "expected"),
+        [
+            (["first"], "first"),
+            (["tie", "tie"], "tie"),
+            (["first", "second"], None),
+            (["first", "tie"], None),
+            (["first", "second", "first"], "first"),
+            (["first", "second", "tie"], None),
+            (["first", "first", "second", "tie"], None),  # half of them is not more than half
+        ],
+    )
+    def test_the_majority_is_more_than_half(self, choices, expected):
+        assert majority(choices) == expected
+
+
+def made(choices, sign=1):
+    """Scores of two systems whose difference is the choice, or its opposite."""
+    first = {question_id: 0.5 + sign * 0.25 * SIGN[choice] for question_id, choice in choices.items()}
+    return first, dict.fromkeys(choices, 0.5)
+
+
+MIXED = {f"q{i}": ("first", "second", "first", "tie")[i % 4] for i in range(20)}
+DECIDED = {f"q{i}": ("first", "second")[i % 3 == 0] for i in range(20)}
+
+
+class TestProperties:
+    def test_an_evaluator_like_the_humans(self, study):
+        first, second = made(MIXED)
+        row = study.row(study.human(MIXED), study.direct("a.json", first), study.direct("b.json", second))
+        assert [row[name] for name in ("accuracy", "accuracy_ties_half", "accuracy_ties_wrong")] == [1, 1, 1]
+        assert (row["kappa"], row["spearman"]) == (1, pytest.approx(1))
+
+    def test_an_evaluator_that_says_the_opposite(self, study):
+        first, second = made(DECIDED, sign=-1)
+        row = study.row(study.human(DECIDED), study.direct("a.json", first), study.direct("b.json", second))
+        assert [row[name] for name in ("accuracy", "accuracy_ties_half", "accuracy_ties_wrong")] == [0, 0, 0]
+        assert row["kappa"] < 0
+        assert row["spearman"] == pytest.approx(-1)
+
+    def test_swapping_the_systems_everywhere_changes_nothing_but_their_names(self, study):
+        swap = {"first": "second", "second": "first", "tie": "tie"}
+        one, other = study.aspect("first.json", FIRST), study.aspect("second.json", SECOND)
+        found = study.row(study.human(HUMAN), one, other)
+        swapped = study.row(study.human({key: swap[choice] for key, choice in HUMAN.items()}), other, one)
+        assert swapped == found | {"spearman": pytest.approx(found["spearman"])}
+
+    def test_a_position_biased_judge_knows_only_ties(self, study):
+        row = study.row(study.human(MIXED), study.pairwise("p.json", dict.fromkeys(MIXED, "tie")))
+        assert (row["accuracy"], row["position_swap_rate"]) == (5 / 20, 1)  # the humans' own ties
+        assert (row["accuracy_ties_half"], row["accuracy_ties_wrong"]) == (0.5, 0)
+        assert (row["kappa"], row["spearman"]) == (0, None)
+
+    def test_neither_the_order_of_files_nor_of_questions_matters(self, study):
+        def backwards(scores):
+            return dict(reversed(scores.items()))
+
+        found = study.row(study.human(HUMAN), study.direct("1.json", FIRST), study.direct("2.json", SECOND))
+        again = study.row(
+            study.human(backwards(HUMAN)),
+            study.direct("1.json", backwards(FIRST)),
+            study.direct("2.json", dict(sorted(SECOND.items(), key=lambda item: item[1]))),
+        )
+        assert again == found
+
+    def test_files_a_category_are_pooled_by_name(self, study):
+        groups = []
+        for name, ids in (("A", "abc"), ("A \n", "defgh")):
+            files = [
+                study.aspect(f"{system}_{ids}.json", {i: scores[i] for i in ids})
+                for system, scores in (("first", FIRST), ("second", SECOND))
+            ]
+            groups += ["--evaluator", name, *files]
+        whole = study.row(study.human(HUMAN), study.aspect("f.json", FIRST), study.aspect("s.json", SECOND))
+        _, figures = study.run("--human_addr", study.folder / "human.json", *groups)
+        assert figures["evaluators"] == [whole]
+
+
+class TestLeftOut:
+    def test_what_is_not_compared_is_counted_and_shown(self, study):
+        # Compared: a. b lacks the second's score, c is only in the first's file, d and e in none; f is not rated.
+        human = study.human({"a": "first", "b": "first", "c": "second", "d": "tie", "e": "tie"})
+        files = [study.aspect("1.json", {"a": 1, "b": 1, "c": 1, "f": 0.5})]
+        files += [study.aspect("2.json", {"a": 0, "b": None, "f": 1})]
+        out, figures = study.run("--human_addr", human, "--evaluator", "A", *files)
+        [row] = figures["evaluators"]
+        assert [row[name] for name in ("num_questions", "unscored", "not_in_files", "not_rated")] == [1, 2, 2, 1]
+        assert (row["accuracy"], row["kappa"], row["spearman"]) == (1, None, None)
+        assert row["mean_score"] == pytest.approx((1 + 1 + 1 + 0.5 + 0 + 1) / 6)
+        assert "| A | aspect | 1 | 4 | 1.0000 |" in out
+        assert (
+            "- A: questions left out: 2 rated but not in its files, 2 rated but without a score of both systems, "
+            "1 scored but not rated.\n"
+        ) in out
+
+    def test_a_pairwise_comparison_without_a_result(self, study):
+        human = study.human({"a": "first", "b": "second"})
+        pairs = study.pairwise("p.json", {"a": "loss", "b": None})
+        out, figures = study.run("--human_addr", human, "--evaluator", "P", pairs)
+        [row] = figures["evaluators"]
+        assert (row["num_questions"], row["unscored"], row["accuracy"], row["position_swap_rate"]) == (1, 1, 0, 0)
+        assert "- P: questions left out: 1 rated but without a result.\n" in out
+
+    def test_questions_without_any_score_have_no_figures(self, study):
+        files = [study.aspect(name, {"a": None}) for name in ("1.json", "2.json")]
+        out, figures = study.run("--human_addr", study.human({"a": "first"}), "--evaluator", "A", *files)
+        assert "| A | aspect | 0 | 1 | – | – | 0 | – | – | – | – | – | – |\n" in out
+        assert figures["evaluators"][0]["accuracy_interval"] is None
+        pairs = study.pairwise("p.json", {"a": None})
+        assert study.row(study.folder / "human.json", pairs)["position_swap_rate"] is None
+
+    def test_nothing_is_said_where_nothing_is_left_out(self, study):
+        files = [study.aspect("1.json", FIRST, judge="j"), study.aspect("2.json", SECOND, judge="j")]
+        out, _ = study.run("--human_addr", study.human(HUMAN), "--evaluator", "A", *files)
+        assert "left out:" not in out and "Not known" not in out
+
+
+TWO_RATERS = {
+    "a": ["first", "first"],
+    "b": ["first", "tie"],
+    "c": ["tie", "tie"],
+    "d": ["second", "second"],
+    "e": ["second", "first"],
+}
+
+
+class TestHumans:
+    def test_two_raters_have_a_kappa_and_differ_to_a_tie(self, study):
+        files = [
+            study.direct("1.json", {**dict.fromkeys("abce", 0.5), "d": 0}),
+            study.direct("2.json", dict.fromkeys("abcde", 0.5)),
+        ]
+        out, figures = study.run("--human_addr", study.human(TWO_RATERS), "--evaluator", "A", *files)
+        # The raters agree on 3 of 5; chance: first 2 * 2, second 2 * 1, tie 1 * 2 of 25.
+        kappa = (15 - 8) / (25 - 8)
+        assert figures["human"] == {
+            "num_questions": 5,
+            "num_raters": 2,
+            "num_rated_by_all": 5,
+            "first": 1,
+            "second": 1,
+            "tie": 3,
+            "no_majority": 2,
+            "kappa": pytest.approx(kappa),
+        }
+        assert figures["evaluators"][0]["accuracy"] == 4 / 5  # b and e are ties like c
+        assert (
+            "- Humans, 2 raters: first 1, second 1, tie 3; 2 of the ties for lack of a majority. "
+            "Cohen's kappa of the two raters: +0.4118 (the paper's: 0.726).\n"
+        ) in out
+
+    def test_three_raters_have_a_majority_and_no_kappa(self, study):
+        choices = {"a": ["first", "second", "first"], "b": ["first", "second", "tie"], "c": ["tie", "tie", "first"]}
+        pairs = study.pairwise("p.json", {"a": "win", "b": "tie", "c": "tie"})
+        out, figures = study.run("--human_addr", study.human(choices), "--evaluator", "P", pairs)
+        assert figures["evaluators"][0]["accuracy"] == 1
+        assert figures["human"]["kappa"] is None
+        assert "- Humans, 3 raters: first 1, second 0, tie 2; 1 of the ties for lack of a majority.\n" in out
+
+    def test_a_list_of_one_is_one_rater(self, study):
+        pairs = study.pairwise("p.json", {"a": "win", "b": "loss"})
+        row = study.row(study.human({"a": ["first"], "b": "second"}), pairs)
+        assert row["accuracy"] == 1
+
+    def test_choices_and_lists_in_one_file(self, study):
+        """The kappa is that of the questions which both rated, whatever was rated by one alone."""
+        alone = {"v": "second", "w": ["tie"], "x": "first"}
+        files = [study.direct(name, dict.fromkeys("vwxabcde", 0.5)) for name in ("1.json", "2.json")]
+        out, figures = study.run("--human_addr", study.human(alone | TWO_RATERS), "--evaluator", "A", *files)
+        both = {"num_raters": 2, "num_rated_by_all": 5, "kappa": pytest.approx((15 - 8) / (25 - 8))}
+        assert figures["human"] == {"num_questions": 8, "first": 2, "second": 2, "tie": 4, "no_majority": 2, **both}
+        assert figures["evaluators"][0]["accuracy"] == 4 / 8
+        assert "- Humans, 2 raters of 5 of 8 questions, fewer of the others: first 2, second 2, tie 4; " in out
+
+    def test_raters_that_always_say_the_same_have_no_kappa(self, study):
+        pairs = study.pairwise("p.json", {"a": "win"})
+        out, figures = study.run("--human_addr", study.human({"a": ["first", "first"]}), "--evaluator", "P", pairs)
+        assert figures["human"]["kappa"] is None
+        assert "kappa of the two raters: – (the paper's" in out
+
+    @pytest.mark.parametrize(
+        ("content", "expected"),
+        [
+            ({"a": "win"}, """: id 'a': 'win' where "first", "second" or "tie" belongs"""),
+            ({"a": "First"}, """: id 'a': 'First' where "first", "second" or "tie" belongs"""),
+            ({"a": ["first", None]}, """: id 'a': None where "first", "second" or "tie" belongs"""),
+            ({"a": [["first"]]}, """: id 'a': ['first'] where "first", "second" or "tie" belongs"""),
+            ({"a": 1}, """: id 'a': 1 where "first", "second" or "tie" belongs, or a list of these"""),
+            ({"a": []}, """: id 'a': [] where "first", "second" or "tie" belongs, or a list of these"""),
+            ({"a": None}, """: id 'a': None where "first", "second" or "tie" belongs, or a list of these"""),
+            ({}, """: not an object {question id: "first", "second" or "tie"}, or an empty one"""),
+            (["first"], """: not an object {question id: "first", "second" or "tie"}, or an empty one"""),
+        ],
+    )
+    def test_a_file_with_something_else_than_choices(self, study, content, expected):
+        pairs, human = study.pairwise("p.json", {"a": "win"}), study.human(content)
+        assert refusal("--human_addr", human, "--evaluator", "P", pairs) == f"{human}{expected}"
+
+
+class TestRefusals:
+    @pytest.fixture
+    def files(self, study):
+        return [study.aspect("first.json", FIRST), study.aspect("second.json", SECOND)]
+
+    @pytest.fixture
+    def human(self, study):
+        return study.human(HUMAN)
+
+    def test_a_name_without_files(self, human):
+        assert refusal("--human_addr", human, "--evaluator", "a.json") == (
+            "--evaluator 'a.json': no score file; give a name, then one file or two"
+        )
+
+    @pytest.mark.parametrize(
+        ("strategy", "number", "taken"),
+        [
+            ("aspect", 1, "two files, the first system's and the second's"),
+            ("direct", 3, "two files, the first system's and the second's"),
+            ("pairwise", 2, "one file"),
+        ],
+    )
+    def test_too_many_files_or_too_few(self, study, human, strategy, number, taken):
+        values = dict.fromkeys("abc", "win" if strategy == "pairwise" else 0.5)
+        files = [getattr(study, strategy)(f"{i}.json", values) for i in range(number)]
+        assert refusal("--human_addr", human, "--evaluator", "A", *files) == (
+            f"--evaluator 'A': {number} of {strategy} at a time, which takes {taken}\n"
+            "  for more files, such as one a category, give --evaluator with this name again"
+        )
+
+    def test_a_name_for_two_strategies(self, study, human, files):
+        pairs = study.pairwise("p.json", {"x": "win"})
+        assert refusal("--human_addr", human, "--evaluator", "A", *files, "--evaluator", "A", pairs) == (
+            f"{pairs}: its strategy is pairwise, but --evaluator 'A' has files of aspect\n"
+            "  give every strategy its own name"
+        )
+
+    def test_two_files_of_different_strategies(self, study, human, files):
+        direct = study.direct("d.json", SECOND)
+        assert f"{direct}: its strategy is direct, but" in refusal(
+            "--human_addr", human, "--evaluator", "A", files[0], direct
+        )
+
+    @pytest.mark.parametrize("setting", ["judge", "prompt", "strategy"])
+    def test_two_judges_in_one_evaluator(self, study, human, setting):
+        one = study.aspect("1.json", FIRST, strategy="aspect", judge="j", prompt={"aspect_judge": "a"})
+        changed = {"strategy": "aspect", "judge": "j", "prompt": {"aspect_judge": "a"}} | {setting: "other"}
+        other = study.aspect("2.json", SECOND, **changed)
+        message = refusal("--human_addr", human, "--evaluator", "A", one, other)
+        assert message.startswith(f"{other}: judged in another way than {one}\n  {setting} 'other', not ")
+
+    def test_two_evaluators_may_have_two_judges(self, study, human):
+        words = []
+        for judge in ("small", "large"):
+            files = [study.aspect(f"{judge}{i}.json", s, judge=judge) for i, s in enumerate((FIRST, SECOND))]
+            words += ["--evaluator", judge, *files]
+        _, figures = study.run("--human_addr", human, *words)
+        assert figures["pairs"][0]["agreement"] == 1
+
+    def test_a_question_twice_in_one_evaluator(self, study, human, files):
+        more = [study.aspect("3.json", {"x": 1, "c": None}), study.aspect("4.json", {"x": 1})]
+        assert refusal("--human_addr", human, "--evaluator", "A", *files, "--evaluator", "A", *more) == (
+            f"{more[0]}: question 'c' stands in an earlier file of --evaluator 'A' too; a question counts once"
+        )
+
+    def test_an_unscored_question_twice_in_one_evaluator(self, study, human):
+        pairs = [study.pairwise(f"{i}.json", {"a": None}) for i in range(2)]
+        words = [word for file in pairs for word in ("--evaluator", "P", file)]
+        assert refusal("--human_addr", human, *words).startswith(f"{pairs[1]}: question 'a' stands in an earlier file")
+
+    def test_a_question_twice_in_one_file(self, study, human, files):
+        content = json.loads(files[1].read_text())
+        content["per_question_scores"].append(content["per_question_scores"][3])
+        study.write("second.json", content)
+        assert refusal("--human_addr", human, "--evaluator", "A", *files) == (
+            f"{files[1]}: question 'd' stands twice; a question counts once"
+        )
+
+    @pytest.mark.parametrize("same", ["evaluator", "evaluators", "link"])
+    def test_a_file_given_twice(self, study, human, files, same):
+        again = files[0]
+        if same == "link":
+            again = study.folder / "link.json"
+            again.symlink_to(files[0])
+        words = [files[1], "--evaluator", "B", again, files[1]] if same == "evaluators" else [again]
+        assert refusal("--human_addr", human, "--evaluator", "A", files[0], *words) == (
+            f"{again}: is given twice; every file stands once"
+        )
+
+    def test_two_files_without_a_common_question(self, study, human, files):
+        other = study.aspect("3.json", {"x": 1})
+        assert refusal("--human_addr", human, "--evaluator", "A", files[0], other) == (
+            f"{files[0]} and {other}: have no question in common\n  give two systems' score files of one dataset"
+        )
+
+    def test_humans_and_an_evaluator_without_a_common_question(self, study, files):
+        human = study.human({"x": "first"})
+        assert refusal("--human_addr", human, "--evaluator", "A", *files) == (
+            f"{human}: has no question in common with --evaluator 'A' ({files[0]}, {files[1]})\n"
+            "  give the choices on the questions that these files score"
+        )
+
+    def test_nothing_to_compare_with(self, files):
+        assert refusal("--evaluator", "A", *files) == (
+            "--evaluator: one alone has nothing to be compared with; give another one, or --human_addr"
+        )
+
+    @pytest.mark.parametrize("strategy", ["aspect", "direct", "pairwise"])
+    def test_a_score_file_without_questions(self, study, human, strategy):
+        empty = getattr(study, strategy)("empty.json", {})
+        assert refusal("--human_addr", human, "--evaluator", "A", empty) == (
+            f"{empty}: holds no questions; leave it out, or judge the responses again"
+        )
+
+    @pytest.mark.parametrize(
+        ("change", "expected"),
+        [
+            (lambda file: file.pop("per_question_scores"), "not a score file: it has no list 'per_question_scores'"),
+            (lambda file: file["per_question_scores"].append("a"), "item 1: not a scored question"),
+            (lambda file: file["per_question_scores"][0].pop("id"), "item 0: not a scored question"),
+            (
+                lambda file: file["per_question_scores"][0].update(result="loss"),
+                "question 'a': its result is 'loss', but its two orders give 'win'",
+            ),
+            (
+                lambda file: file["per_question_scores"][0].pop("result"),
+                "question 'a': its result is None, but its two orders give 'win'",
+            ),
+            (lambda file: file["per_question_scores"][0]["details"].pop(), "'details' is not the two orders"),
+            (lambda file: file["per_question_scores"][0].update(details=7), "'details' is not the two orders"),
+            (
+                lambda file: file["per_question_scores"][0]["details"][0].update(preferred="third"),
+                "'details' is not the two orders",
+            ),
+            (lambda file: file.update(strategy="listwise"), "its strategy is 'listwise'"),
+        ],
+    )
+    def test_a_pairwise_file_that_is_none(self, study, human, change, expected):
+        path = study.pairwise("p.json", {"a": "win"})
+        content = json.loads(path.read_text())
+        change(content)
+        study.write("p.json", content)
+        message = refusal("--human_addr", human, "--evaluator", "P", path)
+        assert message.startswith(f"{path}: ") and expected in message
+
+    def test_systems_in_another_order_are_noticed_by_their_responses(self, study, human):
+        first = study.aspect("1.json", FIRST, responses="aa")
+        second = study.aspect("2.json", SECOND, responses="bb")
+        pairs = study.pairwise("p.json", dict.fromkeys(HUMAN, "win"), responses=["bb", "aa"])
+        assert refusal("--human_addr", human, "--evaluator", "A", first, second, "--evaluator", "P", pairs) == (
+            f"{pairs}: its first system's responses are the second system's in {second}\n"
+            "  give all evaluators' files in one order, which is the order of the human file"
+        )
+        pairs.write_text(pairs.read_text() + " ")  # changed since: its manifest tells nothing
+        study.run("--human_addr", human, "--evaluator", "A", first, second, "--evaluator", "P", pairs)
+
+
+class TestOutput:
+    @pytest.fixture
+    def words(self, study):
+        pairs = study.pairwise("p.json", dict.fromkeys(HUMAN, "win"))
+        return ["--human_addr", str(study.human(HUMAN)), "--evaluator", "P", str(pairs)]
+
+    def test_without_an_output_there_is_only_the_table(self, study, words, capsys):
+        before = sorted(study.folder.iterdir())
+        assert main(words) == 0
+        assert capsys.readouterr().out.startswith("| Evaluator | Strategy | Questions |")
+        assert sorted(study.folder.iterdir()) == before
+
+    def test_an_output_is_not_replaced_unasked(self, study, words, capsys):
+        study.output.write_text("mine")
+        message = refusal(*words, "--output_addr", study.output)
+        assert message.startswith(f"{study.output}: exists, and was not written by this script")
+        assert (study.output.read_text(), capsys.readouterr().out) == ("mine", "")
+        main([*words, "--output_addr", str(study.output), "--overwrite"])
+        assert json.loads(study.output.read_text())["evaluators"][0]["name"] == "P"
+
+    @pytest.mark.parametrize("name", ["p.json", "human.json"])
+    def test_an_input_is_no_output(self, study, words, name):
+        before = (study.folder / name).read_text()
+        assert refusal(*words, "--output_addr", study.folder / name, "--overwrite").startswith(
+            f"{study.folder / name}: is an input too"
+        )
+        assert (study.folder / name).read_text() == before
+
+    @pytest.mark.parametrize("damage", ["human", "scores"])
+    def test_a_process_refuses_bad_input_and_leaves_the_output(self, study, words, damage):
+        study.output.write_text("mine")
+        path = study.folder / {"human": "human.json", "scores": "p.json"}[damage]
+        path.write_text(path.read_text()[:-5])
+        done = run_process(*words, "--output_addr", study.output, "--overwrite")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"error: {path}: the JSON breaks off at line 1")
+        assert study.output.read_text() == "mine"
+
+    def test_a_process_that_succeeds(self, study, words):
+        done = run_process(*words, "--output_addr", study.output)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "| P | pairwise | 8 | 0 | 0.5000 | [0.2152, 0.7848] | 6 | 0.6667 | 0.6667 |" in done.stdout
+        assert json.loads(study.output.read_text())["human"]["first"] == 4
+
+
+def run_process(*arguments):
+    command = [sys.executable, ROOT / "utils/compare_evaluators.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+
+
+def test_score_files_as_the_judge_writes_them(judging, capsys):
+    """Response A<i> is the better one for odd i; the pairwise judge sees that only for q1, else it takes the first."""
+
+    def reply(request):
+        prompt = request["messages"][1]["content"]
+        if "response 1:" in prompt:
+            pair = shown(request)
+            return Reply(json.dumps({"better_response": pair.index("A1") + 1 if "A1" in pair else 1}))
+        good = any(f"\n{name}\n" in prompt for name in ("A1", "B2", "A3"))
+        return Reply(json.dumps({"match_score": 2 * good, "score": float(good)}))
+
+    judging.server.reply = reply
+    judging.data(1, 2, 3)
+    files = [judging.responses(system, **{f"q{i}": f"{system}{i}" for i in (1, 2, 3)}) for system in "AB"]
+    for strategy in ("aspect", "direct"):
+        for system, file in zip("AB", files, strict=True):
+            judging.run(strategy, [file], to=f"{strategy}{system}.json")
+    judging.run("pairwise", files, to="pairs.json")
+    human = judging.write("human.json", {"q1": ["first", "first"], "q2": ["second", "tie"], "q3": ["first", "first"]})
+    scores = {s: [str(judging.folder / f"{s}{system}.json") for system in "AB"] for s in ("aspect", "direct")}
+    pairs = str(judging.folder / "pairs.json")
+    capsys.readouterr()
+    evaluators = ["--evaluator", "aspect", *scores["aspect"], "--evaluator", "direct", *scores["direct"]]
+    evaluators += ["--evaluator", "pairwise", pairs]
+    assert main(["--human_addr", str(human), *evaluators]) == 0
+    out = capsys.readouterr().out
+    # The humans: first, tie (no majority), first. Aspect and direct: first, second, first; pairwise: first, tie, tie.
+    assert "| aspect | aspect | 3 | 0 | 0.6667 |" in out and "| direct | direct | 3 | 0 | 0.6667 |" in out
+    assert "| pairwise | pairwise | 3 | 0 | 0.6667 |" in out
+    assert "| aspect | direct | 3 | 0 | 1.0000 | +1.0000 | +1.0000 |" in out
+    assert "| aspect | pairwise | 3 | 0 | 0.3333 |" in out
+    assert "Not known" not in out
+
+    assert refusal("--evaluator", "aspect", *scores["aspect"][::-1], "--evaluator", "pairwise", pairs).startswith(
+        f"{pairs}: its first system's responses are the second system's in {scores['aspect'][0]}"
+    )
+
+
+# Missing answers
+
+
+def test_a_pair_that_nobody_judged_for_an_answer_is_missing_is_a_preference_and_no_swap(study):
+    pairs = study.pairwise("pairs.json", {"a": "win", "b": "tie", "c": "tie"})
+    study.change(pairs, "c", answered=[False, False], details=[])
+    human = study.human({"a": "first", "b": "tie", "c": "tie"})
+    row = study.row(human, pairs)
+    assert (row["num_questions"], row["accuracy"], row["position_swap_rate"]) == (3, 1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"answered": [False, True]}, "its result is 'tie', but its missing answers give 'loss'"),
+        ({"answered": "both"}, "field 'answered' is 'both'; it must say of each system whether it did"),
+        ({"answered": [True]}, "field 'answered' is [True]"),
+    ],
+)
+def test_a_pairwise_result_that_does_not_follow_from_the_missing_answers(study, change, message):
+    pairs = study.change(study.pairwise("pairs.json", {"a": "win", "c": "tie"}), "c", **change)
+    assert message in refusal("--evaluator", "A", pairs, "--human_addr", study.human({"a": "first"}))
+
+
+def test_two_systems_judged_on_other_narratives_are_no_pair(study):
+    one, other = study.aspect("1.json", {"a": 0.5}), study.aspect("2.json", {"a": 0.25})
+    study.change(other, "a", question_sha256="another")
+    message = refusal("--evaluator", "A", one, other, "--human_addr", study.human({"a": "first"}))
+    assert message.startswith(f"{other}: not what was judged in {one} under the same ids: 'a'")
+
+
+def test_an_evaluator_of_before_missing_answers_counted_is_refused(study):
+    for old in (study.aspect("1.json", {"a": 0.5}), study.pairwise("p.json", {"a": "win"})):
+        scores = json.loads(old.read_text())
+        del scores["num_unanswered"]
+        old.write_text(json.dumps(scores))
+        files = [old] if "p.json" in str(old) else [old, study.aspect("2.json", {"a": 0.25})]
+        assert "doesn't say which answers are missing" in refusal(
+            "--evaluator", "A", *files, "--human_addr", study.human({"a": "first"})
+        )
+
+
+def test_unscored_as_zero_makes_a_preference_of_a_missing_verdict(study):
+    assert None in ASPECTS[None]
+    one, other = study.aspect("1.json", {"a": None, "b": 0.5}), study.aspect("2.json", {"a": 0.25, "b": 0.25})
+    human = study.human({"a": "first", "b": "first"})
+    assert study.row(human, one, other)["unscored"] == 1
+    _, figures = study.run("--human_addr", human, "--evaluator", "A", one, other, "--unscored_as_zero")
+    [row] = figures["evaluators"]
+    as_zero = sum(verdict or 0 for verdict in ASPECTS[None]) / 4
+    assert (row["unscored"], row["mean_score"]) == (0, (as_zero + 0.5 + 0.25 + 0.25) / 4)

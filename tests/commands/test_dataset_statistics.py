@@ -1,0 +1,566 @@
+"""dataset_statistics.py on datasets written by hand; the bars of the figure are compared with the counts."""
+
+import csv
+import io
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from utils import dataset_statistics
+from utils.benchmarks.lampqa import CATEGORIES
+from utils.cli import UserError
+from utils.dataset_statistics import (
+    NO_CATEGORY,
+    count_file,
+    main,
+    make_figure,
+    mean_and_deviation,
+    stream_records,
+)
+from utils.download_datasets import QUESTIONS
+from utils.records.datasets import read_dataset
+from utils.tables.drawing import drawable, render_figure
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "tests" / "data" / "mini_lampqa"
+PAPER = json.loads((ROOT / "utils/tables/paper_table1.json").read_text(encoding="utf-8"))["files"]
+METHOD = (
+    "Mean ± population standard deviation over a file's questions; a word is what white space separates. "
+    "The paper says neither which deviation it prints nor what its lengths are counted in."
+)
+
+
+def record(number, words=3, narrative_words=5, posts=1, aspects=2, category="rpg", **more):
+    """A question with fields of these sizes."""
+    return {
+        "id": f"q{number}",
+        "question": " ".join(["Why"] * words),
+        "narrative": " ".join(["because"] * narrative_words),
+        "category": category,
+        "rubric_aspects": [{"aspect": f"a{i}", "evidence": "", "reason": ""} for i in range(aspects)],
+        "profile": [{"id": f"p{i}", "text": "Earlier post", "category": "law"} for i in range(posts)],
+        **more,
+    }
+
+
+TWO = [
+    record(1, words=3, narrative_words=10, posts=0, aspects=2),
+    record(2, words=6, narrative_words=40, posts=5, aspects=5),
+]
+# Means (3 + 6) / 2, (10 + 40) / 2, (0 + 5) / 2, (2 + 5) / 2; of two numbers the deviation is half their distance.
+TWO_CELLS = ["2", "3.5 ± 1.5", "2.5 ± 2.5", "4.5 ± 1.5", "25.0 ± 15.0"]
+LABELS = [
+    "Questions (users)",
+    "Aspects per question",
+    "Profile size (posts)",
+    "Question length (words)",
+    "Narrative length (words)",
+]
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    def write(name, *records):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        lines = [json.dumps(record, ensure_ascii=False) for record in records]
+        path.write_text("\n".join(lines) if path.suffix == ".jsonl" else f"[{', '.join(lines)}]", encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def table(capsys, *arguments):
+    """The head, the rows by label (rows of the paper by their place), and the notes of the Markdown table."""
+    capsys.readouterr()
+    assert main(["--inputs_addr", *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    empty = lines.index("")
+    head, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in [lines[0], *lines[2:empty]]]
+    return head, rows, [line.removeprefix("- ") for line in lines[empty + 1 :]]
+
+
+def refusal(*arguments):
+    with pytest.raises(UserError) as error:
+        main(["--inputs_addr", *map(str, arguments)])
+    return str(error.value)
+
+
+# The numbers
+
+
+def test_means_and_deviations(dataset, capsys):
+    head, rows, notes = table(capsys, dataset("own.json", *TWO))
+    assert head == ["", "own.json"]
+    assert rows == [list(pair) for pair in zip(LABELS, TWO_CELLS, strict=True)]
+    assert notes == [METHOD, "own.json: an empty 'profile' in 1 of 2 questions, counted as 0."]
+
+
+def test_the_deviation_is_the_populations():
+    # Mean 5; squares 9 + 1 + 1 + 1 + 0 + 0 + 4 + 16 = 32, over 8 questions 4, whose root is 2.
+    assert mean_and_deviation([2, 4, 4, 4, 5, 5, 7, 9]) == (5.0, 2.0)
+    assert mean_and_deviation([7]) == (7.0, 0.0)
+    assert mean_and_deviation([]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Why?", 1),
+        ("  Why \t not\n\nnow? ", 3),
+        ("well-known e.g. C++", 3),
+        ("こんにちは 世界", 2),
+        ("a\u00a0b\u2003c", 3),
+    ],
+)
+def test_words_are_what_white_space_separates(dataset, text, words):
+    counts = count_file(dataset("a.json", record(1, question=text, narrative=text)))
+    assert (counts.sizes["question"], counts.sizes["narrative"]) == ([words], [words])
+
+
+def test_the_sample(capsys):
+    """The figures of its README: questions, posts, aspects."""
+    head, rows, _ = table(capsys, *(str(SAMPLE / f"{name}.json") for name in ("train", "validation", "test")))
+    assert head == ["", "train.json", "validation.json", "test.json"]
+    assert rows[0][1:] == ["24", "9", "13"]
+    assert [cell.split(" ± ")[0] for cell in rows[1][1:]] == ["5.2", "5.2", "5.7"]  # 125 / 24, 47 / 9, 74 / 13
+    assert [cell.split(" ± ")[0] for cell in rows[2][1:]] == ["7.8", "8.4", "9.5"]  # 188 / 24, 76 / 9, 123 / 13
+
+
+# What the paper prints
+
+
+def test_the_papers_files_are_the_downloaded_ones():
+    printed = {tuple(stem.rsplit("_", 1)): entry["questions"] for stem, entry in PAPER.items()}
+    assert printed == QUESTIONS
+    assert list(dict.fromkeys(entry["category"] for entry in PAPER.values())) == list(CATEGORIES)
+    assert all(stem.endswith(f"_{entry['split']}") for stem, entry in PAPER.items())
+
+
+def test_its_row_stands_below_ours(dataset, capsys):
+    path = dataset("Society_and_Culture_test.json", *(r | {"category": "law"} for r in TWO))
+    head, rows, notes = table(capsys, path)
+    assert head == ["", "Society & Culture, test"]
+    printed = ["1074", "4.8 ± 1.0", "115.8 ± 203.6", "12.9 ± 5.4", "167.9 ± 143.4"]
+    assert rows[::2] == [list(pair) for pair in zip(LABELS, TWO_CELLS, strict=True)]
+    assert rows[1::2] == [["– in the paper", cell] for cell in printed]
+    assert notes[1] == "Society & Culture, test: 2 questions; the paper's Table 1 says 1074."
+
+
+def test_the_same_number_of_questions_needs_no_note(dataset, capsys):
+    path = dataset("Art_and_Entertainment_test.json", *(record(number) for number in range(767)))
+    _, rows, notes = table(capsys, path)
+    assert rows[:2] == [["Questions (users)", "767"], ["– in the paper", "767"]]
+    assert notes == [METHOD]
+
+
+def test_files_are_in_the_papers_order_and_others_behind_them(dataset, capsys):
+    names = ["z.json", "Society_and_Culture_train.json", "Art_and_Entertainment_test.json", "a.jsonl"]
+    names += ["Art_and_Entertainment_validation.json", "Art_and_Entertainment_train_ranked.json"]
+    head, rows, _ = table(capsys, *(dataset(name, *TWO) for name in names))
+    assert head[1:] == [
+        "Arts & Entertainment, validation",
+        "Arts & Entertainment, test",
+        "Society & Culture, train",
+        "z.json",
+        "a.jsonl",
+        "Art_and_Entertainment_train_ranked.json",
+    ]
+    assert rows[1] == ["– in the paper", "801", "767", "7614", "", "", ""]
+
+
+def test_files_of_one_name_are_told_apart_by_their_paths(dataset, capsys):
+    names = ["a/test.json", "b/test.json", "a/Society_and_Culture_test.json", "b/Society_and_Culture_test.jsonl"]
+    paths = [dataset(name, *TWO) for name in names]
+    head, _, _ = table(capsys, *paths)
+    assert head[1:] == [f"Society & Culture, {paths[2]}", f"Society & Culture, {paths[3]}", *paths[:2]]
+
+
+# What is missing or empty
+
+
+def test_missing_fields_are_left_out_of_the_mean_and_empty_ones_count_0(dataset, capsys):
+    bare = {"id": 3, "question": "What is this?"}
+    nulls = {"id": 4, "question": "Is it so?", "narrative": None, "category": None, "rubric_aspects": []}
+    _, rows, notes = table(capsys, dataset("own.json", *TWO, bare, nulls))
+    # Aspects (2 + 5 + 0) / 3, squares (1/9 + 64/9 + 49/9) / 3 = 38/9, root 2.05; words (3 + 6 + 3 + 3) / 4, root of
+    # (0.5625 * 3 + 5.0625) / 4 = 1.6875, which is 1.30; posts and narratives as without these two.
+    assert [row[1] for row in rows] == ["4", "2.3 ± 2.1", "2.5 ± 2.5", "3.8 ± 1.3", "25.0 ± 15.0"]
+    assert notes[1:] == [
+        "own.json: no 'rubric_aspects' in 1 of 4 questions, left out of its mean.",
+        "own.json: an empty 'rubric_aspects' in 1 of 4 questions, counted as 0.",
+        "own.json: no 'profile' in 2 of 4 questions, left out of its mean.",
+        "own.json: an empty 'profile' in 1 of 4 questions, counted as 0.",
+        "own.json: no 'narrative' in 2 of 4 questions, left out of its mean.",
+        "own.json: no 'category' in 2 of 4 questions.",
+    ]
+
+
+def test_a_field_that_no_question_has_is_a_dash(dataset, capsys):
+    _, rows, _ = table(capsys, dataset("own.json", {"id": "q", "question": "Why so?"}))
+    assert [row[1] for row in rows] == ["1", "–", "–", "2.0 ± 0.0", "–"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("profile", "none", "field 'profile' is 'none'; it must be a list or missing"),
+        ("profile", {"p1": "text"}, "field 'profile' is {'p1': 'text'}; it must be a list or missing"),
+        ("rubric_aspects", 3, "field 'rubric_aspects' is 3; it must be a list or missing"),
+        ("narrative", ["a", "b"], "field 'narrative' is ['a', 'b']; it must be a text or missing"),
+        ("category", ["rpg"], "field 'category' is ['rpg']; it must be a text or missing"),
+        ("category", False, "field 'category' is False; it must be a text or missing"),
+    ],
+)
+def test_a_field_of_another_kind_is_refused(dataset, field, value, expected):
+    path = dataset("own.json", TWO[0], record(2, **{field: value}))
+    assert refusal(path) == f"{path}: record 1 (id 'q2'): {expected}"
+
+
+# Communities
+
+
+def test_a_community_without_a_category_is_named(dataset, capsys):
+    path = dataset("own.json", record(1, category="astrology"), record(2, category="語学"), record(3))
+    _, _, notes = table(capsys, path)
+    assert notes[1:] == [
+        "own.json: no category is known for 'astrology', '語学', which will be in no column of a table; "
+        "utils/scoring/verdicts.py has the communities of each category."
+    ]
+
+
+def test_a_file_of_more_than_one_category_is_named(dataset, capsys):
+    _, _, notes = table(capsys, dataset("own.json", record(1, category="law"), record(2, category="money")))
+    assert not any("more than one" in note for note in notes)
+    _, _, notes = table(capsys, dataset("own2.json", record(1, category="law"), record(2, category="writers")))
+    assert notes[-1] == (
+        "own2.json: questions of more than one category: Society & Culture, Lifestyle & Personal Development; "
+        "the hub's files hold one each."
+    )
+
+
+def test_a_community_in_another_categorys_file_is_named(dataset, capsys):
+    records = [record(n, category=c) for n, c in enumerate(("rpg", "law", "astrology", "diy"))]
+    _, _, notes = table(capsys, dataset("Society_and_Culture_test.json", *records))
+    assert notes[-1] == "Society & Culture, test: utils/scoring/verdicts.py has another category for 'diy', 'rpg'."
+    assert "'astrology', which" in notes[-2]
+
+
+# Forms
+
+
+def test_latex(dataset, capsys):
+    paths = [
+        dataset("Art_and_Entertainment_train.json", *TWO),
+        dataset("Art_and_Entertainment_test.json", *TWO),
+        dataset("my_own.json", record(1)),
+    ]
+    main(["--inputs_addr", *paths, "--format", "latex"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:11] == [
+        r"% \usepackage{booktabs}",
+        r"\noindent\begin{minipage}{\linewidth}",
+        r"\footnotesize\centering\setlength{\tabcolsep}{3pt}",
+        r"\begin{tabular}{@{}lrrr@{}}",
+        r"\toprule",
+        r"& \multicolumn{2}{c}{Arts \& Entertainment} & \multicolumn{1}{c}{} \\",
+        r"{} & {train} & {test} & {my\_own.json} \\",
+        r"\midrule",
+        r"{Questions (users)} & {2} & {2} & {1} \\",
+        r"{-- in the paper} & {9349} & {767} & {} \\",
+        r"{Aspects per question} & {3.5 $\pm$ 1.5} & {3.5 $\pm$ 1.5} & {2.0 $\pm$ 0.0} \\",
+    ]
+    assert lines[18:21] == [r"\bottomrule", r"\end{tabular}", r"\par\smallskip\raggedright"]
+    assert lines[21].startswith(r"Mean $\pm$ population standard")
+    assert lines[-1] == r"\end{minipage}"
+
+
+def test_latex_of_other_files_has_no_categories(dataset, capsys):
+    main(["--inputs_addr", dataset("own.json", record(1)), "--format", "latex"])
+    assert capsys.readouterr().out.splitlines()[5] == r"{} & {own.json} \\"
+
+
+def test_csv_holds_full_precision_and_sends_its_notes_to_stderr(dataset, capsys):
+    paths = [dataset("own.json", record(1, words=1), record(2, words=1), record(3, words=2)),
+             dataset("Art_and_Entertainment_test.json", *TWO)]  # fmt: skip
+    main(["--inputs_addr", *paths, "--format", "csv"])
+    captured = capsys.readouterr()
+    rows = list(csv.DictReader(io.StringIO(captured.out)))
+    assert [row["statistic"] for row in rows] == 2 * LABELS
+    assert rows[0] == {
+        **{"file": paths[1], "category": "Arts & Entertainment", "split": "test", "statistic": "Questions (users)"},
+        **{"value": "2", "sd": "", "paper_value": "767", "paper_sd": ""},
+    }
+    assert list(rows[2].values())[4:] == ["2.5", "2.5", "159.1", "203.0"]
+    assert list(rows[8].values()) == [paths[0], "", "", LABELS[3], "1.3333333333333333", "0.4714045207910317", "", ""]
+    assert captured.err.splitlines()[0] == f"note: {METHOD}"
+
+
+def test_a_name_does_not_break_the_table_or_the_terminal(dataset, capsys):
+    main(["--inputs_addr", dataset("a|b\n\x1b[31m.json", record(1))])
+    assert capsys.readouterr().out.splitlines()[0] == r"|  | a\|b \x1b[31m.json |"
+
+
+# Reading
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    monkeypatch.setattr("utils.records.stream.CHUNK", 7)  # bytes: every record, and many a character, is cut
+
+
+ODD = [
+    record(1, question='Is "a\\" one, [2] or }{?', narrative="é – 😀 日本語 \u2028 \u0085 x"),
+    record(2, posts=0, aspects=0, category="anime"),
+    record("ü", words=30, posts=4, votes=[1.5, None, {"deep": [[]]}]),
+]
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("indent", [None, 4])
+@pytest.mark.parametrize("ascii_only", [True, False])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("around", ["", " \n\t "])
+def test_a_stream_gives_what_is_in_the_file(tmp_path, indent, ascii_only, encoding, around):
+    path = tmp_path / "data.json"
+    path.write_text(around + json.dumps(ODD, indent=indent, ensure_ascii=ascii_only) + around, encoding=encoding)
+    assert list(stream_records(path)) == ODD == read_dataset(path)
+    path = tmp_path / "data.jsonl"
+    path.write_bytes("\r\n\n".join(json.dumps(r, ensure_ascii=ascii_only) for r in ODD).encode(encoding))
+    assert list(stream_records(path)) == ODD == read_dataset(path)
+
+
+GOOD = json.dumps(TWO)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", "the file is empty"),
+        (" \n", "the file is empty"),
+        ("[]", "holds no questions"),
+        ("{}", "holds an object; a dataset is a JSON array of questions"),
+        ('{"q1": [{"output": "x"}]}', "holds an object; a dataset is a JSON array of questions"),
+        (GOOD[:-1], "the JSON breaks off at line 1, column "),
+        (GOOD[: len(GOOD) // 2], "the JSON breaks off at line 1, column "),
+        (GOOD + "]", "more than one JSON value (line 1, column "),
+        (GOOD + GOOD, "more than one JSON value (line 1, column "),
+        (GOOD.replace("}, {", "} {", 1), "not JSON: Expecting ',' delimiter at line 1, column "),
+        (GOOD.replace("[", "[,", 1), "not JSON: Expecting value at line 1, column 2"),
+        (GOOD[:-1] + ",]", "not JSON: "),
+        (GOOD.replace('"', "'"), "not JSON: "),
+        ("[" * 100_000, "nested too deeply"),
+        (GOOD.replace('"category": "rpg"', '"id": "q3"', 1), "'id' stands twice in one object; names are unique"),
+        ("[1, 2]", "record 0: 1 where a question object belongs"),
+        (json.dumps([*TWO, TWO[0]]), "records 0 and 2 both have id 'q1'; ids are unique"),
+        (json.dumps([record(1) | {"id": 7}, record(1) | {"id": "7"}]), "records 0 and 1 both have id '7'"),
+        (json.dumps([record(1) | {"id": True}]), "record 0: field 'id' is true"),
+        (json.dumps([record(1) | {"id": ""}]), "record 0: field 'id' is an empty text"),
+        (json.dumps([TWO[0], record(2, question=" ")]), "record 1 (id 'q2'): field 'question' is an empty text"),
+        (json.dumps([TWO[0], {"id": "q2"}]), "record 1 (id 'q2'): field 'question' is missing or null"),
+    ],
+)
+def test_a_file_that_is_no_dataset_is_refused_in_read_datasets_words(tmp_path, content, expected):
+    path = tmp_path / "data.json"
+    path.write_text(content, encoding="utf-8")
+    assert refusal(path).startswith(f"{path}: {expected}")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b'{"id": "q1", "question": "Why?"}\n{"id": "q2", "quest', "line 2 is not JSON: Unterminated string"),
+        (b'{"id": "q1", "question": "Why?", "id": "q2"}', "line 1: 'id' stands twice; names are unique"),
+        (b'[{"id": "q1", "question": "Why?"}]\n', "record 0: a list where a question object belongs"),
+        (b'{"id": "q1", "question": "Caf\xe9?"}\n', "not UTF-8 text (byte 29)"),
+    ],
+)
+def test_a_bad_line(tmp_path, content, expected):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(content)
+    assert refusal(path).startswith(f"{path}: {expected}")
+
+
+def test_what_is_no_regular_file(tmp_path, dataset):
+    good = dataset("good.json", *TWO)
+    os.mkfifo(tmp_path / "pipe")
+    assert refusal(good, tmp_path / "gone.json") == f"{tmp_path / 'gone.json'}: no such file"
+    assert refusal(good, tmp_path) == f"{tmp_path}: a folder; give the file"
+    assert refusal(tmp_path / "pipe").endswith("pipe: a pipe or a device; give a regular file")
+
+
+def test_a_file_given_twice(dataset):
+    path = dataset("own.json", *TWO)
+    assert refusal(path, path) == f"--inputs_addr {path}: given twice; give a file once"
+
+
+# The figure
+
+
+def png_size(path):
+    content = Path(path).read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    assert content[12:16] == b"IHDR"
+    return struct.unpack(">II", content[16:24])
+
+
+def bars_of(figure, number):
+    """The lengths of a panel's bars by the labels on the left, and the numbers printed at their ends."""
+    panel = figure.axes[number]
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    lengths = {labels[round(bar.get_y() + bar.get_height() / 2)]: int(bar.get_width()) for bar in panel.patches}
+    return lengths, [text.get_text() for text in panel.texts]
+
+
+def test_the_bars_are_the_counts_grouped_and_largest_first():
+    train = Counter({"law": 1200, "rpg": 30, "anime": 30, "astrology": 2})
+    figure = make_figure({"train": train, "test": Counter({"law": 5, "music": 9, "anime": 1})})
+    assert [panel.get_title() for panel in figure.axes] == ["train\n1,262 questions", "test\n15 questions"]
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == [CATEGORIES[0], "anime", "rpg", "music", CATEGORIES[2], "law", NO_CATEGORY, "astrology"]
+    assert bars_of(figure, 0) == (
+        {"anime": 30, "rpg": 30, "music": 0, "law": 1200, "astrology": 2},
+        ["30", "30", "0", "1,200", "2"],
+    )
+    lengths, _ = bars_of(figure, 1)
+    assert lengths == {"anime": 1, "rpg": 0, "music": 9, "law": 5, "astrology": 0}
+    bold = [label.get_text() for label in figure.axes[0].get_yticklabels() if label.get_fontweight() == "bold"]
+    assert bold == [CATEGORIES[0], CATEGORIES[2], NO_CATEGORY]
+
+
+def test_a_community_named_like_a_category_keeps_its_bar():
+    lengths, _ = bars_of(make_figure({"a.json": Counter({CATEGORIES[0]: 4, "rpg": 1})}), 0)
+    assert lengths == {"rpg": 1, CATEGORIES[0]: 4}
+
+
+def test_a_split_is_one_panel_over_its_categories(dataset):
+    """What the script hands to the figure."""
+    names = ["Art_and_Entertainment_test.json", "Society_and_Culture_test.json", "own.json"]
+    paths = [
+        dataset(names[0], record(1), record(2), record(3, category="anime")),
+        dataset(names[1], record(1, category="law")),
+        dataset(names[2], record(1), {"id": "2", "question": "Why?"}),
+    ]
+    columns = dataset_statistics.make_columns(paths, [count_file(path) for path in paths])
+    assert dataset_statistics.questions_by_panel(columns) == {
+        "test": {"rpg": 2, "anime": 1, "law": 1},
+        "own.json": {"rpg": 1, "(no community)": 1},
+    }
+
+
+def no_text_is_cut(figure):
+    """Every text lies within the figure, and no label reaches into its panel."""
+    figure.draw_without_rendering()
+    frame = figure.bbox
+    texts = [text for panel in figure.axes for text in (panel.title, *panel.texts)]
+    texts += [*figure.axes[0].get_yticklabels(), figure._supxlabel]
+    boxes = [text.get_window_extent() for text in texts]
+    labels = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
+    inside = all(b.x0 >= 0 and b.y0 >= 0 and b.x1 <= frame.x1 and b.y1 <= frame.y1 for b in boxes)
+    return inside and all(box.x1 <= figure.axes[0].bbox.x0 for box in labels)
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        {"test": Counter({"rpg": 1})},
+        {"train": Counter({"rpg": 123456, "interpersonal": 1, "c" * 200: 5}), "test": Counter({"law": 99999})},
+        {"f" * 120 + ".json": Counter({"rpg": 1}), "validation": Counter({"vegetarianism": 10})},
+        {f"{n}.json": Counter({f"community {i}": i for i in range(1, 80)}) for n in range(4)},
+    ],
+)
+def test_no_label_is_cut(series):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a layout that does not fit is only a warning
+        assert no_text_is_cut(make_figure(series))
+
+
+def test_names_in_any_script_are_drawn_or_spelled_out(tmp_path, capsys):
+    names = ["русский", "日本語", "عربى", "$a_1$ \\frac{", "a\nb", "\x1b[31m", "half \ud800", "🪿", ""]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a character without a glyph is only a warning
+        figure = make_figure({"$x^$日.json": Counter(dict.fromkeys(names, 1))})
+        (tmp_path / "plot.png").write_bytes(render_figure(figure, {tmp_path: "png"})[tmp_path])
+    assert png_size(tmp_path / "plot.png")[0] == 705  # (2.4 + 2.3) inches at 150 dots
+    assert drawable("русский $a") == "русский $a"
+    assert drawable("日\n") == "\\u65e5\\n"
+
+
+def test_the_script_draws_the_same_bytes_again(tmp_path, capsys):
+    arguments = ["--inputs_addr", str(SAMPLE / "train.json"), str(SAMPLE / "test.json"), "--plot_addr"]
+    first, second = tmp_path / "new" / "first.png", tmp_path / "second"
+    main([*arguments, str(first)])
+    main([*arguments, str(second)])
+    main([*arguments, str(second)])
+    assert first.read_bytes() == second.read_bytes()
+    # 33 communities and 3 headings: 1 + 36 * 0.19 inches high; 2.4 + 2 * 2.3 inches wide
+    assert png_size(first) == (1050, 1176)
+    assert f"{second}: 33 communities" in capsys.readouterr().err
+
+
+def test_a_figure_that_no_png_holds_is_refused_and_nothing_is_printed(dataset, tmp_path, capsys):
+    path = dataset("own.json", *(record(number, category=f"c{number}") for number in range(201)))
+    expected = "--inputs_addr: 201 communities and 1 panels do not fit in a figure\n  it holds 200 and 20; "
+    assert refusal(path, "--plot_addr", tmp_path / "plot.png").startswith(expected)
+    assert not (tmp_path / "plot.png").exists()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_dataset_is_never_drawn_over(dataset):
+    path = dataset("own.json", *TWO)
+    assert refusal(path, "--plot_addr", path) == f"{path}: is an input too; give the output its own name"
+    assert json.loads(Path(path).read_text(encoding="utf-8")) == TWO
+
+
+# The script
+
+
+def run_script(*arguments, **more):
+    command = [sys.executable, "utils/dataset_statistics.py", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, **more)
+
+
+def test_the_script_reads_several_files_and_prints_one_table():
+    result = run_script("--inputs_addr", *(SAMPLE / f"{name}.json" for name in ("train", "validation", "test")))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "\n| Questions (users) | 24 | 9 | 13 |\n" in result.stdout
+
+
+WAITING = """
+import os, time
+from utils import cli, dataset_statistics
+def count_file(path):
+    os.write(1, b"reading\\n")  # in one piece: print may mix with the other process's
+    time.sleep(3600)
+dataset_statistics.count_file = count_file
+dataset_statistics.os.sched_getaffinity = lambda _: {0, 1}
+cli.run_script(lambda: dataset_statistics.main(["--inputs_addr", "a.json", "b.json"]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_processes_too(number):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", WAITING], cwd=ROOT, text=True, **pipes) as process:
+        assert [process.stdout.readline() for _ in range(2)] == ["reading\n"] * 2
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=600)  # as long as a process has them open
+    assert (process.returncode, stdout) == (130, "")
+    assert stderr == "interrupted; what is finished is kept, run the same command again\n"
+
+
+def test_a_user_error_from_another_process_is_one_message_and_exit_code_2(tmp_path):
+    (tmp_path / "bad.json").write_text('[{"id": "q1"}]')
+    result = run_script("--inputs_addr", SAMPLE / "test.json", tmp_path / "bad.json", SAMPLE / "train.json")
+    expected = f"error: {tmp_path / 'bad.json'}: record 0 (id 'q1'): field 'question' is missing or null; "
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == f"{expected}it must be a text\n"

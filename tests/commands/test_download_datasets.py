@@ -1,0 +1,774 @@
+"""The download from a hub on loopback, with the hub's real client, and from local folders; faults, kills, full disks.
+
+Most runs are forks of a process that has imported what they need (zygote.py).
+"""
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from crash_cases import Watcher
+from hub_server import FINE, NAME, Fault, make_card, make_dataset, serve
+from zygote import ROOT, Zygote
+
+from utils import download_datasets
+from utils.cli import UserError
+from utils.download_datasets import QUESTIONS
+from utils.files.manifest import read_manifest
+
+SAMPLE = ROOT / "tests/data/mini_lampqa"
+TOKEN = "hf_distinctiveTOKEN0123456789abcd"
+HINT = "interrupted; what is finished is kept, run the same command again\n"
+PATHS = {(category, split): f"data/{category}/{split}/{split}.json" for category, split in QUESTIONS}
+ART = PATHS["Art_and_Entertainment", "train"]
+LFS_FROM = 30_000  # bytes; some files of the sample are larger, some smaller
+FILES = make_dataset(SAMPLE)
+IMPORTS = ("utils.download_datasets", "huggingface_hub.hf_api", "huggingface_hub.repocard")
+# A process of its own, after a line that changes something.
+SCRIPT = (
+    "import sys; sys.path.insert(0, '.'); from utils import cli, download_datasets as d; {}; cli.run_script(d.main)"
+)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serve(FILES, LFS_FROM) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def environment(server, tmp_path_factory):
+    """What the client of this hub is told."""
+    home = {"HF_HOME": str(tmp_path_factory.mktemp("home")), "HF_ENDPOINT": server.url, "HF_TOKEN": TOKEN}
+    return home | {"HF_HUB_DOWNLOAD_TIMEOUT": "600", "HF_HUB_ETAG_TIMEOUT": "600", "HF_HUB_OFFLINE": "0"}
+
+
+@pytest.fixture(scope="module")
+def zygote(environment, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        zygote = Zygote(tmp_path_factory.mktemp("zygote"), *IMPORTS)
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture
+def hub(server):
+    """The hub as it is at first."""
+    server.commits.clear()
+    server.branches.clear()
+    server.commit(FILES)
+    forget(server)
+    yield server
+    assert server.strangers == []  # nobody but the hub has been sent the token
+
+
+def forget(hub):
+    hub.fault = lambda method, path: FINE
+    hub.released.set()
+    hub.released = threading.Event()
+    for seen in (hub.requests, hub.fetched, hub.sent):
+        seen.clear()
+
+
+class Download:
+    """The command of one user, who runs it again and again."""
+
+    def __init__(self, folder, zygote, environment):
+        self.folder, self.data, self.cache = folder, folder / "data", folder / "cache"
+        self._zygote, self._environment = zygote, environment
+
+    def arguments(self, *flags):
+        return ["--dataset_save_directory", self.data, "--cache_dir", self.cache, *flags]
+
+    def start(self, *flags, **setup):
+        return self._zygote.start("utils.download_datasets", self.arguments(*flags), **setup)
+
+    def run(self, *flags, code=0, **setup):
+        """Its stdout and stderr."""
+        run = self.start(*flags, **setup)
+        assert run.wait() == code, run.errors
+        printed = run._printed["stdout"].read_text(encoding="utf-8")
+        assert TOKEN not in printed + run.errors and "Traceback" not in run.errors
+        return printed, run.errors
+
+    def refuse(self, *flags, **setup):
+        """What an error says; nothing half-made stays."""
+        errors = self.run(*flags, code=2, **setup)[1]
+        assert errors.count("\n") <= 3 + errors.count("note: ")
+        assert not list(self.data.glob("*.tmp"))
+        return errors
+
+    def start_process(self, *flags, change="pass", **environment):
+        command = [sys.executable, "-c", SCRIPT.format(change), *self.arguments(*flags)]
+        environment = {**os.environ, **self._environment, **environment}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(list(map(str, command)), cwd=ROOT, text=True, env=environment, **pipes)
+
+    def finished(self):
+        """Every file that is in place, with its bytes."""
+        paths = [self.data / f"{category}_{split}.json" for category, split in QUESTIONS]
+        return {path.name: path.read_bytes() for path in paths if path.exists()}
+
+    def file(self, category="Art_and_Entertainment", split="train"):
+        return self.data / f"{category}_{split}.json"
+
+
+@pytest.fixture
+def download(tmp_path, zygote, environment):
+    return Download(tmp_path, zygote, environment)
+
+
+def expected(files):
+    """What is to be in the nine files, for these in the dataset."""
+    return {
+        f"{category}_{split}.json": (json.dumps(json.loads(files[path]), ensure_ascii=False, indent=4) + "\n").encode()
+        for (category, split), path in PATHS.items()
+    }
+
+
+def changed(number):
+    """The files of the dataset with another one for Art_and_Entertainment, train."""
+    return FILES | {ART: json.dumps([{"id": f"new{i}", "question": "Which?"} for i in range(number)]).encode()}
+
+
+# What comes out
+
+
+def test_the_sample_tests_both_ways_a_file_comes():
+    assert {len(FILES[path]) >= LFS_FROM for path in PATHS.values()} == {True, False}
+
+
+def test_nine_files_with_the_records_as_they_are(hub, download):
+    printed, errors = download.run()
+    assert download.finished() == expected(FILES) and errors == ""
+    assert len(list(download.data.iterdir())) == 2 * 9
+    commit = hub.branches["main"]
+    lines = printed.splitlines()
+    assert len(lines) == 9
+    file = download.file("Society_and_Culture", "test")
+    assert lines[-1] == f"{file}: 4 questions of commit {commit[:12]}; the paper's Table 1 says 1074"
+    manifest = read_manifest(file)
+    path = PATHS["Society_and_Culture", "test"]
+    assert manifest["fingerprint"] == {
+        "dataset_name": NAME, "commit": commit, "category": "Society_and_Culture", "split": "test",
+    }  # fmt: skip
+    assert manifest["source_sha256"] == {path: hashlib.sha256(FILES[path]).hexdigest()}
+    assert manifest["output_sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert manifest["questions"] == 4
+    assert sorted(hub.fetched) == sorted([*PATHS.values(), "README.md"])
+
+
+LOAD = """
+import json, sys
+from datasets import load_dataset
+found = {}
+for path in sys.argv[2:]:
+    _, category, split, _ = path.split("/")
+    found[path] = load_dataset(sys.argv[1], category, split=split, cache_dir="cache").to_list()
+print(json.dumps(found))
+"""
+
+
+def test_the_datasets_library_reads_the_same_from_this_hub(hub, download, environment, tmp_path):
+    paths = [path for path in PATHS.values() if "/test/" in path]
+    command = [sys.executable, "-c", LOAD, NAME, *paths]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, timeout=600)
+    assert done.returncode == 0, done.stderr.decode()
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == {path: json.loads(FILES[path]) for path in paths}
+
+
+def test_the_number_of_table_1_needs_no_note(hub, download):
+    hub.commit(changed(9349))
+    printed, _ = download.run()
+    assert printed.splitlines()[0] == f"{download.file()}: 9349 questions of commit {hub.branches['main'][:12]}"
+
+
+def test_a_second_run_fetches_only_what_is_missing(hub, download):
+    download.run()
+    forget(hub)
+    printed, _ = download.run()
+    assert printed.count(": already there, left alone\n") == 9
+    assert hub.fetched == []
+    assert ("GET", f"/api/datasets/{NAME}/revision/main") in hub.requests  # is it still the newest?
+    download.file().unlink()
+    shutil.rmtree(download.cache)
+    printed, _ = download.run()
+    assert printed.count(": already there, left alone\n") == 8 and download.finished() == expected(FILES)
+    assert hub.fetched == ["README.md", ART]
+
+
+def test_what_the_cache_holds_is_not_fetched_again(hub, download):
+    download.run()
+    shutil.rmtree(download.data)
+    forget(hub)
+    download.run()
+    assert hub.fetched == [] and download.finished() == expected(FILES)
+
+
+# Which commit
+
+
+def test_another_commit_is_named_and_not_mixed(hub, download):
+    old = hub.branches["main"]
+    download.run()
+    download.file("Art_and_Entertainment", "test").unlink()
+    new = hub.commit(changed(3))
+    forget(hub)
+    assert download.refuse() == (
+        f"error: {download.file()}: made from commit {old}; {NAME} is at {new} (7 more files differ too)\n"
+        f"  --revision {old} goes on with that one, --overwrite makes all of them anew\n"
+    )
+    assert hub.fetched == [] and len(download.finished()) == 8
+    printed, _ = download.run("--revision", old)
+    assert printed.count("left alone") == 8 and download.finished() == expected(FILES)
+    printed, _ = download.run("--overwrite")
+    assert printed.count(f"of commit {new[:12]}") == 9 and download.finished() == expected(changed(3))
+    assert set(hub.fetched) == {ART}  # the others are the same, and in the cache
+
+
+def test_the_revision_that_is_asked_for_is_recorded(hub, download):
+    old = hub.branches["main"]
+    hub.branches["v1"] = old
+    hub.commit(changed(3))
+    download.run("--revision", "v1")
+    assert download.finished() == expected(FILES)
+    manifest = read_manifest(download.file())
+    assert (manifest["fingerprint"]["commit"], manifest["arguments"]["revision"]) == (old, "v1")
+    printed, _ = download.run("--revision", old)
+    assert printed.count("left alone") == 9
+
+
+# Without the hub
+
+
+@pytest.mark.parametrize("away", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
+def test_without_the_hub(hub, download, away):
+    nothing = download.start_process(**away)
+    _, errors = nothing.communicate(timeout=600)
+    assert nothing.returncode == 2
+    if "HF_HUB_OFFLINE" in away:
+        assert errors.startswith(f"error: {NAME}: not whole in --cache_dir {download.cache}, and HF_HUB_OFFLINE is set")
+    else:
+        assert errors.startswith(f"error: {NAME}: cannot be downloaded: the hub cannot be reached (ConnectError)\n")
+    assert errors.count("\n") == 2 and download.finished() == {}
+    download.run()
+    shutil.rmtree(download.data)
+    cached = download.start_process(**away)
+    _, errors = cached.communicate(timeout=600)
+    assert cached.returncode == 0 and download.finished() == expected(FILES)
+    going_on = (
+        f"note: {NAME}: cannot be downloaded: the hub cannot be reached (ConnectError)\n  going on with the commit "
+    )
+    assert errors == "" if "HF_HUB_OFFLINE" in away else errors.startswith(going_on)
+    shutil.rmtree(download.cache)
+    finished = download.start_process(**away)
+    printed, errors = finished.communicate(timeout=600)
+    assert finished.returncode == 0 and errors.startswith(f"note: {NAME}: ")
+    assert printed == f"{download.data}: all files are there, left alone; not compared with the hub\n"
+
+
+def test_a_part_in_the_cache_is_not_taken_for_the_whole(hub, download):
+    hub.fault = lambda method, path: Fault(403) if "/test/" in path else FINE
+    download.refuse()
+    before = download.finished()
+    assert list(before) == ["Art_and_Entertainment_train.json", "Art_and_Entertainment_validation.json"]
+    offline = download.start_process(HF_HUB_OFFLINE="1")
+    printed, errors = offline.communicate(timeout=600)
+    assert offline.returncode == 2 and printed.count("left alone") == 2
+    assert errors.startswith(f"error: {NAME}: not whole in --cache_dir ")
+    assert download.finished() == before
+
+
+# A hub in trouble: where, what, and what is said
+
+
+IN_TROUBLE = {
+    "no dataset": ("", Fault(404, "RepoNotFound"), "no such folder, and no such dataset on the hub, or a private one"),
+    "no token": ("", Fault(401, "GatedRepo"), "a gated dataset; ask for access on its page, then `hf auth login`"),
+    "no access": ("", Fault(403, "GatedRepo"), "a gated dataset; ask for access on its page"),
+    "no access to files": ("/data/", Fault(403, "GatedRepo"), "a gated dataset; ask for access on its page"),
+    "a bad token": ("", Fault(401), "cannot be downloaded: the hub answers 401; is the token right"),
+    "a refused file": ("/cdn/", Fault(403), "cannot be downloaded: the hub answers 403; is the token right"),
+    "another size": ("/data/", Fault(more=5), "cannot be downloaded: a file came with another size than the hub says"),
+}
+
+
+@pytest.mark.parametrize("case", IN_TROUBLE)
+def test_trouble_is_told_in_few_lines_and_passes(hub, download, case):
+    place, fault, message = IN_TROUBLE[case]
+    hub.fault = lambda method, path: fault if place in path else FINE
+    assert download.refuse().startswith(f"error: {NAME}: {message}")
+    assert all(content == expected(FILES)[name] for name, content in download.finished().items())
+    forget(hub)
+    download.run()
+    assert download.finished() == expected(FILES)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--revision", "nix"], f"--revision nix: {NAME} has no such branch, tag or commit\n"),
+        (["--dataset_name", "no/such"], "no/such: no such folder, and no such dataset on the hub"),
+        (["--dataset_name", "a--b"], "'a--b': neither a folder nor a name that a dataset on the hub can have\n"),
+        (["--dataset_name", "./none"], "--dataset_name ./none: no such folder\n"),
+        (["--dataset_name", "README.md"], "--dataset_name README.md: not a folder\n"),
+        (["--dataset_name", "tests", "--revision", "v1"], "--revision v1: tests is a folder, which has none\n"),
+    ],
+)
+def test_names_that_are_none(hub, download, flags, message):
+    assert download.refuse(*flags).startswith(f"error: {message}")
+    assert download.finished() == {}
+
+
+def test_a_file_that_the_commit_does_not_have(hub, download):
+    files = {path: content for path, content in FILES.items() if path != ART}
+    hub.commit(files)
+    expected_error = f"error: {NAME}, Art_and_Entertainment, train: cannot be downloaded: no file '{ART}' in it "
+    assert download.refuse().startswith(expected_error)
+
+
+@pytest.mark.parametrize("place", ["/api/datasets/", "/resolve/", "/cdn/"])
+def test_a_hub_that_is_away_for_a_while_is_waited_for(hub, download, place):
+    failures = iter([Fault(503)])
+    hub.fault = lambda method, path: next(failures, FINE) if place in path else FINE
+    _, errors = download.run()
+    assert errors == ("" if place == "/resolve/" else "note: the hub answers 503; asking again in 1 s\n")
+    assert download.finished() == expected(FILES)
+
+
+def test_a_connection_that_is_cut_goes_on_where_it_was(hub, download):
+    content = large(16_000_000)
+    hub.commit(FILES | {ART: content})
+    cuts = iter([Fault(cut_after=12_000_000)])
+    hub.fault = lambda method, path: next(cuts, FINE) if path.startswith("/cdn/") else FINE
+    download.run()
+    assert download.finished() == expected(FILES | {ART: content})
+    # The client takes 10 MiB at a time: it has the first of them, and asks for what follows.
+    assert hub.sent[ART] == 12_000_000 + len(content) - 10 * 2**20
+
+
+def test_a_file_that_changes_on_its_way_is_not_kept(hub, download):
+    hub.fault = lambda method, path: Fault(flip=True) if path.startswith("/cdn/") else FINE
+    errors = download.refuse()
+    assert errors.endswith(f"{ART}: damaged on its way from the hub, and deleted\n  run the same command again\n")
+    forget(hub)
+    download.run()
+    assert download.finished() == expected(FILES)
+
+
+def test_a_damaged_file_on_the_hub_is_named_with_its_place(hub, download):
+    hub.commit(FILES | {ART: FILES[ART][:20_000]})
+    error, remedy = download.refuse().splitlines()
+    assert error.startswith(f"error: {NAME}, Art_and_Entertainment, train: cannot be downloaded: {download.cache}")
+    assert error.endswith(": the file is cut short")
+    blob = Path(remedy.removeprefix("  delete ").removesuffix(" to have it fetched again"))
+    assert blob.read_bytes() == FILES[ART][:20_000]
+
+
+def test_a_hub_that_hangs(hub, download):
+    hub.fault = lambda method, path: Fault(hold_after=0) if "/api/datasets/" in path else FINE
+    process = download.start_process(HF_HUB_DOWNLOAD_TIMEOUT="1", HF_HUB_ETAG_TIMEOUT="1")
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 2
+    assert errors.startswith(f"error: {NAME}: cannot be downloaded: the hub cannot be reached (ReadTimeout)\n")
+
+
+@pytest.mark.parametrize("status", [200, 403])
+def test_the_token_stays_out_of_everything(hub, download, status):
+    hub.fault = lambda method, path: Fault(status) if "/test/" in path else FINE
+    process = download.start_process(HF_HUB_VERBOSITY="debug", HF_DEBUG="1")
+    shown = "".join(process.communicate(timeout=600))
+    assert process.returncode == (0 if status == 200 else 2)
+    assert TOKEN not in shown and "Authorization" not in shown
+    files = [path for path in download.folder.rglob("*") if path.is_file()]
+    assert len(files) > 9 and not [path for path in files if TOKEN.encode() in path.read_bytes()]
+
+
+# Killed
+
+
+def wait_until(condition):
+    end = time.monotonic() + 600
+    while not condition():
+        assert time.monotonic() < end, "in vain"
+        time.sleep(0.001)
+
+
+def is_slow(method, path):
+    return Fault(pause=0.02) if path.startswith("/cdn/") else FINE
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_in_the_middle_of_a_file(hub, download, signum):
+    content = b"[" + b",".join(b'{"id": "%d", "question": "Why?"}' % number for number in range(60_000)) + b"]"
+    place = PATHS["Lifestyle_and_Personal_Development", "train"]
+    hub.commit(FILES | {place: content})
+    hub.fault = lambda method, path: Fault(hold_after=500_000) if path.startswith("/cdn/") else FINE
+    run = download.start()
+    hub.wait_until(lambda: hub.sent.get(place, 0) > 500_000)  # of 2 MB; the rest never comes
+    run.send(signum)
+    assert run.wait() == (-signum if signum == signal.SIGKILL else 130)
+    if signum != signal.SIGKILL:
+        assert run.errors == HINT
+    before = download.finished()
+    assert len(before) == 3  # the first category
+    halves = list(download.cache.rglob("*.incomplete"))
+    assert len(halves) == (1 if signum == signal.SIGKILL else 0)
+    for path in halves:
+        os.utime(path, (0, time.time() - download_datasets.DEAD_SECONDS - 1))
+    forget(hub)
+    download.run()
+    assert download.finished() == expected(hub.commits[hub.branches["main"]])
+    assert len(hub.fetched) == 6
+    assert not list(download.cache.rglob("*.incomplete"))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_while_a_file_is_written(download, copy, signum):
+    content = large(15_000_000)
+    folder = copy(ART, content)
+    half = download.data / f"{download.file().name}.tmp"
+    run = download.start("--dataset_name", folder, pause_in_a_file=200)
+    wait_until(lambda: half.exists() and half.stat().st_size > 1_000_000)
+    run.send(signum)
+    assert run.wait() == (-signum if signum == signal.SIGKILL else 130)
+    assert half.exists() == (signum == signal.SIGKILL) and not download.file().exists()
+    download.run("--dataset_name", folder)
+    assert download.finished() == expected(FILES | {ART: content}) and not half.exists()
+
+
+def test_a_download_that_another_process_writes_is_not_deleted(hub, download):
+    download.run()
+    half = next(download.cache.glob("*/blobs")) / "0123.4567.incomplete"
+    half.write_bytes(b"half")
+    shutil.rmtree(download.data)
+    download.run()
+    assert half.read_bytes() == b"half"
+
+
+def test_killed_at_random_moments(hub, download):
+    started = time.monotonic()
+    download.run()
+    seconds = time.monotonic() - started
+    outputs = [download.data / name for name in download.finished()]
+    shutil.rmtree(download.data)
+    shutil.rmtree(download.cache)
+    dice, places = random.Random(0), Counter()
+    with Watcher([*outputs, *(path.with_name(f"{path.name}.manifest.json") for path in outputs)]) as watcher:
+        for _ in range(100):
+            if places.total() >= 20 and len(places) >= 4:
+                break
+            run = download.start()
+            wanted = dice.randint(len(download.finished()), 9)
+            wait_until(lambda: len(download.finished()) >= wanted)  # noqa: B023
+            time.sleep(dice.uniform(0, seconds / 9))
+            signum = dice.choice([signal.SIGKILL, signal.SIGTERM])
+            run.send(signum)
+            code = run.wait()
+            assert code in (0, -signum) or (code == 130 and run.errors == HINT), run.errors
+            found = download.finished()
+            places.update([len(found)] if code else [])
+            assert found.items() <= expected(FILES).items()
+            if len(found) == 9:
+                download.run()
+                assert download.finished() == expected(FILES)
+                shutil.rmtree(download.data)
+                shutil.rmtree(download.cache)
+        download.run()
+    print(f"killed with so many files finished: {dict(places)}")
+    assert places.total() >= 20 and len(places) >= 4
+    for path in outputs:
+        assert watcher.seen[path] == {expected(FILES)[path.name]}  # whenever it was there, it was whole
+
+
+def test_killed_before_each_step_of_putting_a_file_in_place(hub, download):
+    download.run()  # all is in the cache
+    kept = download.folder / "kept"
+    shutil.copytree(download.data, kept)
+    for path in (kept / download.file().name, kept / f"{download.file().name}.manifest.json"):
+        path.unlink()
+    codes, kills = [], 0
+    while 0 not in codes:
+        shutil.rmtree(download.data)
+        shutil.copytree(kept, download.data)
+        run = download.start("--revision", hub.branches["main"], die_before_step=kills)
+        codes.append(run.wait())
+        found = download.finished()
+        assert len(found) in (8, 9) and found.items() <= expected(FILES).items()
+        download.run()
+        assert download.finished() == expected(FILES) and read_manifest(download.file())["questions"] == 8
+        kills += 1
+    # Its own file and the manifest: two synced, then the manifest renamed, its folder synced, and so the file.
+    assert codes[-7:] == [-signal.SIGKILL] * 6 + [0]
+
+
+def test_killed_while_one_commit_takes_anothers_place(hub, download):
+    download.run()
+    hub.commit(changed(3))
+    old, new = expected(FILES), expected(changed(3))
+    for step in range(0, 60, 7):
+        run = download.start("--overwrite", die_before_step=step)
+        run.wait()
+        assert all(content in (old[name], new[name]) for name, content in download.finished().items())
+    download.run("--overwrite")
+    assert download.finished() == new
+    assert not list(download.data.glob("*.tmp"))
+
+
+# Two at once
+
+
+def test_two_processes_and_one_folder(hub, download):
+    hub.fault = lambda method, path: Fault(hold_after=0) if "/train/" in path or path.startswith("/cdn/") else FINE
+    first = download.start_process()
+    hub.wait_until(lambda: ("HEAD", f"/datasets/{NAME}/resolve/{hub.branches['main']}/{ART}") in hub.requests)
+    errors = download.refuse()
+    holder = f"process {first.pid} on {socket.gethostname()}"
+    assert errors == f"error: {download.file()}: {holder} is writing it; wait for it, or end it\n"
+    hub.fault = lambda method, path: FINE
+    hub.released.set()
+    _, errors = first.communicate(timeout=600)
+    assert first.returncode == 0, errors
+    assert download.finished() == expected(FILES)
+    assert len(list(download.data.iterdir())) == 2 * 9  # the locks are gone
+
+
+def test_two_folders_and_one_cache(hub, download, zygote, environment):
+    (download.folder / "second").mkdir()
+    second = Download(download.folder / "second", zygote, environment)
+    second.cache = download.cache
+    hub.fault = is_slow
+    other = second.start_process()
+    download.run()
+    _, errors = other.communicate(timeout=600)
+    assert other.returncode == 0, errors
+    assert download.finished() == second.finished() == expected(FILES)
+
+
+# A disk that is full
+
+
+def test_a_full_disk_for_the_cache(hub, download):
+    lines = download.refuse(limit_file_size=40_000).splitlines()
+    assert lines == [
+        f"error: {download.cache}: File too large",
+        "  raise the limit on a file's size (ulimit -f); what is finished is kept, run the same command again",
+    ]
+    assert not list(download.cache.rglob("*.incomplete"))
+    download.run()
+    assert download.finished() == expected(FILES)
+
+
+def test_a_full_disk_for_the_files(hub, download):
+    download.run()
+    shutil.rmtree(download.data)
+    errors = download.refuse(limit_file_size=len(expected(FILES)[download.file().name]) - 1)
+    assert (
+        errors.startswith(f"error: {download.file()}.tmp: File too large\n  raise the limit")
+        and errors.count("\n") == 2
+    )
+    assert list(download.data.iterdir()) == []
+    download.run()
+    assert download.finished() == expected(FILES)
+
+
+def test_a_folder_that_cannot_be_written(hub, download):
+    download.data.mkdir(mode=0o500)
+    assert download.refuse(obey_modes=None).startswith(
+        f"error: {download.file()}: cannot be written: Permission denied\n"
+    )
+
+
+# A file that is there already
+
+
+def test_a_file_of_the_users_own_is_left_alone_and_said_so(hub, download):
+    download.data.mkdir()
+    download.file().write_text('[{"id": "mine"}]\n')
+    printed, _ = download.run()
+    assert printed.startswith(f"{download.file()}: already there, left alone; without a manifest nothing is known of")
+    assert download.file().read_text() == '[{"id": "mine"}]\n' and len(download.finished()) == 9
+    download.run("--overwrite")
+    assert download.finished() == expected(FILES)
+
+
+def test_half_a_file_of_the_users_own_is_refused(hub, download):
+    download.data.mkdir()
+    download.file().write_bytes(expected(FILES)[download.file().name][:5000])
+    error = f"error: {download.file()}: cut short, and was not written by this script\n  delete it, or --overwrite\n"
+    assert download.refuse() == error
+    download.run("--overwrite")
+    assert download.finished() == expected(FILES)
+
+
+def test_a_file_that_was_changed_since_is_refused(hub, download):
+    download.run()
+    download.file().write_text("[]")
+    errors = download.refuse()
+    assert errors.startswith(
+        f"error: {download.file()}: exists, and was not written by this script or was changed since"
+    )
+    assert download.file().read_text() == "[]"
+    download.run("--overwrite")
+    assert download.finished() == expected(FILES)
+
+
+# From a folder
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A folder with a copy of the dataset, and how to write a file of it."""
+
+    def write(path, content):
+        (tmp_path / "copy" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "copy" / path).write_bytes(content)
+        return tmp_path / "copy"
+
+    for path, content in FILES.items():
+        write(path, content)
+    return write
+
+
+def test_a_folder_needs_no_hub(hub, download, copy):
+    folder = copy("README.md", FILES["README.md"])
+    printed, errors = download.run("--dataset_name", folder)
+    assert (download.finished(), errors, hub.requests) == (expected(FILES), "", [])
+    assert printed.startswith(f"{download.file()}: 8 questions; the paper's Table 1 says 9349\n")
+    manifest = read_manifest(download.file())
+    assert manifest["fingerprint"]["sha256"] == [hashlib.sha256(FILES[ART]).hexdigest()]
+    assert manifest["arguments"]["dataset_name"] == str(folder)
+    moved = folder.rename(folder.with_name("moved"))
+    assert download.run("--dataset_name", moved)[0].count("left alone") == 9
+
+
+def test_a_folder_with_other_content_is_named(hub, download, copy):
+    folder = copy(ART, FILES[ART])
+    download.run("--dataset_name", folder)
+    copy(ART, changed(3)[ART])
+    errors = download.refuse("--dataset_name", folder)
+    assert errors.startswith(f"error: {download.file()}: was made with other settings: sha256: [")
+    assert download.finished() == expected(FILES)
+
+
+def test_a_folder_without_a_card_is_read_by_its_layout(hub, download, copy):
+    folder = copy("README.md", b"# Nothing of files\n")
+    download.run("--dataset_name", folder)
+    (folder / "README.md").unlink()
+    assert download.run("--dataset_name", folder)[0].count("left alone") == 9
+    assert download.finished() == expected(FILES)
+
+
+def test_a_folder_without_a_card_may_have_a_plainer_layout(hub, download, copy):
+    folder = copy("README.md", b"")
+    shutil.rmtree(folder / "data")
+    for (category, split), path in PATHS.items():
+        copy(f"{category}/{split}-00000-of-00001.json", FILES[path])
+    download.run("--dataset_name", folder)
+    assert download.finished() == expected(FILES)
+
+
+def test_json_lines_parquet_and_several_files(hub, download, copy):
+    import datasets
+
+    records = {path: json.loads(FILES[path]) for path in PATHS.values()}
+    lines, parquet = PATHS["Art_and_Entertainment", "train"], PATHS["Art_and_Entertainment", "test"]
+    copy("lines/one.jsonl", "".join(f"{json.dumps(record)}\n" for record in records[lines]).encode())
+    for number, half in enumerate((records[parquet][:2], records[parquet][2:])):
+        folder = copy(f"test-{number:05}.parquet", b"")
+        datasets.Dataset.from_list(half).to_parquet(str(folder / f"test-{number:05}.parquet"))
+    configs = {}
+    for (category, split), path in PATHS.items():
+        configs.setdefault(category, {})[split] = path
+    configs["Art_and_Entertainment"] |= {"train": "lines/*.jsonl", "test": "test-*"}
+    copy("README.md", make_card(configs))
+    download.run("--dataset_name", folder)
+    assert download.finished() == expected(FILES)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "the file is empty"),
+        (b"[]", "holds no questions"),
+        (b'[{"id": "1"}, 7]', "record 0 "),
+        (b'{"id": "1"}', "holds an object"),
+        (b'[{"id": "1", "question": "Why?"}, {"id": "2', "the JSON breaks off"),
+        (b'[{"id": "1", "question": "Why?", "x": NaN}]', "NaN"),
+        (b'[{"id": "1", "question": "Why \\ud800?"}]', "half a character"),
+        (b"\xff\xfe[", "not UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_damaged_file_is_named(hub, download, copy, content, reason):
+    folder = copy(ART, content)
+    errors = download.refuse("--dataset_name", folder)
+    assert errors.startswith(f"error: {folder}, Art_and_Entertainment, train: cannot be downloaded: {folder / ART}: ")
+    assert reason in errors and errors.endswith("\n  copy it again\n")
+    assert list(download.data.iterdir()) == []
+
+
+@pytest.mark.parametrize("card", [b"---\n]\n---\n", b"---\n- a\n---\n", b"---\nconfigs: [7]\n---\n"])
+def test_a_card_that_is_none_is_named(hub, download, copy, card):
+    folder = copy("README.md", card)
+    expected_error = f"error: {folder}: cannot be downloaded: its README.md does not say which files it has\n"
+    assert download.refuse("--dataset_name", folder) == expected_error
+
+
+def test_a_dataset_that_is_not_there_is_named_from_python_too(tmp_path):
+    with pytest.raises(UserError, match="nowhere: no such folder"):
+        arguments = ["--dataset_save_directory", tmp_path / "data", "--dataset_name", tmp_path / "nowhere"]
+        download_datasets.main(list(map(str, arguments)))
+
+
+# Large files
+
+
+def large(num_bytes):
+    """A file of about so many bytes."""
+    record = {"id": 0, "question": "Why — 猫?", "profile": [{"id": "p", "text": "word " * 200}] * 20}
+    size = len(json.dumps(record, ensure_ascii=False).encode())
+    records = ({**record, "id": f"q{number}"} for number in range(num_bytes // size))
+    return b"[" + b",\n".join(json.dumps(record, ensure_ascii=False).encode() for record in records) + b"]"
+
+
+def test_a_large_file_shows_its_progress(hub, download):
+    hub.commit(FILES | {ART: large(16_000_000)})
+    hub.fault = lambda method, path: Fault(pause=0.002) if path.startswith("/cdn/") else FINE
+    process = download.start_process(change="import utils.cli.progress as p; p.LINE_SECONDS = d.LARGE = 0.2")
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 0
+    lines = [line for line in errors.splitlines() if "/15 MB" in line]
+    assert lines[0] == "0/15 MB downloaded"
+    assert re.match(r"10/15 MB downloaded, .*, ETA \d+:\d\d:\d\d", lines[1])
+    assert {line.partition(",")[0] for line in lines if "took" in line} == {"15/15 MB downloaded", "15/15 MB written"}
+
+
+PEAK = "import atexit; atexit.register(lambda: print(open('/proc/self/status').read()))"
+
+
+def test_memory_does_not_grow_with_the_file(download, copy):
+    peaks = []
+    for num_bytes in (12_000_000, 48_000_000):
+        folder = copy(ART, large(num_bytes))
+        process = download.start_process("--dataset_name", folder, "--overwrite", change=PEAK)
+        printed, errors = process.communicate(timeout=600)
+        assert process.returncode == 0 and len(download.finished()) == 9, errors
+        peaks.append(int(re.search(r"VmHWM:\s+(\d+) kB", printed)[1]))
+    print(peaks)
+    assert peaks[1] < peaks[0] + 20_000

@@ -1,0 +1,582 @@
+"""utils/import_prompts.py on a made-up clone: names and shapes of the public code's, texts of our own."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_chat import make_tokenizer
+
+import prompts
+from prompts import PUBLIC_CODE, choose_lead_in, join_posts, load_prompt, parse_prompt, wording
+from utils.benchmarks.lampqa import aspect_messages, gold_plan
+from utils.cli import UserError
+from utils.generation.chat import LocalChat, merge_system
+from utils.import_prompts import main, read_prompts
+from utils.parsing.plans import gold_text, plan_parser, plan_pattern, plan_text
+
+ROOT = Path(__file__).resolve().parents[2]
+FORMATTERS, EVALUATOR = "data/formetters.py", "evaluation/evaluator.py"
+NAMES = ["aspect_judge", "no_personalization", "planner", "planpers", "rag"]
+
+# Run or imported, either file would leave a file named "ran", and fail.
+RUN = 'open("ran", "w").close()\nraise RuntimeError("this was run")\n'
+FORMATTERS_TEXT = (
+    RUN
+    + '''
+import nothing_that_exists
+
+_RAG_SYSTEM_PROMPT = """Greet like a neighbour.
+  Reply as {"personalized_answer": ...}.
+"""
+
+_RAG_WITH_PLAN_SYSTEM_PROMPT = ("Greet like a neighbour, "
+    "and mind the list. ")
+
+_PLANNER_PROMPT = """List what matters.
+
+"""
+
+_RAG_USER_PROMPT = """
+~ Earlier ~
+{profile}
+~ Now ~
+{question} {{sic}}
+"""
+
+_RAG_WITH_PLAN_USER_PROMPT = """
+~ Earlier ~
+{profile}
+
+~ Now ~
+{question}
+~ To cover ~
+{aspects}
+"""
+
+
+def get_baseline_no_rag_formatter(tokenizer, proprietary_llm=False):
+    def formatter(data):
+        for i in range(len(data["question"])):
+            user_prompt = data["question"][i]
+            chat = [
+                {"role": "system", "content": "Just reply.\\n - shortly", "type": "text"},
+                {"role": "user", "content": user_prompt, "type": "text"},
+            ]
+    return formatter
+
+
+def get_baseline_rag_formatter(tokenizer, num_contexts, train=False):
+    def formatter(data):
+        for i in range(len(data["question"])):
+            user_prompt = data["question"][i]
+            profile = "\\n\\n".join(post["text"] for post in best_posts(data, i))
+            chat = [
+                {"role": "system", "content": _RAG_SYSTEM_PROMPT},
+                {"role": "user", "content": _RAG_USER_PROMPT.format(profile=profile, question=user_prompt)},
+            ]
+            wanted = data["expected_output"][i]
+            chat.append({"role": "assistant", "content": wanted})
+    return formatter
+
+
+def get_planner_formatter(tokenizer, num_contexts, train=False):
+    def formatter(data):
+        for i in range(len(data["question"])):
+            user_prompt = data["question"][i]
+            profile = "\\n\\n".join(post["text"] for post in best_posts(data, i))
+            chat = [
+                {"role": "system", "content": _PLANNER_PROMPT},
+                {"role": "user", "content": _RAG_USER_PROMPT.format(profile=profile, question=user_prompt)},
+            ]
+            aspects = ""
+            for aspect in data["rubric_aspects"][i]:
+                aspects += "- " + aspect["aspect"] + "\\n"
+            chat.append({"role": "assistant", "content": f"Here (I think) is what counts.\\n{aspects}"})
+    return formatter
+
+
+def get_generation_with_plan_rag_formatter(tokenizer, num_contexts):
+    def formatter(data):
+        for i in range(len(data["question"])):
+            user_prompt = data["question"][i]
+            profile = "\\n\\n".join(post["text"] for post in best_posts(data, i))
+            plan = data["plan"][i]
+            chat = [
+                {"role": "system", "content": _RAG_WITH_PLAN_SYSTEM_PROMPT},
+                {"role": "user", "content":
+                    _RAG_WITH_PLAN_USER_PROMPT.format(profile=profile, question=user_prompt, aspects=plan)},
+            ]
+    return formatter
+'''
+)
+EVALUATOR_TEXT = (
+    RUN
+    + '''
+_EVAL_PROMPT_SYSTEM = "Weigh it.\\n" "Reply as {'match_score': 0}."
+
+_EVAL_PROMPT_USER = """
+asked: {question}
+meant: {details}
+said: {response}
+sought: {aspects}
+
+Only the number.
+"""
+
+
+def create_eval_prompt(question, details, response, aspect, tokenizer):
+    block = f'* {aspect["aspect"]}\\n  why: {aspect["reason"]}\\n  where: {aspect["evidence"]}'
+    chat = [
+        {"role": "system", "content": _EVAL_PROMPT_SYSTEM},
+        {
+            "role": "user",
+            "content": _EVAL_PROMPT_USER.format(question=question, details=details, response=response, aspects=block),
+        },
+    ]
+'''
+)
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """The folder of a clone, which is the working folder's LaMP-QA."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in ((FORMATTERS, FORMATTERS_TEXT), (EVALUATOR, EVALUATOR_TEXT)):
+        path = tmp_path / "LaMP-QA" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text, encoding="utf-8")
+    return tmp_path / "LaMP-QA"
+
+
+@pytest.fixture
+def folder(clone):
+    assert run() == 0
+    return clone.parent / "prompts_paper"
+
+
+def run(*more):
+    return main(["--code_dir", "LaMP-QA", "--output_dir", "prompts_paper", *more])
+
+
+def change(path, old, new):
+    text = path.read_text(encoding="utf-8")
+    assert text.count(old) >= 1
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def listing(folder):
+    return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+def refusal(clone):
+    """What is said of a clone that lacks something; nothing may be written."""
+    before = listing(clone.parent)
+    with pytest.raises(UserError) as raised:
+        run()
+    assert listing(clone.parent) == before
+    assert 1 <= len(str(raised.value).splitlines()) <= 3
+    return str(raised.value)
+
+
+# The messages
+
+POSTS = ["First post.\n\nIts body {profile}.", "Second post."]
+PROFILES = {"two posts": POSTS, "one post": POSTS[:1], "no posts": []}
+JOINED = {"two posts": "First post.\n\nIts body {profile}.\n\nSecond post.", "one post": POSTS[0], "no posts": ""}
+QUESTION = "Why {plan}?"
+PLAN = "Here (I think) is what counts.\n- Cost\n- Time\n"
+RECORD = {
+    "question": QUESTION,
+    "narrative": "I wonder.\n",
+    "rubric_aspects": [
+        {"aspect": "Cost  of it", "reason": "Poor.", "evidence": "wonder"},
+        {"aspect": "Time", "reason": "", "evidence": ""},
+    ],
+}
+
+
+def contents(messages):
+    assert [message["role"] for message in messages] == ["system", "user"]
+    return tuple(message["content"] for message in messages)
+
+
+def test_no_personalization_is_the_bare_question(folder):
+    assert contents(load_prompt("lampqa/no_personalization", folder).messages(question=QUESTION)) == (
+        "Just reply.\n - shortly",
+        "Why {plan}?",
+    )
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_rag_with_and_without_posts(folder, profile):
+    messages = load_prompt("lampqa/rag", folder).messages(question=QUESTION, profile=join_posts(PROFILES[profile]))
+    assert contents(messages) == (
+        'Greet like a neighbour.\n  Reply as {"personalized_answer": ...}.\n',
+        f"\n~ Earlier ~\n{JOINED[profile]}\n~ Now ~\nWhy {{plan}}? {{sic}}\n",
+    )
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_planpers_has_the_plan_as_it_came(folder, profile):
+    prompt = load_prompt("lampqa/planpers", folder)
+    assert contents(prompt.messages(question=QUESTION, profile=join_posts(PROFILES[profile]), plan=PLAN)) == (
+        "Greet like a neighbour, and mind the list. ",
+        f"\n~ Earlier ~\n{JOINED[profile]}\n\n~ Now ~\nWhy {{plan}}?\n~ To cover ~\n"
+        "Here (I think) is what counts.\n- Cost\n- Time\n\n",
+    )
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_planner_is_asked_as_rag_is(folder, profile):
+    prompt = load_prompt("lampqa/planner", folder)
+    assert contents(prompt.messages(question=QUESTION, profile=join_posts(PROFILES[profile]))) == (
+        "List what matters.\n\n",
+        f"\n~ Earlier ~\n{JOINED[profile]}\n~ Now ~\nWhy {{plan}}? {{sic}}\n",
+    )
+
+
+def test_the_judge_sees_the_aspect_in_the_middle_and_empty_fields_stay(folder):
+    prompt = load_prompt("lampqa/aspect_judge", folder)
+    first, second = (aspect_messages(prompt, RECORD, ["It {aspect}."], i) for i in range(2))
+    assert contents(first) == (
+        "Weigh it.\nReply as {'match_score': 0}.",
+        "\nasked: Why {plan}?\nmeant: I wonder.\n\nsaid: It {aspect}.\nsought: * Cost  of it\n"
+        "  why: Poor.\n  where: wonder\n\nOnly the number.\n",
+    )
+    assert contents(second)[1].endswith("sought: * Time\n  why: \n  where: \n\nOnly the number.\n")
+
+
+def test_a_model_without_a_system_role_reads_both_parts_with_an_empty_line_between(folder):
+    messages = load_prompt("lampqa/rag", folder).messages(question="Why?", profile="A post.")
+    assert merge_system(messages) == [
+        {
+            "role": "user",
+            "content": 'Greet like a neighbour.\n  Reply as {"personalized_answer": ...}.\n\n\n\n'
+            "~ Earlier ~\nA post.\n~ Now ~\nWhy? {sic}\n",
+        }
+    ]
+
+
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+
+
+@pytest.mark.parametrize("refused", ["", NO_SYSTEM], ids=["system role", "none"])
+def test_aspects_of_a_response_are_tokenized_together_as_each_alone(folder, tmp_path, refused):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = refused + tokenizer.chat_template
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model/config.json").write_text('{"model_type": "qwen2"}')
+    chat, prompt = LocalChat(str(tmp_path / "model")), load_prompt("lampqa/aspect_judge", folder)
+    assert chat._merges_system == bool(refused)
+    records = json.loads((ROOT / "tests/data/mini_lampqa/test.json").read_text(encoding="utf-8"))
+    groups = [
+        [aspect_messages(prompt, record, [answer], i) for i in range(len(record["rubric_aspects"]))]
+        for record in records
+        for answer in ("One.\n\nTwo. ", "Another answer")
+    ]
+    pieces = []
+    encode = chat._encode_all
+    chat._encode_all = lambda texts: pieces.append(sum(map(len, texts))) or encode(texts)
+    rendered = chat.render_groups(groups)
+    chat._encode_all = encode
+    assert [list(ids) for group in rendered for ids in group] == [
+        list(chat.render(messages)) for group in groups for messages in group
+    ]
+    whole = sum(len(chat._text(messages)) for group in groups for messages in group)
+    assert pieces[-1] < 0.6 * whole  # what the aspects of a response share was tokenized once
+
+
+# The planner's target
+
+
+def test_the_target_is_the_lead_in_and_a_dash_and_title_a_line(folder):
+    lead_in = choose_lead_in("reference", load_prompt("lampqa/planner", folder))
+    assert lead_in == "Here (I think) is what counts.\n"
+    assert gold_text(gold_plan(RECORD), lead_in) == "Here (I think) is what counts.\n- Cost  of it\n- Time\n"
+    assert choose_lead_in("paper", load_prompt("lampqa/planner", folder)) is None
+    assert gold_text(gold_plan(RECORD)) == "Cost of it\nTime"
+
+
+def test_without_an_imported_prompt_the_target_is_refused_with_the_command():
+    with pytest.raises(UserError, match=r"(?s)^--planner_target reference: .*utils/import_prompts\.py --code_dir"):
+        choose_lead_in("reference", load_prompt("lampqa/planner"))
+
+
+LEAD_IN = "What (she) wants: a+b?\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "cut", "titles", "how"),
+    [
+        (f"{LEAD_IN}- Cost\n- Time\n", False, ["Cost", "Time"], "strict"),
+        (f"{LEAD_IN}- Cost\n- Time\n", True, ["Cost", "Time"], "strict"),
+        (f"{LEAD_IN}- Cost\n- Tim", True, ["Cost"], "repaired"),
+        (f"\n{LEAD_IN}- Cost\n- Cost", False, ["Cost"], "repaired"),
+        ("- Cost\n- Time", False, ["Cost", "Time"], "strict"),
+        ("Cost\nTime", False, ["Cost", "Time"], "strict"),
+        (LEAD_IN, False, None, "none"),
+        ("", False, None, "none"),
+    ],
+)
+def test_titles_are_read_without_the_lead_in(text, cut, titles, how):
+    parsed = plan_parser(LEAD_IN)(text, cut)
+    assert (parsed.value, parsed.how) == (titles, how)
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        (f"{LEAD_IN}- Cost\n", True),
+        (f"{LEAD_IN}" + "- Cost of it: all\n" * 10, True),
+        (f"{LEAD_IN}" + "- Cost\n" * 11, False),
+        (f"{LEAD_IN}- Cost", False),
+        (f"{LEAD_IN}Cost\n", False),
+        (LEAD_IN, False),
+        ("- Cost\n", False),
+        ("What (she) wants: aab?\n- Cost\n", False),
+    ],
+)
+def test_the_last_try_for_a_plan_is_held_to_the_form_it_learnt(text, allowed):
+    xgrammar = pytest.importorskip("xgrammar")  # what vLLM holds it with
+    tokenizer = xgrammar.TokenizerInfo([bytes([i]) for i in range(256)] + [b"<end>"], stop_token_ids=[256])
+    grammar = xgrammar.GrammarCompiler(tokenizer).compile_regex(plan_pattern(LEAD_IN))
+    matcher = xgrammar.GrammarMatcher(grammar)
+    assert (matcher.accept_string(text) and matcher.accept_token(256)) == allowed
+    if allowed:
+        assert plan_text(plan_parser(LEAD_IN)(text, False).value, LEAD_IN).startswith(f"{LEAD_IN}- Cost")
+
+
+# Files and folders
+
+
+def test_it_writes_the_five_prompts_and_says_whose_words_they_are(clone, capsys):
+    assert run() == 0
+    out, err = capsys.readouterr()
+    assert out == "prompts_paper: no_personalization, rag, planpers, planner, aspect_judge\n"
+    assert err == "note: not in the words of commit 504410d: no_personalization, rag, planpers, planner, aspect_judge\n"
+    assert sorted(path.name for path in Path("prompts_paper").iterdir()) == [f"{name}.txt" for name in NAMES]
+    assert sorted(path.name for path in clone.parent.iterdir()) == ["LaMP-QA", "prompts_paper"]
+
+
+def test_nothing_of_the_clone_is_run(clone):
+    command = [sys.executable, ROOT / "utils/import_prompts.py", "--code_dir", clone, "--output_dir", "out"]
+    done = subprocess.run(
+        command, cwd=clone.parent, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ""}
+    )
+    assert done.returncode == 0, done.stderr
+    assert not list(clone.parent.rglob("ran")) and not list(clone.rglob("*.pyc"))
+
+
+def test_windows_line_ends_make_the_same_files(clone, folder):
+    for name in (FORMATTERS, EVALUATOR):
+        path = clone / name
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert run("--output_dir", "other") == 0
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        path.name: path.read_bytes() for path in (clone.parent / "other").iterdir()
+    }
+
+
+def test_what_is_there_already_is_left_alone(folder, capsys):
+    (folder / "notes.md").write_text("mine")
+    before = listing(folder)
+    capsys.readouterr()
+    assert run() == 0
+    assert capsys.readouterr().out == "prompts_paper: holds these prompts already, left alone\n"
+    assert listing(folder) == before
+
+
+@pytest.mark.parametrize("spoil", ["another prompt", "one missing", "a file", "a link to nothing"])
+def test_something_else_in_its_place_is_refused(clone, folder, spoil):
+    if spoil in ("a file", "a link to nothing"):
+        shutil.rmtree(folder)
+        folder.write_text("mine") if spoil == "a file" else folder.symlink_to("nothing")
+    elif spoil == "another prompt":
+        (folder / "rag.txt").write_text((folder / "rag.txt").read_text() + "\n")
+    else:
+        (folder / "rag.txt").unlink()
+    assert refusal(clone) == (
+        "prompts_paper: exists, and does not hold these prompts\n  give another --output_dir, or delete it"
+    )
+
+
+def test_an_empty_folder_is_filled_and_the_rest_of_a_killed_run_goes(clone):
+    Path("prompts_paper").mkdir()
+    Path(".prompts_paper.partial").mkdir()
+    Path(".prompts_paper.partial/old.txt").write_text("half")
+    assert run() == 0
+    assert sorted(path.stem for path in Path("prompts_paper").iterdir()) == NAMES
+    assert not Path(".prompts_paper.partial").exists()
+
+
+def test_a_folder_that_cannot_be_made(clone):
+    Path("file").write_text("")
+    with pytest.raises(UserError, match=r"\.prompts\.partial: cannot be made: "):
+        run("--output_dir", "file/prompts")
+
+
+# A clone of another state
+
+
+def test_no_clone(clone):
+    with pytest.raises(UserError, match=r"^--code_dir nowhere: no such folder$"):
+        read_prompts(Path("nowhere"))
+
+
+@pytest.mark.parametrize("name", [FORMATTERS, EVALUATOR])
+def test_a_missing_file(clone, name):
+    (clone / name).unlink()
+    assert refusal(clone) == (
+        f"LaMP-QA/{name}: no such file\n"
+        "  the prompts are read as they stand in commit 504410d: git -C LaMP-QA checkout 504410d"
+    )
+
+
+CONSTANTS = {
+    "_RAG_SYSTEM_PROMPT": FORMATTERS,
+    "_RAG_USER_PROMPT": FORMATTERS,
+    "_RAG_WITH_PLAN_SYSTEM_PROMPT": FORMATTERS,
+    "_RAG_WITH_PLAN_USER_PROMPT": FORMATTERS,
+    "_PLANNER_PROMPT": FORMATTERS,
+    "_EVAL_PROMPT_SYSTEM": EVALUATOR,
+    "_EVAL_PROMPT_USER": EVALUATOR,
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_missing_constant(clone, name):
+    change(clone / CONSTANTS[name], f"\n{name} = ", f"\nOLD{name} = ")
+    assert refusal(clone).startswith(f"LaMP-QA/{CONSTANTS[name]}: has no constant {name}\n")
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+@pytest.mark.parametrize("value", ['f"{os.name}"', '"a" + name', 'open("x").read()', "[]", "3", "b'bytes'"])
+def test_a_constant_that_is_no_text_as_it_stands(clone, name, value):
+    change(clone / CONSTANTS[name], f"\n{name} = ", f"\n{name} = {value}\nOLD{name} = ")
+    assert name in refusal(clone) or "a text that cannot be read without running the code" in refusal(clone)
+
+
+def test_a_constant_that_grows(clone):
+    change(clone / FORMATTERS, "\ndef get_planner", '\n_PLANNER_PROMPT += "more"\n\ndef get_planner')
+    assert "_PLANNER_PROMPT is not a text that stands there as a whole" in refusal(clone)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (FORMATTERS, "get_baseline_no_rag_formatter"),
+        (FORMATTERS, "get_baseline_rag_formatter"),
+        (FORMATTERS, "get_planner_formatter"),
+        (FORMATTERS, "get_generation_with_plan_rag_formatter"),
+        (EVALUATOR, "create_eval_prompt"),
+    ],
+)
+def test_a_missing_function(clone, path, name):
+    change(clone / path, f"def {name}(", f"def new_{name}(")
+    assert refusal(clone).startswith(f"LaMP-QA/{path}: has no function {name}\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "expected"),
+    [
+        (FORMATTERS, "{profile}\n~ Now", "~ Now", "_RAG_USER_PROMPT lacks the placeholder {profile}"),
+        (FORMATTERS, "{question} {{", "{query} {{", "_RAG_USER_PROMPT has a placeholder {query} that is not simply"),
+        (FORMATTERS, "{question} {{", "{question!r} {{", "_RAG_USER_PROMPT has a placeholder {question} that is not"),
+        (FORMATTERS, "{question} {{", "{} {{", "_RAG_USER_PROMPT has a placeholder {} that is not"),
+        (FORMATTERS, "{{sic}}", "{{sic}", "_RAG_USER_PROMPT is no text for str.format: Single '}'"),
+        (FORMATTERS, "{{sic}}", "{question}", "must hold each of {profile}, {question} exactly once"),
+        (FORMATTERS, "{aspects}\n", "", "_RAG_WITH_PLAN_USER_PROMPT lacks the placeholder {aspects}"),
+        (EVALUATOR, "{details}", "", "_EVAL_PROMPT_USER lacks the placeholder {details}"),
+        (EVALUATOR, '{aspect["reason"]}', "", "must hold each of {aspect}, {details}, {evidence}, {question}, "),
+        (EVALUATOR, '{aspect["reason"]}', '{aspect["why"]}', "must hold each of {aspect}, {details}, {evidence}"),
+        (EVALUATOR, '{aspect["reason"]}', '{why(aspect)}', "a text that cannot be read without running the code"),
+        (FORMATTERS, '"role": "system"', '"role": "developer"', "has 0 messages of the role system"),
+        (FORMATTERS, '"\\n\\n".join', '"\\n".join', "joins the posts otherwise than by an empty line"),
+        (FORMATTERS, '"- " + aspect', '"* " + aspect', "does not end in a line '- title' an aspect"),
+        (FORMATTERS, '+ aspect["aspect"]', '+ aspect["reason"]', "does not end in a line '- title' an aspect"),
+        (FORMATTERS, "counts.\\n{aspects}", "counts.\\n{aspects} Yes", "does not end in a line '- title' an aspect"),
+        (FORMATTERS, "(I think)", "({user_prompt})", "the target's lead-in is not a fixed text"),
+        (FORMATTERS, "~ To cover ~\n", "~ To cover ~\n[user]\n", "a line [user] or the like"),
+        (FORMATTERS, "~ To cover ~\n", "~ To cover ~\\r\\n", "a carriage return"),
+        (FORMATTERS, "def get_planner", "def def get_planner", "cannot be read as Python: invalid syntax"),
+        (FORMATTERS, "def get_planner", "\0def get_planner", "cannot be read as Python: "),
+        (FORMATTERS, '"""List what matters.', '"a" + ' * 5000 + '"""List', "nested too deeply"),
+    ],
+)  # fmt: skip
+def test_what_is_otherwise_is_named(clone, path, old, new, expected):
+    change(clone / path, old, new)
+    said = refusal(clone)
+    assert said.startswith(f"LaMP-QA/{path}") or said.startswith("--code_dir LaMP-QA: ")
+    assert expected in said
+
+
+def test_a_file_in_another_encoding(clone):
+    (clone / FORMATTERS).write_bytes(FORMATTERS_TEXT.replace("neighbour", "voisin bien aimé").encode("latin-1"))
+    assert refusal(clone).startswith(f"LaMP-QA/{FORMATTERS}: not UTF-8 text (byte ")
+
+
+def test_nothing_is_written_and_the_exit_code_is_2(clone):
+    change(clone / FORMATTERS, "\n_PLANNER_PROMPT = ", "\n_OTHER = ")
+    command = [sys.executable, ROOT / "utils/import_prompts.py", "--code_dir", clone, "--output_dir", "out"]
+    done = subprocess.run(command, cwd=clone.parent, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ") and "has no constant _PLANNER_PROMPT" in done.stderr
+    assert [path.name for path in clone.parent.iterdir()] == ["LaMP-QA"]
+
+
+# A file that is taken to the character
+
+EXACT = "[system]\n S \n\n\n[user]\n\n{question}\n\n\n[end]\n"
+
+
+def test_an_exact_prompt_is_all_that_stands_between_the_lines():
+    prompt = parse_prompt("lampqa/no_personalization", EXACT, "f")
+    assert (prompt.system, prompt.user, prompt.exact, prompt.lead_in) == (" S \n\n", "\n{question}\n\n", True, None)
+    assert contents(prompt.messages(question="Q")) == (" S \n\n", "\nQ\n\n")
+    assert contents(prompt.messages(question="")) == (" S \n\n", "\n\n\n")
+    without = parse_prompt("lampqa/no_personalization", EXACT.removesuffix("[end]\n"), "f")
+    assert (without.user, without.exact) == ("\n{question}", False)
+    empty = parse_prompt("lampqa/no_personalization", "[system]\n\n[user]\n{question}\n[end]", "f")
+    assert (empty.system, empty.user) == ("", "{question}")
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "expected"),
+    [
+        ("planner", "Here:\n{plan} and so on", r"f: its \[assistant\] part must end with \{plan\}$"),
+        ("planner", "Here:", r"f: its \[assistant\] part: must hold each of \{plan\} exactly once"),
+        ("planner", "{plan}{plan}", r"f: its \[assistant\] part: must hold each of \{plan\} exactly once"),
+        ("rag", "Here:\n{plan}", r"f: a prompt is a line \[system\], its text, a line \[user\], its text$"),
+    ],
+)
+def test_a_target_that_cannot_be_used(name, target, expected):
+    text = f"[system]\nS\n[user]\n{{profile}}{{question}}\n[assistant]\n{target}\n[end]\n"
+    with pytest.raises(UserError, match=f"^{expected}"):
+        parse_prompt(f"lampqa/{name}", text, "f")
+
+
+# Whose words
+
+
+def test_every_wording_is_named():
+    ours = {"aspect_judge", "planner", "planpers", "pairwise_judge", "factoid_filter"}
+    papers = {"no_personalization", "rag", "direct_judge", "aspect_extraction"}
+    assert ours | papers == {path.stem for path in (prompts.FOLDER / "lampqa").glob("*.txt")}
+    for name in ours | papers:
+        digest = load_prompt(f"lampqa/{name}").digest
+        assert wording(name, digest) == ("our own" if name in ours else "the paper's")
+        assert wording(name, "0" * 64) == "another"
+        assert wording("no such prompt", digest) == "another"
+    for name, digest in PUBLIC_CODE.items():
+        assert wording(name, digest) == "the public code's"
+        assert wording("direct_judge", digest) == "another"
+
+
+def test_the_public_codes_digests_are_of_the_prompts_that_are_imported():
+    assert sorted(PUBLIC_CODE) == NAMES
+    assert all(len(digest) == 64 and int(digest, 16) for digest in PUBLIC_CODE.values())
+    assert len(set(PUBLIC_CODE.values())) == 5

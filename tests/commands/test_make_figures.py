@@ -1,0 +1,640 @@
+"""make_figures.py on score files written by hand; what is drawn is read back from the figure."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from test_make_table import JUDGED, question, score_file, scored  # noqa: F401
+
+from utils import compare_evaluators, dataset_statistics, make_figures
+from utils.cli import UserError
+from utils.make_figures import (
+    DARK,
+    HATCHES,
+    LIGHT,
+    Evaluator,
+    Point,
+    main,
+    output_files,
+    posts_figure,
+    posts_ticks,
+    read_evaluators,
+    score_limits,
+    systems_figure,
+    trade_off_figure,
+)
+from utils.make_table import Row
+from utils.tables.comparisons import GROUPS
+from utils.tables.drawing import render_figure, shorten
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "tests" / "data" / "mini_lampqa"
+ARTS, LIFESTYLE, SOCIETY, MACRO = GROUPS
+
+
+@pytest.fixture(autouse=True)
+def no_warnings():
+    """A layout that does not fit, or a character without a glyph, is only a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    """Run the script; the figure that it puts into figure.png and figure.pdf, which this leaves out."""
+
+    def run(*arguments):
+        figures = []
+
+        def render(figure, kinds, dots):
+            figures.append(figure)
+            return {}
+
+        with monkeypatch.context() as patch:
+            patch.setattr(make_figures, "render_figure", render)
+            assert main([*map(str, arguments), "--output_addr", str(tmp_path / "figure")]) == 0
+        return figures[0]
+
+    return run
+
+
+@pytest.fixture
+def evaluators_file(tmp_path):
+    def write(*entries, content=None):
+        path = tmp_path / "evaluators.json"
+        path.write_text(json.dumps({"evaluators": entries} if content is None else content), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def entry(name, accuracy, mean_score, **more):
+    return {"name": name, "strategy": "aspect", "accuracy": accuracy, "mean_score": mean_score, **more}
+
+
+def evaluator(name, accuracy, mean_score, interval=None, strategy="aspect"):
+    return Evaluator(name, strategy, accuracy, interval, mean_score)
+
+
+def row(name, *means):
+    return Row(name, dict(zip(GROUPS, means, strict=True)), 10, 0, 0)
+
+
+def points(*means, reach=0.02):
+    """The four groups of one system, each interval this far to both sides."""
+    return {group: Point(mean, (mean - reach, mean + reach)) for group, mean in zip(GROUPS, means, strict=True)}
+
+
+PAPER = [evaluator("0.5B", 0.48, 0.94), evaluator("3B", 0.6, 0.7), evaluator("7B", 0.66, 0.5)]
+PAPER += [evaluator("32B", 0.73, 0.44, (0.64, 0.81))]
+SWEEP = {k: points(0.3 + k / 100, 0.4, 0.5, 0.4 + k / 300) for k in (0, 2, 4, 6, 8, 10)}
+
+
+# Figures 2 and 16
+
+
+def panels_of(figure):
+    return {panel.get_title().replace("\n", " "): panel for panel in figure.axes if panel.get_visible()}
+
+
+def line_of(panel):
+    [line] = [line for line in panel.get_lines() if line.get_marker() == "o"]
+    return dict(zip(*map(list, line.get_data()), strict=True))
+
+
+def intervals_of(panel):
+    """Both ends of every upright bar, by its place."""
+    segments = itertools.chain(*(collection.get_segments() for collection in panel.collections))
+    return {float(x): (pytest.approx(low), pytest.approx(high)) for (x, low), (_, high) in segments}
+
+
+@pytest.mark.parametrize("number", ["2", "16"])
+def test_the_score_by_the_number_of_posts(number, drawn, score_file):
+    # Files a category, pooled; the systems are not given in the order of k.
+    ten = [score_file("10a.json", *scored("rpg", 0.0, 1.0)),
+           score_file("10b.json", *scored("diy", 0.75, 0.75), *scored("law", 1.0, 1.0))]  # fmt: skip
+    zero = score_file("0.json", *scored("rpg", 0.25, 0.25), *scored("diy", 0.5, 0.75), *scored("law", 0.5, 0.5))
+    figure = drawn("--figure", number, "--system", 10, *ten, "--system", " 0\n", zero)
+    panels = panels_of(figure)
+    assert list(panels) == list(GROUPS)
+    assert list(line_of(panels[ARTS]).items()) == [(0, 0.25), (10, 0.5)]  # in this order
+    assert line_of(panels[LIFESTYLE]) == {0: 0.625, 10: 0.75}
+    assert line_of(panels[SOCIETY]) == {0: 0.5, 10: 1.0}
+    # (0.25 + 0.625 + 0.5) / 3 = 1.375 / 3 and (0.5 + 0.75 + 1) / 3
+    assert line_of(panels[MACRO]) == {0: pytest.approx(1.375 / 3), 10: pytest.approx(0.75)}
+    # Two questions with 0 and 1: a quarter of the resamples are 0, a quarter 1. Equal scores have no width.
+    assert intervals_of(panels[ARTS]) == {0: (0.25, 0.25), 10: (0, 1)}
+    # The average resamples within each category: (0 + 0.75 + 1) / 3 to (1 + 0.75 + 1) / 3, and with 0.5 and 0.75
+    # in one category (0.25 + 0.5 + 0.5) / 3 to (0.25 + 0.75 + 0.5) / 3.
+    assert intervals_of(panels[MACRO]) == {0: (1.25 / 3, 0.5), 10: (1.75 / 3, 2.75 / 3)}
+
+
+def test_all_panels_have_one_scale_and_it_is_said_where_that_does_not_start_at_0():
+    figure = posts_figure(SWEEP)
+    assert [panel.get_ylim() for panel in figure.axes] == [(pytest.approx(0.268), pytest.approx(0.532))] * 4
+    # 0.28 to 0.52, and a twentieth of 0.24 on both sides
+    assert [list(panel.get_xticks()) for panel in figure.axes] == [[0, 2, 4, 6, 8, 10]] * 4
+    about = ["k: number of posts from the profile", "bars: 95% bootstrap intervals over questions"]
+    assert figure._supxlabel.get_text().split("\n") == [*about, "the axis of scores does not start at 0"]
+    assert figure._supylabel.get_text() == "score (0 to 1)"
+    from_zero = posts_figure({0: points(0.02, 0.4, 0.5, 0.3), 1: points(0.1, 0.4, 0.5, 0.3)})
+    assert from_zero._supxlabel.get_text().split("\n") == about
+    assert from_zero.axes[0].get_ylim()[0] == 0
+
+
+def test_small_differences_are_not_blown_up():
+    assert score_limits([Point(0.4, None), Point(0.41, (0.4, 0.42))]) == (pytest.approx(0.36), pytest.approx(0.46))
+    assert score_limits([Point(1.0, (1.0, 1.0)), Point(None, None)]) == (0.95, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "shown"),
+    [
+        ([0, 2, 4, 6, 8, 10], [0, 2, 4, 6, 8, 10]),
+        (list(range(11)), [0, 2, 4, 6, 8, 10]),
+        ([0, 1, 50, 100], [0, 50, 100]),
+        ([3, 9999], [3, 9999]),
+    ],
+)
+def test_numbers_of_posts_that_would_overlap_are_not_labelled(numbers, shown):
+    assert posts_ticks(numbers) == shown
+    figure = posts_figure(dict.fromkeys(numbers, points(0.3, 0.4, 0.5, 0.4)))
+    check_texts(figure)
+    assert list(line_of(figure.axes[0])) == numbers
+
+
+def test_one_category_alone_has_one_panel_and_a_note(drawn, score_file, capsys):
+    first = score_file("0.json", *scored("law", 0.25, None))
+    second = score_file("4.json", *scored("law", 0.75, 1.0))
+    figure = drawn("--figure", "2", "--system", 0, first, "--system", 4, second)
+    [(title, panel)] = panels_of(figure).items()
+    # The question without a verdict is left out, as in a table; one question has no interval.
+    assert (title, line_of(panel)) == (SOCIETY, {0: 0.25, 4: 0.875})
+    assert list(intervals_of(panel)) == [4]
+    assert capsys.readouterr().err.splitlines() == [
+        "note: 0: 1 aspect without a verdict, in 1 question; these questions are left out of its means.",
+        f"note: No score in {ARTS}, {LIFESTYLE}, and so no average.",
+    ]
+
+
+def test_a_system_without_a_score_in_a_category_has_no_point_there(drawn, score_file):
+    first = score_file("0.json", *scored("law", 0.25, 0.5), *scored("rpg", None))
+    second = score_file("4.json", *scored("law", 0.75, 1.0), *scored("rpg", 0.5))
+    panels = panels_of(drawn("--figure", "2", "--system", 0, first, "--system", 4, second))
+    assert {title: line_of(panel) for title, panel in panels.items()} == {ARTS: {4: 0.5}, SOCIETY: {0: 0.375, 4: 0.875}}
+
+
+# Figure 3
+
+
+def bars_of(figure):
+    """By legend: the heights, and the texts on the bars."""
+    [panel] = figure.axes
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    heights = [[bar.get_height() for bar in bars] for bars in panel.containers]
+    texts = [text.get_text() for text in panel.texts]
+    size = len(heights[0])
+    return {name: (heights[i], texts[size * i : size * (i + 1)]) for i, name in enumerate(names)}
+
+
+def labels_of(axis):
+    return [label.get_text() for label in axis.get_ticklabels()]
+
+
+def test_gold_plans(drawn, score_file):
+    trained = score_file("trained.json", *scored("rpg", 0.25, 0.5), *scored("diy", 0.5), *scored("law", 0.75))
+    gold = score_file("gold.json", *scored("rpg", 0.75, 0.75), *scored("diy", 1.0), *scored("law", 0.75))
+    figure = drawn("--figure", "3", "--system", "PlanPers", trained, "--system", "PlanPers (gold plans)", gold)
+    # Averages (0.375 + 0.5 + 0.75) / 3 = 1.625 / 3 and (0.75 + 1 + 0.75) / 3 = 2.5 / 3, which is 154% of it.
+    assert bars_of(figure) == {
+        "PlanPers": ([0.375, 0.5, 0.75, pytest.approx(1.625 / 3)], [".375", ".500", ".750", ".542"]),
+        "PlanPers (gold plans)": ([0.75, 1.0, 0.75, pytest.approx(2.5 / 3)], [".750", "1.000", ".750", ".833"]),
+    }
+    labels = [label.replace("\n", " ") for label in labels_of(figure.axes[0].xaxis)]
+    assert labels == [f"200% {ARTS}", f"200% {LIFESTYLE}", f"100% {SOCIETY}", f"154% {MACRO}"]
+    assert figure._supxlabel.get_text() == "%: PlanPers (gold plans), relative to PlanPers"
+    assert figure.axes[0].get_ylabel() == "score (0 to 1)"
+    assert figure.axes[0].get_ylim() == (0, pytest.approx(1.15))
+
+
+def test_bars_stand_side_by_side_over_their_group():
+    figure = systems_figure([row(name, 0.1, 0.2, 0.3, 0.2) for name in "abc"])
+    edges = [[(bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars] for bars in figure.axes[0].containers]
+    for group in range(4):
+        (start, one), (two, three), (four, end) = (bars[group] for bars in edges)
+        assert (one, three) == (pytest.approx(two), pytest.approx(four))
+        assert (start + end) / 2 == pytest.approx(group)
+    assert list(figure.axes[0].get_xticks()) == [0, 1, 2, 3]
+
+
+def test_a_ratio_to_nothing_is_a_dash():
+    figure = systems_figure([row("a", 0.0, None, 0.5, None), row("b", 0.5, 0.5, None, None)])
+    assert [label.split("\n")[0] for label in labels_of(figure.axes[0].xaxis)] == ["–", "–", "–"]
+    assert bars_of(figure) == {"a": ([0, 0, 0.5], [".000", "–", ".500"]), "b": ([0.5, 0.5, 0], [".500", ".500", "–"])}
+
+
+def test_scores_that_are_all_0_can_be_drawn():
+    figure = systems_figure([row("a", 0.0, 0.0, 0.0, 0.0), row("b", 0.0, 0.0, 0.0, 0.0)])
+    assert figure.axes[0].get_ylim() == (0, 1)
+
+
+# Figure 4
+
+
+def test_the_trade_off_of_the_papers_end_points():
+    figure = trade_off_figure(PAPER)
+    [panel] = figure.axes
+    accuracy, score = (list(line.get_ydata()) for line in panel.get_lines()[:2])
+    assert (accuracy, score) == ([0.48, 0.6, 0.66, 0.73], [0.94, 0.7, 0.5, 0.44])
+    assert labels_of(panel.xaxis) == ["0.5B", "3B", "7B", "32B"]
+    assert [text.get_text() for text in panel.texts] == ["48%", "60%", "66%", "73%", ".94", ".70", ".50", ".44"]
+    assert intervals_of(panel) == {2.96: (0.64, 0.81)}
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["agreement with humans (bars: 95% intervals)", "mean score"]
+    assert panel.get_ylim() == (0, 1)
+    assert panel.get_ylabel() == "agreement, score (0 to 1)"
+
+
+def test_a_line_breaks_where_there_is_no_value_and_between_strategies():
+    aspects = [evaluator("a", 0.5, 0.9), evaluator("b", None, 0.8), evaluator("c", 0.6, 0.7)]
+    others = [evaluator("d", 0.7, 0.6, strategy="direct"), evaluator("e", 0.4, None, strategy="pairwise")]
+    panel = trade_off_figure([*aspects, *others]).axes[0]
+    accuracy, score = ([None if y != y else y for y in line.get_ydata()] for line in panel.get_lines()[:2])
+    assert accuracy == [0.5, None, 0.6, None, 0.7, None, 0.4]
+    assert score == [0.9, 0.8, 0.7, None, 0.6, None, None]
+
+
+def test_an_evaluator_without_data_is_said_to_have_none():
+    evaluators = [evaluator("a", 0.5, 0.9), evaluator("b", None, None), evaluator("c", None, 0.7)]
+    panel = trade_off_figure(evaluators).axes[0]
+    assert [text.get_position()[0] for text in panel.texts if text.get_text() == "no data"] == [1]
+
+
+def test_what_compare_evaluators_writes_is_drawn(drawn, score_file, tmp_path):
+    first = score_file("first.json", *scored("rpg", 1.0, 0.5, 0.0))
+    second = score_file("second.json", *scored("rpg", 0.5, 0.5, 0.5))
+    large = score_file("large.json", *scored("rpg", 0.25, 0.25, 0.0))
+    lower = score_file("lower.json", *scored("rpg", 0.0, 0.5, 0.0))
+    human, output = tmp_path / "human.json", tmp_path / "evaluators.json"
+    human.write_text(json.dumps({"rpg0": "first", "rpg1": "second", "rpg2": "second"}))
+    arguments = ["--evaluator", "0.5B", first, second, "--evaluator", "32B", large, lower]
+    compare_evaluators.main([*arguments, "--human_addr", str(human), "--output_addr", str(output)])
+    panel = drawn("--figure", "4", "--agreement_addr", output).axes[0]
+    # Small: first, tie, second, so 2 of 3 as the humans; mean of 1, 0.5, 0, 0.5, 0.5, 0.5 is 0.5.
+    # Large: first, second, tie, so 2 of 3; mean of 0.25, 0.25, 0, 0, 0.5, 0 is 1/6.
+    accuracy, score = (list(line.get_ydata()) for line in panel.get_lines()[:2])
+    assert accuracy == [pytest.approx(2 / 3)] * 2
+    assert score == [0.5, pytest.approx(1 / 6)]
+    assert list(intervals_of(panel)) == [-0.04, 0.96]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ([], ": has no list 'evaluators'\n  give the file that utils/compare_evaluators.py wrote"),
+        ({"evaluators": {}}, ": has no list 'evaluators'"),
+        ({"evaluators": []}, ": evaluators: 0 are given; figure 4 has 2 to 9"),
+        ({"evaluators": [entry("a", 0.5, 0.5)]}, ": evaluators: 1 are given; "),
+        ({"evaluators": [entry(str(i), 0.5, 0.5) for i in range(10)]}, ": evaluators: 10 are given; "),
+        ({"evaluators": ["a"]}, ": evaluators, item 0: 'a' where an evaluator's figures belong"),
+        ({"evaluators": [entry("a", 0, 1), {"strategy": "aspect"}]}, ": evaluators, item 1: field 'name' is None; "),
+        ({"evaluators": [{"name": "a"}]}, ": evaluators, item 0: field 'strategy' is None; it must be a text"),
+        ({"evaluators": [entry(" ", 0, 1)]}, ": evaluators, item 0: field 'name' is ' '; it must be a text"),
+        ({"evaluators": [entry("a", 73, 1)]}, ": evaluators, item 0 ('a'): field 'accuracy' is 73; it must be a numb"),
+        ({"evaluators": [entry("a", True, 1)]}, ": evaluators, item 0 ('a'): field 'accuracy' is True; "),
+        ({"evaluators": [entry("a", 0, -0.1)]}, ": evaluators, item 0 ('a'): field 'mean_score' is -0.1; "),
+        ({"evaluators": [entry("a", 0, "1")]}, ": evaluators, item 0 ('a'): field 'mean_score' is '1'; "),
+        (
+            {"evaluators": [entry("a", 0, 1, accuracy_interval=[0.5])]},
+            ": evaluators, item 0 ('a'): field 'accuracy_interval' is [0.5]; it must be two shares, or null",
+        ),
+        ({"evaluators": [entry("a", None, 1)] * 2}, ": no evaluator has an accuracy\n  give utils/compare_evaluators"),
+        ({"evaluators": [entry("a", 1, None)] * 2}, ": no evaluator has a mean score\n  "),
+    ],
+)
+def test_a_file_without_the_evaluators_figures_is_refused(content, expected, evaluators_file):
+    path = evaluators_file(content=content)
+    with pytest.raises(UserError) as error:
+        read_evaluators(path)
+    assert str(error.value).startswith(path + expected)
+
+
+# Figure 5
+
+
+def test_the_communities_are_drawn_as_dataset_statistics_draws_them(drawn, tmp_path):
+    files = [SAMPLE / "train.json", SAMPLE / "test.json"]
+    figure = drawn("--figure", "5", "--inputs_addr", *files)
+    assert [panel.get_title() for panel in figure.axes] == ["train.json\n24 questions", "test.json\n13 questions"]
+    counts = [Counter(record["category"] for record in json.loads(file.read_bytes())) for file in files]
+    names = labels_of(figure.axes[0].yaxis)
+    for panel, expected in zip(figure.axes, counts, strict=True):
+        lengths = {names[round(bar.get_y() + bar.get_height() / 2)]: bar.get_width() for bar in panel.patches}
+        assert {name: length for name, length in lengths.items() if length} == expected
+    dataset_statistics.main(["--inputs_addr", *map(str, files), "--plot_addr", str(tmp_path / "one.png")])
+    rendered = render_figure(figure, {tmp_path / "other.png": "png"})
+    assert (tmp_path / "one.png").read_bytes() == rendered[tmp_path / "other.png"]
+
+
+# For every reader
+
+
+def grey(color):
+    """How light a colour is in black-and-white print, 0 to 1 (Rec. 601)."""
+    from matplotlib.colors import to_rgb
+
+    red, green, blue = to_rgb(color)
+    return 0.299 * red + 0.587 * green + 0.114 * blue
+
+
+@pytest.mark.parametrize("count", range(2, len(HATCHES) + 1))
+def test_systems_differ_in_grey_by_lightness_and_by_hatch(count):
+    figure = systems_figure([row(f"s{i}", 0.5, 0.5, 0.5, 0.5) for i in range(count)])
+    figure.canvas.draw()
+    pixels = figure.canvas.buffer_rgba()
+    seen = []
+    for bars in figure.axes[0].containers:
+        box = bars[0].get_window_extent()
+        top = pixels.shape[0] - box.y1  # rows are counted from the top
+        rows, columns = range(int(top) + 4, int(top + box.height) - 4), range(int(box.x0) + 4, int(box.x1) - 4)
+        inside = sorted(grey([pixels[r, c, i] / 255 for i in range(3)]) for r in rows for c in columns)
+        seen.append(inside[len(inside) // 2])  # the median pixel is one between the hatches
+    assert all(lighter - darker > 0.07 for lighter, darker in itertools.pairwise(seen)), seen
+    assert len({bars[0].get_hatch() for bars in figure.axes[0].containers}) == count
+    for bars in figure.axes[0].containers[1:]:  # a hatch can be told from what is behind it
+        assert abs(grey(bars[0].get_hatchcolor()) - grey(bars[0].get_facecolor())) > 0.25
+
+
+def test_the_two_lines_differ_in_grey_in_line_style_and_in_marker():
+    accuracy, score = trade_off_figure(PAPER).axes[0].get_lines()[:2]
+    assert grey(LIGHT) - grey(DARK) > 0.3
+    assert 1 - grey(LIGHT) > 0.3  # and the paler one from the paper
+    for look in ("get_color", "get_linestyle", "get_marker", "get_markerfacecolor"):
+        assert getattr(accuracy, look)() != getattr(score, look)()
+
+
+def check_texts(figure):
+    """Every text lies within the figure, is large enough to read, and no two labels of an axis overlap."""
+    from matplotlib.text import Text
+
+    figure.draw_without_rendering()
+    frame = figure.bbox
+    for text in figure.findobj(Text):
+        if text.get_visible() and text.get_text() and (text.axes is None or text.axes.get_visible()):
+            box = text.get_window_extent()
+            inside = box.x0 >= -1 and box.y0 >= -1 and box.x1 <= frame.x1 + 1 and box.y1 <= frame.y1 + 1
+            assert inside, text
+            assert text.get_fontsize() >= 7
+    for panel in figure.axes:
+        boxes = [label.get_window_extent() for label in panel.get_xticklabels() if label.get_text()]
+        assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes)), labels_of(panel.xaxis)
+
+
+LONG = ["x" * 200, "RAG with a name of very many words, " * 5, "$x_1$ & 100%_", "日本\x1b", "_hidden", ""]
+
+
+@pytest.mark.parametrize(
+    ("figure", "width"),
+    [
+        (lambda: posts_figure(SWEEP), 3.3),
+        (lambda: posts_figure({k: {ARTS: by[ARTS]} | dict.fromkeys(GROUPS[1:], Point(None, None))
+                               for k, by in SWEEP.items()}), 3.3),
+        (lambda: systems_figure([row("PlanPers", 0.35, 0.48, 0.52, 0.45), row("Gold plans", 1, 1, 1, 1)]), 3.3),
+        (lambda: systems_figure([row(name, 0.35, 0.48, 0.52, 0.45) for name in LONG[:2]]), 3.3),
+        (lambda: systems_figure([row(name, 0.35, 0.48, 0.52, 1) for name in "abcd"]), 6.9),
+        (lambda: systems_figure([row(name, 0.35, 0.48, 0.52, 1) for name in LONG]), 6.9),
+        (lambda: trade_off_figure(PAPER), 3.3),
+        (lambda: trade_off_figure([evaluator(name, 0.0, 1.0, (0, 0.1)) for name in LONG[:4]]), 3.3),
+        (lambda: trade_off_figure([evaluator(f"Aspects, {i}B instruct", 1.0, 0.0, (0.9, 1)) for i in range(9)]), 6.9),
+    ],
+)  # fmt: skip
+def test_no_text_is_cut_and_the_figure_fits_its_column(figure, width):
+    figure = figure()
+    assert figure.get_figwidth() == width
+    check_texts(figure)
+
+
+def test_names_are_drawn_as_they_are():
+    figure = systems_figure([row(name, 0.5, 0.5, 0.5, 0.5) for name in LONG[2:]])
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["$x_1$ & 100%_", "\\u65e5\\u672c\\x1b", "_hidden", ""]
+    assert not any(text.get_parse_math() for text in figure.legends[0].get_texts())
+    figure = systems_figure([row("a" * 99, 0.5, 0.5, 0.5, 0.5), row("b" * 99, 0.5, 0.5, 0.5, 0.5)])
+    assert figure._supxlabel.get_text().split() == ["%:", f"{'b' * 39}…,", "relative", "to", f"{'a' * 39}…"]
+    assert shorten("PlanPers with a planner that was trained by LoRA") == "PlanPers with a planner that was…"
+    panel = trade_off_figure([evaluator("a$b$ _c", 0.5, 0.5), evaluator("x" * 99, 0.5, 0.5)]).axes[0]
+    assert labels_of(panel.xaxis)[0] == "a$b$ _c"
+    assert labels_of(panel.xaxis)[1].replace("\n", "").strip("…") in "x" * 99
+
+
+# The files
+
+
+@pytest.fixture
+def two(score_file):
+    """Two systems on the same three questions."""
+    trained = score_file("trained.json", *scored("rpg", 0.25), *scored("diy", 0.5), *scored("law", 0.75))
+    gold = score_file("gold.json", *scored("rpg", 0.75), *scored("diy", 1.0), *scored("law", 0.75))
+    return ["--system", "PlanPers", trained, "--system", "$gold_plans$", gold]
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_both_files_are_made_and_made_again(two, tmp_path, capsys):
+    out = tmp_path / "new" / "figure3"
+    assert main(["--figure", "3", *two, "--output_addr", str(out)]) == 0
+    assert capsys.readouterr().out == f"figure 3: {out}.png, {out}.pdf\n"
+    png, pdf = (out.with_suffix(suffix).read_bytes() for suffix in (".png", ".pdf"))
+    assert (png[:8], pdf[:5], pdf.rstrip()[-5:]) == (b"\x89PNG\r\n\x1a\n", b"%PDF-", b"%%EOF")
+    assert int.from_bytes(png[16:20]) == 990  # 3.3 inches at 300 dots
+    assert b"/FontFile2" in pdf  # a TrueType font: the text can be searched
+    assert b"CreationDate" not in pdf
+    main(["--figure", "3", *two[3:], *two[:3], "--output_addr", str(out)])
+    assert out.with_suffix(".png").read_bytes() != png
+    out.with_suffix(".pdf").unlink()
+    main(["--figure", "3", *two, "--output_addr", f"{out}.pdf"])
+    assert (out.with_suffix(".png").read_bytes(), out.with_suffix(".pdf").read_bytes()) == (png, pdf)
+    names = ["figure3.pdf", "figure3.png"]
+    assert names_in(out.parent) == sorted([*names, *(f"{name}.manifest.json" for name in names)])
+
+
+@pytest.mark.parametrize(
+    ("address", "stem"),
+    [("a/f", "a/f"), ("f.png", "f"), ("f.PDF", "f"), ("f.v1", "f.v1"), ("f.v1.pdf", "f.v1"), ("k.10", "k.10")],
+)
+def test_the_name_of_the_files(address, stem):
+    assert output_files(address) == {Path(f"{stem}.png"): "png", Path(f"{stem}.pdf"): "pdf"}
+
+
+def run_process(*arguments, cwd=ROOT, **environment):
+    command = [sys.executable, str(ROOT / "utils/make_figures.py"), *map(str, arguments)]
+    environment = {**os.environ, **environment}
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, env=environment)
+
+
+def test_the_same_bytes_on_every_account(two, tmp_path):
+    held = "Arts & Entertainment (rpg); Lifestyle & Personal Development (diy); Society & Culture (law)"
+    note = f"note: Questions of more than one category in one score file, PlanPers, $gold_plans$: {held}.\n"
+    settings = tmp_path / "matplotlibrc"
+    settings.write_text("font.size: 30\ntext.usetex: True\nsavefig.bbox: tight\npdf.fonttype: 3\nbackend: tkagg\n")
+    first = run_process("--figure", "3", *two, "--output_addr", "one", cwd=tmp_path, PYTHONHASHSEED="1")
+    more = {"PYTHONHASHSEED": "2", "MATPLOTLIBRC": str(settings), "TZ": "Asia/Tokyo", "LC_ALL": "C"}
+    second = run_process("--figure", "3", *two, "--output_addr", "two", cwd=tmp_path, **more)
+    assert (first.returncode, first.stderr, second.returncode, second.stderr) == (0, note, 0, note)
+    for kind in ("png", "pdf"):
+        assert (tmp_path / f"one.{kind}").read_bytes() == (tmp_path / f"two.{kind}").read_bytes()
+
+
+# Mistakes
+
+
+def test_a_mistake_is_one_message_and_exit_code_2_and_nothing_is_written(two, tmp_path):
+    before = names_in(tmp_path)
+    result = run_process("--figure", "2", *two, "--output_addr", "out/figure", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "error: --system 'PlanPers': not a number of posts; the name is k, from 0 to 9999\n"
+    assert names_in(tmp_path) == before
+
+
+GIVEN = {
+    "two": "--system PlanPers a.json --system Gold b.json",
+    "posts": "--system 0 a.json --system 10 b.json",
+}
+REFUSED = {
+    "no systems": ("--figure 2", "--figure 2: is drawn from --system; give it"),
+    "no agreement": ("--figure 4", "--figure 4: is drawn from --agreement_addr; give it"),
+    "no datasets": ("--figure 5", "--figure 5: is drawn from --inputs_addr; give it"),
+    "agreement for 2": (
+        f"--figure 2 --agreement_addr e.json {GIVEN['posts']}",
+        "--agreement_addr: not for --figure 2, which is drawn from --system",
+    ),
+    "datasets for 3": (
+        f"--figure 3 {GIVEN['two']} --inputs_addr a.json",
+        "--inputs_addr: not for --figure 3, which is drawn from --system",
+    ),
+    "systems for 4": (
+        f"--figure 4 --agreement_addr e.json {GIVEN['two']}",
+        "--system: not for --figure 4, which is drawn from --agreement_addr",
+    ),
+    "partial for 4": (
+        "--figure 4 --agreement_addr e.json --allow_partial",
+        "--allow_partial: not for --figure 4, which reads no score files",
+    ),
+    "partial for 5": (
+        "--figure 5 --inputs_addr a.json --allow_partial",
+        "--allow_partial: not for --figure 5, which reads no score files",
+    ),
+    "k twice": ("--figure 2 --system 4 a.json --system 4 b.json", "--system '4' is given twice; put all its files"),
+    "k twice in other words": ("--figure 2 --system 4 a.json --system 04 b.json", "--system '04' is given twice; "),
+    "one k": ("--figure 16 --system 4 a.json", "--system '4': is the only number of posts; give two or more"),
+    "k is a fraction": ("--figure 2 --system 0.5 a.json --system 1 b.json", "--system '0.5': not a number of posts"),
+    "k is negative": ("--figure 2 --system 1 a.json --system -2 b.json", "--system '-2': not a number of posts"),
+    "k in other digits": ("--figure 2 --system ٣ a.json --system 1 b.json", "--system '٣': not a number of posts"),
+    "k is huge": ("--figure 2 --system 10000 a.json --system 1 b.json", "--system '10000': not a number of posts"),
+    "one system": ("--figure 3 --system A a.json", "--system: given 1 time; figure 3 has 2 to 6 systems"),
+    "seven systems": (
+        "--figure 3 " + " ".join(f"--system {i} {i}.json" for i in range(7)),
+        "--system: given 7 times; figure 3 has 2 to 6 systems",
+    ),
+    "no file": ("--figure 3 --system A --system B b.json", "--system 'A': no score file; give a name, then"),
+    "one file in two systems": ("--figure 3 --system A a.json --system B a.json", "a.json: stands behind --system 'A'"),
+    "a name twice": ("--figure 3 --system A a.json --system A b.json", "--system 'A' is given twice; put all its"),
+    "a missing file": ("--figure 3 --system A gone.json --system B b.json", "gone.json: no such file"),
+    "a dataset": (f"--figure 3 --system A {SAMPLE}/test.json --system B b.json", f"{SAMPLE}/test.json: not a score"),
+    "no questions": ("--figure 3 --system A a.json --system B empty.json", "empty.json: holds no questions"),
+    "an unknown community": ("--figure 2 --system 0 a.json --system 1 odd.json", "odd.json: question 'x0': no categor"),
+    "another judge": ("--figure 2 --system 0 a.json --system 1 judge.json", "judge.json: judged in another way than a"),
+    "other questions": ("--figure 3 --system A a.json --system B fewer.json", "--system 'B' (fewer.json) lacks 1 of"),
+    "nothing scored": ("--figure 3 --system A none.json --system B none2.json", "none.json: no question of any system"),
+    "a missing agreement": ("--figure 4 --agreement_addr gone.json", "gone.json: no such file"),
+    "scores for agreement": ("--figure 4 --agreement_addr a.json", "a.json: has no list 'evaluators'"),
+    "scores for a dataset": ("--figure 5 --inputs_addr a.json", "a.json: holds an object; a dataset is a JSON array"),
+    "a dataset twice": (
+        f"--figure 5 --inputs_addr {SAMPLE}/test.json {SAMPLE}/test.json",
+        f"--inputs_addr {SAMPLE}/test.json: given twice; give a file once",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(score_file, tmp_path, monkeypatch):
+    """Score files of several kinds in the working directory."""
+    score_file("a.json", *scored("rpg", 0.25), *scored("law", 0.5))
+    score_file("b.json", *scored("rpg", 0.5), *scored("law", 0.75))
+    score_file("fewer.json", *scored("rpg", 0.5))
+    score_file("empty.json")
+    score_file("odd.json", question("x0", "astrology", 1, 2))
+    score_file("judge.json", *scored("rpg", 0.5), *scored("law", 0.75), judged=JUDGED | {"judge": "other@1"})
+    for name in ("none.json", "none2.json"):
+        score_file(name, *scored("rpg", None))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_mistake_is_named_and_nothing_is_written(case, folder):
+    arguments, expected = REFUSED[case]
+    before = names_in(folder)
+    with pytest.raises(UserError) as error:
+        main([*arguments.split(), "--output_addr", "out/figure"])
+    assert str(error.value).startswith(expected)
+    assert len(str(error.value).splitlines()) <= 3
+    assert names_in(folder) == before
+
+
+def test_systems_on_other_questions_are_taken_where_that_is_asked_for(folder, drawn, capsys):
+    figure = drawn("--figure", "3", "--system", "A", "a.json", "--system", "B", "fewer.json", "--allow_partial")
+    assert bars_of(figure) == {"A": ([0.25, 0.5], [".250", ".500"]), "B": ([0.5, 0], [".500", "–"])}
+    assert "note: Warning: not all systems were scored on the same questions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        (".", "--output_addr .: a folder; give the name of a file in it"),
+        ("", "--output_addr : a folder; give the name of a file in it"),
+        ("made", "--output_addr made: a folder; give the name of a file in it"),
+        ("later/", "--output_addr later/: a folder; give the name of a file in it"),
+        ("taken", "taken.png: is a folder; give the name of a file in it"),
+        ("half", "half.pdf: is a folder; give the name of a file in it"),
+        ("a.json/figure", "a.json/figure.png: cannot be written: "),
+        ("x" * 250, f"{'x' * 250}.png: cannot be written: File name too long"),
+    ],
+)
+def test_a_place_that_cannot_be_written(address, expected, folder):
+    for name in ("made", "taken.png", "half.pdf"):
+        (folder / name).mkdir()
+    before = names_in(folder)
+    with pytest.raises(UserError) as error:
+        main(["--figure", "3", *GIVEN["two"].split(), "--output_addr", address])
+    assert str(error.value).startswith(expected)
+    assert names_in(folder) == before
+
+
+def test_an_input_is_never_drawn_over(folder):
+    content = json.dumps({"evaluators": [entry("a", 0.5, 0.5), entry("b", 0.5, 0.5)]})
+    (folder / "e.png").write_text(content)
+    with pytest.raises(UserError, match=r"^e\.png: is an input too; give the output its own name$"):
+        main(["--figure", "4", "--agreement_addr", "e.png", "--output_addr", "e"])
+    assert (folder / "e.png").read_text() == content
+
+
+def test_unscored_as_zero_is_the_tables_rule(score_file, drawn):
+    files = [
+        score_file(f"{k}.json", *scored("rpg", 1.0, None), *scored("diy", 0.5), *scored("law", 0.5)) for k in (0, 1)
+    ]
+    arguments = ["--figure", "2", "--system", "0", files[0], "--system", "1", files[1]]
+    left_out = drawn(*arguments).axes[0].lines[0].get_ydata()[0]
+    as_zero = drawn(*arguments, "--unscored_as_zero").axes[0].lines[0].get_ydata()[0]
+    assert (left_out, as_zero) == (1.0, 0.75)  # 2 and no verdict: (1 + 2 / 4) / 2
+    with pytest.raises(UserError, match="--unscored_as_zero: not for --figure 4"):
+        main(["--figure", "4", "--agreement_addr", "a.json", "--output_addr", "f", "--unscored_as_zero"])

@@ -1,0 +1,921 @@
+"""make_table.py on score files written by hand."""
+
+import csv
+import hashlib
+import io
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from api_server import serve
+
+import evaluate_responses
+from utils.benchmarks.lampqa import CATEGORIES
+from utils.cli import UserError
+from utils.make_table import Row, best_of, main
+from utils.tables import comparisons
+from utils.tables.formats import Cell, Table, p_text, signed, to_latex
+from utils.tables.paper_results import PAPER_RESULTS
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADER = (
+    "| System | Arts & Entertainment | Lifestyle & Personal Development | Society & Culture | "
+    "Average (macro) | Questions | Unanswered | Unscored aspects |"
+)
+
+
+ARTS, LIFESTYLE, SOCIETY = CATEGORIES
+JUDGED = {
+    "strategy": "aspect",
+    "judge": "judge@1",
+    "prompt": {"aspect_judge": "ab12"},
+    "temperature": 0.0,
+    "top_p": 0.95,
+    "max_tokens": 512,
+    "constrained_decoding": "fallback",
+    "dtype": "auto",
+}
+
+
+def question(question_id, category, *aspect_scores, **more):
+    """An entry as evaluate_responses.py writes it, its score worked out apart from the code under test."""
+    score = None
+    if aspect_scores and None not in aspect_scores:
+        score = sum(aspect_scores) / 2 / len(aspect_scores)
+    details = [{"aspect": f"aspect {i}", "score": s} for i, s in enumerate(aspect_scores)]
+    entry = {"id": question_id, "category": category, "question_sha256": f"hash of {question_id}", "answered": True}
+    return {**entry, "score": score, "details": details, **more}
+
+
+@pytest.fixture
+def score_file(tmp_path):
+    """Write a score file, and its manifest unless `judged` is None."""
+
+    def write(name, *questions, judged=JUDGED, **more):
+        path = tmp_path / name
+        path.write_text(
+            json.dumps({"score": 0.5, "num_unanswered": 0, "per_question_scores": questions, **more}), encoding="utf-8"
+        )
+        if judged is not None:
+            manifest = {"fingerprint": judged, "output_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+            path.with_name(f"{name}.manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def complete(score_file):
+    """One file with a question a category: 3/4, 1/2 and 0, macro average 1.25/3."""
+    return score_file("a.json", question("1", "rpg", 2, 1), question("2", "diy", 1), question("3", "law", 0))
+
+
+QUARTERS = {0.0: (0, 0), 0.25: (1, 0), 0.5: (1, 1), 0.75: (2, 1), 1.0: (2, 2), None: (2, None)}
+
+
+def scored(community, *scores):
+    """A question a score, with two aspects."""
+    return [question(f"{community}{i}", community, *QUARTERS[score]) for i, score in enumerate(scores)]
+
+
+def table(capsys, *arguments):
+    """Run it; the cells of each row of the first table by its name, and the lines below that table."""
+    assert main([str(argument) for argument in arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    lines = [line for line in lines if not line.startswith("- Questions of more than one category")]  # TestNotes has it
+    end = lines.index("") if "" in lines else len(lines)
+    rows = [line.strip("| ").split(" | ") for line in lines[2:end]]
+    return {name: cells for name, *cells in rows}, lines[end + 1 :]
+
+
+def refusal(*arguments):
+    with pytest.raises(UserError) as error:
+        main([str(argument) for argument in arguments])
+    return str(error.value)
+
+
+class TestNumbers:
+    def test_files_are_pooled_and_grouped_by_community(self, score_file, capsys):
+        first = score_file("1.json", question("a", "music", 2, 2), question("b", "pets", 1, 0, 1))
+        second = score_file("2.json", question("c", "anime", 0, 1), question("d", "history", 1))
+        third = score_file(
+            "3.json",
+            question("a", "music", 2),
+            question("b", "pets", 2),
+            question("c", "anime", 2),
+            question("d", "history", 2),
+        )
+        assert main(["--system", "RAG", first, second, "--system", "Gold plans", third]) == 0
+        assert capsys.readouterr().out.splitlines()[:4] == [
+            HEADER,
+            "|:---|---:|---:|---:|---:|---:|---:|---:|",
+            # Arts (1 + 1/4) / 2, Lifestyle 2/6, Society 1/2, macro (0.625 + 0.3333 + 0.5) / 3
+            "| RAG | 0.6250 | 0.3333 | 0.5000 | 0.4861 | 4 | 0 | 0 |",
+            "| Gold plans | **1.0000** | **1.0000** | **1.0000** | **1.0000** | 4 | 0 | 0 |",
+        ]
+
+    def test_an_unscored_aspect_takes_its_question_out_of_the_mean(self, score_file, capsys):
+        path = score_file("a.json", question("1", "rpg", 2), question("2", "rpg", 2, None, None, 1))
+        main(["--system", "RAG", path])
+        assert capsys.readouterr().out.splitlines()[2:] == [
+            "| RAG | 1.0000 | – | – | – | 2 | 0 | 2 |",
+            "",
+            "- RAG: 2 aspects without a verdict, in 1 question; these questions are left out of its means.",
+        ]
+
+    def test_unscored_as_zero(self, score_file, capsys):
+        path = score_file("a.json", question("1", "rpg", 2), question("2", "rpg", 2, None, None, 1))
+        main(["--system", "RAG", path, "--unscored_as_zero"])
+        assert capsys.readouterr().out.splitlines()[2:] == [
+            "| RAG | 0.6875 | – | – | – | 2 | 0 | 2 |",  # (1 + 3/8) / 2
+            "",
+            "- RAG: 2 aspects without a verdict, in 1 question; they count 0.",
+        ]
+
+    def test_a_category_whose_questions_all_lack_a_verdict_is_a_dash(self, score_file, capsys):
+        path = score_file("a.json", question("1", "rpg", 2), question("2", "diy", None), question("3", "law", 1))
+        main(["--system", "RAG", path])
+        assert "| RAG | 1.0000 | – | 0.5000 | – | 3 | 0 | 1 |" in capsys.readouterr().out
+
+
+# As the dataset's three files have them, in an order of their own.
+HUB = {
+    ARTS: "sound scifi rpg musicfans music movies literature gaming boardgames anime",
+    LIFESTYLE: (
+        "writers workplace woodworking travel sustainability sports pets parenting outdoors martialarts lifehacks "
+        "health gardening freelancing fitness diy cooking bicycles"
+    ),
+    SOCIETY: (
+        "vegetarianism skeptics politics philosophy money linguistics law judaism islam interpersonal history hinduism "
+        "hermeneutics genealogy expatriates english christianity buddhism academia"
+    ),
+}
+
+
+def test_every_community_counts_in_the_category_of_its_file(score_file, capsys):
+    # In each file one question a community: those of the first half of the alphabet score 1, the others 1/2.
+    files = {
+        category: score_file(f"{n}.json", *(question(s, s, 2 if s < "m" else 1) for s in slugs.split()))
+        for n, (category, slugs) in enumerate(HUB.items())
+    }
+    rows, notes = table(capsys, "--system", "RAG", *files.values())
+    # Before "m": anime to literature, 4 of 10; bicycles to lifehacks, 8 of 18; academia to linguistics, 14 of 19.
+    means = [(4 + 6 / 2) / 10, (8 + 10 / 2) / 18, (14 + 5 / 2) / 19]
+    assert rows["RAG"] == [*(f"{mean:.4f}" for mean in (*means, sum(means) / 3)), "47", "0", "0"]
+    assert notes == []
+
+
+def test_what_a_system_does_not_answer_counts_in_the_test(score_file, capsys):
+    base = score_file("base.json", *scored("rpg", *[0.5] * 4, 0.25, 0.25))
+    lost = [question(f"rpg{i}", "rpg", 0, 0, answered=False) for i in (4, 5)]
+    other = score_file("other.json", *scored("rpg", *[0.75] * 4), *lost, num_unanswered=2)
+    main(["--system", "RAG", base, "--system", "Ours", other, "--baseline", "RAG", "--format", "csv"])
+    _, ours = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (ours["Unanswered"], ours[f"{ARTS}: paired questions against RAG"]) == ("2", "6")
+    assert float(ours[f"{ARTS}: difference against RAG"]) == pytest.approx((4 * 0.25 - 2 * 0.25) / 6, abs=1e-12)
+
+
+class TestNotes:
+    def test_a_complete_table_with_manifests_has_none(self, score_file, capsys):
+        files = [score_file(f"{name}.json", *scored(name, 1.0, 0.5)) for name in ("rpg", "diy", "law")]
+        main(["--system", "RAG", *files])
+        assert len(capsys.readouterr().out.splitlines()) == 3
+
+    def test_a_file_of_more_than_one_category_is_named_once_for_all_systems(self, score_file, capsys):
+        mixed = [question("1", "rpg", 2), question("2", "writers", 1), question("3", "diy", 1)]
+        one, two = score_file("1.json", *mixed), score_file("2.json", *mixed)
+        main(
+            [
+                "--system",
+                "A",
+                one,
+                score_file("3.json", question("4", "law", 2)),
+                "--system",
+                "B",
+                two,
+                "--allow_partial",
+            ]
+        )
+        notes = [line for line in capsys.readouterr().out.splitlines() if "category" in line]
+        held = "Arts & Entertainment (rpg); Lifestyle & Personal Development (diy, writers)"
+        assert notes == [f"- Questions of more than one category in one score file, A, B: {held}."]
+
+    def test_questions_of_unknown_communities_are_in_no_column_and_named(self, score_file, capsys):
+        known = [question("1", "rpg", 2), question("2", "rpg", 1)]
+        odd = [question("3", "hsm", 0), question("4", None, 0), question("5", ["rpg"], 0)]
+        rows, notes = table(capsys, "--system", "RAG", score_file("a.json", *known, *odd))
+        assert rows["RAG"] == ["0.7500", "–", "–", "–", "2", "0", "0"]
+        assert notes == [
+            "- Warning: 3 questions in no column, for no category is known for the community 'hsm', None, ['rpg']; "
+            "utils/scoring/verdicts.py has the communities."
+        ]
+
+    def test_answers_that_are_missing_count_0_and_are_counted(self, score_file, capsys):
+        lost = [question(str(i), "rpg", 0, answered=False) for i in range(2)]
+        path = score_file("a.json", question("7", "rpg", 2), question("8", "rpg", 2), *lost, num_unanswered=2)
+        rows, notes = table(capsys, "--system", "RAG", path)
+        assert rows["RAG"] == ["0.5000", "–", "–", "–", "4", "2", "0"]
+        assert notes == ["- RAG: 2 questions without an answer, which count 0."]
+
+    def test_questions_without_aspects_are_named_and_not_counted(self, score_file, capsys):
+        path = score_file("a.json", question("1", "rpg", 2), question("7", "rpg"))
+        main(["--system", "RAG", path])
+        out = capsys.readouterr().out
+        assert "| RAG | 1.0000 | – | – | – | 1 | 0 | 0 |" in out
+        assert "- RAG: 1 question without aspects, not scored: 7.\n" in out
+
+    def test_partial_files_are_named(self, score_file, capsys):
+        path = score_file("part.json", question("1", "rpg", 2), partial={"num_missing": 3})
+        main(["--system", "RAG", path])
+        assert f"- RAG: scored only in part in {path}.\n" in capsys.readouterr().out
+
+    def test_systems_on_different_questions_draw_a_warning(self, complete, score_file, capsys):
+        other = score_file("b.json", question("1", "rpg", 2), question("9", "diy", 2))
+        main(["--system", "None", complete, "--system", "RAG", other, "--allow_partial"])
+        assert capsys.readouterr().out.splitlines()[-1] == (
+            "- Warning: not all systems were scored on the same questions; their numbers do not compare: "
+            "None lacks 1 of 4, RAG lacks 2 of 4."
+        )
+
+    @pytest.mark.parametrize("turned", [True, False])
+    def test_systems_that_change_places_over_all_questions_are_named(self, score_file, capsys, turned):
+        """RAG is better where there are most questions, Plan in the two other categories."""
+        rag = score_file("a.json", *scored("rpg", *[0.75] * 8), *scored("diy", 0.25), *scored("law", 0.25))
+        plan = score_file("b.json", *scored("rpg", *[0.5] * 8), *scored("diy", 0.75), *scored("law", 1.0))
+        better = score_file("c.json", *scored("rpg", *[1.0] * 8), *scored("diy", 1.0), *scored("law", 1.0))
+        rows, notes = table(capsys, "--system", "RAG", rag, "--system", "Plan", plan if turned else better)
+        assert rows["RAG"][3] == "0.4167" and rows["Plan"][3] == ("**0.7500**" if turned else "**1.0000**")
+        expected = "- Over all questions, which is not the macro average, systems stand in another order: "
+        found = [note for note in notes if "Over all questions" in note]
+        assert found == ([f"{expected}RAG 0.6500, Plan 0.5750."] if turned else [])
+
+
+class TestJudges:
+    """All score files of a table have to be one judge's, by the manifests beside them."""
+
+    def test_files_without_a_manifest_are_named(self, complete, score_file, capsys):
+        unknown = score_file("b.json", *scored("rpg", 1.0), *scored("diy", 1.0), *scored("law", 1.0), judged=None)
+        _, notes = table(capsys, "--system", "None", complete, "--system", "RAG", unknown, "--allow_partial")
+        assert (
+            notes[-1] == f"- Not known by which judge and prompt: {unknown} (no manifest beside it, or changed since)."
+        )
+        assert complete not in notes[-1]
+
+    def test_a_file_changed_since_its_manifest_was_written_counts_as_without(self, complete, capsys):
+        Path(complete).write_text(Path(complete).read_text() + " ")
+        _, notes = table(capsys, "--system", "RAG", complete)
+        assert [complete in note for note in notes] == [True]
+
+    def test_a_damaged_manifest_counts_as_none(self, complete, capsys):
+        Path(f"{complete}.manifest.json").write_text('{"fingerprint": ')
+        _, notes = table(capsys, "--system", "RAG", complete)
+        assert [complete in note for note in notes] == [True]
+
+    @pytest.mark.parametrize(
+        ("setting", "value", "shown"),
+        [
+            ("judge", "judge@2", "judge 'judge@2', not 'judge@1'"),
+            ("prompt", {"aspect_judge": "cd34"}, "prompt {'aspect_judge': 'cd34'}, not {'aspect_judge': 'ab12'}"),
+            ("strategy", "direct", "strategy 'direct', not 'aspect'"),
+            ("temperature", 0.7, "temperature 0.7, not 0.0"),
+            ("top_p", 1.0, "top_p 1.0, not 0.95"),
+            ("max_tokens", 64, "max_tokens 64, not 512"),
+            ("constrained_decoding", "never", "constrained_decoding 'never', not 'fallback'"),
+            ("dtype", "float16", "dtype 'float16', not 'auto'"),
+        ],
+    )
+    def test_what_changes_a_verdict_is_refused(self, complete, score_file, setting, value, shown):
+        unknown = score_file("b.json", question("1", "rpg", 2), judged=None)
+        other = score_file("c.json", question("9", "rpg", 2), judged=JUDGED | {setting: value})
+        assert refusal("--system", "A", unknown, "--system", "B", complete, "--system", "C", other) == (
+            f"{other}: judged in another way than {complete}\n  {shown}\n"
+            "  scores of different judges, prompts or settings do not compare: judge both alike, or keep them apart"
+        )
+        assert other in refusal("--system", "A", complete, other)  # of one system too
+
+    def test_of_a_long_identity_what_differs_is_shown(self, score_file):
+        paths = [
+            score_file(f"{name}.json", question("1", "rpg", 2), judged=JUDGED | {"judge": f"{'long/' * 40}{name}@1"})
+            for name in ("first", "second")
+        ]
+        message = refusal("--system", "A", paths[0], "--system", "B", paths[1])
+        assert "/long/second@1', not …" in message and "/long/first@1'\n" in message and len(message) < 500
+
+    def test_other_narratives_or_aspects_under_the_same_ids_are_refused(self, complete, score_file):
+        entries = question("1", "rpg", 2), question("2", "diy", 1, question_sha256="other"), question("3", "law", 0)
+        other = score_file("b.json", *entries)
+        assert refusal("--system", "A", complete, "--system", "B", other) == (
+            f"{other}: not what was judged in {complete} under the same ids: '2'\n"
+            "  another question, narrative or list of aspects, as of another commit of the dataset: judge both on one"
+        )
+
+    def test_a_score_file_of_before_is_refused_with_what_makes_it_anew(self, complete):
+        old = json.loads(Path(complete).read_text())
+        del old["num_unanswered"]
+        Path(complete).write_text(json.dumps(old))
+        message = refusal("--system", "A", complete)
+        assert message.startswith(f"{complete}: doesn't say which answers are missing")
+        assert "evaluate_responses.py" in message
+
+    def test_other_settings_may_differ(self, complete, score_file, capsys):
+        fingerprint = JUDGED | {"inputs": "0" * 64, "max_model_len": 4096}
+        questions = question("1", "rpg", 2), question("2", "diy", 1), question("3", "law", 0)
+        other = score_file("b.json", *questions, judged=fingerprint)
+        assert table(capsys, "--system", "A", complete, "--system", "B", other)[1] == []
+
+    def test_manifests_as_the_judge_writes_them(self, tmp_path, capsys, monkeypatch):
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+        aspects = [{"aspect": "Price", "evidence": "how much", "reason": "a small budget"}]
+        record = {"id": "1", "question": "Which bread?", "narrative": "I bake.", "category": "cooking"}
+        (tmp_path / "data.json").write_text(json.dumps([record | {"rubric_aspects": aspects}]))
+        (tmp_path / "rag.json").write_text(json.dumps({"1": [{"output": "Rye."}]}))
+        inputs = ["--inputs_addr", f"{tmp_path}/data.json", "--response_addr", f"{tmp_path}/rag.json"]
+        files = {name: f"{tmp_path}/{name}.json" for name in ("one", "same", "other")}
+        prompts = {"one": [], "same": [], "other": ["--prompts_dir", f"{tmp_path}/prompts"]}
+        shutil.copytree(ROOT / "prompts", tmp_path / "prompts")
+        with open(tmp_path / "prompts/aspect_judge.txt", "a") as file:
+            file.write("\nBe strict.\n")
+        with serve() as server:
+            judge = ["--evaluator_llm", "judge", "--openai", "--base_url", server.url]
+            for name, file in files.items():
+                evaluate_responses.main([*judge, *inputs, "--score_addr", file, *prompts[name]])
+        capsys.readouterr()
+        assert table(capsys, "--system", "A", files["one"], "--system", "B", files["same"])[1] == []
+        message = refusal("--system", "A", files["one"], "--system", "B", files["other"])
+        assert "\n  prompt {'aspect_judge': '" in message
+        assert "judge 'judge" not in message
+
+
+class TestBold:
+    def test_the_best_of_each_column_is_bold_and_so_are_all_that_tie(self, complete, score_file, capsys):
+        other = score_file("b.json", question("1", "rpg", 2, 1), question("2", "diy", 0), question("3", "law", 2))
+        rows, _ = table(capsys, "--system", "A", complete, "--system", "B", other)
+        assert rows["A"][:4] == ["**0.7500**", "**0.5000**", "0.0000", "0.4167"]
+        assert rows["B"][:4] == ["**0.7500**", "0.0000", "**1.0000**", "**0.5833**"]  # (0.75 + 0 + 1) / 3
+
+    def test_a_tie_is_of_the_numbers_as_they_are_shown(self):
+        rows = [Row("A", {"x": 0.50004}, 1, 0, 0), Row("B", {"x": 0.49996}, 1, 0, 0), Row("C", {"x": 0.49994}, 1, 0, 0)]
+        assert best_of(rows, "x") == {"A", "B"}  # 0.5000, 0.5000, 0.4999
+
+    def test_one_mean_is_not_the_best_of_anything(self):
+        assert best_of([Row("A", {"x": 0.5}, 1, 0, 0)], "x") == set()
+        assert best_of([Row("A", {"x": 0.5}, 1, 0, 0), Row("B", {"x": None}, 1, 0, 1)], "x") == set()
+        assert best_of([Row("A", {"x": 0.0}, 1, 0, 0), Row("B", {"x": 0.0}, 1, 0, 0)], "x") == {"A", "B"}
+
+
+# Three questions with the differences 1/2, 1/2, 1/4: mean 5/12, deviations 1/12, 1/12, -1/6, variance (1/144 + 1/144
+# + 1/36) / 2 = 1/48, standard error sqrt(1/48 / 3) = 1/12, t = 5 with 2 degrees of freedom, for which
+# p = 1 - t / sqrt(2 + t * t).
+P_OF_THREE = 1 - 5 / math.sqrt(27)  # 0.0377
+# Three categories of these: t = 3 * 5/12 / sqrt(3 / 144) = sqrt(75), (3 / 144)^2 / (3 / 144^2 / 2) = 6 degrees of
+# freedom. With s = sin(atan(t / sqrt(6))) = sqrt(75 / 81), c = cos^2 of it = 6 / 81:
+P_OF_ALL = 1 - math.sqrt(75 / 81) * (1 + 6 / 81 / 2 + (6 / 81) ** 2 * 3 / 8)  # 0.0001
+BASE = (0.25, 0.25, 0.25)
+BETTER = (0.75, 0.75, 0.5)  # by 1/2, 1/2, 1/4
+UNSURE = (0.75, 0.25, 0.5)  # by 1/2, 0, 1/4: mean 1/4, variance 1/16, t = sqrt(3), p = 1 - sqrt(3 / 5) = 0.2254
+
+
+@pytest.fixture
+def three(score_file):
+    """Score files with three questions a category, scored so."""
+
+    def write(name, arts, lifestyle, society, **more):
+        return score_file(name, *scored("rpg", *arts), *scored("diy", *lifestyle), *scored("law", *society), **more)
+
+    return write
+
+
+class TestDaggers:
+    def test_where_a_system_is_significantly_better(self, three, capsys):
+        base = three("base.json", BASE, BASE, BETTER)
+        other = three("other.json", BETTER, UNSURE, BASE)
+        rows, notes = table(capsys, "--system", "RAG", base, "--system", "Ours", other, "--baseline", "RAG")
+        # Lifestyle: p = 0.2254; Society: p = 0.0377, but worse. Average: (5/12 + 1/4 - 5/12) / 3 = 1/12, variances
+        # 1/144 + 1/48 + 1/144 = 5/144, t = 1/4 / sqrt(5/144) = 1.34 with 4.5 degrees of freedom.
+        assert rows["Ours"][:4] == ["**0.6667**†", "**0.5000**", "0.2500", "**0.4722**"]
+        assert rows["RAG"][:4] == ["0.2500", "0.2500", "**0.6667**", "0.3889"]
+        assert notes == [
+            "- †: better than RAG (two-sided paired t-test, p < 0.05, not corrected for the 4 comparisons)."
+        ]
+
+    def test_the_average_has_its_own_test(self, three, capsys):
+        base, other = three("base.json", BASE, BASE, BASE), three("other.json", BETTER, BETTER, BETTER)
+        rows, _ = table(capsys, "--system", "RAG", base, "--system", "Ours", other, "--baseline", "RAG")
+        assert rows["Ours"][:4] == ["**0.6667**†"] * 4
+
+    def test_holm_corrects_over_the_table(self, three, capsys):
+        # Of 0.0001 and three times 0.0377 the first becomes 4 * 0.0001, the others 3 * 0.0377 = 0.113.
+        base, other = three("base.json", BASE, BASE, BASE), three("other.json", BETTER, BETTER, BETTER)
+        rows, notes = table(capsys, "--system", "RAG", base, "--system", "Ours", other, "--baseline", "RAG", "--holm")
+        assert rows["Ours"][:4] == ["**0.6667**"] * 3 + ["**0.6667**†"]
+        assert notes == [
+            "- †: better than RAG (two-sided paired t-test, p < 0.05, Holm's correction over 4 comparisons)."
+        ]
+
+    def test_of_several_baselines_every_one_has_to_be_beaten(self, three, capsys):
+        files = {
+            "None": three("none.json", BASE, BASE, BETTER),
+            "RAG": three("rag.json", BASE, UNSURE, BASE),
+            "A": three("a.json", BETTER, BETTER, BETTER),
+            "B": three("b.json", BASE, BASE, BASE),
+        }
+        systems = [word for name, file in files.items() for word in ("--system", name, file)]
+        rows, notes = table(capsys, *systems, "--baseline", "RAG", "None")
+        # A in Lifestyle: by 1/2, 1/2, 1/4 over None, but by 0, 1/2, 0 over RAG; in Society it ties with None.
+        assert [cell.endswith("†") for cell in rows["A"][:3]] == [True, False, False]
+        assert not any("†" in cell for name in ("None", "RAG", "B") for cell in rows[name])
+        comparisons = "not corrected for the 16 comparisons"  # 2 systems, 2 baselines, 4 columns
+        assert notes == [f"- †: better than each of RAG, None (two-sided paired t-test, p < 0.05, {comparisons})."]
+
+    def test_only_questions_that_both_have_a_score_of_are_compared(self, three, capsys):
+        base = three("base.json", (*BASE, 1.0, None, None), BASE, BASE)
+        other = three("other.json", (*BETTER, None, 0.0, None), BASE, BASE)
+        rows, notes = table(capsys, "--system", "RAG", base, "--system", "Ours", other, "--baseline", "RAG")
+        assert rows["Ours"][0] == "**0.5000**†"  # (0.75 + 0.75 + 0.5 + 0) / 4, but 5/12 over the pairs
+        assert rows["RAG"][0] == "0.4375"  # (3 * 0.25 + 1) / 4
+        assert notes[-1] == (
+            "- Ours and RAG: 9 paired questions; left out: 1 scored only for Ours, 1 only for RAG, 1 for neither."
+        )
+
+    def test_unscored_as_zero_holds_for_the_tests_too(self, three, capsys):
+        # Two aspects, 2 and none: as zero a score of 1/2, with which the three differences are there again.
+        base = three("base.json", BASE, BASE, BASE)
+        other = three("other.json", (0.75, 0.75, None), BASE, BASE)
+        arguments = "--system", "RAG", base, "--system", "Ours", other, "--baseline", "RAG"
+        assert table(capsys, *arguments)[0]["Ours"][0] == "**0.7500**"  # two equal differences: no t-test
+        rows, notes = table(capsys, *arguments, "--unscored_as_zero")
+        assert rows["Ours"][0] == "**0.6667**†"
+        assert not any("left out" in note for note in notes)
+
+    def test_names_are_put_into_one_line_and_a_baseline_counts_once(self, three, capsys):
+        base, other = three("base.json", BASE, BASE, BASE), three("other.json", BETTER, BETTER, BETTER)
+        systems = "--system", " RAG\n10 ", base, "--system", "Ours", other
+        rows, notes = table(capsys, *systems, "--baseline", "RAG 10", "RAG\n10")
+        assert list(rows) == ["RAG 10", "Ours"]
+        assert "better than RAG 10 (" in notes[0]
+        assert "the 4 comparisons" in notes[0]
+        assert "is given twice" in refusal(*systems, "--system", "RAG  10", other)
+
+    def test_a_table_without_daggers_does_not_explain_them(self, three, capsys):
+        base, other = three("base.json", BETTER, BETTER, BETTER), three("other.json", BASE, BASE, BASE)
+        rows, notes = table(capsys, "--system", "RAG", base, "--system", "Ours", other, "--baseline", "RAG")
+        comparisons = "not corrected for the 4 comparisons"
+        assert notes == [f"- No system is better than RAG (two-sided paired t-test, p < 0.05, {comparisons})."]
+        assert not any("†" in cell for row in rows.values() for cell in row)
+
+    def test_what_cannot_be_tested_has_none_and_is_counted(self, three, capsys):
+        base, other = three("base.json", BASE, BASE, BASE), three("other.json", (0.5,) * 3, BETTER, BETTER)
+        rows, notes = table(capsys, "--system", "RAG", base, "--system", "Ours", other, "--baseline", "RAG")
+        assert [cell.endswith("†") for cell in rows["Ours"][:4]] == [False, True, True, True]
+        assert notes == [
+            "- †: better than RAG (two-sided paired t-test, p < 0.05, not corrected for the 3 comparisons).",
+            "- 1 comparison without a t-test: fewer than two paired questions in a category, or all differences equal.",
+        ]
+
+    def test_with_missing_questions_the_shared_ones_are_compared(self, three, capsys):
+        base, other = three("base.json", BASE, BASE, BASE), three("other.json", (*BETTER, 0.0), BASE, BASE)
+        rows, notes = table(
+            capsys, "--system", "RAG", base, "--system", "Ours", other, "--baseline", "RAG", "--allow_partial"
+        )
+        assert rows["Ours"][0] == "**0.5000**†"
+        assert "RAG lacks 1 of 10" in notes[0]
+        assert "9 paired questions; left out: 1 scored only for Ours, 0 only for RAG, 0 for neither" in notes[-1]
+
+    def test_nothing_is_drawn_at_random_unasked(self, three, capsys, monkeypatch):
+        monkeypatch.setattr(comparisons, "compare_systems", None)
+        base, other = three("base.json", BASE, BASE, BASE), three("other.json", BETTER, BETTER, BETTER)
+        arguments = "--system", "RAG", base, "--system", "Ours", other, "--baseline", "RAG"
+        table(capsys, *arguments)
+        with pytest.raises(TypeError):
+            main([*arguments, "--intervals"])
+
+
+class TestIntervals:
+    @pytest.fixture
+    def arguments(self, three):
+        base = three("base.json", BASE, BASE, (*BASE, None))
+        other = three("other.json", BETTER, (0.5,) * 3, (*BETTER, 0.5))
+        return ["--system", "RAG", base, "--system", "Ours", other, "--baseline", "RAG", "--intervals"]
+
+    def test_the_second_table(self, arguments, capsys):
+        _, lines = table(capsys, *arguments)
+        start = lines.index("") + 1
+        # Resampled means of 1/2, 1/2, 1/4 are 1/4 in one of 27 draws, 1/2 in 8 of 27: more than 2.5% each. Of the 8
+        # flips of three signs, two give a mean as far from 0; of the 2^9 flips of all, two too. Effect size:
+        # 5/12 / sqrt(1/48) = 2.89. Average: (5/12 + 1/4 + 5/12) / 3 = 13/36, t = 13/12 / sqrt(2/144) = 9.19 with
+        # (2/144)^2 / (2 / 144^2 / 2) = 4 degrees of freedom: p = 0.0008. Its resampled sums: of the 729 pairs of draws
+        # 1 gives 1/4 + 1/4, 12 give 1/4 + 1/3 (1.8% in all), 60 the next larger, (2/3 + 1/4) / 3 = 0.3056 on average.
+        assert lines[start : start + 6] == [
+            "| System | Baseline | Column | Difference | 95% interval | t-test p | Permutation p | Effect size | "
+            "Paired questions |",
+            "|:---|:---|:---|---:|---:|---:|---:|---:|---:|",
+            f"| Ours | RAG | {ARTS} | +0.4167 | [+0.2500, +0.5000] | 0.0377 | 0.2500 | +2.89 | 3 |",
+            f"| Ours | RAG | {LIFESTYLE} | +0.2500 | [+0.2500, +0.2500] | – | 0.2500 | – | 3 |",
+            f"| Ours | RAG | {SOCIETY} | +0.4167 | [+0.2500, +0.5000] | 0.0377 | 0.2500 | +2.89 | 3 |",
+            "| Ours | RAG | Average (macro) | +0.3611 | [+0.3056, +0.4167] | 0.0008 | 0.0039 | – | 9 |",
+        ]
+        assert lines[-1] == (
+            "- Ours and RAG: 9 paired questions; left out: 1 scored only for Ours, 0 only for RAG, 0 for neither."
+        )
+        assert sum("left out: 1 scored" in line for line in lines) == 1
+
+    def test_holm_corrects_both_tests(self, arguments, capsys):
+        _, lines = table(capsys, *arguments, "--holm")
+        rows = [line.strip("| ").split(" | ") for line in lines if "| RAG |" in line]
+        assert "| t-test p (Holm) | Permutation p (Holm) |" in "".join(lines)
+        # t-test: 3 * 0.0008, then 2 * 0.0377. Permutation: 4 * 2/512, then 3 * 0.25.
+        assert [row[5] for row in rows] == ["0.0755", "–", "0.0755", "0.0023"]
+        assert [row[6] for row in rows] == ["0.7500", "0.7500", "0.7500", "0.0156"]
+
+    def test_csv_has_a_row_a_system_and_full_precision(self, arguments, capsys):
+        main([*arguments, "--holm", "--format", "csv"])
+        captured = capsys.readouterr()
+        rag, ours = csv.DictReader(io.StringIO(captured.out))
+        assert list(ours)[:8] == [cell.strip() for cell in HEADER.strip("|").split("|")]
+        arts = {name.removeprefix(f"{ARTS}: "): value for name, value in ours.items() if name.startswith(f"{ARTS}: ")}
+        assert arts == {
+            "paired questions against RAG": "3",
+            "difference against RAG": "0.416666666667",
+            "t-test p against RAG": arts["t-test p against RAG"],
+            "permutation p against RAG": "0.25",
+            "t-test p (Holm) against RAG": arts["t-test p (Holm) against RAG"],
+            "permutation p (Holm) against RAG": "0.75",
+            "95% interval, low against RAG": "0.25",
+            "95% interval, high against RAG": "0.5",
+            "effect size against RAG": arts["effect size against RAG"],
+        }
+        assert float(arts["t-test p against RAG"]) == pytest.approx(P_OF_THREE, abs=1e-12)
+        assert float(arts["t-test p (Holm) against RAG"]) == pytest.approx(2 * P_OF_THREE, abs=1e-12)
+        assert float(arts["effect size against RAG"]) == pytest.approx(5 / 12 * math.sqrt(48), abs=1e-12)
+        left_out = [ours[f"Left out against RAG: scored {where}"] for where in ("here only", "there only", "nowhere")]
+        assert left_out == ["1", "0", "0"]
+        assert ours[f"{LIFESTYLE}: t-test p against RAG"] == ""
+        assert {value for name, value in rag.items() if "against" in name} == {""}
+        assert "note: t-test p: two-sided and paired, Holm's correction over 3 comparisons.\n" in captured.err
+        assert "†" not in captured.out + captured.err  # numbers alone
+        assert "note: Ours and RAG: 9 paired questions" in captured.err
+
+    def test_the_average_s_p_value(self, three, capsys):
+        base, other = three("base.json", BASE, BASE, BASE), three("other.json", BETTER, BETTER, BETTER)
+        main(["--system", "RAG", base, "--system", "Ours", other, "--baseline", "RAG", "--format", "csv"])
+        _, ours = csv.DictReader(io.StringIO(capsys.readouterr().out))
+        p = float(ours["Average (macro): t-test p against RAG"])
+        assert p == pytest.approx(P_OF_ALL, abs=1e-12)
+
+    def test_numbers_as_they_are_shown(self):
+        assert [signed(x) for x in (0.1, -0.1, -0.00001, 0.0, None)] == [
+            "+0.1000",
+            "−0.1000",
+            "+0.0000",
+            "+0.0000",
+            "–",
+        ]
+        assert [p_text(p) for p in (1.0, 0.0377, 0.0001, 0.00009, 0.0, None)] == [
+            "1.0000", "0.0377", "0.0001", "<0.0001", "<0.0001", "–",
+        ]  # fmt: skip
+
+
+class TestPaper:
+    PRINTED = json.loads(PAPER_RESULTS.read_text(encoding="utf-8"))
+
+    def test_its_number_and_the_difference_stand_beside_each_cell(self, three, capsys):
+        file = three("a.json", BASE, UNSURE, BETTER)
+        rows, notes = table(capsys, "--system", "PlanPers", file, "--paper", "Qwen 2.5 7B")
+        assert rows["PlanPers"][:4] == [
+            "0.2500 (0.3518†, −0.1018)",
+            "0.5000 (0.4818†, +0.0182)",
+            "0.6667 (0.5240†, +0.1427)",  # 2/3 - 0.5240
+            "0.4722 (0.4525†, +0.0197)",  # 17/36 - 0.4525
+        ]
+        assert notes[0] == (
+            "- With each mean: the paper's Table 2 (test set), Qwen 2.5 7B, with its own daggers, "
+            "and the difference to it."
+        )
+        assert len(notes) == 2  # and the wordings
+
+    def test_rows_of_other_names_stay_as_they_are_and_are_named(self, three, capsys):
+        planpers, ours = three("a.json", BASE, BASE, BASE), three("b.json", BASE, BASE, (None,) * 3)
+        arguments = "--system", "PlanPers", planpers, "--system", "Ours", ours, "--system", "RAG (asker's profile)"
+        rag = three("c.json", BASE, BASE, (None,) * 3)
+        rows, notes = table(capsys, *arguments, rag, "--paper", "Qwen 2.5 7B", "--paper_table", "3")
+        assert rows["PlanPers"][0] == "**0.2500** (0.3890, −0.1390)"  # no dagger there in Table 3
+        assert rows["Ours"][:4] == ["**0.2500**", "**0.2500**", "–", "–"]
+        assert rows["RAG (asker's profile)"][2] == "– (0.4909, –)"
+        methods = "No personalization, RAG (random profile), RAG (asker's profile), PlanPers"
+        assert f"- Not in that table: Ours; its methods are {methods}." in notes
+
+    def test_a_misprint_is_noted_where_it_is_shown(self, three, capsys):
+        file = three("a.json", BASE, BASE, BASE)
+        arguments = "--paper", "GPT-4o-mini", "--paper_table", "3", "--system"
+        _, notes = table(capsys, *arguments, "RAG (random profile)", file)
+        assert notes[-2] == (
+            "- RAG (random profile), Average (macro): the paper prints 0.3743, which is Table 2's; "
+            "the mean of the three printed categories is 0.3755."
+        )
+        assert len(table(capsys, *arguments, "PlanPers", file)[1]) == 2
+        assert (
+            "Table 2 and Table 3"
+            in table(capsys, "--paper", "Qwen 2.5 7B", "--system", "RAG (random profile)", file)[1][-2]
+        )
+
+    def test_csv(self, three, capsys):
+        files = three("a.json", BASE, BASE, BASE), three("b.json", BASE, BASE, BASE)
+        systems = "--system", "Ours", files[0], "--system", "PlanPers", files[1]
+        main([*systems, "--paper", "Gemma 2 9B", "--format", "csv"])
+        ours, planpers = csv.DictReader(io.StringIO(capsys.readouterr().out))
+        assert planpers[f"{ARTS}: paper"] == "0.3548"
+        assert float(planpers[f"{ARTS}: difference to paper"]) == pytest.approx(0.25 - 0.3548)
+        assert ours[f"{ARTS}: paper"] == ours[f"{ARTS}: difference to paper"] == ""
+
+    def test_an_unknown_model_or_no_known_method_lists_the_known_ones(self, three):
+        file = three("a.json", BASE, BASE, BASE)
+        assert refusal("--system", "PlanPers", file, "--paper", "Qwen") == (
+            "--paper 'Qwen': the paper has no such model; its models are Gemma 2 9B, Qwen 2.5 7B, GPT-4o-mini"
+        )
+        assert refusal("--system", "Planpers", file, "--paper", "Qwen 2.5 7B") == (
+            "--paper: no --system is named as a method of the paper\n"
+            "  its methods are No personalization, RAG (random profile), RAG (asker's profile), PlanPers"
+        )
+
+    def test_the_printed_averages_are_those_of_the_printed_categories_but_for_the_misprint(self):
+        assert self.PRINTED["columns"] == list(comparisons.GROUPS)
+        wrong = []
+        for number, printed in self.PRINTED["tables"].items():
+            for model, methods in printed["models"].items():
+                for method, row in methods.items():
+                    *categories, average = row["scores"]
+                    if abs(sum(categories) / 3 - average) > 1.001e-4:  # both are rounded
+                        wrong.append((number, model, method))
+        first = self.PRINTED["misprints"][0]
+        assert wrong == [("3", "GPT-4o-mini", "RAG (random profile)")]
+        assert (*first["tables"], first["model"], first["method"]) == wrong[0]
+
+
+SPECIAL = r"[a] & % $ # _ { } ~ ^ \ <|> † − * é"
+
+
+def is_balanced(latex):
+    """Does every brace that LaTeX sees have its partner?"""
+    depth = 0
+    for brace in re.findall(r"(?<!\\)(?:\\\\)*([{}])", latex):
+        depth += 1 if brace == "{" else -1
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+class TestLatex:
+    @pytest.fixture
+    def document(self, three, capsys):
+        """Every kind of cell and note there is."""
+        base, other = three("b_a%s.json", BASE, BASE, (*BASE, None)), three("o.json", BETTER, (0.25,) * 3, (*BASE, 1.0))
+        names = "--system", "PlanPers", base, "--system", SPECIAL, other, "--baseline", "PlanPers", "--holm"
+        Path(f"{base}.manifest.json").unlink()
+        main([*names, "--intervals", "--paper", "Qwen 2.5 7B", "--format", "latex"])
+        return capsys.readouterr().out
+
+    def test_its_form(self, document):
+        assert document.count(r"\begin{tabular}") == document.count(r"\end{tabular}") == 2
+        assert r"\begin{tabular}{@{}lrrrrrrr@{}}" in document
+        assert r"\begin{tabular}{@{}lrrrrrr@{}}" in document  # system and baseline stand above
+        assert document.count(r"\multicolumn{7}{@{}l@{}}{System: [a] \& ") == 1
+        assert r"{\quad in the paper} & {0.3518$^{\dag}$} & {" in document
+        assert r"{\quad difference to it} & {$-$0.1018} & {" in document
+        assert r"b\_a\%s.json" in document
+        assert is_balanced(document)
+        for line in document.split(r"\midrule")[1].split(r"\bottomrule")[0].strip().splitlines():
+            assert len(re.findall(r"(?<!\\)&", line)) == 7
+        assert not set("†−–") & set(document)
+
+    @pytest.mark.parametrize("text", ["{", "}", "}{", "{}", "\\", "\\{", r"\end{tabular}", "a{b\\", "%}", "†}", "{†"])
+    def test_any_name_leaves_the_braces_balanced(self, text):
+        cells = [Cell(text), Cell(text, text, bold=True)]
+        assert is_balanced(to_latex([Table([text, text], [cells], [text])]))
+
+    def test_the_check_sees_unbalanced_braces(self):
+        assert not any(map(is_balanced, ["{", "}", "}{", r"\{}", r"\\{"]))
+        assert all(map(is_balanced, ["{}", r"\{", r"\{\}{}", r"\\{}"]))
+
+    def test_it_compiles(self, document, tmp_path):
+        assert (typeset(document, tmp_path) / "table.pdf").exists()
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "RAG (asker's profile)",
+            "RAG, k=10, a name that is much too long for a row",
+            "rag_random_profile_k10_contriever_seed_1_of_three",
+        ],
+    )
+    def test_it_fits_a_page(self, three, capsys, tmp_path, name):
+        """Of one column: 345 pt. Every cell has a dagger, and the paper's numbers are with it."""
+        base, other = three("a%s.json", BASE, BASE, BASE), three("b%s.json", BETTER, BETTER, BETTER)
+        names = "--system", name, base, "--system", "PlanPers", other, "--baseline", name, "--intervals", "--holm"
+        main([*names, "--paper", "Qwen 2.5 7B", "--format", "latex"])
+        document = capsys.readouterr().out
+        assert r"\textbf{0.6667}$^{\dag}$} & " in document
+        log = (typeset(document, tmp_path) / "table.log").read_text(encoding="utf-8", errors="replace")
+        assert r"Overfull \hbox" not in log
+
+
+def typeset(document, folder):
+    program = shutil.which("pdflatex") or shutil.which("tectonic")
+    if program is None:
+        pytest.skip("neither pdflatex nor tectonic is installed")
+    preamble = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n\\noindent\n"
+    (folder / "table.tex").write_text(f"{preamble}{document}\\end{{document}}\n", encoding="utf-8")
+    flags = ["-halt-on-error", "-interaction=nonstopmode"] if program.endswith("pdflatex") else ["--keep-logs"]
+    done = subprocess.run([program, *flags, "table.tex"], cwd=folder, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:]
+    return folder
+
+
+class TestForms:
+    def test_latex(self, complete, score_file, capsys):
+        other = score_file("b.json", question("1", "rpg", 1), question("2", "diy", None), question("3", "law", 1))
+        main(["--system", "No personalization", complete, "--system", "RAG", other, "--format", "latex"])
+        lines = capsys.readouterr().out.splitlines()
+        assert [line for line in lines if "more than one category" not in line] == [
+            r"% \usepackage{booktabs}",
+            r"\noindent\begin{minipage}{\linewidth}",
+            r"\footnotesize\centering\setlength{\tabcolsep}{3pt}",
+            r"\begin{tabular}{@{}lrrrrrrr@{}}",
+            r"\toprule",
+            r"{System} & {Arts} & {Lifestyle} & {Society} & {Average} & {Qns.} & {Unans.} & {Unsc.} \\",
+            r"\midrule",
+            r"{No personalization} & {\textbf{0.7500}} & {0.5000} & {0.0000} & {0.4167} & {3} & {0} & {0} \\",
+            r"{RAG} & {0.5000} & {--} & {\textbf{0.5000}} & {--} & {3} & {0} & {1} \\",
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\par\smallskip\raggedright",
+            r"Arts: Arts \& Entertainment; Lifestyle: Lifestyle \& Personal Development; Society: Society \& Culture; "
+            r"Average: Average (macro); Qns.: Questions; Unans.: Unanswered; Unsc.: Unscored aspects.\par",
+            r"RAG: 1 aspect without a verdict, in 1 question; these questions are left out of its means.\par",
+            r"\end{minipage}",
+        ]
+
+    def test_latex_escapes_every_special_character_and_shields_brackets(self, complete, capsys):
+        main(["--system", r"[a] & % $ # _ { } ~ ^ \ <|>", complete, "--format", "latex"])
+        name = (
+            r"{[a] \& \% \$ \# \_ \{ \} \textasciitilde{} \textasciicircum{} \textbackslash{} "
+            r"\textless{}\textbar{}\textgreater{}}"
+        )
+        assert capsys.readouterr().out.splitlines()[7].startswith(name + " & ")
+
+    def test_latex_of_a_long_name_goes_on_in_the_next_line(self, complete, capsys):
+        main(["--system", "PlanPers (a planner that was trained with LoRA)", complete, "--format", "latex"])
+        assert capsys.readouterr().out.splitlines()[7:9] == [
+            r"{PlanPers (a planner that was} & {0.7500} & {0.5000} & {0.0000} & {0.4167} & {3} & {0} & {0} \\",
+            r"{\quad trained with LoRA)} & {} & {} & {} & {} & {} & {} & {} \\",
+        ]
+
+    def test_markdown_shields_the_column_sign(self, complete, capsys):
+        main(["--system", "a|b", complete])
+        assert r"| a\|b | 0.7500 |" in capsys.readouterr().out
+
+    def test_csv_holds_full_precision_and_sends_its_notes_to_stderr(self, score_file, capsys):
+        path = score_file("a.json", question("1", "rpg", 2, 0, 0), question("2", "law", None))
+        main(["--system", 'RAG, "k=10"', path, "--format", "csv"])
+        captured = capsys.readouterr()
+        rows = list(csv.reader(io.StringIO(captured.out)))
+        assert rows[1] == ['RAG, "k=10"', "0.3333333333333333", "", "", "", "2", "0", "1"]
+        assert [len(row) for row in rows] == [8, 8]
+        assert captured.err.startswith('note: RAG, "k=10": 1 aspect without a verdict')
+
+    def test_output_file_holds_the_table_and_is_made_again(self, complete, tmp_path, capsys):
+        output = tmp_path / "table.md"
+        arguments = ["--system", "RAG", complete, "--output_addr", str(output)]
+        main(arguments)
+        table = output.read_text(encoding="utf-8")
+        assert table.startswith(HEADER + "\n")
+        assert capsys.readouterr().out == ""
+
+        arguments[1] = "PlanPers"
+        main(arguments)
+        assert output.read_text(encoding="utf-8") == table.replace("RAG", "PlanPers")
+
+
+class TestRefusals:
+    def test_a_name_without_files(self):
+        assert refusal("--system", "rag.json") == (
+            "--system 'rag.json': no score file; give a name, then one or more files"
+        )
+
+    def test_a_name_given_twice(self, complete):
+        assert "'RAG' is given twice" in refusal("--system", "RAG", complete, "--system", "RAG", complete)
+
+    def test_a_question_twice_in_one_system_names_both_files(self, complete, score_file):
+        other = score_file("b.json", question("3", "law", 2))
+        message = refusal("--system", "RAG", complete, other)
+        assert "question '3'" in message
+        assert f"{complete} and in {other}" in message
+
+    def test_a_file_of_two_systems(self, complete, tmp_path):
+        link = tmp_path / "link.json"
+        link.symlink_to(complete)
+        assert refusal("--system", "RAG", complete, "--system", "PlanPers", link) == (
+            f"{link}: stands behind --system 'RAG' and --system 'PlanPers'\n  give each system its own score files"
+        )
+
+    def test_a_score_file_without_questions(self, complete, score_file):
+        empty = score_file("empty.json")
+        assert refusal("--system", "RAG", complete, empty) == (
+            f"{empty}: holds no questions; leave it out, or judge the responses again"
+        )
+
+    def test_other_questions_than_the_other_systems_have(self, complete, score_file):
+        first = score_file("b.json", question("1", "rpg", 2), question("9", "diy", 2))
+        second = score_file("c.json", question("3", "law", 2), question("7", "law"))  # 7 is not scored anywhere
+        assert refusal("--system", "None", complete, "--system", "RAG", first, second) == (
+            f"--system 'None' ({complete}) lacks 1 of the 4 questions of all systems: '9'\n"
+            "  give score files of the same questions, or --allow_partial to compare what is there"
+        )
+        message = refusal("--system", "RAG", first, second, "--system", "None", complete)
+        assert f"--system 'RAG' ({first}, {second}) lacks 1 of the 4 questions of all systems: '2'\n" in message
+
+    def test_a_question_of_two_communities(self, complete, score_file):
+        other = score_file("b.json", question("1", "law", 2), question("2", "diy", 1), question("3", "law", 0))
+        message = refusal("--system", "A", complete, "--system", "B", other, "--baseline", "A")
+        assert message.startswith("question '1': its community is 'law' in one system's score files and 'rpg'")
+
+    @pytest.mark.parametrize(
+        ("flags", "message"),
+        [
+            (["--baseline", "rag"], "--baseline 'rag': no --system has this name; there are 'RAG', 'Ours'"),
+            (["--baseline", "Ours", "RAG"], "--baseline: names every system; nothing is left to compare with them"),
+            (["--holm"], "--holm: nothing to compare; name the rows to compare with by --baseline"),
+            (["--intervals"], "--intervals: nothing to compare; name the rows to compare with by --baseline"),
+        ],
+    )
+    def test_flags_that_contradict_each_other(self, complete, score_file, flags, message):
+        other = score_file("b.json", question("1", "rpg", 1), question("2", "diy", 1), question("3", "law", 1))
+        assert refusal("--system", "RAG", complete, "--system", "Ours", other, *flags) == message
+
+    def test_a_community_of_no_category_says_where_to_add_it(self, score_file):
+        path = score_file("a.json", question("1", "astrology", 2))
+        message = refusal("--system", "RAG", path)
+        assert f"{path}: question '1': no category is known for the community 'astrology'" in message
+        assert "utils/scoring/verdicts.py" in message
+
+    @pytest.mark.parametrize("content", ["[]", '{"1": [{"output": "x"}]}', '{"per_question_scores": {}}'])
+    def test_a_file_that_is_no_score_file(self, tmp_path, content):
+        path = tmp_path / "responses.json"
+        path.write_text(content, encoding="utf-8")
+        assert f"{path}: not a score file" in refusal("--system", "RAG", path)
+
+    def test_a_missing_file(self, tmp_path):
+        assert "no such file" in refusal("--system", "RAG", tmp_path / "gone.json")
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"id": 1}, "item 0: not a scored question"),
+            ({"category": None}, "community None"),
+            ({"category": ["rpg"]}, r"community \['rpg'\]"),
+            ({"answered": None}, "question '1': field 'answered' is missing or null; it must be true or false"),
+            ({"answered": False}, "question '1': its score is 0.5 without an answer, which is 0"),
+            ({"details": None}, "field 'details'"),
+            ({"details": [{"aspect": "x"}]}, "field 'details'"),
+            ({"details": [{"aspect": "x", "score": 7}]}, "question '1': 7 is not a verdict"),
+            ({"score": 0.75}, "its score is 0.75, but its aspects give 0.5"),
+            ({"score": None}, "its score is None, but its aspects give 0.5"),
+            ({"details": []}, "its score is 0.5, but its aspects give None"),
+        ],
+    )
+    def test_a_question_that_does_not_hold_together(self, score_file, change, message):
+        path = score_file("a.json", question("1", "rpg", 2, 0) | change)
+        with pytest.raises(UserError, match=message):
+            main(["--system", "RAG", path])
+
+
+def run_script(*arguments):
+    command = [sys.executable, "utils/make_table.py", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_the_script_runs_from_the_root(complete):
+    result = run_script("--system", "RAG", complete)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "| RAG | 0.7500 | 0.5000 | 0.0000 | 0.4167 | 3 | 0 |" in result.stdout
+
+
+def test_a_user_error_is_one_message_and_exit_code_2():
+    result = run_script("--system", "RAG")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "error: --system 'RAG': no score file; give a name, then one or more files\n"
+
+
+def test_help_loads_no_model_library():
+    code = (
+        "import sys; from utils.make_table import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: sys.exit(len({'torch', 'vllm', 'transformers', 'openai'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "--unscored_as_zero" in result.stdout

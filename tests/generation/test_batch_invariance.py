@@ -1,0 +1,162 @@
+"""--batch_invariant: who may have it, what vLLM is told, and that the manifest says which it was.
+
+No GPU need be here: nvidia-smi is a script that prints what the real one would, torch is told that there is a GPU, and
+vllm is a package of a few lines that answers with what it finds in its environment.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_chat import save_tiny_chat
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
+NAME = "VLLM_BATCH_INVARIANT"
+REFUSAL = "error: --batch_invariant (VLLM_BATCH_INVARIANT=1) needs a GPU of compute capability 8.0 or more; "
+ON_A_GPU = (
+    "import torch; torch.cuda.is_available = lambda: True; import {0}; from utils import cli; cli.run_script({0}.main)"
+)
+NVIDIA_SMI = """#!/bin/sh
+case "$*" in *compute_cap*) echo {}; echo 9.0;; *) echo "0, 80000, 81559"; echo "1, 80000, 81559";; esac
+"""
+VLLM = {
+    "__init__.py": "import sys; print('vllm is imported', file=sys.stderr)",
+    "engine/arg_utils.py": """
+import os
+AT_IMPORT = os.environ.get("VLLM_BATCH_INVARIANT")
+class AsyncEngineArgs:
+    def __init__(self, **settings): pass
+""",
+    "lora/request.py": "LoRARequest = None",
+    "platforms.py": """
+from types import SimpleNamespace
+current_platform = SimpleNamespace(is_cpu=lambda: False, get_device_name=lambda: "Pretended GPU")
+""",
+    "sampling_params.py": """
+from types import SimpleNamespace
+RequestOutputKind = SimpleNamespace(FINAL_ONLY=None)
+SamplingParams = StructuredOutputsParams = SimpleNamespace
+""",
+    "v1/engine/exceptions.py": "class EngineDeadError(Exception): pass",
+    "v1/engine/async_llm.py": """
+import json, subprocess, sys
+from types import SimpleNamespace
+from vllm.engine.arg_utils import AT_IMPORT
+ITS_PROCESS = "import os; print(os.environ.get('VLLM_BATCH_INVARIANT'), end='')"
+class AsyncLLM:
+    vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=2))
+    @classmethod
+    def from_engine_args(cls, settings):
+        return cls()
+    async def generate(self, prompt, params, number, lora_request):
+        process = subprocess.run([sys.executable, "-c", ITS_PROCESS], capture_output=True, text=True).stdout
+        text = json.dumps({"personalized_answer": f"{AT_IMPORT} {process}"})
+        output = SimpleNamespace(text=text, finish_reason="stop", token_ids=[1], cumulative_logprob=-1.0)
+        yield SimpleNamespace(outputs=[output], prompt_token_ids=prompt["prompt_token_ids"], num_cached_tokens=0)
+    def shutdown(self, timeout): pass
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_tiny_chat(tmp_path_factory.mktemp("chat"))
+
+
+@pytest.fixture
+def pretend(tmp_path):
+    """Put a GPU of this compute capability, and a second one of 9.0, into the environment that is returned."""
+
+    def make(capability):
+        for name, text in VLLM.items():
+            path = tmp_path / "packages/vllm" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin/nvidia-smi").write_text(NVIDIA_SMI.format(capability))
+        (tmp_path / "bin/nvidia-smi").chmod(0o755)
+        environment = {name: value for name, value in os.environ.items() if name not in (NAME, "CUDA_VISIBLE_DEVICES")}
+        path = f"{tmp_path}/bin:{environment['PATH']}"
+        return environment | {"PATH": path, "PYTHONPATH": f"{tmp_path}/packages:{ROOT}"}
+
+    return make
+
+
+def run(environment, model, output, *flags, code=0, script="baselines"):
+    arguments = ["--model_addr", model, "--inputs_addr", SAMPLE, "--output_addr", output, "--limit", "1", *flags]
+    command = [sys.executable, "-c", ON_A_GPU.format(script), *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, env=environment)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def manifest_of(path):
+    return json.loads(Path(f"{path}.manifest.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("capability", "flags", "variable", "found", "recorded"),
+    [
+        ("9.0", ["--batch_invariant"], None, "1 1", True),
+        ("8.0", ["--batch_invariant", "--tensor_parallel_size", "2"], None, "1 1", True),
+        ("12.0", [], "1", "1 1", True),
+        ("[N/A]", ["--batch_invariant"], "0", "1 1", True),  # a part of a GPU
+        ("7.5", [], "0", "0 0", False),
+        ("7.5", [], None, "None None", False),
+    ],
+)
+def test_vllm_and_its_processes_are_told_and_the_manifest_says_so(
+    pretend, model, tmp_path, capability, flags, variable, found, recorded
+):
+    environment = pretend(capability) | ({NAME: variable} if variable else {})
+    run(environment, model, tmp_path / "answers.json", *flags)
+    [[answer]] = json.loads((tmp_path / "answers.json").read_text()).values()
+    assert answer["output"] == found
+    assert manifest_of(tmp_path / "answers.json")["batch_invariant"] is recorded
+
+
+def test_a_run_may_go_on_without_it(pretend, model, tmp_path):
+    """On another kind of GPU, say: it is no setting that makes an output another one's."""
+    run(pretend("9.0"), model, tmp_path / "answers.json", "--batch_invariant")
+    assert "already finished" in run(pretend("7.5"), model, tmp_path / "answers.json").stdout
+
+
+@pytest.mark.parametrize(("flags", "variable"), [(["--batch_invariant"], None), ([], "1")])
+def test_an_older_gpu_is_refused_before_vllm_is_imported(pretend, model, tmp_path, flags, variable):
+    environment = pretend("7.5") | ({NAME: variable} if variable else {})
+    done = run(environment, model, tmp_path / "answers.json", *flags, code=2)
+    assert done.stderr.splitlines()[-1] == f"{REFUSAL}here it is 7.5"
+    assert not (tmp_path / "answers.json").exists()
+
+
+@pytest.mark.parametrize(("flags", "variable"), [(["--batch_invariant"], "0"), ([], "1")])
+def test_on_a_cpu_it_is_refused(model, tmp_path, flags, variable):
+    """vLLM itself dies of it in the first step."""
+    command = [sys.executable, "baselines.py", "--model_addr", model, "--inputs_addr", SAMPLE]
+    done = subprocess.run(
+        [*map(str, command), "--output_addr", tmp_path / "answers.json", *flags],
+        cwd=ROOT, capture_output=True, text=True, timeout=600,
+        env={**os.environ, NAME: variable, "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"{REFUSAL}none is here")
+
+
+@pytest.mark.parametrize("script", ["baselines", "planpers", "evaluate_responses"])
+def test_a_model_behind_an_api_is_refused(tmp_path, script, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    (tmp_path / "answers.json").write_text(json.dumps({"x": [{"output": "An answer."}]}))
+    more = {
+        "baselines": ["--model_addr", "some-model", "--output_addr", "out.json"],
+        "planpers": ["--model_addr", "some-model", "--output_addr", "out.json", "--gold_plan"],
+        "evaluate_responses": ["--evaluator_llm", "some-model", "--response_addr", tmp_path / "answers.json",
+                               "--score_addr", "out.json"],
+    }[script]  # fmt: skip
+    command = [sys.executable, ROOT / f"{script}.py", "--inputs_addr", SAMPLE, "--openai", "--batch_invariant", *more]
+    done = subprocess.run(list(map(str, command)), cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 2
+    assert "error: --batch_invariant: is for models that run here, not behind --openai" in done.stderr
+    assert not (tmp_path / "out.json").exists()

@@ -1,0 +1,600 @@
+"""Prompts as a model reads them: rendering, counting, and keeping within the token budget."""
+
+import json
+import random
+import socket
+import threading
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from prompts import join_posts, load_prompt
+from utils.cli import UserError
+from utils.generation.chat import APIChat, Fitted, LocalChat, choose_length, fit_posts, merge_system, open_chat
+from utils.models.hub import adapter_base
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "猫 ’{x}’?\n\noutput: ```json"}]
+MERGED = "Be brief.\n\n猫 ’{x}’?\n\noutput: ```json"
+
+TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
+BEGIN = "{% if add_generation_prompt %}[assistant]{% endif %}"
+TEMPLATES = {
+    "normal": TURNS + BEGIN,
+    "with BOS": "{{ bos_token }}" + TURNS + BEGIN,
+    # As Gemma 2's.
+    "refuses system": "{{ bos_token }}{% if messages[0].role == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}" + TURNS + BEGIN,
+    "drops system": TURNS.replace(" %}", " if m.role == 'user' %}", 1) + BEGIN,
+}
+BOS_ID = 256
+
+
+def byte_tokenizer():
+    """A token a byte, so lengths can be counted by hand, and <s>, which a plain call to the tokenizer puts first."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {character: number for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE({**vocabulary, "<s>": BOS_ID}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS_ID)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>")
+
+
+def save_model(folder, template, config=None):
+    """Everything of a model but its weights."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    config = config or {"model_type": "llama", "max_position_embeddings": 300}
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Folders of models that differ in their chat template alone."""
+    return {name: save_model(tmp_path_factory.mktemp("model"), template) for name, template in TEMPLATES.items()}
+
+
+def decode(rendered):
+    return byte_tokenizer().decode(list(rendered))
+
+
+# A model's own template
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("normal", "[system]Be brief.[end][user]猫 ’{x}’?\n\noutput: ```json[end][assistant]"),
+        ("with BOS", "<s>[system]Be brief.[end][user]猫 ’{x}’?\n\noutput: ```json[end][assistant]"),
+        ("refuses system", f"<s>[user]{MERGED}[end][assistant]"),
+        ("drops system", f"[user]{MERGED}[end][assistant]"),
+    ],
+)
+def test_messages_are_rendered_by_the_models_template(models, name, expected):
+    chat = LocalChat(models[name])
+    rendered = chat.render(MESSAGES)
+    assert decode(rendered) == expected
+    assert list(rendered).count(BOS_ID) == expected.count("<s>")  # never one more than the template has
+    assert (rendered.typecode, rendered.itemsize) == ("i", 4)
+    # A token a byte; <s> is one token of three letters.
+    assert chat.length(rendered) == len(rendered) == len(expected.replace("<s>", "s").encode())
+
+
+def test_merging_puts_the_system_text_ahead_of_the_users():
+    before = [dict(message) for message in MESSAGES]
+    assert merge_system(MESSAGES) == [{"role": "user", "content": MERGED}]
+    assert before == MESSAGES
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        ({"model_type": "llama", "max_position_embeddings": 300}, 300),
+        ({"model_type": "mamba"}, None),
+        ({"model_type": "gemma3", "text_config": {"max_position_embeddings": 500}}, 500),
+    ],
+    ids=["text model", "no limit", "text part of a larger model"],
+)
+def test_the_models_limit_comes_from_its_config(tmp_path, config, limit):
+    assert LocalChat(save_model(tmp_path, TEMPLATES["normal"], config)).model_limit == limit
+
+
+def save_adapter(folder, base):
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "base_model_name_or_path": base, "r": 16})
+    )
+    return str(folder)
+
+
+def test_an_adapter_takes_config_and_tokenizer_from_its_base(tmp_path, models):
+    adapter = save_adapter(tmp_path / "adapter", models["normal"])
+    assert adapter_base(adapter) == models["normal"]
+    chat = LocalChat(adapter)
+    assert chat.model_limit == 300
+    assert decode(chat.render(MESSAGES)).startswith("[system]Be brief.")
+
+
+def test_an_adapters_own_tokenizer_comes_first(tmp_path, models):
+    adapter = save_adapter(tmp_path / "adapter", models["normal"])
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "own:{{ messages[1].content }}{{ messages[0].content }}"
+    tokenizer.save_pretrained(adapter)
+    chat = LocalChat(adapter)
+    assert decode(chat.render(MESSAGES)).startswith("own:猫")
+    assert chat.model_limit == 300  # still the base's
+
+
+@pytest.mark.parametrize("name", ["owner/model", "gpt-4o-mini"])
+def test_what_is_no_adapter_has_no_base(models, name):
+    assert adapter_base(name) is None
+    assert adapter_base(models["normal"]) is None
+
+
+def test_a_model_without_a_chat_template_is_refused(tmp_path):
+    folder = save_model(tmp_path, None)
+    with pytest.raises(UserError, match=f"^{folder}: no chat template; give an instruction-tuned model$"):
+        LocalChat(folder)
+
+
+def test_a_tokenizer_that_cannot_be_loaded_is_named_in_one_line(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "no such type"}')
+    with pytest.raises(UserError, match=f"^{tmp_path}: its tokenizer and config cannot be loaded: .+$"):
+        LocalChat(str(tmp_path))
+
+
+# An API
+
+
+def test_an_unknown_models_tokens_are_estimated_from_bytes():
+    chat = APIChat("Qwen/Qwen2.5-7B-Instruct")
+    assert chat.counter == "estimate: 1 token per 3 bytes"
+    assert chat.render(MESSAGES) is MESSAGES
+    assert chat.model_limit is None
+    # "Be brief." has 9 bytes, 3 tokens. "猫é" has 3 + 2 bytes, 2 tokens. 4 more around each message.
+    assert chat.length([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "猫é"}]) == 13
+
+
+@pytest.fixture
+def no_table(monkeypatch, tmp_path):
+    """tiktoken has no table of its own left and must fetch one."""
+    monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    return monkeypatch
+
+
+def test_without_a_network_tokens_are_estimated_at_once(no_table):
+    no_table.setattr("utils.generation.chat.FETCH_SECONDS", 600)
+    before = set(threading.enumerate())
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound, not listening: nothing else answers there either
+        no_table.setenv("https_proxy", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        no_table.setenv("no_proxy", "")
+        chat = APIChat("gpt-4o-mini")
+    assert set(threading.enumerate()) <= before  # the fetch has failed, and was not given up
+    assert chat.counter.startswith("estimate")
+
+
+def test_a_login_page_in_place_of_the_table_is_no_table(no_table):
+    page = SimpleNamespace(raise_for_status=lambda: None, content=b"<html>log in</html>")
+    no_table.setattr("requests.get", lambda url, **more: page)
+    assert APIChat("gpt-4o-mini").counter.startswith("estimate")
+
+
+def test_a_model_that_tiktoken_knows_is_counted_by_it(monkeypatch):
+    import tiktoken
+
+    single_bytes = {bytes([i]): i for i in range(256)}
+    encoding = tiktoken.Encoding("bytes", pat_str=".", mergeable_ranks=single_bytes, special_tokens={"<|end|>": 256})
+    monkeypatch.setattr("tiktoken.encoding_for_model", {"gpt-4o-mini": encoding}.__getitem__)
+    chat = APIChat("gpt-4o-mini")
+    assert chat.counter == "tiktoken"
+    # A token a byte and 4 around the message; a special token's name in a post is a text like any other.
+    assert chat.length([{"role": "user", "content": "é <|end|>"}]) == 10 + 4
+
+
+def test_the_flags_choose_the_chat(models):
+    assert isinstance(open_chat(Namespace(openai=True), "some model"), APIChat)
+    assert isinstance(open_chat(Namespace(openai=False, cache_dir=None), models["normal"]), LocalChat)
+
+
+# The length of prompt and output together
+
+
+@pytest.mark.parametrize(
+    ("model_limit", "max_model_len", "max_tokens", "wanted", "expected"),
+    [
+        (32768, None, 2048, 8192, 8192),  # the paper's length
+        (4096, None, 2048, 8192, 4096),  # a model that takes less
+        (None, None, 2048, 8192, 8192),  # an API
+        (32768, 16384, 2048, 8192, 16384),  # what the user set, above
+        (32768, 4000, 2048, 8192, 4000),  # and below
+        (4096, 4096, 2048, 8192, 4096),  # just what the model can
+        (None, 10**6, 2048, 8192, 10**6),
+        (4096, None, 4095, 8192, 4096),  # room for one token of prompt
+    ],
+)
+def test_the_length_that_is_chosen(model_limit, max_model_len, max_tokens, wanted, expected):
+    chat = SimpleNamespace(model_limit=model_limit)
+    assert choose_length(chat, max_model_len, max_tokens, wanted) == expected
+
+
+@pytest.mark.parametrize(
+    ("model_limit", "max_model_len", "max_tokens", "message"),
+    [
+        (4096, 4097, 512, "--max_model_len 4097: the model takes at most 4096 tokens"),
+        (4096, None, 4096, "--max_tokens 4096 leaves no room .* share 4096 tokens"),
+        (None, None, 9000, "--max_tokens 9000 leaves no room .* share 8192 tokens"),
+        (4096, 512, 600, "--max_tokens 600 leaves no room .* share 512 tokens"),
+    ],
+)
+def test_a_length_that_cannot_be(model_limit, max_model_len, max_tokens, message):
+    with pytest.raises(UserError, match=message):
+        choose_length(SimpleNamespace(model_limit=model_limit), max_model_len, max_tokens, 8192)
+
+
+# The token budget
+
+
+class LetterChat:
+    """A token a letter; counts how often it renders."""
+
+    def __init__(self):
+        self.renders = 0
+
+    def render(self, messages):
+        self.renders += 1
+        return messages
+
+    def length(self, messages):
+        return sum(len(message["content"]) for message in messages)
+
+
+QUESTION = "How?"
+
+
+def build(posts):
+    return [{"role": "user", "content": f"{join_posts(posts)}|{QUESTION}"}]
+
+
+def fit(posts, budget):
+    return fit_posts(build, posts, LetterChat(), budget)
+
+
+# "aaaa\n\nbbb\n\ncc|How?" has 4 + 2 + 3 + 2 + 2 + 5 = 18 letters.
+@pytest.mark.parametrize(
+    ("budget", "kept", "dropped", "cut"),
+    [
+        (99, ["aaaa", "bbb", "cc"], 0, False),
+        (18, ["aaaa", "bbb", "cc"], 0, False),
+        (17, ["aaaa", "bbb"], 1, False),
+        (14, ["aaaa", "bbb"], 1, False),
+        (13, ["aaaa"], 2, False),
+        (9, ["aaaa"], 2, False),
+        (8, ["aaa"], 2, True),
+        (6, ["a"], 2, True),
+        (5, [], 3, False),
+    ],
+)
+def test_the_lowest_ranked_posts_go_first_and_the_first_is_cut_at_its_end(budget, kept, dropped, cut):
+    assert fit(["aaaa", "bbb", "cc"], budget) == Fitted(build(kept), len(kept), dropped, cut)
+
+
+@pytest.mark.parametrize("posts", [[], ["aaaa"], ["aaaa", "bbb"]])
+def test_nothing_is_asked_where_the_question_alone_is_too_long(posts):
+    assert fit(posts, budget=5) is not None  # "|How?"
+    assert fit(posts, budget=4) is None
+
+
+def test_without_posts_the_prompt_is_as_it_is():
+    assert fit([], budget=5) == Fitted(build([]), 0, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("post", "expected"),
+    [
+        ("aa  bb", Fitted(build(["aa"]), 1, 0, True)),  # no white space before the cut
+        (" \n  bb", Fitted(build([]), 0, 1, False)),  # white space alone is no post
+        ("aa    ", Fitted(build(["aa"]), 1, 0, True)),
+        ("🎸日本語", Fitted(build(["🎸日本"]), 1, 0, True)),
+    ],
+)
+def test_a_cut_leaves_a_text_that_ends_in_a_letter(post, expected):
+    assert fit([post], budget=5 + 3) == expected
+
+
+def test_a_long_second_post_goes_though_a_later_one_would_fit():
+    # Posts are left out from the end of the ranking, so that what stays is the best-ranked part.
+    assert fit(["aaaa", "b" * 50, "c"], budget=20) == Fitted(build(["aaaa"]), 1, 2, False)
+
+
+def fit_by_trying_everything(posts, budget):
+    """The same as `fit`, one case after the other."""
+
+    def fits(kept):
+        return LetterChat().length(build(kept)) <= budget
+
+    for count in range(len(posts), 0, -1):
+        if fits(posts[:count]):
+            return Fitted(build(posts[:count]), count, len(posts) - count, False)
+    if not fits([]):
+        return None
+    for length in range(len(posts[0]) if posts else 0, 0, -1):
+        if (text := posts[0][:length].rstrip()) and fits([text]):
+            return Fitted(build([text]), 1, len(posts) - 1, True)
+    return Fitted(build([]), 0, len(posts), False)
+
+
+def test_any_posts_and_budget_agree_with_trying_everything():
+    generator = random.Random(0)
+    outcomes = set()
+    for _ in range(3000):
+        sizes = [generator.choice([1, 2, 5, 12]) for _ in range(generator.randrange(6))]
+        posts = ["".join(generator.choices("ab \n猫", k=size - 1)) + "z" for size in sizes]
+        budget = generator.randrange(45)
+        fitted = fit(posts, budget)
+        assert fitted == fit_by_trying_everything(posts, budget), (posts, budget)
+        outcomes.add(fitted and (fitted.num_contexts_used > 0, fitted.num_contexts_dropped > 0, fitted.context_cut))
+        if fitted:
+            assert fitted.num_contexts_used + fitted.num_contexts_dropped == len(posts)
+            assert fitted.prompt[0]["content"].endswith(f"|{QUESTION}")
+            assert LetterChat().length(fitted.prompt) <= budget
+    assert outcomes == {  # posts used, posts dropped, the first one cut: every case was among them
+        (True, False, False),
+        (True, True, False),
+        (True, False, True),
+        (True, True, True),
+        (False, True, False),
+        (False, False, False),
+        None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("posts", "budget", "most_renders"),
+    [
+        (["b" * 10] * 1000, 10**6, 1),  # everything fits: once
+        (["b" * 10] * 1000, 3000, 12),  # log2 of 1000 posts is 10
+        (["a" * 4000] + ["b" * 10] * 999, 100, 26),  # and log2 of the first post's 4000 letters is 12
+    ],
+)
+def test_a_long_profile_is_rendered_a_few_times_only(posts, budget, most_renders):
+    chat = LetterChat()
+    fit_posts(build, posts, chat, budget)
+    assert chat.renders <= most_renders
+
+
+def test_real_prompts_are_kept_within_the_budget_to_the_token(models):
+    chat, prompt = LocalChat(models["refuses system"]), load_prompt("lampqa/rag")
+    posts = ["first post ’", "second 猫", "third"]
+
+    def messages(kept):
+        return prompt.messages(question=QUESTION, profile=join_posts(kept))
+
+    for count in (3, 2, 1):
+        exactly = chat.length(chat.render(messages(posts[:count])))
+        assert fit_posts(messages, posts, chat, exactly).num_contexts_used == count
+        less = fit_posts(messages, posts, chat, exactly - 1)
+        if count > 1:
+            assert (less.num_contexts_used, less.num_contexts_dropped) == (count - 1, 4 - count)
+    assert less == Fitted(chat.render(messages(["first post"])), 1, 2, context_cut=True)  # ’ is three tokens
+
+
+def test_a_table_that_never_comes_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr("utils.generation.chat.FETCH_SECONDS", 0.1)
+    monkeypatch.setattr("tiktoken.encoding_for_model", lambda model: threading.Event().wait())
+    assert APIChat("gpt-4o-mini").counter.startswith("estimate")
+
+
+# What the assistant says
+
+
+def spoken(text):
+    """A chat template whose turns are `text` with ROLE and TEXT in their places."""
+    turn = text.replace("ROLE", "{{ m.role }}").replace("TEXT", "{{ m.content }}")
+    return "{% for m in messages %}" + turn + "{% endfor %}"
+
+
+CHATML = (
+    spoken("<|im_start|>ROLE\nTEXT<|im_end|>\n") + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Gemma calls the assistant "model" and knows no system role.
+GEMMA = (
+    "<bos>{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+HEADER = "<|start_header_id|>ROLE<|end_header_id|>\n\n"
+LLAMA = (
+    "<|begin_of_text|>"
+    + spoken(HEADER + "TEXT<|eot_id|>")
+    + ("{% if add_generation_prompt %}" + HEADER.replace("ROLE", "assistant") + "{% endif %}")
+)
+MISTRAL = (
+    "<s>{% for m in messages %}{% if m.role == 'assistant' %} {{ m.content }}</s>"
+    "{% else %}[INST] {{ m.content }} [/INST]{% endif %}{% endfor %}"
+)
+PHI = (
+    spoken("<|ROLE|>\nTEXT<|end|>\n")
+    + "{% if add_generation_prompt %}<|assistant|>\n{% else %}<|endoftext|>{% endif %}"
+)
+PLAIN = spoken("ROLE: TEXT\n\n") + "{% if add_generation_prompt %}assistant: {% endif %}"
+STYLES = {  # template, the tokenizer's own eos, all special tokens, the token that ends a turn
+    "ChatML": (CHATML, "<|im_end|>", ["<|im_start|>", "<|im_end|>", "<|endoftext|>"], "<|im_end|>"),
+    "ChatML, base tokenizer": (CHATML, "<|endoftext|>", ["<|im_start|>", "<|im_end|>", "<|endoftext|>"], "<|im_end|>"),
+    "Gemma": (GEMMA, "<eos>", ["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"], "<end_of_turn>"),
+    "Llama 3": (
+        LLAMA,
+        "<|end_of_text|>",
+        ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+        "<|eot_id|>",
+    ),
+    "Mistral": (MISTRAL, "</s>", ["</s>"], "</s>"),
+    "Phi 3": (PHI, "<|endoftext|>", ["<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>"], "<|end|>"),
+    "no token after the text": (PLAIN, "</s>", ["</s>"], "</s>"),
+}
+
+
+def styled_chat(folder, style):
+    from transformers import AddedToken
+
+    template, eos, special, _ = STYLES[style]
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([AddedToken(token, special=True) for token in special], special_tokens=True)
+    tokenizer.eos_token = eos
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 300}))
+    return LocalChat(str(folder))
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_reply_is_its_text_and_the_token_that_ends_the_turn(tmp_path, style):
+    chat, end = styled_chat(tmp_path, style), STYLES[style][3]
+    end_id = chat.tokenizer.convert_tokens_to_ids(end)
+    assert end_id > BOS_ID  # one token of its own
+    assert chat.end_of_turn == end_id
+    reply = chat.render_reply("Cost\n猫 ’ time")
+    assert (reply.typecode, reply.itemsize) == ("i", 4)
+    assert len(reply) == len("Cost\n猫 ’ time".encode()) + 1  # a token a byte: nothing in front, nothing after
+    assert reply[-1] == end_id
+    assert chat.tokenizer.decode(reply) == "Cost\n猫 ’ time" + end
+
+
+@pytest.mark.parametrize("style", ["ChatML", "Gemma", "Llama 3", "Phi 3"])
+def test_prompt_and_reply_are_what_the_template_makes_of_the_whole_conversation(tmp_path, style):
+    chat = styled_chat(tmp_path, style)
+    user = [{"role": "user", "content": "Which?"}]
+    system = [{"role": "system", "content": "Be brief."}]
+    whole = [*user, {"role": "assistant", "content": "Cost\ntime"}]
+    prompt = user
+    if style == "Gemma":
+        prompt = system + user  # merged into the user's
+        whole[0] = merge_system(prompt)[0]
+    ids = [*chat.render(prompt), *chat.render_reply("Cost\ntime")]
+    expected = chat.tokenizer.apply_chat_template(whole, return_dict=False)
+    assert ids == expected[: len(ids)]
+    assert chat.tokenizer.decode(expected[len(ids) :]) in ("\n", "", "\n<|endoftext|>")
+
+
+# Prompts that begin alike
+
+QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA = QWEN.replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
+SAMPLE_TEXT = "\n".join(
+    text.replace(". ", ".\n\n", 1).replace(", ", ",\n", 2)
+    for record in json.loads((Path(__file__).parents[1] / "data/mini_lampqa/train.json").read_text(encoding="utf-8"))
+    for text in (record["question"], record["narrative"])
+)
+
+
+def trained_tokenizer(name):
+    """A tokenizer of a kind that models have, trained on the sample data."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    if name == "sentencepiece":  # words begin with a mark, also the text's first
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+        tokenizer.decoder = decoders.Metaspace()
+    elif name == "byte level":  # GPT-2's
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    else:
+        pattern = {"Qwen": QWEN, "Llama 3": LLAMA, "across lines": r"\S+\n\S+|\s|\S+"}[name]
+        split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.normalizer = normalizers.NFC()
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    trainer = trainers.BpeTrainer(
+        vocab_size=2000,
+        special_tokens=["<s>", "<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    reading = tokenizer.pre_tokenizer
+    if name != "sentencepiece":
+        # Trained without the pattern, it has tokens for runs of line breaks, as a vocabulary from much text has.
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.train_from_iterator([*SAMPLE_TEXT.split(" "), *["\n\n", " \n", "\n\n\n"] * 100], trainer)
+    tokenizer.pre_tokenizer = reading
+    assert name == "sentencepiece" or "ĊĊ" in tokenizer.get_vocab()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="<|end|>")
+    fast.chat_template = TEMPLATES["normal"].replace("[end]", "<|end|>\n")
+    return fast
+
+
+def random_groups(seed):
+    """Groups of prompts as a judge gets them: alike up to the last lines, with texts that break lines in odd places."""
+    rng = random.Random(seed)
+    ends = [
+        "\n",
+        "\n\n",
+        " \n",
+        "\r\n",
+        "\n ",
+        "\t",
+        ".\n",
+        "\n\u0301",
+        "\u2028",
+        "é\n",
+        "\n7",
+        "'s\n's ",
+        "<s>\n",
+        "\n<|end|>",
+    ]
+    words = SAMPLE_TEXT.split()
+
+    def text(most):
+        return "".join(rng.choice(words) + rng.choice([" "] * 12 + ends) for _ in range(rng.randrange(1, most)))
+
+    prompt = load_prompt("lampqa/aspect_judge")
+    for _ in range(30):
+        shared = {"question": text(9), "details": text(60), "response": text(90)}
+        yield [
+            prompt.messages(**shared, aspect=text(5), reason=text(9), evidence=text(9))
+            for _ in range(rng.choice([0, 1, 1, 4, 6]))
+        ]
+
+
+@pytest.mark.parametrize(
+    ("name", "shares"),
+    [("byte level", True), ("Qwen", True), ("Llama 3", True), ("sentencepiece", False), ("across lines", False)],
+)
+def test_prompts_that_begin_alike_get_the_tokens_they_have_alone(tmp_path, monkeypatch, name, shares):
+    trained_tokenizer(name).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    chat = LocalChat(str(tmp_path))
+    assert chat._restarts_at_lines is shares
+    encoded = []
+    encode_all = LocalChat._encode_all
+
+    def watched(self, texts):
+        encoded.extend(texts)
+        return encode_all(self, texts)
+
+    for seed in range(3):
+        groups = list(random_groups(seed))
+        alone = [[chat.render(messages) for messages in group] for group in groups]
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalChat, "_encode_all", watched)
+            assert chat.render_groups(groups) == alone
+    characters = sum(
+        len(chat._text(messages)) for seed in range(3) for group in random_groups(seed) for messages in group
+    )
+    assert (sum(map(len, encoded)) < 0.6 * characters) is shares
+
+
+def test_no_prompts_at_all(models):
+    chat = LocalChat(models["normal"])
+    assert chat.render_groups([]) == []
+    assert chat.render_groups([[], [MESSAGES], []]) == [[], [chat.render(MESSAGES)], []]
+    assert APIChat("a-model").render_groups([[MESSAGES], []]) == [[MESSAGES], []]

@@ -1,0 +1,77 @@
+"""What engines.py checks before weights load; nvidia-smi is a script that prints what the real one would."""
+
+import pytest
+
+from utils.cli import UserError
+from utils.generation import engines
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """Put an nvidia-smi on the PATH that knows two GPUs of 81559 MiB and heeds --id."""
+
+    def install(free: list[int]) -> None:
+        lines = ["#!/bin/sh"]
+        for index, mebibytes in enumerate(free):
+            row = f'echo "{index}, {mebibytes}, 81559"'
+            lines.append(f'case "$*" in *--id=*{index}*) {row};; *--id=*) ;; *) {row};; esac')
+        (tmp_path / "nvidia-smi").write_text("\n".join(lines) + "\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return install
+
+
+def test_free_gpus_pass(nvidia_smi):
+    nvidia_smi([80000, 80000])
+    engines._check_gpus(2, 0.9)
+
+
+def test_a_gpu_that_another_process_holds_is_named(nvidia_smi):
+    nvidia_smi([80000, 30000])
+    engines._check_gpus(1, 0.9)  # the busy one is not used
+    # 30000 / 1024 = 29.3 of 81559 / 1024 = 79.6 GiB; 0.9 x 79.6 = 71.7
+    with pytest.raises(UserError, match=r"GPU 1 has 29\.3 of 79\.6 GiB free, .* asks for 71\.7"):
+        engines._check_gpus(2, 0.9)
+    engines._check_gpus(2, 0.3)
+
+
+def test_only_visible_gpus_count(nvidia_smi, monkeypatch):
+    nvidia_smi([80000, 30000])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with pytest.raises(UserError, match="GPU 1 has"):
+        engines._check_gpus(1, 0.9)
+    with pytest.raises(UserError, match="only 1 GPUs are here"):
+        engines._check_gpus(2, 0.9)
+
+
+@pytest.mark.parametrize("answer", ["echo 'No devices were found'; exit 6", "echo '0, [N/A], [N/A]'"])
+def test_what_nvidia_smi_does_not_tell_is_left_to_vllm(nvidia_smi, tmp_path, answer):
+    """Of a part of a GPU (MIG) it knows nothing, and some GPUs have no memory of their own."""
+    nvidia_smi([])
+    with open(tmp_path / "nvidia-smi", "a") as script:
+        script.write(f"{answer}\n")
+    engines._check_gpus(1, 0.9)
+
+
+def test_the_key_comes_from_the_file_else_from_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "from-environment")
+    (tmp_path / "key").write_text("from-file\n")
+    assert engines.read_api_key(str(tmp_path / "key")) == "from-file"
+    assert engines.read_api_key(None) == "from-environment"
+
+
+@pytest.mark.parametrize("content", ["", "two words", "\n"])
+def test_a_file_that_is_no_key_is_refused(tmp_path, content):
+    (tmp_path / "key").write_text(content)
+    with pytest.raises(UserError, match="must hold the key and nothing else"):
+        engines.read_api_key(str(tmp_path / "key"))
+
+
+def test_a_missing_key_is_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(UserError, match="--openai needs a key"):
+        engines.read_api_key(None)
+    with pytest.raises(UserError, match=r"nokey: cannot be read: No such file"):
+        engines.read_api_key(str(tmp_path / "nokey"))

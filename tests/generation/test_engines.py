@@ -1,0 +1,201 @@
+"""The real vLLM on this machine (no GPU needed) and the real openai client, through the real scripts.
+
+The model is the demo's, made by `make models`. A run loads it once, which takes half a minute, so each test looks at
+everything its run can show.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CHAT = ROOT / "demo/models/chat"
+SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
+
+pytestmark = pytest.mark.engine
+
+
+def run(*command: str | Path, **more) -> subprocess.CompletedProcess:
+    assert (CHAT / "config.json").exists(), "the demo's models are missing: run `make models`"
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=900, **more
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def free_run(tmp_path_factory):
+    """Three answers by the demo's model, two samples each, free-form first."""
+    output = tmp_path_factory.mktemp("free") / "answers.json"
+    done = run(
+        "baselines.py", "--model_addr", CHAT, "--inputs_addr", SAMPLE, "--output_addr", output,
+        "--limit", "3", "--num_generated_outputs", "2", "--max_tokens", "48", "--max_retries", "1", "--rag",
+    )  # fmt: skip
+    return output, done
+
+
+def test_answers_come_out_usable_in_the_datasets_order(free_run):
+    output, _ = free_run
+    answers = json.loads(output.read_text())
+    assert list(answers) == [record["id"] for record in json.loads(SAMPLE.read_text())[:3]]
+    for samples in answers.values():
+        assert len(samples) == 2
+        for answer in samples:
+            assert answer["output"] and answer["attempts"] in (1, 2)
+            assert answer["log_prob"] < 0
+            assert 0 < answer["completion_tokens"] <= 48 * answer["attempts"]
+            assert answer["num_contexts_used"] == 9 or answer["num_contexts_used"] == 10
+            assert answer["constrained"] == (answer["attempts"] == 2)  # the last try is held to the schema
+
+
+def test_the_engine_says_nothing_of_its_own(free_run):
+    _, done = free_run
+    note = ("note: no manifest", "  its posts are used in the order of the file")
+    lines = [line for line in done.stderr.splitlines() if not line.startswith(note)]
+    phases, counts = lines[:2] + lines[-1:], lines[2:-1]
+    loading = [f"loading the tokenizer of {CHAT}", f"loading {CHAT} (this may take a minute or more)"]
+    assert phases == [*loading, "closing the engine"], done.stderr
+    assert counts[0] == "0/6 answers" and all("/6 answers" in line for line in counts)
+    assert "already" not in done.stdout and "6 answers" in done.stdout
+
+
+def test_the_manifest_says_how_it_was_made(free_run):
+    output, _ = free_run
+    manifest = json.loads(Path(f"{output}.manifest.json").read_text())
+    assert manifest["fingerprint"]["model"].startswith("sha256:")
+    assert manifest["tokens"]["prompt_tokens"] > 0 and manifest["tokens"]["cached_tokens"] > 0
+    assert manifest["device"] and manifest["batch_invariant"] is False
+    assert {"torch", "transformers"} <= manifest["versions"].keys()
+
+
+def test_constrained_verdicts_take_one_try_and_share_their_prompts(free_run, tmp_path):
+    responses, _ = free_run
+    scores = tmp_path / "scores.json"
+    run(
+        "evaluate_responses.py", "--evaluator_llm", CHAT, "--inputs_addr", SAMPLE, "--response_addr", responses,
+        "--score_addr", scores, "--limit", "3", "--constrained_decoding", "always", "--max_tokens", "16",
+    )  # fmt: skip
+    result = json.loads(scores.read_text())
+    details = [detail for entry in result["per_question_scores"] for detail in entry["details"]]
+    assert result["num_unscored"] == 0 and len(details) == 5 + 5 + 6
+    assert all(detail["attempts"] == 1 and detail["score"] in (0, 1, 2) for detail in details)
+    assert result["partial"] == {"questions_in_dataset": 13, "questions_judged": 3}
+    manifest = json.loads(Path(f"{scores}.manifest.json").read_text())
+    assert manifest["batch_invariant"] is False
+    tokens = manifest["tokens"]
+    # 16 prompts share 3 responses: all but the aspect (the last 15% or so) comes from the cache for 13 of them.
+    assert tokens["cached_tokens"] > 0.5 * tokens["prompt_tokens"]
+
+
+def test_a_lora_adapter_answers_on_its_base_model(tmp_path):
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(CHAT, dtype=torch.bfloat16)
+    adapter = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    adapter.save_pretrained(tmp_path / "adapter")
+    texts = {}
+    for name, model in (("base", CHAT), ("adapter", tmp_path / "adapter")):
+        output = tmp_path / f"{name}.json"
+        run(
+            "baselines.py", "--model_addr", model, "--inputs_addr", SAMPLE, "--output_addr", output, "--limit", "2",
+            "--temperature", "0", "--max_tokens", "24", "--constrained_decoding", "always",
+        )  # fmt: skip
+        texts[name] = [samples[0]["output"] for samples in json.loads(output.read_text()).values()]
+    assert all(texts["base"]) and all(texts["adapter"])
+    assert texts["base"] != texts["adapter"]
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_that_is_ended_leaves_no_engine_behind(tmp_path, ending):
+    """An engine that outlives its script keeps the GPU's memory, and the same command again finds none free."""
+    with open(tmp_path / "log", "w") as log:
+        script = subprocess.Popen(
+            [sys.executable, "baselines.py", "--model_addr", CHAT, "--inputs_addr", SAMPLE,
+             "--output_addr", tmp_path / "answers.json", "--max_tokens", "400"],
+            cwd=ROOT, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    wait_for(lambda: len(engine_processes(script.pid)) == 2, 600)
+    engines = engine_processes(script.pid)
+    # SIGTERM as a scheduler sends it: to the whole process group. The script alone is to heed it.
+    (os.killpg if ending == signal.SIGTERM else os.kill)(script.pid, ending)
+    wait_for(lambda: script.poll() is not None, 600)
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in engines), 600)
+    if ending == signal.SIGTERM:
+        assert script.returncode == 130
+        printed = (tmp_path / "log").read_text()
+        assert printed.endswith("run the same command again\n") and "Traceback" not in printed
+
+
+def wait_for(condition, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def engine_processes(pid: int) -> list[int]:
+    """The processes below `pid` that have named themselves as vLLM's (engine core, worker)."""
+    import psutil
+
+    engines = []
+    for child in psutil.Process(pid).children(recursive=True):
+        # A short-lived child (a compiler, say) may be gone before its name is read.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "VLLM::" in " ".join(child.cmdline()):
+                engines.append(child.pid)
+    return engines
+
+
+def test_vllms_own_server_behind_the_openai_client(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OPENAI_API_KEY": "secret-1234",
+    }  # fmt: skip
+    server = subprocess.Popen(
+        [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(CHAT),
+         "--served-model-name", "demo", "--host", "127.0.0.1", "--port", str(port),
+         "--enforce-eager", "--max-model-len", "4096"],
+        cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: is_up(f"http://127.0.0.1:{port}/health", server), 600)
+        output = tmp_path / "answers.json"
+        done = run(
+            "baselines.py", "--model_addr", "demo", "--openai", "--base_url", f"http://127.0.0.1:{port}/v1",
+            "--inputs_addr", SAMPLE, "--output_addr", output, "--limit", "2", "--max_tokens", "32",
+            "--constrained_decoding", "always", env=environment,
+        )  # fmt: skip
+    finally:
+        server.terminate()
+        server.wait()
+    answers = json.loads(output.read_text())
+    assert len(answers) == 2 and all(samples[0]["output"] for samples in answers.values())
+    fingerprint = json.loads((tmp_path / "answers.json.manifest.json").read_text())["fingerprint"]
+    assert (fingerprint["model"], fingerprint["reported_model"]) == ("demo", str(CHAT))
+    written = done.stdout + done.stderr + "".join(path.read_text() for path in tmp_path.iterdir())
+    assert "secret-1234" not in written
+
+
+def is_up(url: str, server: subprocess.Popen) -> bool:
+    assert server.poll() is None, "vLLM's server does not start"
+    try:
+        urllib.request.urlopen(url, timeout=600).close()
+    except OSError:
+        return False
+    return True

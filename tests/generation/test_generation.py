@@ -1,0 +1,402 @@
+import asyncio
+import json
+import signal
+from dataclasses import replace
+
+import pytest
+
+from utils.cli import UserError
+from utils.files.journal import Journal
+from utils.generation.chat import APIChat
+from utils.generation.driver import Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
+from utils.generation.engines import Completion, RefusedError, Sampling, UnavailableError
+from utils.parsing.model_output import ANSWER_SCHEMA, Parsed
+
+
+def make_policy(temperature=0.1, max_retries=3, constrained_decoding="fallback", seed=0):
+    return Policy(temperature, 0.95, 100, seed, max_retries, constrained_decoding, ANSWER_SCHEMA)
+
+
+class ScriptedEngine:
+    """Answers a prompt with the next of its texts, and fails once they are used up.
+
+    A text may be an exception, which is raised, or a coroutine function, which is awaited for the text.
+    """
+
+    device = "script"
+
+    def __init__(self, texts, concurrency=2):
+        self.texts = {name: list(its_texts) for name, its_texts in texts.items()}
+        self.concurrency = concurrency
+        self.calls: list[tuple[str, Sampling]] = []
+        self.models: list[str] = []
+        self.finished: list[str] = []
+        self.at_once = self.most_at_once = 0
+        self.closed = False
+
+    async def complete(self, model, prompt, sampling):
+        name = prompt[0]["content"]
+        self.models.append(model)
+        self.calls.append((name, sampling))
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            text = self.texts[name].pop(0)  # IndexError: asked more often than the script expects
+            if isinstance(text, BaseException):
+                raise text
+            text = await text() if callable(text) else text
+            for _ in range(3):
+                await asyncio.sleep(0)  # the others get their turn
+        finally:
+            self.at_once -= 1
+        self.finished.append(name)
+        reason = "length" if text.startswith("long") else "stop"
+        return Completion(text, reason, prompt_tokens=10, cached_tokens=4, completion_tokens=3, log_prob=-1.5)
+
+    async def close(self):
+        self.closed = True
+
+
+def parse(text, cut):
+    """A text is usable unless it says `bad`; one that was cut is flagged."""
+    if text.startswith("bad"):
+        return Parsed(None, "none", f"saw {text}")
+    return Parsed(text, "strict", None, cut)
+
+
+@pytest.fixture
+def journal(tmp_path):
+    journal = Journal(tmp_path / "out.json", {"made": "so"})
+    yield journal
+    journal.close()
+
+
+def make_request(name, journal, **record):
+    return Request((name, 0), [{"role": "user", "content": name}], journal, record)
+
+
+def run(engine, requests, policy=None):
+    return generate(lambda: engine, make_stage(requests, policy))
+
+
+def make_stage(requests, policy=None, model="m", unit="answers"):
+    total = len(requests) if isinstance(requests, list) else 0
+    return Stage(model, requests, policy or make_policy(), parse, unit, total)
+
+
+def journal_on_disk(journal):
+    lines = journal.path.read_text().splitlines()
+    return {json.loads(line)["key"][0]: json.loads(line)["value"] for line in lines[1:]}
+
+
+# Sampling
+
+
+@pytest.mark.parametrize(
+    ("mode", "temperature", "max_retries", "expected"),
+    [  # (temperature, held to the schema) of every try up to the last one
+        ("fallback", 0.1, 3, [(0.1, False), (0.1, False), (0.1, False), (0.1, True)]),
+        ("fallback", 0.1, 0, [(0.1, True)]),
+        ("fallback", 0.0, 3, [(0.0, False), (0.0, True)]),
+        ("fallback", 0.0, 1, [(0.0, False), (0.0, True)]),
+        ("fallback", 0.0, 0, [(0.0, True)]),
+        ("always", 0.1, 2, [(0.1, True), (0.1, True), (0.1, True)]),
+        ("always", 0.0, 3, [(0.0, True)]),
+        ("never", 0.1, 3, [(0.1, False), (0.2, False), (0.3, False), (0.4, False)]),
+        ("never", 0.0, 2, [(0.0, False), (0.1, False), (0.2, False)]),
+        ("never", 0.8, 4, [(0.8, False), (0.9, False), (1.0, False), (1.0, False), (1.0, False)]),
+        ("never", 1.5, 2, [(1.5, False), (1.5, False), (1.5, False)]),  # what the user set is not lowered
+        ("never", 0.1, 0, [(0.1, False)]),
+    ],
+)
+def test_tries(mode, temperature, max_retries, expected):
+    policy = make_policy(temperature, max_retries, mode)
+    tries = [policy.sampling(("q", 0), attempt) for attempt in range(len(expected))]
+    assert [(one.temperature, one.schema is not None) for one in tries] == expected
+    assert all(one.schema in (None, ANSWER_SCHEMA) for one in tries)
+    assert all((one.top_p, one.max_tokens) == (0.95, 100) for one in tries)
+    assert [policy.is_last(attempt) for attempt in range(len(expected))] == [False] * (len(expected) - 1) + [True]
+
+
+def test_seeds_differ_by_key_try_and_run_and_by_nothing_else():
+    cases = [(seed, key, attempt) for seed in (0, 1) for key in (("q", 0), ("q", 1), ("p", 0)) for attempt in range(4)]
+    seeds = [make_policy(seed=seed).sampling(key, attempt).seed for seed, key, attempt in cases]
+    assert len(set(seeds)) == len(cases)
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    again = [make_policy(seed=seed).sampling(key, attempt).seed for seed, key, attempt in reversed(cases)]
+    assert again == seeds[::-1]
+    assert make_policy(0.7, 5, "never").sampling(("q", 0), 0).seed == make_policy().sampling(("q", 0), 0).seed
+
+
+# The driver
+
+
+def test_record_of_an_answer(journal):
+    engine = ScriptedEngine({"a": ["bad 1", "long answer"]})
+    assert run(engine, [make_request("a", journal, num_contexts_used=7)]) == "script"
+    expected = {
+        "value": "long answer",
+        "num_contexts_used": 7,
+        "raw": "long answer",
+        "parsed": "strict",
+        "truncated": True,
+        "finish_reason": "length",
+        "attempts": 2,
+        "constrained": False,
+        "temperature": 0.1,
+        "prompt_tokens": 20,  # both tries: 2 * 10, 2 * 4, 2 * 3
+        "cached_tokens": 8,
+        "completion_tokens": 6,
+        "log_prob": -1.5,
+    }
+    assert journal_on_disk(journal) == {"a": expected}
+    assert journal.entries == {("a", 0): expected}
+    assert engine.closed
+
+
+class DamagedEngine(ScriptedEngine):
+    """Its logits add up to no number: each text is the log probability that it tells."""
+
+    async def complete(self, model, prompt, sampling):
+        completion = await super().complete(model, prompt, sampling)
+        return replace(completion, log_prob=float(completion.text))
+
+
+def test_a_log_probability_that_is_no_number_is_null_in_journal_and_output(journal):
+    engine = DamagedEngine({"a": ["nan"], "b": ["-inf"], "c": ["inf"], "d": ["-2.5"]})
+    run(engine, [make_request(name, journal) for name in "abcd"])
+    expected = {"a": None, "b": None, "c": None, "d": -2.5}
+    assert {key[0]: record["log_prob"] for key, record in journal.entries.items()} == expected
+    assert {name: record["log_prob"] for name, record in journal_on_disk(journal).items()} == expected
+    journal.publish({key[0]: record for key, record in journal.entries.items()}, {}, None)
+
+    def refuse(constant):
+        raise ValueError(f"{constant} is not JSON")
+
+    output = json.loads(journal.output.read_text(), parse_constant=refuse)
+    assert {name: record["log_prob"] for name, record in output.items()} == expected
+
+
+def test_retries_end_with_the_constrained_try_and_a_null(journal):
+    engine = ScriptedEngine({"a": ["bad 1", "bad 2", "bad 3", "bad 4"], "b": ["fine"]})
+    run(engine, [make_request("a", journal), make_request("b", journal)])
+    samplings = [sampling for name, sampling in engine.calls if name == "a"]
+    assert [sampling.schema is not None for sampling in samplings] == [False, False, False, True]
+    assert len({sampling.seed for sampling in samplings}) == 4
+    record = journal.entries["a", 0]
+    assert (record["value"], record["reason"], record["raw"]) == (None, "saw bad 4", "bad 4")
+    assert (record["attempts"], record["constrained"], record["prompt_tokens"]) == (4, True, 40)
+    assert journal.entries["b", 0]["value"] == "fine" and "reason" not in journal.entries["b", 0]
+
+
+def test_greedy_constrained_try_is_not_repeated(journal):
+    engine = ScriptedEngine({"a": ["bad 1"]})
+    run(engine, [make_request("a", journal)], make_policy(temperature=0.0, constrained_decoding="always"))
+    assert journal.entries["a", 0]["attempts"] == 1
+
+
+def test_refused_request_is_null_and_others_go_on(journal):
+    engine = ScriptedEngine({"a": ["bad 1", RefusedError("content_filter")], "b": ["fine"]}, concurrency=1)
+    run(engine, [make_request("a", journal, num_contexts_used=2), make_request("b", journal)])
+    assert journal.entries["a", 0] == {
+        "value": None,
+        "reason": "content_filter",
+        "num_contexts_used": 2,
+        "attempts": 2,
+        "prompt_tokens": 10,
+        "cached_tokens": 4,
+        "completion_tokens": 3,
+    }
+    assert journal.entries["b", 0]["value"] == "fine"
+
+
+def test_request_without_a_prompt_is_never_asked(journal):
+    engine = ScriptedEngine({"b": ["fine"]})
+    with_reason = Request(("c", 0), None, journal, {"reason": "no response to judge"})
+    run(engine, [fitted_request(("a", 0), None, journal), make_request("b", journal), with_reason])
+    assert [name for name, _ in engine.calls] == ["b"]
+    assert journal.entries["a", 0] == {"value": None, "reason": "the prompt is longer than the model takes"}
+    assert journal.entries["c", 0] == {"value": None, "reason": "no response to judge"}
+
+
+def test_engine_is_kept_full_and_never_fuller(journal):
+    names = [f"q{i}" for i in range(20)]
+    engine = ScriptedEngine({name: ["bad", "fine"] for name in names}, concurrency=4)
+    drawn = []
+
+    def requests():
+        for name in names:
+            drawn.append(name)
+            assert len(drawn) <= len(engine.finished) // 2 + 4  # each is asked twice; none is made ahead of its turn
+            yield make_request(name, journal)
+
+    run(engine, requests())
+    assert engine.most_at_once == 4
+    assert drawn == names and len(journal.entries) == 20
+
+
+def test_a_slow_request_holds_no_other_up(journal):
+    names = [f"q{i}" for i in range(10)]
+    all_others = asyncio.Event()
+
+    async def wait_for_all_others():
+        await asyncio.wait_for(all_others.wait(), 600)
+        return "slow"
+
+    async def set_event():
+        all_others.set()
+        return "last"
+
+    engine = ScriptedEngine({name: ["fine"] for name in names})
+    engine.texts |= {"q0": [wait_for_all_others], "q9": [set_event]}
+    run(engine, [make_request(name, journal) for name in names])
+    assert engine.finished == [*names[1:], "q0"]
+    assert [key for key, _ in journal.entries] == [*names[1:], "q0"]  # written as they finish
+
+
+@pytest.mark.parametrize("error", [UserError("the key is wrong"), RuntimeError("a bug"), KeyboardInterrupt()])
+def test_an_error_stops_the_run_and_keeps_what_was_finished(journal, error):
+    async def never():
+        await asyncio.Event().wait()
+
+    engine = ScriptedEngine({"a": ["fine"], "b": [never], "c": ["fine"], "d": [error], "e": []}, concurrency=2)
+    with pytest.raises(type(error)) as raised:
+        run(engine, [make_request(name, journal) for name in "abcde"])
+    assert raised.value is error or isinstance(error, KeyboardInterrupt)
+    assert journal_on_disk(journal).keys() == {"a", "c"}
+    assert engine.closed
+    assert [name for name, _ in engine.calls] == list("abcd")
+
+
+def test_ctrl_c(journal):
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    async def interrupt():
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.Event().wait()
+
+    engine = ScriptedEngine({"a": ["fine"], "b": [interrupt], "c": ["fine"]}, concurrency=1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(engine, [make_request(name, journal) for name in "abc"])
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert journal_on_disk(journal).keys() == {"a"}
+    assert engine.closed
+
+
+def test_error_in_making_a_request_stops_the_run(journal):
+    def requests():
+        yield make_request("a", journal)
+        raise UserError("record 2 is wrong")
+
+    engine = ScriptedEngine({"a": ["fine"]}, concurrency=1)
+    with pytest.raises(UserError, match="record 2 is wrong"):
+        run(engine, requests())
+    assert journal_on_disk(journal).keys() == {"a"} and engine.closed
+
+
+def test_engine_that_does_not_open(journal):
+    def open_engine():
+        raise UserError("GPU 0 is taken")
+
+    with pytest.raises(UserError, match="GPU 0"):
+        generate(open_engine, make_stage([make_request("a", journal)]))
+
+
+def test_failures_are_counted_as_they_happen(journal, capsys):
+    engine = ScriptedEngine({"a": ["fine"], "b": [RefusedError("no")], "c": [RefusedError("no")]})
+    generate(lambda: engine, make_stage([make_request(name, journal) for name in "abc"]))
+    assert "3/3 answers" in (line := capsys.readouterr().err) and "failed 2" in line
+
+
+GONE = UnavailableError("503")
+
+
+def test_what_a_server_fails_to_answer_has_no_record_and_is_counted_apart(journal, capsys):
+    engine = ScriptedEngine({"a": ["fine"], "b": ["bad 1", GONE], "c": [RefusedError("no")], "d": ["fine"]})
+    run(engine, [make_request(name, journal) for name in "abcd"])
+    assert [key for key, _ in journal.entries] == ["a", "c", "d"]
+    assert "3/4 answers" in (line := capsys.readouterr().err) and "failed 1, missing 1" in line
+
+
+@pytest.mark.parametrize(("concurrency", "most"), [(1, 3), (5, 10)])
+def test_a_stage_ends_early_where_nothing_is_answered_any_more(journal, capsys, concurrency, most):
+    engine = ScriptedEngine({"a": ["fine"], **{f"q{n}": [GONE] for n in range(99)}}, concurrency)
+    with_prompt = [make_request(f"q{n}", journal) for n in range(99)]
+    without = [fitted_request((f"long{n}", 0), None, journal) for n in range(2)]
+    run(engine, [make_request("a", journal)])
+    stage = make_stage([*with_prompt[:2], *without, *with_prompt[2:]])  # no server gives those without a prompt
+    generate(lambda: engine, replace(stage, done=1))
+    assert [key for key, _ in journal.entries] == ["a", "long0", "long1"] and engine.closed
+    assert 3 <= len(engine.calls) - 1 <= most  # in a row, and what is under way then
+    assert "\nnote: 503; nothing is answered any more, so the run ends early\n" in capsys.readouterr().err
+
+
+def test_an_answer_between_two_failures_shows_that_the_server_is_there(journal):
+    texts = {f"q{n}": ["fine" if n % 3 == 0 else GONE] for n in range(20)}
+    engine = ScriptedEngine(texts, concurrency=1)
+    run(engine, [make_request(name, journal) for name in texts])
+    assert [key for key, _ in journal.entries] == [f"q{n}" for n in range(0, 20, 3)]
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_a_server_that_has_never_answered_is_the_users_to_look_at(journal, capsys, count):
+    requests = [fitted_request(("long", 0), None, journal), *(make_request(f"q{n}", journal) for n in range(count))]
+    engine = ScriptedEngine({f"q{n}": [GONE] for n in range(count)}, concurrency=1)
+    with pytest.raises(UserError, match=r"^503\n  asked 4 times; what is finished is kept, run the same command"):
+        run(engine, requests)
+    assert engine.closed and "note:" not in capsys.readouterr().err
+
+
+def test_a_server_that_answered_an_earlier_run_has_the_right_address(journal):
+    engine = ScriptedEngine({"b": [GONE]})
+    stage = replace(make_stage([make_request("b", journal)]), done=1)
+    assert generate(lambda: engine, stage) == "script"
+    assert journal.entries == {}
+
+
+def test_an_eta_waits_for_a_full_engine(journal, capsys, monkeypatch):
+    monkeypatch.setattr("utils.cli.progress.LINE_SECONDS", 0)  # a line a piece
+    names = [f"q{number}" for number in range(10)]
+    run(ScriptedEngine({name: ["fine"] for name in names}, 4), [make_request(name, journal) for name in names])
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("/")[0] for line in lines if "ETA" in line] == [str(number) for number in range(4, 10)]
+
+
+def test_stages_follow_each_other_on_one_engine(tmp_path, capsys):
+    """The second stage's requests are made from what the first has finished; each stage has its model and journal."""
+    plans, answers = Journal(tmp_path / "plans.json", {}), Journal(tmp_path / "answers.json", {})
+
+    def answer_requests():
+        for name in "ab":
+            assert len(plans.entries) == 2  # the first stage is done
+            yield make_request(plans.entries[name, 0]["value"], answers)
+
+    engine = ScriptedEngine({"a": ["plan a"], "b": ["plan b"], "plan a": ["fine"], "plan b": ["good"]})
+    first = make_stage([make_request(name, plans) for name in "ab"], model="planner", unit="plans")
+    assert generate(lambda: engine, first, make_stage(answer_requests(), model="generator")) == "script"
+    assert engine.models == ["planner", "planner", "generator", "generator"]
+    assert {key[0]: entry["value"] for key, entry in answers.entries.items()} == {"plan a": "fine", "plan b": "good"}
+    assert engine.closed
+    assert "2/2 plans" in (printed := capsys.readouterr().err) and "answers" in printed
+
+
+def test_token_totals():
+    records = [{"prompt_tokens": 5, "cached_tokens": 2, "completion_tokens": 1}, {"value": None}, {"prompt_tokens": 7}]
+    assert token_totals(iter(records)) == {"prompt_tokens": 12, "cached_tokens": 2, "completion_tokens": 1}
+    records.append({"prompt_tokens": 4, "cached_tokens": None, "completion_tokens": 1})  # the server did not tell
+    assert token_totals(records) == {"prompt_tokens": 16, "cached_tokens": None, "completion_tokens": 2}
+
+
+def test_description_of_a_dry_run():
+    requests = [
+        Request(("a", 0), [{"role": "user", "content": "x" * 30}], None, {"num_contexts_dropped": 2}),
+        Request(("b", 0), [{"role": "user", "content": "x" * 31}], None, {"context_cut": True}),
+        Request(("c", 0), None, None),
+    ]
+    described = describe_requests(requests, APIChat("some-model"), make_policy())
+    # 4 + 30 / 3 = 14 tokens and 4 + 31 / 3 = 15, rounded up
+    assert "2 prompts, 29 tokens (estimate: 1 token per 3 bytes); longest 15" in described
+    assert "2 posts left out for length, 1 cut at the end; 1 prompts too long and not asked: c" in described
+    assert "2 calls, at most 8 with retries; at most 100 tokens an output" in described

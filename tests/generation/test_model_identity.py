@@ -1,0 +1,354 @@
+"""Who a model behind an API is: its name and what its server reports, wherever that server stands today."""
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from api_server import Reply, default_reply, serve
+
+import baselines
+import evaluate_responses
+from utils import make_table, merge_shards
+from utils.cli import UserError
+from utils.files.fingerprints import in_todays_shape
+from utils.files.journal import Journal
+from utils.files.journal_lines import read_journal
+from utils.files.manifest import read_manifest
+
+ROOT = Path(__file__).resolve().parents[2]
+TEST = ROOT / "tests/data/mini_lampqa/test.json"
+NUM_QUESTIONS = len(json.loads(TEST.read_text(encoding="utf-8")))
+
+
+def answer(request):
+    if "match_score" in request["messages"][0]["content"]:
+        return Reply(json.dumps({"match_score": 1}))
+    return Reply(json.dumps({"personalized_answer": "An answer."}))
+
+
+def models(name="chat", root="org/chat", status=200):
+    """What vLLM's server lists: what it was started with as `root`, whatever name it gives that."""
+    return lambda: (status, {"object": "list", "data": [{"id": "other", "root": "x"}, {"id": name, "root": root}]})
+
+
+@contextmanager
+def server_with(list_models=None, reply=answer):
+    with serve(reply) as server:
+        if list_models is not None:
+            server.list_models = list_models
+        yield server
+
+
+def words(server, output, *more, model="chat"):
+    """The flags with which baselines.py asks a server."""
+    flags = ["--openai", "--model_addr", model, "--base_url", server.url, "--inputs_addr", TEST]
+    return [*map(str, flags), "--output_addr", str(output), *map(str, more)]
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+
+
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "answers.json"
+
+
+def judge(server, output, scores, *more):
+    flags = ["--openai", "--evaluator_llm", "chat", "--base_url", server.url, "--inputs_addr", TEST]
+    flags += ["--response_addr", output, "--score_addr", scores]
+    return evaluate_responses.main([*map(str, flags), *more])
+
+
+# Another address
+
+
+def test_a_run_that_was_killed_at_one_port_goes_on_at_another(output):
+    """A real process, and what a second server is asked for when the first one's job has gone."""
+    held, asked = threading.Event(), []
+
+    def five(request):
+        asked.append(request)
+        if len(asked) > 5:
+            held.wait(600)
+        return answer(request)
+
+    journal = Path(f"{output}.journal.jsonl")
+    with server_with(models(), five) as first:
+        process = subprocess.Popen(
+            [sys.executable, "baselines.py", *words(first, output, "--max_concurrency", 1)],
+            cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            first.wait_for(6)  # one at a time: five are in the journal
+        finally:
+            process.kill()
+            process.communicate()
+            held.set()
+    assert len(finished := read_journal(journal)[1]) == 5
+    with server_with(models()) as second:
+        assert second.url != first.url
+        assert baselines.main(words(second, output)) == 0
+        assert len(second.requests) == NUM_QUESTIONS - 5
+        assert not set(second.users()) & set(first.users()[:5])
+    answers = json.loads(output.read_text())
+    assert len(answers) == NUM_QUESTIONS and all(answers[key][0]["output"] == "An answer." for key, _ in finished)
+    manifest = read_manifest(output)
+    assert manifest["arguments"]["base_url"] == second.url
+    assert manifest["fingerprint"]["model"] == "chat" and manifest["fingerprint"]["reported_model"] == "org/chat"
+    assert second.url not in json.dumps(manifest["fingerprint"])
+
+
+def test_score_files_of_one_judge_at_two_ports_stand_in_one_table(output, tmp_path, capsys):
+    files = [str(tmp_path / name) for name in ("one.json", "two.json")]
+    with server_with(models()) as first, server_with() as second:  # the second doesn't say
+        assert baselines.main(words(first, output)) == 0
+        for server, scores in zip((first, second), files, strict=True):
+            assert judge(server, output, scores) == 0
+    capsys.readouterr()
+    for one, other in (files, reversed(files)):
+        assert make_table.main(["--system", "A", one, "--system", "B", other]) == 0
+        assert "judged" not in capsys.readouterr().out
+
+
+def test_shards_from_two_ports_merge(output, tmp_path):
+    shards = [f"{tmp_path}/shard{index}.json" for index in range(2)]
+    arguments = ["--inputs_addr", str(TEST), "--output_addr", str(output), "--shard_addr", *shards]
+    with server_with() as first, server_with(models()) as second, server_with(models(root="org/other")) as third:
+        for index, server in enumerate((first, second)):
+            assert baselines.main(words(server, shards[index], "--num_shards", 2, "--shard_index", index)) == 0
+        assert merge_shards.main(arguments) == 0
+        assert read_manifest(output)["fingerprint"]["reported_model"] == "org/chat"
+        other = f"{tmp_path}/other.json"
+        assert baselines.main(words(third, other, "--num_shards", 2, "--shard_index", 1)) == 0
+    with pytest.raises(UserError, match=r'other\.json: made .* reported_model: "org/chat", now "org/other"'):
+        merge_shards.main([*arguments, other, "--overwrite"])
+
+
+def test_a_shard_that_learnt_its_model_late_is_the_run_of_its_manifest(output, tmp_path):
+    shard = f"{tmp_path}/shard.json"
+    with server_with() as silent, server_with(models()) as telling:
+        assert baselines.main(words(silent, shard, "--limit", 2)) == baselines.main(words(telling, shard)) == 0
+    assert "reported_model" not in read_journal(f"{shard}.journal.jsonl")[0]
+    assert merge_shards.main(["--inputs_addr", str(TEST), "--output_addr", str(output), "--shard_addr", shard]) == 0
+    assert "batch_invariant" in read_manifest(output)  # which shards tell by their manifests
+
+
+def test_what_is_finished_is_found_so_without_asking_anybody(output, tmp_path, capsys):
+    scores = tmp_path / "scores.json"
+    with server_with(models()) as server:
+        assert baselines.main(words(server, output)) == judge(server, output, scores) == 0
+        assert server.lists_asked == 2
+        assert baselines.main(words(server, output)) == judge(server, output, scores) == 0
+        assert baselines.main(words(server, tmp_path / "new.json", "--dry_run")) == 0
+        assert judge(server, output, tmp_path / "new_scores.json", "--dry_run") == 0
+        assert server.lists_asked == 2
+    capsys.readouterr()
+    assert baselines.main(words(server, output)) == judge(server, output, scores) == 0  # the server is gone
+    assert capsys.readouterr().out.count("already finished, left alone") == 2
+
+
+# Another model
+
+
+def test_two_servers_with_other_models_under_one_name_are_told_apart(output):
+    with server_with(models(root="org/chat-7b")) as first:
+        assert baselines.main(words(first, output, "--limit", 2)) == 0
+    before = output.read_bytes()
+    with server_with(models(root="org/chat-32b")) as second:
+        message = f'{output}: begun with other settings: reported_model: "org/chat-7b", now "org/chat-32b"'
+        with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+            baselines.main(words(second, output))
+        assert second.requests == [] and output.read_bytes() == before
+        assert baselines.main(words(second, output, "--overwrite")) == 0
+        assert len(second.requests) == NUM_QUESTIONS
+        assert read_manifest(output)["fingerprint"]["reported_model"] == "org/chat-32b"
+
+
+def test_what_a_killed_run_began_with_another_model_is_refused_too(output):
+    with server_with(models(root="org/chat-7b")) as first:
+        assert baselines.main(words(first, output, "--limit", 2)) == 0
+    output.unlink()
+    Path(f"{output}.manifest.json").unlink()
+    with server_with(models(root="org/chat-32b")) as second:
+        with pytest.raises(UserError, match='"org/chat-7b", now "org/chat-32b"'):
+            baselines.main(words(second, output))
+        assert second.requests == []
+
+
+def test_score_files_of_other_judges_under_one_name_are_no_table(output, tmp_path):
+    files = [str(tmp_path / f"{name}.json") for name in ("silent", "small", "large")]
+    with server_with() as server:
+        assert baselines.main(words(server, output)) == 0
+        for scores, root in zip(files, (None, "org/chat-7b", "org/chat-32b"), strict=True):
+            server.list_models = models(root=root)
+            assert judge(server, output, scores) == 0
+    with pytest.raises(UserError, match="reported_model 'org/chat-32b', not 'org/chat-7b'"):
+        make_table.main([word for name in files for word in ("--system", Path(name).stem, name)])
+
+
+def test_verdicts_of_another_judge_are_not_added_to(output, tmp_path):
+    files = [str(tmp_path / f"{name}.json") for name in ("one", "other")]
+    with server_with(models(root="org/chat-7b")) as server:
+        assert baselines.main(words(server, output)) == 0
+        for scores in files:
+            assert judge(server, output, scores) == 0
+        asked = len(server.requests)
+        unfinish(files[1])
+        server.list_models = models(root="org/chat-32b")
+        with pytest.raises(UserError, match=f'^{files[1]}: begun with .*: "org/chat-7b", now "org/chat-32b"'):
+            judge(server, output, files[1])
+        assert len(server.requests) == asked
+        assert judge(server, output, files[1], "--overwrite") == 0
+        assert len(server.requests) - asked == len(read_journal(f"{files[0]}.journal.jsonl")[1])
+
+
+def unfinish(path):
+    """Leave an output as a run does that is killed before its last piece."""
+    Path(path).unlink()
+    Path(f"{path}.manifest.json").unlink()
+    lines = Path(f"{path}.journal.jsonl").read_text().splitlines(keepends=True)
+    Path(f"{path}.journal.jsonl").write_text("".join(lines[:-1]))
+
+
+def test_model_id_names_what_a_server_cannot(output, tmp_path, capsys):
+    with server_with(models(root="/node1/chat")) as first, server_with(models(root="/node2/chat")) as second:
+        assert baselines.main(words(first, output, "--limit", 2, "--model_id", "chat 7B at 4 bits")) == 0
+        assert first.lists_asked == 0
+        with pytest.raises(UserError, match='model: "chat 7B at 4 bits", now "chat 32B"'):
+            baselines.main(words(second, output, "--model_id", "chat 32B"))
+        assert baselines.main(words(second, output, "--model_id", "chat 7B at 4 bits")) == 0
+        assert len(second.requests) == NUM_QUESTIONS - 2
+        assert {request["model"] for request in second.requests} == {"chat"}
+
+        other = tmp_path / "other.json"  # begun without, by a server that names a folder of its own
+        assert baselines.main(words(first, other, "--limit", 2)) == 0
+        asked = len(second.requests)
+        assert baselines.main(words(second, other, "--model_id", "chat")) == 0
+        assert len(second.requests) - asked == NUM_QUESTIONS - 2
+
+
+def test_a_model_id_that_says_nothing_is_refused(output):
+    with pytest.raises(UserError, match=r"^--model_id: says which model an API has"):
+        api = ["--openai", "--model_id", " "]
+        baselines.main(["--model_addr", "chat", "--inputs_addr", str(TEST), "--output_addr", str(output), *api])
+
+
+# Servers that don't say
+
+UNSAID = {
+    "404": (404, {"detail": "Not Found"}),
+    "500": (500, {}),
+    "a list of others": models(name="another")(),
+    "only the name": models(root="chat")(),
+    "no root": (200, {"data": [{"id": "chat"}]}),
+    "something else": (200, {"data": {"chat": 1}}),
+    "a text": (200, "chat"),
+}
+
+
+@pytest.mark.parametrize("name", [*UNSAID, "nothing in time"])
+def test_a_server_that_does_not_say_is_taken_at_its_models_name(output, name, monkeypatch):
+    monkeypatch.setattr("utils.generation.api_engine.ROOT_SECONDS", 0.2)
+    held = threading.Event()
+
+    def hang():
+        held.wait(600)
+        return UNSAID["404"]
+
+    with server_with(hang if name == "nothing in time" else lambda: UNSAID[name]) as silent:
+        assert baselines.main(words(silent, output, "--limit", 2)) == 0
+        held.set()
+        assert silent.lists_asked == 1 and "reported_model" not in read_manifest(output)["fingerprint"]
+    with server_with(models()) as telling:
+        assert baselines.main(words(telling, output, "--limit", 4)) == 0
+        assert len(telling.requests) == 2 and read_manifest(output)["fingerprint"]["reported_model"] == "org/chat"
+    with server_with() as silent:
+        assert baselines.main(words(silent, output, "--limit", 6)) == 0
+        assert len(silent.requests) == 2
+        assert read_manifest(output)["fingerprint"]["reported_model"] == "org/chat"  # is not forgotten
+    with server_with(models(root="org/other")) as other, pytest.raises(UserError, match='"org/chat", now "org/other"'):
+        baselines.main(words(other, output))
+
+
+def test_the_states_that_a_server_answered_in_are_told_and_no_setting(output):
+    with server_with() as server:
+        for limit, state in ((2, "fp_1"), (3, "fp_2"), (4, None)):
+            server.system_fingerprint = state
+            assert baselines.main(words(server, output, "--limit", limit)) == 0
+        assert len(server.requests) == 4
+    assert read_manifest(output)["system_fingerprints"] == ["fp_1", "fp_2"]
+    assert [answers[0].get("system_fingerprint") for answers in json.loads(output.read_text()).values()] == [
+        "fp_1", "fp_1", "fp_2", None,
+    ]  # fmt: skip
+
+
+# What earlier versions wrote
+
+
+def make_old(path, **old):
+    """Give an output the fingerprint that an earlier version of this code wrote, in its manifest and its journal."""
+    manifest = Path(f"{path}.manifest.json")
+    content = json.loads(manifest.read_text())
+    fingerprint = {name: value for name, value in content["fingerprint"].items() if name != "reported_model"} | old
+    manifest.write_text(json.dumps({**content, "fingerprint": fingerprint}))
+    _, entries = read_journal(f"{path}.journal.jsonl")
+    Path(f"{path}.journal.jsonl").unlink()
+    journal = Journal(path, fingerprint)
+    for key, value in entries.items():
+        journal.add(key, value)
+    journal.close()
+    assert next(iter(old.values())) in Path(f"{path}.journal.jsonl").read_text().splitlines()[0]
+
+
+@pytest.mark.parametrize("address", ["OpenAI", "http://10.0.0.7:8000/v1", "http://[::1]:80"])
+def test_outputs_that_have_an_address_in_their_fingerprint_are_read_on(output, tmp_path, address, capsys):
+    scores = tmp_path / "scores.json"
+    with server_with(models(), default_reply) as server:
+        assert baselines.main(words(server, output)) == judge(server, output, scores) == 0
+        make_old(output, model=f"chat at {address}")
+        make_old(scores, judge=f"chat at {address}")
+        asked = len(server.requests)
+        assert baselines.main(words(server, output)) == judge(server, output, scores) == 0
+        assert len(server.requests) == asked
+
+        for path in (output, scores):  # killed before it was published, and with pieces missing
+            unfinish(path)
+        assert baselines.main(words(server, output)) == 0
+        again = [request["messages"] for request in server.requests[asked:]]
+        assert all(messages == again[0] for messages in again)  # one answer, with its tries
+        asked = len(server.requests)
+        assert judge(server, output, scores) == 0
+        again = [request["messages"] for request in server.requests[asked:]]
+        assert again and all(messages == again[0] for messages in again)
+        with pytest.raises(UserError, match='model: "chat", now "another"'):
+            baselines.main(words(server, output, model="another"))
+    other = tmp_path / "other.json"
+    with server_with() as server:
+        assert judge(server, output, other) == 0
+    make_old(scores, judge=f"chat at {address}")
+    capsys.readouterr()
+    assert make_table.main(["--system", "A", str(scores), "--system", "B", str(other)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "today"),
+    [
+        ({"model": "gpt-4o-mini at OpenAI"}, {"model": "gpt-4o-mini"}),
+        ({"judge": "Qwen/Qwen2.5 at https://host/v1"}, {"judge": "Qwen/Qwen2.5"}),
+        ({"model": "chat at 4 bits"}, {"model": "chat at 4 bits"}),
+        ({"model": "owner/chat@0123"}, {"model": "owner/chat@0123"}),
+        ({"model": "sha256:01 on owner/chat@0123", "judge": 3}, {"model": "sha256:01 on owner/chat@0123", "judge": 3}),
+        ({"ranker": "contriever", "model": "a@1"}, {"ranker": "dense", "model": "a@1"}),
+        ({"ranker": "bm25"}, {"ranker": "bm25"}),
+    ],
+)
+def test_todays_shape(old, today):
+    assert in_todays_shape(old) == today == in_todays_shape(today)

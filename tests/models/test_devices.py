@@ -1,0 +1,300 @@
+"""A GPU that torch cannot use ends a run; what vLLM is told where it can be used.
+
+No GPU need be here: nvidia-smi is a script that prints what the real one would, and the scripts find the vllm of a few
+lines from test_batch_invariance.py.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_batch_invariance import ON_A_GPU, VLLM
+from test_train_planner import sample_records
+from tiny_chat import save_tiny_chat
+from tiny_encoder import save_tiny_encoder
+
+from retrieval.encoder import pick_devices
+from utils.cli import UserError
+from utils.models.devices import check_devices, find_capabilities, has_gpu
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
+CARD = "GPU 0: NVIDIA A100-SXM4-80GB"
+NVIDIA_SMI = f"""#!/bin/sh
+case "$*" in
+    -L) echo "{CARD} (UUID: GPU-5a80c0de)";;
+    *driver_version*) echo 535.104.05;;
+    *index,name,compute_cap*) echo "0, NVIDIA A100-SXM4-80GB, {{0}}"; echo "1, NVIDIA H100 80GB HBM3, 9.0";;
+    *compute_cap*) echo {{0}}; echo 9.0;;
+    *) echo "0, 80000, 81920"; echo "1, 81000, 81559";;
+esac
+"""
+TWO_GPUS = NVIDIA_SMI.format("8.0")
+MEANT = '\n  CUDA_VISIBLE_DEVICES="" says that the CPU is meant (so does --device cpu, where a script has it)'
+CPU_BUILD = "this torch is the build for CPUs; for the GPU: make setup REQUIREMENTS=requirements.txt"
+SETTINGS = ("VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ALLREDUCE_USE_FLASHINFER", "VLLM_NO_USAGE_STATS")
+without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")
+
+
+def install(folder, script):
+    folder.mkdir(exist_ok=True)
+    (folder / "nvidia-smi").write_text(script)
+    (folder / "nvidia-smi").chmod(0o755)
+
+
+@pytest.fixture(autouse=True)
+def no_word_of_gpus(monkeypatch):
+    for name in ("CUDA_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE", *SETTINGS):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """Put an nvidia-smi on the PATH: one that knows two GPUs, or the script that is given."""
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
+    return lambda script=TWO_GPUS: install(tmp_path / "bin", script)
+
+
+@pytest.fixture
+def unseen(monkeypatch):
+    """Torch sees no GPU, as on a machine without or with an old driver; it is built for this version of CUDA."""
+
+    def set_up(cuda):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+        monkeypatch.setattr("torch.version.cuda", cuda)
+
+    return set_up
+
+
+def refusal():
+    with pytest.raises(UserError) as caught:
+        check_devices()
+    return str(caught.value)
+
+
+# What is refused
+
+
+def test_the_build_for_cpus_on_a_machine_with_a_gpu(nvidia_smi, unseen):
+    nvidia_smi()
+    unseen(None)
+    assert refusal() == f"{CARD} is here, but torch sees none\n  {CPU_BUILD}{MEANT}"
+    with pytest.raises(UserError, match="but torch sees none"):
+        has_gpu()
+    for device in ("auto", "cuda"):
+        with pytest.raises(UserError, match="but torch sees none"):
+            pick_devices(device)
+    assert pick_devices("cpu") == ["cpu"]
+
+
+def test_a_driver_that_is_too_old(nvidia_smi, unseen, monkeypatch):
+    nvidia_smi()
+    unseen("13.0")
+    what = "torch is built for CUDA 13.0; for CUDA 13 the driver has to be 580 or newer, or cuda-compat to be there"
+    what += "; the driver: 535.104.05 (see docs/gpu.md)"
+    assert refusal() == f"{CARD} is here, but torch sees none\n  {what}{MEANT}"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")  # there are two: then it may be this
+    assert "the driver: 535.104.05, CUDA_VISIBLE_DEVICES: 7 (see docs/gpu.md)\n" in refusal()
+
+
+def test_a_gpu_that_slurm_gave(nvidia_smi, unseen, monkeypatch):
+    """The driver does not answer, or nothing of it is in the container."""
+    nvidia_smi("#!/bin/sh\necho 'NVIDIA-SMI has failed because it could not communicate with the driver'\nexit 9\n")
+    unseen("13.0")
+    check_devices()
+    for count in ("", "0"):
+        monkeypatch.setenv("SLURM_GPUS_ON_NODE", count)
+        check_devices()
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert refusal().startswith("SLURM gave this job GPUs (2), but torch sees none\n")
+    assert "the driver: not told, CUDA_VISIBLE_DEVICES: 0,1 (see" in refusal()
+
+
+@pytest.mark.parametrize("script", ["echo 'No devices found.'", "exit 9", None])
+def test_no_gpu_is_none(script, nvidia_smi, unseen):
+    if script:
+        nvidia_smi(f"#!/bin/sh\n{script}\n")
+    unseen("13.0")
+    assert has_gpu() is False
+    assert pick_devices("auto") == ["cpu"]
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles", "-1,0"])
+def test_the_cpu_is_meant(visible, nvidia_smi, unseen, monkeypatch):
+    nvidia_smi()
+    unseen("13.0")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert has_gpu() is False
+
+
+@pytest.mark.parametrize("visible", ["0", "0,1", "GPU-5a80c0de", "MIG-5a80c0de"])
+def test_the_cpu_is_not_meant(visible, nvidia_smi, unseen, monkeypatch):
+    nvidia_smi()
+    unseen(None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert CPU_BUILD in refusal()
+
+
+@pytest.mark.parametrize(("capability", "is_refused"), [("7.0", True), ("7.5", False), ("8.0", False), ("9.0", False)])
+def test_a_card_that_is_too_old(capability, is_refused, nvidia_smi, monkeypatch):
+    nvidia_smi(NVIDIA_SMI.format(capability))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    if not is_refused:
+        assert pick_devices("auto") == ["cuda:0", "cuda:1"]
+        return
+    first, second = refusal().splitlines()
+    assert first == (
+        "GPU 0 (NVIDIA A100-SXM4-80GB) has compute capability 7.0, and the kernels of torch and vLLM begin at 7.5"
+    )
+    assert "CUDA_VISIBLE_DEVICES" in second
+
+
+@pytest.mark.parametrize("script", ["echo '0, NVIDIA A100, [N/A]'", "echo 'No devices were found'; exit 6", None])
+def test_a_capability_that_is_not_told(script, nvidia_smi, monkeypatch):
+    """Of a part of a GPU (MIG) nvidia-smi knows nothing."""
+    if script:
+        nvidia_smi(f"#!/bin/sh\n{script}\n")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert has_gpu() is True
+    assert find_capabilities() == {}
+
+
+# The scripts
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return {"chat": save_tiny_chat(folder / "chat"), "encoder": save_tiny_encoder(folder / "encoder")}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run Python in the root, with an nvidia-smi that knows GPUs and a vllm that tells what it finds."""
+    install(tmp_path / "bin", TWO_GPUS)
+    told = f"print(*map(os.environ.get, {SETTINGS}), end='')"
+    for name, text in (VLLM | {"utils/cpu_resource_utils.py": CPU_RESOURCES}).items():
+        path = tmp_path / "packages/vllm" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.replace("print(os.environ.get('VLLM_BATCH_INVARIANT'), end='')", told))
+
+    def call(*command, **variables):
+        environment = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+        environment |= {"PYTHONPATH": f"{tmp_path}/packages:{ROOT}"} | variables
+        command = [sys.executable, *map(str, command)]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+
+    return call
+
+
+CPU_RESOURCES = """
+from types import SimpleNamespace
+def get_memory_node_info():
+    return SimpleNamespace(available_memory=4 * 2**30)
+"""
+
+
+@pytest.fixture
+def scripts(models, tmp_path):
+    """A command of each kind of script, and what it makes."""
+    records = sample_records("train", 2)
+    (tmp_path / "train.json").write_text(json.dumps(records))
+    (tmp_path / "answers.json").write_text(json.dumps({r["id"]: [{"output": "An answer."}] for r in records}))
+    chat, out = models["chat"], tmp_path / "out"
+    files = ["--inputs_addr", tmp_path / "train.json", "--output_addr", out]
+    short = ["--num_contexts", 1, "--max_steps", 1, "--save_steps", 1, "--gradient_accumulation_steps", 1]
+    scores = ["--response_addr", tmp_path / "answers.json", "--score_addr", out]
+    return {
+        "rank": ["retrieval/rank_dataset.py", "--input_dataset_addr", SAMPLE, "--output_dataset_addr", out,
+                 "--model_name", models["encoder"], "--max_length", 64],
+        "train": ["train_planner.py", *files[:2], "--model_addr", chat, "--output_dir", out, *short],
+        "answer": ["baselines.py", *files, "--model_addr", chat],
+        "plan and answer": ["planpers.py", *files, "--model_addr", chat, "--planner_model", chat],
+        "judge": ["evaluate_responses.py", *files[:2], "--evaluator_llm", chat, *scores],
+        "preflight": ["utils/preflight.py", "--model_addr", chat],
+        "preflight of an encoder": ["utils/preflight.py", "--model_addr", models["encoder"]],
+    }  # fmt: skip
+
+
+NAMES = ["rank", "train", "answer", "plan and answer", "judge", "preflight", "preflight of an encoder"]
+
+
+@without_a_gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_ends_before_it_loads_a_model(name, scripts, run, tmp_path):
+    done = run(*scripts[name])
+    said = done.stdout.splitlines()[-1] if "preflight" in name else done.stderr.partition("error: ")[2]
+    assert (done.returncode, said.partition(", but torch sees none")[0]) == (
+        2,
+        f"FAIL {CARD} is here" if "preflight" in name else f"{CARD} is here",
+    )
+    assert "Traceback" not in done.stderr and "vllm is imported" not in done.stderr
+    made = [path for path in (*tmp_path.glob("out*"), *tmp_path.glob("out/*")) if path.is_file()]
+    assert [path.name for path in made if path.stat().st_size] == []  # an empty journal says that nothing is done
+
+
+@without_a_gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_it_goes_on_where_the_cpu_is_meant(name, scripts, run, tmp_path):
+    done = run(*scripts[name], CUDA_VISIBLE_DEVICES="")
+    if name in ("answer", "plan and answer", "judge"):  # none of what the pretended vllm says is a plan or a verdict
+        assert "vllm is imported" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    if name in ("rank", "train"):  # and what is finished is left alone on any machine
+        done = run(*scripts[name])
+        assert (done.returncode, done.stdout.partition(": already ")[0]) == (0, str(tmp_path / "out")), done.stderr
+
+
+@without_a_gpu
+def test_ranking_says_by_its_flag_that_the_cpu_is_meant(scripts, run, tmp_path):
+    assert run(*scripts["rank"], "--device", "cpu").returncode == 0
+    assert (tmp_path / "out").exists()
+
+
+# What vLLM is told
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({}, "0 0 1"),
+        (dict.fromkeys(SETTINGS[:2], "1") | {"VLLM_NO_USAGE_STATS": "0"}, "1 1 0"),  # the user's own word
+    ],
+)
+def test_on_a_gpu_vllm_compiles_nothing_with_nvcc_and_reports_nothing(variables, told, scripts, run, tmp_path):
+    script, *arguments = scripts["answer"]
+    done = run("-c", ON_A_GPU.format(script.removesuffix(".py")), *arguments, "--limit", 1, **variables)
+    assert done.returncode == 0, done.stderr
+    [[answer]] = json.loads((tmp_path / "out").read_text()).values()
+    assert answer["output"] == f"None {told}"  # in a process of vllm's
+
+
+@without_a_gpu
+def test_on_a_cpu_it_reports_nothing_either(scripts, run, tmp_path):
+    done = run(*scripts["answer"], "--limit", 1, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stderr
+    [[answer]] = json.loads((tmp_path / "out").read_text()).values()
+    assert answer["output"] == "None None None 1"
+
+
+def test_vllm_knows_these_settings(monkeypatch):
+    from vllm import envs
+    from vllm.usage import usage_lib
+
+    monkeypatch.setattr(usage_lib, "_USAGE_STATS_ENABLED", None)
+    monkeypatch.setattr(usage_lib, "_USAGE_STATS_DO_NOT_TRACK_PATH", "/none")
+    monkeypatch.delenv("VLLM_DO_NOT_TRACK", raising=False)
+    monkeypatch.delenv("DO_NOT_TRACK", raising=False)
+    assert (envs.VLLM_USE_FLASHINFER_SAMPLER, envs.VLLM_ALLREDUCE_USE_FLASHINFER) == (True, True)
+    for name, value in zip(SETTINGS, ("0", "0", "1"), strict=True):
+        monkeypatch.setenv(name, value)
+    assert (envs.VLLM_USE_FLASHINFER_SAMPLER, envs.VLLM_ALLREDUCE_USE_FLASHINFER) == (False, False)
+    assert not usage_lib.is_usage_stats_enabled()

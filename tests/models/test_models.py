@@ -1,0 +1,452 @@
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hub_server import FINE, MODEL, Fault, serve
+from huggingface_hub import is_offline_mode
+from safetensors.numpy import save
+
+from utils.cli import UserError
+from utils.models.hub import (
+    PIECE,
+    NoModelError,
+    adapter_base,
+    cached_commit,
+    check_model,
+    is_hub_away,
+    model_fingerprint,
+    model_folder,
+    skipping_absent_hub,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMIT = "0123456789" * 4
+
+
+def save_model(folder, weights=b"weights", config="config.json"):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / config).write_text('{"model_type": "bert"}')
+    (folder / "model.safetensors").write_bytes(save({"weights": np.frombuffer(weights, np.uint8)}))
+    return folder
+
+
+def save_adapter(folder, base, width=4, module="model.layers.0.self_attn.q_proj", **settings):
+    """A LoRA adapter of rank 2 for a module of `width` inputs and 3 outputs."""
+    folder.mkdir(parents=True)
+    config = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": str(base), **settings}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    name = f"base_model.model.{module}"
+    tensors = {f"{name}.lora_A.weight": np.zeros((2, width)), f"{name}.lora_B.weight": np.zeros((3, 2))}
+    (folder / "adapter_model.safetensors").write_bytes(save(tensors))
+    return folder
+
+
+def save_base(folder, prefix="model."):
+    save_model(folder)
+    tensors = {f"{prefix}layers.0.self_attn.q_proj.weight": np.zeros((3, 4))}
+    (folder / "model.safetensors").write_bytes(save(tensors))
+    return folder
+
+
+def save_cached(cache, name, commit=COMMIT):
+    """A hub model as Hugging Face's cache keeps it."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    return save_model(repository / "snapshots" / commit)
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def test_a_folder_with_config_and_weights_is_fine(tmp_path):
+    check_model(str(save_model(tmp_path / "model")))
+
+
+@pytest.mark.parametrize("prefix", ["model.", "", "language_model.model."])
+def test_an_adapter_on_its_base_model_is_fine(tmp_path, prefix):
+    base = save_base(tmp_path / "base", prefix)
+    check_model(str(save_adapter(tmp_path / "adapter", base)))
+    assert adapter_base(str(tmp_path / "adapter")) == str(base)
+    assert adapter_base(str(base)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"width": 5}, "model.layers.0.self_attn.q_proj: the base model has 4 there, the adapter 5"),
+        ({"module": "model.layers.1.self_attn.q_proj"}, "model.layers.1.self_attn.q_proj: the base model has no such"),
+        ({"module": "transformer.h.0.attn.c_attn"}, "transformer.h.0.attn.c_attn: the base model has no such module"),
+    ],
+)
+def test_an_adapter_for_another_architecture_is_refused(tmp_path, change, found):
+    base = save_base(tmp_path / "base")
+    adapter = save_adapter(tmp_path / "adapter", base, **change)
+    message = f"^{adapter}: an adapter for another architecture than {base}\n  {found}"
+    with pytest.raises(UserError, match=message):
+        check_model(str(adapter))
+
+
+def test_an_adapter_whose_base_model_is_not_there(tmp_path):
+    adapter = save_adapter(tmp_path / "adapter", "./gone")
+    message = rf"^{adapter}: its base model cannot be used \(base_model_name_or_path .*\)\n  gone: no such folder; "
+    with pytest.raises(UserError, match=message):
+        check_model(str(adapter))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"peft_type": "PREFIX_TUNING"}, "not a LoRA adapter on a named base model"),
+        ({"base_model_name_or_path": None}, "not a LoRA adapter on a named base model"),
+        ({"r": None}, "damaged"),
+    ],
+)
+def test_an_adapter_of_another_kind_is_refused(tmp_path, settings, message):
+    adapter = save_adapter(tmp_path / "adapter", save_base(tmp_path / "base"), **settings)
+    with pytest.raises(UserError, match=rf"^{adapter}/adapter_config\.json: {message}"):
+        check_model(str(adapter))
+
+
+@pytest.mark.parametrize("lost", [1, 20, 100, 10**6])
+def test_a_half_written_checkpoint_is_refused(tmp_path, lost):
+    adapter = save_adapter(tmp_path / "adapter", save_base(tmp_path / "base"))
+    weights = adapter / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-lost])
+    with pytest.raises(UserError, match=rf"^{weights}: damaged or half-written"):
+        check_model(str(adapter))
+    weights.unlink()
+    with pytest.raises(UserError, match="holds no weights"):
+        check_model(str(adapter))
+    (adapter / "adapter_config.json").write_text('{"peft_type": "LO')
+    with pytest.raises(UserError, match=r"adapter_config\.json: damaged|holds no weights"):
+        check_model(str(adapter))
+
+
+@pytest.mark.parametrize("name", ["./nothing", "../nothing", "/nothing/here", "~/nothing", "a/b/c"])
+def test_what_looks_like_a_path_must_be_a_folder(name):
+    with pytest.raises(UserError, match="no such folder"):
+        check_model(name)
+
+
+def test_what_a_folder_lacks_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"holds no config\.json"):
+        check_model(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="holds no weights"):
+        check_model(str(tmp_path))
+    with pytest.raises(UserError, match="not a folder"):
+        check_model(str(tmp_path / "config.json"))
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    save_model(tmp_path)
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"lacks model-00002-of-00002\.safetensors"):
+        check_model(str(tmp_path))
+
+
+def test_offline_a_hub_model_must_be_cached(tmp_path, offline):
+    with pytest.raises(UserError, match=r"HF_HUB_OFFLINE is set\n  fetch it .* hf download some/model"):
+        check_model("some/model", str(tmp_path))
+    snapshot = save_cached(tmp_path, "some/model")
+    check_model("some/model", str(tmp_path))
+    (snapshot / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="holds no weights"):
+        check_model("some/model", str(tmp_path))
+
+
+def test_a_plain_name_is_a_hub_name(tmp_path, offline):
+    save_cached(tmp_path, "bert-base-uncased")
+    check_model("bert-base-uncased", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["", "no spaces/allowed here", "some/--model"])
+def test_what_can_be_neither_is_refused(name, tmp_path, offline):
+    with pytest.raises(UserError, match=r"neither a folder nor a name|holds no config"):
+        check_model(name, str(tmp_path))
+
+
+def test_online_only_the_config_is_fetched(tmp_path, monkeypatch):
+    fetched = []
+
+    def download(name, file, cache_dir):
+        fetched.append((name, file))
+        save_cached(tmp_path, name)
+
+    monkeypatch.setattr("utils.models.hub.is_hub_away", lambda: False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download, raising=False)
+    check_model("some/model", str(tmp_path))
+    assert fetched == [("some/model", "config.json")]
+    assert model_fingerprint("some/model", str(tmp_path)) == f"some/model@{COMMIT}"
+    check_model("some/model", str(tmp_path))
+    assert len(fetched) == 1  # cached by now
+
+
+def test_an_unreachable_hub_is_told(tmp_path, monkeypatch):
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def download(name, file, cache_dir):
+        raise LocalEntryNotFoundError("no connection")
+
+    monkeypatch.setattr("utils.models.hub.is_hub_away", lambda: False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download, raising=False)
+    with pytest.raises(UserError, match="some/model: not cached, and the hub cannot be reached"):
+        check_model("some/model", str(tmp_path))
+
+
+# A model's folder, fetched by the hub's own client from a hub on loopback
+
+FIND = (
+    "import sys; from utils.models.hub import check_model, model_folder; from utils import cli;"
+    "name, cache = sys.argv[1:];"
+    "cli.run_script(lambda: check_model(name, cache, safetensors_only=True) or print(model_folder(name, cache)) or 0)"
+)
+WEIGHTS = save({"weights": np.zeros(3)})
+FILES = {
+    "config.json": b'{"model_type": "bert"}', "generation_config.json": b"{}", "tokenizer.json": b"[]",
+    "vocab.txt": b"a", "chat_template.jinja": b"{{ x }}", "model.safetensors": WEIGHTS,
+}  # fmt: skip
+NOT_OURS = {"pytorch_model.bin": b"pickled", "consolidated.safetensors": WEIGHTS, "onnx/model.safetensors": WEIGHTS}
+
+
+FETCHING = f"fetching the weights of {MODEL} from the hub (gigabytes take minutes)\n"
+
+
+def find(url, cache, code=0, offline="0"):
+    """Where another process finds the model, or what it says besides that it fetches weights that are not there."""
+    lacks_weights = not any(cache.glob("models--*/snapshots/*/*.safetensors"))
+    environment = {**os.environ, "HF_HOME": f"{cache}.home", "HF_ENDPOINT": url, "HF_HUB_OFFLINE": offline}
+    done = subprocess.run(
+        [sys.executable, "-c", FIND, MODEL, str(cache)], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == code, done.stderr
+    assert not list(Path(f"{cache}.home").rglob("models--*"))
+    assert done.stderr.startswith(FETCHING) == lacks_weights
+    return done.stderr.removeprefix(FETCHING) if code else Path(done.stdout.strip())
+
+
+def test_a_hub_model_is_fetched_into_the_cache_and_found_there_again(tmp_path):
+    with serve(FILES | NOT_OURS) as hub:
+        [commit] = hub.commits
+        folder = find(hub.url, tmp_path / "cache")
+        assert folder == tmp_path / "cache" / "models--owner--chat" / "snapshots" / commit
+        assert sorted(hub.fetched) == sorted(FILES) == sorted(path.name for path in folder.iterdir())
+        assert not hub.strangers
+    assert find(hub.url, tmp_path / "cache") == folder  # the hub is gone
+    assert find(hub.url, tmp_path / "cache", offline="1") == folder
+
+
+def test_what_could_not_be_fetched_whole_is_told_and_completed_at_the_same_commit(tmp_path):
+    with serve(FILES) as hub:
+        hub.fault = lambda method, path: Fault(cut_after=0) if path.endswith(".safetensors") else FINE
+        refused = find(hub.url, tmp_path / "cache", code=2)
+        assert refused == f"error: {MODEL}: the connection to the hub broke off; the same command goes on from there\n"
+        [commit] = hub.commits
+        hub.commit({**FILES, "model.safetensors": b"trained again"})
+        hub.fault = lambda method, path: FINE
+        assert find(hub.url, tmp_path / "cache").name == commit
+
+
+# A hub that is away, and one that is slow
+
+
+SAMPLE = "tests/data/mini_lampqa/test.json"
+COUNT = (
+    "import atexit, runpy, socket, sys; calls = []; connect = socket.create_connection;"
+    "socket.create_connection = lambda *args, **more: calls.append(args) or connect(*args, **more);"
+    "atexit.register(lambda: print(f'{len(calls)} connections'));"
+    "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+MODEL_FLAGS = {  # with --openai, and without
+    "baselines.py": ("--model_addr", f"--inputs_addr {SAMPLE} --output_addr OUT", True),
+    "planpers.py": ("--model_addr", f"--gold_plan --inputs_addr {SAMPLE} --output_addr OUT", True),
+    "evaluate_responses.py": (
+        "--evaluator_llm", f"--inputs_addr {SAMPLE} --response_addr ANSWERS --score_addr OUT", True,
+    ),
+    "retrieval/rank_dataset.py": ("--model_name", f"--input_dataset_addr {SAMPLE} --output_dataset_addr OUT", False),
+    "utils/evaluate_plans.py": ("--embedding_model", f"--inputs_addr {SAMPLE} --plans_addr PLANS", False),
+    "train_planner.py": ("--model_addr", f"--inputs_addr {SAMPLE} --output_dir OUT", False),
+}  # fmt: skip
+OUR_FLAG = "  or is it a model behind an API: did you mean --openai?\n"
+
+
+def run_counting(tmp_path, script, model, endpoint):
+    """What a script says of a model, and how often it went to the network."""
+    flag, rest, _ = MODEL_FLAGS[script]
+    ids = [record["id"] for record in json.loads(Path(ROOT, SAMPLE).read_text(encoding="utf-8"))]
+    (tmp_path / "ANSWERS").write_text(json.dumps({question_id: [{"output": "Yes."}] for question_id in ids}))
+    (tmp_path / "PLANS").write_text(json.dumps({question_id: [{"aspects": ["Cost"]}] for question_id in ids}))
+    words = [str(tmp_path / word) if word.isupper() else word for word in rest.split()]
+    environment = {**os.environ, "HF_HOME": f"{tmp_path}/home", "HF_ENDPOINT": endpoint, "LOCAL_RANK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT, script, flag, model, *words],
+        cwd=ROOT, env={**environment, "HF_HUB_OFFLINE": "0"}, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    errors = done.stderr.splitlines(keepends=True)
+    first = next(number for number, line in enumerate(errors) if line.startswith("error: "))
+    return "".join(errors[first:]), int(done.stdout.split()[-2])
+
+
+@pytest.fixture
+def refusing():
+    """The address of nobody: a port that is taken, and not listened at."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("script", MODEL_FLAGS)
+def test_a_hub_that_is_away_is_tried_once(tmp_path, script, refusing):
+    told, connections = run_counting(tmp_path, script, "some/model", refusing)
+    hint = OUR_FLAG if MODEL_FLAGS[script][2] else ""
+    assert told == f"error: some/model: not cached, and the hub cannot be reached; give a folder\n{hint}"
+    assert connections == 1
+
+
+def test_a_hub_without_an_address_is_tried_once(tmp_path):
+    told, connections = run_counting(tmp_path, "baselines.py", "some/model", "http://hub.invalid")
+    assert "the hub cannot be reached" in told and connections == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt-4o-mini", "o3", "o4-mini", "chatgpt-4o-latest", "claude-opus-4", "gemini-2.5-pro"]
+)
+def test_the_name_of_an_apis_model_is_asked_of_no_hub(tmp_path, name, refusing):
+    told, connections = run_counting(tmp_path, "baselines.py", name, refusing)
+    assert told == f"error: {name}: no folder here, and not what a model on the hub is called\n{OUR_FLAG}"
+    assert connections == 0
+
+
+def test_names_that_only_begin_alike_are_the_hubs(tmp_path, offline):
+    for name in ("gpt2", "openai/gpt-oss-20b", "o1labs/model", "olmo"):
+        with pytest.raises(NoModelError, match="neither a folder nor in the hub cache"):
+            check_model(name, str(tmp_path))
+    save_cached(tmp_path, "gpt-of-mine")
+    check_model("gpt-of-mine", str(tmp_path))
+
+
+def test_a_model_that_the_hub_has_not_may_be_an_apis(tmp_path):
+    with serve(FILES) as hub:
+        told, _ = run_counting(tmp_path, "baselines.py", "openai/gpt-4o", hub.url)
+    assert told == f"error: openai/gpt-4o: neither a folder here nor a model on the hub\n{OUR_FLAG}"
+
+
+def test_a_hub_that_is_slow_is_not_away(tmp_path):
+    def wait(method, path):
+        time.sleep(3 if method == "HEAD" else 0)
+        return FINE
+
+    with serve(FILES) as hub:
+        hub.fault = wait
+        assert find(hub.url, tmp_path / "cache").is_dir()
+
+
+@pytest.mark.parametrize("trouble", ["an error", "silence"])
+def test_a_hub_in_trouble_is_not_away(monkeypatch, trouble):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("utils.models.hub.ANSWER_SECONDS", 0.2)
+    if trouble == "silence":
+        with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and says nothing
+            monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+            assert not is_hub_away()
+        return
+    with serve(FILES) as hub:
+        hub.fault = lambda method, path: Fault(status=503)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        assert not is_hub_away()
+
+
+def test_what_is_cached_is_used_at_once_where_the_hub_is_away(tmp_path, refusing, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", refusing)
+    calls, connect = [], socket.create_connection
+    monkeypatch.setattr("socket.create_connection", lambda *args, **more: calls.append(args) or connect(*args, **more))
+    snapshot = save_cached(tmp_path, "some/model")
+    assert model_folder("some/model", str(tmp_path)) == snapshot  # of which there is no list of the hub's files
+    assert len(calls) == 1
+    with skipping_absent_hub(str(snapshot)):
+        assert len(calls) == 1 and not is_offline_mode()  # for a folder nobody is asked
+    with skipping_absent_hub("some/model"):
+        assert is_offline_mode()
+    assert not is_offline_mode()
+
+
+def test_a_hub_with_pickled_weights_only_is_refused(tmp_path):
+    files = {name: content for name, content in FILES.items() if name != "model.safetensors"}
+    with serve(files | {"pytorch_model.bin": b"pickled"}) as hub:
+        assert find(hub.url, tmp_path / "cache", code=2) == (
+            f"error: {MODEL}: the hub has no *.safetensors of it, or cannot be reached\n"
+            "  pickled weights (*.bin) are not read, for they may hold code\n"
+        )
+        assert "pytorch_model.bin" not in hub.fetched
+
+
+def test_offline_pickled_weights_in_the_cache_are_no_model_for_vllm(tmp_path, offline):
+    snapshot = save_cached(tmp_path, "some/model")
+    (snapshot / "model.safetensors").rename(snapshot / "pytorch_model.bin")
+    check_model("some/model", str(tmp_path))  # an encoder may be so
+    with pytest.raises(UserError, match="only pickled weights"):
+        check_model("some/model", str(tmp_path), safetensors_only=True)
+
+
+def test_a_folder_is_its_own(tmp_path, offline):
+    assert model_folder(str(save_model(tmp_path / "model"))) == tmp_path / "model"
+    assert save_cached(tmp_path, "some/model") == model_folder("some/model", str(tmp_path))
+
+
+def test_the_commit_of_a_cached_model(tmp_path):
+    save_cached(tmp_path, "some/model")
+    assert cached_commit("some/model", str(tmp_path)) == COMMIT
+    assert cached_commit("other/model", str(tmp_path)) is None
+    assert cached_commit(str(save_model(tmp_path / "folder"))) is None
+    assert model_fingerprint("some/model", str(tmp_path)) == f"some/model@{COMMIT}"
+    assert model_fingerprint("other/model", str(tmp_path)) == "other/model@main"
+
+
+def test_the_fingerprint_follows_the_content_not_the_path(tmp_path):
+    first = model_fingerprint(str(save_model(tmp_path / "first")))
+    assert first.startswith("sha256:")
+    assert model_fingerprint(str(save_model(tmp_path / "second"))) == first
+    (tmp_path / "second" / "README.md").write_text("notes")
+    assert model_fingerprint(str(tmp_path / "second")) == first
+    (tmp_path / "second" / "tokenizer_config.json").write_text("{}")
+    assert model_fingerprint(str(tmp_path / "second")) != first
+    assert model_fingerprint(str(save_model(tmp_path / "third", weights=b"trained"))) != first
+
+
+def test_of_large_weights_start_middle_and_end_count(tmp_path):
+    size = 8 * PIECE
+    plain = model_fingerprint(str(save_model(tmp_path, weights=bytes(size))))
+    for place, seen in [(0, True), (4 * PIECE, True), (size - 1, True), (2 * PIECE, False)]:
+        weights = bytearray(size)
+        weights[place] = 1
+        assert (model_fingerprint(str(save_model(tmp_path, weights=bytes(weights)))) != plain) is seen
+    assert model_fingerprint(str(save_model(tmp_path, weights=bytes(size + 1)))) != plain
+
+
+def test_an_adapter_is_hashed_whole(tmp_path):
+    weights = bytearray(8 * PIECE)
+    plain = model_fingerprint(str(save_model(tmp_path, bytes(weights), "adapter_config.json")))
+    weights[2 * PIECE] = 1
+    assert model_fingerprint(str(save_model(tmp_path, bytes(weights), "adapter_config.json"))) != plain
+
+
+def test_pickled_weights_count_only_without_safetensors(tmp_path):
+    before = model_fingerprint(str(save_model(tmp_path)))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickled")
+    assert model_fingerprint(str(tmp_path)) == before
+    (tmp_path / "model.safetensors").unlink()
+    assert model_fingerprint(str(tmp_path)) != before

@@ -1,0 +1,484 @@
+"""Table tests of the lenient parser: what models write, and the value each text must give."""
+
+import json
+
+import pytest
+from growth import times_as_long
+
+from utils.parsing.model_output import parse_answer, parse_verdict
+
+A = "personalized_answer"
+NONE = "none"
+CODE = 'Try this:\n```python\nprint("hi")\n```\nand {"a": "b"}\nor ```json\n{"c": 1}\n``` too.'
+
+ANSWERS = [
+    # (text, value, how)
+    # One JSON object as asked.
+    ('{"personalized_answer": "hi"}', "hi", "strict"),
+    ('```json\n{"personalized_answer": "hi"}\n```', "hi", "strict"),
+    ('```\n{"personalized_answer": "hi"}\n```', "hi", "strict"),
+    ('```JSON {"personalized_answer": "hi"}', "hi", "strict"),
+    ('{"personalized_answer": "hi"}\n```\n', "hi", "strict"),
+    (' \r\n{\r\n"personalized_answer":\r\n"a\\r\\nb"\r\n}\r\n', "a\nb", "strict"),
+    ('\ufeff{"personalized_answer": "hi"}', "hi", "strict"),
+    ('{"why": "so", "personalized_answer": " hi "}', "hi", "strict"),
+    (json.dumps({A: CODE}), CODE, "strict"),
+    (f"```json\n{json.dumps({A: CODE}, indent=2)}\n```", CODE, "strict"),
+    ('{"personalized_answer": "中文，答案：「好」 😀"}', "中文，答案：「好」 😀", "strict"),
+    (r'{"personalized_answer": "\ud83d\ude00 \u4e2d \\n \/ \""}', '😀 中 \\n / "', "strict"),
+    (r'{"personalized_answer": "a \ud83d b"}', "a \ufffd b", "strict"),
+    (r'{"personalized_answer": "a \ude00\ud83d"}', "a \ufffd\ufffd", "strict"),
+    ('{"personalized_answer": "a \ud83d b"}', "a \ufffd b", "strict"),
+    (r'{"personalized_answer": "a\u0000b"}', "ab", "strict"),
+    # Text around a valid object.
+    ('json\n{"personalized_answer": "hi"}', "hi", "repaired"),
+    ('{"personalized_answer": "hi"}\njson', "hi", "repaired"),
+    ('{"personalized_answer": "hi"}\n```\n/json/json/json', "hi", "repaired"),
+    ('{"personalized_answer": "hi"}}', "hi", "repaired"),
+    ('{"personalized_answer": "hi"}.', "hi", "repaired"),
+    ('{"personalized_answer": "hi"}\x00', "hi", "repaired"),
+    ('Here is the answer:\n```json\n{"personalized_answer": "hi"}\n```\nHope it helps!', "hi", "repaired"),
+    ('```json\n```json\n{"personalized_answer": "hi"}\n```\n```', "hi", "repaired"),
+    ('{"personalized_answer": "one"}\n{"personalized_answer": "two"}', "one", "repaired"),
+    ('{"personalized_answer": "one", "personalized_answer": "two"}', "one", "repaired"),
+    ('{"personalized_answer": "one"}\nuser: more?\nassistant: "two"', "one", "repaired"),
+    ('[{"personalized_answer": "hi"}]', "hi", "repaired"),
+    ('{"output": {"personalized_answer": "hi"}}', "hi", "repaired"),
+    ('{"personalized_answer": {"personalized_answer": "hi"}}', "hi", "repaired"),
+    ('I fill {this}: {"personalized_answer": "hi"}', "hi", "repaired"),
+    ('<think>{"personalized_answer": "draft"}</think>\n{"personalized_answer": "hi"}', "hi", "repaired"),
+    # Another spelling of the name.
+    ('{"Personalized Answer": "hi"}', "hi", "repaired"),
+    ('{"PERSONALIZED-ANSWER": "hi"}', "hi", "repaired"),
+    ('{"personalizedAnswer": "hi"}', "hi", "repaired"),
+    (r'{"personalized\_answer": "hi"}', "hi", "repaired"),
+    ('{personalized_answer: "hi"}', "hi", "repaired"),
+    ('{"personalized_answer: "hi"}', "hi", "repaired"),
+    # No braces.
+    ('"personalized_answer": "hi"', "hi", "repaired"),
+    ('personalized_answer: "hi"\njson', "hi", "repaired"),
+    ('json\npersonalized_answer = "hi"', "hi", "repaired"),
+    ('**Personalized Answer:** "hi"', "hi", "repaired"),
+    ('"personalized_answer": "hi"\nuser: tell me "more"', "hi", "repaired"),
+    ('"personalized_answer": "hi" /json', "hi", "repaired"),
+    # Inside the string: raw newlines, tabs, quotes, fences, braces.
+    ('{"personalized_answer": "a\n\n\tb\r\nc"}', "a\n\n\tb\nc", "repaired"),
+    ('{"personalized_answer": "He said "hi" to me"}', 'He said "hi" to me', "repaired"),
+    ('{"personalized_answer": ""Dune" is great, "really""}', '"Dune" is great, "really"', "repaired"),
+    ('{"personalized_answer": "I like "a", "b", and "c"."}\n```', 'I like "a", "b", and "c".', "repaired"),
+    ('{"personalized_answer": "use {"a": "b"} as config"}', 'use {"a": "b"} as config', "repaired"),
+    (f'{{"personalized_answer": "{CODE}"}}', CODE, "repaired"),
+    (f'```json\n{{\n"personalized_answer": "{CODE}"\n}}\n```', CODE, "repaired"),
+    ('{"personalized_answer": "say "x" :-{ ok"}\n/json', 'say "x" :-{ ok', "repaired"),
+    ('{"personalized_answer": "say "x" ok"}\n{"personalized_answer": "two"}', 'say "x" ok', "repaired"),
+    ('{"personalized_answer": "say "x" ok", "confidence": 0.9}', 'say "x" ok', "repaired"),
+    ('{"note": "a "b" c", "personalized_answer": "hi"}', "hi", "repaired"),
+    (r'{"personalized_answer": "it\'s \(x\) \*b\*"}', r"it's \(x\) \*b\*", "repaired"),
+    ('{"personalized_answer": "a\\\nb"}', "a\nb", "repaired"),
+    ('{"personalized_answer": "say "x" :-} {"a": "b"} ok"}', 'say "x" :-} {"a": "b"} ok', "repaired"),
+    # Not quite JSON.
+    (
+        "{'personalized_answer': 'The parents'\nhouse isn't far.'}",
+        "The parents'\nhouse isn't far.",
+        "repaired",
+    ),
+    ("{'personalized_answer': 'It\\'s a dog's life, isn't it?'}", "It's a dog's life, isn't it?", "repaired"),
+    ("{'personalized_answer': 'use {'a': 'b'} ok', 'sure': True}", "use {'a': 'b'} ok", "repaired"),
+    ("{'personalized_answer': \"It's\", 'x': None}", "It's", "repaired"),
+    ('{"personalized_answer": """a\n"b"\nc"""}', 'a\n"b"\nc', "repaired"),
+    ("{“personalized_answer”: “say “hi” ok”}", "say “hi” ok", "repaired"),
+    ('{"personalized_answer": "hi",}', "hi", "repaired"),
+    ('{"personalized_answer": "hi";}', "hi", "repaired"),
+    ('{"personalized_answer": "hi" // a "comment"\n}', "hi", "repaired"),
+    ('{ /* the answer */ "personalized_answer": "hi" /* end */ }', "hi", "repaired"),
+    ('{"personalized_answer": "see http://x.org # 1"', "see http://x.org # 1", "repaired"),
+    # A brace or a quote is missing.
+    ('{"personalized_answer": "hi"', "hi", "repaired"),
+    ('{"personalized_answer": "say "x" ok"\n```', 'say "x" ok', "repaired"),
+    ('{"personalized_answer": "hi}', "hi", "repaired"),
+    ('{"personalized_answer": "hi\n}\n```', "hi", "repaired"),
+    (r'{"personalized_answer": "hi\"}', "hi", "repaired"),
+    # Lists and dicts become text.
+    ('{"personalized_answer": ["a", "b, c", ["d"]]}', "a\nb, c\nd", "repaired"),
+    (
+        '{"personalized_answer": {"title": "T: x", "n": 3, "steps": ["a", "b"]}}',
+        "title: T: x\nn: 3\nsteps:\na\nb",
+        "repaired",
+    ),
+    ("{'personalized_answer': ['it's', 'b',], }", "it's\nb", "repaired"),
+    ('{"personalized_answer": ["a\\nb", // first\n"c"] }}', "a\nb\nc", "repaired"),
+    # Nothing usable.
+    ("", None, NONE),
+    (" \n\t", None, NONE),
+    ("```json\n```", None, NONE),
+    ("{}", None, NONE),
+    ("I think that you should rest.", None, NONE),
+    ('My personalized answer: "rest" and then more.', None, NONE),
+    ('{"answer": "hi"}', None, NONE),
+    ('{"impersonalized_answer": "hi"}', None, NONE),
+    ('{"personalized_answer": ""}', None, NONE),
+    ('{"personalized_answer": " \\n "}', None, NONE),
+    ('{"personalized_answer": []}', None, NONE),
+    ('{"personalized_answer": null}', None, NONE),
+    ('{"personalized_answer": 42}', None, NONE),
+    ('{"personalized_answer": true}', None, NONE),
+    ('{"personalized_answer":', None, NONE),
+    ('{"personalized_ans', None, NONE),
+    ('<think>I need {"personalized_answer": "a draft"}', None, NONE),
+]
+
+CUT = [
+    # (text that max_tokens ended, value, truncated)
+    ('{"personalized_answer": "one tw', "one tw", True),
+    ('{"personalized_answer": "one\\ntwo\\n', "one\ntwo", True),
+    ('{"personalized_answer": "one\\', "one", True),
+    ('{"personalized_answer": "one\\u00', "one", True),
+    ('{"personalized_answer": "one\\u', "one", True),
+    ('{"personalized_answer": "one\\\\', "one\\", True),
+    ('{"personalized_answer": "one \\ud83d', "one", True),
+    ('{"personalized_answer": "one \\ud83d\\ude', "one", True),
+    ('{"personalized_answer": "one \ufffd', "one", True),
+    ('{"personalized_answer": "Say "hi"', 'Say "hi"', True),
+    ('{"personalized_answer": "Say "hi" and {"a": "b"}', 'Say "hi" and {"a": "b"}', True),
+    ('{"personalized_answer": "Try:\n```\nx = "1"\n```', 'Try:\n```\nx = "1"\n```', True),
+    ("{'personalized_answer': 'It's", "It's", True),
+    ('{"personalized_answer": ["one", "tw', "one\ntw", True),
+    ('{"personalized_answer": {"a": "one", "b', "a: one\nb", True),
+    ('{"personalized_answer": "' + "so very " * 3, "so very so very so very", True),
+    ('{"personalized_answer": "one"', "one", False),
+    ('{"personalized_answer": "one"\n\n\n\n', "one", False),
+    ('{"personalized_answer": "one", "no', "one", False),
+    ('{"personalized_answer": "one"}/json/json/js', "one", False),
+    ('{"personalized_answer": "one"}', "one", False),
+    ('{"personalized_answer": "say "x" ok"} and so on', 'say "x" ok', False),
+    ('{"personalized_answer": "', None, False),
+    ("Well, I would", None, False),
+]
+
+VERDICTS = [
+    # (text, value, how)
+    ('{"match_score": 0}', 0, "strict"),
+    ('{"match_score": 1}', 1, "strict"),
+    ('```json\n{"match_score": 2}\n```', 2, "strict"),
+    ('{"match_score": 2}\n```', 2, "strict"),
+    ('{"reason": "not match_score: 0 {", "match_score": 2}', 2, "strict"),
+    ('\ufeff \r\n{"match_score":\r\n1}\r\n', 1, "strict"),
+    # Text around the object; the first object decides.
+    ('json\n{"match_score": 1}', 1, "repaired"),
+    ('{"match_score": 1}\njson', 1, "repaired"),
+    ('{"match_score": 1}\n/json/json/json', 1, "repaired"),
+    ('{"match_score": 1}}', 1, "repaired"),
+    ('The match is partial:\n{"match_score": 1}', 1, "repaired"),
+    ('{"match_score": 2}\n```\nassistant\n{"match_score": 0}', 2, "repaired"),
+    ('{"match_score": 2}\nuser: and this?\nassistant: match_score: 0', 2, "repaired"),
+    ('{"match_score": 1} {"match_score": 2}', 1, "repaired"),
+    ('[{"match_score": 1}, {"match_score": 2}]', 1, "repaired"),
+    ('{"output": {"match_score": 1}}', 1, "repaired"),
+    ('{"output": "{\\"match_score\\": 1}"}', 1, "repaired"),
+    ('{"why": "not {\'match_score\': 1}", "match_score": 2} /json', 2, "repaired"),
+    ('{"why": "not\n{\'match_score\': 1}", "match_score": 2} /json', 2, "repaired"),
+    ("Levels: match_score: 0 is poor, match_score: 2 is good.\n{'match_score': 1}", 1, "repaired"),
+    ('<think>{"match_score": 0}? No.</think>{"match_score": 2}', 2, "repaired"),
+    # Not quite JSON.
+    ('{"match_score": 1', 1, "repaired"),
+    ('{"match_score": 1,}', 1, "repaired"),
+    ('{"match_score": 1;}', 1, "repaired"),
+    ("{'match_score': 1, 'ok': True}", 1, "repaired"),
+    ("{match_score: 1}", 1, "repaired"),
+    ("{“match_score”: 1}", 1, "repaired"),
+    ('{"match_score: 1}', 1, "repaired"),
+    ('{"match_score": 1 // partly\n}', 1, "repaired"),
+    ('{"match_score": 1, "match_score": 1}', 1, "repaired"),
+    ('{"why": "it "fits" well", "match_score": 2}', 2, "repaired"),
+    ('{"why": "cut in two\nlines", "match_score": 2}', 2, "repaired"),
+    ('{"Match Score": 1}', 1, "repaired"),
+    ('{"match-score": 1}', 1, "repaired"),
+    ('{"matchScore": 1}', 1, "repaired"),
+    # No braces.
+    ("match_score: 2", 2, "repaired"),
+    ('"match_score": 1', 1, "repaired"),
+    ('```json\n"match_score": 1\n```', 1, "repaired"),
+    ("**Match Score:** 2", 2, "repaired"),
+    ("match_score = **2**.", 2, "repaired"),
+    ("match_score：0", 0, "repaired"),
+    ("The response covers it, so the match_score is 1.", 1, "repaired"),
+    ("match_score: 2\njson\nmatch_score: 2", 2, "repaired"),
+    ("match_score: 2\nuser: thanks\nassistant: welcome", 2, "repaired"),
+    ("2", 2, "repaired"),
+    (" 0\n```", 0, "repaired"),
+    ("```json\n1\n```", 1, "repaired"),
+    ("2\njson", 2, "repaired"),
+    ("2/json/json", 2, "repaired"),
+    # The same number with a decimal point.
+    ('{"match_score": 2.0}', 2, "strict"),
+    ('{"match_score": 2e0}', 2, "strict"),
+    ('```json\n{"match_score": 0.0}\n```', 0, "strict"),
+    ('{"match_score": 1.000} /json', 1, "repaired"),
+    ("{'match_score': 1.0}", 1, "repaired"),
+    ("match_score: 2.0", 2, "repaired"),
+    ("**Match Score:** 1.0.", 1, "repaired"),
+    ("match_score: 2.0\nmatch_score: 2", 2, "repaired"),
+    ("1.0\n```", 1, "repaired"),
+    # The only number, among the remains of a fence, quotes or braces.
+    ("json 2", 2, "repaired"),
+    ("```json 1", 1, "repaired"),
+    ('"2"}', 2, "repaired"),
+    ('2"}', 2, "repaired"),
+    ("2}", 2, "repaired"),
+    ("2.0}\n```", 2, "repaired"),
+    ("```\n2\n}", 2, "repaired"),
+    ("}2", 2, "repaired"),
+    ("{0}", 0, "repaired"),
+    ('{"1"}', 1, "repaired"),
+    ("```json\n{\n1\n```", 1, "repaired"),
+    ("`1`", 1, "repaired"),
+    ("1” }}/json", 1, "repaired"),
+]
+
+REFUSED = [
+    # (text, what the reason must say)
+    ('{"match_score": "2"}', "match_score is the string '2', not an integer 0-2"),
+    ('```json\n{"match_score": "2/2"}\n```', "match_score is the string '2/2', not an integer 0-2"),
+    ("{'match_score': '2'}", "match_score is the string '2', not an integer 0-2"),
+    ('match_score: "2"', "match_score is the string '2', not an integer 0-2"),
+    ('{"match_score": ""}', "match_score is the string '', not an integer 0-2"),
+    ('{"match_score": "\\ud83d"}', "match_score is the string '\\ud83d', not an integer 0-2"),
+    ('{"match_score": 7}', "match_score is 7, not an integer 0-2"),
+    ('{"match_score": 7, "x": 1} /json', "match_score is 7, not an integer 0-2"),
+    ("match_score: 3", "match_score is 3, not an integer 0-2"),
+    ('{"match_score": 10}', "match_score is 10, not an integer 0-2"),
+    ('{"match_score": -1}', "match_score is -1, not an integer 0-2"),
+    ('{"match_score": +1}', "match_score is +1, not an integer 0-2"),
+    ('{"match_score": 1.5}', "match_score is 1.5, not an integer 0-2"),
+    ("match_score: 1.5", "match_score is 1.5, not an integer 0-2"),
+    ("match_score: 1,5", "match_score is 1,5, not an integer 0-2"),
+    ('{"match_score": 2.01}', "match_score is 2.01, not an integer 0-2"),
+    ("match_score: 2.01", "match_score is 2.01, not an integer 0-2"),
+    ("match_score: 2.0.1", "match_score is 2.0.1, not an integer 0-2"),
+    ("match_score: 2.0/2", "match_score is 2.0/2, not an integer 0-2"),
+    ("match_score: 2.0 out of 2", "match_score is 2.0 out of 2, not an integer 0-2"),
+    ("match_score: 1.0-2.0", "match_score is 1.0-2.0, not an integer 0-2"),
+    ('{"match_score": "2.0"}', "match_score is the string '2.0', not an integer 0-2"),
+    ('{"match_score": 3.0}', "match_score is 3.0, not an integer 0-2"),
+    ('{"match_score": -0.0}', "match_score is -0.0, not an integer 0-2"),
+    ('{"match_score": 02}', "match_score is 02, not an integer 0-2"),
+    ('{"match_score": 1e400}', "match_score is Infinity, not an integer 0-2"),
+    ('{"match_score": NaN}', "match_score is NaN, not an integer 0-2"),
+    ('{"match_score": ' + "1" * 5000 + "}", "match_score is 11111111111111111111, not an integer 0-2"),
+    ('{"match_score": true}', "match_score is true, not an integer 0-2"),
+    ("{'match_score': True}", "match_score is True, not an integer 0-2"),
+    ('{"match_score": null}', "match_score is null, not an integer 0-2"),
+    ("{'match_score': None}", "match_score is None, not an integer 0-2"),
+    ('{"match_score": [2]}', "match_score is a list, not an integer 0-2"),
+    ('{"match_score": {"score": 2}}', "match_score is an object, not an integer 0-2"),
+    ('{"match_score":', "match_score is empty, not an integer 0-2"),
+    ('{"match_score": 0|1|2}', "match_score is 0|1|2, not an integer 0-2"),
+    ('{"match_score": <0-2>}\n{"match_score": 2}', "match_score is <0-2>, not an integer 0-2"),
+    ('{"match_score": "2"}\n{"match_score": 2}', "match_score is the string '2', not an integer 0-2"),
+    ("match_score: 2/2", "match_score is 2/2, not an integer 0-2"),
+    ('{"match_score": 2/2}', "match_score is 2/2, not an integer 0-2"),
+    ("match_score: 2 out of 2", "match_score is 2 out of 2, not an integer 0-2"),
+    ("match_score: 1 (out of 2)", "match_score is 1 (out of 2), not an integer 0-2"),
+    ("match_score: 1-2", "match_score is 1-2, not an integer 0-2"),
+    ("match_score: 1 or 2", "match_score is 1 or 2, not an integer 0-2"),
+    ("match_score: 0, 1, or 2", "match_score is 0, 1, or 2, not an integer 0-2"),
+    ("match_score: ２", "match_score is ２, not an integer 0-2"),
+    ("match_score: 1\nNo: match_score: 2", "match_score is contradictory: 1 and 2"),
+    ("match_score: 2\nuser: and?\nassistant: match_score: 0", "match_score is contradictory: 2 and 0"),
+    ('{"match_score": 1, "match_score": 2}', "match_score is contradictory: 1 and 2"),
+    ('{"match_score": 1, "match_score": 2', "match_score is contradictory: 1 and 2"),
+    ("Score: 1", "no match_score in the text"),
+    ("I would give this a 2.", "no match_score in the text"),
+    ("A match_score of 2 needs more than this.", "no match_score in the text"),
+    ("mismatch_score: 2, match_scores: 1", "no match_score in the text"),
+    ('{"score": 2}', "no match_score in the text"),
+    ("{}", "no match_score in the text"),
+    ("7", "no match_score in the text"),
+    ('"2"', "no match_score in the text"),
+    ("1 2", "no match_score in the text"),
+    ("'2.0'", "no match_score in the text"),
+    ('```json\n"2"\n```', "no match_score in the text"),
+    ("2} 2", "no match_score in the text"),
+    ('"2"}\n{"1"', "no match_score in the text"),
+    ("7}", "no match_score in the text"),
+    ("2.5}", "no match_score in the text"),
+    ("-1}", "no match_score in the text"),
+    ("[2]", "no match_score in the text"),
+    ("2/2}", "no match_score in the text"),
+    ('"verdict": 2}', "no match_score in the text"),
+    ("2} is my verdict", "no match_score in the text"),
+    ("json: the score 2", "no match_score in the text"),
+    ("```json", "no match_score in the text"),
+    ("```\n```", "the text is empty"),
+    ("", "the text is empty"),
+    (" \r\n\ufeff", "the text is empty"),
+]
+
+
+@pytest.mark.parametrize(("text", "value", "how"), ANSWERS)
+def test_answer(text, value, how):
+    found = parse_answer(text)
+    assert (found.value, found.how, found.truncated) == (value, how, False)
+    assert (found.reason is None) == (value is not None)
+
+
+@pytest.mark.parametrize(("text", "value", "truncated"), CUT)
+def test_cut_answer(text, value, truncated):
+    found = parse_answer(text, cut=True)
+    assert (found.value, found.truncated) == (value, truncated)
+
+
+@pytest.mark.parametrize(("text", "value", "how"), VERDICTS)
+def test_verdict(text, value, how):
+    found = parse_verdict(text)
+    assert (found.value, found.how, found.reason) == (value, how, None)
+    assert type(found.value) is int
+
+
+@pytest.mark.parametrize(("text", "reason"), REFUSED)
+def test_refused_verdict(text, reason):
+    found = parse_verdict(text)
+    assert (found.value, found.how, found.reason) == (None, NONE, reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        # A number at the end may go on.
+        ("1", None),
+        ("1.", None),
+        ("1.0", None),
+        ("json 2 ", None),
+        ('"2', None),
+        ("match_score: 1", None),
+        ("match_score: 1.", None),
+        ("match_score: 1.0", None),
+        ("match_score: 1 ", None),
+        ("match_score: **1**", None),
+        ("match_score: 1/", None),
+        ('{"match_score": 1', None),
+        ('{"match_score": 1.', None),
+        ('{"match_score": 1.0', None),
+        ('{"match_score": 1,', None),
+        ("match_score: 1\nNo, match_score: 1", None),
+        # What stands behind it shows that it has ended.
+        ('{"match_score": 1.0}', 1),
+        ('{"match_score": 1, "why": "in 2', 1),
+        ("{'match_score': 1}\nuser: 1. And 2.", 1),
+        ('{"match_score": 1}\n1. The aspect\n2', 1),
+        ("match_score: 1\n", 1),
+        ("match_score: 1\nuser: of these 7.", 1),
+        ("2}", 2),
+        ('2.0"', 2),
+    ],
+)
+def test_a_verdict_that_max_tokens_may_have_cut(text, value):
+    assert parse_verdict(text, cut=True).value == value
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "the text is empty"),
+        ("Rest well.", "no personalized_answer in the text"),
+        ('{"personalized_answer": ""}', "personalized_answer is empty"),
+        ('{"personalized_answer": null}', "personalized_answer is null, not a text"),
+        ('{"personalized_answer": 42, "x": 1}', "personalized_answer is 42, not a text"),
+    ],
+)
+def test_reason_why_there_is_no_answer(text, reason):
+    assert parse_answer(text).reason == reason
+
+
+@pytest.mark.parametrize("value", ['"one\\ntw', '["one", "tw', '["one", "tw"', '["one", "tw"\n```'])
+def test_list_or_text_that_stops_without_reaching_max_tokens(value):
+    found = parse_answer('{"personalized_answer": ' + value)
+    assert (found.value, found.truncated) == ("one\ntw", True)
+
+
+@pytest.mark.parametrize("value", ["Try:\n```\nx = {1}\n```", "use {x}", "one two"])
+def test_string_that_stops_without_reaching_max_tokens(value):
+    found = parse_answer('{"personalized_answer": "' + value)
+    assert (found.value, found.truncated) == (value, True)
+
+
+@pytest.mark.parametrize("ensure_ascii", [True, False])
+def test_a_cut_anywhere_keeps_a_beginning_of_the_answer(ensure_ascii):
+    answer = CODE + ' C:\\new\\"x" 中文 😀 é\ttab }{ ]["'
+    text = "```json\n" + json.dumps({A: answer, "note": "x"}, ensure_ascii=ensure_ascii) + "\n```"
+    opened = text.index('": "') + len('": "')
+    closed = text.index('", "note"') + 1
+    for end in range(len(text) + 1):
+        found = parse_answer(text[:end], cut=True)
+        if end <= opened:
+            assert found.value is None
+        else:
+            assert answer.startswith(found.value)
+            assert found.truncated == (end < closed)
+        # At most one escape, here a pair of \uXXXX, is lost at the cut, and the white space before it.
+        if opened < end < closed:
+            whole = json.dumps(found.value, ensure_ascii=ensure_ascii)[1:-1]
+            assert end - opened - len(whole) <= 12 + 2 * len("\\n")
+
+
+@pytest.mark.parametrize("answer", [CODE, "a\\b", 'x"', '"', "{", "}{", "```", "'", "a\n\nb", "😀中", "// no", "a,"])
+@pytest.mark.parametrize("around", ["{x} %s", "json %s}", "%s\nuser: {", "[%s, %s]", "```json\n{}%s\n``` /json"])
+def test_the_tolerant_scanner_agrees_with_json(answer, around):
+    found = parse_answer(around.replace("%s", json.dumps({A: answer, "note": "y"})))
+    assert (found.value, found.how) == (answer, "repaired")
+
+
+@pytest.mark.parametrize("text", [row[0] for row in ANSWERS + CUT + VERDICTS + REFUSED])
+def test_what_is_found_can_be_written_as_utf8(text):
+    for found in (parse_answer(text), parse_answer(text, cut=True), parse_verdict(text)):
+        assert (found.value is None) == (found.how == NONE) == (found.reason is not None)
+        f"{found.value} {found.reason}".encode()
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "",
+        '{"personalized_answer": "',
+        "{'personalized_answer': 'x",
+        '{"personalized_answer": [',
+        "match_score: ",
+    ],
+)
+@pytest.mark.parametrize(
+    "unit",
+    [
+        '{"',
+        '"',
+        "'",
+        "\\",
+        "{",
+        "[",
+        ":",
+        "\n",
+        '" \n',
+        '"//',
+        '"/*',
+        '{"a":',
+        '{"":[0,',
+        '"}',
+        "match_score: 1 ",
+        '{"personalized_answer": "',
+        ',"match_score":',
+    ],
+)
+def test_200_kb_of_repetition_take_linear_time(start, unit):
+    def parse(text):
+        parse_answer(text)
+        parse_answer(text, cut=True)
+        parse_verdict(text)
+
+    texts = (start + unit * (size // len(unit)) for size in (12_500, 200_000))
+    assert times_as_long(parse, *texts) < 80  # linear is 16, quadratic 256
+
+
+def test_a_long_answer_is_kept_whole():
+    answer = 'He said "so" and\nleft. ' * 8000
+    found = parse_answer(f'{{"personalized_answer": "{answer}"}}')
+    assert found.value == answer.strip()
+    assert parse_answer(f'{{"personalized_answer": "{answer}', cut=True).value == answer.strip()

@@ -1,0 +1,137 @@
+"""Titles of aspects and how two match; every figure is worked out in a comment."""
+
+import pytest
+
+from utils.benchmarks.lampqa import gold_plan
+from utils.parsing.plans import (
+    WORDS_THRESHOLD,
+    coverage,
+    gold_text,
+    one_line,
+    plan_text,
+    same_title,
+    share_words,
+    word_overlap,
+)
+
+
+def test_a_gold_plan_is_the_titles_alone_each_in_one_line():
+    record = {
+        "rubric_aspects": [
+            {"aspect": " Cost of\n  the trip ", "evidence": "I have 400 pounds", "reason": "a small budget"},
+            {"aspect": "Safety", "evidence": "", "reason": ""},
+        ]
+    }
+    assert gold_text(gold_plan(record)) == "Cost of the trip\nSafety"
+    assert gold_plan({"rubric_aspects": []}) == []
+
+
+def test_a_plan_is_a_title_a_line():
+    assert plan_text(["Cost", "Time of day", "音楽"]) == "Cost\nTime of day\n音楽"
+    assert plan_text(["Cost"]) == "Cost"
+    assert plan_text([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Cost", "Cost"),
+        ("  Cost\t of \r\n\n travel ", "Cost of travel"),
+        ("a\u2028b\u00a0c\u3000d", "a b c d"),
+        ("", ""),
+        (" \n", ""),
+    ],
+)
+def test_one_line(text, expected):
+    assert one_line(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ("Cost of travel", "Cost of travel", True),
+        ("Cost of travel", "COST OF TRAVEL.", True),
+        ("Cost, of:  travel", "cost of\ntravel", True),
+        ("“Low-cost” travel", "low cost travel", True),
+        ("Straße", "STRASSE", True),  # casefold, not lower
+        ("音楽の歴史", "「音楽の歴史」", True),
+        ("Cost of travel", "Travel cost", False),
+        ("Cost of travel", "of travel cost", False),  # the order of words counts
+        ("Cost of travel", "Cost travel", False),  # and so do function words
+        ("Cost cost", "Cost", False),  # and how often a word stands
+        ("Costs", "Cost", False),
+        ("C major", "D major", False),
+        ("Room 12", "Room 13", False),
+    ],
+)
+def test_same_title(a, b, expected):
+    assert same_title(a, b) is expected
+    assert same_title(b, a) is expected
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ("cost", "cost", 1.0),
+        ("cost", "safety", 0.0),
+        ("cost safety", "cost speed", 0.5),  # 2 * 1 / (2 + 2)
+        ("cost", "cost safety", 2 / 3),  # 2 * 1 / (1 + 2)
+        ("cost safety speed", "cost safety", 0.8),  # 2 * 2 / (3 + 2)
+        ("Cost of the trip", "COST: a trip!", 1.0),  # {cost, trip} both
+        ("The user's cost", "cost", 1.0),  # the, user and s say nothing
+        ("cost cost cost", "cost", 1.0),  # distinct words
+        ("travel cost", "cost of travel", 1.0),  # in any order
+        ("how to", "how to", 1.0),  # function words count where there are no others
+        ("how to", "how", 2 / 3),  # 2 * 1 / (2 + 1)
+        ("what the user can do", "cost", 0.0),
+        ("how to", "how to cook", 0.0),  # {how, to} and {cook}
+        ("!!!", "!!!", 1.0),
+        ("!!!", "???", 0.0),
+        ("!!!", "cost", 0.0),
+        ("", "cost", 0.0),
+        ("Straße", "strasse", 1.0),
+        ("音楽", "音楽 歴史", 2 / 3),
+    ],
+)
+def test_word_overlap(a, b, expected):
+    assert word_overlap(a, b) == pytest.approx(expected)
+    assert word_overlap(b, a) == pytest.approx(expected)
+
+
+def test_share_words_is_an_overlap_of_at_least_the_threshold():
+    assert WORDS_THRESHOLD == 0.6
+    three_of_five = ("cost safety speed weight noise", "cost safety speed size colour")  # 2 * 3 / (5 + 5) = 0.6
+    assert share_words(*three_of_five)
+    assert not share_words(*three_of_five, threshold=0.61)
+    one_of_two = ("cost safety", "cost speed")  # 0.5
+    assert not share_words(*one_of_two)
+    assert share_words(*one_of_two, threshold=0.5)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given", "expected"),
+    [
+        (["a", "b", "c", "d"], ["c"], 0.25),  # 1 of 4
+        (["c"], ["a", "b", "c", "d"], 1.0),
+        (["a", "b"], ["A", "B!"], 1.0),
+        (["a", "b"], ["c"], 0.0),
+        (["a", "A.", "b"], ["a"], 2 / 3),  # one title may match several
+        (["a"], ["a", "a"], 1.0),  # several may match one, which counts once
+        (["a"], [], 0.0),
+        ([], ["a"], 0.0),
+        ([], [], 0.0),
+    ],
+)
+def test_coverage(wanted, given, expected):
+    assert coverage(wanted, given, same_title) == pytest.approx(expected)
+
+
+def test_coverage_asks_for_the_wanted_title_first():
+    asked = []
+    assert coverage(["a", "b"], ["c"], lambda *titles: asked.append(titles)) == 0.0
+    assert asked == [("a", "c"), ("b", "c")]
+
+
+def test_two_titles_without_words_are_the_same_only_where_they_are_equal():
+    assert same_title("🎸", "🎸")
+    assert not same_title("🎸", "🥁")

@@ -1,0 +1,873 @@
+"""Real training of the planner on a tiny random model, and what it learnt as PEFT and vLLM speak it."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from itertools import chain, groupby
+from pathlib import Path
+
+import pytest
+from tiny_chat import sample_records, save_tiny_chat, save_tiny_gemma
+
+ROOT = Path(__file__).resolve().parents[2]
+TWO = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
+NOT_REPEATED = ("eval_seconds", "train_runtime")  # figures of the machine, not of the training
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A tiny model and eight questions with two short posts each, four more for validation."""
+    folder = tmp_path_factory.mktemp("data")
+    save_tiny_chat(folder / "model")
+    (folder / "train.json").write_text(json.dumps(sample_records("train", 8)))
+    (folder / "validation.json").write_text(json.dumps(sample_records("validation", 4)))
+    return folder
+
+
+def flags_of(data, output, **more):
+    flags = {
+        "model_addr": data / "model",
+        "inputs_addr": data / "train.json",
+        "validation_addr": data / "validation.json",
+        "output_dir": output,
+        "num_contexts": 2,
+        "learning_rate": 1e-2,
+        **more,
+    }
+    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+
+
+def log_of(output):
+    lines = (output / "training_log.jsonl").read_text().splitlines()
+    return [{name: value for name, value in json.loads(line).items() if name not in NOT_REPEATED} for line in lines]
+
+
+def losses_of(output):
+    return [entry["loss"] for entry in log_of(output) if "loss" in entry]
+
+
+def train(*arguments, launcher=(), **environment):
+    command = [sys.executable, *launcher, "train_planner.py", *arguments]
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def finish(process):
+    printed, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, printed
+    return printed
+
+
+# What it learns
+
+
+@pytest.fixture(scope="module")
+def overfitted(data, tmp_path_factory):
+    """Trained on the eight questions until it knows them by heart; with the model as it was in memory at the end."""
+    import train_planner
+    from utils.planner import trainer as planner_trainer
+
+    output = tmp_path_factory.mktemp("overfitted") / "planner"
+    loaded = []
+    load_base = planner_trainer.load_base
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner_trainer, "load_base", lambda *args: loaded.append(load_base(*args)) or loaded[0])
+        flags = flags_of(
+            data, output, validation_addr=data / "train.json", max_steps=80, save_steps=40, eval_generate=8,
+            per_device_train_batch_size=8, gradient_accumulation_steps=1,
+            lora_rank=32, lora_alpha=32, lora_dropout=0,
+        )  # fmt: skip
+        code = train_planner.main([*flags, "--lora_target_modules", "all-linear", "--no-gradient_checkpointing"])
+    assert code == 0
+    return output, loaded[0]
+
+
+def test_it_learns_its_targets_by_heart(overfitted):
+    output, _ = overfitted
+    assert losses_of(output)[0] > 5
+    assert losses_of(output)[-1] < 0.1
+    evaluations = [entry for entry in log_of(output) if "eval_loss" in entry]
+    assert [entry["step"] for entry in evaluations] == [40, 80]
+    assert evaluations[1]["eval_loss"] < 0.1
+    assert evaluations[1]["eval_aspect_recall"] == 1 and evaluations[1]["eval_plans"] == 8
+    assert (output / "best").readlink() == Path("checkpoint-80")
+    state = json.loads((output / "trainer_state.json").read_text())
+    assert [entry["eval_loss"] for entry in state["log_history"] if "eval_loss" in entry] == [
+        entry["eval_loss"] for entry in evaluations
+    ]
+
+
+def test_only_the_adapter_changes(overfitted, data):
+    import torch
+    from safetensors.torch import load_file
+
+    output, model = overfitted
+    before = load_file(data / "model/model.safetensors")
+    after = {name.replace(".base_layer", ""): value for name, value in model.state_dict().items()}
+    for name, value in before.items():
+        assert torch.equal(after[name].cpu(), value.to(after[name].dtype)), name
+    adapters = [load_file(output / f"checkpoint-{step}" / "adapter_model.safetensors") for step in (40, 80)]
+    assert all("lora_" in name for name in adapters[0])
+    assert all(not torch.equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
+    assert all(value.abs().sum() > 0 for name, value in adapters[0].items() if "lora_B" in name)  # zero at the start
+
+
+def test_a_checkpoint_says_how_it_was_made(overfitted, data):
+    output, _ = overfitted
+    manifest = json.loads((output / "best/manifest.json").read_text())
+    assert manifest["fingerprint"]["model"].startswith("sha256:")
+    assert manifest["fingerprint"]["effective_batch_size"] == 8
+    assert manifest["arguments"]["lora_rank"] == 32
+    assert (manifest["step"], manifest["best_step"]) == (80, 80)
+    assert {"torch", "transformers", "peft", "trl"} <= manifest["versions"].keys()
+    adapter = json.loads((output / "best/adapter_config.json").read_text())
+    assert adapter["base_model_name_or_path"] == str(data / "model")
+    assert (adapter["r"], adapter["lora_alpha"], adapter["bias"]) == (32, 32, "none")
+
+
+@pytest.fixture(scope="module")
+def plans_by_peft(overfitted, data):
+    """Greedy plans of the first three questions by PEFT's own generate, in float32."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from prompts import join_posts, load_prompt
+    from utils.generation.chat import LocalChat
+
+    output, _ = overfitted
+    chat = LocalChat(str(output / "best"))
+    base = AutoModelForCausalLM.from_pretrained(data / "model", dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, output / "best").eval()
+    plans = []
+    for record in json.loads((data / "train.json").read_text())[:3]:
+        posts = join_posts([post["text"] for post in record["profile"]])
+        prompt = chat.render(load_prompt("lampqa/planner").messages(question=record["question"], profile=posts))
+        ids = torch.tensor([list(prompt)])
+        generated = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=200, do_sample=False
+        )
+        plans.append(chat.tokenizer.decode(generated[0, len(prompt) :], skip_special_tokens=True))
+    return plans
+
+
+def test_the_plan_of_a_seen_question_is_its_target(plans_by_peft, data):
+    records = json.loads((data / "train.json").read_text())[:3]
+    gold = ["\n".join(aspect["aspect"] for aspect in record["rubric_aspects"]) for record in records]
+    assert plans_by_peft == gold
+
+
+# What vLLM makes of it
+
+
+class EngineWatch(threading.Thread):
+    """Sees vLLM's processes below one process come and go: `lives` is [first seen, last seen, name] by pid."""
+
+    def __init__(self, pid):
+        super().__init__(daemon=True)
+        self.pid = pid
+        self.lives = {}
+
+    def run(self):
+        import psutil
+
+        while psutil.pid_exists(self.pid):
+            try:
+                for child in psutil.Process(self.pid).children(recursive=True):
+                    if (name := " ".join(child.cmdline())).startswith("VLLM::"):
+                        first, *_ = self.lives.get(child.pid, [time.monotonic()])
+                        self.lives[child.pid] = [first, time.monotonic(), name]
+            except psutil.NoSuchProcess:
+                continue
+            time.sleep(0.05)
+
+
+def plan_and_answer(data, planner, generator, output, *more):
+    """Greedy plans and short answers for three questions; the lives of the processes that this took, in order."""
+    process = subprocess.Popen(
+        [sys.executable, "planpers.py", "--model_addr", generator, "--planner_model", planner, "--inputs_addr",
+         data / "train.json", "--output_addr", output, "--limit", "3", "--num_contexts", "2", "--temperature", "0",
+         "--dtype", "float32", "--max_model_len", "1024", "--max_tokens_plan", "200", "--max_tokens", "16",
+         "--max_retries", "1", "--rag", *more],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    watch = EngineWatch(process.pid)
+    watch.start()
+    finish(process)
+    watch.join()
+    return sorted(watch.lives.values())
+
+
+def engines_of(lives):
+    return [life for life in lives if "EngineCore" in life[2]]
+
+
+def test_one_engine_plans_as_peft_does_and_answers_with_the_base_model(overfitted, data, plans_by_peft, tmp_path):
+    planner, _ = overfitted
+    lives = plan_and_answer(data, planner / "best", data / "model", tmp_path / "answers.json")
+    assert len(engines_of(lives)) == 1
+    plans = json.loads((tmp_path / "answers.json.plans.json").read_text())
+    assert [samples[0]["raw"] for samples in plans.values()] == plans_by_peft
+    assert all(samples[0]["parsed"] == "strict" and not samples[0]["constrained"] for samples in plans.values())
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    assert [samples[0]["plan"] for samples in answers.values()] == plans_by_peft
+    for samples in answers.values():  # a random model's, held to the schema
+        assert samples[0]["constrained"] and samples[0]["raw"].startswith('{"personalized_answer":')
+
+
+def test_on_different_base_models_the_planner_is_gone_before_the_generator_loads(
+    overfitted, data, plans_by_peft, tmp_path
+):
+    """On two devices, where there are not just one: the workers hold a GPU's memory until they end."""
+    import torch
+
+    devices = "1" if torch.cuda.device_count() == 1 else "2"
+    planner, _ = overfitted
+    other = save_tiny_chat(tmp_path / "other", seed=1)
+    lives = plan_and_answer(data, planner / "best", other, tmp_path / "answers.json", "--tensor_parallel_size", devices)
+    _, (generator_begins, *_) = engines_of(lives)
+    planners = [last_seen for first_seen, last_seen, _ in lives if first_seen < generator_begins]
+    assert len(planners) == len(lives) / 2 and max(planners) < generator_begins
+    plans = json.loads((tmp_path / "answers.json.plans.json").read_text())
+    assert [samples[0]["raw"] for samples in plans.values()] == plans_by_peft
+    assert len(json.loads((tmp_path / "answers.json").read_text())) == 3
+
+
+def test_the_reference_target_is_learnt_remembered_and_handed_over_as_it_came(data, tmp_path):
+    """With prompts as utils/import_prompts.py writes them; vLLM is held to the form, which is what was learnt."""
+    prompts, lead_in = tmp_path / "prompts_paper", "What (they) want:\n"
+    prompts.mkdir()
+    target = f"[assistant]\n{lead_in}{{plan}}\n[end]\n"
+    (prompts / "planner.txt").write_text(f"[system]\nList.\n[user]\n\n{{profile}}\n? {{question}}\n\n{target}")
+    flags = flags_of(
+        data, tmp_path / "planner", validation_addr=data / "train.json", max_steps=80, save_steps=80, eval_generate=8,
+        per_device_train_batch_size=8, gradient_accumulation_steps=1, lora_rank=32, lora_alpha=32, lora_dropout=0,
+        lora_target_modules="all-linear", planner_target="reference", prompts_dir=prompts,
+    )  # fmt: skip
+    finish(train(*flags))
+    (evaluation,) = [entry for entry in log_of(tmp_path / "planner") if "eval_loss" in entry]
+    assert (evaluation["eval_aspect_recall"], evaluation["eval_plans_without_an_aspect"]) == (1, 0)
+    remembered = json.loads((tmp_path / "planner/best/manifest.json").read_text())["fingerprint"]
+    assert (remembered["planner_target"], remembered["lead_in"]) == ("reference", lead_in)
+
+    flags = ["--prompts_dir", prompts, "--constrained_decoding", "always"]
+    plan_and_answer(data, tmp_path / "planner/best", data / "model", tmp_path / "answers.json", *flags)
+    records = json.loads((data / "train.json").read_text())[:3]
+    titles = [[aspect["aspect"] for aspect in record["rubric_aspects"]] for record in records]
+    targets = [lead_in + "".join(f"- {title}\n" for title in its) for its in titles]
+    plans = json.loads((tmp_path / "answers.json.plans.json").read_text())
+    assert [samples[0]["raw"] for samples in plans.values()] == targets
+    assert [(samples[0]["aspects"], samples[0]["constrained"]) for samples in plans.values()] == [
+        (its, True) for its in titles
+    ]
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    assert [samples[0]["plan"] for samples in answers.values()] == targets
+
+
+# Killed, resumed, and on several devices
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(data, tmp_path_factory):
+    output = tmp_path_factory.mktemp("uninterrupted") / "planner"
+    printed = finish(train(*short_run(data, output)))
+    return output, printed
+
+
+def short_run(data, output, **more):
+    """Eight steps of two sequences, a checkpoint every third: in the middle of an epoch of four steps."""
+    settings = {"max_steps": 8, "save_steps": 3, "eval_generate": 1, "gradient_accumulation_steps": 2, **more}
+    return flags_of(data, output, **settings)
+
+
+def test_figures_of_a_run(uninterrupted):
+    output, printed = uninterrupted
+    log = log_of(output)
+    assert [entry["step"] for entry in log if "loss" in entry] == list(range(1, 9))
+    assert [entry["step"] for entry in log if "eval_loss" in entry] == [3, 6, 8]  # the last step as well
+    assert {path.name for path in output.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-6", "checkpoint-8"}
+    assert len({path.stat().st_mode for path in output.glob("checkpoint-*/*") if path.is_file()}) == 1
+    best = min((entry for entry in log if "eval_loss" in entry), key=lambda entry: entry["eval_loss"])
+    assert (output / "best").readlink() == Path(f"checkpoint-{best['step']}")
+    # Linear: no warm-up of 8 // 10 = 0 steps, then down to nothing.
+    rates = [entry["learning_rate"] for entry in log if "loss" in entry]
+    assert rates == pytest.approx([1e-2 * (8 - step) / 8 for step in range(8)])
+    assert "1 on a device x 2 accumulated x 1 processes = 2 sequences a step (the paper's is 32)" in printed
+    assert f"best is checkpoint-{best['step']}, validation loss {best['eval_loss']:.4f}" in printed
+    assert "attention: sdpa" in printed and "q_proj, v_proj" in printed
+
+
+def test_every_phase_of_a_run_is_named_and_the_steps_end_before_the_last_evaluation(uninterrupted, data):
+    output, printed = uninterrupted
+    phases = [
+        "tokenizing (questions: 12)", f"loading {data}/model",
+        f"step 3: saving {output}/checkpoint-3", "step 3: evaluating (questions: 4, plans: 1)", "step 3: validation",
+        f"step 6: saving {output}/checkpoint-6", "step 6: evaluating (questions: 4, plans: 1)", "step 6: validation",
+        "8/8 steps, ",
+        f"step 8: saving {output}/checkpoint-8", "step 8: evaluating (questions: 4, plans: 1)", "step 8: validation",
+    ]  # fmt: skip
+    lines = [line for line in printed.splitlines() if line.startswith(("tokenizing", "loading", "step ", "8/8 "))]
+    lines = [next(same) for _, same in groupby(lines, key=lambda line: line.partition(",")[0])]  # "8/8 steps" in a row
+    assert len(lines) == len(phases)
+    assert all(line.startswith(phase) for line, phase in zip(lines, phases, strict=True))
+
+
+def test_the_card_is_true(uninterrupted, data):
+    from huggingface_hub import ModelCard
+
+    output, _ = uninterrupted
+    for folder, planner in [(output, "$PLANNER/best "), (output / "checkpoint-6", "$PLANNER ")]:
+        card = ModelCard.load(folder / "README.md")
+        assert card.data.library_name == "peft" and card.data.base_model is None  # a folder has no name on the hub
+        assert "None" not in card.text and str(data) not in card.content and str(output) not in card.content
+        assert planner in card.text
+        fingerprint = json.loads((folder / "manifest.json").read_text())["fingerprint"]
+        for name in ("model", "inputs", "validation"):
+            assert f"`{fingerprint[name]}`" in card.text
+    best = json.loads((output / "best/manifest.json").read_text())["step"]
+    losses = {entry["step"]: entry["eval_loss"] for entry in log_of(output) if "eval_loss" in entry}
+    shown = {step: f"{step} (best checkpoint)" if step == best else str(step) for step in losses}
+    text = (output / "README.md").read_text()
+    assert all(f"| {shown[step]} | {losses[step]:.4f} | " in text for step in losses)
+    assert "Up to step 6," in (output / "checkpoint-6/README.md").read_text()
+    assert "| 8" not in (output / "checkpoint-6/README.md").read_text()
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_that_is_ended_goes_on_as_if_nothing_had_happened(uninterrupted, data, tmp_path, ending):
+    from safetensors.numpy import load_file
+
+    expected, _ = uninterrupted
+    output = tmp_path / "planner"
+    process = train(*short_run(data, output))
+    log = output / "training_log.jsonl"
+    wait_for(lambda: log.exists() and '"step": 5' in log.read_text())
+    process.send_signal(ending)
+    printed, _ = process.communicate(timeout=900)
+    assert process.returncode == (130 if ending == signal.SIGTERM else -9), printed
+    assert "Traceback" not in printed
+    assert not (output / "checkpoint-8").exists()
+    if ending == signal.SIGTERM:
+        step = int(re.search(r"^stopped after step (\d); checkpoint-\1 is kept, run the same", printed, re.M)[1])
+        assert step >= 5
+    else:
+        step = 3
+        (output / "checkpoint-6").mkdir(exist_ok=True)  # as a kill while it is written leaves it
+        (output / "checkpoint-6/adapter_model.safetensors").write_bytes(b"half")
+        (output / "checkpoint-6/manifest.json").unlink(missing_ok=True)
+    assert f"going on from {output}/checkpoint-{step}\n" in finish(train(*short_run(data, output)))
+    assert {path.name for path in output.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-6", "checkpoint-8"}
+    assert log_of(output) == log_of(expected)
+    weights = [load_file(folder / "checkpoint-8/adapter_model.safetensors") for folder in (output, expected)]
+    assert all((weights[0][name] == weights[1][name]).all() for name in weights[1])
+    assert "already finished" in finish(train(*short_run(data, output)))
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 600
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# train_planner.py, and each process writes down which sequences it computes, in which order.
+SEEN = """
+import json, os, sys, train_planner
+from utils.planner.trainer import PlannerTrainer
+compute_loss = PlannerTrainer.compute_loss
+
+def write_down(self, model, inputs, *args, **kwargs):
+    with open(f"{sys.argv[1]}/seen-{os.environ.get('RANK', 0)}.jsonl", "a") as file:
+        print(json.dumps(inputs["input_ids"].tolist()), file=file)
+    return compute_loss(self, model, inputs, *args, **kwargs)
+
+PlannerTrainer.compute_loss = write_down
+assert train_planner.main(sys.argv[3:]) == 0
+"""
+
+
+def seen_by(folder, rank):
+    """Token ids of the sequences that a process computed, one at a time."""
+    return [sequence for line in open(folder / f"seen-{rank}.jsonl") for sequence in json.loads(line)]
+
+
+def test_two_processes_learn_what_one_learns_with_twice_the_accumulation(data, tmp_path):
+    """Without dropout, whose draws differ between processes. Eight questions are two epochs of two steps."""
+    (tmp_path / "run.py").write_text(SEEN)
+    for name, launcher, accumulated in [("one", (), 4), ("two", TWO, 2)]:
+        (tmp_path / name).mkdir()
+        more = {"lora_dropout": 0, "max_steps": 4, "save_steps": 4, "gradient_accumulation_steps": accumulated}
+        flags = short_run(data, tmp_path / name / "planner", **more)
+        run = train(*flags, launcher=(*launcher, tmp_path / "run.py", tmp_path / name), OMP_NUM_THREADS="1",
+                    PYTHONPATH=str(ROOT))  # fmt: skip
+        printed = finish(run)
+    assert "1 on a device x 2 accumulated x 2 processes = 4 sequences a step" in printed
+    assert printed.count("sequences a step") == 1  # one process speaks for all
+    losses = {name: losses_of(tmp_path / name / "planner") for name in ("one", "two")}
+    assert losses["two"] == pytest.approx(losses["one"], rel=1e-2)
+    last = [log_of(tmp_path / name / "planner")[-2]["eval_loss"] for name in ("one", "two")]
+    assert last[0] == pytest.approx(last[1], rel=1e-2)
+
+    # What the two compute at the same time are neighbours in the order of length of the step's sequences.
+    one, ranks = seen_by(tmp_path / "one", 0), [seen_by(tmp_path / "two", rank) for rank in (0, 1)]
+    steps = [sorted(one[start : start + 4], key=len, reverse=True) for start in (0, 4, 8, 12)]
+    assert len({len(sequence) for sequence in one}) > 4
+    assert [list(pair) for pair in zip(*ranks, strict=True)] == [
+        step[start : start + 2] for step in steps for start in (0, 2)
+    ]
+
+
+@pytest.mark.parametrize(("batch", "accumulated"), [(2, 2), (4, 1)])
+def test_a_step_learns_the_same_whatever_its_batches_are(data, tmp_path, batch, accumulated):
+    """Eight questions, steps of four: two epochs, each in an order of its own; targets of one title and of all."""
+    records = json.loads((data / "train.json").read_text())
+    for record in records[::2]:
+        del record["rubric_aspects"][1:]
+    (tmp_path / "train.json").write_text(json.dumps(records))
+    printed = {}
+    for name, sizes in [("single", (1, 4)), ("batches", (batch, accumulated))]:
+        more = dict(zip(("per_device_train_batch_size", "gradient_accumulation_steps"), sizes, strict=True))
+        more |= {"lora_dropout": 0, "max_steps": 4, "save_steps": 4, "inputs_addr": tmp_path / "train.json"}
+        printed[name] = finish(train(*short_run(data, tmp_path / name, **more)))
+    assert losses_of(tmp_path / "batches") == pytest.approx(losses_of(tmp_path / "single"), rel=5e-4)
+    assert "\n0.0% of the tokens are padding" in printed["single"]
+    assert 0 < float(re.search(r"\n(.*)% of the tokens are padding", printed["batches"])[1]) < 30
+
+
+@pytest.mark.parametrize(("batch", "accumulated"), [(2, 1), (1, 2)])
+def test_several_processes_go_on_within_an_epoch(data, tmp_path, batch, accumulated):
+    """The third of four steps ends in the middle of the second epoch."""
+    output = tmp_path / "planner"
+    more = {"lora_dropout": 0, "max_steps": 4}
+    more |= {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulated}
+    flags = short_run(data, output, **more)
+    finish(train(*flags, launcher=TWO, OMP_NUM_THREADS="1"))
+    expected = losses_of(output)
+    shutil.rmtree(output / "checkpoint-4")
+    assert "going on from" in finish(train(*flags, launcher=TWO, OMP_NUM_THREADS="1"))
+    assert losses_of(output) == pytest.approx(expected, rel=1e-6)
+
+
+def test_several_processes_save_together_what_is_finished(data, tmp_path):
+    """The launcher gets the signal, and hands it on. Each process goes on with its own random numbers, for dropout."""
+    flags = {name: short_run(data, tmp_path / name, max_steps=4, save_steps=4) for name in ("whole", "stopped")}
+    finish(train(*flags["whole"], launcher=TWO, OMP_NUM_THREADS="1"))
+    process = train(*flags["stopped"], launcher=TWO, OMP_NUM_THREADS="1")
+    log = tmp_path / "stopped/training_log.jsonl"
+    wait_for(lambda: log.exists() and '"step": 1' in log.read_text())
+    process.send_signal(signal.SIGTERM)
+    printed, _ = process.communicate(timeout=900)
+    (step,) = re.findall(r"^stopped after step (\d); checkpoint-\1 is kept, run the same", printed, re.M)  # one speaks
+    checkpoint = tmp_path / f"stopped/checkpoint-{step}"
+    assert {path.name for path in checkpoint.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
+    assert f"going on from {checkpoint}" in finish(train(*flags["stopped"], launcher=TWO, OMP_NUM_THREADS="1"))
+    assert log_of(tmp_path / "stopped") == log_of(tmp_path / "whole")
+
+
+def test_several_processes_take_leave_of_each_other(data, tmp_path):
+    """A process group that is left to the end of the process aborts it now and then, after its work is done.
+
+    The user has once told accelerate that a machine runs one process.
+    """
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate/default_config.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\nmixed_precision: 'no'\nnum_machines: 1\n"
+        "num_processes: 1\nuse_cpu: false\n"
+    )
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import sys, torch, train_planner\n"
+        "assert train_planner.main(sys.argv[2:]) == 0\n"
+        "assert train_planner.num_processes() == 2 and not torch.distributed.is_initialized()\n"
+    )
+    environment = {"HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    flags = short_run(data, tmp_path / "planner", max_steps=1, save_steps=1)
+    for words in (": 1 steps;", "already finished"):
+        assert words in finish(train(*flags, launcher=(*TWO, script), **environment))
+
+
+def test_only_the_positions_of_targets_go_through_the_vocabulary(data):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from utils.parsing.plans import NO_LOSS
+    from utils.planner.trainer import target_loss
+
+    model = AutoModelForCausalLM.from_pretrained(data / "model").eval()
+    ids = torch.randint(5, 50, (2, 40), generator=torch.Generator().manual_seed(0))
+    labels = torch.full_like(ids, NO_LOSS)
+    labels[0, 30:], labels[1, 20:25] = ids[0, 30:], ids[1, 20:25]
+    mask = torch.ones_like(ids)
+    mask[1, 25:] = 0  # padding
+    projected = []
+    model.lm_head.register_forward_hook(lambda module, inputs, output: projected.append(output.shape[:2]))
+    with torch.no_grad():
+        loss, num_right = target_loss(model, labels=labels, input_ids=ids, attention_mask=mask)
+        whole = model(input_ids=ids, attention_mask=mask, labels=labels)
+    assert projected == [(2, 15), (2, 40)]  # ten of the first and five of the second sequence
+    assert loss.item() == pytest.approx(15 * whole.loss.item(), rel=1e-4)
+    assert num_right == sum((whole.logits[:, :-1].argmax(-1) == labels[:, 1:]).flatten())
+
+
+def test_sequences_of_a_step_stand_by_length():
+    from accelerate.data_loader import SeedableRandomSampler
+
+    from utils.planner.trainer import ByLengthInSteps
+
+    lengths = [7, 3, 9, 1, 5, 8, 2, 6, 4, 10]
+    sampler, plain = ByLengthInSteps(lengths, 4, seed=3), SeedableRandomSampler(lengths, data_seed=3)
+    assert len(sampler) == 10
+    epochs = []
+    for epoch in (0, 1, 0):
+        sampler.set_epoch(epoch)
+        plain.set_epoch(epoch)
+        order, random_order = list(sampler), list(plain)
+        for start in (0, 4, 8):
+            step = order[start : start + 4]
+            assert set(step) == set(random_order[start : start + 4])
+            assert [lengths[i] for i in step] == sorted((lengths[i] for i in step), reverse=True)
+        epochs.append(order)
+    assert epochs[0] == epochs[2] != epochs[1]
+
+
+@pytest.mark.parametrize("size", [2, 10, 11, 12, 16])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_processes_compute_sequences_of_like_length(size, batch):
+    """The three processes' batches, as accelerate deals them out: of which sequences a step is stays as it was."""
+    from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler
+    from torch.utils.data import BatchSampler
+
+    from utils.planner.trainer import ByLengthInSteps
+
+    lengths = [i * 7 % 16 for i in range(size)]
+    at_once = 3 * batch
+    sampler = ByLengthInSteps(lengths, 2 * at_once, seed=3, at_once=at_once)
+
+    def dealt_out(sampler):
+        """For each moment what the three compute."""
+        ranks = [BatchSamplerShard(BatchSampler(sampler, batch, drop_last=False), 3, rank) for rank in range(3)]
+        batches = []
+        for rank in ranks:
+            sampler.set_epoch(0)
+            batches.append(list(rank))
+            assert len(rank) == len(batches[-1])
+        return [list(chain(*parts)) for parts in zip(*batches, strict=True)]
+
+    ours, plain = dealt_out(sampler), dealt_out(SeedableRandomSampler(lengths, data_seed=3))
+    assert len(ours) == len(plain) == -(-size // at_once)
+    for start in range(0, len(ours), 2):
+        step = list(chain(*ours[start : start + 2]))
+        assert sorted(step) == sorted(chain(*plain[start : start + 2]))
+        assert [lengths[i] for i in step] == sorted((lengths[i] for i in step), reverse=True)
+
+
+def test_processes_evaluate_sequences_of_like_length():
+    from types import SimpleNamespace
+
+    from utils.planner.trainer import PlannerTrainer
+
+    examples = [SimpleNamespace(length=length) for length in (4, 9, 2, 7, 5)]
+
+    def shares(count):
+        accelerators = [SimpleNamespace(process_index=index, num_processes=count) for index in range(count)]
+        trainers = [SimpleNamespace(accelerator=accelerator) for accelerator in accelerators]
+        return [[example.length for example in PlannerTrainer._mine(trainer, examples)] for trainer in trainers]
+
+    assert shares(1) == [[4, 9, 2, 7, 5]]
+    assert shares(2) == [[9, 5, 2], [7, 4]]
+
+
+# Which checkpoint is the best
+
+
+def test_the_best_checkpoint_is_one_that_was_saved(tmp_path):
+    """Evaluated at every step, saved at every second: the lowest loss of all is no checkpoint's."""
+    from transformers import TrainerControl, TrainerState
+
+    from train_planner import Run
+    from utils.planner.trainer import Recorder
+
+    names = ("model_addr", "inputs_addr", "validation_addr", "num_contexts", "prompts_dir")
+    fingerprint = {"model": "m@1", "inputs": "1", "validation": "2"}
+    manifest = {"arguments": dict.fromkeys(names, "m"), "fingerprint": fingerprint, "versions": {}, "device": "CPU"}
+    recorder = Recorder(Run(tmp_path, None, None, []), {**manifest, "git_commit": None})
+    state = TrainerState()
+    links = []
+    for step, loss in enumerate([3.0, 2.5, 1.0, 2.0, 1.5, 2.0, 1.2, 1.9], 1):
+        state.global_step = step
+        state.log_history.append({"step": step, "eval_loss": loss})
+        if step % 2 == 0:
+            (tmp_path / f"checkpoint-{step}").mkdir()
+            recorder.on_save(None, state, TrainerControl())
+            links.append((tmp_path / "best").readlink().name)
+    assert links == ["checkpoint-2", "checkpoint-4", "checkpoint-4", "checkpoint-8"]  # 2.5, 2.0, 2.0 again, 1.9
+    assert recorder.best(state) == {"best_step": 8, "best_loss": 1.9}
+    assert json.loads((tmp_path / "best/manifest.json").read_text())["best_loss"] == 1.9
+
+
+# Beginning anew
+
+
+def test_an_earlier_run_is_replaced_when_training_begins_and_nothing_else_goes(tmp_path):
+    from types import SimpleNamespace
+
+    from train_planner import Run
+    from utils.planner.trainer import Recorder
+
+    for name in ("checkpoint-3", "checkpoint-6", "checkpoint-3-backup", "plots"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text("{}")
+    (tmp_path / "best").symlink_to("checkpoint-3")
+    (tmp_path / "trainer_state.json").write_text("{}")
+    (tmp_path / "training_log.jsonl").write_text('{"step": 1, "loss": 3.0}\n')
+    replaced = [tmp_path / "checkpoint-3", tmp_path / "checkpoint-6"]
+    recorder = Recorder(Run(tmp_path, None, None, replaced), {"fingerprint": {"seed": 1}})
+    state = SimpleNamespace(is_world_process_zero=True, log_history=[], max_steps=8, global_step=0)
+    recorder.on_train_begin(None, state, None)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"checkpoint-3-backup", "plots", "training_log.jsonl", "manifest.json"}
+    assert (tmp_path / "training_log.jsonl").read_text() == ""
+    assert json.loads((tmp_path / "manifest.json").read_text()) == {"fingerprint": {"seed": 1}}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--lora_target_modules", "q_proj", "nosuch"], "--lora_target_modules: {model} has no module nosuch"),
+        (["--attn_implementation", "flash_attention_2"], "--attn_implementation flash_attention_2: flash-attn is not"),
+    ],
+)
+def test_what_the_model_cannot_do_is_named_and_the_earlier_run_stays(uninterrupted, data, flags, message):
+    output, _ = uninterrupted
+    before = {path: path.stat().st_mtime_ns for path in output.rglob("*")}
+    process = train(*short_run(data, output, seed=1), *flags, "--overwrite")
+    printed, _ = process.communicate(timeout=900)
+    assert process.returncode == 2
+    assert "error: " + message.format(model=data / "model") in printed and "Traceback" not in printed
+    assert {path: path.stat().st_mtime_ns for path in output.rglob("*")} == before
+
+
+# train_planner.py on a GPU that has FlashAttention 2 and no bfloat16, as far as choosing goes.
+IN_FP32 = """
+from utils import cli, planner_trainer
+planner_trainer.is_flash_attn_2_available = lambda: True
+planner_trainer.has_bf16 = lambda: False
+import train_planner
+cli.run_script(train_planner.main)
+"""
+
+
+def train_in_fp32(data, output, *flags, code=IN_FP32):
+    settings = flags_of(data, output, max_steps=1, eval_generate=0, gradient_accumulation_steps=1)
+    return subprocess.run([sys.executable, "-c", code, *settings, *flags], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_flash_attention_is_not_taken_in_fp32(data, tmp_path):
+    done = train_in_fp32(data, tmp_path / "planner")
+    assert done.returncode == 0, done.stderr
+    assert "; fp32; attention: sdpa; " in done.stdout
+    manifest = json.loads((tmp_path / "planner/manifest.json").read_text())
+    assert (manifest["attention"], manifest["bf16"]) == ("sdpa", False)
+
+
+def test_flash_attention_in_fp32_is_refused_before_the_weights_load(data, tmp_path):
+    code = IN_FP32.replace("import train_planner", "planner_trainer.load_base = None\nimport train_planner")
+    done = train_in_fp32(data, tmp_path / "planner", "--attn_implementation", "flash_attention_2", code=code)
+    assert done.returncode == 2
+    expected = "--attn_implementation flash_attention_2: takes no fp32, and this device has no bf16"
+    assert done.stderr == f"error: {expected}\n" or done.stderr.endswith(f"\nerror: {expected}\n")
+    assert not list((tmp_path / "planner").glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "installed", "bf16", "qwen", "capped"),
+    [
+        ("auto", True, True, "flash_attention_2", "flash_attention_2"),
+        ("auto", True, False, "sdpa", "eager"),
+        ("auto", False, True, "sdpa", "eager"),
+        ("flash_attention_2", True, True, "flash_attention_2", "flash_attention_2"),
+        ("eager", True, False, "eager", "eager"),
+    ],
+)
+def test_which_attention_is_taken(data, gemma, monkeypatch, capsys, wanted, installed, bf16, qwen, capped):
+    from utils.planner.trainer import choose_attention
+
+    monkeypatch.setattr("utils.planner.trainer.is_flash_attn_2_available", lambda: installed)
+    monkeypatch.setattr("utils.planner.trainer.is_flash_attn_greater_or_equal", lambda version: installed)
+    assert choose_attention(wanted, bf16, str(data / "model"), {}) == qwen
+    assert capsys.readouterr().err == ""
+    assert choose_attention(wanted, bf16, str(gemma), {}) == capped
+    note = f"note: {gemma}: sdpa would leave out its attn_logit_softcapping; attention is eager\n"
+    assert capsys.readouterr().err == (note if (wanted, capped) == ("auto", "eager") else "")
+
+
+# Parts of a model that an attention may leave out
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory):
+    return save_tiny_gemma(tmp_path_factory.mktemp("gemma"))
+
+
+def load(folder, attention, **settings):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention, **settings).eval()
+
+
+def logits_of(model, length=40):
+    """Of two random sequences."""
+    import torch
+
+    ids = torch.randint(5, 50, (2, length), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def test_sdpa_drops_the_cap_on_attention_scores_and_nothing_else(gemma):
+    """Why it is not taken for Gemma 2; sliding windows and the scale of the queries it has."""
+    import torch
+
+    def differ(one, other):
+        return (one - other).abs().max().item() > 0.1
+
+    capped, dropped = logits_of(load(gemma, "eager")), logits_of(load(gemma, "sdpa"))
+    uncapped = logits_of(load(gemma, "eager", attn_logit_softcapping=None))
+    assert differ(capped, dropped)
+    torch.testing.assert_close(dropped, uncapped, atol=1e-3, rtol=0)
+    for settings in ({"sliding_window": 1000}, {"query_pre_attn_scalar": 64}):
+        model = load(gemma, "sdpa", attn_logit_softcapping=None, **settings)
+        assert differ(logits_of(model), uncapped)
+        expected = logits_of(load(gemma, "eager", attn_logit_softcapping=None, **settings))
+        torch.testing.assert_close(logits_of(model), expected, atol=1e-3, rtol=0)
+
+
+def test_a_flash_attention_without_the_cap_is_not_taken(gemma, monkeypatch):
+    """transformers takes one from 2.3.3 on, and hands it the cap if it has an argument for it: since 2.6."""
+    from transformers.modeling_flash_attention_utils import _lazy_define_process_function
+
+    from utils.cli import UserError
+    from utils.planner.trainer import choose_attention
+
+    handed = [
+        _lazy_define_process_function(kernel)(8, 8, True, softcap=50.0).get("softcap")
+        for kernel in (lambda q, k, v, softcap=0.0: None, lambda q, k, v: None)
+    ]
+    assert handed == [50.0, None]
+    monkeypatch.setattr("utils.planner.trainer.is_flash_attn_2_available", lambda: True)
+    monkeypatch.setattr("utils.planner.trainer.is_flash_attn_greater_or_equal", lambda version: version < "2.6.0")
+    assert choose_attention("auto", True, str(gemma), {}) == "eager"
+    with pytest.raises(UserError, match=r"before 2\.6 would leave out its attn_logit_softcapping"):
+        choose_attention("flash_attention_2", True, str(gemma), {})
+
+
+def test_a_model_with_attention_sinks_gets_an_attention_that_has_them(tmp_path, monkeypatch, capsys):
+    """For gpt-oss transformers would take FlashAttention 3 instead of 2, fetched from the hub."""
+    from transformers import GptOssConfig
+
+    from utils.cli import UserError
+    from utils.planner.trainer import choose_attention
+
+    GptOssConfig().save_pretrained(tmp_path)
+    monkeypatch.setattr("utils.planner.trainer.is_flash_attn_2_available", lambda: True)
+    assert choose_attention("auto", True, str(tmp_path), {}) == "eager"
+    expected = f"note: {tmp_path}: GptOssForCausalLM does not support sdpa; attention is eager\n"
+    assert capsys.readouterr().err == expected
+    for wanted, name in [("sdpa", "sdpa"), ("flash_attention_2", "FlashAttention 2")]:
+        with pytest.raises(UserError) as error:
+            choose_attention(wanted, True, str(tmp_path), {})
+        reason = f"{tmp_path}: GptOssForCausalLM does not support {name}; give auto"
+        assert str(error.value) == f"--attn_implementation {wanted}: {reason}"
+
+
+@pytest.fixture(scope="module")
+def gemma_examples(gemma, data):
+    """What train_planner.py makes of the eight questions."""
+    import train_planner
+    from prompts import load_prompt
+    from utils.generation.chat import LocalChat
+
+    args = train_planner.build_parser().parse_args(flags_of(data, "-", model_addr=gemma, max_seq_length=4096))
+    records = json.loads((data / "train.json").read_text())
+    return train_planner.build_examples(records, "-", load_prompt("lampqa/planner"), LocalChat(str(gemma)), args)
+
+
+def own_loss(model, examples):
+    """Mean over all target tokens by the model's own forward, a sequence at a time."""
+    import torch
+
+    total = 0
+    for example in examples:
+        row = {name: torch.tensor([ids]) for name, ids in example.row.items()}
+        with torch.no_grad():
+            total += model(**row).loss.item() * len(example.target)
+    return total / sum(len(example.target) for example in examples)
+
+
+@pytest.mark.parametrize("loss", ["PlannerTrainer", "SFTTrainer"])
+def test_gemma_learns_with_both_of_its_caps(gemma, data, gemma_examples, tmp_path, loss):
+    """At a learning rate of 0: a step of all eight questions, then their validation. SFTTrainer's loss is a GPU's."""
+    patch = f"planner_trainer.PlannerTrainer.compute_loss = planner_trainer.{loss}.compute_loss\nimport train_planner"
+    code = IN_FP32.replace("import train_planner", patch)
+    flags = ["--model_addr", gemma, "--validation_addr", data / "train.json", "--learning_rate", "0"]
+    done = train_in_fp32(data, tmp_path / "planner", *flags, "--gradient_accumulation_steps", "8", code=code)
+    assert done.returncode == 0, done.stderr
+    assert f"note: {gemma}: sdpa would leave out its attn_logit_softcapping; attention is eager\n" in done.stderr
+    assert "; fp32; attention: eager; " in done.stdout
+    assert json.loads((tmp_path / "planner/manifest.json").read_text())["attention"] == "eager"
+    expected = own_loss(load(gemma, "eager"), gemma_examples)
+    (evaluation,) = [entry["eval_loss"] for entry in log_of(tmp_path / "planner") if "eval_loss" in entry]
+    assert [*losses_of(tmp_path / "planner"), evaluation] == pytest.approx([expected] * 2, rel=1e-4)
+    for without in ("attn_logit_softcapping", "final_logit_softcapping"):
+        assert own_loss(load(gemma, "eager", **{without: None}), gemma_examples) != pytest.approx(expected, rel=1e-3)
+
+
+def test_plans_of_an_evaluation_have_the_cap(gemma, gemma_examples):
+    """Greedy, with a cache, as a whole forward of all tokens would write them."""
+    from contextlib import nullcontext
+    from types import SimpleNamespace
+
+    import torch
+
+    from utils.generation.chat import LocalChat
+    from utils.planner.trainer import PlannerTrainer, load_base
+
+    def plan_of(model, example):
+        accelerator = SimpleNamespace(device="cpu", autocast=nullcontext)
+        trainer = SimpleNamespace(model=model, accelerator=accelerator, _chat=chat, _max_seq_length=example.length + 20)
+        return PlannerTrainer._generate(trainer, example)[0]
+
+    chat, example = LocalChat(str(gemma)), gemma_examples[0]
+    model = load_base(str(gemma), {}, torch.float32, "eager").eval()
+    ids = list(example.prompt)
+    with torch.no_grad():
+        while len(ids) < example.length + 20 and ids[-1] != chat.end_of_turn:
+            ids.append(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax().item())
+    expected = chat.tokenizer.decode(ids[len(example.prompt) :], skip_special_tokens=True)
+    assert plan_of(model, example) == expected
+    assert plan_of(load(gemma, "sdpa"), example) != expected
+
+
+def test_sdpa_is_refused_for_gemma_before_the_weights_load(gemma, data, tmp_path):
+    code = IN_FP32.replace("import train_planner", "planner_trainer.load_base = None\nimport train_planner")
+    flags = ["--model_addr", gemma, "--attn_implementation", "sdpa"]
+    done = train_in_fp32(data, tmp_path / "planner", *flags, code=code)
+    assert done.returncode == 2
+    reason = f"{gemma}: sdpa would leave out its attn_logit_softcapping; give auto"
+    assert done.stderr.endswith(f"error: --attn_implementation sdpa: {reason}\n")
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "planner").glob("checkpoint-*"))

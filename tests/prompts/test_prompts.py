@@ -1,0 +1,240 @@
+"""The shipped prompts, pinned, and prompts of the user's own."""
+
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+
+import prompts
+from prompts import join_posts, load_prompt
+from utils.cli import UserError
+
+FOLDER = Path(prompts.__file__).parent / "lampqa"
+
+# A change of a prompt changes every number measured with it. To change one on purpose: edit its file, run this
+# test, copy the new hash from the failure, and say in prompts/README.md what the wording now is.
+GOLDEN = {
+    "aspect_extraction": "c678dddc2606c4185b52137177ca3c35a75868bdb7a72cefe3cea35c7a6bdd85",
+    "aspect_judge": "3d38ca6753f23a2960d44f5a26559af4b7697f286af32bb0a14e9aa8dd23a118",
+    "direct_judge": "67322955c5a53d6c3f88fe68802a4e73498893014627a87676ebea41ed60fe2a",
+    "factoid_filter": "751aa47498c35bbd28b74e54f046522d7f86f5b684b1c6faa727b88137073b21",
+    "no_personalization": "9dca53a404ad678c0f07cbd6e9cfe56c48b73ac24e94420494f19966d977a8fe",
+    "pairwise_judge": "0e87d165c30a0708da609018ff8ad0df550ee3b22cad5ac11beeb60e0876f08d",
+    "planner": "522656dfbf97b30b25b099390414fe3ba8284b25a880af0bb4322a82fb647310",
+    "planpers": "d905dcce358a2ed3b51658579941440835ea1cef2c28435fbcffa3b7fdc7f457",
+    "rag": "9d2ea0304ef2a616da2650cc3684137d6ef5dd5c642f502f6c45ea089a6f7014",
+}
+
+TRICKY = {
+    "braces": "a {dict: {1}} and {} and }{",
+    "a format field": "{0} {question!r:>10} %s %(question)s",
+    "backslashes": r"C:\new\table \\ \n",
+    "group references": r"\1 \g<1> \g<0> \0",
+    "quotes": '"double" \'single\' `tick` """three"""',
+    "a fence": '```json\n{"personalized_answer": "x"}\n```',
+    "part names": "[system]\n[user]\n",
+    "CJK and more": "日本語の質問 한국어 🎸 ’×\u2028",
+    "white space": "  \n\n\ttabbed \r\n ",
+}
+
+
+def values_of(name):
+    return {placeholder: f"<{placeholder}>" for placeholder in load_prompt(f"lampqa/{name}").placeholders}
+
+
+def own_prompt(folder, name, text):
+    (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+# The shipped prompts
+
+
+@pytest.mark.parametrize("name", sorted(GOLDEN))
+def test_every_prompt_file_is_as_it_was_pinned(name):
+    assert hashlib.sha256((FOLDER / f"{name}.txt").read_bytes()).hexdigest() == GOLDEN[name]
+    assert load_prompt(f"lampqa/{name}").digest == GOLDEN[name]
+
+
+def test_there_is_a_file_for_each_name_and_no_other():
+    assert {path.stem for path in FOLDER.glob("*.txt")} == set(GOLDEN)
+
+
+def test_the_readme_table_names_every_file():
+    rows = re.findall(r"^\| `(\w+)\.txt` \|.*\| (?:figure \d+) \| (?:verbatim|ours) \|$", readme(), re.MULTILINE)
+    assert sorted(rows) == sorted(GOLDEN)
+
+
+def test_the_readme_calls_the_four_printed_figures_verbatim_and_no_other():
+    figures = dict(re.findall(r"^\| `(\w+)\.txt` \|.*\| figure (\d+) \| verbatim \|$", readme(), re.MULTILINE))
+    assert figures == {"no_personalization": "13", "rag": "14", "direct_judge": "10", "aspect_extraction": "7"}
+
+
+def readme():
+    return (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", sorted(GOLDEN))
+def test_messages_are_a_system_and_a_user_turn_with_every_value_in_it(name):
+    system, user = load_prompt(f"lampqa/{name}").messages(**values_of(name))
+    assert (system["role"], user["role"]) == ("system", "user")
+    for value in values_of(name).values():
+        assert user["content"].count(value) == 1
+        assert value not in system["content"]
+    assert not re.search(r"\{\w+\}", system["content"] + user["content"])  # nothing was left unfilled
+
+
+@pytest.mark.parametrize("name", sorted(set(GOLDEN) - {"planner"}))
+def test_a_prompt_for_json_ends_with_an_opened_fence(name):
+    system, user = load_prompt(f"lampqa/{name}").messages(**values_of(name))
+    assert user["content"].endswith("\n\noutput: ```json")
+    assert "```json```" in system["content"]
+
+
+def test_the_planner_is_asked_for_plain_lines():
+    system, user = load_prompt("lampqa/planner").messages(profile="P", question="Q")
+    assert "json" not in system["content"]
+    assert user["content"].endswith("Current post question:\nQ")
+
+
+def test_two_aspects_of_a_response_share_everything_before_the_aspect():
+    shared = {"question": "Q", "details": "D", "response": "the answer"}
+    first, second = (
+        load_prompt("lampqa/aspect_judge").messages(**shared, aspect=aspect, reason="R", evidence="E")
+        for aspect in ("apples", "bread")
+    )
+    assert first[0] == second[0]
+    before, after = first[1]["content"].split("apples")
+    assert before.endswith("response:\nthe answer\n\naspect:\n")
+    assert second[1]["content"] == f"{before}bread{after}"
+
+
+# Filling in
+
+
+@pytest.mark.parametrize("value", TRICKY.values(), ids=TRICKY.keys())
+@pytest.mark.parametrize("name", sorted(GOLDEN))
+def test_values_go_in_as_they_are(name, value):
+    prompt = load_prompt(f"lampqa/{name}")
+    _, user = prompt.messages(**dict.fromkeys(prompt.placeholders, value))
+    pieces = re.split("|".join(rf"\{{{placeholder}\}}" for placeholder in prompt.placeholders), prompt.user)
+    assert user["content"] == value.join(pieces)
+
+
+@pytest.mark.parametrize("name", ["rag", "planpers", "planner"])
+def test_without_posts_nothing_is_left_of_their_paragraph(name):
+    values = values_of(name)
+    _, with_posts = load_prompt(f"lampqa/{name}").messages(**values)
+    _, without = load_prompt(f"lampqa/{name}").messages(**{**values, "profile": ""})
+    heading = "Past post questions and detailed descriptions of these questions:\n<profile>\n\n"
+    assert with_posts["content"].startswith(heading + "Current post question:\n<question>")
+    assert without["content"] == with_posts["content"].removeprefix(heading)
+
+
+def test_an_aspect_without_a_reason_has_no_heading_for_one():
+    values = {**values_of("aspect_judge"), "reason": ""}
+    _, user = load_prompt("lampqa/aspect_judge").messages(**values)
+    assert "aspect:\n<aspect>\n\nevidence:\n<evidence>\n\noutput" in user["content"]
+
+
+@pytest.mark.parametrize("name", sorted(GOLDEN))
+def test_another_placeholders_name_in_a_value_is_no_placeholder(name):
+    names = sorted(load_prompt(f"lampqa/{name}").placeholders)
+    values = {placeholder: "".join(f"{{{other}}}" for other in names) for placeholder in names}
+    _, user = load_prompt(f"lampqa/{name}").messages(**values)
+    for other in names:  # one pass: each value stands there as it was given, once for every placeholder
+        assert user["content"].count(f"{{{other}}}") == len(names)
+
+
+@pytest.mark.parametrize("values", [{}, {"question": "Q"}, {"question": "Q", "profile": "P", "plan": "L"}])
+def test_a_missing_or_surplus_value_is_our_mistake(values):
+    with pytest.raises(AssertionError, match="rag takes"):
+        load_prompt("lampqa/rag").messages(**values)
+
+
+def test_posts_are_joined_best_first_by_a_blank_line():
+    assert join_posts(["best", "next", "last"]) == "best\n\nnext\n\nlast"
+    assert join_posts([]) == ""
+
+
+# Prompts of the user's own
+
+OWN = "[system]\nBe brief.\n[user]\n{question}\n"
+
+
+def test_own_prompt_is_used_and_missing_ones_are_taken_from_here(tmp_path):
+    own_prompt(tmp_path, "no_personalization", OWN)
+    prompt = load_prompt("lampqa/no_personalization", tmp_path)
+    assert (prompt.system, prompt.user) == ("Be brief.", "{question}")
+    assert prompt.digest == hashlib.sha256(OWN.encode()).hexdigest()
+    assert load_prompt("lampqa/rag", tmp_path) == load_prompt("lampqa/rag")
+
+
+@pytest.mark.parametrize("change", [lambda t: "\ufeff" + t, lambda t: t.replace("\n", "\r\n"), str.rstrip])
+def test_own_prompt_may_have_an_editors_habits(tmp_path, change):
+    (tmp_path / "no_personalization.txt").write_bytes(change(OWN).encode())
+    prompt = load_prompt("lampqa/no_personalization", tmp_path)
+    assert (prompt.system, prompt.user) == ("Be brief.", "{question}")
+
+
+def test_own_prompt_may_stand_beside_other_files(tmp_path):
+    (tmp_path / "README.md").write_text("notes")
+    assert (
+        load_prompt("lampqa/no_personalization", own_prompt(tmp_path, "no_personalization", OWN)).system == "Be brief."
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[system]\nS\n[user]\nno question\n", r"must hold each of \{question\} exactly once"),
+        ("[system]\nS\n[user]\n{question} {question}\n", r"must hold each of \{question\} exactly once"),
+        ("[system]\n{question}\n[user]\n{question}\n", r"must hold each of \{question\} exactly once"),
+        ("[system]\nS\n[user]\n{Question}\n", r"must hold each of \{question\} exactly once"),
+        ("[system]\nS {question}\n", r"a line \[system\], its text, a line \[user\], its text"),
+        ("[user]\n{question}\n", r"a line \[system\], its text, a line \[user\], its text"),
+        ("[user]\n{question}\n[system]\nS\n", r"a line \[system\], its text, a line \[user\], its text"),
+        ("S [user] {question}\n", r"a line \[system\], its text, a line \[user\], its text"),
+        ("", r"a line \[system\], its text, a line \[user\], its text"),
+    ],
+    ids=[
+        "no placeholder",
+        "doubled placeholder",
+        "one in each part",
+        "misspelt placeholder",
+        "no user part",
+        "no system part",
+        "parts in the other order",
+        "names inside a line",
+        "empty file",
+    ],
+)
+def test_own_prompt_that_cannot_be_used(tmp_path, text, message):
+    own_prompt(tmp_path, "no_personalization", text)
+    with pytest.raises(UserError, match=rf"^{re.escape(str(tmp_path))}/no_personalization\.txt: .*{message}"):
+        load_prompt("lampqa/no_personalization", tmp_path)
+
+
+def test_own_prompt_in_another_encoding(tmp_path):
+    (tmp_path / "no_personalization.txt").write_bytes(OWN.replace("brief", "bref é").encode("latin-1"))
+    with pytest.raises(UserError, match=r"no_personalization\.txt: not UTF-8 text \(byte 17\)"):
+        load_prompt("lampqa/no_personalization", tmp_path)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(UserError, match=rf"^--prompts_dir {re.escape(str(tmp_path))}/nothing: no such folder$"):
+        load_prompt("lampqa/rag", tmp_path / "nothing")
+
+
+def test_a_folder_without_a_prompt_is_refused(tmp_path):
+    (tmp_path / "rag.md").write_text(OWN)
+    with pytest.raises(UserError, match=rf"^--prompts_dir {re.escape(str(tmp_path))}: holds no prompt; .*rag\.txt"):
+        load_prompt("lampqa/rag", tmp_path)
+
+
+def test_a_name_no_prompt_has_is_refused(tmp_path):
+    own_prompt(tmp_path, "no_personalization", OWN)
+    own_prompt(tmp_path, "aspect_jugde", OWN)  # would be left unused without a word
+    with pytest.raises(UserError, match=r"aspect_jugde\.txt is no prompt's name; .*aspect_judge\.txt"):
+        load_prompt("lampqa/no_personalization", tmp_path)

@@ -1,0 +1,512 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_encoder import save_tiny_encoder
+
+from retrieval.rank_dataset import main, random_cycle
+from utils.cli import UserError, progress
+from utils.files.journal import Journal
+from utils.files.journal_lines import read_journal
+from utils.records.datasets import read_dataset
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def encoder_folder(tmp_path_factory):
+    return save_tiny_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+def make_records():
+    """Three questions: four posts with permuted ids (two of the same text), none, and one."""
+    return [
+        {
+            "id": "q1",
+            "question": "how to play chess",
+            "narrative": "the old town",
+            "category": "boardgames",
+            "rubric_aspects": [{"aspect": "rules", "evidence": "play", "reason": "new"}],
+            "profile": [
+                {"id": "p9", "text": "bread is old", "category": "food"},
+                {"id": "p2", "text": "chess in the town", "category": "boardgames", "votes": 3},
+                {"id": "p7", "text": "猫 🎸 music", "category": "music"},
+                {"id": "p1", "text": "bread is old", "category": "history"},
+            ],
+            "posted": {"year": 2014},
+        },
+        {"id": "q2", "question": "why is the cat on the mat", "profile": []},
+        {"id": 3, "question": "rome", "profile": [{"id": "p5", "text": "guitar"}]},
+    ]
+
+
+def write(path, records):
+    path.write_text(json.dumps(records, ensure_ascii=False), encoding="utf-8")
+    return path
+
+
+def rank(source, output, *more):
+    return main(["--input_dataset_addr", str(source), "--output_dataset_addr", str(output), *map(str, more)])
+
+
+def load(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def manifest(path):
+    return load(path.with_name(path.name + ".manifest.json"))
+
+
+def test_ranked_file_holds_the_same_items_best_first(tmp_path, encoder_folder, capsys):
+    records = make_records()
+    output = tmp_path / "new" / "ranked.json"
+    assert rank(write(tmp_path / "in.json", records), output, "--model_name", encoder_folder, "--device", "cpu") == 0
+    ranked = load(output)
+    assert [record["id"] for record in ranked] == ["q1", "q2", "3"]
+    for before, after in zip(records, ranked, strict=True):
+        rest = {key: value for key, value in after.items() if key != "profile"}
+        assert rest == {**{key: value for key, value in before.items() if key != "profile"}, "id": str(before["id"])}
+        assert list(after) == list(before)  # fields in their order too
+        by_id = {item["id"]: item for item in before["profile"]}
+        assert {item["id"]: item for item in after["profile"]} == by_id
+    ids = [item["id"] for item in ranked[0]["profile"]]
+    assert ids.index("p1") == ids.index("p9") + 1  # the same text: side by side, in file order
+    assert ids == naive_order(records[0], encoder_folder)
+    assert f"{output}: ranked 3 questions with 5 posts\n" == capsys.readouterr().out
+
+
+def naive_order(record, folder):
+    """Post ids by dot product, one text at a time."""
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+
+    def embed(text):
+        return model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0).detach().numpy()
+
+    scores = np.array([embed(item["text"]) @ embed(record["question"]) for item in record["profile"]])
+    return [record["profile"][index]["id"] for index in np.argsort(-scores, kind="stable")]
+
+
+def test_manifest_says_how_and_how_much(tmp_path, encoder_folder):
+    records = make_records()
+    records[2]["profile"].append({"id": "p6", "text": "cat " * 600})
+    rank(write(tmp_path / "in.json", records), tmp_path / "out.json", "--model_name", encoder_folder, "--device", "cpu")
+    found = manifest(tmp_path / "out.json")
+    # 3 questions + 6 posts, of which two share a text
+    counts = {"questions": 3, "posts": 6, "empty_profiles": 1, "texts_embedded": 8, "texts_cut": 1}
+    assert found["counts"] == counts
+    assert found["device"] == "cpu"
+    assert found["wall_seconds"] > 0
+    assert found["fingerprint"].keys() == {
+        *("input_sha256", "limit", "random_profile", "ranker", "model", "max_length", "dtype")
+    }
+    assert found["fingerprint"]["model"].startswith("sha256:")
+
+
+def test_contriever_is_another_spelling_of_dense(tmp_path, encoder_folder, capsys):
+    """And what an earlier version wrote, which called every encoder so, is finished or goes on."""
+    source, output = write(tmp_path / "in.json", make_records()), tmp_path / "out.json"
+    encoder = ["--model_name", encoder_folder, "--device", "cpu"]
+    rank(source, output, *encoder, "--ranker", "contriever")
+    found = manifest(output)
+    assert (found["fingerprint"]["ranker"], found["arguments"]["ranker"]) == ("dense", "dense")
+    assert found["arguments"]["model_name"] == str(encoder_folder)
+    old = {**found, "fingerprint": {**found["fingerprint"], "ranker": "contriever"}}
+    write(tmp_path / "out.json.manifest.json", old)
+    before = output.read_bytes()
+    for flags in ([], ["--ranker", "dense"], ["--ranker", "contriever"]):
+        rank(source, output, *encoder, *flags)
+    assert capsys.readouterr().out.count("already finished, left alone") == 3
+
+    _, entries = read_journal(f"{output}.journal.jsonl")
+    for name in ("out.json", "out.json.manifest.json", "out.json.journal.jsonl"):
+        (tmp_path / name).unlink()
+    journal = Journal(output, old["fingerprint"])
+    for key in list(entries)[:2]:
+        journal.add(key, entries[key])
+    journal.close()
+    rank(source, output, *encoder)
+    assert manifest(output)["resumed"] == 2 and output.read_bytes() == before
+
+
+def test_other_rankers(tmp_path):
+    source = write(tmp_path / "in.json", make_records())
+    for ranker, expected in [("bm25", ["p2", "p9", "p7", "p1"]), ("recency", ["p1", "p7", "p2", "p9"])]:
+        output = tmp_path / f"{ranker}.json"
+        rank(source, output, "--ranker", ranker)
+        assert [item["id"] for item in load(output)[0]["profile"]] == expected
+        assert manifest(output)["counts"] == {"questions": 3, "posts": 5, "empty_profiles": 1}
+        assert "seed" not in manifest(output)["fingerprint"]
+
+
+def test_random_order_does_not_hang_on_the_files_order(tmp_path):
+    posts = [{"id": str(number), "text": f"post {number}"} for number in range(20)]
+    records = [{"id": f"q{number}", "question": "why", "profile": posts} for number in range(4)]
+    rank(write(tmp_path / "a.json", records), tmp_path / "a_out.json", "--ranker", "random", "--seed", 5)
+    rank(write(tmp_path / "b.json", records[::-1]), tmp_path / "b_out.json", "--ranker", "random", "--seed", 5)
+    first, second = load(tmp_path / "a_out.json"), load(tmp_path / "b_out.json")
+    assert first == second[::-1]
+    assert first[0]["profile"] != first[1]["profile"] != posts
+    assert manifest(tmp_path / "a_out.json")["fingerprint"]["seed"] == 5
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 12345])
+def test_random_cycle_leaves_none_in_its_place(seed):
+    for size in range(2, 51):
+        cycle = random_cycle(size, seed)
+        assert sorted(cycle) == list(range(size))
+        assert all(owner != index for index, owner in enumerate(cycle))
+        assert cycle == random_cycle(size, seed)
+
+
+def test_random_cycle_hangs_on_the_seed():
+    assert random_cycle(20, 0) != random_cycle(20, 1)
+
+
+def test_random_profile_gives_every_question_anothers_posts(tmp_path, encoder_folder):
+    posts = [{"id": f"p{number}", "text": f"chess in the town {number}"} for number in range(12)]
+    records = [
+        {"id": f"q{number}", "question": f"why {number}", "profile": posts[2 * number : 2 * number + 2]}
+        for number in range(6)
+    ]
+    records[3]["profile"] = []
+    source, output = write(tmp_path / "in.json", records), tmp_path / "out.json"
+    options = ["--random_profile", "--model_name", encoder_folder, "--device", "cpu"]
+    rank(source, output, *options)
+    own = {record["id"]: {item["id"] for item in record["profile"]} for record in records}
+    ranked = load(output)
+    assert [record["id"] for record in ranked] == [record["id"] for record in records]
+    for record in ranked:
+        assert record["profile_owner"] != record["id"]
+        assert {item["id"] for item in record["profile"]} == own[record["profile_owner"]]
+        if record["profile"]:
+            assert [item["id"] for item in record["profile"]] == naive_order(record, encoder_folder)
+    assert sorted(record["profile_owner"] for record in ranked) == sorted(own)
+    assert manifest(output)["counts"]["empty_profiles"] == 1
+    with pytest.raises(UserError, match="seed: 0, now 1"):
+        rank(source, output, *options, "--seed", 1)
+    # --limit keeps the pairing of the whole file
+    rank(source, tmp_path / "first.json", *options, "--limit", 2)
+    assert load(tmp_path / "first.json") == ranked[:2]
+
+
+def test_random_profile_needs_two_questions_and_the_original_file(tmp_path):
+    options = ["--ranker", "recency", "--random_profile"]
+    with pytest.raises(UserError, match=r"one\.json: holds one question"):
+        rank(write(tmp_path / "one.json", make_records()[:1]), tmp_path / "out.json", *options)
+    source = write(tmp_path / "in.json", make_records())
+    rank(source, tmp_path / "swapped.json", *options)
+    with pytest.raises(UserError, match=r"swapped\.json: id 'q1': field 'profile_owner'"):
+        rank(tmp_path / "swapped.json", tmp_path / "out.json", *options)
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_json_lines_are_read_and_limit_takes_the_first(tmp_path):
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(record) + "\n" for record in make_records()))
+    rank(source, tmp_path / "out.json", "--ranker", "recency", "--limit", 1)
+    assert [record["id"] for record in load(tmp_path / "out.json")] == ["q1"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda r: r[1].pop("profile"), r"record 1 \(id 'q2'\): field 'profile' is missing"),
+        (
+            lambda r: r[0]["profile"][1].update(text=" "),
+            r"record 0 \(id 'q1'\): field 'profile', item 1 \(id 'p2'\).*'text'",
+        ),
+        (lambda r: r[0].update(question=None), r"record 0 \(id 'q1'\): field 'question' is missing"),
+        (lambda r: r[1].update(id="q1"), r"records 0 and 1 both have id 'q1'"),
+    ],
+)
+def test_a_bad_record_is_named_by_file_id_and_field(tmp_path, damage, message):
+    records = make_records()
+    damage(records)
+    with pytest.raises(UserError, match=r"in\.json: " + message):
+        rank(write(tmp_path / "in.json", records), tmp_path / "out.json", "--ranker", "bm25")
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_wrong_addresses_are_refused(tmp_path):
+    source = write(tmp_path / "in.json", make_records())
+    with pytest.raises(UserError, match="no such file"):
+        rank(tmp_path / "nothing.json", tmp_path / "out.json")
+    with pytest.raises(UserError, match=r"in\.json: is an input too"):
+        rank(source, tmp_path / "." / "in.json", "--overwrite", "--ranker", "bm25")
+    with pytest.raises(UserError, match="is a folder"):
+        rank(source, tmp_path, "--ranker", "bm25")
+    with pytest.raises(UserError, match="no such folder"):
+        rank(source, tmp_path / "out.json", "--model_name", tmp_path / "no_model")
+    assert load(source) == make_records()
+
+
+def test_a_finished_output_is_left_alone_and_no_model_loaded(tmp_path, encoder_folder, monkeypatch, capsys):
+    source, output = write(tmp_path / "in.json", make_records()), tmp_path / "out.json"
+    rank(source, output, "--model_name", encoder_folder, "--device", "cpu")
+    before = output.stat().st_mtime_ns
+    capsys.readouterr()
+
+    def refuse(*args):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr("retrieval.encoder.load_encoder", refuse)
+    assert rank(source, output, "--model_name", encoder_folder, "--batch_size", 7, "--device", "cpu") == 0
+    assert capsys.readouterr().out == f"{output}: already finished, left alone\n"
+    assert output.stat().st_mtime_ns == before
+
+
+def many_records(number):
+    """Questions with two posts each, none twice."""
+    return [
+        {
+            "id": f"q{n}",
+            "question": f"how to play chess {n}",
+            "profile": [{"text": f"bread is old {n}"}, {"text": f"chess in town {n}"}],
+        }
+        for n in range(number)
+    ]
+
+
+def watch_texts(monkeypatch, stop_at=None):
+    """What is embedded, call by call; at call number `stop_at` the run is interrupted instead."""
+    from retrieval import encoder
+
+    embedded = []
+    embed_texts = encoder.embed_texts
+
+    def embed(loaded, texts, *more):
+        if len(embedded) == stop_at:
+            raise KeyboardInterrupt
+        embedded.append(list(texts))
+        return embed_texts(loaded, texts, *more)
+
+    monkeypatch.setattr("retrieval.encoder.embed_texts", embed)
+    return embedded
+
+
+def test_an_interrupted_ranking_goes_on_with_the_questions_that_are_missing(tmp_path, encoder_folder, monkeypatch):
+    source, output = write(tmp_path / "in.json", many_records(8)), tmp_path / "out.json"
+    options = ["--model_name", encoder_folder, "--device", "cpu"]
+    rank(source, tmp_path / "whole.json", *options)
+    monkeypatch.setattr("retrieval.rank_dataset.BLOCK", 6)  # two questions
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        watch_texts(patch, stop_at=2)
+        rank(source, output, *options)
+    assert not output.exists()
+    embedded = watch_texts(monkeypatch)
+    rank(source, output, *options)
+    assert [len(texts) for texts in embedded] == [6, 6]
+    assert embedded[0][0] == "how to play chess 4"
+    assert output.read_bytes() == (tmp_path / "whole.json").read_bytes()
+    assert manifest(output)["resumed"] == 4
+
+
+def test_with_a_cache_nothing_is_embedded_twice(tmp_path, encoder_folder, monkeypatch):
+    source = write(tmp_path / "in.json", many_records(5))
+    options = ["--model_name", encoder_folder, "--device", "cpu"]
+    cached = [*options, "--embedding_cache", tmp_path / "cache"]
+    rank(source, tmp_path / "plain.json", *options)
+    embedded = watch_texts(monkeypatch)
+    rank(source, tmp_path / "first.json", *cached)
+    assert [len(texts) for texts in embedded] == [15]
+    rank(source, tmp_path / "second.json", *cached)
+    rank(source, tmp_path / "random.json", *cached, "--random_profile")
+    rank(write(tmp_path / "more.json", many_records(6)), tmp_path / "third.json", *cached)
+    assert [len(texts) for texts in embedded[1:]] == [3]
+    assert manifest(tmp_path / "second.json")["counts"]["texts_embedded"] == 0
+    plain = (tmp_path / "plain.json").read_bytes()
+    assert (tmp_path / "first.json").read_bytes() == plain == (tmp_path / "second.json").read_bytes()
+    rank(source, tmp_path / "shorter.json", *cached, "--max_length", 5)  # other embeddings
+    assert len(embedded[2]) == 15
+
+
+def test_a_killed_ranking_with_a_cache_embeds_only_what_is_missing(tmp_path, encoder_folder, monkeypatch):
+    source, output = write(tmp_path / "in.json", many_records(8)), tmp_path / "out.json"
+    options = ["--model_name", encoder_folder, "--device", "cpu", "--embedding_cache", tmp_path / "cache"]
+    monkeypatch.setattr("retrieval.rank_dataset.BLOCK", 6)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        watch_texts(patch, stop_at=3)
+        rank(source, output, *options)
+    embedded = watch_texts(monkeypatch)
+    rank(source, tmp_path / "other.json", *options)
+    assert [len(texts) for texts in embedded] == [6]
+
+
+def run_without_torch(tmp_path, *flags):
+    """The script in a process in which torch and what brings it cannot be imported."""
+    (tmp_path / "blocked").mkdir(exist_ok=True)
+    for package in ("torch", "transformers", "sentence_transformers"):
+        (tmp_path / f"blocked/{package}.py").write_text(f"raise ImportError('{package} was imported')")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "blocked"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "retrieval/rank_dataset.py", *map(str, flags)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.parametrize("from_hub", [False, True], ids=["folder", "hub"])
+def test_what_the_cache_answers_needs_no_torch(tmp_path, encoder_folder, from_hub):
+    options = ["--model_name", encoder_folder, "--embedding_cache", tmp_path / "cache", "--device", "cpu"]
+    if from_hub:
+        repository = tmp_path / "hub/models--some--encoder"
+        shutil.copytree(encoder_folder, repository / "snapshots" / ("a" * 40))
+        (repository / "refs").mkdir()
+        (repository / "refs/main").write_text("a" * 40)
+        options[1:2] = ["some/encoder", "--cache_dir", tmp_path / "hub"]
+    source, first, again = write(tmp_path / "in.json", many_records(5)), tmp_path / "1.json", tmp_path / "2.json"
+    rank(source, first, *options)
+    addresses = ["--input_dataset_addr", source, "--output_dataset_addr", again]
+    done = run_without_torch(tmp_path, *addresses, *options)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 2), done.stderr  # progress: its first and last line
+    assert again.read_bytes() == first.read_bytes()
+    assert manifest(again)["fingerprint"] == manifest(first)["fingerprint"]
+    assert manifest(again)["counts"] == {**manifest(first)["counts"], "texts_embedded": 0}
+    # A text more, another length, or the model's weights changed: all of them need it.
+    write(source, many_records(6))
+    assert "was imported" in run_without_torch(tmp_path, *addresses, *options, "--overwrite").stderr
+    write(source, many_records(5))
+    shorter = run_without_torch(tmp_path, *addresses, *options, "--overwrite", "--max_length", 9)
+    assert "was imported" in shorter.stderr
+    if from_hub:
+        (repository / "snapshots" / ("a" * 40)).rename(repository / "snapshots" / ("b" * 40))
+        (repository / "refs/main").write_text("b" * 40)
+    else:
+        options[1] = save_tiny_encoder(tmp_path / "retrained", seed=1)
+    assert "was imported" in run_without_torch(tmp_path, *addresses, *options, "--overwrite").stderr
+
+
+def test_a_gpu_that_torch_cannot_use_ends_a_run_that_has_something_to_embed(tmp_path, encoder_folder, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    source, output = write(tmp_path / "in.json", many_records(5)), tmp_path / "out.json"
+    options = ["--model_name", encoder_folder, "--embedding_cache", tmp_path / "cache"]
+    rank(source, tmp_path / "first.json", *options, "--device", "cpu")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")
+    rank(source, output, *options)  # computes nothing
+    assert manifest(output)["device"] == "cpu"
+    for data, more in ((many_records(6), []), (many_records(5), ["--max_length", 9])):
+        with pytest.raises(UserError, match=r"^SLURM gave this job GPUs \(1\), but torch sees none"):
+            rank(write(tmp_path / "other.json", data), tmp_path / "new.json", *options, *more)
+    with pytest.raises(UserError, match="but torch sees none"):
+        rank(source, tmp_path / "uncached.json", "--model_name", encoder_folder)
+
+
+# rank_dataset.py in blocks of two questions, where from the second block on no memory is left for large batches.
+SMALL = """
+import torch
+from transformers import BertModel
+import retrieval.rank_dataset
+from utils.cli import run_script
+forward, padded = BertModel.forward, []
+def small_forward(self, input_ids, **more):
+    padded.append(input_ids.numel())
+    if input_ids.numel() > 600 and sum(padded) > 2000:
+        torch.empty(1 << 62, dtype=torch.uint8)
+    return forward(self, input_ids=input_ids, **more)
+BertModel.forward = small_forward
+retrieval.rank_dataset.BLOCK = 6
+torch.get_num_threads = lambda: 8
+run_script(retrieval.rank_dataset.main)
+"""
+
+
+def test_out_of_memory_names_a_batch_size_that_ranks_the_same(tmp_path, encoder_folder):
+    """With the error that torch raises on a CPU; what is ranked until then is kept."""
+    records = many_records(8)
+    for record in records:
+        for post in record["profile"]:
+            post["text"] = f"{post['text']} " * 75  # 300 tokens
+    source, output = write(tmp_path / "in.json", records), tmp_path / "ranked.json"
+    flags = ["--model_name", str(encoder_folder), "--device", "cpu"]
+    rank(source, tmp_path / "expected.json", *flags)
+    command = [sys.executable, "-c", SMALL, "--input_dataset_addr", source, "--output_dataset_addr", output, *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.endswith(
+        "error: out of memory: 6 texts of up to 302 tokens at a time, on cpu\n"
+        "  give --batch_size 1; what is ranked so far is kept\n"
+    )
+    assert "Traceback" not in done.stderr
+    assert not output.exists()
+    subprocess.run([*command, "--batch_size", "1"], cwd=ROOT, check=True)
+    assert output.read_bytes() == (tmp_path / "expected.json").read_bytes()
+    assert manifest(output)["resumed"] == 2
+
+
+def test_other_settings_are_refused_unless_overwrite(tmp_path, encoder_folder):
+    source, output = write(tmp_path / "in.json", make_records()), tmp_path / "out.json"
+    options = ["--model_name", encoder_folder, "--device", "cpu"]
+    rank(source, output, *options)
+    before = output.read_bytes()
+    for changed, message in [
+        (["--max_length", 100], "max_length: 512, now 100"),
+        (["--dtype", "bfloat16"], 'dtype: "float32", now "bfloat16"'),
+        (["--limit", 1], "limit: null, now 1"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            rank(source, output, *options, *changed)
+    with pytest.raises(UserError, match='ranker: "dense", now "bm25"'):
+        rank(source, output, "--ranker", "bm25")
+    assert output.read_bytes() == before
+    rank(source, output, *options, "--limit", 1, "--overwrite")
+    assert len(load(output)) == 1
+
+
+def test_a_file_that_takes_seconds_to_read_and_write_is_announced(tmp_path, monkeypatch, capsys):
+    source, output = write(tmp_path / "in.json", make_records()), tmp_path / "out.json"
+    said = f"{source} ({source.stat().st_size / 1e6:.0f} MB)"
+    monkeypatch.setattr(progress, "LARGE", source.stat().st_size)
+    rank(source, output, "--ranker", "bm25")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(",")[0] for line in lines] == [
+        f"reading {said}", "0/3 questions", "3/3 questions", f"writing {said.replace('in.json', 'out.json')}"
+    ]  # fmt: skip
+    read_dataset(source)
+    assert capsys.readouterr().err == f"reading {said}\n"
+    monkeypatch.setattr(progress, "LARGE", source.stat().st_size + 1)
+    rank(source, tmp_path / "again.json", "--ranker", "bm25")
+    assert "ing " not in capsys.readouterr().err
+
+
+def test_as_a_script_from_the_root(tmp_path, encoder_folder):
+    """The README's command, and the exit code and message of a user's mistake."""
+    source = write(tmp_path / "in.json", make_records())
+    command = [sys.executable, "retrieval/rank_dataset.py", "--input_dataset_addr", str(source)]
+    command += ["--output_dataset_addr", str(tmp_path / "out.json"), "--batch_size", "16"]
+    done = subprocess.run(
+        [*command, "--model_name", str(encoder_folder)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "ranked 3 questions with 5 posts" in done.stdout
+    assert "\r" not in done.stderr
+    loading, began, ended = done.stderr.splitlines()
+    assert loading == f"loading {encoder_folder} (this may take a minute)"
+    assert began == "0/8 texts" and ended.startswith("8/8 texts")  # 3 questions, 5 posts
+    missing = subprocess.run(
+        [*command, "--model_name", "some/encoder"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)},
+    )
+    assert missing.returncode == 2
+    assert missing.stderr.startswith("error: some/encoder: neither a folder nor in the hub cache")
+    assert "Traceback" not in missing.stderr
+
+
+def test_help_needs_no_heavy_library(tmp_path):
+    for package in ("torch", "transformers", "numpy", "vllm"):
+        (tmp_path / f"{package}.py").write_text(f"raise ImportError('{package} was imported')")
+    done = subprocess.run(
+        [sys.executable, "retrieval/rank_dataset.py", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--random_profile" in done.stdout

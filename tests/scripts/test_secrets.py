@@ -1,0 +1,354 @@
+"""Keys, tokens and passwords are shown nowhere, and nothing that comes with a model is run.
+
+The scripts are run as real processes against a server that repeats what it was sent, with the libraries' own debug
+messages on; then every byte they wrote, to a file or a stream, is searched.
+"""
+
+import base64
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from api_server import running
+from tiny_chat import save_tiny_chat
+from tiny_encoder import save_tiny_encoder
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = "sk-distinctive-0123456789abcdef"
+TOKEN = "hf_distinctiveTOKEN0123456789abcd"
+PASSWORD = "distinctive-Pass-987654"
+USER = "someone"
+SECRETS = {
+    "the key": KEY,
+    "the token": TOKEN,
+    "the password": PASSWORD,
+    "user and password, as they are sent": base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode(),
+}
+
+RECORDS = [
+    {
+        "id": "q1",
+        "question": "How to play chess?",
+        "narrative": "I play.",
+        "category": "boardgames",
+        "rubric_aspects": [{"aspect": "Price", "evidence": "e", "reason": "r"}],
+        "profile": [{"id": "p1", "text": "the history of rome"}, {"id": "p2", "text": "music"}],
+    }
+]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers by the server's `reply(path, sent)`, `sent` being all headers of the request as one text."""
+
+    protocol_version = "HTTP/1.1"
+
+    def answer(self):
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        sent = "; ".join(f"{name}: {value}" for name, value in self.headers.items())
+        self.server.sent.append(f"{self.path} {sent}")
+        status, headers, body = self.server.reply(self.path, sent)
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body.encode())), "retry-after-ms": "1", **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body.encode())
+
+    do_GET = do_POST = do_HEAD = answer
+
+    def log_message(self, *_):
+        """Silence."""
+
+
+@contextmanager
+def serve(reply):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.reply, server.sent = reply, []
+    with running(server):
+        yield server
+
+
+def as_json(status, value):
+    return status, {"Content-Type": "application/json"}, json.dumps(value)
+
+
+def completion(path, sent):
+    message = {"role": "assistant", "content": '{"personalized_answer": "Yes.", "match_score": 1}'}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    whole = {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+    return as_json(200, whole)
+
+
+def refusal(status, code=None):
+    def reply(path, sent):
+        return as_json(status, {"error": {"message": f"You sent {sent}", "type": "t", "param": sent, "code": code}})
+
+    return reply
+
+
+REPLIES = {
+    "a completion": completion,
+    "a refused key": refusal(401),
+    "a refused request": refusal(400),
+    "a refused prompt": refusal(400, "content_filter"),
+    "no such model": refusal(404),
+    "a refused model": lambda path, sent: as_json(403, {"error": {"message": "Not for you."}}),
+    "a server in trouble": refusal(503),
+    "an error of text": lambda path, sent: (403, {"Content-Type": "text/plain"}, f"You sent {sent}"),
+    "an error that is a list": lambda path, sent: as_json(400, [sent]),
+    "a web page": lambda path, sent: (200, {"Content-Type": "text/html"}, f"<html>You sent {sent}</html>"),
+    "an error with status 200": lambda path, sent: as_json(200, {"error": {"message": sent}}),
+    "broken JSON": lambda path, sent: (200, {"Content-Type": "application/json"}, f'{{"{sent}'),
+    "a redirect": lambda path, sent: (307, {"Location": "/v1/chat/completions?key=" + KEY}, sent),
+    "a redirect elsewhere": lambda path, sent: (307, {"Location": f"http://{KEY}:{KEY}@127.0.0.1:9/v1"}, sent),
+}
+
+COMMANDS = {
+    "baselines.py": ["--model_addr", "m", "--inputs_addr", "data.json", "--output_addr", "out/answers.json"],
+    "planpers.py": ["--model_addr", "m", "--gold_plan", "--inputs_addr", "data.json", "--output_addr", "out/plan.json"],
+    "evaluate_responses.py": [
+        "--evaluator_llm", "m", "--inputs_addr", "data.json", "--response_addr", "responses.json",
+        "--score_addr", "out/scores.json",
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Input of every kind, and a home of its own: nothing of this machine's keys or caches is used."""
+    (tmp_path / "data.json").write_text(json.dumps(RECORDS))
+    (tmp_path / "responses.json").write_text('{"q1": [{"output": "Yes."}]}')
+    (tmp_path / "home").mkdir()
+    return tmp_path
+
+
+def run(folder, script, arguments, stdin="", **environment):
+    """Run a script in the folder; its exit code and what it showed."""
+    inherited = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+    home = {"HOME": str(folder / "home"), "HF_HOME": str(folder / "home/hf"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, ROOT / script, *map(str, arguments)], cwd=folder, env=inherited | home | environment,
+        input=stdin, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def leaks(folder, shown, but=()):
+    """The secrets that were shown or stand in a file, with the place of each."""
+    places = {"what was shown": shown.encode()}
+    for path in folder.rglob("*"):
+        if path.is_file() and path.name not in but:
+            places[str(path.relative_to(folder))] = path.read_bytes() + path.name.encode()
+    return [
+        f"{name} in {place}" for place, content in places.items() for name, secret in SECRETS.items()
+        if secret.encode() in content
+    ]  # fmt: skip
+
+
+# The API's key
+
+
+API_CASES = [("baselines.py", name) for name in REPLIES] + [
+    (script, name) for script in ("planpers.py", "evaluate_responses.py") for name in ("a completion", "a refused key")
+]
+
+
+@pytest.mark.parametrize(("script", "name"), API_CASES)
+def test_the_key_stays_out_of_everything(folder, script, name):
+    (folder / "key.txt").write_text(KEY)
+    with serve(REPLIES[name]) as server:
+        arguments = ["--openai", "--api_key_addr", "key.txt", "--base_url", f"http://127.0.0.1:{server.server_port}/v1"]
+        arguments += [*COMMANDS[script], "--log_level", "debug", "--max_retries", "0"]
+        _, shown = run(folder, script, arguments, HF_TOKEN=TOKEN)
+        assert KEY in server.sent[0]
+    assert "Sending HTTP Request" in shown  # the client library does speak
+    assert leaks(folder, shown, but=["key.txt"]) == []
+    if name in ("a completion", "a refused prompt"):
+        assert {"journal.jsonl", "manifest.json"} <= {path.name.partition("json.")[2] for path in folder.glob("out/*")}
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "place"),
+    [
+        ("a completion", "warning", "flag"),
+        ("a completion", "warning", "environment"),
+        ("a refused model", "warning", "flag"),
+        ("a completion", "info", "flag"),
+        ("a refused key", "warning", "flag"),
+        ("a refused prompt", "warning", "flag"),
+    ],
+)
+def test_a_password_in_the_address_stays_out_of_everything(folder, name, level, place):
+    with serve(REPLIES[name]) as server:
+        url = f"http://{USER}:{PASSWORD}@127.0.0.1:{server.server_port}/v1"
+        arguments = ["--openai", *COMMANDS["baselines.py"], "--log_level", level, "--max_retries", "0"]
+        arguments += ["--base_url", url] if place == "flag" else []
+        _, shown = run(folder, "baselines.py", arguments, OPENAI_API_KEY=KEY, OPENAI_BASE_URL=url)
+        assert server.sent
+    assert leaks(folder, shown) == []
+
+
+@pytest.mark.parametrize("name", ["a completion", "a refused key"])
+def test_a_proxys_password_stays_out_of_everything(folder, name):
+    with serve(REPLIES[name]) as server:
+        proxy = f"http://{USER}:{PASSWORD}@127.0.0.1:{server.server_port}"
+        arguments = ["--openai", "--base_url", "http://api.invalid/v1", *COMMANDS["baselines.py"]]
+        arguments += ["--log_level", "debug", "--max_retries", "0"]
+        _, shown = run(folder, "baselines.py", arguments, OPENAI_API_KEY=KEY, HTTP_PROXY=proxy, http_proxy=proxy)
+        assert "http://api.invalid" in server.sent[0]
+        assert SECRETS["user and password, as they are sent"] in server.sent[0]
+    assert leaks(folder, shown) == []
+
+
+# The hub's token
+
+
+@pytest.mark.parametrize("given", ["environment", "file"])
+@pytest.mark.parametrize("name", ["a refused key", "no such model", "an error of text"])
+def test_the_token_stays_out_of_everything(folder, name, given):
+    (folder / "token").write_text(TOKEN)
+    token = {"HF_TOKEN": TOKEN} if given == "environment" else {"HF_TOKEN_PATH": str(folder / "token")}
+    arguments = ["--model_addr", "owner/model", *COMMANDS["baselines.py"][2:], "--log_level", "debug"]
+    with serve(REPLIES[name]) as server:
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        _, shown = run(folder, "baselines.py", arguments, HF_ENDPOINT=endpoint, HF_HUB_VERBOSITY="debug", **token)
+        assert any(TOKEN in sent for sent in server.sent)
+    assert "error: owner/model: " in shown
+    assert leaks(folder, shown, but=["token"]) == []
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A tiny encoder and a tiny chat model."""
+    folder = tmp_path_factory.mktemp("models")
+    save_tiny_encoder(folder / "encoder")
+    save_tiny_chat(folder / "chat")
+    return folder
+
+
+RANK = ["--input_dataset_addr", "data.json", "--output_dataset_addr", "out/ranked.json", "--device", "cpu"]
+TRAIN = [
+    "--inputs_addr", "data.json", "--validation_addr", "data.json", "--output_dir", "out", "--max_steps", 1,
+    "--save_steps", 1, "--gradient_accumulation_steps", 1, "--eval_generate", 0, "--max_seq_length", 512,
+]  # fmt: skip
+PLANS = ["--inputs_addr", "data.json", "--plans_addr", "plans.json", "--output_addr", "out/scores.json"]
+
+
+@pytest.mark.parametrize("script", ["retrieval/rank_dataset.py", "train_planner.py", "utils/evaluate_plans.py"])
+def test_scripts_with_a_model_of_their_own_show_no_secret_of_the_environment(folder, models, script):
+    (folder / "plans.json").write_text('{"q1": [{"aspects": ["Cost"]}]}')
+    arguments = {
+        "retrieval/rank_dataset.py": [*RANK, "--model_name", models / "encoder", "--embedding_cache", "cache"],
+        "train_planner.py": [*TRAIN, "--model_addr", models / "chat"],
+        "utils/evaluate_plans.py": [*PLANS, "--embedding_model", models / "encoder", "--device", "cpu"],
+    }[script]
+    secrets = {"HF_TOKEN": TOKEN, "OPENAI_API_KEY": KEY, "HTTPS_PROXY": f"http://{USER}:{PASSWORD}@127.0.0.1:9"}
+    code, shown = run(folder, script, [*arguments, "--log_level", "debug"], "\n", HF_HUB_OFFLINE="1", **secrets)
+    assert code == 0, shown
+    assert leaks(folder, shown) == []
+
+
+# Code that comes with a model
+
+
+class Payload:
+    """What a pickle can do: make a file."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return open, (str(self.marker), "w")
+
+
+def test_the_payload_is_one(tmp_path):
+    pickle.loads(pickle.dumps(Payload(tmp_path / "marker"))).close()
+    assert (tmp_path / "marker").exists()
+
+
+def with_code(source, folder, known):
+    """A copy of a model that names code of its own for everything; `own.py` leaves a marker when it is run."""
+    shutil.copytree(source, folder)
+    marker = folder.parent / "marker"
+    (folder / "own.py").write_text(f"open({str(marker)!r}, 'w')\nclass Own: pass\n")
+    names = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
+    config = json.loads((folder / "config.json").read_text()) | {"auto_map": dict.fromkeys(names, "own.Own")}
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings |= {"auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
+    if not known:
+        config["model_type"] = settings["tokenizer_class"] = "own"
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return marker
+
+
+def with_pickle(source, folder, name="pytorch_model.bin"):
+    """A copy of a model whose only weights are a pickle that leaves a marker when it is loaded."""
+    shutil.copytree(source, folder)
+    for weights in folder.glob("*.safetensors"):
+        weights.unlink()
+    marker = folder.parent / "marker"
+    (folder / name).write_bytes(pickle.dumps(Payload(marker)))
+    return marker
+
+
+def errors(shown):
+    return [line for line in shown.splitlines() if line.startswith("error: ")]
+
+
+LOADERS = {
+    "retrieval/rank_dataset.py": ("encoder", [*RANK, "--model_name", "model"]),
+    "train_planner.py": ("chat", [*TRAIN, "--model_addr", "./model"]),
+    "baselines.py": ("chat", ["--model_addr", "./model", *COMMANDS["baselines.py"][2:], "--dry_run"]),
+}
+
+
+@pytest.mark.parametrize(
+    ("script", "known"),
+    [(script, known) for script in LOADERS for known in (True, False)],
+)
+def test_code_in_a_models_folder_is_never_run(folder, models, script, known):
+    name, arguments = LOADERS[script]
+    marker = with_code(models / name, folder / "model", known)
+    code, shown = run(folder, script, arguments, "y\n" * 9, HF_HUB_OFFLINE="1")  # whatever is asked is affirmed
+    assert not marker.exists(), shown
+    assert "Traceback" not in shown
+    assert code == (0 if known else 2), shown
+    assert len(errors(shown)) == (0 if known else 1)
+    assert "wish to run" not in shown
+
+
+@pytest.mark.parametrize("script", LOADERS)
+def test_pickled_weights_are_refused_and_never_run(folder, models, script):
+    name, arguments = LOADERS[script]
+    marker = with_pickle(models / name, folder / "model")
+    code, shown = run(folder, script, arguments, "y\n", HF_HUB_OFFLINE="1")
+    assert not marker.exists(), shown
+    assert code == 2 and "Traceback" not in shown, shown
+    [error] = errors(shown)
+    assert "model: " in error and "safetensors" in error
+
+
+@pytest.mark.parametrize("script", ["baselines.py", "planpers.py"])
+def test_a_pickled_adapter_is_refused_and_never_run(folder, models, script):
+    (folder / "source").mkdir()
+    config = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": str(models / "chat")}
+    (folder / "source/adapter_config.json").write_text(json.dumps(config))
+    marker = with_pickle(folder / "source", folder / "model", "adapter_model.bin")
+    arguments = ["--inputs_addr", "data.json", "--output_addr", "out/a.json", "--model_addr"]
+    arguments += ["./model"] if script == "baselines.py" else [models / "chat", "--planner_model", "./model"]
+    code, shown = run(folder, script, arguments, "y\n", HF_HUB_OFFLINE="1")
+    assert not marker.exists(), shown
+    assert code == 2 and "Traceback" not in shown, shown
+    [error] = errors(shown)
+    assert error.startswith("error: model: ") and "safetensors" in error

@@ -1,0 +1,602 @@
+"""The strategies that the aspect-based judge is compared with: direct scoring and pairwise comparison."""
+
+import json
+
+import pytest
+from api_server import Reply, serve
+from growth import times_as_long
+
+import evaluate_responses
+from prompts import load_prompt
+from utils import make_table, merge_shards
+from utils.cli import UserError
+from utils.files.manifest import file_hash
+from utils.parsing.model_output import LEVEL_SCHEMA, PREFERENCE_SCHEMA, parse_level, parse_preference
+from utils.records.scores import score_file
+from utils.scoring.pairwise import pair_result
+
+NO_LEVEL = "not 0, 0.25, 0.5, 0.75 or 1"
+
+
+class Judging:
+    """Files in a folder, a judge behind a server, and the script run on them."""
+
+    def __init__(self, folder, server):
+        self.folder, self.server = folder, server
+        (folder / "key.txt").write_text("sk-test")
+
+    def write(self, name, value):
+        (self.folder / name).write_text(json.dumps(value))
+        return self.folder / name
+
+    def data(self, *numbers, **fields):
+        return self.write("data.json", [make_question(number, **fields) for number in numbers])
+
+    def responses(self, name, **outputs):
+        return self.write(f"{name}.json", {key: [{"output": output}] for key, output in outputs.items()})
+
+    def run(self, strategy, responses, *more, to="scores.json"):
+        """Judge with a strategy; the score file."""
+        arguments = [
+            "--openai", "--evaluator_llm", "judge", "--base_url", self.server.url,
+            "--api_key_addr", self.folder / "key.txt", "--inputs_addr", self.folder / "data.json",
+            *([] if strategy is None else ["--strategy", strategy]),
+            "--response_addr", *responses, "--score_addr", self.folder / to, *more,
+        ]  # fmt: skip
+        assert evaluate_responses.main([str(argument) for argument in arguments]) == 0
+        return json.loads((self.folder / to).read_text())
+
+    def fingerprint(self, name="scores.json"):
+        return json.loads((self.folder / f"{name}.manifest.json").read_text())["fingerprint"]
+
+
+def make_question(number, **fields):
+    return {
+        "id": f"q{number}",
+        "question": f"Question number {number}?",
+        "narrative": f"The narrative of question {number}.",
+        "category": "history",
+        "profile": [],
+        "rubric_aspects": [{"aspect": "Rules", "evidence": "e", "reason": "r"}],
+        **fields,
+    }
+
+
+@pytest.fixture
+def judging(tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    with serve() as server:
+        yield Judging(tmp_path, server)
+
+
+def levels(table):
+    """A judge that gives each response the level in the table; a text goes out as it is."""
+
+    def reply(request):
+        user = request["messages"][1]["content"]
+        [level] = [level for response, level in table.items() if f"response:\n{response}\n" in user]
+        return Reply(level if isinstance(level, str) else json.dumps({"score": level}))
+
+    return reply
+
+
+def shown(request):
+    """The two responses in a pairwise prompt, in their order."""
+    _, first, second = request["messages"][1]["content"].split("\n\nresponse ")
+    return first.removeprefix("1:\n"), second.removeprefix("2:\n").removesuffix("\n\noutput: ```json")
+
+
+def prefers(choose):
+    """A judge that prefers the response `choose` names, of the two it sees; None is no verdict."""
+
+    def reply(request):
+        pair = shown(request)
+        chosen = choose(*pair)
+        return Reply("I can't say." if chosen is None else json.dumps({"better_response": pair.index(chosen) + 1}))
+
+    return reply
+
+
+# Direct scoring
+
+
+def test_a_level_is_a_questions_score(judging, capsys):
+    judging.server.reply = levels({"A1": 0.75, "A2": 0, "A3": 1.0, "A4": "Good, I think."})
+    judging.data(1, 2, 3, 4, 5)
+    found = judging.run("direct", [judging.responses("a", q1="A1", q2="A2", q3="A3", q4="A4", q5=None)])
+
+    assert found["strategy"] == "direct"
+    assert found["score"] == (0.75 + 0 + 1 + 0) / 4  # q4 has no level: no score, and no 0; q5 no answer: 0
+    assert (found["num_questions"], found["num_scored_questions"]) == (5, 4)
+    assert (found["num_unanswered"], found["num_unscored"]) == (1, 1)
+    assert found["score_unscored_as_zero"] == (0.75 + 0 + 1 + 0 + 0) / 5
+    assert "partial" not in found
+    entries = found["per_question_scores"]
+    assert [(entry["id"], entry["score"]) for entry in entries] == [
+        ("q1", 0.75), ("q2", 0), ("q3", 1), ("q4", None), ("q5", 0)
+    ]  # fmt: skip
+    detail = {"score": 0.75, "raw": '{"score": 0.75}', "parsed": "strict", "attempts": 1}
+    assert entries[0].pop("question_sha256") != entries[1]["question_sha256"]
+    assert entries[0] == {"id": "q1", "category": "history", "answered": True, "score": 0.75, "details": [detail]}
+    assert entries[3]["details"][0]["reason"] == "no score in the text"
+    assert entries[3]["details"][0]["raw"] == "Good, I think."
+    assert entries[4]["details"] == [{"score": 0, "reason": "no response to judge"}]
+    said = capsys.readouterr().out
+    assert "score 0.4375 over 4 questions; 1 of them without an answer, counted 0; 1 response unscored" in said
+
+
+def test_the_direct_judge_reads_the_whole_response_and_no_aspect(judging):
+    judging.server.reply = levels({"A1": 0.5})
+    judging.data(1)
+    judging.run("direct", [judging.responses("a", q1="A1")])
+    expected = load_prompt("lampqa/direct_judge").messages(
+        question="Question number 1?", details="The narrative of question 1.", response="A1"
+    )
+    assert [request["messages"] for request in judging.server.requests] == [expected]
+
+
+@pytest.mark.parametrize("strategy", ["direct", "pairwise"])
+def test_a_dataset_needs_no_aspects(judging, strategy):
+    question = make_question(1)
+    del question["rubric_aspects"]
+    judging.write("data.json", [question, make_question(2, rubric_aspects=[])])
+    judging.server.reply = lambda request: Reply(
+        '{"score": 0.25}' if strategy == "direct" else '{"better_response": 1}'
+    )
+    files = [judging.responses(name, q1="text", q2="text") for name in ("a", "b")]
+    found = judging.run(strategy, files if strategy == "pairwise" else files[:1])
+    assert (found["num_scored_questions"], found["num_unscored"]) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "useless", "reply", "schema"),
+    [
+        ("direct", '{"score": 0.8}', '{"score": 0.75}', LEVEL_SCHEMA),
+        ("pairwise", '{"better_response": "A"}', '{"better_response": 1}', PREFERENCE_SCHEMA),
+    ],
+)
+def test_the_second_try_is_held_to_the_schema(judging, strategy, useless, reply, schema):
+    judging.server.reply = lambda request: Reply(reply if "response_format" in request else useless)
+    judging.data(1)
+    files = [judging.responses(name, q1="text") for name in ("a", "b")]
+    found = judging.run(strategy, files if strategy == "pairwise" else files[:1])
+    details = found["per_question_scores"][0]["details"]
+    assert {detail["attempts"] for detail in details} == {2}
+    assert {detail["raw"] for detail in details} == {reply}
+    held = [request for request in judging.server.requests if "response_format" in request]
+    assert len(held) == len(details)
+    assert all(request["response_format"]["json_schema"]["schema"] == schema for request in held)
+
+
+# Pairwise comparison
+
+
+def three_pairs(judging):
+    judging.data(1, 2, 3)
+    first = judging.responses("first", q1="A1", q2="A2", q3="A3")
+    return [first, judging.responses("second", q1="B1", q2="B2", q3="B3")]
+
+
+def test_a_judge_that_always_says_the_first_swaps_in_all_questions(judging, capsys):
+    judging.server.reply = prefers(lambda one, other: one)
+    found = judging.run("pairwise", three_pairs(judging))
+    assert (found["wins"], found["ties"], found["losses"]) == (0, 3, 0)
+    assert found["position_swap_rate"] == 1.0
+    assert "wins 0, ties 3, loses 0 of 3 questions; position-swap rate 100%" in capsys.readouterr().out
+
+
+def test_a_consistent_judge_never_swaps(judging, capsys):
+    judging.server.reply = prefers(lambda *pair: "B3" if "B3" in pair else min(pair))  # A1, A2, B3
+    found = judging.run("pairwise", three_pairs(judging))
+    assert (found["wins"], found["ties"], found["losses"]) == (2, 0, 1)
+    assert found["position_swap_rate"] == 0.0
+    assert "wins 2, ties 0, loses 1 of 3 questions; position-swap rate 0%" in capsys.readouterr().out
+
+
+def test_wins_ties_losses_and_what_is_unscored(judging, capsys):
+    def choose(one, other):
+        return {"1": "A1", "2": one, "3": "B3", "4": None, "5": "A5" if one == "A5" else None, "7": other}[one[1]]
+
+    judging.server.reply = prefers(choose)
+    judging.data(1, 2, 3, 4, 5, 6, 7)
+    first = judging.responses("first", **{f"q{i}": f"A{i}" for i in range(1, 8)})
+    second = judging.responses("second", **{f"q{i}": None if i == 6 else f"B{i}" for i in range(1, 8)})
+    found = judging.run("pairwise", [first, second])
+
+    # q1 a win, q2 (always the first) and q7 (always the second) flip, q3 a loss; q4 has no verdict, q5 one of two,
+    # q6 lacks the second's response, so the first wins and neither order is asked.
+    assert [entry["result"] for entry in found["per_question_scores"]] == [
+        "win", "tie", "loss", None, None, "win", "tie"
+    ]  # fmt: skip
+    assert (found["wins"], found["ties"], found["losses"]) == (2, 2, 1)
+    assert found["position_swap_rate"] == 2 / 4  # of what was asked
+    assert (found["num_questions"], found["num_scored_questions"]) == (7, 5)
+    assert (found["num_unanswered"], found["num_unscored"]) == ([0, 1], 2 + 1)
+    said = capsys.readouterr().out
+    assert "of 5 questions; position-swap rate 50%; 0 without the first's answer, 1 without the second's" in said
+    assert "; 2 questions unscored, for 3 verdicts are missing" in said
+
+    details = {entry["id"]: entry["details"] for entry in found["per_question_scores"]}
+    kept = {"parsed": "strict", "attempts": 1}
+    assert details["q3"] == [
+        {"shown_first": "first", "better_response": 2, "preferred": "second", "raw": '{"better_response": 2}', **kept},
+        {"shown_first": "second", "better_response": 1, "preferred": "second", "raw": '{"better_response": 1}', **kept},
+    ]
+    assert [(d["better_response"], d["preferred"]) for d in details["q2"]] == [(1, "first"), (1, "second")]
+    assert [(d["better_response"], d["preferred"]) for d in details["q7"]] == [(2, "second"), (2, "first")]
+    assert [(d["preferred"], d.get("reason")) for d in details["q5"]] == [
+        ("first", None), (None, "no better_response in the text")
+    ]  # fmt: skip
+    assert details["q6"] == []
+    asked = [shown(request) for request in judging.server.requests]
+    assert asked.count(("A1", "B1")) == asked.count(("B1", "A1")) == 1
+
+
+def test_swapping_the_files_swaps_wins_and_losses(judging):
+    judging.server.reply = prefers(lambda one, other: one if "3" in one else min(one, other))  # A1, A2; 3 flips
+    files = three_pairs(judging)
+    found = judging.run("pairwise", files)
+    swapped = judging.run("pairwise", files[::-1], to="swapped.json")
+    assert (found["wins"], found["ties"], found["losses"]) == (2, 1, 0)
+    assert (swapped["wins"], swapped["ties"], swapped["losses"]) == (0, 1, 2)
+    assert found["position_swap_rate"] == swapped["position_swap_rate"] == 1 / 3
+
+
+def test_the_pairwise_judge_reads_both_responses(judging):
+    judging.server.reply = prefers(min)
+    judging.data(1)
+    files = [judging.responses("a", q1="A1"), judging.responses("b", q1="B1")]
+    judging.run("pairwise", files, "--max_concurrency", 1)
+    shared = {"question": "Question number 1?", "details": "The narrative of question 1."}
+    assert [request["messages"] for request in judging.server.requests] == [
+        load_prompt("lampqa/pairwise_judge").messages(**shared, response_1=one, response_2=other)
+        for one, other in (("A1", "B1"), ("B1", "A1"))
+    ]
+
+
+@pytest.mark.parametrize(("num_responses", "num_scores"), [(1, 1), (3, 1), (2, 2)])
+def test_pairwise_takes_two_systems_and_one_score_file(judging, num_responses, num_scores):
+    files = [*three_pairs(judging), judging.responses("third", q1="C1")][:num_responses]
+    more = ["--score_addr", *(judging.folder / f"{i}.json" for i in range(num_scores))]
+    with pytest.raises(UserError, match="--score_addr: --strategy pairwise takes two and one"):
+        judging.run("pairwise", files, *more)
+    assert judging.server.requests == []
+
+
+def test_part_of_the_responses_is_what_both_systems_have(judging):
+    judging.server.reply = prefers(min)
+    judging.data(1, 2, 3)
+    files = [judging.responses("a", q1="A1", q2="A2"), judging.responses("b", q2="B2", q3="B3")]
+    with pytest.raises(UserError, match=r"a\.json: only a part of the questions has a response"):
+        judging.run("pairwise", files)
+    found = judging.run("pairwise", files, "--allow_partial")
+    assert [entry["id"] for entry in found["per_question_scores"]] == ["q2"]
+    assert found["partial"] == {"questions_in_dataset": 3, "questions_judged": 1}
+
+
+def test_nothing_to_compare_has_no_swap_rate(judging, capsys):
+    judging.data(1)
+    found = judging.run("pairwise", [judging.responses("a", q1="A1"), judging.responses("b", q1=" \n")])
+    assert (found["position_swap_rate"], found["num_unscored"], found["wins"]) == (None, 0, 1)
+    assert "position-swap rate none; 0 without the first's answer, 1 without" in capsys.readouterr().out
+    assert judging.server.requests == []
+
+
+def test_two_missing_answers_tie_and_are_no_swap(judging):
+    judging.server.reply = prefers(lambda one, other: "A2" if "A2" in (one, other) else one)
+    judging.data(1, 2, 3)
+    files = [judging.responses("a", q1=None, q2="A2", q3=None), judging.responses("b", q1="", q2="B2", q3="B3")]
+    found = judging.run("pairwise", files)
+    assert [entry["result"] for entry in found["per_question_scores"]] == ["tie", "win", "loss"]
+    assert [entry["answered"] for entry in found["per_question_scores"]] == [[False] * 2, [True] * 2, [False, True]]
+    assert (found["position_swap_rate"], found["num_unanswered"]) == (0.0, [2, 1])
+    assert len(judging.server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "result"),
+    [
+        ("first", "first", "win"),
+        ("second", "second", "loss"),
+        ("first", "second", "tie"),
+        ("second", "first", "tie"),
+        (None, "first", None),
+        ("second", None, None),
+        (None, None, None),
+    ],
+)
+def test_result_of_a_pair(one, other, result):
+    assert pair_result(one, other) == result
+
+
+# Runs: what they go on from, and what they are merged with
+
+
+def files_of(judging, strategy):
+    names = [f"q{i}" for i in range(1, 7)]
+    judging.data(*range(1, 7))
+    files = [judging.responses(system, **{name: f"{system} {name}" for name in names}) for system in "AB"]
+    replies = {
+        "direct": lambda request: Reply(json.dumps({"score": len(request["messages"][1]["content"]) % 5 / 4})),
+        "pairwise": prefers(lambda one, other: one if one[-1] in "14" else max(one, other)),
+    }
+    judging.server.reply = replies[strategy]
+    return files if strategy == "pairwise" else files[:1]
+
+
+@pytest.mark.parametrize(("strategy", "per_question"), [("direct", 1), ("pairwise", 2)])
+def test_limit_then_all_asks_only_for_what_is_missing(judging, strategy, per_question):
+    files = files_of(judging, strategy)
+    part = judging.run(strategy, files, "--limit", 2)
+    assert part["partial"] == {"questions_in_dataset": 6, "questions_judged": 2}
+    assert len(judging.server.requests) == 2 * per_question
+    whole = judging.run(strategy, files)
+    assert len(judging.server.requests) == 6 * per_question
+    assert judging.run(strategy, files) == whole and len(judging.server.requests) == 6 * per_question
+    judging.run(strategy, files, to="fresh.json")
+    assert (judging.folder / "fresh.json").read_bytes() == (judging.folder / "scores.json").read_bytes()
+
+
+@pytest.mark.parametrize("strategy", ["direct", "pairwise"])
+def test_merged_shards_are_the_whole(judging, strategy, capsys):
+    files = files_of(judging, strategy)
+    judging.run(strategy, files)
+    shards = [judging.folder / f"{i}.json" for i in range(2)]
+    for i, shard in enumerate(shards):
+        part = judging.run(strategy, files, "--num_shards", 2, "--shard_index", i, to=shard.name)
+        assert 0 < part["partial"]["questions_judged"] < 6
+    merged, data = judging.folder / "merged.json", judging.folder / "data.json"
+    arguments = ["--inputs_addr", data, "--output_addr", merged, "--shard_addr", *shards]
+    assert merge_shards.main([str(argument) for argument in arguments]) == 0
+    assert merged.read_bytes() == (judging.folder / "scores.json").read_bytes()
+    with pytest.raises(UserError, match=r"of \d+ pieces are missing"):
+        merge_shards.main([str(argument) for argument in [*arguments[:-1], "--overwrite"]])
+    asked = len(judging.server.requests)
+    judging.run(strategy, files, to="merged.json")
+    assert len(judging.server.requests) == asked
+    assert "merged.json: already finished, left alone" in capsys.readouterr().out
+
+
+def test_fingerprint_of_each_strategy(judging):
+    """An aspect's is what it was before there were others, so that older runs go on."""
+    files = three_pairs(judging)
+    hashes = [file_hash(path) for path in files]
+    shared = {
+        "script": "evaluate_responses.py", "judge": "judge",
+        "inputs": file_hash(judging.folder / "data.json"), "max_model_len": None, "dtype": "auto",
+        "temperature": 0.0, "top_p": 0.95, "max_tokens": 512, "seed": 0,
+        "constrained_decoding": "fallback",
+    }  # fmt: skip
+    for strategy, name, responses in [
+        ("aspect", "aspect_judge", hashes[0]),
+        ("direct", "direct_judge", hashes[0]),
+        ("pairwise", "pairwise_judge", hashes),
+    ]:
+        judging.run(strategy, files if strategy == "pairwise" else files[:1], to=f"{strategy}.json")
+        assert judging.fingerprint(f"{strategy}.json") == {
+            **shared, "strategy": strategy, "prompt": {name: load_prompt(name).digest}, "responses": responses
+        }  # fmt: skip
+    judging.run(None, files[:1], to="default.json")
+    assert judging.fingerprint("default.json") == judging.fingerprint("aspect.json")
+    aspects = (judging.folder / "aspect.json").read_bytes()
+    assert (judging.folder / "default.json").read_bytes() == aspects and "strategy" not in json.loads(aspects)
+
+
+def test_scores_of_another_strategy_are_kept(judging):
+    files = files_of(judging, "direct")
+    judging.run("direct", files)
+    before = {path: path.read_bytes() for path in judging.folder.iterdir()}
+    with pytest.raises(UserError, match=r'made with other settings: strategy: "direct", now "aspect"'):
+        judging.run(None, files)
+    assert {path: path.read_bytes() for path in judging.folder.iterdir()} == before
+
+
+def test_a_question_with_one_order_is_not_yet_judged():
+    verdicts = {("q1", 0): {"value": 1}, ("q1", 1): {"value": 2}, ("q2", 0): {"value": 1}}
+    found = score_file([make_question(1), make_question(2)], verdicts, {"q1", "q2"}, "pairwise")
+    assert [entry["id"] for entry in found["per_question_scores"]] == ["q1"]
+    assert found["partial"] == {"questions_in_dataset": 2, "questions_judged": 1}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (
+            "direct",
+            r"other\.json: judged in another way than .*aspect\.json\n  strategy 'direct', not 'aspect'; prompt ",
+        ),
+        ("pairwise", r"other\.json: its strategy is 'pairwise', which scores no single system"),
+    ],
+)
+def test_a_table_does_not_mix_strategies(judging, strategy, message):
+    files = files_of(judging, strategy)
+    judging.run(strategy, files, to="other.json")
+    judging.server.reply = lambda request: Reply('{"match_score": 1}')
+    judging.run(None, files[:1], to="aspect.json")
+    rows = [["--system", name, str(judging.folder / f"{name}.json")] for name in ("aspect", "other")]
+    with pytest.raises(UserError, match=message):
+        make_table.main([*rows[0], *rows[1]])
+
+
+def test_a_table_of_direct_scores(judging, capsys):
+    judging.write("data.json", [make_question(i, category=slug) for i, slug in enumerate(["rpg", "rpg", "diy", "law"])])
+    responses = judging.responses("a", q0="A0", q1="A1", q2="A2", q3="A3")
+    judging.server.reply = levels({"A0": 1, "A1": "?", "A2": 0.5, "A3": 0.25})
+    judging.run("direct", [responses])
+    row = ["--system", "RAG", str(judging.folder / "scores.json"), "--format", "csv"]
+    capsys.readouterr()
+    assert make_table.main(row) == 0
+    assert "1.0,0.5,0.25," in capsys.readouterr().out  # rpg: q1 has no level
+    assert make_table.main([*row, "--unscored_as_zero"]) == 0
+    assert "0.5,0.5,0.25," in capsys.readouterr().out  # (1 + 0) / 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"score": 0.5}, "its score is 0.5, but its level is 0.75"),
+        ({"score": 0.8, "details": [{"score": 0.8}]}, "0.8 is not a level: one of 0, 0.25, 0.5, 0.75, 1, or null"),
+        ({"score": 1, "details": [{"score": True}]}, "True is not a level"),
+        ({"details": []}, "field 'details' is not one level of direct scoring"),
+    ],
+)
+def test_a_direct_score_that_does_not_hold_together(judging, change, message):
+    entry = {"id": "q1", "category": "law", "question_sha256": "x", "answered": True, "score": 0.75} | {
+        "details": [{"score": 0.75}],
+        **change,
+    }
+    scores = {"strategy": "direct", "num_unanswered": 0, "per_question_scores": [entry]}
+    path = judging.write("scores.json", scores)
+    with pytest.raises(UserError, match=f"question 'q1': {message}"):
+        make_table.main(["--system", "RAG", str(path)])
+
+
+# What a judge writes
+
+LEVELS = [
+    # (text, level, how)
+    ('{"score": 0}', 0, "strict"),
+    ('{"score": 0.25}', 0.25, "strict"),
+    ('```json\n{"score": 0.5}\n```', 0.5, "strict"),
+    ('{"why": "so", "score": 0.750}', 0.75, "strict"),
+    ('{"score": 1}', 1, "strict"),
+    ('{"score": 1.0}', 1, "strict"),
+    ('The verdict:\n```json\n{"score": 0.75}\n```\nIt is good.', 0.75, "repaired"),
+    ('{"Score": 0.5}', 0.5, "repaired"),
+    ("{'score': .5}", 0.5, "repaired"),
+    ('{"score": 0.5, "why": "a "b" c"}', 0.5, "repaired"),
+    ('{"score": 0.75', 0.75, "repaired"),
+    ("Score: 0.75", 0.75, "repaired"),
+    ("Good.\n**Score:** 1.0\nIt has all.", 1, "repaired"),
+    ("0.25", 0.25, "repaired"),
+    ("0\n```", 0, "repaired"),
+    ('<think>{"score": 0}</think>{"score": 1}', 1, "repaired"),
+]
+NO_LEVELS = [
+    ("", "the text is empty"),
+    ('{"score": 0.8}', f"score is 0.8, {NO_LEVEL}"),
+    ('{"score": 0.7500001}', f"score is 0.7500001, {NO_LEVEL}"),
+    ('{"score": 2}', f"score is 2, {NO_LEVEL}"),
+    ('{"score": 75}', f"score is 75, {NO_LEVEL}"),
+    ('{"score": -0.25}', f"score is -0.25, {NO_LEVEL}"),
+    ('{"score": "0.75"}', f"score is the string '0.75', {NO_LEVEL}"),
+    ('{"score": "mostly"}', f"score is the string 'mostly', {NO_LEVEL}"),
+    ('{"score": three quarters}', f"score is three quarters, {NO_LEVEL}"),
+    ('{"score": true}', f"score is true, {NO_LEVEL}"),
+    ('{"score": null}', f"score is null, {NO_LEVEL}"),
+    ('{"score": [1]}', f"score is a list, {NO_LEVEL}"),
+    ('{"score": 75%}', f"score is 75%, {NO_LEVEL}"),
+    ('{"score": 1/1}', f"score is 1/1, {NO_LEVEL}"),
+    ("Score: 0.5 out of 1", f"score is 0.5 out of 1, {NO_LEVEL}"),
+    ("Score: 0.5-0.75", f"score is 0.5-0.75, {NO_LEVEL}"),
+    ("Score: 0,5", f"score is 0,5, {NO_LEVEL}"),
+    ("Score: 0.5 if it is short", f"score is 0.5 if it is short, {NO_LEVEL}"),
+    ("Score: 0.5\nScore: 1", "score is contradictory: 0.5 and 1.0"),
+    ('{"score": 0, "score": 1}', "score is contradictory: 0.0 and 1.0"),
+    ("The score is 0.5", "no score in the text"),
+    ("Score 0.5: the response is partially correct", "no score in the text"),
+    ('{"match_score": 1}', "no score in the text"),
+    ("0.5 or 0.75", "no score in the text"),
+]
+PREFERENCES = [
+    ('{"better_response": 1}', 1, "strict"),
+    ('```json\n{"better_response": 2}\n```', 2, "strict"),
+    ('{"better_response": "2"}', 2, "strict"),
+    ('{"better_response": "Response 1"}', 1, "strict"),
+    ('{"better_response": "response_2"}', 2, "strict"),
+    ('{"better_response": "first"}', 1, "strict"),
+    ('{"better_response": "The second response"}', 2, "strict"),
+    ('{"Better Response": 2}', 2, "repaired"),
+    ("{'better_response': 'Response 2'}", 2, "repaired"),
+    ('{"better_response": response 2}', 2, "repaired"),
+    ('{"better_response": 1, "why": "a "b" c"}', 1, "repaired"),
+    ("**Better response:** Response 1\nIt has more.", 1, "repaired"),
+    ("Response 2", 2, "repaired"),
+    ('"First"', 1, "repaired"),
+    ("2\n```", 2, "repaired"),
+]
+NO_PREFERENCES = [
+    ("", "the text is empty"),
+    ('{"better_response": 0}', "better_response is 0, not 1 or 2"),
+    ('{"better_response": 3}', "better_response is 3, not 1 or 2"),
+    ('{"better_response": 12}', "better_response is 12, not 1 or 2"),
+    ('{"better_response": 1.0}', "better_response is 1.0, not 1 or 2"),
+    ('{"better_response": "A"}', "better_response is the string 'A', not 1 or 2"),
+    ('{"better_response": "Response B"}', "better_response is the string 'Response B', not 1 or 2"),
+    ('{"better_response": "tie"}', "better_response is the string 'tie', not 1 or 2"),
+    ('{"better_response": "1 and 2"}', "better_response is the string '1 and 2', not 1 or 2"),
+    ('{"better_response": "first of all, 2"}', "better_response is the string 'first of all, 2', not 1 or 2"),
+    ('{"better_response": null}', "better_response is null, not 1 or 2"),
+    ('{"better_response": true}', "better_response is true, not 1 or 2"),
+    ('{"better_response": [1]}', "better_response is a list, not 1 or 2"),
+    ("Better response: First, I look at both.", "better_response is First, I look at bot, not 1 or 2"),
+    ("Better response: 1 or 2", "better_response is 1 or 2, not 1 or 2"),
+    ("Better response: 1? No, 2.", "better_response is 1? No, 2., not 1 or 2"),
+    ("Better response: 1\nBetter response: 2", "better_response is contradictory: 1 and 2"),
+    ("The better response is 1", "no better_response in the text"),
+    ("Response 1 is better than response 2.", "no better_response in the text"),
+    ("First", "no better_response in the text"),
+    ("12", "no better_response in the text"),
+]
+
+
+@pytest.mark.parametrize(("text", "value", "how"), LEVELS)
+def test_level(text, value, how):
+    found = parse_level(text)
+    assert (found.value, found.how, found.reason) == (value, how, None)
+    assert type(found.value) is float
+
+
+@pytest.mark.parametrize(("text", "value", "how"), PREFERENCES)
+def test_preference(text, value, how):
+    found = parse_preference(text)
+    assert (found.value, found.how, found.reason) == (value, how, None)
+    assert type(found.value) is int
+
+
+@pytest.mark.parametrize(("text", "reason"), NO_LEVELS)
+def test_what_is_no_level(text, reason):
+    found = parse_level(text)
+    assert (found.value, found.how, found.reason) == (None, "none", reason)
+
+
+@pytest.mark.parametrize(("text", "reason"), NO_PREFERENCES)
+def test_what_is_no_preference(text, reason):
+    found = parse_preference(text)
+    assert (found.value, found.how, found.reason) == (None, "none", reason)
+
+
+@pytest.mark.parametrize("parse", [parse_level, parse_preference])
+@pytest.mark.parametrize("text", ["%s: 1", '{"%s": 1', "1", "%s: 0", "%s: 0.", "%s: 0.7", "%s: first", '{"%s": "first'])
+def test_what_max_tokens_may_have_cut_is_none(parse, text):
+    name = "score" if parse is parse_level else "better_response"
+    assert parse(text.replace("%s", name), cut=True).value is None
+
+
+@pytest.mark.parametrize(
+    "unit", ['{"', '"', "{", "\n", "*", "score: 1 ", "score: 1\n", '{"better_response": "', "the first "]
+)
+def test_200_kb_of_repetition_take_linear_time(unit):
+    def parse(text):
+        parse_level(text)
+        parse_preference(text)
+
+    assert times_as_long(parse, *(unit * (size // len(unit)) for size in (12_500, 200_000))) < 80  # quadratic: 256
+
+
+@pytest.mark.parametrize("schema", [LEVEL_SCHEMA, PREFERENCE_SCHEMA])
+def test_every_value_of_the_schema_is_read_back(schema):
+    parse = parse_level if schema is LEVEL_SCHEMA else parse_preference
+    [(name, field)] = schema["properties"].items()
+    assert name in load_prompt("lampqa/direct_judge" if schema is LEVEL_SCHEMA else "pairwise_judge").system
+    for value in field["enum"]:
+        found = parse(json.dumps({name: value}), cut=True)
+        assert (found.value, found.how) == (value, "strict")
+
+
+def test_the_levels_are_the_prompts():
+    system = load_prompt("lampqa/direct_judge").system
+    for level in LEVEL_SCHEMA["properties"]["score"]["enum"]:
+        assert f"\nScore {level}: " in system
+    assert system.count("\nScore ") == len(LEVEL_SCHEMA["properties"]["score"]["enum"])

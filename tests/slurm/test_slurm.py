@@ -1,0 +1,814 @@
+"""utils/slurm: what it would submit, and the shipped sbatch files on a real cluster where tasks die in every way."""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlparse
+
+import pytest
+from api_server import default_reply, serve
+from slurm_cluster import start_cluster, why_not
+from tiny_chat import SAMPLE, sample_records, save_tiny_chat
+from tiny_encoder import save_tiny_encoder
+
+import baselines
+import evaluate_responses
+import planpers
+from retrieval import rank_dataset
+from utils import make_table, preflight
+from utils.records.datasets import read_dataset, select_questions
+from utils.studies.plan import TITLES, baselines_of
+from utils.studies.state import parser_of
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "utils/slurm"
+SBATCH_FILES = sorted(path.name for path in FOLDER.glob("*.sbatch"))
+SUBMIT = "utils/slurm/submit_table2.sh"
+VARIABLES = {  # of submit_table2.sh
+    *re.findall(r"^(\w+)=\$\{\1:-", (FOLDER / "submit_table2.sh").read_text(), re.MULTILINE), "PYTHON", "MAX_REQUEUES",
+}  # fmt: skip
+SHARDS = 4
+
+
+def clean_environment(**variables):
+    """Without what the user may have set, in a job of SLURM's or not."""
+    mine = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    mine = {name: value for name, value in mine.items() if not name.startswith(("SLURM_", "SBATCH_", "OPENAI_"))}
+    return mine | {"PYTHON": sys.executable} | {name: str(value) for name, value in variables.items()}
+
+
+# The files
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.iterdir()), ids=lambda path: path.name)
+def test_bash_can_read_it(path):
+    assert subprocess.run(["bash", "-n", path], capture_output=True, text=True).stderr == ""
+    assert path.read_text().startswith("#!/usr/bin/env bash\n# " if path.name != "common.sh" else "# ")
+
+
+@pytest.mark.parametrize("name", SBATCH_FILES)
+def test_every_job_can_be_requeued_and_checks_first(name):
+    lines = [line for line in (FOLDER / name).read_text().splitlines() if line and not line.startswith("# ")]
+    options = " ".join(line for line in lines if line.startswith("#SBATCH"))
+    for option in ("--requeue", "--signal=B:TERM@120", "--open-mode=append", "--time=", "--mem=", "--cpus-per-task="):
+        assert option in options
+    commands = [line for line in lines if not line.startswith("#")]
+    assert commands[0] == 'source "$SLURM_SUBMIT_DIR/utils/slurm/common.sh"'
+    runs = [line.strip() for line in commands if line.strip().startswith("run ")]
+    assert runs[0].startswith('run "$PYTHON" utils/preflight.py ') and len(runs) >= 2
+
+
+def calls_of(tmp_path, name, *flags, **variables):
+    """What a task of an array calls Python with."""
+    recorder = tmp_path / "python"
+    recorder.write_text('#!/usr/bin/env bash\nprintf "%s|" "$@" >> "$CALLS"\necho >> "$CALLS"\n')
+    recorder.chmod(0o755)
+    variables |= {"SLURM_SUBMIT_DIR": ROOT, "SLURM_JOB_NAME": "judge", "SLURM_JOB_ID": 1, "CALLS": tmp_path / "calls"}
+    variables |= {"SLURM_ARRAY_JOB_ID": 1, "SLURM_ARRAY_TASK_ID": 0, "SLURM_ARRAY_TASK_COUNT": 2, "PYTHON": recorder}
+    command = ["bash", FOLDER / name, *flags]
+    done = subprocess.run(command, cwd=ROOT, env=clean_environment(**variables), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [line.split("|")[:-1] for line in (tmp_path / "calls").read_text().splitlines()]
+
+
+TAKEN = {  # flags that a user may give to a job, and what names its inputs
+    "an encoder": ("rank.sbatch", ["--dtype", "bfloat16"], {}),
+    "no encoder": ("rank.sbatch", ["--ranker", "bm25"], {}),
+    "no encoder, in a word": ("rank.sbatch", ["--seed", "3", "--ranker=random"], {}),
+    "a model here": ("answer.sbatch", ["--rag", "--tensor_parallel_size=2", "--max_model_len", "999"], {"MODEL": "m"}),
+    "an API": ("answer.sbatch", ["--openai", "--max_model_len", "999"], {"MODEL": "m"}),
+    "a planner beside an API": (
+        "plan_and_answer.sbatch",
+        ["--openai", "--api_key_addr", "k", "--dtype", "float16"],
+        {"MODEL": "m", "PLANNER": "p"},
+    ),
+    "gold plans": ("plan_and_answer.sbatch", ["--gold_plan", "--dtype", "float16"], {"MODEL": "m"}),
+}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_a_jobs_scripts_take_what_it_gives_them(tmp_path, case):
+    """No flag that the job adds, or hands to the check too, has no effect: a task would end with exit code 2."""
+    name, flags, variables = TAKEN[case]
+    calls = calls_of(tmp_path, name, *flags, INPUTS="d.json", OUTPUT="o.json", **variables)
+    for script, *words in calls:
+        parser_of(script).parse_args(words)
+    assert calls[-1][-len(flags) :] == flags
+    encoder = ["facebook/contriever-msmarco" in words for words in calls]
+    assert encoder == [case == "an encoder"] * len(calls)
+
+
+def test_a_judge_is_checked_with_what_it_is_to_read(tmp_path):
+    variables = {"JUDGE": "a-judge", "INPUTS": "d.json", "FOLDER": "out", "SYSTEMS": "none rag"}
+    flags = ["--strategy", "direct", "--temperature", "0", "--dtype=bfloat16"]
+    check, judge = calls_of(tmp_path, "judge.sbatch", *flags, **variables)
+    responses = ["--response_addr", "out/none.json", "out/rag.json"]
+    scores = ["out/none_scores.0_of_2.json", "out/rag_scores.0_of_2.json"]
+    expected = ["--inputs_addr", "d.json", "--evaluator_llm", "a-judge", *responses, "--output_addr", *scores]
+    assert check == ["utils/preflight.py", *expected, "--strategy", "direct", "--dtype=bfloat16"]
+    assert judge[0] == "evaluate_responses.py"
+    # Its parser takes them all.
+    assert preflight.build_parser().parse_args(check[1:]).evaluator_llm == "a-judge"
+
+
+@pytest.mark.parametrize(
+    ("file", "flags", "step"),
+    [
+        ("answer.sbatch", [], "none"),
+        ("answer.sbatch", ["--rag", "--num_contexts", "4"], "rag"),
+        ("plan_and_answer.sbatch", ["--rag"], "planpers"),
+        ("plan_and_answer.sbatch", ["--gold_plan"], "planpers_gold"),
+        ("plan_and_answer.sbatch", ["--plans_addr", "p.json"], "planpers"),
+        ("rank.sbatch", [], "rank"),
+        ("train.sbatch", [], "train"),
+        ("merge.sbatch", ["o.json"], "merge"),
+    ],
+)
+def test_a_job_checks_what_its_script_reads(tmp_path, file, flags, step):
+    variables = {"MODEL": "m", "INPUTS": "d.json", "OUTPUT": "o.json", "VALIDATION": "v.json", "SHARDS": 2}
+    check, *_ = calls_of(tmp_path, file, *flags, **variables)
+    args = preflight.build_parser().parse_args(check[1:])
+    assert args.step == step and args.inputs_addr[0] == "d.json"
+    assert args.plans_addr == ("p.json" if "--plans_addr" in flags else None)
+
+
+# What is submitted
+
+
+def submit(*arguments, cwd=ROOT, **variables):
+    environment = clean_environment(**variables)
+    command = ["bash", ROOT / SUBMIT, *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
+
+
+@dataclass
+class Job:
+    variables: dict[str, str]
+    options: dict[str, str]
+    file: str
+    flags: list[str]
+    after: list[str]
+
+
+RECORDER = (
+    f"#!{sys.executable} -IS"
+    + """
+import json, os, sys
+with open(os.environ["CALLS"], "a+") as calls:
+    calls.seek(0)
+    number = len(calls.readlines()) + 1
+    names = "MODEL JUDGE ENCODER PLANNER INPUTS VALIDATION OUTPUT FOLDER SYSTEMS SHARDS".split()
+    variables = {name: os.environ[name] for name in names if name in os.environ}
+    calls.write(json.dumps([variables, sys.argv[1:]]) + "\\n")
+print(f"{number};cluster")
+"""
+)
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    """Variables for a shell whose `sbatch` only writes down how it was called."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sbatch").write_text(RECORDER)
+    (tmp_path / "bin/sbatch").chmod(0o755)
+    return {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "CALLS": tmp_path / "calls"}
+
+
+def read_jobs(calls):
+    """The submitted jobs by name, without what stands in front of it; `after` are names too."""
+    jobs, names = {}, {}
+    for number, line in enumerate(calls.read_text().splitlines(), 1):
+        variables, words = json.loads(line)
+        place = next(i for i, word in enumerate(words) if word.startswith("utils/"))
+        options = dict(word.removeprefix("--").partition("=")[::2] for word in words[:place])
+        condition, _, rest = options["dependency"].rpartition("singleton")
+        assert (rest, condition.endswith(",") or not condition) == ("", True)
+        after = [names[int(job)] for job in condition.rstrip(",").split(":")[1:]]
+        names[number] = options["job-name"].partition(".")[2]
+        jobs[names[number]] = Job(variables, options, words[place], words[place + 1 :], after)
+    return jobs
+
+
+def test_the_whole_table_is_submitted(recorder, tmp_path):
+    done = submit(**recorder, OUT=tmp_path / "t2", DATA="d", PREFETCH=0, SBATCH_ARGS="--account=lab")
+    assert done.returncode == 0, done.stderr
+    jobs = read_jobs(recorder["CALLS"])
+    # 3 categories: 4 rankings, a training, 4 times answers and their merge, verdicts and their merge; then the table.
+    assert len(jobs) == 3 * (4 + 1 + 4 * 2 + 2) + 1 == len(done.stdout.splitlines())
+    model, category = "Qwen2.5-7B-Instruct", "Society_and_Culture"
+    answers, merge = f"answer.{model}.{category}.test.", f"merge.{model}.{category}.test."
+    edges = {name: job.after for name, job in jobs.items() if category in name}
+    assert edges == {
+        f"rank.{category}.test": [],
+        f"rank.{category}.test_random": [f"rank.{category}.test"],
+        f"rank.{category}.train": [],
+        f"rank.{category}.validation": [],
+        f"train.{category}": [f"rank.{category}.train", f"rank.{category}.validation"],
+        answers + "none": [],
+        answers + "rag": [f"rank.{category}.test"],
+        answers + "rag_random": [f"rank.{category}.test_random"],
+        answers + "planpers": [f"rank.{category}.test", f"train.{category}"],
+        **{merge + method: [answers + method] for method in ("none", "rag", "rag_random", "planpers")},
+        f"judge.{model}.{category}.test": [merge + method for method in ("none", "rag_random", "rag", "planpers")],
+        merge + "scores": [f"judge.{model}.{category}.test"],
+    }
+    assert [name for name, job in jobs.items() if not set(job.after) <= set(jobs)] == []
+    assert len(jobs[f"table.{model}.test"].after) == 3
+    for job in jobs.values():
+        assert job.options["kill-on-invalid-dep"] == "yes" and job.options["account"] == "lab"
+        is_array = Path(job.file).name in ("answer.sbatch", "plan_and_answer.sbatch", "judge.sbatch")
+        assert job.options.get("array") == ("0-3" if is_array else None)
+        assert job.options["output"] == f"{tmp_path}/t2/logs/%x" + ("_%a.log" if is_array else ".log")
+        assert "--max_model_len" not in job.flags
+    judge = jobs[f"judge.{model}.{category}.test"].variables
+    assert judge["SYSTEMS"] == "none rag_random rag planpers" and judge["JUDGE"] == "Qwen/Qwen2.5-32B-Instruct"
+    planpers_job = jobs[answers + "planpers"]
+    assert planpers_job.variables["PLANNER"] == f"{tmp_path}/t2/planner/{category}/best"
+    assert (tmp_path / "t2/logs").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("methods", "expected"),
+    [
+        ("planpers none rag", ["No personalization", "RAG (asker's profile)"]),
+        ("none rag_random rag", ["No personalization", "RAG (random profile)"]),
+        ("rag none", ["No personalization"]),
+        ("rag", []),
+    ],
+)
+def test_the_table_has_the_daggers_that_a_studys_has(recorder, tmp_path, methods, expected):
+    done = submit(**recorder, OUT=tmp_path / "t2", DATA="d", PREFETCH=0, METHODS=methods)
+    assert done.returncode == 0, done.stderr
+    flags = read_jobs(recorder["CALLS"])["table.Qwen2.5-7B-Instruct.test"].flags
+    args = make_table.build_parser().parse_args(flags)
+    make_table.check_arguments(args)
+    assert args.baseline == expected
+    titles = {TITLES[method]: method for method in methods.split()}
+    assert baselines_of(titles) == expected and [name for name, *_ in args.system] == list(titles)
+
+
+def test_a_dry_run_prints_the_commands_that_would_be_called(recorder, tmp_path):
+    variables = {"OUT": tmp_path / "t2", "PREFETCH": 0, "ANSWER_ARGS": "--seed 1", "METHODS": "none rag planpers"}
+    printed = submit("--dry_run", **recorder, **variables)
+    assert printed.returncode == 0, printed.stderr
+    assert not recorder["CALLS"].exists() and not (tmp_path / "t2").exists()
+    assert submit(**recorder, **variables).returncode == 0
+    called = recorder["CALLS"].read_text()
+    recorder["CALLS"].unlink()
+    script = printed.stdout.replace("$(", "$(cut -d';' -f1 <<<$(").replace(")\n", "))\n")  # as the script reads ids
+    subprocess.run(["bash", "-eu", "-c", script], env=clean_environment(**recorder), check=True)
+    assert recorder["CALLS"].read_text() == called
+
+
+def test_a_dry_run_says_what_would_be_fetched(tmp_path):
+    first = submit("--dry_run").stdout.splitlines()[0]
+    assert first.split() == [
+        "utils/slurm/prefetch.sh", "data", "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-32B-Instruct",
+        "facebook/contriever-msmarco",
+    ]  # fmt: skip
+    api = submit("--dry_run", ANSWER_ARGS="--openai", JUDGE_ARGS="--openai", METHODS="none").stdout.splitlines()
+    assert api[0].split() == ["utils/slurm/prefetch.sh", "data"]
+    assert submit("--dry_run", PREFETCH=0).stdout.splitlines()[0].startswith("job1=")
+
+
+def test_models_behind_an_api_take_no_gpu(recorder, tmp_path):
+    submit(**recorder, OUT=tmp_path / "t2", PREFETCH=0, MODEL="gpt-4o-mini", ANSWER_ARGS="--openai --api_key_addr k")
+    gres = {Path(job.file).stem: job.options.get("gres") for job in read_jobs(recorder["CALLS"]).values()}
+    assert gres == {
+        "rank": "gpu:1", "train": "gpu:1", "plan_and_answer": "gpu:1", "judge": "gpu:1", "answer": "none",
+        "merge": None, "table": None,
+    }  # fmt: skip
+
+
+def test_flags_go_to_the_jobs_in_which_they_have_an_effect(recorder, tmp_path):
+    arguments = {"RANK_ARGS": "--ranker bm25", "ANSWER_ARGS": "--temperature 0 --num_contexts 4 --top_p 1"}
+    done = submit(**recorder, OUT=tmp_path / "t2", PREFETCH=0, CATEGORIES="Society_and_Culture", **arguments)
+    assert done.returncode == 0, done.stderr
+    flags = {name: job.flags for name, job in read_jobs(recorder["CALLS"]).items()}
+    ranked = [its for name, its in flags.items() if name.startswith("rank.")]
+    assert len(ranked) == 4 and not any("--embedding_cache" in its for its in ranked)
+    answered = {name.rpartition(".")[2]: its for name, its in flags.items() if name.startswith("answer.")}
+    assert answered["none"] == ["--temperature", "0", "--top_p", "1"]
+    assert answered["rag"] == ["--rag", "--temperature", "0", "--num_contexts", "4", "--top_p", "1"]
+
+
+@pytest.mark.parametrize("asked", ["--gres=gpu:2", "--gpus=2", "--gpus-per-task=2"])
+def test_what_asks_for_a_gpu_is_left_out_for_an_api(asked):
+    resources = f"--mem=8G {asked} --time=01:00:00"
+    variables = {"ANSWER_RESOURCES": resources, "JUDGE_RESOURCES": resources, "PREFETCH": 0, "METHODS": "none"}
+    done = submit("--dry_run", **variables, ANSWER_ARGS="--openai", JUDGE_ARGS="--openai")
+    jobs = [line.split() for line in done.stdout.splitlines() if "answer.sbatch" in line or "judge.sbatch" in line]
+    assert len(jobs) == 6
+    for words in jobs:
+        assert [word for word in words if word.startswith(("--gres", "--gpus"))] == ["--gres=none"]
+        assert {"--mem=8G", "--time=01:00:00", "--array=0-3"} <= set(words)
+
+
+def test_a_folder_is_not_fetched(tmp_path):
+    first = submit("--dry_run", JUDGE=tmp_path, ENCODER=tmp_path).stdout.splitlines()[0]
+    assert first.split() == ["utils/slurm/prefetch.sh", "data", "Qwen/Qwen2.5-7B-Instruct"]
+
+
+def test_the_planner_is_trained_on_a_validation_file_that_is_ranked_once(recorder, tmp_path):
+    submit(**recorder, OUT=tmp_path / "t2", PREFETCH=0, SPLIT="validation", METHODS="planpers")
+    jobs = read_jobs(recorder["CALLS"])
+    rankings = [name for name in jobs if name.startswith("rank.Art")]
+    assert rankings == ["rank.Art_and_Entertainment.validation", "rank.Art_and_Entertainment.train"]
+    assert set(jobs["train.Art_and_Entertainment"].after) == set(rankings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "where", "message"),
+    [
+        (["--dryrun"], {}, ROOT, "--dryrun: the only flag is --dry_run"),
+        ([], {"METHODS": "none rga"}, ROOT, "METHODS: no method rga"),
+        ([], {}, ROOT / "utils", "run it from the root of the repository"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_submitted(recorder, arguments, variables, where, message):
+    done = submit(*arguments, **recorder, **variables, cwd=where)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: " + message)
+    assert not recorder["CALLS"].exists()
+
+
+# What is fetched
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of a model hub as a download needs."""
+
+    protocol_version = "HTTP/1.1"
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    models = {  # noqa: RUF012 (constant)
+        "lab/new": ["config.json", "model.safetensors", "pytorch_model.bin", "tokenizer.json", "README.md", "x.gguf"],
+        "lab/old": ["config.json", "pytorch_model.bin", "tf_model.h5", "vocab.txt"],
+    }
+
+    def do_GET(self):
+        self.server.calls.append((self.command, self.path))
+        path = urlparse(self.path).path
+        owner_and_name = "/".join(path.removeprefix("/api/models/").strip("/").split("/")[:2])
+        if path.startswith("/api/models/") and "/tree/" in path:
+            files = [
+                {"type": "file", "path": name, "size": len(name), "oid": name} for name in self.models[owner_and_name]
+            ]
+            return self.send(json.dumps(files).encode())
+        if path.startswith("/api/models/"):
+            files = [{"rfilename": name} for name in self.models[owner_and_name]]
+            return self.send(json.dumps({"id": owner_and_name, "sha": self.commit, "siblings": files}).encode())
+        return self.send(path.rpartition("/")[2].encode())  # a file holds its name
+
+    do_HEAD = do_GET
+
+    def send(self, content):
+        self.send_response(200)
+        etag = hashlib.sha1(content).hexdigest()
+        for name, value in (("X-Repo-Commit", self.commit), ("ETag", f'"{etag}"'), ("Content-Length", len(content))):
+            self.send_header(name, str(value))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def log_message(self, *_):
+        """Silence."""
+
+
+def test_what_is_needed_is_fetched_once(tmp_path):
+    from utils.download_datasets import QUESTIONS
+
+    (tmp_path / "data").mkdir()
+    for category, split in QUESTIONS:
+        (tmp_path / f"data/{category}_{split}.json").write_text("[]")
+    (tmp_path / "folder").mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as hub:
+        hub.calls = []
+        threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        variables = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": f"{tmp_path}/hf"}
+        command = ["bash", "utils/slurm/prefetch.sh", tmp_path / "data", "lab/new", "lab/old", tmp_path / "folder"]
+        try:
+            runs = []
+            for _ in range(2):
+                done = subprocess.run(
+                    command, cwd=ROOT, env=clean_environment(**variables), capture_output=True, text=True, timeout=600
+                )
+                assert done.returncode == 0, done.stderr
+                runs.append([path for method, path in hub.calls if method == "GET" and "/resolve/" in path])
+                hub.calls.clear()
+        finally:
+            hub.shutdown()
+    assert sorted(path.rpartition("/")[2] for path in runs[0]) == [
+        "config.json", "config.json", "model.safetensors", "pytorch_model.bin", "tokenizer.json", "vocab.txt",
+    ]  # fmt: skip
+    assert runs[1] == []
+    *_, new, old, folder = done.stdout.splitlines()
+    assert folder == f"{tmp_path}/folder: a folder, left alone"
+    for line, name in ((new, "lab/new"), (old, "lab/old")):
+        assert line == f"{name}: in {tmp_path}/hf/hub/models--{name.replace('/', '--')}/snapshots/{Hub.commit}"
+    assert not (Path(new.partition(": in ")[2]) / "pytorch_model.bin").exists()
+    assert (Path(old.partition(": in ")[2]) / "pytorch_model.bin").read_text() == "pytorch_model.bin"
+
+
+# On a cluster
+
+
+needs_cluster = [pytest.mark.engine, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+
+
+def on_a_cluster(test):
+    for mark in needs_cluster:
+        test = mark(test)
+    return test
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with start_cluster() as cluster:
+        yield cluster
+
+
+class Gate:
+    """Lets requests through to the API, or holds some of them back.
+
+    Attributes:
+        held: what `name` gave for the requests that are, or were last, held back.
+    """
+
+    def __init__(self):
+        self.held = set()
+        self._rule = (lambda request: None, threading.Event())
+
+    def close(self, name):
+        """From now on hold back the requests that `name` gives a name; let go the earlier ones."""
+        self.open()
+        self.held, self._rule = set(), (name, threading.Event())
+
+    def open(self):
+        _, opened = self._rule
+        self._rule = (lambda request: None, opened)
+        opened.set()
+
+    def reply(self, request):
+        name, opened = self._rule
+        if (found := name(request)) is not None:
+            self.held.add(found)
+            opened.wait()
+        return default_reply(request)
+
+
+@pytest.fixture
+def gate():
+    gate = Gate()
+    with serve(gate.reply) as server:
+        gate.server = server
+        yield gate
+        gate.open()
+
+
+@pytest.fixture
+def api(gate, tmp_path):
+    """Flags of a script that asks the API, one question at a time."""
+    (tmp_path / "key.txt").write_text("sk-test")
+    return [
+        "--openai",
+        "--base_url",
+        gate.server.url,
+        "--api_key_addr",
+        f"{tmp_path}/key.txt",
+        "--max_concurrency",
+        "1",
+    ]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return str(save_tiny_encoder(tmp_path_factory.mktemp("encoder")))
+
+
+@dataclass
+class Queue:
+    """Submits the shipped files as their usage lines say; logs go to one folder."""
+
+    cluster: object
+    logs: Path
+
+    def sbatch(self, file, *flags, after=(), array=None, options=(), **variables):
+        options = [*options, "--kill-on-invalid-dep=yes", f"--chdir={ROOT}"]
+        if after:
+            options.append(f"--dependency=afterok:{':'.join(after)}")
+        if array:
+            options.append(f"--array={array}")
+        options.append(f"--output={self.logs}/%x{'_%a' if array else ''}.log")
+        environment = self.cluster.environment | {"PYTHON": sys.executable} | variables
+        command = ["sbatch", "--parsable", *options, f"utils/slurm/{file}.sbatch", *flags]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def log(self, name):
+        return (self.logs / f"{name}.log").read_text()
+
+
+@pytest.fixture
+def queue(cluster, tmp_path):
+    (tmp_path / "logs").mkdir()
+    return Queue(cluster, tmp_path / "logs")
+
+
+def pid_of(output):
+    """The process that writes an output."""
+    return json.loads(Path(f"{output}.lock").read_text())["pid"]
+
+
+def shard_of(output, index, number=SHARDS):
+    return f"{str(output).removesuffix('.json')}.{index}_of_{number}.json"
+
+
+def shards_of_the_sample(number):
+    records = read_dataset(str(SAMPLE / "test.json"))
+    return [select_questions(records, None, number, index) for index in range(number)]
+
+
+def restarts(cluster, job):
+    return {int(fields["ArrayTaskId"]): int(fields["Restarts"]) for fields in cluster.jobs(job)}
+
+
+def is_verdict(request):
+    return "match_score" in request["messages"][0]["content"]
+
+
+def asked(request, questions):
+    """Is the request about one of these questions?"""
+    return any(question["question"] in request["messages"][-1]["content"] for question in questions)
+
+
+def run_alone(folder, encoder, api):
+    """What one process makes of the sample, with all the names the jobs use."""
+    data, ranked = str(SAMPLE / "test.json"), f"{folder}/ranked.json"
+    ranking = ["--input_dataset_addr", data, "--output_dataset_addr", ranked, "--model_name", encoder]
+    assert rank_dataset.main(ranking) == 0
+    for name, inputs in (("none", [data]), ("rag", [ranked, "--rag"])):
+        output = ["--output_addr", f"{folder}/{name}.json"]
+        assert baselines.main(["--model_addr", "a-model", *api, "--inputs_addr", *inputs, *output]) == 0
+    responses, scores = [f"{folder}/none.json", f"{folder}/rag.json"], score_files(folder)
+    pairs = ["--response_addr", *responses, "--score_addr", *scores]
+    assert evaluate_responses.main(["--evaluator_llm", "a-judge", "--inputs_addr", data, *pairs, *api]) == 0
+    assert make_table.main([*table_rows(folder), "--output_addr", f"{folder}/table.md"]) == 0
+
+
+def score_files(folder):
+    return [f"{folder}/none_scores.json", f"{folder}/rag_scores.json"]
+
+
+def table_rows(folder):
+    none, rag = score_files(folder)
+    return ["--system", "None", none, "--system", "RAG", rag]
+
+
+@dataclass
+class Chain:
+    """Ids of the jobs from ranking to table, each waiting for what it needs."""
+
+    rank: str
+    none: str
+    rag: str
+    judge: str
+    table: str
+    merges: list[str]
+
+    def all(self):
+        return [self.rank, self.none, self.rag, self.judge, self.table, *self.merges]
+
+
+def submit_chain(queue, out, encoder, api):
+    data, ranked, array, shards = str(SAMPLE / "test.json"), f"{out}/ranked.json", f"0-{SHARDS - 1}", str(SHARDS)
+    rank = queue.sbatch("rank", INPUTS=data, OUTPUT=ranked, ENCODER=encoder)
+    answers, merges = {}, []
+    for name, inputs, flags in (("none", data, []), ("rag", ranked, ["--rag"])):
+        answers[name] = queue.sbatch(
+            "answer", *flags, *api, after=[rank], array=array, options=[f"--job-name={name}"],
+            MODEL="a-model", INPUTS=inputs, OUTPUT=f"{out}/{name}.json",
+        )  # fmt: skip
+        after = [answers[name]]
+        merges.append(queue.sbatch("merge", f"{out}/{name}.json", after=after, INPUTS=inputs, SHARDS=shards))
+    judge = queue.sbatch(
+        "judge", *api, after=merges, array=array, INPUTS=data, FOLDER=str(out), SYSTEMS="none rag", JUDGE="a-judge"
+    )
+    merges.append(queue.sbatch("merge", *score_files(out), after=[judge], INPUTS=data, SHARDS=shards))
+    table = queue.sbatch("table", *table_rows(out), after=merges[-1:], OUTPUT=f"{out}/table.md")
+    return Chain(rank, answers["none"], answers["rag"], judge, table, merges)
+
+
+@on_a_cluster
+def test_tasks_that_die_change_nothing(queue, gate, api, encoder, tmp_path):
+    """Of the RAG answers one task is killed, one comes near its time limit, one is requeued, one gets the same signal
+    by hand; of the verdicts one is killed and one is requeued. Each holds at its second question, or at its only one.
+    Beside them a task without others behind it reaches its time limit before it was warned."""
+    cluster, out, alone = queue.cluster, tmp_path / "out", tmp_path / "alone"
+    alone.mkdir()
+    run_alone(alone, encoder, api)
+    asked_alone = list(gate.server.requests)
+    shards = shards_of_the_sample(SHARDS)
+    assert [len(shard) for shard in shards] == [6, 2, 1, 4]
+    first = [shard[0] for shard in shards if len(shard) > 1]
+
+    def held_shard(request, verdicts):
+        found = [i for i, shard in enumerate(shards) if asked(request, shard[1:] or shard)]
+        return found[0] if found and is_verdict(request) == verdicts else None
+
+    def held_answer(request):
+        if request["model"] == "late-model":
+            return "late"
+        return None if is_without_posts(request) else held_shard(request, verdicts=False)
+
+    gate.close(held_answer)
+    chain = submit_chain(queue, out, encoder, api)
+    names = {"MODEL": "late-model", "INPUTS": str(SAMPLE / "test.json"), "OUTPUT": f"{out}/late.json"}
+    late = queue.sbatch("answer", *api, array="0-0", options=["--job-name=late"], **names)
+    cluster.wait_until(lambda: gate.held == {0, 1, 2, 3, "late"})
+    cluster.call("scontrol", "update", f"jobid={late}_0", "endtime=now")
+    os.kill(pid_of(shard_of(out / "rag.json", 0)), signal.SIGKILL)
+    cluster.call("scontrol", "update", f"jobid={chain.rag}_1", "endtime=now+100")
+    cluster.call("scontrol", "requeue", f"{chain.rag}_2")
+    cluster.call("scancel", "--batch", "--signal=TERM", f"{chain.rag}_3")
+    cluster.wait_until(lambda: restarts(cluster, chain.rag) == {0: 1, 1: 1, 2: 1, 3: 1})
+    cluster.wait_until(lambda: restarts(cluster, late) == {0: 1})
+
+    gate.close(lambda request: held_shard(request, verdicts=True))
+    cluster.wait_until(lambda: gate.held == {0, 1, 2, 3})
+    os.kill(pid_of(shard_of(out / "rag_scores.json", 0)), signal.SIGKILL)
+    cluster.call("scontrol", "requeue", f"{chain.judge}_3")
+    cluster.wait_until(lambda: restarts(cluster, chain.judge) == {0: 1, 1: 0, 2: 0, 3: 1})
+    gate.open()
+    cluster.wait(*chain.all(), late)
+
+    assert {state for job in (*chain.all(), late) for state in cluster.states(job)} == {"COMPLETED"}
+    for name in ("ranked.json", "none.json", "rag.json", "none_scores.json", "rag_scores.json", "table.md"):
+        assert (out / name).read_bytes() == (alone / name).read_bytes(), name
+    manifests = [Path(shard_of(out / "rag.json", i) + ".manifest.json") for i in range(SHARDS)]
+    assert [json.loads(path.read_text())["resumed"] for path in manifests] == [1, 1, 0, 1]
+    # What was finished when its task died was not asked for again.
+    asked_here = [request for request in gate.server.requests[len(asked_alone) :] if request["model"] != "late-model"]
+    counts = [sum(asked(request, first) for request in requests) for requests in (asked_alone, asked_here)]
+    assert counts[0] == counts[1] > 0
+
+    logs = {name: queue.log(name) for name in ("rag_0", "rag_1", "rag_2", "rag_3", "judge_0", "judge_3", "late_0")}
+    for log in logs.values():  # of both runs
+        assert re.findall(r"^== .*, restart (\d)$", log, re.MULTILINE) == ["0", "1"]
+    back = "back into the queue; the next run goes on from here\n"
+    assert {name for name, log in logs.items() if f"killed, exit code 137\n{back}" in log} == {"rag_0", "judge_0"}
+    # 143 where SLURM's own TERM, to all processes of a task, reaches one that is leaving already.
+    warned = {name for name, log in logs.items() if re.search(f"stopped by a signal, exit code 1(30|43)\n{back}", log)}
+    assert warned == {"rag_1", "rag_3", "late_0"}
+    # SLURM leaves the reason out where the task is back in the queue by then.
+    assert re.search(r"CANCELLED AT \S+ (DUE TO TIME LIMIT )?\*\*\*", logs["late_0"])
+
+
+def is_without_posts(request):
+    return "ast post" not in request["messages"][-1]["content"]
+
+
+def holding_all(request):
+    """For a gate that lets nothing through."""
+    return request["messages"][-1]["content"]
+
+
+@on_a_cluster
+def test_a_cancelled_task_stays_cancelled(queue, gate, api, tmp_path):
+    cluster, data = queue.cluster, str(SAMPLE / "test.json")
+    gate.close(holding_all)
+    answers = queue.sbatch("answer", *api, array="0-1", MODEL="m", INPUTS=data, OUTPUT=f"{tmp_path}/none.json")
+    merge = queue.sbatch("merge", f"{tmp_path}/none.json", after=[answers], INPUTS=data, SHARDS="2")
+    cluster.wait_until(lambda: len(gate.held) == 2)
+    cluster.call("scancel", answers)
+    cluster.wait(answers, merge)
+    assert cluster.states(answers) == cluster.states(merge) == {"CANCELLED"}
+    assert restarts(cluster, answers) == {0: 0, 1: 0}
+    for log in (queue.log("answer_0"), queue.log("answer_1")):
+        assert "interrupted; what is finished is kept" in log
+        assert re.search("stopped by a signal, exit code 1(30|43)\n", log) and "back into the queue" not in log
+
+
+@on_a_cluster
+def test_a_mistake_is_not_made_twice(queue, api, tmp_path):
+    cluster, data, output = queue.cluster, str(SAMPLE / "test.json"), f"{tmp_path}/none.json"
+    missing = queue.sbatch("answer", *api, array="0-1", MODEL="m", INPUTS=f"{tmp_path}/no.json", OUTPUT=output)
+    merge = queue.sbatch("merge", output, after=[missing], INPUTS=data, SHARDS="2")
+    table = queue.sbatch("table", "--system", "None", output, after=[merge], OUTPUT=f"{tmp_path}/table.md")
+    options = ["--job-name=third"]
+    third = queue.sbatch("answer", *api, array="2", options=options, MODEL="m", INPUTS=data, OUTPUT=output)
+    cluster.wait(missing, merge, table, third)
+    for job in (missing, third):
+        found = {(fields["JobState"], fields["ExitCode"], fields["Restarts"]) for fields in cluster.jobs(job)}
+        assert found == {("FAILED", "2:0", "0")}
+    assert f"{tmp_path}/no.json: no such file" in queue.log("answer_0")
+    assert "--shard_index 2 is out of range: with --num_shards 1" in queue.log("third_2")
+    assert cluster.states(merge) == cluster.states(table) == {"CANCELLED"}
+
+
+@on_a_cluster
+def test_a_gpu_that_slurm_gave_and_torch_cannot_use(queue, encoder, tmp_path):
+    """Found by the job's first command; the variables are SLURM's own, but for the one that its task prolog empties."""
+    (tmp_path / "python").write_text(f'#!/bin/sh\nCUDA_VISIBLE_DEVICES=0 exec {sys.executable} "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    names = {"INPUTS": str(SAMPLE / "test.json"), "OUTPUT": f"{tmp_path}/ranked.json", "ENCODER": encoder}
+    job = queue.sbatch("rank", PYTHON=str(tmp_path / "python"), **names)
+    queue.cluster.wait(job)
+    (fields,) = queue.cluster.jobs(job)
+    assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == ("FAILED", "2:0", "0")
+    assert "FAIL SLURM gave this job GPUs (1), but torch sees none; " in queue.log("rank")
+    assert not Path(names["OUTPUT"]).exists()
+
+
+@on_a_cluster
+def test_a_task_that_is_killed_again_and_again_is_given_up(queue, gate, api, tmp_path):
+    cluster, output = queue.cluster, tmp_path / "none.json"
+    names = {"MODEL": "m", "INPUTS": str(SAMPLE / "test.json"), "OUTPUT": str(output), "MAX_REQUEUES": "1"}
+    for number in range(2):
+        gate.close(holding_all)
+        if number == 0:
+            job = queue.sbatch("answer", *api, array="0-0", **names)
+        cluster.wait_until(lambda: gate.held)
+        os.kill(pid_of(shard_of(output, 0, 1)), signal.SIGKILL)
+    cluster.wait(job)
+    (fields,) = cluster.jobs(job)
+    assert (fields["JobState"], fields["Restarts"]) == ("FAILED", "1")
+    assert "killed, exit code 137, and requeued 1 times already: given up" in queue.log("answer_0")
+
+
+@on_a_cluster
+def test_planpers_in_shards(queue, gate, api, tmp_path):
+    cluster, data = queue.cluster, str(SAMPLE / "test.json")
+    flags = ["--gold_plan", *api]
+    alone, output = f"{tmp_path}/alone.json", f"{tmp_path}/planpers.json"
+    assert planpers.main(["--model_addr", "a-model", "--inputs_addr", data, "--output_addr", alone, *flags]) == 0
+    second = shards_of_the_sample(2)[0][1:]
+    gate.close(lambda request: "held" if asked(request, second) else None)
+    answers = queue.sbatch("plan_and_answer", *flags, array="0-1", MODEL="a-model", INPUTS=data, OUTPUT=output)
+    merge = queue.sbatch("merge", output, after=[answers], INPUTS=data, SHARDS="2")
+    cluster.wait_until(lambda: gate.held)
+    os.kill(pid_of(shard_of(output, 0, 2)), signal.SIGKILL)
+    gate.open()
+    cluster.wait(answers, merge)
+    assert cluster.states(answers) == cluster.states(merge) == {"COMPLETED"}
+    assert restarts(cluster, answers) == {0: 1, 1: 0}
+    for ending in ("", ".plans.json"):
+        assert Path(output + ending).read_bytes() == Path(alone + ending).read_bytes()
+
+
+@on_a_cluster
+def test_a_killed_training_goes_on(queue, tmp_path):
+    cluster, output = queue.cluster, tmp_path / "planner"
+    names = {"MODEL": str(save_tiny_chat(tmp_path / "model")), "OUTPUT": str(output)}
+    for variable, split, number in (("INPUTS", "train", 8), ("VALIDATION", "validation", 4)):
+        names[variable] = str(tmp_path / f"{split}.json")
+        Path(names[variable]).write_text(json.dumps(sample_records(split, number)))
+    flags = ["--max_steps", "4", "--save_steps", "2", "--eval_generate", "0", "--num_contexts", "2"]
+    flags += ["--gradient_accumulation_steps", "2"]  # later flags win over the file's own
+    job = queue.sbatch("train", *flags, **names)
+    cluster.wait_until((output / "checkpoint-2/manifest.json").exists)
+    os.kill(pid_of(output / "training_log.jsonl"), signal.SIGKILL)
+    cluster.wait(job)
+    (fields,) = cluster.jobs(job)
+    assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "1")
+    log = queue.log("train")
+    assert log.count("1 on a device x 2 accumulated x 1 processes = 2 sequences a step") == 2
+    assert f"going on from {output}/checkpoint-2" in log
+    assert (output / "best/adapter_model.safetensors").exists() and (output / "checkpoint-4").exists()
+
+
+@on_a_cluster
+def test_the_table_is_submitted_twice_and_made_once(cluster, gate, api, encoder, tmp_path):
+    """The second submission waits for the first, job by job, and finds everything finished."""
+    records = json.loads((SAMPLE / "test.json").read_text(encoding="utf-8"))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/Society_and_Culture_test.json").write_text(json.dumps(records[-4:]))
+    variables = {
+        "MODEL": "a-model", "ENCODER": encoder, "JUDGE": "a-judge", "DATA": f"{tmp_path}/data", "OUT": f"{tmp_path}/t2",
+        "METHODS": "none rag_random", "CATEGORIES": "Society_and_Culture", "ANSWER_SHARDS": "2",
+        "JUDGE_SHARDS": "1", "ANSWER_ARGS": " ".join(api), "JUDGE_ARGS": " ".join(api), "PREFETCH": "0",
+    }  # fmt: skip
+    environment = clean_environment(**cluster.environment | {"PYTHON": sys.executable} | variables)
+    jobs = []
+    for _ in range(2):
+        printed = subprocess.run(["bash", SUBMIT], cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert printed.returncode == 0, printed.stderr
+        jobs += [line.split()[0] for line in printed.stdout.splitlines()]
+    cluster.wait(*jobs)
+    assert {state for job in jobs for state in cluster.states(job)} == {"COMPLETED"}
+    folder = tmp_path / "t2/a-model/test"
+    table = (folder / "table.md").read_text().splitlines()
+    assert [line.split(" | ")[0] for line in table[2:4]] == ["| No personalization", "| RAG (random profile)"]
+    assert all(line.endswith("| 4 | 0 | 0 |") for line in table[2:4])
+    requests = [json.dumps(request) for request in gate.server.requests]
+    assert len(requests) == len(set(requests)) > 2 * 4  # nothing was asked twice
+    log = (tmp_path / "t2/logs/t2.merge.a-model.Society_and_Culture.test.scores.log").read_text()
+    assert log.count("scores of 1 shards, 4 questions") == 2 == log.count("already finished, left alone")

@@ -1,0 +1,199 @@
+"""Does the driver keep vLLM full? Judging and generation beside LLM.generate on the same prompts, and the naive way.
+
+  python tests/speed/engine.py --model_addr demo/models/chat
+
+The bare engine is vLLM's own LLM class with the same settings: it gets all rendered prompts in one list. Judging the
+naive way is another engine, without a prefix cache, that writes as many tokens of free text as verdicts are known to
+take (15). All engines are loaded once; each run starts with an empty prefix cache.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import psutil
+from measure import add_arguments, peak_memory, print_spread, write_figures
+
+import baselines
+import evaluate_responses
+from prompts import load_prompt
+from utils.cli import make_parser, positive_int, run_script
+from utils.cli.progress import Progress
+from utils.files.journal import Journal
+from utils.generation.chat import LocalChat
+from utils.generation.driver import Policy, Request, Stage, run_stage
+from utils.generation.engines import VLLMEngine, engine_settings, sampling_params
+from utils.parsing.model_output import ANSWER_SCHEMA, parse_answer
+from utils.records.datasets import read_dataset
+
+SAMPLE = Path(__file__).resolve().parent.parent / "data/mini_lampqa"
+MODEL_LENGTH = 4096  # tokens
+VERDICT_TOKENS = 15  # what a free-form verdict takes
+KV_SPACE = "1"  # GiB, on a CPU, of each engine
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = make_parser(__doc__)
+    parser.add_argument("--model_addr", required=True, metavar="MODEL", help="chat model, for all engines")
+    parser.add_argument("--questions", type=positive_int, default=12, help="how many are judged (%(default)s)")
+    parser.add_argument("--max_tokens", type=positive_int, default=64, help="tokens of an answer (%(default)s)")
+    add_arguments(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", KV_SPACE)
+    figures = asyncio.run(measure(args))
+    write_figures(args.json_addr, figures)
+    return 0
+
+
+async def measure(args: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        judging = judge_arguments(args)
+        answering = answer_arguments(args)
+        ours = VLLMEngine(judging, [args.model_addr], MODEL_LENGTH)
+        bare = load_bare(judging, args.model_addr, prefix_cache=True)
+        naive = load_bare(judging, args.model_addr, prefix_cache=False)
+        rows = []
+        for run in range(args.runs + 1):
+            row = await one_run(args, judging, answering, (ours, bare, naive), Path(folder) / str(run))
+            if run == 0:  # compiles grammars and the like
+                continue
+            rows.append(row)
+            print(f"run {run}: " + ", ".join(f"{name} {value:.3g}" for name, value in row.items()), flush=True)
+        processes = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
+        memory = sum(peak_memory(process) for process in processes)
+        print(f"peak memory at most {memory / 1e9:.2f} GB, of the three engines together")
+        for engine in (bare, naive):  # else the end of this process may wait for theirs
+            engine.llm_engine.engine_core.shutdown()
+        await ours.close()
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    return {
+        "model": args.model_addr,
+        "runs": rows,
+        "peak_memory": memory,
+        "judging_to_bare": print_spread("verdicts a second, ours / LLM.generate", ratio(columns, "bare"), 0.95),
+        "judging_to_naive": print_spread("verdicts a second, ours / the naive way", ratio(columns, "naive"), 1.7),
+        "cached": print_spread("share of prompt tokens from the cache", columns["cached"], 0.65),
+        "generation_to_bare": print_spread(
+            "tokens a second of answers, ours / LLM.generate",
+            [a / b for a, b in zip(columns["our tokens/s"], columns["bare tokens/s"], strict=True)],
+            0.95,
+        ),
+    }
+
+
+def ratio(columns: dict[str, list[float]], other: str) -> list[float]:
+    return [a / b for a, b in zip(columns["our verdicts/s"], columns[f"{other} verdicts/s"], strict=True)]
+
+
+async def one_run(
+    args: argparse.Namespace, judging: argparse.Namespace, answering: argparse.Namespace, engines: Any, folder: Path
+) -> dict[str, float]:
+    """The rates of all three on the same prompts; who begins changes with the run."""
+    ours, bare, naive = engines
+    folder.mkdir()
+    chat = LocalChat(args.model_addr)
+    figures: dict[str, float] = {}
+    verdicts = judge_requests(judging, chat, folder)
+    policy = Policy.from_arguments(judging, evaluate_responses.STRATEGIES["aspect"].schema)
+    stage = Stage(args.model_addr, verdicts, policy, evaluate_responses.parse_verdict, "verdicts", len(verdicts))
+    for who in ("ours", "bare", "naive") if int(folder.name) % 2 == 0 else ("naive", "bare", "ours"):
+        if who == "ours":
+            figures["our verdicts/s"] = len(verdicts) / await timed_stage(ours, stage)
+            tokens = [verdicts[0].journal.entries[request.key] for request in verdicts]
+            figures["cached"] = sum(t["cached_tokens"] for t in tokens) / sum(t["prompt_tokens"] for t in tokens)
+        elif who == "bare":
+            params = [sampling_params(policy.sampling(request.key, 0)) for request in verdicts]
+            figures["bare verdicts/s"] = len(verdicts) / timed_bare(bare, verdicts, params)[0]
+        else:
+            figures["naive verdicts/s"] = len(verdicts) / timed_bare(naive, verdicts, [free_text()] * len(verdicts))[0]
+    answers = answer_requests(answering, chat, folder)
+    policy = Policy.from_arguments(answering, ANSWER_SCHEMA)
+    stage = Stage(args.model_addr, answers, policy, parse_answer, "answers", len(answers))
+    for who in ("ours", "bare") if int(folder.name) % 2 == 0 else ("bare", "ours"):
+        if who == "ours":
+            seconds = await timed_stage(ours, stage)
+            written = sum(entry["completion_tokens"] for entry in answers[0].journal.entries.values())
+            figures["our tokens/s"] = written / seconds
+        else:
+            params = [sampling_params(policy.sampling(request.key, 0)) for request in answers]
+            seconds, outputs = timed_bare(bare, answers, params)
+            figures["bare tokens/s"] = sum(len(output.outputs[0].token_ids) for output in outputs) / seconds
+    return figures
+
+
+def judge_arguments(args: argparse.Namespace) -> argparse.Namespace:
+    parser = evaluate_responses.build_parser()
+    command = ["--evaluator_llm", args.model_addr, "--inputs_addr", str(SAMPLE / "train.json"), "--response_addr", "-"]
+    command += ["--score_addr", "-", "--limit", str(args.questions), "--max_tokens", "32"]
+    return parser.parse_args([*command, "--constrained_decoding", "always", "--max_retries", "0"])
+
+
+def answer_arguments(args: argparse.Namespace) -> argparse.Namespace:
+    parser = baselines.build_parser()
+    command = ["--model_addr", args.model_addr, "--inputs_addr", str(SAMPLE / "train.json"), "--output_addr", "-"]
+    command += ["--rag", "--num_contexts", "2", "--max_tokens", str(args.max_tokens)]
+    command += ["--max_model_len", str(MODEL_LENGTH)]
+    return parser.parse_args([*command, "--constrained_decoding", "always", "--max_retries", "0"])
+
+
+def judge_requests(judging: argparse.Namespace, chat: LocalChat, folder: Path) -> list[Request]:
+    """A request for every aspect of the first questions; the response is put together from the user's posts."""
+    records = read_dataset(SAMPLE / "train.json", needs=["narrative", "rubric_aspects"])[: judging.limit]
+    responses = {r["id"]: [{"output": " ".join(post["text"] for post in r["profile"])[:2500]}] for r in records}
+    pending = {key for record in records for key in evaluate_responses.SCORINGS["aspect"].keys(record)}
+    journal = Journal(folder / "scores.json", {"benchmark": True})
+    system = evaluate_responses.System("-", "aspect", [responses], records, {}, pending, journal)
+    return evaluate_responses.build_requests([system], records, load_prompt("lampqa/aspect_judge"), chat)
+
+
+def answer_requests(answering: argparse.Namespace, chat: LocalChat, folder: Path) -> list[Request]:
+    records = read_dataset(SAMPLE / "train.json", needs=["profile"])
+    journal = Journal(folder / "answers.json", {"benchmark": True})
+    keys = [(record["id"], 0) for record in records]
+    return list(baselines.build_requests(records, keys, answering, load_prompt("lampqa/rag"), chat, journal))
+
+
+def load_bare(judging: argparse.Namespace, model: str, prefix_cache: bool) -> Any:
+    from vllm import LLM
+    from vllm.platforms import current_platform
+
+    settings = engine_settings(judging, model, [], MODEL_LENGTH, on_gpu=not current_platform.is_cpu())
+    return LLM(**settings, enable_prefix_caching=prefix_cache)
+
+
+def free_text() -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(temperature=0, max_tokens=VERDICT_TOKENS, min_tokens=VERDICT_TOKENS, logprobs=0)
+
+
+async def timed_stage(engine: VLLMEngine, stage: Stage) -> float:
+    await engine._engine.reset_prefix_cache()
+    started = time.perf_counter()
+    await run_stage(engine, stage, Progress(stage.total, stage.unit))
+    return time.perf_counter() - started
+
+
+def timed_bare(engine: Any, requests: Sequence[Request], params: list[Any]) -> tuple[float, list[Any]]:
+    engine.reset_prefix_cache()
+    prompts = [{"prompt_token_ids": list(request.prompt)} for request in requests]
+    started = time.perf_counter()
+    outputs = engine.generate(prompts, params, use_tqdm=False)
+    return time.perf_counter() - started, outputs
+
+
+if __name__ == "__main__":
+    run_script(main)

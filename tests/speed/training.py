@@ -1,0 +1,270 @@
+"""How much faster does the planner learn than in a plain loop, in how much memory, and how near to the limit?
+
+  python tests/speed/training.py --model_addr demo/models/chat
+
+Both learn from the same made-up sequences, once: a prompt of log-normal length and a target of 60 tokens. The plain
+loop takes them in random order, pads every batch to its longest and computes the logits of all positions. Useful work
+counts the operations that LoRA cannot do without: forward and backward through the frozen weights on the sequences'
+own tokens, causal attention, the vocabulary at the targets; nothing for padding, nor for what is computed twice.
+
+Before that it is simulated how long several processes with one sequence each wait for the longest, in a random order
+and in ours, if a sequence takes a time in proportion to its tokens.
+"""
+
+import argparse
+import contextlib
+import gc
+import io
+import json
+import math
+import os
+import random
+import sys
+import tempfile
+import time
+from array import array
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from measure import add_arguments, log_normal, matrix_rate, peak_memory, print_spread, reset_peak_memory, write_figures
+
+import train_planner
+from train_planner import Example, Run
+from utils.cli import make_parser, positive_int, run_script
+from utils.files.manifest import describe_run
+from utils.generation.chat import LocalChat
+from utils.parsing.plans import NO_LOSS
+
+TARGET = 60  # tokens
+LOG_SPREAD = 0.5
+
+# The sequences of a simulated training set, of the mean lengths that the README takes: ten posts, or as many as there
+# are. Profile sizes of Table 1 (Lifestyle, train); posts vary as the narratives of its test sets do. How much longer
+# one user's posts are than another's is not known: simulated are the two ends, not at all and as much as posts differ.
+USERS, POSTS, MAX_LENGTH, STEP = 7370, 10, 8192, 32
+PROFILE_SIZE, POST_WORDS = (116.6, 162.0), (162, 145)  # mean and standard deviation
+TOKENS_A_WORD, OTHER_TOKENS = 1.1, 130  # instructions, question and target
+PROCESSES = (1, 2, 4, 8)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = make_parser(__doc__)
+    parser.add_argument("--model_addr", required=True, metavar="MODEL", help="base model")
+    parser.add_argument("--mean_tokens", type=positive_int, default=300, help="of a prompt (%(default)s)")
+    parser.add_argument("--max_seq_length", type=positive_int, default=1024, help="of the longest (%(default)s)")
+    parser.add_argument("--batch_size", type=positive_int, default=4, help="sequences at a time (%(default)s)")
+    parser.add_argument("--accumulated", type=positive_int, default=4, help="batches a step (%(default)s)")
+    parser.add_argument("--steps", type=positive_int, default=1, help="steps a run (%(default)s)")
+    parser.add_argument("--gradient_checkpointing", action="store_true", help="compute activations twice (off)")
+    add_arguments(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    args = build_parser().parse_args(argv)
+    from utils.planner.trainer import has_bf16
+
+    waiting = simulate_waiting()
+    chat = LocalChat(args.model_addr)
+    examples = make_examples(args, chat.tokenizer.vocab_size)
+    work = operations(args, examples)
+    dtype = "bfloat16" if has_bf16() else "float32"
+    print(f"{len(examples)} sequences, {work / 1e12:.2f} Tflop of useful work, {dtype}", flush=True)
+    rows = [one_run(args, chat, examples, dtype, run) for run in range(args.runs)]
+
+    def of(name: str) -> list[float]:
+        return [row[name] for row in rows]
+
+    figures = {
+        "ours_to_plain": print_spread(
+            "training, times the plain loop", [n / o for n, o in zip(of("plain"), of("ours"), strict=True)]
+        ),
+        "of_limit": print_spread(
+            f"share of the {dtype} matrix product's rate", [work / row["ours"] / row["limit"] for row in rows]
+        ),
+        "memory_to_plain": print_spread(
+            "peak memory, share of the plain loop's",
+            [o / n for n, o in zip(of("plain bytes"), of("our bytes"), strict=True)],
+        ),
+    }
+    print(f"peak memory {max(of('our bytes')) / 1e9:.2f} GB")
+    write_figures(
+        args.json_addr,
+        figures | {"model": args.model_addr, "dtype": dtype, "useful_flop": work, "runs": rows, "waiting": waiting},
+    )
+    return 0
+
+
+def simulate_waiting() -> list[dict[str, Any]]:
+    """Print and return the share of time that is lost to waiting in an epoch, with PROCESSES processes."""
+    from accelerate.data_loader import SeedableRandomSampler
+
+    from utils.planner.trainer import ByLengthInSteps
+
+    rows: list[dict[str, Any]] = []
+    for alike, name in ((False, "posts of one user as different as any"), (True, "posts of one user of one length")):
+        lengths = simulated_lengths(alike)
+        print(f"simulated, {name}: {sum(lengths) / len(lengths):.0f} tokens a sequence, the longest {max(lengths)}")
+        for count in PROCESSES:
+            random_order = SeedableRandomSampler(lengths, data_seed=0)
+            before = waited_share(lengths, count, random_order)
+            after = waited_share(lengths, count, ByLengthInSteps(lengths, STEP, 0, count))
+            print(f"  {count} processes wait {before:.1%} of the time in a random order, {after:.1%} in ours")
+            rows.append({"alike": alike, "processes": count, "random": before, "ours": after})
+    return rows
+
+
+def simulated_lengths(alike: bool) -> list[int]:
+    rng = random.Random(0)
+
+    def draw(mean: float, deviation: float) -> int:
+        return max(1, log_normal(rng, mean, math.sqrt(math.log(1 + (deviation / mean) ** 2))))
+
+    lengths = []
+    for _ in range(USERS):
+        count = min(POSTS, draw(*PROFILE_SIZE))
+        words = count * draw(*POST_WORDS) if alike else sum(draw(*POST_WORDS) for _ in range(count))
+        lengths.append(min(MAX_LENGTH, round(OTHER_TOKENS + TOKENS_A_WORD * words)))
+    return lengths
+
+
+def waited_share(lengths: list[int], count: int, sampler: Any) -> float:
+    """Of the time of `count` processes, each with a batch of one, that in which they wait for the longest."""
+    from accelerate.data_loader import BatchSamplerShard
+    from torch.utils.data import BatchSampler
+
+    spent = needed = 0
+    parts = []
+    for rank in range(count):
+        sampler.set_epoch(0)
+        parts.append(list(BatchSamplerShard(BatchSampler(sampler, 1, drop_last=False), count, rank)))
+    for batches in zip(*parts, strict=True):
+        times = [lengths[index] for [index] in batches]
+        spent, needed = spent + count * max(times), needed + sum(times)
+    return 1 - needed / spent
+
+
+def make_examples(args: argparse.Namespace, vocabulary: int) -> list[Example]:
+    rng = random.Random(0)
+    examples = []
+    for _ in range(args.steps * args.batch_size * args.accumulated):
+        length = min(args.max_seq_length - TARGET, max(1, log_normal(rng, args.mean_tokens, LOG_SPREAD)))
+        prompt, target = (array("i", (rng.randrange(vocabulary) for _ in range(n))) for n in (length, TARGET))
+        examples.append(Example(prompt, target, [], 0, False))
+    return examples
+
+
+def operations(args: argparse.Namespace, examples: list[Example]) -> float:
+    """Floating-point operations: 4 for each weight and token (forward, and backward to the activations alone).
+
+    Attention takes 2n² in each layer for each unit of the queries' width (half of 4n², for it is causal), and twice
+    that backward. The adapter's own, about a hundredth, are not counted.
+    """
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(args.model_addr)
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(config)
+    import torch
+
+    linear = {name: part for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
+    vocabulary = linear.pop("lm_head").weight.numel()
+    weights = sum(part.weight.numel() for part in linear.values())
+    width = next(part.out_features for name, part in linear.items() if name.endswith("q_proj"))
+    lengths = [example.length for example in examples]
+    attention = sum(3 * 2 * n**2 * width * config.num_hidden_layers for n in lengths)
+    return 4 * weights * sum(lengths) + attention + 4 * vocabulary * TARGET * len(examples)
+
+
+def one_run(
+    args: argparse.Namespace, chat: LocalChat, examples: list[Example], dtype: str, run: int
+) -> dict[str, float]:
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    row: dict[str, float] = {}
+    before = matrix_rate(dtype, device)
+    for name in ("ours", "plain") if run % 2 else ("plain", "ours"):
+        reset_peak_memory()
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        row[name] = (our_training if name == "ours" else plain_training)(args, chat, examples)
+        peak = torch.cuda.max_memory_allocated() if device == "cuda" else peak_memory()
+        row["our bytes" if name == "ours" else "plain bytes"] = peak
+        gc.collect()
+    row["limit"] = (before + matrix_rate(dtype, device)) / 2
+    print(f"run {run + 1}: ours {row['ours']:.2f} s, plain {row['plain']:.2f} s", flush=True)
+    return row
+
+
+def planner_flags(args: argparse.Namespace, output: str) -> argparse.Namespace:
+    command = ["--inputs_addr", "-", "--output_dir", output, "--model_addr", args.model_addr]
+    command += ["--max_steps", str(args.steps), "--per_device_train_batch_size", str(args.batch_size)]
+    command += ["--gradient_accumulation_steps", str(args.accumulated), "--save_steps", str(args.steps)]
+    command += ["--max_seq_length", str(args.max_seq_length)]
+    command += [] if args.gradient_checkpointing else ["--no-gradient_checkpointing"]
+    flags = train_planner.build_parser().parse_args(command)
+    train_planner.fill_in_defaults(flags)
+    return flags
+
+
+def our_training(args: argparse.Namespace, chat: LocalChat, examples: list[Example]) -> float:
+    """Seconds of train_planner.py's training, the last checkpoint's saving included."""
+    from utils.planner.trainer import train
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+        run, flags = Run(Path(folder), None, None, []), planner_flags(args, folder)
+        manifest = describe_run(vars(flags), {"model": args.model_addr, "inputs": "-"}, None)
+        with contextlib.redirect_stdout(io.StringIO()):
+            train(flags, {}, chat, examples, [], manifest, run, None)
+        lines = (Path(folder) / "training_log.jsonl").read_text().splitlines()
+    return next(figures["train_runtime"] for figures in map(json.loads, lines) if "train_runtime" in figures)
+
+
+def plain_training(args: argparse.Namespace, chat: LocalChat, examples: list[Example]) -> float:
+    import torch
+    from peft import get_peft_model
+    from torch.nn.utils.rnn import pad_sequence
+
+    from utils.planner.trainer import choose_attention, has_bf16, load_base, make_lora_config
+
+    flags = planner_flags(args, "-")
+    dtype = torch.bfloat16 if has_bf16() else torch.float32
+    model = load_base(args.model_addr, {}, dtype, choose_attention("auto", has_bf16(), args.model_addr, {}))
+    model = get_peft_model(model, make_lora_config(flags, model)).train()
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    if args.gradient_checkpointing:
+        model.enable_input_require_grads()
+        model.gradient_checkpointing_enable()
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=flags.learning_rate)
+    order = random.Random(0).sample(examples, len(examples))
+    started = time.perf_counter()
+    for step in range(args.steps):
+        for batch in range(args.accumulated):
+            first = (step * args.accumulated + batch) * args.batch_size
+            rows = [example.row for example in order[first : first + args.batch_size]]
+            ids, labels = (
+                pad_sequence([torch.tensor(row[name]) for row in rows], batch_first=True, padding_value=padding)
+                for name, padding in (("input_ids", chat.tokenizer.pad_token_id), ("labels", NO_LOSS))
+            )
+            mask = pad_sequence([torch.ones(len(row["labels"]), dtype=torch.long) for row in rows], batch_first=True)
+            with torch.autocast(model.device.type, dtype, enabled=dtype == torch.bfloat16):
+                inputs = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+                output = model(**{name: tensor.to(model.device) for name, tensor in inputs.items()}, use_cache=False)
+            (output.loss / args.accumulated).backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    run_script(main)

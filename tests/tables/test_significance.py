@@ -1,0 +1,500 @@
+"""The paired statistics: by hand, against SciPy, on simulated systems, and where there is next to nothing to test."""
+
+import itertools
+import math
+import random
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+from statistics import fmean, variance
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, category_means, macro_average
+from utils.cli import UserError
+from utils.tables import significance
+from utils.tables.significance import (
+    PERMUTATIONS,
+    bootstrap_interval,
+    compare_systems,
+    differences,
+    effect_size,
+    holm,
+    mean_over_strata,
+    pair_questions,
+    permutation_test,
+    t_test,
+    win_shares,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+ARTS, LIFESTYLE, SOCIETY = CATEGORIES
+APPROX_95 = 1.959964  # standard deviations of a normal distribution
+
+
+def question(question_id, community, score):
+    details = [{"aspect": "a", "score": None}]
+    return {"id": question_id, "category": community, "answered": True, "score": score, "details": details}
+
+
+def random_strata(seed, *sizes):
+    dice = random.Random(seed)
+    return [[round(dice.gauss(0.05, 0.3), 12) for _ in range(size)] for size in sizes]
+
+
+def random_system(seed, number):
+    """Scores as a judge gives them: of 3 to 7 aspects, some missing."""
+    dice = random.Random(seed)
+    communities = list(COMMUNITIES)
+    questions = []
+    for i in range(number):
+        verdicts = [dice.choice([0, 1, 2]) for _ in range(3 + i % 5)]
+        score = None if dice.random() < 0.1 else sum(verdicts) / (2 * len(verdicts))
+        questions.append(question(f"q{i}", communities[i % len(communities)], score))
+    return questions
+
+
+# Pairing
+
+
+def test_only_questions_scored_for_both_are_paired_and_the_others_counted():
+    first = [
+        question("d", "law", 0.25),
+        question("b", "music", 0.5),
+        question("a", "anime", 1.0),
+        question("no score here", "pets", None),
+        question("no score there", "pets", 0.5),
+        question("not there 1", "pets", 0.5),
+        question("not there 2", "pets", 0.0),
+        question("no score in both", "pets", None),
+        question("no score, not there", "pets", None),
+    ]
+    second = [
+        question("a", "anime", 0.0),  # 0.0 is a score
+        question("b", "music", 0.75),
+        question("d", "law", 0.0),
+        question("no score here", "pets", 0.5),
+        question("no score there", "pets", None),
+        question("no score in both", "pets", None),
+    ]
+    pairing = pair_questions(first, second)
+    assert pairing.scores == {ARTS: [(1.0, 0.0), (0.5, 0.75)], LIFESTYLE: [], SOCIETY: [(0.25, 0.0)]}
+    assert (pairing.paired, pairing.only_first, pairing.only_second, pairing.neither) == (3, 3, 1, 2)
+
+    swapped = pair_questions(second, first)
+    assert (swapped.paired, swapped.only_first, swapped.only_second, swapped.neither) == (3, 1, 3, 2)
+
+
+def test_a_question_of_two_communities_is_refused():
+    with pytest.raises(UserError, match="question 'x': its community is 'law' in one system's score files and 'pets'"):
+        pair_questions([question("x", "law", 1.0)], [question("x", "pets", None)])
+
+
+# By hand
+
+
+def test_equal_differences_of_scores_are_equal_numbers():
+    assert 0.3 - 0.2 != 0.4 - 0.3
+    assert differences([(0.3, 0.2), (0.4, 0.3), (0.2, 0.3), (1 / 3, 1 / 3)]) == [0.1, 0.1, -0.1, 0.0]
+
+
+def test_mean_over_strata():
+    assert mean_over_strata([[0.1, 0.2, 0.6]]) == 0.3
+    assert mean_over_strata([[0.1, 0.2, 0.6], [-0.1]]) == 0.1  # (0.3 - 0.1) / 2, not 0.8 / 4
+    assert mean_over_strata([[0.1], []]) is None
+
+
+def test_t_test_of_one_stratum():
+    # Mean 0.2, variance (0.01 + 0 + 0.01) / 2 = 0.01. t = 0.2 / sqrt(0.01 / 3) = 2 sqrt(3).
+    # With 2 degrees of freedom p = 1 - t / sqrt(t² + 2) = 1 - sqrt(12 / 14).
+    assert t_test([[0.1, 0.2, 0.3]]) == pytest.approx((2 * math.sqrt(3), 1 - math.sqrt(12 / 14)))
+
+
+def test_t_test_of_two_strata():
+    # Means 0.1 and 0.2, variances of the means 0.02 / 2 = 0.01 and 0.08 / 2 = 0.04. t = 0.3 / sqrt(0.05), with
+    # 0.05² / (0.01² / 1 + 0.04² / 1) = 0.0025 / 0.0017 degrees of freedom.
+    t, p = t_test([[0.0, 0.2], [0.0, 0.4]])
+    assert t == pytest.approx(0.3 / math.sqrt(0.05))
+    assert p == pytest.approx(2 * scipy.stats.t.sf(t, 25 / 17))
+
+
+@pytest.mark.parametrize(
+    ("strata", "expected"),
+    [
+        ([[0.1, 0.2, 0.3]], 2 / 8),  # as far as 0.6: all positive, all negative
+        ([[0.1, 0.1, 0.2, -0.1, 0.0]], 8 / 16),  # 0.3: at most one of the three 0.1 negative, or mirrored
+        ([[0.1, 0.2, -0.3]], 1.0),  # the sum is 0, which in floats it is not: 0.1 + 0.2 > 0.3
+        ([[0.1] * 3 + [-0.1]], 10 / 16),  # 0.2: at most one of four negative, or mirrored
+        ([[0.2], [-0.3, 0.1]], 6 / 8),  # 0.2 - 0.15 + 0.05 = 0.1: of ±0.2 ±0.15 ±0.05 only ±(0.2 - 0.15 - 0.05) less
+        ([[0.2, -0.3, 0.1]], 1.0),  # the same three in one stratum: the sum is 0
+    ],
+)
+def test_permutation_test_by_enumeration(strata, expected):
+    assert permutation_test(strata) == expected
+
+
+def test_an_interval_of_two_questions_reaches_from_one_to_the_other():
+    # The mean of two draws is 0, 0.2 or 0.4 with chances 1/4, 1/2, 1/4.
+    assert bootstrap_interval([[0.0, 0.4]]) == (0.0, 0.4)
+
+
+def test_the_limits_are_resampled_means():
+    # With 10 questions the mean is below 0.1 only where the 1.0 is never drawn: 0.9^10 = 35%; three times or more it
+    # is drawn in 7%, four times or more in 1.3%.
+    assert bootstrap_interval([[1.0] + [0.0] * 9]) == (0.0, 0.3)
+
+
+def test_strata_are_resampled_apart():
+    assert bootstrap_interval([[0.0] * 5, [1.0] * 5]) == (0.5, 0.5)  # pooled, it reaches from 0.2 to 0.8
+    assert bootstrap_interval([[0.0, 0.4], [0.0] * 9]) == (0.0, 0.2)  # each stratum counts one half
+
+
+def test_effect_size():
+    assert effect_size([0.1, 0.2, 0.3]) == pytest.approx(2.0)  # 0.2 / 0.1
+    assert effect_size([-0.1, -0.2, -0.3]) == pytest.approx(-2.0)
+
+
+def test_win_shares():
+    assert win_shares([[0.1, 0.0, -0.1, 0.5]]) == (0.5, 0.25, 0.25)
+    assert win_shares([[0.1, 0.0, -0.1, 0.5], [0.0]]) == (0.25, 0.625, 0.125)  # halves of the sums with (0, 1, 0)
+
+
+def test_holm():
+    # In ascending order 4 × 0.005, 3 × 0.01, 2 × 0.03, 1 × 0.04; the last may not be below the one before it.
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.4]) == [0.8, 0.8]
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([0.02, 0.02]) == [0.04, 0.04]
+    assert holm([]) == []
+
+
+def test_holm_leaves_what_is_no_test_in_its_place():
+    first, nothing, nan, last = holm([0.01, None, float("nan"), 0.03])
+    assert (first, nothing, last) == (0.02, None, 0.03)  # 2 × 0.01, 1 × 0.03
+    assert math.isnan(nan)
+
+
+@pytest.mark.parametrize("wrong", [-0.01, 1.01, math.inf])
+def test_holm_refuses_what_is_no_p_value(wrong):
+    with pytest.raises(ValueError, match="no p-value"):
+        holm([0.5, wrong])
+
+
+# Next to nothing to test
+
+
+@pytest.mark.parametrize(
+    ("stratum", "t_and_p", "interval", "permutation_p", "d_z"),
+    [
+        ([], (None, None), None, None, None),
+        ([0.1], (None, None), None, 1.0, None),  # both flips are as far from 0
+        ([0.0], (None, None), None, 1.0, None),
+        ([0.0, 0.0], (0.0, 1.0), (0.0, 0.0), 1.0, 0.0),
+        ([0.0] * 50, (0.0, 1.0), (0.0, 0.0), 1.0, 0.0),
+        ([0.1, 0.1], (None, None), (0.1, 0.1), 0.5, None),  # two flips of four
+        ([-0.1] * 10, (None, None), (-0.1, -0.1), 2 / 1024, None),
+    ],
+)
+def test_what_is_undefined_is_none(stratum, t_and_p, interval, permutation_p, d_z):
+    assert t_test([stratum]) == t_and_p
+    assert bootstrap_interval([stratum]) == interval
+    assert permutation_test([stratum]) == permutation_p
+    assert effect_size(stratum) == d_z
+
+
+@pytest.mark.parametrize("short", [[], [0.1]])
+def test_a_stratum_that_is_too_small_spoils_the_others(short):
+    strata = [[0.1, 0.2, 0.4], short]
+    assert t_test(strata) == (None, None)
+    assert bootstrap_interval(strata) is None
+
+
+def test_a_stratum_without_spread_adds_none():
+    # Means 0.2 and 0.1; the variance of the first mean is 0.01 / 3, with its 2 degrees of freedom.
+    t, p = t_test([[0.1, 0.2, 0.3], [0.1] * 7])
+    assert t == pytest.approx(0.3 / math.sqrt(0.01 / 3))
+    assert p == pytest.approx(2 * scipy.stats.t.sf(t, 2))
+    assert t_test([[0.1, 0.1], [-0.1, -0.1]]) == (None, None)
+    assert t_test([[0.0, 0.0], [0.0, 0.0, 0.0]]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("resamples", [0, -1, 38, 1000, 10_000])
+def test_a_number_of_resamples_without_exact_limits_is_refused(resamples):
+    with pytest.raises(ValueError, match="multiple of 40"):
+        bootstrap_interval([[0.1, 0.2]], resamples)
+
+
+# Against SciPy, and against definitions spelled out
+
+
+@pytest.mark.parametrize("size", [2, 3, 30, 500])
+def test_t_test_is_scipys_paired_one(size):
+    dice = np.random.default_rng(size)
+    pairs = dice.uniform(size=(size, 2)).round(3)
+    expected = scipy.stats.ttest_rel(pairs[:, 0], pairs[:, 1])
+    assert t_test([differences(pairs.tolist())]) == pytest.approx((expected.statistic, expected.pvalue), rel=1e-9)
+
+
+def test_t_test_of_two_strata_is_welchs():
+    # Welch's test compares two means; with one of the samples negated it tests their sum.
+    one, other = random_strata(1, 12, 40)
+    expected = scipy.stats.ttest_ind(one, [-d for d in other], equal_var=False)
+    assert t_test([one, other]) == pytest.approx((expected.statistic, expected.pvalue))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_exact_permutation_test_is_scipys(seed):
+    first, second = np.random.default_rng(seed).integers(0, 7, size=(2, 9)) / 6
+    first = np.minimum(first + 1 / 6, 1)
+    expected = scipy.stats.permutation_test(
+        (first, second),
+        lambda a, b, axis: np.mean(a - b, axis=axis).round(9),  # else sums of sixths that are equal may not tie
+        permutation_type="samples",
+    )
+    assert permutation_test([differences(list(zip(first, second, strict=True)))]) == pytest.approx(expected.pvalue)
+
+
+@pytest.mark.parametrize("sizes", [(13,), (14,), (4, 9), (3, 4, 7)])
+def test_permutation_test_follows_its_definition_with_and_without_chance(sizes):
+    strata = random_strata(sum(sizes), *sizes)
+    weighted = [d / len(stratum) for stratum in strata for d in stratum]
+    flipped = [
+        abs(math.fsum(sign * w for sign, w in zip(signs, weighted, strict=True)))
+        for signs in itertools.product([1, -1], repeat=len(weighted))
+    ]
+    exact = sum(f >= abs(math.fsum(weighted)) - 1e-12 for f in flipped) / len(flipped)
+    assert 0.001 < exact < 0.999
+    assert permutation_test(strata, permutations=2 ** len(weighted)) == exact
+
+    drawn = permutation_test(strata, permutations=2 ** len(weighted) - 1)
+    assert drawn != exact and drawn * 2 ** len(weighted) == int(drawn * 2 ** len(weighted)) > 0
+    assert drawn == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 2 ** len(weighted)))
+
+
+def test_ties_leave_the_permutation_test_exact():
+    assert permutation_test([[0.1, 0.2, 0.3] + [0.0] * 2000]) == 2 / 8
+
+
+def test_permutation_test_with_chance_is_never_0():
+    assert permutation_test([[0.1] * 2830]) == 1 / (PERMUTATIONS + 1)
+
+
+@pytest.mark.parametrize("strata", [[[0.5, -0.2, 0.1, 0.0, 0.35]], [[0.5, -0.2, 0.1], [0.0, 0.35]]])
+def test_interval_is_that_of_all_resamples(strata):
+    means = sorted(
+        fmean(map(fmean, resample))
+        for resample in itertools.product(*(itertools.product(stratum, repeat=len(stratum)) for stratum in strata))
+    )
+    low, high = bootstrap_interval(strata)
+    assert np.quantile(means, 0.02) - 1e-12 <= low <= np.quantile(means, 0.03) + 1e-12
+    assert np.quantile(means, 0.97) - 1e-12 <= high <= np.quantile(means, 0.98) + 1e-12
+
+
+def test_interval_is_scipys_percentile_interval():
+    strata = random_strata(3, 60, 200, 90)
+    expected = scipy.stats.bootstrap(
+        strata,
+        lambda *samples, axis: sum(sample.mean(axis=axis) for sample in samples) / 3,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    low, high = bootstrap_interval(strata)
+    spread = math.sqrt(sum(variance(stratum) / len(stratum) for stratum in strata)) / 3
+    assert high - low == pytest.approx(2 * APPROX_95 * spread, rel=0.05)
+    # A limit's own standard error is sqrt(0.025 × 0.975 / 9999) / (density 0.058) = 0.027 of the spread.
+    assert (low, high) == pytest.approx(expected, abs=0.15 * spread)
+
+
+def test_holm_is_closed_testing():
+    # Holm's adjusted value is the largest Bonferroni-corrected minimum of any set of tests that it is in.
+    dice = random.Random(5)
+    for size in (1, 2, 5, 7):
+        p = [round(dice.random() ** 4, 2) for _ in range(size)]
+        sets = [s for n in range(1, size + 1) for s in itertools.combinations(range(size), n)]
+        closed = [max(min(1, len(s) * min(p[j] for j in s)) for s in sets if i in s) for i in range(size)]
+        assert holm(p) == pytest.approx(closed)
+
+
+# Two systems
+
+
+def test_compare_systems_by_hand():
+    first = [
+        question("a", "music", 1.0),
+        question("b", "anime", 0.5),
+        question("c", "pets", 0.5),
+        question("d", "cooking", 0.75),
+        question("e", "law", 0.25),
+        question("f", "history", None),
+    ]
+    second = [
+        question("a", "music", 0.5),
+        question("b", "anime", 0.5),
+        question("c", "pets", 1.0),
+        question("d", "cooking", 0.5),
+        question("e", "law", 0.0),
+        question("f", "history", 1.0),
+    ]
+    results = compare_systems(pair_questions(first, second))
+    assert [result.group for result in results] == [ARTS, LIFESTYLE, SOCIETY, "pooled", "macro"]
+    arts, lifestyle, society, pooled, macro = results
+    assert [result.num_questions for result in results] == [2, 2, 1, 5, 5]
+    assert (arts.first_mean, arts.second_mean, arts.difference) == (0.75, 0.5, 0.25)  # 0.5, 0
+    assert (lifestyle.first_mean, lifestyle.second_mean, lifestyle.difference) == (0.625, 0.75, -0.125)  # -0.5, 0.25
+    assert (society.first_mean, society.second_mean, society.difference) == (0.25, 0.0, 0.25)
+    assert (pooled.first_mean, pooled.second_mean, pooled.difference) == (0.6, 0.5, 0.1)  # 3 / 5, 2.5 / 5
+    assert macro.first_mean == pytest.approx(1.625 / 3) and macro.second_mean == pytest.approx(1.25 / 3)
+    assert macro.difference == 0.125  # (0.25 - 0.125 + 0.25) / 3
+    assert (arts.won, arts.tied, arts.lost) == (0.5, 0.5, 0.0)
+    assert (pooled.won, pooled.tied, pooled.lost) == (0.6, 0.2, 0.2)
+    assert macro.won == pytest.approx(2 / 3)  # (0.5 + 0.5 + 1) / 3
+    assert (arts.interval, lifestyle.interval) == ((0.0, 0.5), (-0.5, 0.25))
+    assert arts.t == pytest.approx(1.0)  # mean 0.25, variance 0.125: 0.25 / sqrt(0.125 / 2)
+    assert arts.t_test_p == pytest.approx(0.5)  # with one degree of freedom 1 - 2 atan(1) / pi
+    assert arts.effect_size == pytest.approx(0.25 / math.sqrt(0.125))
+    assert (arts.permutation_p, society.permutation_p) == (1.0, 1.0)
+    assert (society.t, society.t_test_p, society.interval, society.effect_size) == (None,) * 4
+    assert (macro.t, macro.t_test_p, macro.interval, macro.effect_size) == (None,) * 4  # one question of society
+    # Macro, in twelfths: 0.5 / 2 = 3, -0.5 / 2 = -3, 0.25 / 2 = 1.5, 0.25 = 3, sum 4.5. Of ±3 ±3 ±3 ±1.5 the sums
+    # of three signs are ±9 (twice), ±3 (six times): ±9 ±1.5 all reach 4.5, of ±3 ±1.5 one half does.
+    assert macro.permutation_p == 10 / 16
+
+
+def test_macro_is_the_average_of_the_table():
+    first, second = random_system(1, 600), random_system(2, 600)
+    paired = {q["id"] for q in first if q["score"] is not None} & {q["id"] for q in second if q["score"] is not None}
+    results = {result.group: result for result in compare_systems(pair_questions(first, second))}
+    for system, name in ((first, "first_mean"), (second, "second_mean")):
+        means = category_means([q for q in system if q["id"] in paired])
+        assert {c: getattr(results[c], name) for c in CATEGORIES} == pytest.approx(means)
+        assert getattr(results["macro"], name) == pytest.approx(macro_average(means))
+    assert 450 < results["pooled"].num_questions == len(paired) < 520
+
+
+def test_without_a_category_there_is_no_macro_result():
+    first, second = [question("a", "music", 1.0)], [question("a", "music", 0.5)]
+    arts, lifestyle, _, pooled, macro = compare_systems(pair_questions(first, second))
+    assert (arts.difference, pooled.difference) == (0.5, 0.5)
+    for result, number in ((lifestyle, 0), (macro, 1)):
+        assert vars(result) == dict.fromkeys(vars(result)) | {"group": result.group, "num_questions": number}
+
+
+def test_a_system_is_no_better_than_itself():
+    system = random_system(4, 200)
+    for result in compare_systems(pair_questions(system, system)):
+        assert (result.difference, result.interval, result.tied) == (0.0, (0.0, 0.0), 1.0)
+        assert (result.t, result.t_test_p, result.permutation_p) == (0.0, 1.0, 1.0)
+
+
+def test_the_order_of_the_questions_changes_nothing():
+    first, second = random_system(1, 200), random_system(2, 200)
+    results = compare_systems(pair_questions(first, second))
+    random.Random(0).shuffle(first)
+    random.Random(1).shuffle(second)
+    assert compare_systems(pair_questions(first, second)) == results
+
+
+def test_swapping_the_systems_negates_the_difference_to_the_last_bit():
+    first, second = random_system(1, 200), random_system(2, 200)
+    there, back = compare_systems(pair_questions(first, second)), compare_systems(pair_questions(second, first))
+    for one, other in zip(there, back, strict=True):
+        low, high = one.interval
+        assert low < high and other.interval == (-high, -low)
+        assert (other.difference, other.t) == (-one.difference, -one.t)
+        assert (other.t_test_p, other.permutation_p) == (one.t_test_p, one.permutation_p)
+        assert (other.won, other.tied, other.lost) == (one.lost, one.tied, one.won)
+        assert (other.first_mean, other.second_mean) == (one.second_mean, one.first_mean)
+    assert [r.effect_size for r in back[:-1]] == [-r.effect_size for r in there[:-1]]
+
+
+def test_only_what_is_drawn_depends_on_the_seed():
+    pairing = pair_questions(random_system(1, 100), random_system(2, 100))
+    same, again, other = (compare_systems(pairing, seed=seed)[-1] for seed in (7, 7, 8))
+    assert same == again
+    drawn = {name for name in vars(same) if getattr(same, name) != getattr(other, name)}
+    assert drawn == {"interval", "permutation_p"}
+
+
+def test_a_category_does_not_depend_on_the_others():
+    first, second = random_system(1, 100), random_system(2, 100)
+    arts = compare_systems(pair_questions(first, second))[0]
+    only_arts = [q for q in first if COMMUNITIES[q["category"]] == ARTS]
+    assert compare_systems(pair_questions(only_arts, second))[0] == arts
+
+
+# Simulated systems. The bounds are four standard errors wide.
+
+
+def test_p_values_are_uniform_under_the_null_hypothesis():
+    dice = np.random.default_rng(11)
+    t_test_p, permutation_p = [], []
+    for seed in range(800):
+        stratum = differences(dice.uniform(size=(25, 2)).tolist())
+        t_test_p.append(t_test([stratum])[1])
+        permutation_p.append(permutation_test([stratum], permutations=799, seed=seed))
+    for level, p_values in itertools.product((0.05, 0.2, 0.5, 0.8, 0.95), (t_test_p, permutation_p)):
+        error = math.sqrt(level * (1 - level) / len(p_values))
+        assert np.mean(np.array(p_values) <= level) == pytest.approx(level, abs=4 * error)
+
+
+def test_p_values_of_the_macro_average_are_uniform_where_its_strata_differ():
+    dice = np.random.default_rng(12)
+    t_test_p, permutation_p = [], []
+    for seed in range(500):
+        strata = [(dice.normal(size=size) * spread).round(12).tolist() for size, spread in ((8, 0.4), (20, 0.1))]
+        t_test_p.append(t_test(strata)[1])
+        permutation_p.append(permutation_test(strata, permutations=399, seed=seed))
+    for level, p_values in itertools.product((0.05, 0.2, 0.5, 0.8), (t_test_p, permutation_p)):
+        error = math.sqrt(level * (1 - level) / len(p_values))
+        assert np.mean(np.array(p_values) <= level) == pytest.approx(level, abs=4 * error)
+
+
+@pytest.mark.parametrize("sizes", [(150,), (60, 100, 150)])
+def test_the_interval_holds_the_true_difference_in_95_percent_of_cases(sizes):
+    # The first system's verdicts on five aspects are 0, 1, 2 with chances .3 .3 .4, in every second stratum the
+    # other way round; the second's are all as likely. The mean of a question is sum / 10.
+    dice = np.random.default_rng(13)
+    levels = np.array([0, 1, 2])
+    chances = [[0.3, 0.3, 0.4], [0.4, 0.3, 0.3], [0.3, 0.3, 0.4]][: len(sizes)]
+    truth = fmean(5 * (1.1 if chance[2] == 0.4 else 0.9) / 10 - 0.5 for chance in chances)
+    hits, runs = 0, 500
+    for seed in range(runs):
+        strata = []
+        for size, chance in zip(sizes, chances, strict=True):
+            first, second = dice.multinomial(5, chance, size) @ levels, dice.multinomial(5, [1 / 3] * 3, size) @ levels
+            strata.append(((first - second) / 10).round(12).tolist())
+        low, high = bootstrap_interval(strata, resamples=399, seed=seed)
+        hits += low <= truth <= high
+    assert hits / runs == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / runs))
+
+
+# Cost
+
+
+def test_a_draw_takes_a_number_for_each_distinct_difference_not_for_each_question(monkeypatch):
+    sizes, drawn = significance._batch_sizes, []
+    monkeypatch.setattr(significance, "_batch_sizes", lambda *shape: drawn.append(shape) or sizes(*shape))
+    stratum = [0.1, -0.2, 0.0, 0.2] * 700
+    permutation_test([stratum])
+    bootstrap_interval([stratum])
+    assert drawn == [(significance.PERMUTATIONS, 2), (significance.RESAMPLES, 4)]  # signs change two sizes only
+
+
+def test_the_whole_test_set_takes_little_memory():
+    (stratum,) = random_strata(6, 2830)  # all differences distinct: the most there is to draw
+    tracemalloc.start()
+    try:
+        permutation_test([stratum], permutations=1_499)
+        bootstrap_interval([stratum], resamples=1_519)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 60e6  # without batches 100 MB, and 680 MB for all permutations
+
+
+def test_importing_it_loads_no_numpy():
+    code = "import sys, utils.tables.significance; sys.exit('numpy' in sys.modules or 'scipy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -1,0 +1,138 @@
+"""Whose words the prompts behind a table were in, from the scripts' own manifests."""
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import baselines
+import evaluate_responses
+import planpers
+from prompts import PUBLIC_CODE
+from tests.api_server import serve
+from utils import make_table, merge_shards, report
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = str(ROOT / "tests/data/mini_lampqa/test.json")
+OURS = (
+    "Wording of the judge's prompt: aspect_judge our own; of the answers': rag the paper's, planpers our own. "
+    "Levels need not be the paper's. "
+    "Constrained decoding: judge fallback, answers fallback; the paper's code has none."
+)
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """A folder with responses of RAG and of PlanPers with gold plans, and a way to judge them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    with serve() as server:
+        api = ["--openai", "--base_url", server.url, "--inputs_addr", SAMPLE]
+        answers = [*api, "--model_addr", "m", "--num_contexts", "2"]
+        assert baselines.main([*answers, "--rag", "--output_addr", "rag.json"]) == 0
+        assert planpers.main([*answers, "--gold_plan", "--output_addr", "gold.json"]) == 0
+
+        def judge(*more, to=("rag_s.json", "gold_s.json")):
+            files = ["--response_addr", "rag.json", "gold.json", "--score_addr", *to]
+            assert evaluate_responses.main([*api, "--evaluator_llm", "j", *files, *more]) == 0
+
+        yield judge
+
+
+SYSTEMS = ["--system", "RAG (asker's profile)", "rag_s.json", "--system", "PlanPers", "gold_s.json"]
+PAPER = ["--paper", "Qwen 2.5 7B"]
+
+
+def table(capsys, *arguments):
+    capsys.readouterr()
+    assert make_table.main([*SYSTEMS, *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def change_manifest(path, change):
+    manifest = Path(f"{path}.manifest.json")
+    content = json.loads(manifest.read_text())
+    change(content)
+    manifest.write_text(json.dumps(content))
+
+
+def test_a_table_beside_the_papers_says_whose_words_its_prompts_were_in(work, capsys):
+    work()
+    assert f"- {OURS}\n" in table(capsys, *PAPER)
+    assert "Wording" not in table(capsys)  # without the paper's numbers
+    latex = table(capsys, *PAPER, "--format", "latex")
+    assert r"aspect\_judge our own; of the answers': rag the paper's, planpers our own. Levels need not" in latex
+    rag, gold = csv.DictReader(io.StringIO(table(capsys, *PAPER, "--format", "csv")))
+    assert rag["Judge prompt"] == gold["Judge prompt"] == "aspect_judge our own"
+    assert rag["Answer prompts"] == "rag the paper's"
+    assert gold["Answer prompts"] == "planpers our own, rag the paper's"
+    assert rag["Constrained decoding"] == "judge fallback, answers fallback"
+    files = ["--system", "RAG", "rag.json", "rag_s.json", "--system", "Gold", "gold.json", "gold_s.json"]
+    assert report.main(["--inputs_addr", SAMPLE, *files, "--output_addr", "report.html"]) == 0
+    assert OURS.replace("'", "\\u0027") in Path("report.html").read_text() or OURS in Path("report.html").read_text()
+
+
+def test_other_words_and_other_settings_are_told(work, capsys, tmp_path):
+    shutil.copytree(ROOT / "prompts", tmp_path / "mine", ignore=shutil.ignore_patterns("*.py", "*.md", "__pycache__"))
+    with open(tmp_path / "mine/aspect_judge.txt", "a") as file:
+        file.write("\nBe strict.\n")
+    work("--prompts_dir", "mine", "--constrained_decoding", "never")
+    note = table(capsys, *PAPER)
+    assert "judge's prompt: aspect_judge another; " in note
+    assert "Constrained decoding: judge never, answers fallback;" in note
+
+
+def test_the_public_codes_words_are_known_by_their_hashes(work, capsys):
+    work()
+
+    def take_public(manifest):
+        manifest["fingerprint"]["prompt"] = {"aspect_judge": PUBLIC_CODE["aspect_judge"]}
+        [origin] = manifest["answers"]
+        origin["prompt"] = {name: PUBLIC_CODE[name] for name in origin["prompt"]}
+
+    for path in ("rag_s.json", "gold_s.json"):
+        change_manifest(path, take_public)
+    note = table(capsys, *PAPER)
+    public = "the public code's"
+    assert f"aspect_judge {public}; of the answers': rag {public}, planpers {public}. Constrained" in note
+    assert "Levels need not be" not in note
+
+
+def test_systems_with_different_words_are_told_apart(work, capsys):
+    work()
+    change_manifest("gold_s.json", lambda manifest: manifest["answers"][0]["prompt"].update(rag="another hash"))
+    assert "rag the paper's (RAG (asker's profile)), another (PlanPers)" in table(capsys, *PAPER)
+
+
+def test_what_is_not_known_is_said(work, capsys):
+    Path("rag.json.manifest.json").unlink()  # as of a method of one's own
+    work()
+    note = table(capsys, *PAPER)
+    assert "of the answers': prompt not known, " in note
+    assert "answers not known (RAG (asker's profile)), fallback (PlanPers)" in note
+    Path("rag_s.json").write_text(Path("rag_s.json").read_text() + " ")
+    assert "judge's prompt: prompt not known, aspect_judge our own; " in table(capsys, *PAPER)
+
+
+def test_a_merge_keeps_what_its_shards_tell(work, capsys):
+    for shard in ("0", "1"):
+        work("--num_shards", "2", "--shard_index", shard, to=(f"rag_{shard}.json", f"gold_{shard}.json"))
+    for name in ("rag", "gold"):
+        shards = [f"{name}_0.json", f"{name}_1.json"]
+        arguments = ["--inputs_addr", SAMPLE, "--shard_addr", *shards, "--output_addr", f"{name}_s.json"]
+        assert merge_shards.main(arguments) == 0
+    assert f"- {OURS}\n" in table(capsys, *PAPER)
+    change_manifest("rag_1.json", lambda manifest: manifest["answers"][0].update(constrained_decoding="never"))
+    Path("rag_s.json.manifest.json").unlink()
+    Path("rag_s.json").unlink()
+    assert (
+        merge_shards.main(
+            ["--inputs_addr", SAMPLE, "--shard_addr", "rag_0.json", "rag_1.json", "--output_addr", "rag_s.json"]
+        )
+        == 0
+    )
+    assert json.loads(Path("rag_s.json.manifest.json").read_text())["answers"] is None
+    assert "answers not known (RAG" in table(capsys, *PAPER)

@@ -1,0 +1,37 @@
+"""The command line as scripts see it: `from utils import cli`. Each name is at home in one of the files beside this."""
+
+from utils.cli.arguments import (
+    add_engine_arguments,
+    add_key_arguments,
+    add_log_argument,
+    add_memory_arguments,
+    add_run_arguments,
+    add_sampling_arguments,
+    check_outputs,
+    check_shard,
+    make_parser,
+    prepare_run,
+    set_up_logging,
+    slurm_shard,
+)
+from utils.cli.ending import (
+    INTERRUPTED,
+    LEAVE_SECONDS,
+    RESUME_HINT,
+    SERVER_FAILED,
+    UNREAD,
+    exit_on_signal,
+    report_missing,
+    run_script,
+)
+from utils.cli.errors import REMEDIES, UserError, describe_missing, describe_os_error
+from utils.cli.flags import (
+    USER_ERROR,
+    FlagParser,
+    fraction,
+    is_first_process,
+    non_negative_float,
+    non_negative_int,
+    positive_int,
+    temperature,
+)

@@ -1,0 +1,134 @@
+"""How a run ends: exit codes, signals, and what is told of an error."""
+
+import atexit
+import errno
+import os
+import select
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from utils.cli.errors import REMEDIES, UserError, describe_missing, describe_os_error
+from utils.cli.flags import USER_ERROR, is_first_process
+
+SERVER_FAILED = 1  # exit code: a server left requests unanswered; the same command asks again
+INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; the same command goes on
+UNREAD = 141  # exit code: nobody reads the output any more (... | head); a shell's for what SIGPIPE ended
+RESUME_HINT = "interrupted; what is finished is kept, run the same command again"
+LEAVE_SECONDS = 8  # after a SIGTERM: schedulers kill what is still there after ten or more
+
+
+def run_script(main: Callable[[], int]) -> None:
+    """Run `main` and leave the process.
+
+    A UserError becomes its message and exit code 2, and so does a disk that is full or may not be written; a signal
+    becomes a hint and exit code 130, within `LEAVE_SECONDS` of a SIGTERM whatever may hang. Where nobody reads the
+    output any more it ends without a word, as other programs in a pipe do.
+    """
+    # A shell that starts a job in the background has it ignore SIGINT; SIGTERM needs it (below).
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _terminate)
+    atexit.register(_drop_unwritten)
+    sys.unraisablehook = _leave_if_interrupted
+    try:
+        code = _exit_code(main)
+        _stop_on_signal(code)
+    except KeyboardInterrupt as interrupt:
+        code, hint = INTERRUPTED, str(interrupt) or RESUME_HINT
+        _on_signals(partial(_leave, hint=hint))  # SLURM sends a task several: given twice rather than not at all
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # the signal came before it was
+        print(hint, file=sys.stderr)
+        _stop_on_signal(code)
+    sys.exit(code)
+
+
+def _exit_code(main: Callable[[], int]) -> int:
+    try:
+        code = main()
+        if sys.stdout is not None:  # it is, where the shell closed it
+            sys.stdout.flush()  # here its error is told like any other's
+        return code
+    except UserError as error:
+        if is_first_process():  # one tells it for all
+            print(f"error: {error}", file=sys.stderr)
+    except OSError as error:
+        if error.errno == errno.EPIPE and sys.stdout is not None and _is_unread(sys.stdout.fileno()):
+            return UNREAD
+        if error.errno not in REMEDIES:
+            raise
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(f"error: {where}{describe_os_error(error)}", file=sys.stderr)
+    return USER_ERROR
+
+
+def _is_unread(fd: int) -> bool:
+    """It is the end of a pipe that nobody has the other end of."""
+    poll = select.poll()
+    poll.register(fd, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _drop_unwritten() -> None:
+    """Let go of output that cannot be written: Python would fail over it again, and end with a code of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            try:
+                stream.flush()
+            except OSError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _stop_on_signal(code: int) -> None:
+    """From here on there is nothing left to interrupt: a signal ends the process on the spot, with this code."""
+    _on_signals(lambda *_: os._exit(code))
+
+
+def _on_signals(handler: Callable[[int, object], None]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
+
+
+def report_missing(count: int, unit: str) -> int:
+    """A run's exit code, and a line on stderr where a server failed to give `count` of what `unit` calls one."""
+    if count == 0:
+        return 0
+    again = "it" if count == 1 else "them"
+    print(f"{describe_missing(count, unit)}; the same command asks for {again} again", file=sys.stderr)
+    return SERVER_FAILED
+
+
+@contextmanager
+def exit_on_signal() -> Iterator[None]:
+    """Within this, SIGINT and SIGTERM end the process on the spot instead of raising KeyboardInterrupt.
+
+    For code that may swallow the exception, as vLLM's start-up does. Nothing is lost: what is finished is on disk,
+    and the engine's processes die with this one.
+    """
+
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(signum: int, frame: object, hint: str = RESUME_HINT) -> None:
+    os.write(sys.stderr.fileno(), f"{hint}\n".encode())  # print may be what the signal came into
+    os._exit(INTERRUPTED)
+
+
+def _leave_if_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
+    """A signal that came while an object was being finalized: Python swallows its exception, so it acts here."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        _leave(signal.SIGINT, None)
+    sys.__unraisablehook__(unraisable)
+
+
+def _terminate(signum: int, frame: object) -> None:
+    signal.signal(signal.SIGALRM, _leave)  # where the exception is swallowed, or closing hangs
+    signal.alarm(LEAVE_SECONDS)
+    signal.raise_signal(signal.SIGINT)  # SIGTERM leaves like Ctrl-C: engines are closed, the journal stays

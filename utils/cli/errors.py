@@ -1,0 +1,57 @@
+"""What is a user's mistake, and the words for it: one to three lines that say what, where and what to do."""
+
+import errno
+import json
+from collections.abc import Iterable
+from typing import Any
+
+
+def kind(value: Any) -> str:
+    """What a wrong value is, in words."""
+    if value is None:
+        return "missing or null"
+    if isinstance(value, str):
+        return "an empty text" if not value.strip() else f"the text {value[:40]!r}"
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "an empty list" if not value else "a list"
+    return f"{json.dumps(value)}"
+
+
+def first_five(ids: Iterable[str]) -> str:
+    """The first five different ids, quoted, for an error message."""
+    different = list(dict.fromkeys(ids))
+    return ", ".join(quote(i) for i in different[:5]) + (", ..." if len(different) > 5 else "")
+
+
+def quote(value: Any) -> str:
+    """A value as it is shown in an error message: in one line, and not all of a long one."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+_GO_ON = "what is finished is kept, run the same command again"
+_MAKE_WRITABLE = "have it made writable, or give another path; what is finished is kept"
+REMEDIES = {  # what to do where a file cannot be written
+    errno.ENOSPC: f"free some space on its disk; {_GO_ON}",
+    errno.EDQUOT: f"free some of your space on its disk; {_GO_ON}",
+    errno.EFBIG: f"raise the limit on a file's size (ulimit -f); {_GO_ON}",
+    errno.EROFS: _MAKE_WRITABLE,
+    errno.EACCES: _MAKE_WRITABLE,
+    errno.EPERM: _MAKE_WRITABLE,
+}
+
+
+class UserError(Exception):
+    """A mistake of the user's: one to three lines that say what, where and what to do."""
+
+
+def describe_os_error(error: OSError) -> str:
+    """What is wrong with a file, and what to do about it where that is known, in a second line."""
+    remedy = REMEDIES.get(error.errno)
+    return f"{error.strerror}\n  {remedy}" if remedy else str(error.strerror)
+
+
+def describe_missing(count: int, unit: str) -> str:
+    return f"{count} {unit}{' is' if count == 1 else 's are'} missing because the server failed"

@@ -1,0 +1,61 @@
+"""Derived files: tables, comparisons, reports and figures, which are made from other outputs and can be made again.
+
+One rule holds for all of them. What a script wrote, it makes again without asking, and replaces whole or not at all.
+What another program wrote is refused, and so is a file that was changed since: somebody may want to keep that. The
+manifest beside a file tells one from the other: it names the script, and has the hash of what it wrote.
+"""
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+
+from utils.cli import UserError
+from utils.files.manifest import (
+    NOT_OURS,
+    describe_run,
+    file_hash,
+    finish_interrupted_publish,
+    publish_all,
+    read_manifest,
+)
+from utils.files.writing import check_writable, staged_path
+
+
+def add_overwrite_argument(parser: argparse.ArgumentParser) -> None:
+    """The flag that lets a derived file replace anything; its help is where a user reads the rule."""
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace a file that something else wrote, or that was changed since; what this script wrote, by the "
+        "manifest beside it, is made again without asking (off)",
+    )
+
+
+def prepare_derived(paths: Iterable[str | Path], script: str, overwrite: bool) -> None:
+    """Make sure that `script` may write these files.
+
+    Args:
+        script: its path from the root of the repository, as "utils/make_table.py".
+
+    Raises:
+        UserError: one cannot be written; or, without `overwrite`, is there and not as `script` wrote it.
+    """
+    for path in map(Path, paths):
+        check_writable(path)
+        finish_interrupted_publish(path)
+        if path.exists() and not overwrite and not is_own(path, script):
+            raise UserError(f"{path}: {NOT_OURS}\n  give another output, or --overwrite to replace it")
+
+
+def is_own(path: Path, script: str) -> bool:
+    """Is the file as `script` wrote it, or did that die while it put a newer one in its place?"""
+    manifest = read_manifest(path)
+    if manifest is None or manifest["fingerprint"].get("script") != script:
+        return False
+    there = [file for file in (path, staged_path(path)) if file.exists()]
+    return any(file_hash(file) == manifest["output_sha256"] for file in there)
+
+
+def publish_derived(contents: dict[Path, bytes], script: str, args: argparse.Namespace) -> None:
+    """Put derived files in place, each with its manifest: all of them or none."""
+    publish_all(contents, describe_run(vars(args), {"script": script}, None))

@@ -1,0 +1,95 @@
+"""JSON and JSON Lines read from files: what is wrong with one is said with the place."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from utils.cli import UserError
+from utils.cli.errors import quote
+
+
+def read_json(path: str | Path) -> Any:
+    """The JSON value in a file; UserError where there is none (says where it breaks off)."""
+    text = _read_filled(path)
+    try:
+        return json.loads(text, object_pairs_hook=refuse_repeated_names)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        if error.msg == "Extra data":
+            raise UserError(f"{path}: more than one JSON value ({where}); name JSON Lines *.jsonl") from None
+        if not text[error.pos :].strip() or error.msg.startswith("Unterminated"):
+            raise UserError(f"{path}: the JSON breaks off at {where}: the file is cut short") from None
+        raise UserError(f"{path}: not JSON: {error.msg} at {where}") from None
+    except _RepeatedNameError as error:
+        raise UserError(f"{path}: {quote(error.args[0])} stands twice in one object; names are unique") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: {beyond_python(error)}") from None
+
+
+def beyond_python(error: Exception) -> str:
+    """Why Python does not take what is JSON or TOML otherwise."""
+    return "nested too deeply" if isinstance(error, RecursionError) else "holds a number of thousands of digits"
+
+
+class _RepeatedNameError(ValueError):
+    """json would silently keep the last of two values."""
+
+
+def refuse_repeated_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For json's object_pairs_hook: the object, ValueError where a name stands twice in it."""
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _RepeatedNameError(next(name for name in names if names.count(name) > 1))
+    return result
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    records = []
+    # Not splitlines(): a text may hold other line breaks (U+2028, U+0085) as they are.
+    for number, line in enumerate(_read_filled(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            records.append(json.loads(line, object_pairs_hook=refuse_repeated_names))
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}: line {number} is not JSON: {error.msg} at column {error.colno}") from None
+        except _RepeatedNameError as error:
+            raise UserError(f"{path}: line {number}: {quote(error.args[0])} stands twice; names are unique") from None
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}: line {number}: {beyond_python(error)}") from None
+    return records
+
+
+def _read_filled(path: str | Path) -> str:
+    text = read_text(path)
+    if not text.strip():
+        raise UserError(f"{path}: the file is empty")
+    return text
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file; UserError where it is not UTF-8 (a byte order mark is fine) or cannot be read."""
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    return text.replace("\r\n", "\n")
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The bytes of a file; UserError where it is not there, is no regular file, or may not be read."""
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise UserError(f"{path}: a folder; give the file")
+        if path.exists() and not path.is_file():
+            # A pipe can be read only once, and every input is hashed too.
+            raise UserError(f"{path}: a pipe or a device; give a regular file")
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path}: no such file") from None
+    except PermissionError:
+        raise UserError(f"{path}: no permission to read it") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None

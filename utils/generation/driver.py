@@ -1,0 +1,303 @@
+"""The driver: requests in, usable outputs out, each in the journal the moment it is finished.
+
+A request is asked until the parser finds what it needs in the text. By default (`fallback`) every try draws with
+another seed and the last one is held to its schema; `always` holds every try to it; `never` is the reference
+code's way and raises the temperature by 0.1 a try, never above 1.
+"""
+
+import asyncio
+import hashlib
+import math
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from utils.cli import UserError, exit_on_signal
+from utils.cli.progress import Progress
+from utils.files.journal import Journal, Key
+from utils.files.outputs import is_failed
+from utils.generation.chat import APIChat, Fitted, LocalChat, Rendered
+from utils.generation.engines import FORMATS, Completion, Engine, RefusedError, Sampling, UnavailableError
+from utils.parsing.model_output import Parsed
+
+Parser = Callable[[str, bool], Parsed]
+TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+OUTAGE = 3  # requests in a row, or as many as are under way at a time if more, unanswered: the server is gone
+
+
+@dataclass(frozen=True)
+class Request:
+    """One output to be had.
+
+    Attributes:
+        key: its place in the journal.
+        prompt: the rendered prompt, None where it does not fit the model: then nothing is asked.
+        journal: where its record is kept (None in a dry run).
+        record: fields that its record carries besides the output.
+    """
+
+    key: Key
+    prompt: Rendered | None
+    journal: Journal | None
+    record: dict[str, Any] = field(default_factory=dict)
+
+
+def fitted_request(key: Key, fitted: Fitted | None, journal: Journal | None, **record: Any) -> Request:
+    """The request for an output to a prompt that `fit_posts` made; `record` is kept with it."""
+    if fitted is None:
+        return Request(key, None, journal, record)
+    figures = ("num_contexts_used", "num_contexts_dropped", "context_cut")
+    return Request(key, fitted.prompt, journal, record | {name: getattr(fitted, name) for name in figures})
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Requests that one model answers under one policy.
+
+    Attributes:
+        model: which of the engine's models answers.
+        requests: may be made as they are asked for, and so from what an earlier stage has finished.
+        unit: what the outputs are called, in the plural.
+        total: how many outputs there are to be in the end.
+        done: how many of them an earlier run has finished.
+        finish: called with the device when the last request is answered, before the next stage begins.
+    """
+
+    model: str
+    requests: Iterable[Request]
+    policy: "Policy"
+    parse: Parser
+    unit: str
+    total: int
+    done: int = 0
+    finish: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How outputs are sampled and asked for again (the flags of `cli.add_sampling_arguments`)."""
+
+    temperature: float
+    top_p: float
+    max_tokens: int
+    seed: int
+    max_retries: int
+    constrained_decoding: str
+    schema: dict[str, Any] | str
+
+    @classmethod
+    def from_arguments(cls, args: Namespace, schema: dict[str, Any] | str) -> "Policy":
+        names = ("temperature", "top_p", "max_tokens", "seed", "max_retries", "constrained_decoding")
+        return cls(**{name: getattr(args, name) for name in names}, schema=schema)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Of the settings those that decide a piece: the number of tries does not change one that is finished."""
+        return {name: value for name, value in vars(self).items() if name not in ("schema", "max_retries")}
+
+    def sampling(self, key: Key, attempt: int, before: int = 0) -> Sampling:
+        """The sampling of one try (from 0), after those `before` that failed in earlier runs.
+
+        Its seed hangs on the key and the number of all tries alone, not on order or shard.
+        """
+        temperature, number = self.temperature, before + attempt
+        if self.constrained_decoding == "never":
+            temperature = max(temperature, min(1.0, round(temperature + 0.1 * number, 6)))
+        seed = int.from_bytes(hashlib.sha256(repr((self.seed, key, number)).encode()).digest()[:4], "big") >> 1
+        schema = self.schema if self._is_constrained(attempt) else None
+        return Sampling(temperature, self.top_p, self.max_tokens, seed, schema)
+
+    def is_last(self, attempt: int) -> bool:
+        """A greedy constrained try would only repeat itself, so it is the last one too.
+
+        Where a server refuses the schema, that try is held to less or to nothing; it is the last one all the same.
+        """
+        return attempt >= self.max_retries or (self._is_constrained(attempt) and self.temperature == 0)
+
+    def _is_constrained(self, attempt: int) -> bool:
+        if self.constrained_decoding == "fallback":
+            # Nor does a greedy free try get better by asking again: the second try is constrained at once.
+            return attempt >= self.max_retries or (attempt > 0 and self.temperature == 0)
+        return self.constrained_decoding == "always"
+
+
+def generate(open_engine: Callable[[], Engine], *stages: Stage) -> str:
+    """Have every request of every stage answered; each record is in its journal the moment it is finished.
+
+    One stage follows the other. Within one, requests enter the engine in their order and leave as they finish; no
+    batch waits for its slowest.
+
+    What a server failed to answer has no record, so the journal tells what is missing. Where it answers nothing any
+    more the stage ends early, and the rest is missing too.
+
+    Returns:
+        The device the engine runs on.
+
+    Raises:
+        UserError: the engine cannot go on, or has never answered; what was finished is in the journal.
+        KeyboardInterrupt: SIGINT or SIGTERM; likewise.
+    """
+    with exit_on_signal():
+        engine = open_engine()
+    asyncio.run(_generate(engine, stages))
+    return engine.device
+
+
+async def _generate(engine: Engine, stages: Iterable[Stage]) -> None:
+    try:
+        for stage in stages:
+            with closing(Progress(stage.total, stage.unit, stage.done, engine.concurrency)) as progress:
+                await run_stage(engine, stage, progress)
+            if stage.finish is not None:
+                stage.finish(engine.device)
+    finally:
+        await engine.close()
+
+
+async def run_stage(engine: Engine, stage: Stage, progress: Progress) -> None:
+    """Have every request of a stage answered by an open engine; the rest is as in `generate`."""
+    failed = missing = in_a_row = 0  # in_a_row: of the missing ones, those since the server's last answer
+    has_answered = stage.done > 0  # now, or to an earlier run
+    problem = None
+    requests = iter(stage.requests)  # shared by all workers
+
+    async def work() -> None:
+        nonlocal failed, missing, in_a_row, has_answered, problem
+        for request in requests:
+            try:
+                record = await _answer(engine, request, stage)
+            except UnavailableError as error:
+                problem = str(error)
+                missing, in_a_row = missing + 1, in_a_row + 1
+                progress.update(0, missing=missing)
+                if in_a_row >= max(OUTAGE, engine.concurrency):
+                    raise
+                continue
+            if request.prompt is not None:
+                in_a_row, has_answered = 0, True
+            request.journal.add(request.key, record)
+            failed += record["value"] is None
+            progress.update(failed=failed)
+
+    workers = [asyncio.create_task(work()) for _ in range(engine.concurrency)]
+    is_gone = False
+    try:
+        await asyncio.gather(*workers)  # raises the first error; a signal cancels it
+    except UnavailableError:
+        is_gone = True
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    if problem is not None and not has_answered:  # a wrong address is more likely than an outage
+        tries = stage.policy.max_retries + 1
+        raise UserError(f"{problem}\n  asked {tries} times; what is finished is kept, run the same command again")
+    if is_gone:
+        print(f"note: {problem}; nothing is answered any more, so the run ends early", file=sys.stderr)
+
+
+async def _answer(engine: Engine, request: Request, stage: Stage) -> dict[str, Any]:
+    """Ask until the text can be used: a record with the parsed value, or with None and the reason.
+
+    Raises:
+        UnavailableError: a server failed to answer; that says nothing of the model, so there is no record.
+    """
+    if request.prompt is None:
+        return {"value": None, "reason": "the prompt is longer than the model takes", **request.record}
+    policy, earlier = stage.policy, request.journal.entries.get(request.key)
+    earlier = earlier if is_failed(earlier) else {}  # --retry_failed: its tries and its tokens count on
+    spent, before = {name: earlier.get(name, 0) for name in TOKEN_COUNTS}, earlier.get("attempts", 0)
+    for attempt in range(policy.max_retries + 1):
+        sampling = policy.sampling(request.key, attempt, before)
+        try:
+            completion = await engine.complete(stage.model, request.prompt, sampling)
+        except RefusedError as refusal:
+            attempts = before + attempt + 1
+            return {"value": None, "reason": str(refusal), **request.record, "attempts": attempts, **spent}
+        spent = {name: _total([spent[name], getattr(completion, name)]) for name in spent}
+        parsed = stage.parse(completion.text, completion.finish_reason == "length")
+        if parsed.value is not None or policy.is_last(attempt):
+            break
+    return _record(parsed, completion, sampling, request, before + attempt + 1, spent)
+
+
+def _record(
+    parsed: Parsed, completion: Completion, sampling: Sampling, request: Request, attempts: int, spent: dict[str, int]
+) -> dict[str, Any]:
+    """What is kept of a request.
+
+    `constrained` says whether the last try was held to the schema. Where it was to be and the server refused that,
+    `response_format` says what it was held to instead: "json_object", any JSON, or "none".
+    """
+    taken = completion.response_format
+    return {
+        "value": parsed.value,
+        **({"reason": parsed.reason} if parsed.value is None else {}),
+        **request.record,
+        "raw": completion.text,
+        "parsed": parsed.how,
+        "truncated": parsed.truncated,
+        "finish_reason": completion.finish_reason,
+        "attempts": attempts,
+        "constrained": sampling.schema is not None and taken is None,
+        **({"response_format": taken} if taken else {}),
+        "temperature": sampling.temperature,
+        **spent,  # of all attempts together
+        "log_prob": _finite(completion.log_prob),
+        **({"system_fingerprint": completion.system_fingerprint} if completion.system_fingerprint else {}),
+    }
+
+
+def _finite(number: float | None) -> float | None:
+    """None for NaN and the infinite, which JSON has no numbers for and a model's damaged logits may add up to."""
+    return number if number is not None and math.isfinite(number) else None
+
+
+def token_totals(records: Iterable[dict[str, Any]]) -> dict[str, int | None]:
+    """Tokens that all attempts of all records took together; None for what a server did not tell of one of them."""
+    records = list(records)
+    return {name: _total([record.get(name, 0) for record in records]) for name in TOKEN_COUNTS}
+
+
+def _total(counts: list[int | None]) -> int | None:
+    return None if None in counts else sum(counts)
+
+
+def refused_formats(records: Iterable[dict[str, Any]]) -> list[str]:
+    """What a server refused to hold outputs to, by what their records say that it took instead; for the manifest."""
+    taken = [record["response_format"] for record in records if "response_format" in record]
+    return list(FORMATS[: max(map(FORMATS.index, taken), default=0)])
+
+
+def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """What finished records say of the run that made them, for its manifest."""
+    records = list(records)
+    # Not a setting: a server's may change from week to week, and what it has answered stays good.
+    states = {record["system_fingerprint"] for record in records if "system_fingerprint" in record}
+    return {
+        "tokens": token_totals(records),
+        "refused_by_server": refused_formats(records),
+        "system_fingerprints": sorted(states),
+    }
+
+
+def describe_requests(requests: Iterable[Request], chat: LocalChat | APIChat, policy: Policy) -> str:
+    """What a run would ask (--dry_run): prompts, tokens, what would be cut, and the calls."""
+    lengths, over, dropped, cut = [], [], 0, 0
+    for request in requests:
+        if request.prompt is None:
+            over.append(request.key)
+            continue
+        lengths.append(chat.length(request.prompt))
+        dropped += request.record.get("num_contexts_dropped", 0)
+        cut += request.record.get("context_cut", False)
+    lines = [
+        f"{len(lengths)} prompts, {sum(lengths)} tokens ({chat.counter}); longest {max(lengths, default=0)}",
+        f"{dropped} posts left out for length, {cut} cut at the end; {len(over)} prompts too long and not asked"
+        + (f": {', '.join(str(key[0]) for key in over[:5])}" if over else ""),
+        f"{len(lengths)} calls, at most {len(lengths) * (policy.max_retries + 1)} with retries; "
+        f"at most {policy.max_tokens} tokens an output",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,363 @@
+"""Models by hub name or folder: is it there, and which one exactly. Free of torch, so it answers at once."""
+
+import hashlib
+import json
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from utils.cli import UserError
+from utils.cli.progress import announce
+
+CONFIGS = ("config.json", "adapter_config.json")  # a whole model, a LoRA adapter
+# What changes a model's answers besides its weights: architecture, tokenizer, default sampling.
+SETTINGS = (*CONFIGS, "generation_config.json", "tokenizer*", "vocab*", "chat_template*")
+# Of a hub model what vLLM reads, in its topmost folder: no pickled weights, and none a second time in another format.
+FETCHED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+NOT_FETCHED = ("*/*", "consolidated*")
+# Of models behind APIs; no model on the hub has such a name without its owner's.
+API_NAMES = re.compile(r"(gpt-|chatgpt-|claude-|gemini-|o\d+(-|$))")
+CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # to reach the hub; how slow it may be does not matter
+NOT_TO_BE_HAD = "not cached, and the hub cannot be reached; give a folder"
+PIECE = 2**20  # bytes read from the start, the middle and the end of a weights file
+
+
+class NoModelError(UserError):
+    """There is no model of this name, here or on the hub, or none that can be had now."""
+
+
+@contextmanager
+def suggesting_openai() -> Iterator[None]:
+    """For scripts that have the flag: a model that is nowhere may be one behind an API."""
+    try:
+        yield
+    except NoModelError as error:
+        raise UserError(f"{error}\n  or is it a model behind an API: did you mean --openai?") from None
+
+
+def check_model(
+    name: str,
+    cache_dir: str | None = None,
+    safetensors_only: bool = False,
+    why_offline: str = "HF_HUB_OFFLINE is set",
+) -> None:
+    """Make sure that a model can be loaded, before anything expensive starts.
+
+    Args:
+        name: a folder with config.json or adapter_config.json and weights, or a hub name (`owner/model`, `model`).
+            It is a folder where it exists, starts with `.`, `/` or `~`, or has more than one `/`. A LoRA adapter's
+            base model is checked with it.
+        cache_dir: where hub models are kept, None for Hugging Face's own cache.
+        safetensors_only: a whole model's weights may not be pickled (*.bin), as an adapter's never may.
+        why_offline: what is said of a model that is not cached where nothing is asked of the hub.
+
+    Raises:
+        UserError: the folder or its files are missing or cut short; the weights are pickled; the adapter is of no kind
+            vLLM serves, or does not fit its base model; the hub has no such model, or cannot be reached and the cache
+            lacks it. Of a hub model that is not cached only the config is fetched, which pins the commit.
+    """
+    if is_folder(name):
+        _check_folder(Path(name), "give the folder that holds config.json and the weights")
+        if adapter_base(name) is not None:
+            _check_safetensors(Path(name))
+            _check_adapter(Path(name), cache_dir, safetensors_only, why_offline)
+        elif safetensors_only:
+            _check_safetensors(Path(name))
+        return
+    check_cache_dir(cache_dir)
+    from huggingface_hub import constants
+
+    snapshot = _cached_snapshot(name, cache_dir)
+    if snapshot is None and API_NAMES.match(name):
+        raise NoModelError(f"{name}: no folder here, and not what a model on the hub is called")
+    if constants.HF_HUB_OFFLINE:
+        place = cache_dir or constants.HF_HUB_CACHE
+        remedy = f"fetch it where there is internet: hf download {name} --cache-dir {place}"
+        if snapshot is None:
+            raise NoModelError(f"{name}: neither a folder nor in the hub cache {place}, and {why_offline}\n  {remedy}")
+        _check_folder(snapshot, remedy)
+        if safetensors_only:
+            _check_safetensors(snapshot)
+    elif snapshot is None:
+        if is_hub_away():
+            raise NoModelError(f"{name}: {NOT_TO_BE_HAD}")
+        _fetch_config(name, cache_dir)
+
+
+def model_folder(name: str, cache_dir: str | None = None) -> Path:
+    """Where the files of a model lie, for what looks up no hub name in `cache_dir`; call `check_model` first.
+
+    Of a hub model that is the very commit the fingerprint names. What the cache lacks of it is fetched into it, unless
+    HF_HUB_OFFLINE is set.
+
+    Raises:
+        UserError: the hub cannot be reached or refuses and the cache lacks weights; the hub has only pickled ones.
+    """
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
+
+    folder = cached_folder(name, cache_dir)
+    if is_folder(name) or constants.HF_HUB_OFFLINE:
+        return folder  # check_model has found it whole
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    if not any(folder.glob("*.safetensors")):
+        announce(f"fetching the weights of {name} from the hub (gigabytes take minutes)")
+    with _hub_errors(name), skipping_absent_hub(name):
+        wanted = {"allow_patterns": list(FETCHED), "ignore_patterns": list(NOT_FETCHED)}
+        snapshot_download(name, revision=folder.name, cache_dir=cache_dir, **wanted)
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(
+            f"{name}: the hub has no *.safetensors of it, or cannot be reached\n"
+            "  pickled weights (*.bin) are not read, for they may hold code"
+        )
+    _check_folder(folder, "the hub cannot be reached now, or has no more of it")
+    return folder
+
+
+@contextmanager
+def skipping_absent_hub(name: str) -> Iterator[None]:
+    """Within this a hub model is loaded from the cache alone if the hub is away; `local_files_only` does not do it all.
+
+    Else each file that is looked for in vain would take half a minute.
+    """
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or (not is_folder(name) and is_hub_away())
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def is_hub_away() -> bool:
+    """Is there no way to the hub (refused, no such host, no route)? One try: its client makes seven, in 23 s and more.
+
+    A hub that is slow, or in trouble, is there.
+    """
+    from huggingface_hub import constants, get_session
+    from huggingface_hub.errors import HTTPError
+
+    if constants.HF_HUB_OFFLINE:
+        return True
+    try:  # to connect, to read, to write, for a place among its connections
+        get_session().head(constants.ENDPOINT, timeout=(CONNECT_SECONDS, *[ANSWER_SECONDS] * 3))
+    except HTTPError as error:  # by name, for which HTTP library the client has is its own affair
+        return type(error).__name__ in ("ConnectError", "ConnectTimeout")
+    return False
+
+
+def cached_folder(name: str, cache_dir: str | None = None) -> Path:
+    """Where the files of a model lie that `check_model` has found; of a hub model that is cached those that are."""
+    return Path(name) if is_folder(name) else _cached_snapshot(name, cache_dir)
+
+
+def check_cache_dir(cache_dir: str | None) -> None:
+    """Raise UserError where something else than a folder has this name."""
+    if cache_dir is not None and Path(cache_dir).exists() and not Path(cache_dir).is_dir():
+        raise UserError(f"--cache_dir {cache_dir}: not a folder")
+
+
+def model_fingerprint(name: str, cache_dir: str | None = None) -> str:
+    """What tells this model from any other, wherever it lies; call `check_model` first.
+
+    Returns:
+        `owner/model@commit` for a hub model, `sha256:...` for a folder: over its settings files and the name, size
+        and three pieces of every weights file, so that a retrained checkpoint differs. An adapter's weights are
+        hashed whole.
+    """
+    if not is_folder(name):
+        return f"{name}@{cached_commit(name, cache_dir) or 'main'}"
+    folder = Path(name)
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in SETTINGS for path in folder.glob(pattern) if path.is_file()}):
+        _hash_file(digest, path, whole=True)
+    for path in _weights(folder):
+        _hash_file(digest, path, whole=(folder / "adapter_config.json").exists())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def cached_commit(name: str, cache_dir: str | None = None) -> str | None:
+    """The commit of a cached hub model, to load that very one; None for a folder or one that is not cached."""
+    snapshot = None if is_folder(name) else _cached_snapshot(name, cache_dir)
+    return snapshot.name if snapshot else None
+
+
+def adapter_base(name: str) -> str | None:
+    """The base model that a LoRA adapter folder names, None for anything else."""
+    config = adapter_config(name)
+    return config and config["base_model_name_or_path"]
+
+
+def adapter_config(name: str) -> dict[str, Any] | None:
+    """The settings of a LoRA adapter folder, None for anything else; UserError where they are damaged."""
+    path = Path(name) / "adapter_config.json"
+    if not path.is_file():
+        return None
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if config["peft_type"] == "LORA" and isinstance(config["base_model_name_or_path"], str) and config["r"] > 0:
+            return config
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{path}: damaged; take another checkpoint") from None
+    raise UserError(f"{path}: not a LoRA adapter on a named base model")
+
+
+def is_folder(name: str) -> bool:
+    """Is this a folder's name, and not one on the hub?"""
+    return Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def _check_folder(folder: Path, remedy: str) -> None:
+    if not folder.is_dir():
+        raise UserError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}; {remedy}")
+    if not any((folder / config).is_file() for config in CONFIGS):
+        raise UserError(f"{folder}: holds no config.json (or adapter_config.json)\n  {remedy}")
+    if not _weights(folder):
+        raise UserError(f"{folder}: holds no weights (*.safetensors or *.bin)\n  {remedy}")
+    for path in folder.glob("*.safetensors"):
+        _check_whole(path, remedy)
+    for index in (*folder.glob("*.safetensors.index.json"), *folder.glob("*.bin.index.json")):
+        try:
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise UserError(f"{index}: damaged\n  {remedy}") from None
+        if missing := sorted(shard for shard in shards if not (folder / shard).is_file()):
+            raise UserError(f"{folder}: lacks {missing[0]}, which {index.name} names\n  {remedy}")
+
+
+def _check_safetensors(folder: Path) -> None:
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(f"{folder}: only pickled weights (*.bin), which may hold code; convert them to safetensors")
+
+
+def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool, why_offline: str) -> None:
+    """Raise UserError unless the base model is there and has the modules, of the shapes, that the adapter changes."""
+    base = adapter_base(str(folder))
+    try:
+        check_model(base, cache_dir, safetensors_only, why_offline)
+    except UserError as error:
+        where = f"{folder}: its base model cannot be used (base_model_name_or_path in its adapter_config.json)"
+        raise UserError(f"{where}\n  {error}") from None
+    base_folder = cached_folder(base, cache_dir)
+    # By the name inside the stack of layers: what stands before it differs between checkpoints of one architecture.
+    shapes = {_inner_name(name): shape for name, shape in _tensor_shapes(base_folder).items()}
+    if not shapes:
+        return  # a hub model whose weights are still to be fetched, or none in safetensors
+    for name, shape in _tensor_shapes(folder).items():
+        module, _, part = name.partition(".lora_")
+        axis = {"A.weight": 1, "B.weight": 0}.get(part)
+        if axis is None:
+            continue
+        found = shapes.get(_inner_name(f"{module}.weight"))
+        if found is None or found[axis] != shape[axis]:
+            what = "has no such module" if found is None else f"has {found[axis]} there, the adapter {shape[axis]}"
+            raise UserError(
+                f"{folder}: an adapter for another architecture than {base}\n"
+                f"  {module.removeprefix('base_model.model.')}: the base model {what}"
+            )
+
+
+def _inner_name(name: str) -> str:
+    """`base_model.model.model.layers.0.mlp.up_proj.weight` -> `layers.0.mlp.up_proj.weight`"""
+    return re.sub(r"^.*?(?=\b(?:layers|h|blocks)\.\d+\.)", "", name)
+
+
+def _tensor_shapes(folder: Path) -> dict[str, list[int]]:
+    """Shape by name of every tensor in a folder's safetensors, from their headers."""
+    from safetensors import safe_open
+
+    shapes = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "numpy") as file:
+            shapes.update({name: file.get_slice(name).get_shape() for name in file.keys()})  # noqa: SIM118
+    return shapes
+
+
+def _check_whole(path: Path, remedy: str) -> None:
+    """Raise UserError where a safetensors file ends before its header says, as an interrupted copy leaves it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "numpy"):
+            pass
+    except SafetensorError as error:
+        raise UserError(f"{path}: damaged or half-written ({error})\n  {remedy}") from None
+
+
+def _weights(folder: Path) -> list[Path]:
+    """The weights files, sorted by name; *.bin only where there are no safetensors, as transformers does."""
+    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
+
+
+def _hash_file(digest: "hashlib._Hash", path: Path, whole: bool) -> None:
+    size = path.stat().st_size
+    digest.update(f"{path.name} {size}\n".encode())
+    with open(path, "rb") as file:
+        if whole or size <= 3 * PIECE:
+            while chunk := file.read(PIECE):
+                digest.update(chunk)
+            return
+        for start in (0, (size - PIECE) // 2, size - PIECE):
+            file.seek(start)
+            digest.update(file.read(PIECE))
+
+
+def _cached_snapshot(name: str, cache_dir: str | None) -> Path | None:
+    """The folder in the hub's cache that holds the model's main commit."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        raise UserError(f"{name!r}: neither a folder nor a name a hub model can have") from None
+    for config in CONFIGS:
+        path = try_to_load_from_cache(name, config, cache_dir=cache_dir)
+        if isinstance(path, str):
+            return Path(path).parent
+    return None
+
+
+def _fetch_config(name: str, cache_dir: str | None) -> None:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import RemoteEntryNotFoundError
+
+    for config in CONFIGS:
+        with _hub_errors(name), suppress(RemoteEntryNotFoundError):  # an adapter has adapter_config.json only
+            hf_hub_download(name, config, cache_dir=cache_dir)
+            return
+    raise UserError(f"{name}: holds neither config.json nor adapter_config.json")
+
+
+@contextmanager
+def _hub_errors(name: str) -> Iterator[None]:
+    """Make the hub's errors over a model the user's."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it warns of every retry; the outcome is told below
+    try:
+        yield
+    except GatedRepoError:
+        raise UserError(f"{name}: a gated model; ask for access on its page, then `hf auth login`") from None
+    except RepositoryNotFoundError:
+        raise NoModelError(f"{name}: neither a folder here nor a model on the hub") from None
+    except LocalEntryNotFoundError:
+        raise NoModelError(f"{name}: {NOT_TO_BE_HAD}") from None
+    except HfHubHTTPError as error:  # its text may repeat what was sent, the token too
+        status = error.response.status_code
+        raise UserError(f"{name}: the hub answers {status}; is the token right (`hf auth whoami`)?") from None
+    except (HTTPError, RuntimeError):  # in the middle of a file; the second is the client's own downloader's
+        raise UserError(f"{name}: the connection to the hub broke off; the same command goes on from there") from None

@@ -1,0 +1,137 @@
+"""Plans of PlanPers, lists of aspect titles, and how two of them match. Pure.
+
+In the planner's target and in the generator's prompt a plan is its titles, one a line (paper, section 4). With
+--planner_target reference it is as in the public code: a lead-in, then a dash and a title a line; in the generator's
+prompt it is then the planner's text as it came. `lead_in` is None for the paper's way.
+
+Two titles match by one of these rules, each for its own purpose: `same_title` (strict), `share_words` (what training
+reports as aspect recall) or the likeness of their embeddings (utils/evaluate_plans.py).
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from utils.parsing.model_output import PLAN_LINE, PLAN_PATTERN, Parsed, parse_plan
+
+WORDS_THRESHOLD = 0.6
+NO_LOSS = -100  # the label of a token that the planner is not to learn, as torch and TRL take it
+
+# Words that say nothing of what an aspect is about. "User" stands in many titles and in none alone.
+_LISTED = """
+    a an and are as at be by can do for from how in into is it its of on or s that the their them they this to user
+    users was what when where which who why with without your
+"""
+_FUNCTION_WORDS = frozenset(_LISTED.split())
+
+
+def plan_text(aspects: Sequence[str], lead_in: str | None = None) -> str:
+    """A plan as a model reads and writes it: a title a line, or as the public code has it."""
+    if lead_in is None:
+        return "\n".join(aspects)
+    return lead_in + "".join(f"- {aspect}\n" for aspect in aspects)
+
+
+def gold_text(titles: Sequence[str], lead_in: str | None = None) -> str:
+    """A gold plan as the planner learns to write it; the public code takes the titles as they are."""
+    return plan_text([one_line(title) for title in titles] if lead_in is None else titles, lead_in)
+
+
+def gold_plan(titles: Sequence[str], lead_in: str | None) -> dict[str, Any]:
+    """A gold plan as a journal would hold it."""
+    return given_plan(list(titles), "the rubric has no aspects", lead_in, gold_text(titles, lead_in))
+
+
+def target_settings(lead_in: str | None) -> dict[str, Any]:
+    """What a fingerprint says of --planner_target: nothing for the paper's, so that earlier runs' stay the same."""
+    return {} if lead_in is None else {"planner_target": "reference", "lead_in": lead_in}
+
+
+def plans_by_key(plans: dict[str, list[dict[str, Any]]], lead_in: str | None) -> dict[tuple[str, int], dict[str, Any]]:
+    """The content of a file of plans, as a journal would hold it."""
+    return {
+        (question_id, i): given_plan(
+            plan["aspects"] or [], plan.get("reason") or "an empty plan", lead_in, plan.get("raw")
+        )
+        for question_id, samples in plans.items()
+        for i, plan in enumerate(samples)
+    }
+
+
+def given_plan(titles: list[str], reason: str, lead_in: str | None, raw: Any) -> dict[str, Any]:
+    """A plan as a journal would hold it; `reason` is why there is none, where there is none.
+
+    With a lead-in it keeps its text, `raw`; of titles that came without a text that is the lead-in and these.
+    """
+    if not titles:
+        return {"value": None, "reason": reason}
+    titles = [one_line(title) for title in titles]
+    if lead_in is None:
+        return {"value": titles}
+    return {"value": titles, "raw": raw if isinstance(raw, str) else plan_text(titles, lead_in)}
+
+
+def has_plan_now(answer: dict[str, Any], plan: dict[str, Any] | None) -> bool:
+    """It was given without a plan, which failed; asked again (--retry_failed), the planner has made one."""
+    return "no_plan" in answer and plan is not None and bool(plan["value"])
+
+
+def plan_parser(lead_in: str | None) -> Callable[[str, bool], Parsed]:
+    """What reads the titles of a plan: `parse_plan`, without the lead-in and the dashes that were asked for."""
+    if lead_in is None:
+        return parse_plan
+
+    def parse(text: str, cut: bool = False) -> Parsed:
+        lines = text.lstrip().removeprefix(lead_in.strip())
+        return parse_plan(re.sub(r"^- ", "", lines, flags=re.MULTILINE), cut)
+
+    return parse
+
+
+def plan_pattern(lead_in: str | None) -> str:
+    """The regular expression that the last try for a plan is held to."""
+    if lead_in is None:
+        return PLAN_PATTERN
+    written = re.sub(r"[\\^$.|?*+()\[\]{}]", r"\\\g<0>", lead_in).replace("\n", r"\n")
+    return rf"{written}(- {PLAN_LINE}\n){{1,10}}"
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def same_title(a: str, b: str) -> bool:
+    """The same words in the same order, whatever their case and what stands between them."""
+    return (_words(a) or a) == (_words(b) or b)
+
+
+def word_overlap(a: str, b: str) -> float:
+    """Dice coefficient of two titles' distinct words, function words left out: 2 |A & B| / (|A| + |B|), 0 to 1."""
+    words_a, words_b = _content_words(a), _content_words(b)
+    return 2 * len(words_a & words_b) / (len(words_a) + len(words_b))
+
+
+def share_words(a: str, b: str, threshold: float = WORDS_THRESHOLD) -> bool:
+    """Their `word_overlap` is at least `threshold`."""
+    return word_overlap(a, b) >= threshold
+
+
+def coverage(wanted: Sequence[str], given: Sequence[str], matches: Callable[[str, str], bool]) -> float:
+    """Share of the `wanted` titles that match any of the `given`: 0 to 1.
+
+    With the gold titles wanted it is a plan's recall, with the planned ones wanted its precision. One title may match
+    several. Nothing wanted is 0: an empty plan has no precision to speak of.
+    """
+    if not wanted:
+        return 0.0
+    return sum(any(matches(title, other) for other in given) for title in wanted) / len(wanted)
+
+
+def _words(title: str) -> list[str]:
+    return re.findall(r"\w+", title.casefold())
+
+
+def _content_words(title: str) -> set[str]:
+    """Its distinct words without function words; all of them where it has no others; itself where it has no words."""
+    words = set(_words(title))
+    return words - _FUNCTION_WORDS or words or {title}

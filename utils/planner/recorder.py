@@ -1,0 +1,129 @@
+"""The files of a training run, and what it shows of its progress, as the trainer's callback."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from utils.cli.progress import Progress, announce
+from utils.files.manifest import write_folder_manifest
+from utils.files.writing import naming, replace_link, staged_path, write_line
+from utils.planner.card import write_card
+from utils.planner.checkpoints import Run, is_interim, is_unevaluated, remove_checkpoint, remove_superseded
+from utils.planner.stopping import Stopper
+
+LOG_FIELDS = (
+    "step", "epoch", "loss", "grad_norm", "learning_rate", "mean_token_accuracy",
+    "eval_loss", "eval_aspect_recall", "eval_plans", "eval_plans_without_an_aspect", "eval_seconds", "train_runtime",
+)  # fmt: skip
+
+
+class Recorder(TrainerCallback):
+    """Keeps the run's files (by the first process alone) and shows its progress.
+
+    training_log.jsonl has every figure, a line a step or evaluation; a resumed run begins it with what its checkpoint
+    had logged. A checkpoint without manifest.json is not whole.
+
+    Attributes:
+        manifest: what goes beside every adapter.
+        stopper: is told of every step and checkpoint.
+        interim: the checkpoint that is being saved is there only to be gone on from.
+    """
+
+    def __init__(self, run: Run, manifest: dict[str, Any], stopper: Stopper | None = None):
+        self.manifest = manifest
+        self.stopper = stopper or Stopper()
+        self.interim = False
+        self._run = run
+        self._log: Any = None
+        self._progress: Progress | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.stopper.step = self.stopper.saved = state.global_step
+        if not state.is_world_process_zero:
+            return
+        for checkpoint in self._run.replaced:  # only now: nothing can be wrong with the settings any more
+            remove_checkpoint(checkpoint)
+        if self._run.checkpoint is None:
+            for name in ("best", "trainer_state.json"):
+                (self._run.folder / name).unlink(missing_ok=True)
+        elif is_unevaluated(self._run.checkpoint):  # it is evaluated now, where it was not written down before the kill
+            state.log_history[:] = [
+                entry for entry in state.log_history if "eval_loss" not in entry or entry["step"] < state.global_step
+            ]
+        # Without a buffer, as the journal.
+        self._log = open(self._run.folder / "training_log.jsonl", "wb", buffering=0)  # noqa: SIM115 (held open)
+        for figures in state.log_history:
+            self._write(figures)
+        write_folder_manifest(self._run.folder, self.manifest)
+        if state.global_step < state.max_steps:
+            self._progress = Progress(state.max_steps, "steps", initial=state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self._write(state.log_history[-1])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.stopper.step = state.global_step
+        if self._progress is not None:
+            last = next((f"{entry['loss']:.3f}" for entry in reversed(state.log_history) if "loss" in entry), "-")
+            self._progress.update(1, loss=last)
+            if state.global_step == state.max_steps:
+                self._progress.close()  # saving and evaluating are no part of it
+                self._progress = None
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        recall = metrics.get("eval_aspect_recall")
+        found = "" if recall is None else f", aspect recall {recall:.3f} of {metrics['eval_plans']} plans"
+        announce(f"step {state.global_step}: validation loss {metrics['eval_loss']:.4f}{found}")
+        checkpoint = self._run.folder / f"checkpoint-{state.global_step}"
+        self._save_state(state, checkpoint)
+        self._save_state(state, self._run.folder)
+        self._call_whole(checkpoint, state, interim=is_interim(checkpoint))
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            checkpoint = self._run.folder / f"checkpoint-{state.global_step}"
+            self._save_state(state, self._run.folder)
+            self._call_whole(checkpoint, state, self.interim, unevaluated=control.should_evaluate)
+            remove_superseded(self._run.folder, state.global_step)
+        self.stopper.saved = state.global_step
+
+    def _call_whole(self, checkpoint: Path, state: Any, interim: bool, unevaluated: bool = False) -> None:
+        """Write what says that a checkpoint is one, and which is the best; `finish_saving` does what comes last."""
+        best = self.best(state)
+        marks = {name: True for name, is_so in (("interim", interim), ("unevaluated", unevaluated)) if is_so}
+        manifest = {**self.manifest, "step": state.global_step, **best, **marks}
+        planner = checkpoint.name if best["best_step"] is None else "best"
+        write_card(self._run.folder, planner, manifest, state.log_history)
+        write_card(checkpoint, "", manifest, state.log_history)
+        write_folder_manifest(checkpoint, manifest)
+        if best["best_step"] == state.global_step:
+            replace_link(self._run.folder / "best", checkpoint.name)
+
+    def best(self, state: Any) -> dict[str, Any]:
+        """Step and loss of the checkpoint with the lowest validation loss, the first of equal ones; None without."""
+        losses = {entry["step"]: entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry}
+        saved = {step: self._run.folder / f"checkpoint-{step}" for step in losses}
+        saved = {step: path for step, path in saved.items() if path.is_dir() and not is_interim(path)}
+        step = min(saved, key=losses.__getitem__, default=None)
+        return {"best_step": step, "best_loss": losses.get(step)}
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self._save_state(state, self._run.folder)
+
+    def _save_state(self, state: Any, folder: Path) -> None:
+        """Put trainer_state.json in place, whole or not at all."""
+        path = folder / "trainer_state.json"
+        staged = staged_path(path)
+        with naming(staged):
+            state.save_to_json(str(staged))
+        staged.replace(path)
+
+    def _write(self, figures: dict[str, Any]) -> None:
+        kept = {name: figures[name] for name in LOG_FIELDS if name in figures}
+        write_line(self._log, json.dumps(kept).encode() + b"\n", self._run.folder / "training_log.jsonl")

@@ -1,0 +1,292 @@
+"""From a study to the steps it stands for: which commands make which files of which others. Nothing is looked at here.
+
+  <output>/ranked/<category>_<split>.json, <output>/ranked/<category>_<split>_random.json
+  <output>/planner/<category>, with the planner's best checkpoint as <output>/planner/<category>/best
+  <output>/<model>/<split>/<category>/<method>.json and <method>_scores.json
+  <output>/<model>/<split>/<study>.md, and .png and .pdf where it has a figure
+
+as utils/slurm/submit_table2.sh has them. A number of posts other than 10 adds _k4 to the method, a seed other than 0
+_seed1, a judge other than Qwen2.5 32B _<judge> to `_scores`: the same piece of work has one name in all studies.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, product
+
+from utils.studies.study import JUDGE, NUM_CONTEXTS, Study, short_name
+
+TITLES = {
+    "none": "No personalization",
+    "rag_random": "RAG (random profile)",
+    "rag": "RAG (asker's profile)",
+    "planpers": "PlanPers",
+    "planpers_gold": "PlanPers (gold plans)",
+}
+BASELINES = ("none", "rag_random", "rag")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command and what it makes.
+
+    Attributes:
+        kind: rank, train, answer, judge, table, agreement or figure.
+        job: its name on a cluster, without the study's output in front.
+        named: the flags that have a variable in utils/slurm.
+        flags: the other ones.
+        outputs: what it makes, each with the files it is made from. Several only where kind is judge: responses that
+            are judged in one load of the judge.
+        after: outputs of other steps that it does not read, and that are better made before.
+    """
+
+    kind: str
+    job: str
+    script: str
+    named: dict[str, str]
+    flags: list[str]
+    outputs: dict[str, list[str]]
+    after: tuple[str, ...] = ()
+
+    def words(self, outputs: list[str], overwrite: bool) -> list[str]:
+        """The command without the interpreter, for some of its outputs."""
+        words = [self.script, *(word for pair in self.named.items() for word in pair), *self.flags]
+        if self.kind == "judge":
+            responses = [self.outputs[output][1] for output in outputs]
+            words += ["--response_addr", *responses, "--score_addr", *outputs]
+        return [*words, *self.overwrite_flags()] if overwrite else words
+
+    def overwrite_flags(self) -> list[str]:
+        """What replaces outputs that were made otherwise, and leaves alone what is finished as the step has it."""
+        return ["--overwrite", "changed"] if self.kind in ("rank", "answer", "judge") else ["--overwrite"]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One file of answers: a model with a method on one split of one category."""
+
+    model: str
+    split: str
+    category: str
+    method: str
+    num_contexts: int | None  # None without posts
+    seed: int
+
+    @property
+    def stem(self) -> str:
+        posts = "" if self.num_contexts in (None, NUM_CONTEXTS) else f"_k{self.num_contexts}"
+        return f"{self.method}{posts}" + (f"_seed{self.seed}" if self.seed else "")
+
+
+def plan_study(study: Study) -> list[Step]:
+    """All steps of a study, each after those that make what it reads."""
+    answers = list(all_answers(study))
+    steps = [step for category in study.categories for step in rank_steps(study, category)]
+    if "planpers" in study.methods:
+        steps += [train_step(study, category) for category in study.categories]
+    steps += [answer_step(study, one) for one in answers]
+    for judge, split, category in product(study.all_judges, study.splits, study.categories):
+        steps.append(judge_step(study, judge, [a for a in answers if (a.split, a.category) == (split, category)]))
+    steps += list(table_steps(study, answers))
+    if study.figure == 4:
+        return steps + list(evaluator_steps(study, answers))
+    return steps + (list(figure_steps(study, answers)) if study.figure else [])
+
+
+def all_answers(study: Study) -> Iterator[Answers]:
+    models = (*study.models, *study.openai_models)
+    for model, split, category, method in product(models, study.splits, study.categories, study.methods):
+        for num_contexts, seed in product((None,) if method == "none" else study.num_contexts, study.seeds):
+            yield Answers(model, split, category, method, num_contexts, seed)
+
+
+# Where everything is
+
+
+def data_file(study: Study, category: str, split: str) -> str:
+    return f"{study.data}/{category}_{split}.json"
+
+
+def ranked_file(study: Study, category: str, split: str) -> str:
+    return f"{study.output}/ranked/{category}_{split}.json"
+
+
+def planner_folder(study: Study, category: str) -> str:
+    return f"{study.output}/planner/{category}"
+
+
+def answer_file(study: Study, answers: Answers) -> str:
+    return f"{study.output}/{short_name(answers.model)}/{answers.split}/{answers.category}/{answers.stem}.json"
+
+
+def judge_suffix(judge: str) -> str:
+    return "" if short_name(judge) == short_name(JUDGE) else f"_{short_name(judge)}"
+
+
+def score_file(study: Study, answers: Answers, judge: str) -> str:
+    return answer_file(study, answers).removesuffix(".json") + f"_scores{judge_suffix(judge)}.json"
+
+
+# Steps
+
+
+def rank_steps(study: Study, category: str) -> Iterator[Step]:
+    uses_posts = any(method != "none" for method in study.methods)
+    splits = list(study.splits) if uses_posts else []
+    if "planpers" in study.methods:
+        splits += [split for split in ("train", "validation") if split not in splits]
+    for split in splits:
+        yield rank_step(study, category, split, split, split in study.splits)
+        if "rag_random" in study.methods and split in study.splits:
+            yield rank_step(study, category, split, f"{split}_random", True)
+
+
+def rank_step(study: Study, category: str, split: str, ranked: str, keep_embeddings: bool) -> Step:
+    """Rank a file; `ranked` is its split, or that with _random for the control with another user's profile."""
+    inputs, output = data_file(study, category, split), ranked_file(study, category, ranked)
+    flags = ["--embedding_cache", f"{study.output}/embeddings"] if keep_embeddings else []
+    after: tuple[str, ...] = ()
+    if ranked != split:
+        flags += ["--random_profile", "--seed", "0"]
+        after = (ranked_file(study, category, split),)  # which has embedded the same posts
+    named = {"--model_name": study.encoder, "--input_dataset_addr": inputs, "--output_dataset_addr": output}
+    flags += study.arguments["rank"]
+    return Step(
+        "rank", f"rank.{category}.{ranked}", "retrieval/rank_dataset.py", named, flags, {output: [inputs]}, after
+    )
+
+
+def train_step(study: Study, category: str) -> Step:
+    train, validation = (ranked_file(study, category, split) for split in ("train", "validation"))
+    named = {
+        "--model_addr": study.planner_base,
+        "--inputs_addr": train,
+        "--validation_addr": validation,
+        "--output_dir": planner_folder(study, category),
+    }
+    outputs = {f"{planner_folder(study, category)}/best": [train, validation]}
+    return Step("train", f"train.{category}", "train_planner.py", named, study.arguments["train"], outputs)
+
+
+def answer_step(study: Study, answers: Answers) -> Step:
+    ranked = ranked_file(study, answers.category, answers.split)
+    inputs = {
+        "none": data_file(study, answers.category, answers.split),
+        "rag_random": ranked.removesuffix(".json") + "_random.json",
+    }.get(answers.method, ranked)
+    output = answer_file(study, answers)
+    named = {"--model_addr": answers.model, "--inputs_addr": inputs, "--output_addr": output}
+    flags = [] if answers.num_contexts is None else ["--rag", "--num_contexts", str(answers.num_contexts)]
+    made_from, script = [inputs], "baselines.py"
+    if answers.method in ("planpers", "planpers_gold"):
+        script = "planpers.py"
+        if answers.method == "planpers":
+            named["--planner_model"] = f"{planner_folder(study, answers.category)}/best"
+            made_from = [inputs, named["--planner_model"]]
+        else:
+            flags = ["--gold_plan", *flags]
+    flags += ["--seed", str(answers.seed), *api_flags(study, answers.model in study.openai_models)]
+    flags += [*study.arguments["answer"], *(study.arguments["planpers"] if script == "planpers.py" else [])]
+    job = f"answer.{short_name(answers.model)}.{answers.category}.{answers.split}.{answers.stem}"
+    return Step("answer", job, script, named, flags, {output: made_from})
+
+
+def api_flags(study: Study, is_api: bool) -> list[str]:
+    if not is_api:
+        return []
+    flags = ["--openai"]
+    flags += ["--api_key_addr", study.api_key_addr] if study.api_key_addr else []
+    return flags + (["--base_url", study.base_url] if study.base_url else [])
+
+
+def judge_step(study: Study, judge: str, answers: list[Answers]) -> Step:
+    """All responses to one file's questions in one load of the judge."""
+    dataset = data_file(study, answers[0].category, answers[0].split)
+    outputs = {score_file(study, one, judge): [dataset, answer_file(study, one)] for one in answers}
+    named = {"--evaluator_llm": judge, "--inputs_addr": dataset}
+    flags = [*api_flags(study, judge in study.openai_judges), *study.arguments["judge"]]
+    job = f"judge.{answers[0].category}.{answers[0].split}{judge_suffix(judge).replace('_', '.', 1)}"
+    return Step("judge", job, "evaluate_responses.py", named, flags, outputs)
+
+
+def table_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
+    """A table for each model, split and judge: a row a method, number of posts and seed."""
+    models = (*study.models, *study.openai_models)
+    for model, split, judge in product(models, study.splits, study.all_judges):
+        rows: dict[str, list[Answers]] = {}
+        for one in answers:
+            if (one.model, one.split) == (model, split):
+                rows.setdefault(row_title(study, one), []).append(one)
+        systems = [(title, [score_file(study, one, judge) for one in its]) for title, its in rows.items()]
+        flags = [word for title, files in systems for word in ("--system", title, *files)]
+        baselines = baselines_of({title: its[0].method for title, its in rows.items()})
+        flags += ["--baseline", *baselines] if baselines else []
+        flags += unscored_flags(study)
+        folder, name = f"{study.output}/{short_name(model)}/{split}", f"{study.name}{judge_suffix(judge)}"
+        output = f"{folder}/{name}.md"
+        made_from = [file for _, files in systems for file in files] + [study.path]
+        job = f"table.{short_name(model)}.{split}.{name}"
+        yield Step("table", job, "utils/make_table.py", {"--output_addr": output}, flags, {output: made_from})
+
+
+def baselines_of(methods: dict[str, str]) -> list[str]:
+    """The rows that a table's daggers are against, from the rows' methods; empty where there is nothing to compare.
+
+    Where all are the paper's baselines, the last of them in its order is compared with the others, such as RAG with no
+    personalization.
+    """
+    compared = set(methods.values()).difference(BASELINES) or {max(methods.values(), key=BASELINES.index)}
+    return [title for title, method in methods.items() if method in BASELINES and method not in compared]
+
+
+def unscored_flags(study: Study) -> list[str]:
+    return ["--unscored_as_zero"] if study.unscored_as_zero else []
+
+
+def row_title(study: Study, answers: Answers) -> str:
+    """The method, with the number of posts and the seed where the study has several."""
+    title = TITLES[answers.method]
+    if answers.num_contexts is not None and len(study.num_contexts) > 1:
+        title += f", k = {answers.num_contexts}"
+    return title + (f", seed {answers.seed}" if len(study.seeds) > 1 else "")
+
+
+def figure_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
+    """Figures 2, 3 and 16: one for each model, split and judge."""
+    methods = ("planpers", "planpers_gold") if study.figure == 3 else ("planpers",)
+    for model, split, judge in product((*study.models, *study.openai_models), study.splits, study.all_judges):
+        mine = [one for one in answers if (one.model, one.split) == (model, split)]
+        systems: dict[str, list[str]] = {}
+        for method in methods:
+            for one in (one for one in mine if one.method == method):
+                name = TITLES[method] if study.figure == 3 else str(one.num_contexts)
+                systems.setdefault(name, []).append(score_file(study, one, judge))
+        flags = [word for name, files in systems.items() for word in ("--system", name, *files)]
+        flags += unscored_flags(study)
+        yield figure_step(study, model, split, judge_suffix(judge), flags, [*chain(*systems.values())])
+
+
+def evaluator_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
+    """Figure 4: the judges' agreement with humans, and what they score; nothing without the humans' choices."""
+    if study.human_addr is None:
+        return
+    flags: list[str] = ["--human_addr", study.human_addr, *unscored_flags(study)]
+    made_from = [study.human_addr, study.path]
+    for judge, category in product(study.all_judges, study.categories):
+        by_method = {one.method: one for one in answers if (one.category, one.seed) == (category, study.seeds[0])}
+        files = [score_file(study, by_method[method], judge) for method in ("planpers", "rag")]
+        flags += ["--evaluator", short_name(judge), *files]
+        made_from += files
+    (model,), (split,) = (*study.models, *study.openai_models), study.splits
+    output = f"{study.output}/{short_name(model)}/{split}/{study.name}_agreement.json"
+    named, job = {"--output_addr": output}, f"agreement.{short_name(model)}.{split}.{study.name}"
+    yield Step("agreement", job, "utils/compare_evaluators.py", named, flags, {output: made_from})
+    yield figure_step(study, model, split, "", ["--agreement_addr", output], [output])
+
+
+def figure_step(study: Study, model: str, split: str, suffix: str, flags: list[str], made_from: list[str]) -> Step:
+    output = f"{study.output}/{short_name(model)}/{split}/{study.name}{suffix}.png"
+    job = f"figure.{short_name(model)}.{split}.{study.name}{suffix}"
+    flags = ["--figure", str(study.figure), *flags]
+    return Step(
+        "figure", job, "utils/make_figures.py", {"--output_addr": output}, flags, {output: [*made_from, study.path]}
+    )

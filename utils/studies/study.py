@@ -1,0 +1,226 @@
+"""A study: one small TOML file that says which models, methods and judges are compared, on which data.
+
+Every key has the paper's default, so an empty file is a study too: Table 2 for Qwen2.5 7B.
+"""
+
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from utils.cli import UserError
+from utils.cli.errors import quote
+from utils.cli.flags import nearest
+from utils.files.json_files import beyond_python, read_text
+
+GENERATOR = "Qwen/Qwen2.5-7B-Instruct"
+JUDGE = "Qwen/Qwen2.5-32B-Instruct"
+METHODS = ("none", "rag_random", "rag", "planpers", "planpers_gold")
+CATEGORIES = ("Art_and_Entertainment", "Lifestyle_and_Personal_Development", "Society_and_Culture")
+SPLITS = ("train", "validation", "test")
+NUM_CONTEXTS = 10  # of the paper, unless a figure says otherwise
+FIGURES = {2: ("planpers",), 3: ("planpers", "planpers_gold"), 4: ("planpers", "rag"), 16: ("planpers",)}  # drawn from
+
+_GPU = ("--gres=gpu:1", "--cpus-per-task=8", "--mem=64G", "--time=04:00:00")
+SLURM = {  # the defaults of utils/slurm/submit_table2.sh
+    "sbatch_args": (),
+    "answer_shards": 4,
+    "judge_shards": 4,
+    "rank_resources": _GPU,
+    "train_resources": (*_GPU[:3], "--time=24:00:00"),
+    "answer_resources": _GPU,
+    "planpers_resources": _GPU,
+    "judge_resources": (*_GPU[:2], "--mem=128G", _GPU[3]),
+    "cpu_resources": ("--cpus-per-task=1", "--mem=16G", "--time=00:30:00"),
+}
+ARGUMENTS = ("rank", "train", "answer", "planpers", "judge")  # what [arguments] has flags for
+
+
+@dataclass(frozen=True)
+class Study:
+    """The keys of a study file.
+
+    Attributes:
+        path: of the file.
+        data: folder of the dataset files <category>_<split>.json.
+        output: folder of everything that is made.
+        models, openai_models: the generators that run here, and those behind an API; without either Qwen2.5 7B.
+        api_key_addr, base_url: of what is behind an API, as the flags of these names.
+        judges, openai_judges: each judges all answers; those that run here, and those behind an API; without either
+            Qwen2.5 32B.
+        planner_base: what the planners, one a category, are trained on.
+        num_contexts: posts from the profile, for every method that uses them.
+        seeds: of the answers.
+        unscored_as_zero: the flag of this name, for tables and figures.
+        figure: of the paper, drawn in the end: 2, 3, 4 or 16.
+        human_addr: people's choices between planpers (first) and rag (second), which figure 4 needs.
+        arguments: further flags of the scripts, by the name of the step.
+        slurm: resources and shards, as the variables at the top of utils/slurm/submit_table2.sh.
+    """
+
+    path: str
+    data: str = "data"
+    output: str = "output/table2"
+    models: tuple[str, ...] = ()
+    openai_models: tuple[str, ...] = ()
+    api_key_addr: str | None = None
+    base_url: str | None = None
+    judges: tuple[str, ...] = ()
+    openai_judges: tuple[str, ...] = ()
+    planner_base: str = GENERATOR
+    encoder: str = "facebook/contriever-msmarco"
+    methods: tuple[str, ...] = METHODS[:4]
+    num_contexts: tuple[int, ...] = (NUM_CONTEXTS,)
+    categories: tuple[str, ...] = CATEGORIES
+    splits: tuple[str, ...] = ("test",)
+    seeds: tuple[int, ...] = (0,)
+    unscored_as_zero: bool = False
+    figure: int | None = None
+    human_addr: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    slurm: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).stem
+
+    @property
+    def all_judges(self) -> tuple[str, ...]:
+        return (*self.judges, *self.openai_judges)
+
+
+def short_name(model: str) -> str:
+    """The last part of a model's hub name or folder, which names its files."""
+    return model.rstrip("/").rpartition("/")[2]
+
+
+def read_study(path: str) -> Study:
+    """Read and check a study file.
+
+    Raises:
+        UserError: it is missing or not TOML; a key, method, category or split is unknown; a value is of another type,
+            empty or given twice; two models would have one folder; the figure needs what the study does not make.
+    """
+    try:
+        found = tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: not TOML: {error}") from None
+    except (RecursionError, ValueError) as error:
+        raise UserError(f"{path}: {beyond_python(error)}") from None
+    keys = [one.name for one in fields(Study) if one.name != "path"]
+    check_names(path, "key", found, keys)
+    for key, value in found.items():
+        if key not in ("arguments", "slurm"):
+            check_value(path, key, value)
+    for key, choices in (("methods", METHODS), ("categories", CATEGORIES), ("splits", SPLITS)):
+        check_names(path, key, found.get(key, ()), choices)
+    found["arguments"] = read_arguments(path, found.get("arguments", {}))
+    found["slurm"] = read_slurm(path, found.get("slurm", {}))
+    if "models" not in found and "openai_models" not in found:
+        found["models"] = [GENERATOR]
+    if "judges" not in found and "openai_judges" not in found:
+        found["judges"] = [JUDGE]
+    study = Study(path, **{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()})
+    check_short_names(study)
+    check_figure(study)
+    return study
+
+
+def check_names(path: str, what: str, names: Iterable[str], choices: Iterable[str]) -> None:
+    """Raise UserError for a name that is none of the choices; it suggests the nearest one."""
+    for name in names:
+        if name not in choices:
+            meant = quote(nearest(name, choices))
+            raise UserError(f"{path}: {what}: there is no {quote(name)}; did you mean {meant}?")
+
+
+def check_value(path: str, key: str, value: Any) -> None:
+    """Raise UserError unless a value is of its key's type: a text, a number, or a list with something in it."""
+    if key in ("num_contexts", "seeds"):
+        check_list(path, key, value, int)
+    elif key in ("models", "openai_models", "judges", "openai_judges", "methods", "categories", "splits"):
+        check_list(path, key, value, str)
+    elif key == "figure":
+        if type(value) is not int or value not in FIGURES:
+            refuse(path, key, value, "one of the figures 2, 3, 4 and 16, as a number")
+    elif key == "unscored_as_zero":
+        if not isinstance(value, bool):
+            refuse(path, key, value, "true or false")
+    elif not is_text(value):
+        refuse(path, key, value, "a text")
+
+
+def is_text(value: Any) -> bool:
+    """One line: what is printed as a command must stay one, in the comments above it too."""
+    return isinstance(value, str) and value.isprintable() and value.strip() != ""
+
+
+def refuse(path: str, key: str, found: Any, expected: str) -> None:
+    raise UserError(f"{path}: {key}: found {quote(found)}, expected {expected}")
+
+
+def check_list(path: str, key: str, value: Any, kind: type) -> None:
+    one, several = {str: ("a text", "texts"), int: ("a whole number from 0 up", "whole numbers from 0 up")}[kind]
+    if not isinstance(value, list) or not value:
+        refuse(path, key, value, f"a list of {several}")
+    for number, item in enumerate(value, 1):
+        if not is_text(item) if kind is str else type(item) is not int or item < 0:
+            refuse(path, f"{key}, item {number}", item, one)
+        if value.count(item) > 1:
+            refuse(path, key, f"{item} twice", "every item once")
+
+
+def read_arguments(path: str, found: Any) -> dict[str, list[str]]:
+    """The table [arguments]: a list of flags for each step, none where it is not named."""
+    if not isinstance(found, dict):
+        refuse(path, "arguments", found, "a table of lists")
+    check_names(path, "arguments", found, ARGUMENTS)
+    for key, value in found.items():
+        if not isinstance(value, list) or not all(map(is_text, value)):
+            refuse(path, f"arguments.{key}", value, 'a list of texts, such as ["--temperature", "0.5"]')
+    return {key: found.get(key, []) for key in ARGUMENTS}
+
+
+def read_slurm(path: str, found: Any) -> dict[str, Any]:
+    """The table [slurm], with the defaults of what it does not name."""
+    if not isinstance(found, dict):
+        refuse(path, "slurm", found, "a table")
+    check_names(path, "slurm", found, SLURM)
+    for key, value in found.items():
+        if isinstance(SLURM[key], int):
+            if type(value) is not int or value < 1:
+                refuse(path, f"slurm.{key}", value, "a number from 1 up")
+        elif not isinstance(value, list) or not all(map(is_text, value)):
+            refuse(path, f"slurm.{key}", value, 'a list of texts, such as ["--partition=gpu"]')
+    return {**SLURM, **found}
+
+
+def check_short_names(study: Study) -> None:
+    """Raise UserError where two models would write into one folder, or two judges one score file."""
+    for key, models in (("models", (*study.models, *study.openai_models)), ("judges", study.all_judges)):
+        names = [short_name(model) for model in models]
+        for model, name in zip(models, names, strict=True):
+            if names.count(name) > 1:
+                refuse(study.path, key, model, f"one model named {name}: its files bear that name")
+
+
+def check_figure(study: Study) -> None:
+    """Raise UserError where the study does not make what its figure shows."""
+    if study.human_addr is not None and study.figure != 4:
+        refuse(study.path, "human_addr", study.human_addr, "it only with figure = 4")
+    if study.figure is None:
+        return
+    if missing := [method for method in FIGURES[study.figure] if method not in study.methods]:
+        refuse(study.path, "methods", list(study.methods), f"{missing[0]!r} among them: figure {study.figure} shows it")
+    if study.figure in (2, 16) and len(study.num_contexts) < 2:
+        refuse(study.path, "num_contexts", list(study.num_contexts), f"two or more: figure {study.figure} shows them")
+    if study.figure == 4:
+        if len(study.all_judges) < 2:
+            refuse(study.path, "judges", list(study.all_judges), "two or more: figure 4 shows them")
+        if len(study.models) + len(study.openai_models) > 1 or len(study.splits) > 1:
+            refuse(study.path, "figure", 4, "it in a study of one model and one split")
+    elif len(study.seeds) > 1:
+        refuse(study.path, "seeds", list(study.seeds), "one: a figure shows one answer a question")
+    if study.figure in (3, 4) and len(study.num_contexts) > 1:
+        refuse(study.path, "num_contexts", list(study.num_contexts), f"one: figure {study.figure} shows one")

@@ -1,0 +1,175 @@
+"""Tables as text: Markdown, LaTeX (booktabs), CSV. Pure."""
+
+import csv
+import io
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+LONGEST_NAME, LONGEST_LINE = 28, 75  # characters on a page: of a name in a row, and of a line above rows
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in a cell: a text that may be bold, what follows it and is not, and figures to compare it with."""
+
+    text: str
+    after: str = ""
+    bold: bool = False
+    beside: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for readers.
+
+    Attributes:
+        num_names: the first columns, as many, are names, aligned left; the others are numbers.
+        short: by a name what stands for it on a page, which is narrower than a screen; a note tells it.
+        beside: what each of the figures is that cells have beside them.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    notes: list[str]
+    num_names: int = 1
+    short: Mapping[str, str] = field(default_factory=dict)
+    beside: Sequence[str] = ()
+
+
+def to_markdown(tables: Sequence[Table]) -> str:
+    """The tables with their notes as lists below them."""
+    return "\n".join(map(_markdown_table, tables))
+
+
+def _markdown_table(table: Table) -> str:
+    lines = [markdown_line(table.columns)]
+    lines.append("|" + ":---|" * table.num_names + "---:|" * (len(table.columns) - table.num_names))
+    lines += [markdown_line(map(_markdown_cell, row)) for row in table.rows]
+    if table.notes:
+        lines += ["", *(f"- {note}" for note in table.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_cell(cell: Cell) -> str:
+    beside = f" ({', '.join(cell.beside)})" if cell.beside else ""
+    return (f"**{cell.text}**" if cell.bold else cell.text) + cell.after + beside
+
+
+def markdown_line(cells: Iterable[str]) -> str:
+    """A row of a Markdown table."""
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+
+def to_latex(tables: Sequence[Table]) -> str:
+    """A `latex_box` a table, made narrow for a page, for a document that loads booktabs."""
+    return r"% \usepackage{booktabs}" + "\n" + "\n\\bigskip\n\n".join(map(_latex_table, tables))
+
+
+def _latex_table(table: Table) -> str:
+    """All names of a row but its last stand above the rows that share them."""
+    shared = table.num_names - 1
+    heads = table.columns[shared:]
+    lines = [latex_line(latex_text(table.short.get(head, head)) for head in heads), r"\midrule"]
+    for names, rows in groupby(table.rows, key=lambda row: row[:shared]):
+        above = "; ".join(f"{column}: {name.text}" for column, name in zip(table.columns, names, strict=False))
+        for line in textwrap.wrap(above, LONGEST_LINE):
+            lines.append(rf"\multicolumn{{{len(heads)}}}{{@{{}}l@{{}}}}{{{latex_text(line)}}} \\")
+        for row in rows:
+            lines += map(latex_line, _latex_rows(table, row[shared:]))
+    used = {*heads, *(row[shared].text for row in table.rows)}
+    meanings = [f"{short}: {name}" for name, short in table.short.items() if name in used]
+    notes = [f"{'; '.join(meanings)}."] if meanings else []
+    return latex_box("l" + "r" * (len(heads) - 1), lines, [*notes, *table.notes])
+
+
+def _latex_rows(table: Table, row: Sequence[Cell]) -> Iterator[list[str]]:
+    """A row, and below it what is too wide for it: the rest of a long name, and the figures beside its cells."""
+    name, *cells = row
+    first, *rest = textwrap.wrap(table.short.get(name.text, name.text), LONGEST_NAME) or [""]
+    yield [latex_text(first), *map(_latex_cell, cells)]
+    for line in rest:
+        yield [rf"\quad {latex_text(line)}", *("" for _ in cells)]
+    if any(cell.beside for cell in cells):
+        for i, what in enumerate(table.beside):
+            yield [rf"\quad {latex_text(what)}", *(latex_text(cell.beside[i]) if cell.beside else "" for cell in cells)]
+
+
+def latex_box(alignment: str, lines: Iterable[str], notes: Iterable[str]) -> str:
+    """A tabular of these lines and the notes below it, in small letters, in a box as wide as the text around it.
+
+    The notes are no rows of the tabular, for one that is wider than the table would pull its last column away.
+    """
+    begin = [r"\noindent\begin{minipage}{\linewidth}", r"\footnotesize\centering\setlength{\tabcolsep}{3pt}"]
+    begin += [rf"\begin{{tabular}}{{@{{}}{alignment}@{{}}}}", r"\toprule"]
+    below = [r"\par\smallskip\raggedright", *(rf"{latex_text(note)}\par" for note in notes)]
+    end = [r"\bottomrule", r"\end{tabular}", *below, r"\end{minipage}"]
+    return "\n".join([*begin, *lines, *end]) + "\n"
+
+
+def _latex_cell(cell: Cell) -> str:
+    text = latex_text(cell.text)
+    return (rf"\textbf{{{text}}}" if cell.bold else text) + latex_text(cell.after)
+
+
+def latex_line(cells: Iterable[str]) -> str:
+    """A row of a tabular, of cells that LaTeX can read."""
+    # The braces keep a name that begins with [ or * from being read as an argument of the break before it.
+    return " & ".join(f"{{{cell}}}" for cell in cells) + r" \\"
+
+
+_LATEX_TEXT = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}  # other signs in LaTeX's default font
+    | {"†": r"$^{\dag}$", "−": "$-$", "±": r"$\pm$"}
+)
+
+
+def latex_text(text: str) -> str:
+    """The text with every character that means something to LaTeX spelled out."""
+    return text.translate(_LATEX_TEXT)
+
+
+def to_csv(rows: Iterable[Iterable[str | float | int | None]]) -> str:
+    """Full-precision numbers, an empty field for None; CSV has no place for notes."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+# Words and numbers for readers
+
+
+def printable(text: str) -> str:
+    """The text with control characters spelled out: what a model wrote must not steer the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def plural(noun: str) -> str:
+    return f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
+
+
+def counted(number: int, noun: str, many: str | None = None) -> str:
+    """Such as "1 question" and "2 questions"; `many` is a plural that is not formed like this."""
+    return f"{number} {noun if number == 1 else many or plural(noun)}"
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+def signed(value: float | None, decimals: int = 4) -> str:
+    """With its sign, a minus rather than a hyphen; what rounds to 0 has a plus."""
+    if value is None:
+        return "–"
+    text = f"{round(value, decimals) + 0.0:+.{decimals}f}"  # -0.0 + 0.0 is 0.0
+    return text.replace("-", "−")
+
+
+def p_text(p: float | None) -> str:
+    """A p-value with four decimals, never as 0."""
+    if p is None:
+        return "–"
+    return "<0.0001" if p < 0.0001 else f"{p:.4f}"

@@ -1,0 +1,230 @@
+"""The score files of the systems that are compared: read, and checked for what must be alike."""
+
+import argparse
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from utils.benchmarks import tasks
+from utils.benchmarks.task import Task
+from utils.cli import UserError
+from utils.cli.errors import first_five, quote
+from utils.files.fingerprints import REPORTED, differing_names, tell_apart
+from utils.files.manifest import manifest_of
+from utils.parsing.plans import one_line
+from utils.records.scores import Scores, read_scores
+
+Entry = dict[str, Any]  # of a score file: a question with its score
+
+# Of a score file's fingerprint what changes a verdict: who judged, asked what, and how the verdict was drawn.
+JUDGE_SETTINGS = (
+    "strategy",
+    "judge",
+    REPORTED,
+    "prompt",
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "constrained_decoding",
+    "dtype",
+)
+
+
+@dataclass
+class System:
+    """A row's name and everything its score files hold.
+
+    Attributes:
+        files: by path the entries of each.
+        partial_files: those that hold a part of a dataset.
+    """
+
+    name: str
+    task: Task
+    files: dict[str, list[Entry]]
+    partial_files: list[str] = field(default_factory=list)
+
+    @property
+    def paths(self) -> list[str]:
+        return list(self.files)
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [entry for entries in self.files.values() for entry in entries]
+
+    @property
+    def questions(self) -> list[Entry]:
+        """The entries of a known group; the others are in no column."""
+        return [entry for entry in self.entries if entry["group"] is not None]
+
+    def asked_ids(self) -> set[str]:
+        return {question["id"] for question in self.questions if question["details"]}
+
+    def num_unanswered(self) -> int:
+        """Questions that the system did not answer, which score 0."""
+        return sum(not question["answered"] for question in self.questions if question["details"])
+
+    def unscored(self) -> list[int]:
+        """How many verdicts are missing, for every question where any is."""
+        missing = [sum(d["score"] is None for d in question["details"]) for question in self.questions]
+        return [count for count in missing if count]
+
+
+def add_unscored_argument(parser: argparse.ArgumentParser) -> None:
+    """One rule for what the judge left out, to be chosen wherever scores are averaged."""
+    parser.add_argument(
+        "--unscored_as_zero",
+        action="store_true",
+        help="count an aspect without a verdict as 0 (default: leave its question out of the means)",
+    )
+
+
+def read_systems(arguments: list[list[str]], unscored_as_zero: bool = False) -> list[System]:
+    """Read the score files of every `[name, file, ...]`.
+
+    Args:
+        unscored_as_zero: as of `read_scores`.
+
+    Raises:
+        UserError: a name given twice or without files, a file of two systems, a file that is not a score file, a
+            question that stands twice in a system, a system without a question of a known group, files of two tasks.
+    """
+    _check_arguments(arguments)
+    paths = [path for _, *its_paths in arguments for path in its_paths]
+    scores = {path: read_scores(path, unscored_as_zero=unscored_as_zero) for path in paths}
+    task = task_of_all(scores)
+    return [_make_system(one_line(name), its_paths, task, scores) for name, *its_paths in arguments]
+
+
+def _check_arguments(arguments: list[list[str]]) -> None:
+    names: set[str] = set()
+    system_of: dict[str, str] = {}
+    for name, *paths in arguments:
+        if not paths:
+            raise UserError(f"--system {name!r}: no score file; give a name, then one or more files")
+        if one_line(name) in names:
+            raise UserError(f"--system {name!r} is given twice; put all its files behind one --system")
+        names.add(one_line(name))
+        for path in paths:
+            if system_of.setdefault(os.path.realpath(path), name) != name:
+                raise UserError(
+                    f"{path}: stands behind --system {system_of[os.path.realpath(path)]!r} and --system {name!r}\n"
+                    "  give each system its own score files"
+                )
+
+
+def task_of_all(scores: dict[str, Scores]) -> Task:
+    """The task of score files, by path; UserError where they are of two."""
+    first, *others = scores
+    for path in others:
+        if scores[path]["task"] != scores[first]["task"]:
+            raise UserError(
+                f"{path}: scores of {scores[path]['task']}, but {first} has scores of {scores[first]['task']}\n"
+                "  one table is of one task: make one for each"
+            )
+    return tasks()[scores[first]["task"]]
+
+
+def _make_system(name: str, paths: list[str], task: Task, scores: dict[str, Scores]) -> System:
+    system = System(name, task, {path: scores[path]["per_question_scores"] for path in paths})
+    system.partial_files = [path for path in paths if scores[path].get("partial")]
+    file_of: dict[str, str] = {}
+    for path in paths:
+        for entry in scores[path]["per_question_scores"]:
+            if entry["id"] in file_of:
+                raise UserError(
+                    f"--system {name!r}: question {quote(entry['id'])} stands in {file_of[entry['id']]} "
+                    f"and in {path}; a question counts once"
+                )
+            file_of[entry["id"]] = path
+    if not system.questions:
+        group, _, subgroup = task.group_words
+        first = system.entries[0]
+        raise UserError(
+            f"{_few(paths)}: question {quote(first['id'])}: no {group} is known for the {subgroup} "
+            f"{quote(first.get('subgroup'))}, nor for any other question's\n"
+            f"  add it to the {group} it belongs to at the top of {task.facts}"
+        )
+    return system
+
+
+# What must be alike
+
+
+def check_judged_alike(systems: list[System]) -> list[str]:
+    """Raise UserError unless all systems' questions are the same by their ids and were judged in the same way.
+
+    Returns:
+        The files of which it is not known how they were judged.
+    """
+    unknown = check_same_judge(path for system in systems for path in system.paths)
+    check_same_content((question, system.paths) for system in systems for question in system.questions)
+    return unknown
+
+
+def check_same_judge(paths: Iterable[str]) -> list[str]:
+    """Compare how score files were judged, by the manifests beside them.
+
+    Returns:
+        The files of which that is not known: without a manifest, or changed since.
+
+    Raises:
+        UserError: two of them differ in one of `JUDGE_SETTINGS`.
+    """
+    told = {path: _judge_settings(path) for path in paths}
+    known = [(path, settings) for path, settings in told.items() if settings is not None]
+    # All are compared with one, which knows what its judge's server reported where any does.
+    first, expected = max(known, key=lambda pair: pair[1][REPORTED] is not None, default=(None, {}))
+    for path, settings in known:
+        if differing := differing_names(expected, settings):
+            both = [(name, tell_apart(repr(settings[name]), repr(expected[name]), length=100)) for name in differing]
+            pairs = "; ".join(f"{name} {its}, not {first_ones}" for name, (its, first_ones) in both)
+            raise UserError(
+                f"{path}: judged in another way than {first}\n  {pairs}\n"
+                "  scores of different judges, prompts or settings do not compare: judge both alike, or keep them apart"
+            )
+    return [path for path, settings in told.items() if settings is None]
+
+
+def _judge_settings(path: str) -> dict[str, Any] | None:
+    manifest = manifest_of(path)
+    if manifest is None:
+        return None
+    return {name: manifest["fingerprint"].get(name) for name in JUDGE_SETTINGS}
+
+
+def check_same_content(questions: Iterable[tuple[dict[str, Any], list[str]]]) -> None:
+    """Raise UserError where one id stands for two questions, narratives or lists of aspects, as in two datasets.
+
+    Args:
+        questions: entries of score files, each with the files it may be from.
+    """
+    known: dict[str, tuple[str, list[str]]] = {}
+    differing, others = [], None
+    for question, paths in questions:
+        digest, first_paths = known.setdefault(question["id"], (question["question_sha256"], paths))
+        if question["question_sha256"] != digest:
+            differing.append(question["id"])
+            others = others or (paths, first_paths)
+    if others is not None:
+        raise UserError(
+            f"{_few(others[0])}: not what was judged in {_few(others[1])} under the same ids: {first_five(differing)}\n"
+            "  another question, narrative or list of aspects, as of another commit of the dataset: judge both on one"
+        )
+
+
+def _few(paths: list[str]) -> str:
+    return ", ".join(paths[:5]) + (", ..." if len(paths) > 5 else "")
+
+
+def check_same_questions(systems: list[System]) -> None:
+    """Raise UserError unless all systems were scored on the same questions; names the first that lacks one."""
+    all_ids = set().union(*(system.asked_ids() for system in systems))
+    for system in systems:
+        if lacking := sorted(all_ids - system.asked_ids()):
+            raise UserError(
+                f"--system {system.name!r} ({_few(system.paths)}) "
+                f"lacks {len(lacking)} of the {len(all_ids)} questions of all systems: {first_five(lacking)}\n"
+                "  give score files of the same questions, or --allow_partial to compare what is there"
+            )

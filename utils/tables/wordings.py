@@ -1,0 +1,70 @@
+"""Whose words stood in the prompts behind score files, the judge's and the answers', and what held outputs to a schema.
+
+The paper prints some of its prompts as text and others as images, so some of ours are in our own words
+(prompts/README.md). Who sets a score beside a published one has to know whose words made it. All is told by manifests.
+"""
+
+from collections.abc import Iterable
+
+from prompts import wording
+from utils.files.manifest import manifest_of
+from utils.tables.system_scores import System
+
+NOT_KNOWN = "not known"
+PUBLISHED = ("the paper's", "the public code's")
+
+Told = dict[str, dict[str, list[str]]]  # of a prompt or a kind of output what is told, and of which systems
+
+
+def wording_note(systems: Iterable[System]) -> str:
+    """A line for the readers of a table that is set beside the paper's."""
+    judge, answers, constrained = collect(systems)
+    text = f"Wording of the judge's prompt: {_listed(judge)}; of the answers': {_listed(answers)}."
+    if any(told not in PUBLISHED for table in (judge, answers) for its in table.values() for told in its):
+        text += " Levels need not be the paper's."
+    return f"{text} Constrained decoding: {_listed(constrained)}; the paper's code has none."
+
+
+def wording_columns(system: System) -> dict[str, str]:
+    """The same of one system, for a table without notes."""
+    names = ("Judge prompt", "Answer prompts", "Constrained decoding")
+    return {name: _listed(table) for name, table in zip(names, collect([system]), strict=True)}
+
+
+def collect(systems: Iterable[System]) -> tuple[Told, Told, Told]:
+    """By prompt whose words it was in, of the judge and of the answers; and --constrained_decoding of both."""
+    tables: tuple[Told, Told, Told] = {}, {}, {}
+    for system in systems:
+        for path in system.paths:
+            for table, facts in zip(tables, _facts(path), strict=True):
+                for name, told in facts.items():
+                    names = table.setdefault(name, {}).setdefault(told, [])
+                    names += [] if system.name in names else [system.name]
+    return tables
+
+
+def _facts(path: str) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """What the manifest beside a score file tells."""
+    manifest = manifest_of(path)
+    if manifest is None:
+        return {"prompt": NOT_KNOWN}, {"prompt": NOT_KNOWN}, {"judge": NOT_KNOWN, "answers": NOT_KNOWN}
+    judge = {name: wording(name, digest) for name, digest in manifest["fingerprint"].get("prompt", {}).items()}
+    [origin] = manifest.get("answers") or [None]
+    prompts = {} if origin is None else origin["prompt"]
+    answers = {name: wording(name, digest) for name, digest in prompts.items()}
+    constrained = {
+        "judge": manifest["fingerprint"].get("constrained_decoding", NOT_KNOWN),
+        "answers": NOT_KNOWN if origin is None else origin["constrained_decoding"],
+    }
+    return judge or {"prompt": NOT_KNOWN}, answers or {"prompt": NOT_KNOWN}, constrained
+
+
+def _listed(table: Told) -> str:
+    """`rag the paper's, planpers our own (PlanPers), another (Ours)`"""
+    return ", ".join(f"{name} {_told(its)}" for name, its in table.items())
+
+
+def _told(its: dict[str, list[str]]) -> str:
+    if len(its) == 1:
+        return next(iter(its))
+    return ", ".join(f"{told} ({', '.join(names)})" for told, names in its.items())
