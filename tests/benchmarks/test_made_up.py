@@ -101,6 +101,7 @@ def test_it_goes_through_all_commands(run, dataset, tmp_path, capsys):
     assert table[2].startswith("| No notes | 0.0000 | 0.5000 | 0.2500 |")
     assert table[3].startswith("| RAG | **1.0000** | **1.0000** | **1.0000** |")
     page = tmp_path / "report.html"
+    systems = ["--system", "No notes", none, scores[0], "--system", "RAG", rag, scores[1]]
     assert run(report, "--inputs_addr", ranked, *systems, "--output_addr", page) == 0
     text = page.read_text()
     assert all(shown in text for shown in ("Colours", "Animals", "What is my name for thing eruza?", "azure"))
