@@ -31,21 +31,19 @@ from utils import cli
 from utils.benchmarks.record_stream import open_regular, stream_places
 from utils.benchmarks.records import read_dataset
 from utils.cli import UserError
-from utils.cli.errors import first_five, quote
+from utils.cli.errors import first_five, printable, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
-from utils.files.json_files import read_json
 from utils.parsing.plans import one_line
 from utils.scoring.verdicts import CATEGORIES, COMMUNITIES
-from utils.show_answers import printable
 from utils.tables.drawing import drawable, figure_style, new_figure, render_figure, shorten
 from utils.tables.formats import counted, latex_box, latex_line, latex_text, markdown_line
+from utils.tables.paper_results import read_paper_files
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SCRIPT = "utils/dataset_statistics.py"
-PAPER_TABLE = Path(__file__).with_name("tables") / "paper_table1.json"
 STATISTICS = {  # the paper's rows below the number of questions: field, and what is said of it
     "rubric_aspects": "Aspects per question",
     "profile": "Profile size (posts)",
@@ -214,7 +212,7 @@ def _is_question(record: Any) -> bool:
 
 def make_columns(paths: list[str], counts: list[Counts]) -> list[Column]:
     """The paper's files in the paper's order, then the others as they were given."""
-    paper = read_json(PAPER_TABLE)["files"]
+    paper = read_paper_files()
     stems = [Path(path).stem if Path(path).stem in paper else "" for path in paths]
     keys = [stem or Path(path).name for stem, path in zip(stems, paths, strict=True)]
     columns = []

@@ -16,7 +16,7 @@ from utils.benchmarks.records import read_dataset
 from utils.benchmarks.responses import read_responses
 from utils.benchmarks.score_files import read_scores
 from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.cli.errors import printable, quote
 
 WIDTH = 100  # characters a line
 VERDICTS = {0: "0 not covered", 1: "1 in part", 2: "2 very well", None: "- unscored"}
@@ -60,11 +60,6 @@ def describe_answer(question: str, answer: str | None, entry: dict[str, Any]) ->
         if "aspect" in detail
     ]
     return "\n".join(lines) + "\n"
-
-
-def printable(text: str) -> str:
-    """The text with control characters spelled out: what a model wrote must not steer the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 if __name__ == "__main__":
