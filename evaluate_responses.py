@@ -17,10 +17,9 @@ systems compared on each question, in both orders (two response files, one score
 """
 
 import argparse
-import math
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from utils.benchmarks.judged import (
     take_over,
     what_verdicts_belong_to,
 )
+from utils.benchmarks.judging import STRATEGIES
 from utils.benchmarks.records import read_dataset, select_questions
 from utils.benchmarks.responses import match_responses, read_responses, refuse_gaps
 from utils.benchmarks.score_files import check_counts_unanswered
@@ -45,9 +45,8 @@ from utils.cli.progress import announce
 from utils.files.journal import Key, check_journal, open_journal, overwrite_run
 from utils.files.json_files import read_json
 from utils.files.manifest import file_hash
-from utils.generation.chat import APIChat, LocalChat, choose_length, open_chat
+from utils.generation.chat import VERDICT_TOKENS, APIChat, LocalChat, choose_judge_length, open_chat, render_all
 from utils.generation.driver import (
-    Parser,
     Policy,
     Request,
     Stage,
@@ -57,37 +56,11 @@ from utils.generation.driver import (
     left_to_ask,
 )
 from utils.generation.engines import batch_invariance, confirm_model, identify_model, open_engine
-from utils.parsing.model_output import (
-    LEVEL_SCHEMA,
-    PREFERENCE_SCHEMA,
-    VERDICT_SCHEMA,
-    parse_level,
-    parse_preference,
-    parse_verdict,
-)
 from utils.scoring.verdicts import CATEGORIES, SCORINGS, category_means, is_known, macro_average, no_answer, score_file
 from utils.tables.formats import counted
 from utils.tables.wordings import origin_of
 
-LENGTH_STEP = 64  # the model length is rounded up to a multiple of this
-RENDERED_AT_ONCE = 500  # responses whose prompts are held as text
 MANY_PROMPTS = 5000  # take seconds to render
-
-
-@dataclass(frozen=True)
-class Strategy:
-    """What a judge is asked, and how its output is read; `utils.scoring.SCORINGS` says what it adds up to.
-
-    Attributes:
-        needs: fields of the dataset.
-        messages: from the prompt, the record, its responses, and the number of the verdict in its key.
-    """
-
-    prompt: str
-    needs: list[str]
-    messages: Callable[[Prompt, dict[str, Any], list[str], int], Messages]
-    schema: dict[str, Any]
-    parse: Parser
 
 
 def build_parser() -> cli.FlagParser:
@@ -106,7 +79,7 @@ def build_parser() -> cli.FlagParser:
     parser.add_argument("--allow_partial", action="store_true", help="score only the questions that have a response")
     cli.add_engine_arguments(parser, "--evaluator_llm", "judge: hub name, model folder, or API model")
     cli.add_sampling_arguments(
-        parser, temperature_default=0.0, max_tokens=512, max_model_len="what the longest prompt needs"
+        parser, temperature_default=0.0, max_tokens=VERDICT_TOKENS, max_model_len="what the longest prompt needs"
     )
     cli.add_run_arguments(parser)
     return parser
@@ -265,12 +238,10 @@ def build_requests(
     if num_prompts >= MANY_PROMPTS:
         announce(f"rendering {num_prompts} prompts")
     requests = []
-    for start in range(0, len(responses), RENDERED_AT_ONCE):
-        batch = responses[start : start + RENDERED_AT_ONCE]
-        groups = [list(response_messages(prompt, *response)) for response in batch]
-        for (_, system, keys), rendered in zip(batch, chat.render_groups(groups), strict=True):
-            for key, ids in zip(keys, rendered, strict=True):
-                requests.append(Request(key, ids, system.journal, {"of": system.belongs[key]}))
+    groups = (list(response_messages(prompt, *response)) for response in responses)
+    for (_, system, keys), rendered in zip(responses, render_all(chat, groups), strict=True):
+        for key, ids in zip(keys, rendered, strict=True):
+            requests.append(Request(key, ids, system.journal, {"of": system.belongs[key]}))
     return requests
 
 
@@ -281,53 +252,13 @@ def response_messages(prompt: Prompt, record: dict[str, Any], system: System, ke
         yield STRATEGIES[system.strategy].messages(prompt, record, outputs, key[1])
 
 
-def aspect_messages(prompt: Prompt, record: dict[str, Any], responses: list[str], number: int) -> Messages:
-    return judge_messages(prompt, record, responses[0], record["rubric_aspects"][number])
-
-
-def judge_messages(prompt: Prompt, record: dict[str, Any], response: str, aspect: dict[str, str]) -> Messages:
-    """The judge's prompt for one aspect (paper figure 12)."""
-    return prompt.messages(
-        question=record["question"],
-        details=record["narrative"],
-        response=response,
-        aspect=aspect["aspect"],
-        reason=aspect["reason"],
-        evidence=aspect["evidence"],
-    )
-
-
-def direct_messages(prompt: Prompt, record: dict[str, Any], responses: list[str], number: int) -> Messages:
-    """The prompt for a whole response (paper figure 10)."""
-    return prompt.messages(question=record["question"], details=record["narrative"], response=responses[0])
-
-
-def pairwise_messages(prompt: Prompt, record: dict[str, Any], responses: list[str], number: int) -> Messages:
-    """The prompt for two responses (paper figure 11): in the order of their files for 0, swapped for 1."""
-    first, second = responses if number == 0 else reversed(responses)
-    return prompt.messages(
-        question=record["question"], details=record["narrative"], response_1=first, response_2=second
-    )
-
-
-STRATEGIES = {
-    "aspect": Strategy("aspect_judge", ["narrative", "rubric_aspects"], aspect_messages, VERDICT_SCHEMA, parse_verdict),
-    "direct": Strategy("direct_judge", ["narrative"], direct_messages, LEVEL_SCHEMA, parse_level),
-    "pairwise": Strategy("pairwise_judge", ["narrative"], pairwise_messages, PREFERENCE_SCHEMA, parse_preference),
-}
-
-
 def fit_context(
     requests: list[Request], args: argparse.Namespace, chat: LocalChat | APIChat
 ) -> tuple[list[Request], int]:
-    """The requests with over-long prompts taken out, and the model length to load: what the longest prompt needs.
-
-    A judge loaded for its full context leaves little memory for the KV cache of many prompts at a time.
-    """
+    """The requests with over-long prompts taken out, and the model length to load: what the longest prompt needs."""
     lengths = [chat.length(request.prompt) if request.prompt else 0 for request in requests]
     longest = max(lengths, default=0) or 1  # nothing may be left to ask
-    needed = math.ceil((longest + args.max_tokens) / LENGTH_STEP) * LENGTH_STEP
-    max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, needed)
+    max_model_len = choose_judge_length(chat, args.max_model_len, args.max_tokens, longest)
     budget = max_model_len - args.max_tokens
     fitted = [
         request

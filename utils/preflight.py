@@ -21,8 +21,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from evaluate_responses import STRATEGIES
 from utils import cli
+from utils.benchmarks.judging import STRATEGIES
 from utils.benchmarks.records import FIELDS, STEP_NEEDS, check_record, read_dataset, refuse_shared_ids
 from utils.benchmarks.responses import match_responses, read_plans, read_responses, refuse_gaps
 from utils.checks.estimate import add_estimate_arguments, describe_estimate

@@ -11,8 +11,8 @@ import pytest
 from tiny_chat import make_tokenizer
 
 import prompts
-from evaluate_responses import judge_messages
 from prompts import PUBLIC_CODE, choose_lead_in, join_posts, load_prompt, parse_prompt, wording
+from utils.benchmarks.judging import judge_messages
 from utils.cli import UserError
 from utils.generation.chat import LocalChat, merge_system
 from utils.import_prompts import main, read_prompts

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluate_responses import judge_messages
 from prompts import Prompt, load_prompt
 from utils import cli
+from utils.benchmarks.judging import judge_messages
 from utils.cli import UserError
 from utils.files.json_files import read_json
 from utils.generation.chat import PAPER_LENGTH, APIChat, LocalChat, Rendered, choose_length, fit_posts, fit_profile

@@ -1,18 +1,22 @@
 """How long a judge's context is to be, before a job: what evaluate_responses.py will load it for."""
 
-import math
 from argparse import Namespace
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
-import evaluate_responses
-from evaluate_responses import LENGTH_STEP, RENDERED_AT_ONCE, STRATEGIES
 from prompts import Messages, load_prompt
+from utils.benchmarks.judging import STRATEGIES
 from utils.benchmarks.responses import read_responses
 from utils.checks.estimate import STAND_IN
 from utils.checks.report import Report
-from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length
+from utils.generation.chat import (
+    PAPER_LENGTH,
+    VERDICT_TOKENS,
+    LocalChat,
+    choose_judge_length,
+    choose_length,
+    render_all,
+)
 from utils.scoring.verdicts import SCORINGS
 
 Record = dict[str, Any]
@@ -29,10 +33,9 @@ def judge_length(report: Report, args: Namespace, records: list[Record], chat: L
         UserError: a response file cannot be read, or --max_model_len leaves no room for the verdict or is over the
             model's limit.
     """
-    verdict = evaluate_responses.build_parser().get_default("max_tokens")
     name = f"judge {args.evaluator_llm}"
     if args.max_model_len or not records:
-        length = choose_length(chat, args.max_model_len, verdict, PAPER_LENGTH)
+        length = choose_length(chat, args.max_model_len, VERDICT_TOKENS, PAPER_LENGTH)
         if not args.max_model_len:
             report.note(f"{name}: {length} tokens assumed; its prompts tell, so give --inputs_addr")
         return length
@@ -41,17 +44,16 @@ def judge_length(report: Report, args: Namespace, records: list[Record], chat: L
     if not args.response_addr:
         longest += num_responses(args.strategy) * (args.max_tokens - 1)
         source = f"responses of {args.max_tokens} tokens, as none are given"
-    needed = math.ceil((longest + verdict) / LENGTH_STEP) * LENGTH_STEP
-    length = choose_length(chat, None, verdict, needed)
-    report.note(f"{name}: {length} tokens, as its longest prompt has {longest} and a verdict {verdict} ({source})")
+    length = choose_judge_length(chat, None, VERDICT_TOKENS, longest)
+    report.note(
+        f"{name}: {length} tokens, as its longest prompt has {longest} and a verdict {VERDICT_TOKENS} ({source})"
+    )
     return length
 
 
 def render_prompts(args: Namespace, records: list[Record], chat: LocalChat) -> Iterator[Any]:
-    groups = build_groups(args, records)
-    while batch := list(islice(groups, RENDERED_AT_ONCE)):
-        for group in chat.render_groups(batch):
-            yield from group
+    for group in render_all(chat, build_groups(args, records)):
+        yield from group
 
 
 def build_groups(args: Namespace, records: list[Record]) -> Iterator[list[Messages]]:
