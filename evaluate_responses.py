@@ -17,7 +17,6 @@ systems compared on each question, in both orders (two response files, one score
 """
 
 import argparse
-import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -35,7 +34,7 @@ from utils.files.journal import Key
 from utils.files.json_files import read_json
 from utils.files.manifest import file_hash, run_fingerprint
 from utils.files.outputs import OutputFile, open_outputs
-from utils.generation.chat import APIChat, LocalChat, choose_length, open_chat
+from utils.generation.chat import VERDICT_TOKENS, APIChat, LocalChat, choose_judge_length, open_chat, render_all
 from utils.generation.driver import Policy, Request, Stage, describe_records, describe_requests, generate
 from utils.generation.engines import batch_invariance, confirm_model, identify_model, open_engine
 from utils.records.datasets import read_dataset, select_questions
@@ -55,8 +54,6 @@ from utils.records.scores import check_counts_unanswered, score_file
 from utils.scoring.verdicts import no_answer
 from utils.tables.summary import describe_scores
 
-LENGTH_STEP = 64  # the model length is rounded up to a multiple of this
-RENDERED_AT_ONCE = 500  # responses whose prompts are held as text
 MANY_PROMPTS = 5000  # take seconds to render
 
 
@@ -90,7 +87,7 @@ def build_parser() -> cli.FlagParser:
         False,
     )
     cli.add_sampling_arguments(
-        parser, temperature_default=0.0, max_tokens=512, max_model_len="what the longest prompt needs"
+        parser, temperature_default=0.0, max_tokens=VERDICT_TOKENS, max_model_len="what the longest prompt needs"
     )
     cli.add_run_arguments(parser)
     return parser
@@ -274,12 +271,10 @@ def build_requests(
     if num_prompts >= MANY_PROMPTS:
         announce(f"rendering {num_prompts} prompts")
     requests = []
-    for start in range(0, len(responses), RENDERED_AT_ONCE):
-        batch = responses[start : start + RENDERED_AT_ONCE]
-        groups = [list(response_messages(judging, *response)) for response in batch]
-        for (_, system, keys), rendered in zip(batch, chat.render_groups(groups), strict=True):
-            for key, ids in zip(keys, rendered, strict=True):
-                requests.append(Request(key, ids, system.journal, {"of": system.belongs[key]}))
+    groups = (list(response_messages(judging, *response)) for response in responses)
+    for (_, system, keys), rendered in zip(responses, render_all(chat, groups), strict=True):
+        for key, ids in zip(keys, rendered, strict=True):
+            requests.append(Request(key, ids, system.journal, {"of": system.belongs[key]}))
     return requests
 
 
@@ -293,14 +288,10 @@ def response_messages(judging: Judging, record: Record, system: System, keys: li
 def fit_context(
     requests: list[Request], args: argparse.Namespace, chat: LocalChat | APIChat
 ) -> tuple[list[Request], int]:
-    """The requests with over-long prompts taken out, and the model length to load: what the longest prompt needs.
-
-    A judge loaded for its full context leaves little memory for the KV cache of many prompts at a time.
-    """
+    """The requests with over-long prompts taken out, and the model length to load: what the longest prompt needs."""
     lengths = [chat.length(request.prompt) if request.prompt else 0 for request in requests]
     longest = max(lengths, default=0) or 1  # nothing may be left to ask
-    needed = math.ceil((longest + args.max_tokens) / LENGTH_STEP) * LENGTH_STEP
-    max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, needed)
+    max_model_len = choose_judge_length(chat, args.max_model_len, args.max_tokens, longest)
     budget = max_model_len - args.max_tokens
     fitted = [
         request
