@@ -119,25 +119,19 @@ def main(argv: list[str] | None = None) -> int:
         pass_over_unanswered(system, args.dry_run)
     if not args.dry_run and args.overwrite != "all":
         take_over(systems)
-    asked = {system.score_addr: set(system.pending) for system in systems}
-    device = None
-    if judging is None and not args.dry_run:
-        compute_verdicts(systems, records, metric)
-    elif judging is not None:
-        chat = open_chat(args, args.evaluator_llm)
-        requests, max_model_len = fit_context(build_requests(systems, records, metric, judging, chat), args, chat)
-        if args.dry_run:
-            print(describe_requests(requests, chat, judging.policy))
-        elif requests:
-            done = sum(len(system.journal.entries.keys() - system.pending) for system in systems)
-            parse, total = judging.judge.output.parse, done + len(requests)
-            stage = Stage(args.evaluator_llm, requests, judging.policy, parse, "verdicts", total, done)
-            device = generate(lambda: open_engine(args, args.evaluator_llm, max_model_len), stage)
     if args.dry_run:
+        if judging:
+            ask_judge(args, systems, records, metric, judging)
         return 0
+    asked = [(system, set(system.pending)) for system in systems]
+    device = None
+    if judging:
+        device = ask_judge(args, systems, records, metric, judging)
+    else:
+        compute_verdicts(systems, records, metric)
     for system in systems:
         publish_scores(system, task, args, device)
-    return cli.report_missing(sum(system.output.num_missing(asked[system.score_addr]) for system in systems), "verdict")
+    return cli.report_missing(sum(system.output.num_missing(keys) for system, keys in asked), "verdict")
 
 
 def choose_metric(args: argparse.Namespace, task: Task) -> Metric:
@@ -251,6 +245,22 @@ def compute_verdicts(systems: list[System], records: list[Record], metric: Metri
             for key in sorted(system.pending.intersection(metric.keys(record))):
                 [response] = answers_to(system.responses, record["id"])
                 system.journal.add(key, {"value": metric.compute(record, response), "of": system.belongs[key]})
+
+
+def ask_judge(
+    args: argparse.Namespace, systems: list[System], records: list[Record], metric: Metric, judging: Judging
+) -> str | None:
+    """Ask for the verdicts that are pending, or say what would be asked; returns the device, if one was used."""
+    chat = open_chat(args, args.evaluator_llm)
+    requests, max_model_len = fit_context(build_requests(systems, records, metric, judging, chat), args, chat)
+    if args.dry_run:
+        print(describe_requests(requests, chat, judging.policy))
+    if args.dry_run or not requests:
+        return None
+    done = sum(len(system.journal.entries.keys() - system.pending) for system in systems)
+    parse, total = judging.judge.output.parse, done + len(requests)
+    stage = Stage(args.evaluator_llm, requests, judging.policy, parse, "verdicts", total, done)
+    return generate(lambda: open_engine(args, args.evaluator_llm, max_model_len), stage)
 
 
 def build_requests(
