@@ -25,7 +25,6 @@ OPEN = {  # what is still to be mended
     "utils.checks.estimate",
     "utils.checks.judge_length",
     "utils.planner.trainer",
-    "utils.studies.checks",
     "utils.tables.report_figures",
     "no_command",
     "no_circle",

@@ -41,6 +41,7 @@ from utils.make_table import judge_notes
 from utils.parsing.plans import one_line
 from utils.scoring.verdicts import SYSTEMS, pair_result, result_by_default
 from utils.tables.formats import Cell, Table, number, signed, to_markdown
+from utils.tables.preferences import PREFERENCES, read_human
 from utils.tables.significance import differences
 from utils.tables.system_scores import (
     add_unscored_argument,
@@ -50,7 +51,6 @@ from utils.tables.system_scores import (
 )
 
 SCRIPT = "utils/compare_evaluators.py"
-PREFERENCES = {"first": 1, "tie": 0, "second": -1}  # a human's choice as a number, larger for the first system
 RESULTS = {"win": 1, "tie": 0, "loss": -1}  # a pairwise result, which is the first system's, likewise
 PAPER_KAPPA = 0.726  # of the paper's two raters (section 5.2)
 
@@ -279,26 +279,6 @@ def add_questions(evaluator: Evaluator, systems: list[dict[str, dict[str, Any]]]
             evaluator.unscored.add(question_id)
         else:
             evaluator.preferences[question_id] = preference
-
-
-def read_human(path: str) -> dict[str, list[str]]:
-    """The choices of the raters by question id, one or more a question, each one of `PREFERENCES`.
-
-    Raises:
-        UserError: a question has neither a choice nor a list of them, or there are no questions.
-    """
-    choices = read_json(path)
-    if not isinstance(choices, dict) or not choices:
-        raise UserError(f'{path}: not an object {{question id: "first", "second" or "tie"}}, or an empty one')
-    choices = {question_id: [its] if isinstance(its, str) else its for question_id, its in choices.items()}
-    for question_id, its in choices.items():
-        where = f"{path}: id {quote(question_id)}"
-        if not isinstance(its, list) or not its:
-            raise UserError(f'{where}: {quote(its)} where "first", "second" or "tie" belongs, or a list of these')
-        for choice in its:
-            if not isinstance(choice, str) or choice not in PREFERENCES:
-                raise UserError(f'{where}: {quote(choice)} where "first", "second" or "tie" belongs')
-    return choices
 
 
 # What must fit together

@@ -8,22 +8,21 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-from evaluate_responses import STRATEGIES
 from prompts import choose_lead_in, load_prompt
 from utils.benchmarks.record_stream import DatasetFile
 from utils.benchmarks.records import STEP_NEEDS, refuse_shared_ids
+from utils.checks.commands import DATASETS, model_of, step_of, strategy_of
 from utils.cli import UserError
-from utils.compare_evaluators import read_human
 from utils.files.writing import check_could_write
 from utils.generation.chat import LocalChat
 from utils.generation.engines import identify_local_model, identify_model, read_api_key
 from utils.models.hub import cached_commit, cached_folder, check_model, is_folder
 from utils.models.memory import GB
 from utils.studies.plan import Step, data_file
-from utils.studies.state import DRAWN, MODEL_FLAGS, Pending, parse
+from utils.studies.state import DRAWN, Pending, parse
 from utils.studies.study import Study
+from utils.tables.preferences import read_human
 
-DATASET_FLAGS = ("--input_dataset_addr", "--inputs_addr", "--validation_addr")
 KEYS = {"rank": "encoder", "train": "planner_base", "answer": "models", "judge": "judges"}  # that name a step's model
 LONG = GB // 2  # bytes of datasets that take a few seconds to read
 
@@ -87,11 +86,11 @@ def check_prompts(pending: list[Pending]) -> None:
 
 
 def prompts_of(step: Step, args: Namespace) -> list[str]:
-    if step.script == "evaluate_responses.py":
-        return [STRATEGIES[args.strategy].prompt]
+    if step.kind == "judge":
+        return [strategy_of(args).prompt]
     if step.script == "baselines.py":
         return ["rag" if args.rag else "no_personalization"]
-    return ["planner"] if step.script == "train_planner.py" else ["planner", "planpers", "rag"]
+    return ["planner"] if step.kind == "train" else ["planner", "planpers", "rag"]
 
 
 # Datasets
@@ -106,7 +105,10 @@ def check_datasets(study: Study, steps: list[Step], pending: list[Pending]) -> N
     size = sum(Path(path).stat().st_size for path in paths)
     if size > LONG:
         print(f"reading {size / GB:.1f} GB of datasets first, to check them", file=sys.stderr)
-    ids = {path: read_ids(path, needs.get(path, set())) for path in paths}
+    # A file's ids in their order, once its records have what is needed.
+    ids = {
+        path: dict.fromkeys(record["id"] for record in DatasetFile(path).scan(needs.get(path, set()))) for path in paths
+    }
     for table in tables:
         refuse_shared_ids({path: ids[path] for path in table})
 
@@ -116,25 +118,12 @@ def find_needs(steps: list[Step], pending: list[Pending]) -> dict[str, set[str]]
     rankings = (step for step in steps if step.kind == "rank")
     ranked_from = {output: inputs[0] for step in rankings for output, inputs in step.outputs.items()}
     needs: dict[str, set[str]] = {}
-    for one in pending:
-        for path in (one.step.named[flag] for flag in DATASET_FLAGS if flag in one.step.named):
-            needs.setdefault(ranked_from.get(path, path), set()).update(needs_of(one.step))
+    for one in (one for one in pending if one.step.kind not in DRAWN):
+        args = arguments_of(one)
+        its = strategy_of(args).needs if one.step.kind == "judge" else STEP_NEEDS[step_of(one.step.script, args)]
+        for path in (getattr(args, flag) for flag in DATASETS if flag in args):
+            needs.setdefault(ranked_from.get(path, path), set()).update(its)
     return needs
-
-
-def needs_of(step: Step) -> tuple[str, ...] | list[str]:
-    if step.kind == "judge":
-        return STRATEGIES["aspect"].needs
-    if step.kind != "answer":
-        return STEP_NEEDS[step.kind]
-    if step.script == "planpers.py":
-        return STEP_NEEDS["planpers_gold" if "--gold_plan" in step.flags else "planpers"]
-    return STEP_NEEDS["rag" if "--rag" in step.flags else "none"]
-
-
-def read_ids(path: str, needs: set[str]) -> dict[str, None]:
-    """The ids of a dataset whose records have what is needed, in their order."""
-    return {record["id"]: None for record in DatasetFile(path).scan(needs)}
 
 
 # Models
@@ -161,8 +150,8 @@ def models_of(pending: list[Pending]) -> Iterator[tuple[Step, Namespace, str]]:
         if one.step.kind in DRAWN:
             continue
         args = arguments_of(one)
-        if getattr(args, "ranker", "dense") == "dense":
-            yield one.step, args, getattr(args, MODEL_FLAGS[one.step.script][1])
+        if (name := model_of(args)) is not None:
+            yield one.step, args, name
 
 
 def check_here(study: Study, step: Step, name: str, args: Namespace) -> None:

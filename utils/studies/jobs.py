@@ -1,4 +1,4 @@
-"""A study's steps as SLURM jobs of the files in utils/slurm, named and arranged as submit_table2.sh does it."""
+"""A study's steps as SLURM jobs of the files in utils/slurm."""
 
 import os
 import shlex
@@ -13,10 +13,12 @@ from utils.files.manifest import without_password
 from utils.models.hub import is_folder
 from utils.studies.checks import models_of
 from utils.studies.plan import Step
-from utils.studies.state import Pending, changed_inputs, changed_plans, differing_settings, read_fingerprint
+from utils.studies.state import Pending, state_of
 from utils.studies.study import Study
 
-VARIABLES = {  # of a kind's file: the flag whose value each one holds
+_ANSWER = {"MODEL": "--model_addr", "INPUTS": "--inputs_addr", "OUTPUT": "--output_addr"}
+_DRAWN = {"OUTPUT": "--output_addr"}
+VARIABLES = {  # of a file: the flag whose value each one holds
     "rank": {"ENCODER": "--model_name", "INPUTS": "--input_dataset_addr", "OUTPUT": "--output_dataset_addr"},
     "train": {
         "MODEL": "--model_addr",
@@ -24,11 +26,11 @@ VARIABLES = {  # of a kind's file: the flag whose value each one holds
         "INPUTS": "--inputs_addr",
         "VALIDATION": "--validation_addr",
     },
-    "answer": {"MODEL": "--model_addr", "INPUTS": "--inputs_addr", "OUTPUT": "--output_addr"},
+    "answer": _ANSWER,
+    "plan_and_answer": {**_ANSWER, "PLANNER": "--planner_model"},
     "judge": {"JUDGE": "--evaluator_llm", "INPUTS": "--inputs_addr"},
-    "table": {"OUTPUT": "--output_addr"},
-    "figure": {"OUTPUT": "--output_addr"},
-    "agreement": {"OUTPUT": "--output_addr"},
+    "table": _DRAWN,
+    "figure": _DRAWN,
 }
 
 
@@ -38,7 +40,7 @@ class Job:
 
     Attributes:
         name: without the study's output in front.
-        file: in utils/slurm.
+        file: in utils/slurm, without .sbatch.
         resources: options of sbatch.
         variables: what the file reads from its environment.
         flags: further flags of its script.
@@ -83,43 +85,39 @@ def has_old_shards(study: Study, one: Pending) -> bool:
     is_old = False
     for output, index in product(one.reasons, range(shards)):
         shard = f"{output.removesuffix('.json')}.{index}_of_{shards}.json"
-        inputs = [path for path in one.step.outputs[output] if Path(path).exists()]
-        fingerprint, _ = read_fingerprint(one.step, shard)
-        if fingerprint is None:
-            is_old |= changed_plans(one.step, shard, inputs)
-        elif settings := differing_settings(one.step, output, fingerprint):
-            raise UserError(f"{shard}: was made with other settings: {settings}\n  set the study back, or --overwrite")
-        else:
-            is_old |= bool(changed_inputs(fingerprint, inputs))
+        state = state_of(one.step, output, shard)
+        if state.refusal is not None:
+            raise UserError(f"{shard}: {state.refusal}\n  set the study back, or --overwrite")
+        is_old |= state.overwrite
     return is_old
 
 
-def variables_of(step: Step) -> dict[str, str]:
-    return {variable: step.named[flag] for variable, flag in VARIABLES[step.kind].items() if flag in step.named}
+def variables_of(step: Step, file: str) -> dict[str, str]:
+    """Also those without a value: the user's environment goes along."""
+    return {variable: step.named.get(flag, "") for variable, flag in VARIABLES[file].items()}
 
 
 def flags_of(one: Pending) -> list[str]:
-    return [*one.step.flags, *(one.step.overwrite_flags() if one.overwrite else [])]
+    return [*one.step.flags, *one.step.given, *(one.step.overwrite_flags() if one.overwrite else [])]
 
 
 def single_job(study: Study, one: Pending, after: list[str]) -> Job:
     """Ranking, training, tables and figures: a job each."""
-    step, file, variables = one.step, f"{one.step.kind}.sbatch", variables_of(one.step)
-    if step.kind in ("figure", "agreement"):
-        file, variables = "figure.sbatch", {"SCRIPT": step.script, **variables}
+    step = one.step
+    file = "figure" if step.kind == "agreement" else step.kind
+    variables = ({"SCRIPT": step.script} if file == "figure" else {}) | variables_of(step, file)
     resources = study.slurm[f"{step.kind}_resources" if step.kind in ("rank", "train") else "cpu_resources"]
     return Job(step.job, file, list(resources), variables, flags_of(one), after)
 
 
 def answer_jobs(study: Study, one: Pending, after: list[str]) -> Iterator[Job]:
     """An array that answers, and the merge of its shards."""
-    step, variables = one.step, variables_of(one.step)
-    shards, resources = study.slurm["answer_shards"], study.slurm["answer_resources"]
-    file, planner = "answer.sbatch", step.named.get("--planner_model", "")
+    step, shards = one.step, study.slurm["answer_shards"]
+    file, resources = "answer", study.slurm["answer_resources"]
     if step.script == "planpers.py":
-        file, resources = "plan_and_answer.sbatch", study.slurm["planpers_resources"]
-        variables["PLANNER"] = planner  # also where it is empty: the user's environment goes along
-    options = array_options(shards, resources, "--openai" in step.flags and not planner)
+        file, resources = "plan_and_answer", study.slurm["planpers_resources"]
+    variables = variables_of(step, file)
+    options = array_options(shards, resources, "--openai" in flags_of(one) and not variables.get("PLANNER"))
     yield Job(step.job, file, options, variables, flags_of(one), after)
     yield merge_job(study, step.job.replace("answer", "merge", 1), variables["INPUTS"], shards, one, list(one.reasons))
 
@@ -136,11 +134,11 @@ def judge_jobs(study: Study, one: Pending, maker: dict[str, str]) -> Iterator[Jo
         suffix = Path(outputs[0]).stem.removeprefix(stems[0])  # _scores, or _scores_<judge>
         model, split, category = Path(folder).parts[-3:]
         name = f"{model}.{category}.{split}"
-        variables = {**variables_of(step), "FOLDER": folder, "SYSTEMS": " ".join(stems), "SUFFIX": suffix}
-        options = array_options(shards, study.slurm["judge_resources"], "--openai" in step.flags)
+        variables = {**variables_of(step, "judge"), "FOLDER": folder, "SYSTEMS": " ".join(stems), "SUFFIX": suffix}
+        options = array_options(shards, study.slurm["judge_resources"], "--openai" in flags_of(one))
         judge = f"judge.{name}{suffix.removeprefix('_scores').replace('_', '.', 1)}"
         after = sorted({maker[path] for path in responses if path in maker})
-        yield Job(judge, "judge.sbatch", options, variables, flags_of(one), after)
+        yield Job(judge, "judge", options, variables, flags_of(one), after)
         merge = merge_job(study, f"merge.{name}.{suffix[1:]}", variables["INPUTS"], shards, one, outputs, judge)
         maker |= dict.fromkeys(outputs, merge.name)
         yield merge
@@ -156,7 +154,7 @@ def merge_job(
     study: Study, name: str, inputs: str, shards: int, one: Pending, outputs: list[str], after: str | None = None
 ) -> Job:
     variables = {"INPUTS": inputs, "SHARDS": str(shards), "OVERWRITE": "1" if one.overwrite else ""}
-    return Job(name, "merge.sbatch", list(study.slurm["cpu_resources"]), variables, outputs, [after or one.step.job])
+    return Job(name, "merge", list(study.slurm["cpu_resources"]), variables, outputs, [after or one.step.job])
 
 
 # Submitting
@@ -177,7 +175,7 @@ def sbatch_words(study: Study, job: Job, ids: dict[str, str]) -> list[str]:
         "sbatch", "--parsable", "--export=ALL", f"--job-name={Path(study.output).name}.{job.name}",
         "--kill-on-invalid-dep=yes", *study.slurm["sbatch_args"], *job.resources, f"--output={logs}",
         # Two jobs of one name, which write the same file, never run at a time.
-        f"--dependency={f'afterok:{after},' if after else ''}singleton", f"utils/slurm/{job.file}", *job.flags,
+        f"--dependency={f'afterok:{after},' if after else ''}singleton", f"utils/slurm/{job.file}.sbatch", *job.flags,
     ]  # fmt: skip
 
 
