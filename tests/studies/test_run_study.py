@@ -309,6 +309,31 @@ def test_a_table_that_was_edited_is_refused_before_anything_runs(work, manifest,
     assert work.run() == 0 and work.ran == []
 
 
+def test_a_table_is_judged_by_contents_and_not_by_times(work):
+    """The score files are younger than it, and so is the study, in which a comment is new."""
+    (work.folder / "study.toml").write_text((work.folder / "study.toml").read_text() + "# mine\n")
+    for path in (work.folder / FOLDER).glob("*/*_scores.json"):
+        path.touch()
+    assert work.run() == 0 and work.ran == []
+    work.edit("base_url = ", "unscored_as_zero = true\nbase_url = ")
+    assert work.run() == 0
+    assert work.scripts() == ["make_table.py"] and "--overwrite" not in work.ran[0]
+    assert work.run() == 0 and work.ran == []
+
+
+def test_a_table_of_before_its_manifest_had_hashes_is_made_again_once(work):
+    path = Path(f"{work.folder / TABLE}.manifest.json")
+    manifest = json.loads(path.read_text())
+    assert set(manifest["fingerprint"].pop("inputs")) == {
+        f"{FOLDER}/{category}/{method}_scores.json"
+        for category in (ART, SOCIETY) for method in ("none", "rag_random", "planpers_gold")
+    }  # fmt: skip
+    path.write_text(json.dumps(manifest))
+    assert work.run() == 0
+    assert work.scripts() == ["make_table.py"] and "--overwrite" not in work.ran[0]
+    assert work.run() == 0 and work.ran == []
+
+
 def test_a_changed_study_file_makes_the_table_anew(work):
     path = work.folder / "study.toml"
     path.write_text(path.read_text().replace('"rag_random", ', ""))

@@ -19,11 +19,12 @@ from utils.generation.engines import identify_local_model, identify_model, read_
 from utils.models.hub import cached_commit, cached_folder, check_model, is_folder
 from utils.models.memory import GB
 from utils.studies.plan import Step, data_file
-from utils.studies.state import DRAWN, Pending, parse
+from utils.studies.state import Pending, parse
 from utils.studies.study import Study
 from utils.tables.preferences import read_human
 
 KEYS = {"rank": "encoder", "train": "planner_base", "answer": "models", "judge": "judges"}  # that name a step's model
+PROMPTS = {"none": ("no_personalization",), "rag": ("rag",), "train": ("planner",)}  # of a step; else PlanPers' three
 LONG = GB // 2  # bytes of datasets that take a few seconds to read
 
 
@@ -34,9 +35,8 @@ def check_study(study: Study, steps: list[Step], pending: list[Pending], is_subm
         is_submitted: they are to be jobs on a cluster, which fetch no models: those are left to the user.
     """
     check_inputs(study, steps)
-    check_outputs(pending)
-    check_keys(pending)
-    check_prompts(pending)
+    for one in pending:
+        check_command(one.step, arguments_of(one), list(one.reasons))
     check_datasets(study, steps, pending)
     check_models(study, pending, is_submitted)
 
@@ -54,43 +54,25 @@ def check_inputs(study: Study, steps: list[Step]) -> None:
         raise UserError(text)
 
 
-def check_outputs(pending: list[Pending]) -> None:
-    for one in pending:
-        for output in one.reasons:
-            is_planner = one.step.kind == "train"  # a folder; what is next to it goes where it goes
-            check_could_write(Path(output).with_name("training_log.jsonl") if is_planner else Path(output))
-
-
-def check_keys(pending: list[Pending]) -> None:
-    """Raise UserError where an API's key is missing, or what is in its file is none."""
-    for args in (arguments_of(one) for one in pending):
-        if getattr(args, "openai", False):
-            if args.api_key_addr is not None and not Path(args.api_key_addr).is_file():
-                raise UserError(f"--api_key_addr {args.api_key_addr}: no such file")
-            read_api_key(args.api_key_addr)
-
-
 def arguments_of(one: Pending) -> Namespace:
     return parse(one.step, list(one.step.outputs))
 
 
-def check_prompts(pending: list[Pending]) -> None:
-    """Raise UserError where a --prompts_dir has a prompt that its script would refuse, or lacks one that it needs."""
-    for one in pending:
-        args = arguments_of(one)
-        if getattr(args, "prompts_dir", None) is None:
-            continue
-        prompts = {name: load_prompt(name, args.prompts_dir) for name in prompts_of(one.step, args)}
+def check_command(step: Step, args: Namespace, outputs: list[str]) -> None:
+    """Raise UserError where an output cannot be written, an API's key is missing or none, or a prompt is refused."""
+    for output in outputs:  # a planner is a folder; what is next to it goes where it goes
+        check_could_write(Path(output).with_name("training_log.jsonl") if step.kind == "train" else Path(output))
+    if getattr(args, "openai", False):
+        if args.api_key_addr is not None and not Path(args.api_key_addr).is_file():
+            raise UserError(f"--api_key_addr {args.api_key_addr}: no such file")
+        read_api_key(args.api_key_addr)
+    if getattr(args, "prompts_dir", None) is not None:
+        names = PROMPTS.get(step_of(step.script, args), ("planner", "planpers", "rag"))
+        if step.kind == "judge":
+            names = (strategy_of(args).prompt,)
+        prompts = {name: load_prompt(name, args.prompts_dir) for name in names}
         if "planner" in prompts:
             choose_lead_in(args.planner_target or "paper", prompts["planner"])
-
-
-def prompts_of(step: Step, args: Namespace) -> list[str]:
-    if step.kind == "judge":
-        return [strategy_of(args).prompt]
-    if step.script == "baselines.py":
-        return ["rag" if args.rag else "no_personalization"]
-    return ["planner"] if step.kind == "train" else ["planner", "planpers", "rag"]
 
 
 # Datasets
@@ -118,7 +100,7 @@ def find_needs(steps: list[Step], pending: list[Pending]) -> dict[str, set[str]]
     rankings = (step for step in steps if step.kind == "rank")
     ranked_from = {output: inputs[0] for step in rankings for output, inputs in step.outputs.items()}
     needs: dict[str, set[str]] = {}
-    for one in (one for one in pending if one.step.kind not in DRAWN):
+    for one in (one for one in pending if one.step.kind in KEYS):
         args = arguments_of(one)
         its = strategy_of(args).needs if one.step.kind == "judge" else STEP_NEEDS[step_of(one.step.script, args)]
         for path in (getattr(args, flag) for flag in DATASETS if flag in args):
@@ -141,31 +123,27 @@ def check_models(study: Study, pending: list[Pending], is_submitted: bool) -> No
         if getattr(args, "openai", False):
             identify_model(args, name)
         elif is_folder(name) or not is_submitted or cached_commit(name, args.cache_dir):
-            check_here(study, step, name, args)
+            check_here(f"{study.path}: {KEYS[step.kind]}", name, args)
 
 
 def models_of(pending: list[Pending]) -> Iterator[tuple[Step, Namespace, str]]:
     """The steps that ask or load a model which is there before the study, with their flags and its name."""
-    for one in pending:
-        if one.step.kind in DRAWN:
-            continue
+    for one in (one for one in pending if one.step.kind in KEYS):
         args = arguments_of(one)
         if (name := model_of(args)) is not None:
             yield one.step, args, name
 
 
-def check_here(study: Study, step: Step, name: str, args: Namespace) -> None:
+def check_here(where: str, name: str, args: Namespace) -> None:
     """Raise UserError where a model that is to run here is not whole, or writes text and has no chat template."""
-    key = KEYS[step.kind]
     try:
-        if step.kind == "rank":
+        if "ranker" in args:
             check_model(name, args.cache_dir)
             return
         identify_local_model(name, args.cache_dir)
         if any(cached_folder(name, args.cache_dir).glob("*.safetensors")):  # else it is still to be fetched
             LocalChat(name, args.cache_dir)
     except UserError as error:
-        remedy = ""
-        if key in ("models", "judges") and not is_folder(name):
-            remedy = f"\n  a model behind an API stands in openai_{key}"
-        raise UserError(f"{study.path}: {key}: {error}{remedy}") from None
+        may_be_api = where.endswith(("models", "judges")) and not is_folder(name)
+        remedy = f"\n  a model behind an API stands in openai_{where.rpartition(' ')[2]}" if may_be_api else ""
+        raise UserError(f"{where}: {error}{remedy}") from None

@@ -27,27 +27,18 @@ BASELINES = ("none", "rag_random", "rag")
 
 @dataclass(frozen=True)
 class Step:
-    """A command and what it makes.
+    """A command and what it makes."""
 
-    Attributes:
-        kind: rank, train, answer, judge, table, agreement or figure.
-        job: its name on a cluster, without the study's output in front.
-        named: the flags that have a variable in utils/slurm.
-        flags: the other ones.
-        given: those of [arguments].
-        outputs: what it makes, each with the files it is made from. Several only where kind is judge: responses that
-            are judged in one load of the judge.
-        after: outputs of other steps that it does not read, and that are better made before.
-    """
-
-    kind: str
-    job: str
+    kind: str  # rank, train, answer, judge, table, agreement or figure
+    job: str  # its name on a cluster, without the study's output in front
     script: str
-    named: dict[str, str]
-    flags: list[str]
+    named: dict[str, str]  # the flags that have a variable in utils/slurm
+    flags: list[str]  # the other ones
+    # What it makes, each with the files it is made from. Several only where kind is judge: responses that are judged in
+    # one load of the judge.
     outputs: dict[str, list[str]]
-    given: list[str] = field(default_factory=list)
-    after: tuple[str, ...] = ()
+    given: list[str] = field(default_factory=list)  # flags of the study's [arguments]
+    after: tuple[str, ...] = ()  # outputs of other steps that it does not read, and that are better made before
 
     def words(self, outputs: list[str], overwrite: bool) -> list[str]:
         """The command without the interpreter, for some of its outputs."""

@@ -33,33 +33,21 @@ FILLED_IN = ("max_model_len", "max_seq_length", "warmup_steps", "planner_target"
 
 @dataclass(frozen=True)
 class State:
-    """What is to be done about an output.
+    """What is to be done about an output."""
 
-    Attributes:
-        reason: why it has to be made; None where it is up to date.
-        overwrite: something made otherwise is in its place.
-        refusal: why it may not be made unless the user says so.
-    """
-
-    reason: str | None = None
-    overwrite: bool = False
-    refusal: str | None = None
+    reason: str | None = None  # why it has to be made; None where it is up to date
+    overwrite: bool = False  # something made otherwise is in its place
+    refusal: str | None = None  # why it may not be made unless the user says so
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A step that has to be run, or may have to be.
-
-    Attributes:
-        reasons: why, for each output that is not up to date.
-        overwrite: something made otherwise is in the place of one of them.
-        refusals: for outputs that may not be replaced unless the user says so, what is in their place.
-    """
+    """A step that has to be run, or may have to be."""
 
     step: Step
-    reasons: dict[str, str]
-    overwrite: bool
-    refusals: dict[str, str]
+    reasons: dict[str, str]  # of each output that is not up to date
+    overwrite: bool  # something made otherwise is in the place of one of them
+    refusals: dict[str, str]  # of outputs that may not be replaced unless the user says so
 
     def words(self) -> list[str]:
         """The command without the interpreter."""
