@@ -598,14 +598,14 @@ def test_the_best_checkpoint_is_one_that_was_saved(tmp_path):
     """Evaluated at every step, saved at every second: the lowest loss of all is no checkpoint's."""
     from transformers import TrainerControl, TrainerState
 
-    from train_planner import Run
-    from utils.planner.trainer import Recorder
+    from utils.planner.checkpoints import Run
+    from utils.planner.recorder import Recorder
 
     names = ("model_addr", "inputs_addr", "validation_addr", "num_contexts", "prompts_dir")
     fingerprint = {"model": "m@1", "inputs": "1", "validation": "2"}
     manifest = {"arguments": dict.fromkeys(names, "m"), "fingerprint": fingerprint, "versions": {}, "device": "CPU"}
     recorder = Recorder(Run(tmp_path, None, None, []), {**manifest, "git_commit": None})
-    state = TrainerState()
+    state = TrainerState(save_steps=2, max_steps=9)
     links = []
     for step, loss in enumerate([3.0, 2.5, 1.0, 2.0, 1.5, 2.0, 1.2, 1.9], 1):
         state.global_step = step
@@ -625,8 +625,10 @@ def test_the_best_checkpoint_is_one_that_was_saved(tmp_path):
 def test_an_earlier_run_is_replaced_when_training_begins_and_nothing_else_goes(tmp_path):
     from types import SimpleNamespace
 
-    from train_planner import Run
-    from utils.planner.trainer import Recorder
+    from transformers import TrainerState
+
+    from utils.planner.checkpoints import Run
+    from utils.planner.recorder import Recorder
 
     for name in ("checkpoint-3", "checkpoint-6", "checkpoint-3-backup", "plots"):
         (tmp_path / name).mkdir()
@@ -636,8 +638,8 @@ def test_an_earlier_run_is_replaced_when_training_begins_and_nothing_else_goes(t
     (tmp_path / "training_log.jsonl").write_text('{"step": 1, "loss": 3.0}\n')
     replaced = [tmp_path / "checkpoint-3", tmp_path / "checkpoint-6"]
     recorder = Recorder(Run(tmp_path, None, None, replaced), {"fingerprint": {"seed": 1}})
-    state = SimpleNamespace(is_world_process_zero=True, log_history=[], max_steps=8, global_step=0)
-    recorder.on_train_begin(None, state, None)
+    state = TrainerState(is_world_process_zero=True, max_steps=8)
+    recorder.on_train_begin(SimpleNamespace(logging_steps=1, eval_steps=None, save_steps=3), state, None)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"checkpoint-3-backup", "plots", "training_log.jsonl", "manifest.json"}
     assert (tmp_path / "training_log.jsonl").read_text() == ""
@@ -663,8 +665,9 @@ def test_what_the_model_cannot_do_is_named_and_the_earlier_run_stays(uninterrupt
 
 # train_planner.py on a GPU that has FlashAttention 2 and no bfloat16, as far as choosing goes.
 IN_FP32 = """
-from utils import cli, planner_trainer
-planner_trainer.is_flash_attn_2_available = lambda: True
+from utils import cli
+from utils.planner import base_model, trainer as planner_trainer
+base_model.is_flash_attn_2_available = lambda: True
 planner_trainer.has_bf16 = lambda: False
 import train_planner
 cli.run_script(train_planner.main)
@@ -704,10 +707,10 @@ def test_flash_attention_in_fp32_is_refused_before_the_weights_load(data, tmp_pa
     ],
 )
 def test_which_attention_is_taken(data, gemma, monkeypatch, capsys, wanted, installed, bf16, qwen, capped):
-    from utils.planner.trainer import choose_attention
+    from utils.planner.base_model import choose_attention
 
-    monkeypatch.setattr("utils.planner.trainer.is_flash_attn_2_available", lambda: installed)
-    monkeypatch.setattr("utils.planner.trainer.is_flash_attn_greater_or_equal", lambda version: installed)
+    monkeypatch.setattr("utils.planner.base_model.is_flash_attn_2_available", lambda: installed)
+    monkeypatch.setattr("utils.planner.base_model.is_flash_attn_greater_or_equal", lambda version: installed)
     assert choose_attention(wanted, bf16, str(data / "model"), {}) == qwen
     assert capsys.readouterr().err == ""
     assert choose_attention(wanted, bf16, str(gemma), {}) == capped
@@ -761,15 +764,15 @@ def test_a_flash_attention_without_the_cap_is_not_taken(gemma, monkeypatch):
     from transformers.modeling_flash_attention_utils import _lazy_define_process_function
 
     from utils.cli import UserError
-    from utils.planner.trainer import choose_attention
+    from utils.planner.base_model import choose_attention
 
     handed = [
         _lazy_define_process_function(kernel)(8, 8, True, softcap=50.0).get("softcap")
         for kernel in (lambda q, k, v, softcap=0.0: None, lambda q, k, v: None)
     ]
     assert handed == [50.0, None]
-    monkeypatch.setattr("utils.planner.trainer.is_flash_attn_2_available", lambda: True)
-    monkeypatch.setattr("utils.planner.trainer.is_flash_attn_greater_or_equal", lambda version: version < "2.6.0")
+    monkeypatch.setattr("utils.planner.base_model.is_flash_attn_2_available", lambda: True)
+    monkeypatch.setattr("utils.planner.base_model.is_flash_attn_greater_or_equal", lambda version: version < "2.6.0")
     assert choose_attention("auto", True, str(gemma), {}) == "eager"
     with pytest.raises(UserError, match=r"before 2\.6 would leave out its attn_logit_softcapping"):
         choose_attention("flash_attention_2", True, str(gemma), {})
@@ -780,10 +783,10 @@ def test_a_model_with_attention_sinks_gets_an_attention_that_has_them(tmp_path, 
     from transformers import GptOssConfig
 
     from utils.cli import UserError
-    from utils.planner.trainer import choose_attention
+    from utils.planner.base_model import choose_attention
 
     GptOssConfig().save_pretrained(tmp_path)
-    monkeypatch.setattr("utils.planner.trainer.is_flash_attn_2_available", lambda: True)
+    monkeypatch.setattr("utils.planner.base_model.is_flash_attn_2_available", lambda: True)
     assert choose_attention("auto", True, str(tmp_path), {}) == "eager"
     expected = f"note: {tmp_path}: GptOssForCausalLM does not support sdpa; attention is eager\n"
     assert capsys.readouterr().err == expected
@@ -844,7 +847,8 @@ def test_plans_of_an_evaluation_have_the_cap(gemma, gemma_examples):
     import torch
 
     from utils.generation.chat import LocalChat
-    from utils.planner.trainer import PlannerTrainer, load_base
+    from utils.planner.base_model import load_base
+    from utils.planner.trainer import PlannerTrainer
 
     def plan_of(model, example):
         accelerator = SimpleNamespace(device="cpu", autocast=nullcontext)

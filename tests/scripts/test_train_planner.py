@@ -15,18 +15,16 @@ from tiny_chat import END, SAMPLE, sample_records, save_tiny_chat
 
 import planpers
 import train_planner
-from prompts import load_prompt
+from prompts import choose_lead_in, load_prompt
 from train_planner import (
     build_examples,
     build_parser,
     check_single_device,
     choose_length,
     describe_batch,
-    describe_examples,
     describe_result,
     fill_in_defaults,
     make_fingerprint,
-    open_run,
 )
 from utils import cli
 from utils.cli import UserError
@@ -34,6 +32,8 @@ from utils.files.lock import Lock
 from utils.files.manifest import publish, read_folder_manifest, write_folder_manifest
 from utils.generation.chat import LocalChat
 from utils.generation.driver import Policy
+from utils.planner.checkpoints import open_run
+from utils.planner.examples import describe_examples
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ("train", "validation", "test")
@@ -366,7 +366,8 @@ def fingerprint(model, files):
         inputs, validation = files
         args = parse("--validation_addr", validation, *more, model=model_addr, inputs=inputs)
         fill_in_defaults(args)
-        made = make_fingerprint(args, load_prompt("planner", prompts_dir))
+        prompt = load_prompt("planner", prompts_dir)
+        made = make_fingerprint(args, prompt, choose_lead_in(args.planner_target, prompt))
         assert json.loads(json.dumps(made)) == made  # or it would differ from the one in a manifest
         return made
 
