@@ -13,7 +13,6 @@ a SIGTERM or Ctrl-C leaves one of the last finished step.
 
 import argparse
 import os
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ WAIT = timedelta(minutes=30)  # of a process for the others, which may load from
 
 
 def build_parser() -> cli.FlagParser:
+    # fmt: off
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
     add("--inputs_addr", required=True, metavar="FILE", help="ranked dataset to learn from")
@@ -47,83 +47,53 @@ def build_parser() -> cli.FlagParser:
     add("--model_addr", required=True, metavar="MODEL", help="base model: hub name or model folder")
     add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts to use (%(default)s)")
-    add(
-        "--planner_target",
-        choices=["paper", "reference"],
-        default="paper",
+    add("--planner_target", choices=["paper", "reference"], default="paper",
         help="what it learns to write: the titles alone, or as in the public code with a lead-in and dashes, which "
-        "takes a --prompts_dir made by utils/import_prompts.py (%(default)s)",
-    )
-    add(
-        "--max_seq_length",
-        type=cli.positive_int,
-        help=f"tokens of prompt and target together (default: {PAPER_LENGTH}, or the model's limit if less)",
-    )
-    add_optimization_arguments(parser.add_argument_group("optimization").add_argument)
+        "takes a --prompts_dir made by utils/import_prompts.py (%(default)s)")
+    add("--max_seq_length", type=cli.positive_int,
+        help=f"tokens of prompt and target together (default: {PAPER_LENGTH}, or the model's limit if less)")
+
+    add = parser.add_argument_group("optimization").add_argument  # AdamW, linear decay, gradients clipped at 1
+    add("--per_device_train_batch_size", type=cli.positive_int, default=1, help="sequences at a time (%(default)s)")
+    add("--gradient_accumulation_steps", type=cli.positive_int, default=PAPER_BATCH,
+        help="batches a step, on each device (%(default)s: on one device the paper's 32 sequences)")
+    add("--learning_rate", type=cli.non_negative_float, default=5e-5, help="at its peak (%(default)s)")
+    add("--weight_decay", type=cli.non_negative_float, default=0.0, help="of AdamW (%(default)s)")
+    add("--max_steps", type=cli.positive_int, default=2000, help="steps in all (%(default)s)")
+    add("--warmup_steps", type=cli.non_negative_int, help="steps up to the peak (default: a tenth of --max_steps)")
+    add("--gradient_checkpointing", action=argparse.BooleanOptionalAction, default=True,
+        help="compute activations twice to keep fewer: slower by about a third, long prompts fit (%(default)s)")
+    add("--attn_implementation", choices=["auto", "flash_attention_2", "sdpa", "eager"], default="auto",
+        help="auto: FlashAttention 2 where it is installed and the model is in bf16, else sdpa, or eager for a model "
+        "of which that would leave out a part, as of Gemma 2 (%(default)s)")
 
     add = parser.add_argument_group("LoRA").add_argument
     add("--lora_rank", type=cli.positive_int, default=16, help="rank of the update (%(default)s)")
     add("--lora_alpha", type=cli.positive_int, default=16, help="its scale times rank (%(default)s)")
     add("--lora_dropout", type=cli.non_negative_float, default=0.05, help="dropout before it, below 1 (%(default)s)")
-    modules = "modules to adapt, or all-linear (default: PEFT's for the architecture, for Qwen 2.5 q_proj and v_proj)"
-    add("--lora_target_modules", nargs="+", metavar="NAME", help=modules)
+    add("--lora_target_modules", nargs="+", metavar="NAME",
+        help="modules to adapt, or all-linear (default: PEFT's for the architecture, for Qwen 2.5 q_proj and v_proj)")
 
     group = parser.add_argument_group("run")
     add = group.add_argument
     add("--save_steps", type=cli.positive_int, default=250, help="steps a checkpoint (%(default)s)")
     add("--eval_steps", type=cli.positive_int, help="steps an evaluation; divides --save_steps (default: that)")
-    add(
-        "--eval_generate",
-        type=cli.non_negative_int,
-        default=32,
-        metavar="N",
-        help="validation questions to plan for at each evaluation, for the aspect recall; 0 for none (%(default)s)",
-    )
+    add("--eval_generate", type=cli.non_negative_int, default=32, metavar="N",
+        help="validation questions to plan for at each evaluation, for the aspect recall; 0 for none (%(default)s)")
+    add("--seed", type=cli.non_negative_int, default=0, help="seed of all sampling (%(default)s)")
+    add("--resume", action=argparse.BooleanOptionalAction, default=True,
+        help="go on from the last checkpoint of this run; --no-resume deletes them and begins anew (%(default)s)")
+    add("--overwrite", action="store_true", help="replace an output that was made with other settings")
+    add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
+    cli.add_log_argument(group)
     parser.without_effect(
         "--eval_steps --eval_generate",
         lambda args: args.validation_addr is None,
         "without --validation_addr, for nothing is evaluated",
         "give --validation_addr",
     )
-    add("--seed", type=cli.non_negative_int, default=0, help="seed of all sampling (%(default)s)")
-    add(
-        "--resume",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="go on from the last checkpoint of this run; --no-resume deletes them and begins anew (%(default)s)",
-    )
-    add("--overwrite", action="store_true", help="replace an output that was made with other settings")
-    add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
-    cli.add_log_argument(group)
+    # fmt: on
     return parser
-
-
-def add_optimization_arguments(add: Callable[..., Any]) -> None:
-    """AdamW with linear decay after a warm-up, gradients clipped at 1."""
-    add("--per_device_train_batch_size", type=cli.positive_int, default=1, help="sequences at a time (%(default)s)")
-    add(
-        "--gradient_accumulation_steps",
-        type=cli.positive_int,
-        default=PAPER_BATCH,
-        help="batches a step, on each device (%(default)s: on one device the paper's 32 sequences)",
-    )
-    add("--learning_rate", type=cli.non_negative_float, default=5e-5, help="at its peak (%(default)s)")
-    add("--weight_decay", type=cli.non_negative_float, default=0.0, help="of AdamW (%(default)s)")
-    add("--max_steps", type=cli.positive_int, default=2000, help="steps in all (%(default)s)")
-    add("--warmup_steps", type=cli.non_negative_int, help="steps up to the peak (default: a tenth of --max_steps)")
-    add(
-        "--gradient_checkpointing",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="compute activations twice to keep fewer: slower by about a third, long prompts fit (%(default)s)",
-    )
-    add(
-        "--attn_implementation",
-        choices=["auto", "flash_attention_2", "sdpa", "eager"],
-        default="auto",
-        help="auto: FlashAttention 2 where it is installed and the model is in bf16, else sdpa, or eager for a model "
-        "of which that would leave out a part, as of Gemma 2 (%(default)s)",
-    )
 
 
 def main(argv: list[str] | None = None) -> int:

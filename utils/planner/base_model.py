@@ -1,10 +1,13 @@
-"""The base model of a planner as it is trained: its number type, its attention, and where LoRA goes."""
+"""The base model of a planner as it is trained: its device and number type, its attention, and where LoRA goes."""
 
+import logging
+import os
 import sys
 from argparse import Namespace
 from typing import Any
 
 import torch
+import transformers
 from peft import LoraConfig
 from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
@@ -13,11 +16,28 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_greater_
 from utils.cli import UserError, is_first_process
 
 
+def quiet_libraries() -> None:
+    """No bars of theirs; messages only from --log_level on, and of warnings none."""
+    level = logging.getLogger().level
+    if level >= logging.WARNING:
+        level = logging.ERROR
+        for name in ("accelerate", "torch"):
+            logging.getLogger(name).setLevel(level)
+    transformers.logging.set_verbosity(level)
+    transformers.logging.disable_progress_bar()
+
+
 def has_bf16() -> bool:
     """The device computes in bfloat16; an emulation would be slower than float32."""
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+
+
+def device_name(count: int) -> str:
+    if torch.cuda.is_available():
+        return f"{count} x {torch.cuda.get_device_name()}"
+    return f"CPU, {len(os.sched_getaffinity(0))} cores" + (f", {count} processes" if count > 1 else "")
 
 
 def choose_attention(wanted: str, bf16: bool, model_addr: str, source: dict[str, Any]) -> str:

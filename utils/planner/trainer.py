@@ -4,7 +4,6 @@ Imported by train_planner.py once everything is checked, for it loads torch, tra
 """
 
 import errno
-import logging
 import os
 import random
 import re
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from accelerate.data_loader import SeedableRandomSampler
 from datasets import Dataset
 from safetensors import SafetensorError
@@ -29,8 +27,16 @@ from trl import SFTConfig, SFTTrainer
 from utils.cli.progress import announce
 from utils.files.writing import naming
 from utils.generation.chat import LocalChat
+from utils.parsing.model_output import Parsed
 from utils.parsing.plans import NO_LOSS, coverage, plan_parser, share_words
-from utils.planner.base_model import choose_attention, has_bf16, load_base, make_lora_config
+from utils.planner.base_model import (
+    choose_attention,
+    device_name,
+    has_bf16,
+    load_base,
+    make_lora_config,
+    quiet_libraries,
+)
 from utils.planner.checkpoints import Run
 from utils.planner.examples import Example
 from utils.planner.recorder import Recorder
@@ -67,8 +73,7 @@ def train(
     model = load_base(args.model_addr, source, torch.bfloat16 if bf16 else torch.float32, attention)
     recorder = Recorder(run, manifest)
     config = make_config(args, bf16, bool(validation), run.begins_with_evaluation)
-    libraries_own = {"model": model, "args": config, "peft_config": make_lora_config(args, model)}
-    trainer = PlannerTrainer(args, chat, examples, validation, recorder, lead_in, **libraries_own)
+    trainer = PlannerTrainer(args, model, config, chat, examples, validation, recorder, plan_parser(lead_in))
     manifest.update(device=device_name(trainer.accelerator.num_processes), attention=attention, bf16=bf16)
     if trainer.is_world_process_zero():
         trainable, total = trainer.model.get_nb_trainable_parameters()
@@ -83,23 +88,6 @@ def train(
     with recorder.stopper:
         trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
     return {"steps": trainer.state.global_step, **recorder.best(trainer.state)}
-
-
-def quiet_libraries() -> None:
-    """No bars of theirs; messages only from --log_level on, and of warnings none."""
-    level = logging.getLogger().level
-    if level >= logging.WARNING:
-        level = logging.ERROR
-        for name in ("accelerate", "torch"):
-            logging.getLogger(name).setLevel(level)
-    transformers.logging.set_verbosity(level)
-    transformers.logging.disable_progress_bar()
-
-
-def device_name(count: int) -> str:
-    if torch.cuda.is_available():
-        return f"{count} x {torch.cuda.get_device_name()}"
-    return f"CPU, {len(os.sched_getaffinity(0))} cores" + (f", {count} processes" if count > 1 else "")
 
 
 def make_config(args: Namespace, bf16: bool, evaluate: bool, evaluate_first: bool) -> SFTConfig:
@@ -162,18 +150,25 @@ class PlannerTrainer(SFTTrainer):
     def __init__(
         self,
         flags: Namespace,
+        model: Any,
+        config: SFTConfig,
         chat: LocalChat,
         examples: list[Example],
         validation: list[Example],
         recorder: Recorder,
-        lead_in: str | None,
-        **libraries_own: Any,
+        parse: Callable[[str, bool], Parsed],
     ):
-        given = {"train_dataset": examples, "eval_dataset": validation}
-        rows = {name: Dataset.from_list([one.row for one in its]) for name, its in given.items() if its}
-        super().__init__(processing_class=chat.tokenizer, callbacks=[recorder], **rows, **libraries_own)
+        super().__init__(
+            model,
+            config,
+            train_dataset=Dataset.from_list([example.row for example in examples]),
+            eval_dataset=Dataset.from_list([example.row for example in validation]) if validation else None,
+            processing_class=chat.tokenizer,
+            callbacks=[recorder],
+            peft_config=make_lora_config(flags, model),
+        )
         self.remove_callback(PrinterCallback)
-        self._chat, self._max_seq_length, self._parse = chat, flags.max_seq_length, plan_parser(lead_in)
+        self._chat, self._max_seq_length, self._parse = chat, flags.max_seq_length, parse
         self._stopper = recorder.stopper
         self._lengths = [example.length for example in examples]
         self._validation = validation
@@ -252,11 +247,7 @@ class PlannerTrainer(SFTTrainer):
         return metrics
 
     def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, torch.Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | None = None,
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         """A batch's share of the step's mean cross-entropy (nats) over the target tokens of all its sequences.
 
