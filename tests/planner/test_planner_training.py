@@ -79,13 +79,13 @@ def finish(process):
 def overfitted(data, tmp_path_factory):
     """Trained on the eight questions until it knows them by heart; with the model as it was in memory at the end."""
     import train_planner
-    from utils.planner import trainer as planner_trainer
+    from utils.planner import base_model
 
     output = tmp_path_factory.mktemp("overfitted") / "planner"
     loaded = []
-    load_base = planner_trainer.load_base
+    load_base = base_model.load_base
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner_trainer, "load_base", lambda *args: loaded.append(load_base(*args)) or loaded[0])
+        patch.setattr(base_model, "load_base", lambda *args: loaded.append(load_base(*args)) or loaded[0])
         flags = flags_of(
             data, output, validation_addr=data / "train.json", max_steps=80, save_steps=40, eval_generate=8,
             per_device_train_batch_size=8, gradient_accumulation_steps=1,
@@ -668,7 +668,7 @@ IN_FP32 = """
 from utils import cli
 from utils.planner import base_model, trainer as planner_trainer
 base_model.is_flash_attn_2_available = lambda: True
-planner_trainer.has_bf16 = lambda: False
+base_model.has_bf16 = lambda: False
 import train_planner
 cli.run_script(train_planner.main)
 """
@@ -688,7 +688,7 @@ def test_flash_attention_is_not_taken_in_fp32(data, tmp_path):
 
 
 def test_flash_attention_in_fp32_is_refused_before_the_weights_load(data, tmp_path):
-    code = IN_FP32.replace("import train_planner", "planner_trainer.load_base = None\nimport train_planner")
+    code = IN_FP32.replace("import train_planner", "base_model.load_base = None\nimport train_planner")
     done = train_in_fp32(data, tmp_path / "planner", "--attn_implementation", "flash_attention_2", code=code)
     assert done.returncode == 2
     expected = "--attn_implementation flash_attention_2: takes no fp32, and this device has no bf16"
@@ -867,7 +867,7 @@ def test_plans_of_an_evaluation_have_the_cap(gemma, gemma_examples):
 
 
 def test_sdpa_is_refused_for_gemma_before_the_weights_load(gemma, data, tmp_path):
-    code = IN_FP32.replace("import train_planner", "planner_trainer.load_base = None\nimport train_planner")
+    code = IN_FP32.replace("import train_planner", "base_model.load_base = None\nimport train_planner")
     flags = ["--model_addr", gemma, "--attn_implementation", "sdpa"]
     done = train_in_fp32(data, tmp_path / "planner", *flags, code=code)
     assert done.returncode == 2

@@ -29,14 +29,7 @@ from utils.files.writing import naming
 from utils.generation.chat import LocalChat
 from utils.parsing.model_output import Parsed
 from utils.parsing.plans import NO_LOSS, coverage, plan_parser, share_words
-from utils.planner.base_model import (
-    choose_attention,
-    device_name,
-    has_bf16,
-    load_base,
-    make_lora_config,
-    quiet_libraries,
-)
+from utils.planner import base_model
 from utils.planner.checkpoints import Run
 from utils.planner.examples import Example
 from utils.planner.recorder import Recorder
@@ -67,14 +60,15 @@ def train(
     Returns:
         steps, best_step, best_loss (None where nothing was evaluated).
     """
-    quiet_libraries()
-    bf16 = has_bf16()
-    attention = choose_attention(args.attn_implementation, bf16, args.model_addr, source)
-    model = load_base(args.model_addr, source, torch.bfloat16 if bf16 else torch.float32, attention)
+    base_model.quiet_libraries()
+    bf16 = base_model.has_bf16()
+    attention = base_model.choose_attention(args.attn_implementation, bf16, args.model_addr, source)
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    model = base_model.load_base(args.model_addr, source, dtype, attention)
     recorder = Recorder(run, manifest)
     config = make_config(args, bf16, bool(validation), run.begins_with_evaluation)
     trainer = PlannerTrainer(args, model, config, chat, examples, validation, recorder, plan_parser(lead_in))
-    manifest.update(device=device_name(trainer.accelerator.num_processes), attention=attention, bf16=bf16)
+    manifest.update(device=base_model.device_name(trainer.accelerator.num_processes), attention=attention, bf16=bf16)
     if trainer.is_world_process_zero():
         trainable, total = trainer.model.get_nb_trainable_parameters()
         modules = ", ".join(sorted({name.split(".")[-1] for name in trainer.model.active_peft_config.target_modules}))
@@ -165,11 +159,12 @@ class PlannerTrainer(SFTTrainer):
             eval_dataset=Dataset.from_list([example.row for example in validation]) if validation else None,
             processing_class=chat.tokenizer,
             callbacks=[recorder],
-            peft_config=make_lora_config(flags, model),
+            peft_config=base_model.make_lora_config(flags, model),
         )
         self.remove_callback(PrinterCallback)
         self._chat, self._max_seq_length, self._parse = chat, flags.max_seq_length, parse
         self._stopper = recorder.stopper
+        self._random = [torch, torch.cuda] if torch.cuda.is_available() else [torch]  # which dropout draws from
         self._lengths = [example.length for example in examples]
         self._validation = validation
         self._sample = random.Random(flags.seed).sample(validation, min(flags.eval_generate, len(validation)))
@@ -204,7 +199,8 @@ class PlannerTrainer(SFTTrainer):
         return loss
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        self._random_states = random_states()  # what a run that goes on from this step has to begin with
+        # What a run that goes on from this step has to begin with.
+        self._random_states = [source.get_rng_state() for source in self._random]
         super()._maybe_log_save_evaluate(*args, **kwargs)
         if self.state.global_step < self.state.max_steps:
             self._stop_if_asked()
@@ -227,7 +223,8 @@ class PlannerTrainer(SFTTrainer):
     def _save_finished_step(self) -> None:
         """A checkpoint of the last finished step, while the next is under way or an evaluation is about to begin."""
         self.current_flos = 0  # those of the step under way
-        set_random_states(*self._random_states)
+        for source, state in zip(self._random, self._random_states, strict=True):
+            source.set_rng_state(state)
         self._save_checkpoint(self.model, None)
         self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
@@ -337,17 +334,6 @@ class PlannerTrainer(SFTTrainer):
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """None of the library's, which knows neither base model nor data: utils/planner/card.py writes it."""
-
-
-def random_states() -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Torch's, from which a training draws its dropout: on the CPU, and on this process's GPU."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-
-
-def set_random_states(on_cpu: torch.Tensor, on_gpu: torch.Tensor | None) -> None:
-    torch.set_rng_state(on_cpu)
-    if on_gpu is not None:
-        torch.cuda.set_rng_state(on_gpu)
 
 
 def target_loss(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
