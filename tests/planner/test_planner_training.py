@@ -189,6 +189,9 @@ class EngineWatch(threading.Thread):
             try:
                 for child in psutil.Process(self.pid).children(recursive=True):
                     if (name := " ".join(child.cmdline())).startswith("VLLM::"):
+                        parent = child.parent()
+                        if parent is not None and parent.cmdline() == child.cmdline():
+                            continue  # forked a moment ago, to run another program
                         first, *_ = self.lives.get(child.pid, [time.monotonic()])
                         self.lives[child.pid] = [first, time.monotonic(), name]
             except psutil.NoSuchProcess:
