@@ -23,8 +23,6 @@ SCRIPTS = ("baselines", "planpers", "train_planner", "evaluate_responses", "retr
 
 
 OPEN = {  # what is still to be mended
-    "utils.planner.trainer",
-    "utils.tables.report_figures",
     "no_command",
     "no_circle",
 }
