@@ -87,12 +87,7 @@ def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = 
             f"{path}: its strategy is {quote(name)}, which scores no single system\n"
             f"  give files of the strategies {' or '.join(singles)}"
         )
-    if "num_unanswered" not in scores:
-        raise UserError(
-            f"{path}: doesn't say which answers are missing, which count 0 now and did not before\n"
-            "  the evaluate_responses.py command that made it makes it anew and asks the judge nothing again\n"
-            "  (where its journal was deleted, delete it too, and it is judged again)"
-        )
+    check_counts_unanswered(path, scores)
     if not scores["per_question_scores"]:
         raise UserError(f"{path}: holds no questions; leave it out, or judge the responses again")
     for number, entry in enumerate(scores["per_question_scores"]):
@@ -107,6 +102,16 @@ def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = 
         if unscored_as_zero and metric.score_of and entry["score"] is None:
             entry["score"] = metric.score_of(entry["details"], True)
     return {**scores, "task": task.name, "strategy": name}
+
+
+def check_counts_unanswered(path: str | Path, scores: Scores) -> None:
+    """Raise UserError for a score file of before: there a missing answer took its question out of the means."""
+    if "num_unanswered" not in scores:
+        raise UserError(
+            f"{path}: doesn't say which answers are missing, which count 0 now and did not before\n"
+            "  the evaluate_responses.py command that made it makes it anew and asks the judge nothing again\n"
+            "  (where its journal was deleted, delete it too, and it is judged again)"
+        )
 
 
 def _check_entry(metric: Metric, entry: Record, where: str) -> None:
