@@ -313,7 +313,7 @@ class TestJudges:
         other = score_file("b.json", *entries)
         assert refusal("--system", "A", complete, "--system", "B", other) == (
             f"{other}: not what was judged in {complete} under the same ids: '2'\n"
-            "  another question, narrative or list of aspects, as of another commit of the dataset: judge both on one"
+            "  another question, or another text shown with it, as of another commit of the dataset: judge both on one"
         )
 
     def test_a_score_file_of_before_is_refused_with_what_makes_it_anew(self, complete):
