@@ -49,8 +49,7 @@ def posts_figure(points: dict[int, dict[str, Point]]) -> "Figure":
     Args:
         points: by number of posts, ascending, and column; at least one has a mean.
     """
-    groups = [group for group in next(iter(points.values()))
-              if any(by_group[group].mean is not None for by_group in points.values())]  # fmt: skip
+    groups = [group for group in points[min(points)] if any(its[group].mean is not None for its in points.values())]
     columns = min(2, len(groups))
     rows = math.ceil(len(groups) / columns)
     figure = new_figure(COLUMN, 0.6 + 1.25 * rows)

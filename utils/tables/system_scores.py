@@ -152,17 +152,6 @@ def _make_system(name: str, paths: list[str], task: Task, scores: dict[str, Scor
 # What must be alike
 
 
-def check_judged_alike(systems: list[System]) -> list[str]:
-    """Raise UserError unless all systems' questions are the same by their ids and were judged in the same way.
-
-    Returns:
-        The files of which it is not known how they were judged.
-    """
-    unknown = check_same_judge(path for system in systems for path in system.paths)
-    check_same_content((question, system.paths) for system in systems for question in system.questions)
-    return unknown
-
-
 def check_same_judge(paths: Iterable[str]) -> list[str]:
     """Compare how score files were judged, by the manifests beside them.
 
