@@ -107,9 +107,7 @@ def test_there_is_no_circle():
 FACTS_OPEN = {
     "evaluate_responses",
     "train_planner",
-    "utils.checks.estimate",
     "utils.evaluate_plans",
-    "utils.preflight",
     "utils.studies.study",
 }
 
