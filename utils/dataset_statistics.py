@@ -133,7 +133,7 @@ def _community_notes(column: Column) -> Iterator[str]:
         )
     group = column.paper.get("category")
     found = dict.fromkeys(group_of[name] for name in communities if group_of[name] is not None)
-    if group is None and len(found) > 1:
+    if group is None and len(found) > 1 and found.keys() != group_of.keys():
         yield f"questions of more than one {group_word}: {', '.join(found)}; the hub's files hold one each."
     if elsewhere := [name for name in communities if group not in (None, group_of[name] or group)]:
         yield f"{task.facts} has another {group_word} for {first_five(elsewhere)}."

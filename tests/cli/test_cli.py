@@ -16,6 +16,7 @@ from utils.cli import UserError, check_outputs, check_shard
 from utils.records.datasets import select_questions
 
 ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = "tests/data/mini_lampqa/test.json"
 FOLDERS = (ROOT, ROOT / "retrieval", ROOT / "utils")
 SCRIPTS = sorted(
     str(path.relative_to(ROOT))
@@ -583,7 +584,7 @@ def test_a_signal_closes_what_is_open_and_says_how_to_go_on(number):
             ["--inputs_addr", "nothing.json", "--num_shards", "2", "--shard_index", "2"],
             "error: --shard_index 2 is out of range: with --num_shards 2 it goes from 0 to 1\n",
         ),
-        (["--inputs_addr", "x", "--prompts_dir", "nothing"], "error: --prompts_dir nothing: no such folder\n"),
+        (["--inputs_addr", SAMPLE, "--prompts_dir", "nothing"], "error: --prompts_dir nothing: no such folder\n"),
     ],
 )
 def test_a_real_script_ends_likewise(arguments, stderr, tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
+from utils.cli.flags import FlagParser
 from utils.files.manifest import (
     NOT_OURS,
     describe_run,
@@ -30,6 +31,15 @@ def add_overwrite_argument(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="replace a file that something else wrote, or that was changed since; what this script wrote, by the "
         "manifest beside it, is made again without asking (off)",
+    )
+
+
+def add_output_arguments(parser: FlagParser, what: str) -> None:
+    """An output that may be left out, for what it would hold is printed; `what` is its help."""
+    parser.add_argument("--output_addr", metavar="FILE", help=what)
+    add_overwrite_argument(parser)
+    parser.without_effect(
+        "--overwrite", lambda args: args.output_addr is None, "without --output_addr", "give --output_addr"
     )
 
 

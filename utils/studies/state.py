@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prompts import load_prompt
+from utils.benchmarks.lampqa import TASK
 from utils.checks.commands import model_of, parser_of
 from utils.cli import UserError
 from utils.files.derived_files import is_own
@@ -203,6 +204,8 @@ def settings_of(script: str, args: argparse.Namespace, made: dict[str, Any]) -> 
     flags = {**vars(args), "script": script}
     if "judge" not in made:  # whose length is kept as it is given
         flags = {name: value for name, value in flags.items() if name not in FILLED_IN or value is not None}
+    if flags.get("strategy", "") is None:
+        flags["strategy"] = next(iter(TASK.metrics))
     if "max_tokens_plan" in args:
         flags["plan_max_tokens"] = args.max_tokens_plan
     elif "rag" in args and not args.rag:

@@ -34,8 +34,6 @@ COMMON_ROWS = {  # field, and what is said of its size: words of a text, items o
 LABEL_WIDTH, PANEL_WIDTH, ROW_HEIGHT = 2.4, 2.3, 0.19  # inches
 MOST_COMMUNITIES, MOST_PANELS = 200, 20  # that are drawn: more take minutes, and gigabytes of memory
 
-Series = dict[str, Counter[str]]  # questions by community, for every panel of the figure
-
 
 @dataclass
 class Counts:
@@ -229,8 +227,10 @@ def communities_figure(columns: list[Column]) -> "Figure":
     rows: list[str] = []
     headings = []
     for group, names in communities_by_group(columns).items():
-        headings.append(len(rows))
-        rows += [group, *names]
+        if names != [group]:
+            headings.append(len(rows))
+            rows.append(group)
+        rows += names
     figure = new_figure(LABEL_WIDTH + PANEL_WIDTH * num_panels, 1 + ROW_HEIGHT * len(rows))
     panels = figure.subplots(1, num_panels, sharey=True, squeeze=False)[0]
     for panel, (name, counts) in zip(panels, counts_by_panel.items(), strict=True):

@@ -3,7 +3,7 @@
 import csv
 import io
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -161,6 +161,10 @@ def signed(value: float | None, decimals: int = 4) -> str:
         return "–"
     text = f"{round(value, decimals) + 0.0:+.{decimals}f}"  # -0.0 + 0.0 is 0.0
     return text.replace("-", "−")
+
+
+def interval_text(interval: tuple[float, float] | None, form: Callable[[float], str] = signed) -> str:
+    return "–" if interval is None else f"[{form(interval[0])}, {form(interval[1])}]"
 
 
 def p_text(p: float | None) -> str:
