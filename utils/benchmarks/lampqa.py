@@ -13,12 +13,11 @@ from prompts import Messages, Prompt
 from utils.benchmarks.checks import check_profile, check_text
 from utils.benchmarks.task import Judge, Metric, Output, Record, Task
 from utils.cli.errors import UserError, kind
-from utils.parsing.model_output import (
-    ANSWER_SCHEMA,
+from utils.parsing.answers import ANSWER_SCHEMA, parse_answer
+from utils.parsing.choices import (
     LEVEL_SCHEMA,
     PREFERENCE_SCHEMA,
     VERDICT_SCHEMA,
-    parse_answer,
     parse_level,
     parse_preference,
     parse_verdict,

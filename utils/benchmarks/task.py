@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from prompts import Messages, Prompt
-from utils.parsing.model_output import Parsed
+from utils.parsing import Parsed
 from utils.scoring.verdicts import Verdict
 
 Parser = Callable[[str, bool], Parsed]  # a model's text, and whether it was cut at max_tokens

@@ -41,7 +41,7 @@ from utils.cli import UserError, is_first_process
 from utils.cli.progress import announce
 from utils.files.writing import naming
 from utils.generation.chat import LocalChat
-from utils.parsing.model_output import Parsed
+from utils.parsing import Parsed
 from utils.parsing.plans import NO_LOSS, coverage, plan_parser, share_words
 from utils.planner.checkpoints import is_unevaluated
 from utils.planner.recorder import Recorder
