@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlparse
 from api_server import running
 
 from utils.benchmarks.lampqa import COMMUNITIES
-from utils.dataset_statistics import PAPER_TABLE
+from utils.tables.dataset_counts import PAPER_TABLE
 
 NAME = "alireza7/LaMP-QA"
 MODEL = "owner/chat"

@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from utils import cli
 from utils.cli import UserError
 from utils.cli.progress import Progress
-from utils.dataset_statistics import PAPER_TABLE
 from utils.files.json_files import read_json
 from utils.files.lock import Lock
 from utils.files.manifest import describe_run, file_hash, prepare_output, publish_staged, read_manifest
@@ -33,6 +32,7 @@ from utils.files.writing import check_writable, staged_path, write_array
 from utils.models.hub import check_cache_dir, is_folder
 from utils.records.datasets import read_dataset
 from utils.records.stream import stream_places
+from utils.tables.dataset_counts import PAPER_TABLE
 
 # Questions by category and split, in the paper's Table 1.
 QUESTIONS = {tuple(stem.rsplit("_", 1)): entry["questions"] for stem, entry in read_json(PAPER_TABLE)["files"].items()}

@@ -17,9 +17,10 @@ from utils.cli.errors import quote
 from utils.records.datasets import read_dataset
 from utils.records.responses import read_responses
 from utils.records.scores import read_scores
+from utils.scoring.aspects import VERDICTS
+from utils.tables.formats import printable
 
 WIDTH = 100  # characters a line
-VERDICTS = {0: "0 not covered", 1: "1 in part", 2: "2 very well", None: "- unscored"}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -60,11 +61,6 @@ def describe_answer(question: str, answer: str | None, entry: dict[str, Any]) ->
         if "aspect" in detail
     ]
     return "\n".join(lines) + "\n"
-
-
-def printable(text: str) -> str:
-    """The text with control characters spelled out: what a model wrote must not steer the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from growth import times_as_long
 import evaluate_responses
 from prompts import load_prompt
 from utils import make_table, merge_shards
+from utils.benchmarks.lampqa import CATEGORIES, TASK
 from utils.cli import UserError
 from utils.files.manifest import file_hash
 from utils.parsing.choices import LEVEL_SCHEMA, PREFERENCE_SCHEMA, parse_level, parse_preference
@@ -118,7 +119,14 @@ def test_a_level_is_a_questions_score(judging, capsys):
     ]  # fmt: skip
     detail = {"score": 0.75, "raw": '{"score": 0.75}', "parsed": "strict", "attempts": 1}
     assert entries[0].pop("question_sha256") != entries[1]["question_sha256"]
-    assert entries[0] == {"id": "q1", "category": "history", "answered": True, "score": 0.75, "details": [detail]}
+    assert entries[0] == {
+        "id": "q1",
+        "group": CATEGORIES[2],
+        "subgroup": "history",
+        "answered": True,
+        "score": 0.75,
+        "details": [detail],
+    }
     assert entries[3]["details"][0]["reason"] == "no score in the text"
     assert entries[3]["details"][0]["raw"] == "Good, I think."
     assert entries[4]["details"] == [{"score": 0, "reason": "no response to judge"}]
@@ -375,7 +383,7 @@ def test_fingerprint_of_each_strategy(judging):
     ]:
         judging.run(strategy, files if strategy == "pairwise" else files[:1], to=f"{strategy}.json")
         assert judging.fingerprint(f"{strategy}.json") == {
-            **shared, "strategy": strategy, "prompt": {name: load_prompt(name).digest}, "responses": responses
+            **shared, "strategy": strategy, "responses": responses, "prompt": {name: load_prompt(f"lampqa/{name}").digest},
         }  # fmt: skip
     judging.run(None, files[:1], to="default.json")
     assert judging.fingerprint("default.json") == judging.fingerprint("aspect.json")
@@ -394,7 +402,7 @@ def test_scores_of_another_strategy_are_kept(judging):
 
 def test_a_question_with_one_order_is_not_yet_judged():
     verdicts = {("q1", 0): {"value": 1}, ("q1", 1): {"value": 2}, ("q2", 0): {"value": 1}}
-    found = score_file([make_question(1), make_question(2)], verdicts, {"q1", "q2"}, "pairwise")
+    found = score_file(TASK, "pairwise", [make_question(1), make_question(2)], {"q1", "q2"}, verdicts)
     assert [entry["id"] for entry in found["per_question_scores"]] == ["q1"]
     assert found["partial"] == {"questions_in_dataset": 2, "questions_judged": 1}
 
@@ -589,7 +597,7 @@ def test_200_kb_of_repetition_take_linear_time(unit):
 def test_every_value_of_the_schema_is_read_back(schema):
     parse = parse_level if schema is LEVEL_SCHEMA else parse_preference
     [(name, field)] = schema["properties"].items()
-    assert name in load_prompt("lampqa/direct_judge" if schema is LEVEL_SCHEMA else "pairwise_judge").system
+    assert name in load_prompt(f"lampqa/{'direct' if schema is LEVEL_SCHEMA else 'pairwise'}_judge").system
     for value in field["enum"]:
         found = parse(json.dumps({name: value}), cut=True)
         assert (found.value, found.how) == (value, "strict")

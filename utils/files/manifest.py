@@ -197,6 +197,7 @@ def run_fingerprint(
     """
     return {
         "script": script,
+        **own,  # here for the order in which differences are told, and below for what it replaces
         "inputs": file_hash(args.inputs_addr),
         "prompt": {prompt.name: prompt.digest for prompt in prompts},
         "max_model_len": args.max_model_len,

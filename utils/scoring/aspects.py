@@ -6,6 +6,7 @@ from typing import Any
 from utils.scoring.means import mean
 from utils.scoring.verdicts import Verdict, is_answered, origin, score
 
+VERDICTS = {0: "0 not covered", 1: "1 in part", 2: "2 very well", None: "- unscored"}  # for readers
 MAX_VERDICT = 2  # the judge says 0 (not covered), 1 (partly) or 2 (very well)
 
 

@@ -9,17 +9,24 @@ def mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def group_means(per_question: Iterable[dict[str, Any]], groups: Sequence[str]) -> dict[str, float | None]:
-    """Mean question score of each group, None where no question of it has a score.
+def scores_by_group(
+    per_question: Iterable[dict[str, Any]], groups: Sequence[str | None]
+) -> dict[str | None, list[float]]:
+    """The question scores of each group, those that there are.
 
     Args:
         per_question: entries of score files; every `group` is one of `groups`. One without details counts nowhere.
     """
-    scores: dict[str, list[float]] = {group: [] for group in groups}
+    scores: dict[str | None, list[float]] = {group: [] for group in groups}
     for question in per_question:
         if question["details"] and question["score"] is not None:
             scores[question["group"]].append(question["score"])
-    return {group: mean(scores[group]) for group in groups}
+    return scores
+
+
+def group_means(per_question: Iterable[dict[str, Any]], groups: Sequence[str]) -> dict[str, float | None]:
+    """Mean question score of each group, as `scores_by_group` takes them; None where no question of it has a score."""
+    return {group: mean(scores) for group, scores in scores_by_group(per_question, groups).items()}
 
 
 def macro_average(means: dict[str, float | None]) -> float | None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from prompts import choose_lead_in, load_prompt
 from utils.benchmarks.lampqa import METRICS
 from utils.cli import UserError
-from utils.compare_evaluators import read_human
 from utils.files.writing import check_could_write
 from utils.generation.chat import LocalChat
 from utils.generation.engines import identify_local_model, identify_model, read_api_key
@@ -22,6 +21,7 @@ from utils.records.stream import DatasetFile
 from utils.studies.plan import Step, data_file
 from utils.studies.state import DRAWN, MODEL_FLAGS, Pending, parse
 from utils.studies.study import Study
+from utils.tables.agreement import read_human
 
 DATASET_FLAGS = ("--input_dataset_addr", "--inputs_addr", "--validation_addr")
 KEYS = {"rank": "encoder", "train": "planner_base", "answer": "models", "judge": "judges"}  # that name a step's model

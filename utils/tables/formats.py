@@ -32,7 +32,7 @@ class Table:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    notes: Sequence[str]
+    notes: list[str]
     num_names: int = 1
     short: Mapping[str, str] = field(default_factory=dict)
     beside: Sequence[str] = ()
@@ -139,12 +139,21 @@ def to_csv(rows: Iterable[Iterable[str | float | int | None]]) -> str:
     return text.getvalue()
 
 
-# Numbers for readers
+# Words and numbers for readers
 
 
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Such as "1 question" and "2 questions"."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+def printable(text: str) -> str:
+    """The text with control characters spelled out: what a model wrote must not steer the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def plural(noun: str) -> str:
+    return f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
+
+
+def counted(number: int, noun: str, many: str | None = None) -> str:
+    """Such as "1 question" and "2 questions"; `many` is a plural that is not formed like this."""
+    return f"{number} {noun if number == 1 else many or plural(noun)}"
 
 
 def number(value: float | None) -> str:
