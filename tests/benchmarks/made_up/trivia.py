@@ -5,7 +5,7 @@ from pathlib import Path
 
 from utils.benchmarks.checks import check_profile, check_text
 from utils.benchmarks.task import Metric, Output, Task
-from utils.parsing.model_output import Parsed
+from utils.parsing import Parsed
 from utils.scoring import direct
 
 FOLDER = Path(__file__).parent
