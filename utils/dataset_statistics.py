@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.benchmarks import tasks
-from utils.cli.errors import first_five
+from utils.cli.errors import first_five, printable
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.tables.dataset_counts import (
     Column,
@@ -33,7 +33,7 @@ from utils.tables.dataset_counts import (
     rows_of,
 )
 from utils.tables.drawing import render_figure
-from utils.tables.formats import counted, latex_box, latex_line, latex_text, markdown_line, plural, printable
+from utils.tables.formats import counted, latex_box, latex_line, latex_text, markdown_line, plural
 
 SCRIPT = "utils/dataset_statistics.py"
 CSV_COLUMNS = ("file", "category", "split", "statistic", "value", "sd", "paper_value", "paper_sd")

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from utils.benchmarks import task_of, tasks
 from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.cli.errors import printable, quote
 from utils.files.json_files import read_json
 from utils.parsing.plans import one_line
 from utils.records.datasets import read_dataset
 from utils.records.stream import open_regular, stream_places
 from utils.tables.drawing import drawable, figure_style, new_figure, shorten
-from utils.tables.formats import plural, printable
+from utils.tables.formats import plural
+from utils.tables.paper_results import PAPER_TABLE1, read_paper_files
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PAPER_TABLE = Path(__file__).with_name("paper_table1.json")
 COMMON_ROWS = {  # field, and what is said of its size: words of a text, items of a list
     "profile": "Profile size (posts)",
     "question": "Question length (words)",
@@ -80,7 +80,7 @@ def read_columns(paths: list[str]) -> list[Column]:
     counts = count_files(paths)
     if others := [path for path, its in zip(paths, counts, strict=True) if its.task != counts[0].task]:
         raise UserError(f"{others[0]}: not of {counts[0].task}, as {paths[0]} is; give the files of one task")
-    paper = read_json(PAPER_TABLE)["files"]
+    paper = read_paper_files()
     stems = [Path(path).stem if Path(path).stem in paper else "" for path in paths]
     keys = [stem or Path(path).name for stem, path in zip(stems, paths, strict=True)]
     columns = []
@@ -126,7 +126,7 @@ def count_file(path: str) -> Counts:
 
 def rows_of(task: str) -> dict[str, str]:
     """The rows of the paper's table below the number of questions, or of another task what all have in common."""
-    paper = read_json(PAPER_TABLE)
+    paper = read_json(PAPER_TABLE1)
     return paper["rows"] if task == paper["task"] else COMMON_ROWS
 
 

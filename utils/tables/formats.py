@@ -142,11 +142,6 @@ def to_csv(rows: Iterable[Iterable[str | float | int | None]]) -> str:
 # Words and numbers for readers
 
 
-def printable(text: str) -> str:
-    """The text with control characters spelled out: what a model wrote must not steer the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
-
-
 def plural(noun: str) -> str:
     return f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
 
