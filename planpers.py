@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from prompts import Prompt, choose_lead_in, load_prompt
+from prompts import Prompt, load_prompt
 from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.files.journal import Journal, Key
-from utils.files.manifest import file_hash, read_folder_manifest, read_manifest, run_fingerprint, warn_unless_ranked
+from utils.files.manifest import file_hash, run_fingerprint, warn_unless_ranked
 from utils.files.outputs import OutputFile, Pieces, open_outputs
 from utils.generation.chat import (
     PAPER_LENGTH,
@@ -64,6 +64,7 @@ from utils.parsing.plans import (
     plans_by_key,
     target_settings,
 )
+from utils.planner.targets import find_lead_in
 from utils.records.datasets import STEP_NEEDS, read_dataset, select_questions
 from utils.records.responses import collect_responses, count_responses, read_plans
 
@@ -145,7 +146,7 @@ def main(argv: list[str] | None = None) -> int:
     warn_unless_ranked(args.inputs_addr)
     questions = select_questions(records, args.limit, args.num_shards, args.shard_index)
     keys = [(question["id"], i) for question in questions for i in range(args.num_generated_outputs)]
-    lead_in = find_lead_in(args, prompts["planner"])
+    lead_in = find_lead_in(args.planner_target, prompts["planner"], args.planner_model, args.plans_addr)
     given = given_plans(args, task, questions, keys, lead_in)
     planner = describe_planner(args, task, prompts, lead_in) if args.planner_model else None
     generator = describe_generator(args, task, prompts, planner, lead_in)
@@ -208,26 +209,6 @@ def answers_left(answers: OutputFile, plans: Pieces) -> list[Key]:
         return []
     left = set(answers.left())
     return [key for key in answers.keys if key in left or has_plan_now(answers.pieces[key], plans.get(key))]
-
-
-def find_lead_in(args: argparse.Namespace, prompt: Prompt) -> str | None:
-    """What plans begin with: as the planner's checkpoint remembers it, or a run that planned; else by the flag.
-
-    Raises:
-        UserError: the flag says otherwise than what is remembered, or needs a prompt that has a lead-in.
-    """
-    source = args.planner_model or args.plans_addr
-    manifest = None
-    if source is not None:
-        manifest = read_folder_manifest(source) if args.planner_model else read_manifest(source)
-    if manifest is None or manifest["fingerprint"].get("script") not in ("train_planner.py", "planpers.py"):
-        return choose_lead_in(args.planner_target or "paper", prompt)
-    remembered = manifest["fingerprint"].get("planner_target", "paper")
-    if args.planner_target not in (None, remembered):
-        raise UserError(
-            f"--planner_target {args.planner_target}: {source} was made with {remembered}\n  leave the flag out"
-        )
-    return manifest["fingerprint"].get("lead_in")
 
 
 def given_plans(

@@ -382,8 +382,9 @@ def test_fingerprint_of_each_strategy(judging):
         ("pairwise", "pairwise_judge", hashes),
     ]:
         judging.run(strategy, files if strategy == "pairwise" else files[:1], to=f"{strategy}.json")
+        prompt = {name: load_prompt(f"lampqa/{name}").digest}
         assert judging.fingerprint(f"{strategy}.json") == {
-            **shared, "strategy": strategy, "responses": responses, "prompt": {name: load_prompt(f"lampqa/{name}").digest},
+            **shared, "strategy": strategy, "responses": responses, "prompt": prompt
         }  # fmt: skip
     judging.run(None, files[:1], to="default.json")
     assert judging.fingerprint("default.json") == judging.fingerprint("aspect.json")

@@ -20,7 +20,7 @@ SUFFIXES = (".json", ".jsonl", ".parquet")
 
 
 class UnreachableError(UserError):
-    """The hub does not give what is wanted now, and the cache does not hold it."""
+    """The hub gives no answer, and the cache does not hold what is wanted."""
 
 
 @dataclass(frozen=True)
@@ -159,15 +159,19 @@ def _explaining(name: str, revision: str | None, cache_dir: str) -> Iterator[Non
             error.filename = error.filename or cache_dir
             raise
         cause = (isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__) or error
-        problem = f"cannot be downloaded: the hub cannot be reached ({type(cause).__name__})"
-        remedy = "run the same command again, or "
-        if constants.HF_HUB_OFFLINE:
-            problem, remedy = f"not whole in --cache_dir {cache_dir}, and HF_HUB_OFFLINE is set", ""
-        elif isinstance(cause, errors.HfHubHTTPError):
-            status = cause.response.status_code
-            hint = "; is the token right (`hf auth whoami`)?" if status in (401, 403) else ""
-            problem = f"cannot be downloaded: the hub answers {status}{hint}"
-        elif "Consistency check" in str(error):
-            problem = "cannot be downloaded: a file came with another size than the hub says"
+        status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else None
+        if status is not None and status < 500:
+            refused = f"the hub answers {status}; is the token right (`hf auth whoami`)?"
+            raise UserError(f"{name}: cannot be downloaded: {refused}") from None
         copy = "without internet copy the dataset's folder here and give it as --dataset_name"
-        raise UnreachableError(f"{name}: {problem}\n  {remedy}{copy}") from None
+        if constants.HF_HUB_OFFLINE:
+            missing = f"not whole in --cache_dir {cache_dir}, and HF_HUB_OFFLINE is set"
+            raise UnreachableError(f"{name}: {missing}\n  {copy}") from None
+        if status is not None:
+            problem = f"the hub answers {status}"
+        elif "Consistency check" in str(error):
+            problem = "a file came with another size than the hub says"
+        else:
+            problem = f"the hub cannot be reached ({type(cause).__name__})"
+        again = f"run the same command again, or {copy}"
+        raise UnreachableError(f"{name}: cannot be downloaded: {problem}\n  {again}") from None
