@@ -110,7 +110,6 @@ FACTS_OPEN = {
     "evaluate_responses",
     "train_planner",
     "utils.checks.estimate",
-    "utils.evaluate_plans",
     "utils.preflight",
     "utils.studies.study",
 }

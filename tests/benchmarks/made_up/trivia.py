@@ -31,6 +31,7 @@ TASK = Task(
     name="Trivia",
     groups=("Colours", "Animals"),
     place=lambda record: {"group": record["kind"]},
+    placed_by="kind",
     fields={"profile": partial(check_profile, field="note"), "answer": partial(check_text, field="answer")},
     prompts={"none": str(FOLDER / "ask"), "rag": str(FOLDER / "ask_with_notes")},
     output=Output(r"\w+", parse_word),
