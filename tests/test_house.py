@@ -26,8 +26,6 @@ SCRIPTS = ("baselines", "planpers", "train_planner", "evaluate_responses", "retr
 
 
 OPEN = {  # what is still to be mended
-    "utils.checks.estimate",
-    "utils.checks.judge_length",
     "utils.planner.trainer",
     "utils.studies.checks",
     "no_circle",

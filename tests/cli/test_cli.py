@@ -303,7 +303,6 @@ NO_ENGINE = "with --openai, for no model is loaded here\n  leave {} out"
 NO_OUTPUT = "without --output_addr\n  give --output_addr, or leave {} out"
 ENCODER = "--model_name m --cache_dir d --batch_size 4 --max_length 9 --embedding_cache d --device cpu --dtype bfloat16"
 NO_ENCODER = "with a --ranker that needs no encoder\n  take another --ranker, or leave {} out"
-RATES = "--prompt_tokens_per_second 9 --output_tokens_per_second 9"
 MEMORY = "--tensor_parallel_size 2 --gpu_memory_utilization 0.5 --dtype float16 --gpu_memory 80"
 WITHOUT_EFFECT = [
     ("baselines.py", "", "--num_contexts 4",
@@ -336,15 +335,10 @@ WITHOUT_EFFECT = [
     ("utils/preflight.py", "--inputs_addr d", MEMORY,
      "without a model\n  give --model_addr or --evaluator_llm, or leave {} out"),
     ("utils/preflight.py", "--model_addr m --openai",
-     "--num_contexts 4 --max_tokens_plan 4 --answer_tokens 4 --plan_tokens 4 --verdict_tokens 4 --price_file p",
+     "--num_contexts 4 --max_tokens_plan 4 --answer_tokens 4 --plan_tokens 4 --verdict_tokens 4",
      "without --estimate\n  give --estimate, or leave {} out"),
-    ("utils/preflight.py", "--model_addr m", RATES, "without --estimate\n  give --estimate, or leave {} out"),
     ("utils/preflight.py", "--model_addr m --evaluator_llm j --response_addr r", "--max_tokens 4",
      "without --estimate, or a judge whose responses are still to be made\n  give --estimate, or leave {} out"),
-    ("utils/preflight.py", "--model_addr m --estimate", "--price_file p",
-     "without --openai, for nothing is paid\n  give --openai, or leave {} out"),
-    ("utils/preflight.py", "--model_addr m --estimate --openai", RATES,
-     "with --openai, for no GPU is used\n  leave {} out"),
 ]  # fmt: skip
 
 

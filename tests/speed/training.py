@@ -41,7 +41,7 @@ from utils.parsing.plans import NO_LOSS
 TARGET = 60  # tokens
 LOG_SPREAD = 0.5
 
-# The sequences of a simulated training set, of the mean lengths that the README takes: ten posts, or as many as there
+# The sequences of a simulated training set, of the mean lengths that docs take: ten posts, or as many as there
 # are. Profile sizes of Table 1 (Lifestyle, train); posts vary as the narratives of its test sets do. How much longer
 # one user's posts are than another's is not known: simulated are the two ends, not at all and as much as posts differ.
 USERS, POSTS, MAX_LENGTH, STEP = 7370, 10, 8192, 32
