@@ -107,8 +107,6 @@ def test_there_is_no_circle():
 FACTS_OPEN = {
     "evaluate_responses",
     "train_planner",
-    "utils.checks.estimate",
-    "utils.preflight",
     "utils.studies.study",
 }
 

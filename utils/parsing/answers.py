@@ -34,8 +34,7 @@ def parse_answer(text: str, cut: bool = False) -> Parsed:
     found = read_text(text, start, cut)
     if found is None:
         return nothing(f"{ANSWER_FIELD} is {describe(text, start)}, not a text")
-    value, truncated = found
-    return _answer(value, "repaired", truncated)
+    return _answer(found[0], "repaired", truncated=found[1])
 
 
 def _answer(value: str, how: str, truncated: bool = False) -> Parsed:

@@ -2,13 +2,13 @@
 
 The first attempt that finds the field decides:
 
-1. Strict ("strict"): the whole text is one JSON object that has the field under its exact name, with white
-   space and a fence around it or half a fence.
-2. First object ("repaired"): a valid JSON object that has the field starts at the text's first "{"; what stands
-   around it is dropped. From here on reasoning up to </think> is dropped, raw newlines may stand in strings and
-   the name may be spelled otherwise ("Match Score").
-3. By name ("repaired"): the name is looked for, first as a key inside an object, then without braces. The value
-   is read from there by a tolerant scanner: other quotes, unescaped quotes inside, no end.
+1. Strict ("strict"): the whole text is one JSON object that has the field under its exact name, with white space and a
+   fence around it or half a fence.
+2. First object ("repaired"): a valid JSON object that has the field starts at the text's first "{"; what stands around
+   it is dropped. From here on reasoning up to </think> is dropped, raw newlines may stand in strings and the name may
+   be spelled otherwise ("Match Score").
+3. By name ("repaired"): the name is looked for, first as a key inside an object, then without braces. The value is read
+   from there by a tolerant scanner: other quotes, unescaped quotes inside, no end.
 """
 
 import json

@@ -111,9 +111,7 @@ def _array_texts(text: str, pos: int) -> list[str]:
     found = []
     while (match := _ARRAY_TEXT.match(text, pos)) is not None:
         found.append(unescape(match[1]))
-        if match[2] is None:
-            break
-        pos = match.end()
+        pos = match.end() if match[2] else len(text)
     return found
 
 
