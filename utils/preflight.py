@@ -5,6 +5,8 @@
   python utils/preflight.py --inputs_addr test.json --evaluator_llm Qwen/Qwen2.5-32B-Instruct --gpu_memory 80
   python utils/preflight.py --inputs_addr test_ranked.json --model_addr gpt-4o-mini --openai \\
       --api_key_addr key.txt --estimate
+  python utils/preflight.py --command baselines.py --rag --model_addr Qwen/Qwen2.5-7B-Instruct \\
+      --inputs_addr test_ranked.json --output_addr rag.json
 
 What the data have to hold hangs on what reads them: a judge (--evaluator_llm), the --step that is named, every step of
 --estimate. Where nothing says it, all that a step would refuse is a failure, and what the data lack is told.
@@ -23,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from utils import cli
 from utils.benchmarks import metric_names, task_of
 from utils.benchmarks.task import Record, Task
+from utils.checks.commands import preflights_of
 from utils.checks.estimate import add_estimate_arguments, describe_estimate
 from utils.checks.models import check_models
 from utils.checks.report import Report
@@ -90,11 +93,25 @@ def build_parser() -> cli.FlagParser:
         "give --model_addr or --evaluator_llm",
     )
     add_estimate_arguments(parser)
+    parser.add_argument(
+        "--command",
+        nargs=argparse.PARSER,
+        metavar="WORD",
+        help="after all other flags: a script with its flags, which say all of the above (default: the flags do)",
+    )
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    lines = [words]
+    if "--command" in words:
+        place = words.index("--command")
+        lines = [[*words[:place], *flags] for flags in preflights_of(words[place + 1 :])]
+    return max([check(build_parser().parse_args(line)) for line in lines])
+
+
+def check(args: argparse.Namespace) -> int:
     check_flags(args)
     args.why_offline = go_offline()
     report = Report()

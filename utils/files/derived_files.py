@@ -6,8 +6,10 @@ manifest beside a file tells one from the other: it names the script, and has th
 """
 
 import argparse
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from utils.cli import UserError
 from utils.files.manifest import (
@@ -57,5 +59,18 @@ def is_own(path: Path, script: str) -> bool:
 
 
 def publish_derived(contents: dict[Path, bytes], script: str, args: argparse.Namespace) -> None:
-    """Put derived files in place, each with its manifest: all of them or none."""
-    publish_all(contents, describe_run(vars(args), {"script": script}, None))
+    """Put derived files in place, each with its manifest: all of them or none.
+
+    In the manifest is the hash of every file that a flag names: what the derived ones were made from.
+    """
+    inputs = {word: file_hash(word) for word in _words(list(vars(args).values())) if os.path.isfile(word)}
+    inputs = {path: digest for path, digest in inputs.items() if Path(path) not in contents}
+    publish_all(contents, describe_run(vars(args), {"script": script, "inputs": inputs}, None))
+
+
+def _words(values: list[Any]) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, list):
+            yield from _words(value)
+        elif isinstance(value, str):
+            yield value
