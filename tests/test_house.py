@@ -104,7 +104,6 @@ def test_there_is_no_circle():
 # Facts of LaMP-QA that stand in other files still.
 FACTS_OPEN = {
     "evaluate_responses",
-    "utils.evaluate_plans",
 }
 
 

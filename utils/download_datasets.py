@@ -19,6 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
+from utils.benchmarks.lampqa import paper_files
 from utils.cli import UserError
 from utils.cli.progress import announce_file
 from utils.files.lock import Lock
@@ -28,10 +29,9 @@ from utils.models.hub import check_cache_dir
 from utils.models.hub_datasets import Source, UnreachableError, cached_blob, fetch, files_of, find_source
 from utils.records.datasets import read_dataset
 from utils.records.stream import stream_places
-from utils.tables.paper_results import read_paper_files
 
 # Questions by category and split, in the paper's Table 1.
-QUESTIONS = {tuple(stem.rsplit("_", 1)): printed["questions"] for stem, printed in read_paper_files().items()}
+QUESTIONS = {tuple(stem.rsplit("_", 1)): printed["questions"] for stem, printed in paper_files().items()}
 
 
 def build_parser() -> argparse.ArgumentParser:

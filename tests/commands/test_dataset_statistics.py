@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES
+from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, paper_files
 from utils.cli import UserError
 from utils.dataset_statistics import main, mean_and_deviation
 from utils.download_datasets import QUESTIONS
 from utils.records.datasets import read_dataset
+from utils.records.stream import DatasetFile
 from utils.tables.dataset_counts import (
     Column,
     Counts,
@@ -26,13 +27,12 @@ from utils.tables.dataset_counts import (
     count_file,
     questions_by_panel,
     read_columns,
-    stream_records,
 )
 from utils.tables.drawing import drawable, render_figure
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests" / "data" / "mini_lampqa"
-PAPER = json.loads((ROOT / "utils/tables/paper_table1.json").read_text(encoding="utf-8"))["files"]
+PAPER = paper_files()
 METHOD = (
     "Mean ± population standard deviation over a file's questions; a word is what white space separates. "
     "The paper says neither which deviation it prints nor what its lengths are counted in."
@@ -142,7 +142,7 @@ def test_the_sample(capsys):
 def test_the_papers_files_are_the_downloaded_ones():
     printed = {tuple(stem.rsplit("_", 1)): entry["questions"] for stem, entry in PAPER.items()}
     assert printed == QUESTIONS
-    assert list(dict.fromkeys(entry["category"] for entry in PAPER.values())) == list(CATEGORIES)
+    assert list(dict.fromkeys(entry["group"] for entry in PAPER.values())) == list(CATEGORIES)
     assert all(stem.endswith(f"_{entry['split']}") for stem, entry in PAPER.items())
 
 
@@ -333,10 +333,10 @@ ODD = [
 def test_a_stream_gives_what_is_in_the_file(tmp_path, indent, ascii_only, encoding, around):
     path = tmp_path / "data.json"
     path.write_text(around + json.dumps(ODD, indent=indent, ensure_ascii=ascii_only) + around, encoding=encoding)
-    assert list(stream_records(path)) == ODD == read_dataset(path)
+    assert list(DatasetFile(path).scan()) == ODD == read_dataset(path)
     path = tmp_path / "data.jsonl"
     path.write_bytes("\r\n\n".join(json.dumps(r, ensure_ascii=ascii_only) for r in ODD).encode(encoding))
-    assert list(stream_records(path)) == ODD == read_dataset(path)
+    assert list(DatasetFile(path).scan()) == ODD == read_dataset(path)
 
 
 GOOD = json.dumps(TWO)

@@ -40,7 +40,7 @@ def test_an_empty_study_is_the_papers_table_2_for_one_model(tmp_path):
 
 
 def test_the_categories_are_the_datasets():
-    files = json.loads((ROOT / "utils/tables/paper_table1.json").read_text())["files"]
+    files = json.loads((ROOT / "utils/benchmarks/lampqa_table1.json").read_text())["files"]
     assert set(files) == {f"{category}_{split}" for category in CATEGORIES for split in ("train", "validation", "test")}
 
 

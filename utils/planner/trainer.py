@@ -27,7 +27,7 @@ from trl import SFTConfig, SFTTrainer
 from utils.cli.progress import announce
 from utils.files.writing import naming
 from utils.generation.chat import LocalChat
-from utils.parsing.model_output import Parsed
+from utils.parsing import Parsed
 from utils.parsing.plans import NO_LOSS, coverage, plan_parser, share_words
 from utils.planner import base_model
 from utils.planner.checkpoints import Run

@@ -28,6 +28,7 @@ class Table:
         num_names: the first columns, as many, are names, aligned left; the others are numbers.
         short: by a name what stands for it on a page, which is narrower than a screen; a note tells it.
         beside: what each of the figures is that cells have beside them.
+        above: what stands above each column's name; side by side it may be the same.
     """
 
     columns: Sequence[str]
@@ -36,6 +37,7 @@ class Table:
     num_names: int = 1
     short: Mapping[str, str] = field(default_factory=dict)
     beside: Sequence[str] = ()
+    above: Sequence[str] = ()
 
 
 def to_markdown(tables: Sequence[Table]) -> str:
@@ -44,7 +46,9 @@ def to_markdown(tables: Sequence[Table]) -> str:
 
 
 def _markdown_table(table: Table) -> str:
-    lines = [markdown_line(table.columns)]
+    above = table.above or [""] * len(table.columns)
+    heads = [", ".join(filter(None, names)) for names in zip(above, table.columns, strict=True)]
+    lines = [markdown_line(heads)]
     lines.append("|" + ":---|" * table.num_names + "---:|" * (len(table.columns) - table.num_names))
     lines += [markdown_line(map(_markdown_cell, row)) for row in table.rows]
     if table.notes:
@@ -72,6 +76,10 @@ def _latex_table(table: Table) -> str:
     shared = table.num_names - 1
     heads = table.columns[shared:]
     lines = [latex_line(latex_text(table.short.get(head, head)) for head in heads), r"\midrule"]
+    if any(table.above):
+        widths = [(name, len(list(same))) for name, same in groupby(table.above[table.num_names :])]
+        spans = [rf"\multicolumn{{{width}}}{{c}}{{{latex_text(name)}}}" for name, width in widths]
+        lines.insert(0, f"& {' & '.join(spans)} \\\\")
     for names, rows in groupby(table.rows, key=lambda row: row[:shared]):
         above = "; ".join(f"{column}: {name.text}" for column, name in zip(table.columns, names, strict=False))
         for line in textwrap.wrap(above, LONGEST_LINE):

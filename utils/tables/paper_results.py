@@ -1,22 +1,15 @@
-"""The numbers that the paper prints in its Table 1 (paper_table1.json) and its Tables 2 and 3 (paper_results.json)."""
+"""The numbers that the paper prints in its Tables 2 and 3 (paper_results.json)."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from utils.cli import UserError
 from utils.files.json_files import read_json
 
-PAPER_TABLE1 = Path(__file__).with_name("paper_table1.json")
 PAPER_RESULTS = Path(__file__).with_name("paper_results.json")
 
 Place = tuple[str, str]  # method and column
-
-
-def read_paper_files() -> dict[str, dict[str, Any]]:
-    """What Table 1 says of each of the dataset's nine files, by its name without .json."""
-    return read_json(PAPER_TABLE1)["files"]
 
 
 @dataclass(frozen=True)
