@@ -9,7 +9,7 @@ from utils.cli import UserError
 from utils.files.journal import Journal
 from utils.generation.chat import APIChat
 from utils.generation.driver import Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
-from utils.generation.engines import Completion, RefusedError, Sampling, UnavailableError
+from utils.generation.requests import Completion, RefusedError, Sampling, UnavailableError
 from utils.parsing.model_output import ANSWER_SCHEMA, Parsed
 
 

@@ -27,7 +27,7 @@ from utils import cli
 from utils.cli import UserError
 from utils.generation import engines
 from utils.generation.driver import Policy
-from utils.generation.engines import Completion
+from utils.generation.requests import Completion
 from utils.parsing.model_output import ANSWER_SCHEMA, PLAN_PATTERN
 
 ROOT = Path(__file__).resolve().parents[2]

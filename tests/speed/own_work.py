@@ -33,7 +33,7 @@ import evaluate_responses
 from prompts import Messages
 from utils.cli import make_parser, positive_int, run_script
 from utils.generation.chat import LocalChat
-from utils.generation.engines import Completion
+from utils.generation.requests import Completion
 from utils.scoring.verdicts import CATEGORIES
 from utils.tables.significance import Pairing, compare_systems
 

@@ -25,7 +25,7 @@ import openai
 
 from utils.cli import UserError
 from utils.generation.chat import Rendered
-from utils.generation.engines import FORMATS, Completion, RefusedError, Sampling, UnavailableError
+from utils.generation.requests import FORMATS, Completion, RefusedError, Sampling, UnavailableError
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -19,7 +19,7 @@ from utils.cli import UserError, exit_on_signal
 from utils.cli.progress import Progress
 from utils.files.journal import Journal, Key
 from utils.generation.chat import APIChat, Fitted, LocalChat, Rendered
-from utils.generation.engines import FORMATS, Completion, Engine, RefusedError, Sampling, UnavailableError
+from utils.generation.requests import FORMATS, Completion, Engine, RefusedError, Sampling, UnavailableError
 from utils.parsing.model_output import Parsed
 
 Parser = Callable[[str, bool], Parsed]
