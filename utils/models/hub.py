@@ -40,10 +40,7 @@ def suggesting_openai() -> Iterator[None]:
 
 
 def check_model(
-    name: str,
-    cache_dir: str | None = None,
-    safetensors_only: bool = False,
-    why_offline: str = "HF_HUB_OFFLINE is set",
+    name: str, cache_dir: str | None = None, safetensors_only: bool = False, why_offline: str = "HF_HUB_OFFLINE is set"
 ) -> None:
     """Make sure that a model can be loaded, before anything expensive starts.
 
