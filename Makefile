@@ -61,11 +61,14 @@ models: setup ## make the demo's two small models in demo/models
 demo: setup models ## run the whole pipeline on the sample data
 	@PYTHON=.venv/bin/python sh utils/demo.sh
 
+# All cores; the tests of a language model one at a time beside the others (tests/conftest.py).
+PYTEST := .venv/bin/python -m pytest -q --durations=10 -n auto --dist loadgroup --no-loadscope-reorder
+
 test: setup models ## run all tests
-	@.venv/bin/python -m pytest -q --durations=10
+	@$(PYTEST)
 
 test-fast: setup ## run the quick tests: no language model, no hundreds of kills
-	@.venv/bin/python -m pytest -q --durations=10 -m "not engine and not slow"
+	@$(PYTEST) -m "not engine and not slow"
 
 bench: models ## compare the speed with plain ways and with the machine's limits; figures go to demo/benchmarks
 	@.venv/bin/python tests/speed/ranking.py --json_addr demo/benchmarks/ranking.json

@@ -14,24 +14,15 @@ where a run stopped.
 import argparse
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
 
 from prompts import Prompt, load_prompt
 from utils import cli
-from utils.benchmarks.records import STEP_NEEDS, read_dataset, select_questions
-from utils.benchmarks.responses import collect_responses, count_responses
-from utils.files.journal import Journal, Key, check_journal, open_journal, overwrite_run
-from utils.files.manifest import file_hash, warn_unless_ranked
-from utils.generation.chat import (
-    PAPER_LENGTH,
-    APIChat,
-    Fitted,
-    LocalChat,
-    choose_length,
-    fit_posts,
-    fit_profile,
-    open_chat,
-)
+from utils.benchmarks import task_of
+from utils.benchmarks.task import Record, Task
+from utils.files.journal import Journal, Key
+from utils.files.manifest import run_fingerprint, warn_unless_ranked
+from utils.files.outputs import OutputFile, open_outputs
+from utils.generation.chat import PAPER_LENGTH, APIChat, LocalChat, choose_length, fit_profile, open_chat
 from utils.generation.driver import (
     Policy,
     Request,
@@ -40,10 +31,10 @@ from utils.generation.driver import (
     describe_requests,
     fitted_request,
     generate,
-    left_to_ask,
 )
 from utils.generation.engines import batch_invariance, confirm_model, identify_model, open_engine
-from utils.parsing.model_output import ANSWER_SCHEMA, parse_answer
+from utils.records.datasets import STEP_NEEDS, read_dataset, select_questions
+from utils.records.responses import collect_responses, count_responses
 
 
 def build_parser() -> cli.FlagParser:
@@ -69,81 +60,77 @@ def build_parser() -> cli.FlagParser:
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     cli.prepare_run(args, [args.output_addr], [args.inputs_addr])
-    prompt = load_prompt("rag" if args.rag else "no_personalization", args.prompts_dir)
-    records = read_dataset(args.inputs_addr, needs=STEP_NEEDS["rag" if args.rag else "none"])
+    method = "rag" if args.rag else "none"
+    records = read_dataset(args.inputs_addr, needs=STEP_NEEDS[method])
+    task = task_of(args.inputs_addr, records)
+    prompt = load_prompt(task.prompts[method], args.prompts_dir)
     if args.rag:
         warn_unless_ranked(args.inputs_addr)
     questions = select_questions(records, args.limit, args.num_shards, args.shard_index)
+    keys = [(question["id"], i) for question in questions for i in range(args.num_generated_outputs)]
     model = identify_model(args, args.model_addr)
-    policy = Policy.from_arguments(args, ANSWER_SCHEMA)
+    policy = Policy.from_arguments(args, task.output.schema)
     chat = open_chat(args, args.model_addr)
     args.max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, PAPER_LENGTH)
-    keys = [(question["id"], i) for question in questions for i in range(args.num_generated_outputs)]
-    fingerprint = {
-        "script": "baselines.py",
-        "model": model,
-        "inputs": file_hash(args.inputs_addr),
-        "prompt": {prompt.name: prompt.digest},
-        "num_contexts": args.num_contexts if args.rag else None,
-        "max_model_len": args.max_model_len,
-        "dtype": args.dtype,
-        **policy.fingerprint(),
-    }
+    num_contexts = args.num_contexts if args.rag else None
+    fingerprint = run_fingerprint(
+        "baselines.py", args, [prompt], policy.fingerprint(), model=model, num_contexts=num_contexts
+    )
+    output = OutputFile(
+        args.output_addr,
+        fingerprint,
+        keys,
+        lambda answers: collect_responses(records, answers),
+        args.overwrite,
+        args.retry_failed,
+    )
     if args.dry_run:
-        check_journal(args.output_addr, fingerprint, args.overwrite, keys, args.retry_failed)
-        print(describe_requests(build_requests(questions, keys, args, prompt, chat, None), chat, policy))
+        output.check()
+        print(describe_requests(build_requests(task, questions, keys, args, prompt, chat, None), chat, policy))
         return 0
 
-    run = overwrite_run(args.overwrite, [args.output_addr])
-    journal = open_journal(args.output_addr, fingerprint, bool(args.overwrite), keys, run, args.retry_failed)
-    left = left_to_ask(journal, keys, args.retry_failed) if journal else []
-    if journal is None or (not left and journal.holds(keys, lambda: collect_responses(records, journal.entries))):
-        print(f"{args.output_addr}: already finished, left alone")
+    open_outputs(output)
+    if output.is_finished():
         return 0
-    device = None
+    device, left = None, output.left()
     if left:
-        confirm_model(args, args.model_addr, [journal])
-        left = left_to_ask(journal, keys, args.retry_failed)  # all of them, where it was another model
-        requests = build_requests(questions, left, args, prompt, chat, journal)
-        stage = Stage(args.model_addr, requests, policy, parse_answer, "answers", len(keys), len(keys) - len(left))
+        confirm_model(args, args.model_addr, [output.journal])
+        left = output.left()  # all of them, where it was another model
+        requests = build_requests(task, questions, left, args, prompt, chat, output.journal)
+        stage = Stage(args.model_addr, requests, policy, task.output.parse, "answers", len(keys), len(keys) - len(left))
         device = generate(lambda: open_engine(args, args.model_addr, args.max_model_len), stage)
-    responses = collect_responses(records, journal.entries)
-    counts = count_responses(responses)
+    counts = count_responses(output.content())
     figures = {
         "batch_invariant": batch_invariance(device, args.openai),
         "counts": counts,
-        "missing": len(journal.missing(keys)),
-        **describe_records(journal.entries.values()),
+        **describe_records(output.pieces.values()),
         "token_counter": chat.counter,
     }
-    journal.publish(responses, vars(args), device, **figures)
+    output.publish(vars(args), device, **figures)
     print(f"{args.output_addr}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
-    return cli.report_missing(len(set(left) - journal.added), "answer")  # a server failed to give them
+    return cli.report_missing(output.num_missing(left), "answer")
 
 
 def build_requests(
-    questions: list[dict[str, Any]],
+    task: Task,
+    questions: list[Record],
     keys: list[Key],
     args: argparse.Namespace,
     prompt: Prompt,
     chat: LocalChat | APIChat,
     journal: Journal | None,
 ) -> Iterator[Request]:
-    """A request for each of `keys`, made when it is asked for; the answers to one question share their prompt."""
+    """A request for each of `keys`, made when it is asked for; the answers to one question share their prompt.
+
+    The prompts are those of paper figures 13 and 14: what only the scorer may see is never part of them.
+    """
     by_id = {question["id"]: question for question in questions}
-    for question_id, its_keys in groupby(keys, key=lambda key: key[0]):
-        fitted = fit_question(by_id[question_id], args, prompt, chat)
-        yield from (fitted_request(key, fitted, journal) for key in its_keys)
-
-
-def fit_question(
-    question: dict[str, Any], args: argparse.Namespace, prompt: Prompt, chat: LocalChat | APIChat
-) -> Fitted | None:
-    """The prompt of one question (paper figures 13 and 14); narrative and aspects are never part of it."""
     budget = args.max_model_len - args.max_tokens
-    if not args.rag:
-        return fit_posts(lambda posts: prompt.messages(question=question["question"]), [], chat, budget)
-    return fit_profile(prompt, question, args.num_contexts, chat, budget)
+    for question_id, its_keys in groupby(keys, key=lambda key: key[0]):
+        question = by_id[question_id]
+        items = task.best_items(question, args.num_contexts) if args.rag else []
+        fitted = fit_profile(prompt, items, chat, budget, **task.values(question))
+        yield from (fitted_request(key, fitted, journal) for key in its_keys)
 
 
 if __name__ == "__main__":

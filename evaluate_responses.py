@@ -17,16 +17,28 @@ systems compared on each question, in both orders (two response files, one score
 """
 
 import argparse
-import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from prompts import Messages, Prompt, load_prompt
 from utils import cli
-from utils.benchmarks.judged import (
+from utils.benchmarks import metric_names, task_of
+from utils.benchmarks.task import Judge, Metric, Record, Task
+from utils.cli import UserError
+from utils.cli.progress import announce
+from utils.files.journal import Key
+from utils.files.json_files import read_json
+from utils.files.manifest import file_hash, run_fingerprint
+from utils.files.outputs import OutputFile, open_outputs
+from utils.generation.chat import VERDICT_TOKENS, APIChat, LocalChat, choose_judge_length, open_chat, render_all
+from utils.generation.driver import Policy, Request, Stage, describe_records, describe_requests, generate
+from utils.generation.engines import batch_invariance, confirm_model, identify_model, open_engine
+from utils.records.datasets import read_dataset, select_questions
+from utils.records.judged import (
     MADE_FROM,
     System,
     answers_to,
@@ -37,57 +49,21 @@ from utils.benchmarks.judged import (
     take_over,
     what_verdicts_belong_to,
 )
-from utils.benchmarks.records import read_dataset, select_questions
-from utils.benchmarks.responses import match_responses, read_responses, refuse_gaps
-from utils.benchmarks.score_files import check_counts_unanswered
-from utils.cli import UserError
-from utils.cli.progress import announce
-from utils.files.journal import Key, check_journal, open_journal, overwrite_run
-from utils.files.json_files import read_json
-from utils.files.manifest import file_hash
-from utils.generation.chat import APIChat, LocalChat, choose_length, open_chat
-from utils.generation.driver import (
-    Parser,
-    Policy,
-    Request,
-    Stage,
-    describe_records,
-    describe_requests,
-    generate,
-    left_to_ask,
-)
-from utils.generation.engines import batch_invariance, confirm_model, identify_model, open_engine
-from utils.parsing.model_output import (
-    LEVEL_SCHEMA,
-    PREFERENCE_SCHEMA,
-    VERDICT_SCHEMA,
-    parse_level,
-    parse_preference,
-    parse_verdict,
-)
-from utils.scoring.verdicts import CATEGORIES, SCORINGS, category_means, is_known, macro_average, no_answer, score_file
-from utils.tables.formats import counted
-from utils.tables.wordings import origin_of
+from utils.records.responses import match_responses, origin_of, read_responses, refuse_gaps
+from utils.records.scores import check_counts_unanswered, score_file
+from utils.scoring.verdicts import no_answer
+from utils.tables.summary import describe_scores
 
-LENGTH_STEP = 64  # the model length is rounded up to a multiple of this
-RENDERED_AT_ONCE = 500  # responses whose prompts are held as text
 MANY_PROMPTS = 5000  # take seconds to render
 
 
 @dataclass(frozen=True)
-class Strategy:
-    """What a judge is asked, and how its output is read; `utils.scoring.SCORINGS` says what it adds up to.
+class Judging:
+    """A judge as this run asks it."""
 
-    Attributes:
-        needs: fields of the dataset.
-        messages: from the prompt, the record, its responses, and the number of the verdict in its key.
-    """
-
-    prompt: str
-    needs: list[str]
-    messages: Callable[[Prompt, dict[str, Any], list[str], int], Messages]
-    schema: dict[str, Any]
-    parse: Parser
+    judge: Judge
+    prompt: Prompt
+    policy: Policy
 
 
 def build_parser() -> cli.FlagParser:
@@ -95,18 +71,23 @@ def build_parser() -> cli.FlagParser:
     parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="dataset with narratives and aspects")
     parser.add_argument(
         "--strategy",
-        choices=list(STRATEGIES),
-        default="aspect",
-        help="verdicts on aspects, a level for the whole response, or two systems compared (%(default)s)",
+        choices=metric_names(),
+        help="verdicts on aspects, a level for the whole response, or two systems compared "
+        "(default: the benchmark's first, aspect for LaMP-QA)",
     )
     parser.add_argument("--response_addr", required=True, nargs="+", metavar="FILE", help="responses, a file a system")
     parser.add_argument(
         "--score_addr", required=True, nargs="+", metavar="FILE", help="where the scores go, as many; one for pairwise"
     )
     parser.add_argument("--allow_partial", action="store_true", help="score only the questions that have a response")
-    cli.add_engine_arguments(parser, "--evaluator_llm", "judge: hub name, model folder, or API model")
+    cli.add_engine_arguments(
+        parser,
+        "--evaluator_llm",
+        "judge: hub name, model folder, or API model (needed unless scores are computed)",
+        False,
+    )
     cli.add_sampling_arguments(
-        parser, temperature_default=0.0, max_tokens=512, max_model_len="what the longest prompt needs"
+        parser, temperature_default=0.0, max_tokens=VERDICT_TOKENS, max_model_len="what the longest prompt needs"
     )
     cli.add_run_arguments(parser)
     return parser
@@ -115,51 +96,65 @@ def build_parser() -> cli.FlagParser:
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     cli.prepare_run(args, args.score_addr, [args.inputs_addr, *args.response_addr])
-    check_pairs(args.strategy, args.response_addr, args.score_addr)
-    strategy = STRATEGIES[args.strategy]
-    prompt = load_prompt(strategy.prompt, args.prompts_dir)
-    records = read_dataset(args.inputs_addr, needs=strategy.needs)
-    policy = Policy.from_arguments(args, strategy.schema)
-    systems = read_systems(args, records, prompt, policy)
+    records = read_dataset(args.inputs_addr, needs=[args.strategy or "score"])
+    task = task_of(args.inputs_addr, records)
+    metric = choose_metric(args, task)
+    check_pairs(args, metric)
+    judging = None if metric.judge is None else describe_judging(args, metric.judge)
+    systems = read_systems(args, task, records, judging)
     if args.dry_run:
         for system in systems:
-            check_scores(system, args)
+            refuse_other_responses(system)
+            system.output.check()
     else:
-        run = overwrite_run(args.overwrite, args.score_addr)
-        systems = [system for system in systems if open_scores(system, records, args, run)]
-        confirm_model(args, args.evaluator_llm, [system.journal for system in systems if system.pending])
+        systems = open_systems(systems)
+        if judging:
+            confirm_model(args, args.evaluator_llm, [system.journal for system in systems if system.pending])
         for system in systems:  # all verdicts, where it was another judge
-            system.pending |= keys_of(system.questions, args.strategy) - system.journal.entries.keys()
+            system.pending |= set(system.output.keys) - system.journal.entries.keys()
     if not systems:
         return 0
 
-    device = None
     for system in systems:
         pass_over_unanswered(system, args.dry_run)
     if not args.dry_run and args.overwrite != "all":
         take_over(systems)
-    chat = open_chat(args, args.evaluator_llm)
-    requests, max_model_len = fit_context(build_requests(systems, records, prompt, chat), args, chat)
     if args.dry_run:
-        print(describe_requests(requests, chat, policy))
+        if judging:
+            ask_judge(args, systems, records, metric, judging)
         return 0
-    if requests:
-        done = sum(len(system.journal.entries.keys() - system.pending) for system in systems)
-        total = done + len(requests)
-        stage = Stage(args.evaluator_llm, requests, policy, strategy.parse, "verdicts", total, done)
-        device = generate(lambda: open_engine(args, args.evaluator_llm, max_model_len), stage)
-    missing = 0
+    asked = [(system, set(system.pending)) for system in systems]
+    device = None
+    if judging:
+        device = ask_judge(args, systems, records, metric, judging)
+    else:
+        compute_verdicts(systems, records, metric)
     for system in systems:
-        missing += publish_scores(system, records, args, device)
-    return cli.report_missing(missing, "verdict")
+        publish_scores(system, task, args, device)
+    return cli.report_missing(sum(system.output.num_missing(keys) for system, keys in asked), "verdict")
 
 
-def check_pairs(strategy: str, response_addrs: list[str], score_addrs: list[str]) -> None:
-    if strategy == "pairwise":
-        if (len(response_addrs), len(score_addrs)) != (2, 1):
+def choose_metric(args: argparse.Namespace, task: Task) -> Metric:
+    """The metric that is asked for, else the benchmark's first; UserError where flags don't go with it."""
+    args.strategy = args.strategy or next(iter(task.metrics))
+    if args.strategy not in task.metrics:
+        raise UserError(f"--strategy {args.strategy}: {task.name} has {', '.join(task.metrics)}")
+    metric = task.metrics[args.strategy]
+    if metric.judge is None and args.evaluator_llm:
+        raise UserError(f"--evaluator_llm: {task.name}'s {args.strategy} is computed, no judge is asked; leave it out")
+    if metric.judge is not None and not args.evaluator_llm:
+        raise UserError(f"--evaluator_llm: {task.name}'s {args.strategy} needs a judge; name a model")
+    return metric
+
+
+def check_pairs(args: argparse.Namespace, metric: Metric) -> None:
+    """Raise UserError unless there are as many files as the metric takes."""
+    response_addrs, score_addrs = args.response_addr, args.score_addr
+    if metric.num_systems > 1:
+        if (len(response_addrs), len(score_addrs)) != (metric.num_systems, 1):
             raise UserError(
                 f"{len(response_addrs)} --response_addr, {len(score_addrs)} --score_addr: "
-                "--strategy pairwise takes two and one"
+                f"--strategy {args.strategy} takes two and one"
             )
         return
     if len(response_addrs) != len(score_addrs):
@@ -168,23 +163,19 @@ def check_pairs(strategy: str, response_addrs: list[str], score_addrs: list[str]
         raise UserError("--score_addr: the same file twice; every system needs its own")
 
 
-def read_systems(
-    args: argparse.Namespace, records: list[dict[str, Any]], prompt: Prompt, policy: Policy
-) -> list[System]:
+def describe_judging(args: argparse.Namespace, judge: Judge) -> Judging:
+    policy = Policy.from_arguments(args, judge.output.schema)
+    return Judging(judge, load_prompt(judge.prompt, args.prompts_dir), policy)
+
+
+def read_systems(args: argparse.Namespace, task: Task, records: list[Record], judging: Judging | None) -> list[System]:
+    """What is to be judged, with the responses read and held against the dataset."""
+    metric = task.metrics[args.strategy]
     selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
     ids = [record["id"] for record in records]
-    shared = {
-        "script": "evaluate_responses.py",
-        "strategy": args.strategy,
-        "judge": identify_model(args, args.evaluator_llm),
-        "inputs": file_hash(args.inputs_addr),
-        "prompt": {prompt.name: prompt.digest},
-        "max_model_len": args.max_model_len,
-        "dtype": args.dtype,
-        **policy.fingerprint(),
-    }
-    pairwise = args.strategy == "pairwise"
-    response_addrs = [args.response_addr] if pairwise else [[address] for address in args.response_addr]
+    shared = score_fingerprint(args, judging)
+    compares = metric.num_systems > 1
+    response_addrs = [args.response_addr] if compares else [[address] for address in args.response_addr]
     systems = []
     for addresses, score_addr in zip(response_addrs, args.score_addr, strict=True):
         responses, questions = [], selected
@@ -196,138 +187,121 @@ def read_systems(
             if any(len(outputs) > 1 for outputs in responses[-1].values()):
                 print(f"note: {address}: only the first response to each question is judged", file=sys.stderr)
         hashes = [file_hash(address) for address in addresses]
-        fingerprint = {**shared, "responses": hashes if pairwise else hashes[0]}
-        pending = keys_of(questions, args.strategy)
-        belongs = what_verdicts_belong_to(records, responses, args.strategy)
-        systems.append(
-            System(score_addr, args.strategy, addresses, responses, questions, fingerprint, pending, belongs)
-        )
+        fingerprint = {**shared, "responses": hashes if compares else hashes[0]}
+        keys = [key for question in questions for key in metric.keys(question)]
+        asked = {question["id"] for question in questions}
+        collect = partial(score_file, task, args.strategy, records, asked)
+        output = OutputFile(score_addr, fingerprint, keys, collect, args.overwrite, args.retry_failed, MADE_FROM)
+        belongs = what_verdicts_belong_to(records, responses, metric)
+        systems.append(System(addresses, responses, questions, metric, belongs, output, set(keys)))
     return systems
 
 
-def keys_of(questions: list[dict[str, Any]], strategy: str) -> set[Key]:
-    """Of all verdicts on these questions."""
-    return {key for question in questions for key in SCORINGS[strategy].keys(question)}
-
-
-def check_scores(system: System, args: argparse.Namespace) -> None:
-    """Raise UserError where `open_scores` would."""
-    if not args.overwrite:
-        refuse_other_responses(system)
-    check_journal(system.score_addr, system.fingerprint, args.overwrite, system.pending, args.retry_failed, MADE_FROM)
-
-
-def open_scores(system: System, records: list[dict[str, Any]], args: argparse.Namespace, run: str | None) -> bool:
-    """Open a system's journal and see what is missing; False, and said, where its score file is finished."""
-    keys = system.pending
-    if not args.overwrite:
-        refuse_other_responses(system)
-    system.journal = open_journal(
-        system.score_addr, system.fingerprint, bool(args.overwrite), keys, run, args.retry_failed, MADE_FROM
+def score_fingerprint(args: argparse.Namespace, judging: Judging | None) -> dict[str, Any]:
+    """What decides the verdicts, besides the responses."""
+    if judging is None:
+        return {"script": "evaluate_responses.py", "strategy": args.strategy, "inputs": file_hash(args.inputs_addr)}
+    return run_fingerprint(
+        "evaluate_responses.py",
+        args,
+        [judging.prompt],
+        judging.policy.fingerprint(),
+        strategy=args.strategy,
+        judge=identify_model(args, args.evaluator_llm),
     )
-    if system.journal is not None:
-        drop_others(system)
-        system.pending = set(left_to_ask(system.journal, keys, args.retry_failed))
-        if system.pending or not system.journal.holds(keys, lambda: make_scores(system, records)):
-            return True
-    else:
-        check_counts_unanswered(system.score_addr, read_json(system.score_addr))
-    print(f"{system.score_addr}: already finished, left alone")
-    return False
+
+
+def open_systems(systems: list[System]) -> list[System]:
+    """Open the score files and see what is missing; those that are finished are said, and left out."""
+    for system in systems:
+        refuse_other_responses(system)
+    open_outputs(*(system.output for system in systems))
+    unfinished = []
+    for system in systems:
+        if system.journal is None:
+            check_counts_unanswered(system.score_addr, read_json(system.score_addr))
+        else:
+            drop_others(system)
+        if not system.output.is_finished():
+            system.pending = set(system.output.left())
+            unfinished.append(system)
+    return unfinished
 
 
 def pass_over_unanswered(system: System, dry_run: bool) -> None:
     """Where an answer is missing the judge is not asked: what stands in its verdicts' place is known."""
     for question in system.questions:
         answered = are_answered(answers_to(system.responses, question["id"]))
-        for key in [] if all(answered) else system.pending.intersection(SCORINGS[system.strategy].keys(question)):
+        for key in [] if all(answered) else system.pending.intersection(system.metric.keys(question)):
             system.pending.remove(key)
             if not dry_run:
                 system.journal.add(key, no_answer(answered))
 
 
+def compute_verdicts(systems: list[System], records: list[Record], metric: Metric) -> None:
+    """The verdicts of a metric that asks no judge."""
+    for system in systems:
+        for record in records:
+            for key in sorted(system.pending.intersection(metric.keys(record))):
+                [response] = answers_to(system.responses, record["id"])
+                system.journal.add(key, {"value": metric.compute(record, response), "of": system.belongs[key]})
+
+
+def ask_judge(
+    args: argparse.Namespace, systems: list[System], records: list[Record], metric: Metric, judging: Judging
+) -> str | None:
+    """Ask for the verdicts that are pending, or say what would be asked; returns the device, if one was used."""
+    chat = open_chat(args, args.evaluator_llm)
+    requests, max_model_len = fit_context(build_requests(systems, records, metric, judging, chat), args, chat)
+    if args.dry_run:
+        print(describe_requests(requests, chat, judging.policy))
+    if args.dry_run or not requests:
+        return None
+    done = sum(len(system.journal.entries.keys() - system.pending) for system in systems)
+    parse, total = judging.judge.output.parse, done + len(requests)
+    stage = Stage(args.evaluator_llm, requests, judging.policy, parse, "verdicts", total, done)
+    return generate(lambda: open_engine(args, args.evaluator_llm, max_model_len), stage)
+
+
 def build_requests(
-    systems: list[System], records: list[dict[str, Any]], prompt: Prompt, chat: LocalChat | APIChat
+    systems: list[System], records: list[Record], metric: Metric, judging: Judging, chat: LocalChat | APIChat
 ) -> list[Request]:
     """A request for each verdict that is missing.
 
-    All aspects of a response stand next to each other, and so do all responses to a question: the judge's prompt
+    All verdicts on a response stand next to each other, and so do all responses to a question: the judge's prompt
     puts the aspect last and the response before it, so the engine computes what they share once.
     """
-    strategy_keys = SCORINGS[systems[0].strategy].keys
     responses = [  # of each system to each question, with the verdicts it lacks
         (record, system, keys)
         for record in records
         for system in systems
-        if (keys := sorted(system.pending.intersection(strategy_keys(record))))
+        if (keys := sorted(system.pending.intersection(metric.keys(record))))
     ]
     num_prompts = sum(len(keys) for _, _, keys in responses)
     if num_prompts >= MANY_PROMPTS:
         announce(f"rendering {num_prompts} prompts")
     requests = []
-    for start in range(0, len(responses), RENDERED_AT_ONCE):
-        batch = responses[start : start + RENDERED_AT_ONCE]
-        groups = [list(response_messages(prompt, *response)) for response in batch]
-        for (_, system, keys), rendered in zip(batch, chat.render_groups(groups), strict=True):
-            for key, ids in zip(keys, rendered, strict=True):
-                requests.append(Request(key, ids, system.journal, {"of": system.belongs[key]}))
+    groups = (list(response_messages(judging, *response)) for response in responses)
+    for (_, system, keys), rendered in zip(responses, render_all(chat, groups), strict=True):
+        for key, ids in zip(keys, rendered, strict=True):
+            requests.append(Request(key, ids, system.journal, {"of": system.belongs[key]}))
     return requests
 
 
-def response_messages(prompt: Prompt, record: dict[str, Any], system: System, keys: list[Key]) -> Iterator[Messages]:
+def response_messages(judging: Judging, record: Record, system: System, keys: list[Key]) -> Iterator[Messages]:
     """The prompts for some verdicts on a response."""
     outputs = answers_to(system.responses, record["id"])
-    for key in keys:
-        yield STRATEGIES[system.strategy].messages(prompt, record, outputs, key[1])
-
-
-def aspect_messages(prompt: Prompt, record: dict[str, Any], responses: list[str], number: int) -> Messages:
-    return judge_messages(prompt, record, responses[0], record["rubric_aspects"][number])
-
-
-def judge_messages(prompt: Prompt, record: dict[str, Any], response: str, aspect: dict[str, str]) -> Messages:
-    """The judge's prompt for one aspect (paper figure 12)."""
-    return prompt.messages(
-        question=record["question"],
-        details=record["narrative"],
-        response=response,
-        aspect=aspect["aspect"],
-        reason=aspect["reason"],
-        evidence=aspect["evidence"],
-    )
-
-
-def direct_messages(prompt: Prompt, record: dict[str, Any], responses: list[str], number: int) -> Messages:
-    """The prompt for a whole response (paper figure 10)."""
-    return prompt.messages(question=record["question"], details=record["narrative"], response=responses[0])
-
-
-def pairwise_messages(prompt: Prompt, record: dict[str, Any], responses: list[str], number: int) -> Messages:
-    """The prompt for two responses (paper figure 11): in the order of their files for 0, swapped for 1."""
-    first, second = responses if number == 0 else reversed(responses)
-    return prompt.messages(
-        question=record["question"], details=record["narrative"], response_1=first, response_2=second
-    )
-
-
-STRATEGIES = {
-    "aspect": Strategy("aspect_judge", ["narrative", "rubric_aspects"], aspect_messages, VERDICT_SCHEMA, parse_verdict),
-    "direct": Strategy("direct_judge", ["narrative"], direct_messages, LEVEL_SCHEMA, parse_level),
-    "pairwise": Strategy("pairwise_judge", ["narrative"], pairwise_messages, PREFERENCE_SCHEMA, parse_preference),
-}
+    for _, number in keys:
+        yield judging.judge.messages(judging.prompt, record, outputs, number)
 
 
 def fit_context(
     requests: list[Request], args: argparse.Namespace, chat: LocalChat | APIChat
 ) -> tuple[list[Request], int]:
-    """The requests with over-long prompts taken out, and the model length to load: what the longest prompt needs.
-
-    A judge loaded for its full context leaves little memory for the KV cache of many prompts at a time.
-    """
+    """The requests with over-long prompts taken out, and the model length to load: what the longest prompt needs."""
     lengths = [chat.length(request.prompt) if request.prompt else 0 for request in requests]
     longest = max(lengths, default=0) or 1  # nothing may be left to ask
-    needed = math.ceil((longest + args.max_tokens) / LENGTH_STEP) * LENGTH_STEP
-    max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, needed)
+    max_model_len = choose_judge_length(chat, args.max_model_len, args.max_tokens, longest)
     budget = max_model_len - args.max_tokens
     fitted = [
         request
@@ -340,76 +314,20 @@ def fit_context(
     return fitted, max_model_len
 
 
-def make_scores(system: System, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """The content of the score file."""
-    asked = {question["id"] for question in system.questions}
-    return score_file(records, system.journal.entries, asked, system.strategy)
-
-
-def publish_scores(system: System, records: list[dict[str, Any]], args: argparse.Namespace, device: str | None) -> int:
-    """Write the score file, and say what it holds; returns how many verdicts a server failed to give."""
-    scores = make_scores(system, records)
+def publish_scores(system: System, task: Task, args: argparse.Namespace, device: str | None) -> None:
+    """Write the score file, and say what it holds."""
+    scores, verdicts = system.output.content(), system.output.pieces.values()
     names = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")
     figures = {
         "batch_invariant": batch_invariance(device, args.openai),
         "counts": {name: scores[name] for name in names},
-        "missing": len(system.journal.missing(system.pending)),
-        **describe_records(system.journal.entries.values()),
+        **describe_records(verdicts),
         "judged": system.response_addrs,
-        "taken_over": count_taken_over(system.journal.entries.values()),
+        "taken_over": count_taken_over(verdicts),
         "answers": [origin_of(address) for address in system.response_addrs],
     }
-    system.journal.publish(scores, vars(args), device, **figures)
-    print(describe_scores(system.score_addr, scores, figures["tokens"]))
-    return len(system.pending - system.journal.added)
-
-
-def describe_scores(score_addr: str, scores: dict[str, Any], tokens: dict[str, int | None]) -> str:
-    text = f"{score_addr}: {describe_wins(scores) if 'wins' in scores else describe_mean(scores)}"
-    if "partial" in scores:
-        text += f"; a part: {scores['partial']['questions_judged']} of {scores['partial']['questions_in_dataset']}"
-    if tokens["prompt_tokens"] and tokens["cached_tokens"] is not None:
-        text += f"; {tokens['cached_tokens'] / tokens['prompt_tokens']:.0%} of prompt tokens from the cache"
-    return text
-
-
-def describe_mean(scores: dict[str, Any]) -> str:
-    mean = "none" if scores["score"] is None else f"{scores['score']:.4f}"
-    text = f"score {mean} over {counted(scores['num_scored_questions'], 'question')}{describe_macro(scores)}"
-    if scores["num_unanswered"]:
-        text += f"; {scores['num_unanswered']} of them without an answer, counted 0"
-    if scores["num_unscored"]:
-        unit = "response" if scores.get("strategy") == "direct" else "aspect"
-        text += f"; {counted(scores['num_unscored'], unit)} unscored (as zeros: {scores['score_unscored_as_zero']:.4f})"
-    if scores.get("questions_without_aspects"):
-        text += f"; without aspects, left out: {', '.join(scores['questions_without_aspects'])}"
-    return text
-
-
-def describe_macro(scores: dict[str, Any]) -> str:
-    """The average that a table has, which weighs the categories alike; nothing without a score in each of them."""
-    placed = [question for question in scores["per_question_scores"] if is_known(question["category"])]
-    average = macro_average(category_means(placed))
-    if average is None:
-        return ""
-    unplaced = len(scores["per_question_scores"]) - len(placed)
-    without = f", without {counted(unplaced, 'question')} of no known category" if unplaced else ""
-    return f" (macro: {average:.4f} over {len(CATEGORIES)} categories{without})"
-
-
-def describe_wins(scores: dict[str, Any]) -> str:
-    rate = "none" if scores["position_swap_rate"] is None else f"{scores['position_swap_rate']:.0%}"
-    text = f"the first system wins {scores['wins']}, ties {scores['ties']}, loses {scores['losses']} "
-    text += f"of {counted(scores['num_scored_questions'], 'question')}; position-swap rate {rate}"
-    if any(scores["num_unanswered"]):
-        first, second = scores["num_unanswered"]
-        text += f"; {first} without the first's answer, {second} without the second's: nobody was asked"
-    if scores["num_unscored"]:
-        unscored = scores["num_questions"] - scores["num_scored_questions"]
-        missing = scores["num_unscored"]
-        text += f"; {counted(unscored, 'question')} unscored, for {counted(missing, 'verdict')} "
-        text += "is missing" if missing == 1 else "are missing"
-    return text
+    system.output.publish(vars(args), device, **figures)
+    print(describe_scores(task, system.score_addr, scores, figures["tokens"]))
 
 
 if __name__ == "__main__":

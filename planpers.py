@@ -14,16 +14,18 @@ plans are in <output>.plans.json. The same command again goes on from where a ru
 import argparse
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from prompts import Prompt, choose_lead_in, load_prompt
+from prompts import Prompt, load_prompt
 from utils import cli
-from utils.benchmarks.records import STEP_NEEDS, read_dataset, select_questions
-from utils.benchmarks.responses import collect_responses, count_responses, read_plans
+from utils.benchmarks import task_of
+from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
-from utils.files.journal import Journal, Key, check_journal, open_journal, overwrite_run
-from utils.files.manifest import file_hash, read_folder_manifest, read_manifest, warn_unless_ranked
+from utils.files.journal import Journal, Key
+from utils.files.manifest import file_hash, run_fingerprint, warn_unless_ranked
+from utils.files.outputs import OutputFile, Pieces, open_outputs
 from utils.generation.chat import (
     PAPER_LENGTH,
     APIChat,
@@ -43,7 +45,6 @@ from utils.generation.driver import (
     describe_requests,
     fitted_request,
     generate,
-    left_to_ask,
 )
 from utils.generation.engines import (
     VLLMEngine,
@@ -54,11 +55,8 @@ from utils.generation.engines import (
     open_engine,
 )
 from utils.models.hub import adapter_base, model_fingerprint
-from utils.parsing.model_output import ANSWER_SCHEMA, parse_answer
 from utils.parsing.plans import (
-    given_plan,
-    gold_aspects,
-    gold_text,
+    gold_plan,
     has_plan_now,
     plan_parser,
     plan_pattern,
@@ -66,8 +64,9 @@ from utils.parsing.plans import (
     plans_by_key,
     target_settings,
 )
-
-Record = dict[str, Any]
+from utils.planner.targets import find_lead_in
+from utils.records.datasets import STEP_NEEDS, read_dataset, select_questions
+from utils.records.responses import collect_responses, count_responses, read_plans
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,7 @@ class Model:
     """
 
     addr: str
+    task: Task
     chat: LocalChat | APIChat
     length: int
     policy: Policy
@@ -93,7 +93,9 @@ class Model:
     def fit(self, prompt_name: str, question: Record, **values: str) -> Fitted | None:
         """A prompt with the question's best posts (paper, figures 14 and 15), ready for the model to speak."""
         budget = self.length - self.policy.max_tokens
-        return fit_profile(self.prompts[prompt_name], question, self.num_contexts, self.chat, budget, **values)
+        items = self.task.best_items(question, self.num_contexts)
+        values |= self.task.values(question)
+        return fit_profile(self.prompts[prompt_name], items, self.chat, budget, **values)
 
 
 def build_parser() -> cli.FlagParser:
@@ -138,87 +140,80 @@ def main(argv: list[str] | None = None) -> int:
     plans_output = f"{args.output_addr}.plans.json"
     inputs = [args.inputs_addr, args.plans_addr] if args.plans_addr else [args.inputs_addr]
     cli.prepare_run(args, [args.output_addr, plans_output], inputs)
-    prompts = {name: load_prompt(name, args.prompts_dir) for name in ("planner", "planpers", "rag")}
     records = read_dataset(args.inputs_addr, needs=STEP_NEEDS["planpers_gold" if args.gold_plan else "planpers"])
+    task = plannable_task(args.inputs_addr, records)
+    prompts = {name: load_prompt(task.prompts[name], args.prompts_dir) for name in ("planner", "planpers", "rag")}
     warn_unless_ranked(args.inputs_addr)
     questions = select_questions(records, args.limit, args.num_shards, args.shard_index)
     keys = [(question["id"], i) for question in questions for i in range(args.num_generated_outputs)]
-    lead_in = find_lead_in(args, prompts["planner"])
-    given = given_plans(args, questions, keys, lead_in)
-    planner = describe_planner(args, prompts, lead_in) if args.planner_model else None
-    generator = describe_generator(args, prompts, planner, lead_in)
+    lead_in = find_lead_in(args.planner_target, prompts["planner"], args.planner_model, args.plans_addr)
+    given = given_plans(args, task, questions, keys, lead_in)
+    planner = describe_planner(args, task, prompts, lead_in) if args.planner_model else None
+    generator = describe_generator(args, task, prompts, planner, lead_in)
     retry_plans = args.retry_failed and planner is not None
+    collect = partial(collect_responses, records)
+    answers = OutputFile(args.output_addr, generator.fingerprint, keys, collect, args.overwrite, args.retry_failed)
+    collect_plans = partial(collect_responses, records, field="aspects")
+    plans = OutputFile(
+        plans_output, plan_fingerprint(planner, generator), keys, collect_plans, args.overwrite, retry_plans
+    )
     if args.dry_run:
-        check_journal(args.output_addr, generator.fingerprint, args.overwrite, keys, args.retry_failed)
-        check_journal(plans_output, plan_fingerprint(planner, generator), args.overwrite, keys, retry_plans)
+        answers.check()
+        plans.check()
         print_dry_run(questions, keys, planner, generator, given)
         return 0
 
-    overwrite, run = bool(args.overwrite), overwrite_run(args.overwrite, [args.output_addr, plans_output])
-    answering = open_journal(args.output_addr, generator.fingerprint, overwrite, keys, run, args.retry_failed)
-    planning = open_journal(plans_output, plan_fingerprint(planner, generator), overwrite, keys, run, retry_plans)
-    if planning and not planning.missing(keys) and not planning.holds(keys, lambda: collect_plans(records, planning)):
-        publish_plans(planning, records, args, None)  # a run died before it could, or the file was lost
+    open_outputs(answers, plans)
+    if plans.journal and not plans.journal.missing(keys) and not plans.journal.holds(keys, plans.content):
+        publish_plans(plans, args, None)  # a run died before it could, or the file was lost
     # Without a journal the plans are finished, and their journal was deleted.
-    plans = planning.entries if planning else plans_by_key(read_plans(plans_output), lead_in)
-    to_plan = left_to_ask(planning, keys, retry_plans) if planning else []
-    left = answers_left(answering, keys, plans, args.retry_failed) if answering else []
+    made = plans.pieces if plans.journal else plans_by_key(read_plans(plans_output), lead_in)
+    to_plan, left = plans.left(), answers_left(answers, made)
     is_whole = not left and not (to_plan and retry_plans)
-    if answering is None or (is_whole and answering.holds(keys, lambda: collect_responses(records, answering.entries))):
-        print(f"{args.output_addr}: already finished, left alone")
+    if (answers.journal is None or is_whole) and answers.is_finished():
         return 0
     if left:
-        confirm_model(args, args.model_addr, [answering])
-        left = answers_left(answering, keys, plans, args.retry_failed)  # all of them, where it was another model
+        confirm_model(args, args.model_addr, [answers.journal])
+        left = answers_left(answers, made)  # all of them, where it was another model
     plan_stage, answer_stage = None, None
     if to_plan and planner is None:
         for key in to_plan:
-            planning.add(key, given[key])
-        publish_plans(planning, records, args, None)
+            plans.journal.add(key, given[key])
+        publish_plans(plans, args, None)
     elif to_plan:
-        requests = build_plans(questions, to_plan, planner, planning)
+        requests = build_plans(questions, to_plan, planner, plans.journal)
         plan_stage = make_stage(planner, requests, plan_parser(planner.lead_in), "plans", keys, to_plan)
-        plan_stage = replace(plan_stage, finish=lambda device: publish_plans(planning, records, args, device))
-    if plan_stage and not answering.entries.keys().isdisjoint(to_plan):  # whether these are outdated hangs on it
+        plan_stage = replace(plan_stage, finish=lambda device: publish_plans(plans, args, device))
+    if plan_stage and not answers.pieces.keys().isdisjoint(to_plan):  # whether these are outdated hangs on it
         run_stages(args, planner, generator, plan_stage, None)
-        plan_stage, left = None, answers_left(answering, keys, plans, args.retry_failed)
+        plan_stage, left = None, answers_left(answers, made)
     if left:
-        requests = build_answers(questions, left, generator, plans, answering)
-        answer_stage = make_stage(generator, requests, parse_answer, "answers", keys, left)
+        requests = build_answers(questions, left, generator, made, answers.journal)
+        answer_stage = make_stage(generator, requests, task.output.parse, "answers", keys, left)
     device = run_stages(args, planner, generator, plan_stage, answer_stage)
-    publish_answers(answering, records, args, generator, device, len(answering.missing(keys)))
-    return cli.report_missing(len(set(left) - answering.added), "answer")  # a server failed to give them
+    publish_answers(answers, args, generator, device)
+    return cli.report_missing(answers.num_missing(left), "answer")
 
 
-def answers_left(answering: Journal, keys: list[Key], plans: dict[Key, Record], retry_failed: bool) -> list[Key]:
+def plannable_task(path: str, records: list[Record]) -> Task:
+    """The records' benchmark; UserError where it has no plans."""
+    task = task_of(path, records)
+    if "planpers" not in task.prompts:
+        raise UserError(f"{path}: {task.name} has no plans; answer it with baselines.py")
+    return task
+
+
+def answers_left(answers: OutputFile, plans: Pieces) -> list[Key]:
     """The answers to ask for: also those that were given for want of a plan which is there now."""
-    left = set(left_to_ask(answering, keys, retry_failed))
-    return [key for key in keys if key in left or has_plan_now(answering.entries[key], plans.get(key))]
-
-
-def find_lead_in(args: argparse.Namespace, prompt: Prompt) -> str | None:
-    """What plans begin with: as the planner's checkpoint remembers it, or a run that planned; else by the flag.
-
-    Raises:
-        UserError: the flag says otherwise than what is remembered, or needs a prompt that has a lead-in.
-    """
-    source = args.planner_model or args.plans_addr
-    manifest = None
-    if source is not None:
-        manifest = read_folder_manifest(source) if args.planner_model else read_manifest(source)
-    if manifest is None or manifest["fingerprint"].get("script") not in ("train_planner.py", "planpers.py"):
-        return choose_lead_in(args.planner_target or "paper", prompt)
-    remembered = manifest["fingerprint"].get("planner_target", "paper")
-    if args.planner_target not in (None, remembered):
-        raise UserError(
-            f"--planner_target {args.planner_target}: {source} was made with {remembered}\n  leave the flag out"
-        )
-    return manifest["fingerprint"].get("lead_in")
+    if answers.journal is None:
+        return []
+    left = set(answers.left())
+    return [key for key in answers.keys if key in left or has_plan_now(answers.pieces[key], plans.get(key))]
 
 
 def given_plans(
-    args: argparse.Namespace, questions: list[Record], keys: list[Key], lead_in: str | None
-) -> dict[Key, Record]:
+    args: argparse.Namespace, task: Task, questions: list[Record], keys: list[Key], lead_in: str | None
+) -> Pieces:
     """The plans that need no planner, by key: gold ones, or those of --plans_addr; else none.
 
     Raises:
@@ -226,9 +221,7 @@ def given_plans(
     """
     if args.gold_plan:
         return {
-            (question["id"], i): given_plan(
-                gold_aspects(question), "the rubric has no aspects", lead_in, gold_text(question, lead_in)
-            )
+            (question["id"], i): gold_plan(task.gold_plan(question), lead_in)
             for question in questions
             for i in range(args.num_generated_outputs)
         }
@@ -244,51 +237,49 @@ def given_plans(
     return {key: plans[key] for key in keys}
 
 
-def describe_planner(args: argparse.Namespace, prompts: dict[str, Prompt], lead_in: str | None) -> Model:
+def describe_planner(args: argparse.Namespace, task: Task, prompts: dict[str, Prompt], lead_in: str | None) -> Model:
     """The planner: it runs here even where the generator is behind an API, and samples as the generator does."""
     identity = identify_local_model(args.planner_model, args.cache_dir)
     chat = open_local_chat(args.planner_model, args.cache_dir)
     length = choose_length(chat, args.max_model_len, args.max_tokens_plan, PAPER_LENGTH, "--max_tokens_plan")
     policy = replace(Policy.from_arguments(args, plan_pattern(lead_in)), max_tokens=args.max_tokens_plan)
-    fingerprint = {
-        "script": "planpers.py",
-        "planner": identity,
-        "inputs": file_hash(args.inputs_addr),
-        "prompt": {"planner": prompts["planner"].digest},
+    fingerprint = run_fingerprint(
+        "planpers.py",
+        args,
+        [prompts["planner"]],
+        policy.fingerprint(),
+        planner=identity,
+        num_contexts=args.num_contexts,
         **target_settings(lead_in),
-        "num_contexts": args.num_contexts,
-        "max_model_len": length,
-        "dtype": args.dtype,
-        **policy.fingerprint(),
-    }
-    return Model(args.planner_model, chat, length, policy, prompts, args.num_contexts, fingerprint, lead_in)
+        max_model_len=length,
+    )
+    return Model(args.planner_model, task, chat, length, policy, prompts, args.num_contexts, fingerprint, lead_in)
 
 
 def describe_generator(
-    args: argparse.Namespace, prompts: dict[str, Prompt], planner: Model | None, lead_in: str | None
+    args: argparse.Namespace, task: Task, prompts: dict[str, Prompt], planner: Model | None, lead_in: str | None
 ) -> Model:
     identity = identify_model(args, args.model_addr)
     chat = open_chat(args, args.model_addr)
     args.max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, PAPER_LENGTH)
-    policy = Policy.from_arguments(args, ANSWER_SCHEMA)
+    policy = Policy.from_arguments(args, task.output.schema)
     if planner is not None:
         plans = {"plans": planner.fingerprint["planner"]}
         plans |= {f"plan_{name}": planner.fingerprint[name] for name in ("prompt", "max_model_len", "max_tokens")}
     else:
         plans = {"plans": "gold" if args.gold_plan else file_hash(args.plans_addr)}
-    fingerprint = {
-        "script": "planpers.py",
-        "model": identity,
+    fingerprint = run_fingerprint(
+        "planpers.py",
+        args,
+        [prompts["planpers"], prompts["rag"]],
+        policy.fingerprint(),
+        model=identity,
+        num_contexts=args.num_contexts,
         **plans,
         **target_settings(lead_in),
-        "inputs": file_hash(args.inputs_addr),
-        "prompt": {name: prompts[name].digest for name in ("planpers", "rag")},
-        "num_contexts": args.num_contexts,
-        "max_model_len": args.max_model_len,
-        "dtype": args.dtype,
-        **policy.fingerprint(),
-    }
-    return Model(args.model_addr, chat, args.max_model_len, policy, prompts, args.num_contexts, fingerprint, lead_in)
+    )
+    length = args.max_model_len
+    return Model(args.model_addr, task, chat, length, policy, prompts, args.num_contexts, fingerprint, lead_in)
 
 
 def plan_fingerprint(planner: Model | None, generator: Model) -> dict[str, Any]:
@@ -313,7 +304,7 @@ def build_plans(questions: list[Record], keys: list[Key], planner: Model, journa
 
 
 def build_answers(
-    questions: list[Record], keys: list[Key], generator: Model, plans: dict[Key, Record], journal: Journal | None
+    questions: list[Record], keys: list[Key], generator: Model, plans: Pieces, journal: Journal | None
 ) -> Iterator[Request]:
     """Stage 2: a request for an answer for each of `keys`, by the plan of the same number.
 
@@ -361,52 +352,36 @@ def share_base(args: argparse.Namespace) -> bool:
     return len({model_fingerprint(base, args.cache_dir) for base in bases}) == 1
 
 
-def collect_plans(records: list[Record], journal: Journal) -> dict[str, list[Record]]:
-    """The file of plans."""
-    return collect_responses(records, journal.entries, "aspects")
-
-
-def publish_plans(journal: Journal, records: list[Record], args: argparse.Namespace, device: str | None) -> None:
-    found = [plan["value"] for plan in journal.entries.values() if plan["value"]]
+def publish_plans(plans: OutputFile, args: argparse.Namespace, device: str | None) -> None:
+    pieces = plans.pieces.values()
+    found = [plan["value"] for plan in pieces if plan["value"]]
     counts = {
         "plans": len(found),
-        "without an aspect": len(journal.entries) - len(found),
+        "without an aspect": len(pieces) - len(found),
         "aspects": sum(len(aspects) for aspects in found),
-        "posts left out for length": sum(p.get("num_contexts_dropped", 0) for p in journal.entries.values()),
+        "posts left out for length": sum(plan.get("num_contexts_dropped", 0) for plan in pieces),
     }
-    figures = {
-        "batch_invariant": batch_invariance(device),
-        "counts": counts,
-        **describe_records(journal.entries.values()),
-    }
-    journal.publish(collect_plans(records, journal), vars(args), device, **figures)
-    print(f"{journal.output}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+    plans.publish(
+        vars(args), device, batch_invariant=batch_invariance(device), counts=counts, **describe_records(pieces)
+    )
+    print(f"{plans.path}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
 
 
-def publish_answers(
-    journal: Journal,
-    records: list[Record],
-    args: argparse.Namespace,
-    generator: Model,
-    device: str | None,
-    missing: int,
-) -> None:
-    responses = collect_responses(records, journal.entries)
-    counts = count_responses(responses)
-    counts["answered without a plan"] = sum(answer["plan"] is None for answer in journal.entries.values())
+def publish_answers(answers: OutputFile, args: argparse.Namespace, generator: Model, device: str | None) -> None:
+    counts = count_responses(answers.content())
+    counts["answered without a plan"] = sum(answer["plan"] is None for answer in answers.pieces.values())
     figures = {
         "batch_invariant": batch_invariance(device, args.openai),
         "counts": counts,
-        "missing": missing,
-        **describe_records(journal.entries.values()),
+        **describe_records(answers.pieces.values()),
         "token_counter": generator.chat.counter,
     }
-    journal.publish(responses, vars(args), device, **figures)
+    answers.publish(vars(args), device, **figures)
     print(f"{args.output_addr}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
 
 
 def print_dry_run(
-    questions: list[Record], keys: list[Key], planner: Model | None, generator: Model, plans: dict[Key, Record]
+    questions: list[Record], keys: list[Key], planner: Model | None, generator: Model, plans: Pieces
 ) -> None:
     """What each stage would ask. Plans that are still to be made are not counted into the answers' prompts."""
     note = ""

@@ -1,5 +1,8 @@
 """Prompts: one text file a prompt, a `[system]` and a `[user]` part in each; README.md says where they come from.
 
+A benchmark has a folder of them, and a prompt is named by both: `lampqa/rag`. The file that is shipped says by its
+`{names}` what a prompt is filled with, each exactly once; one of the user's own has to hold the same.
+
 A file whose last line is `[end]` is taken to the character: nothing is stripped, no paragraph is left out, and other
 names in braces than its placeholders are text.
 
@@ -10,6 +13,7 @@ inside a post stay what they were.
 import hashlib
 import os
 import re
+from collections.abc import Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,20 +23,9 @@ from utils.files.json_files import read_text
 
 Messages = list[dict[str, str]]
 
-# What each prompt is filled with. Every placeholder stands in its file exactly once.
-PLACEHOLDERS = {
-    "no_personalization": {"question"},
-    "rag": {"profile", "question"},
-    "planpers": {"profile", "question", "plan"},
-    "planner": {"profile", "question"},
-    "aspect_judge": {"question", "details", "response", "aspect", "reason", "evidence"},
-    "direct_judge": {"question", "details", "response"},
-    "pairwise_judge": {"question", "details", "response_1", "response_2"},
-    "factoid_filter": {"question", "post"},
-    "aspect_extraction": {"question", "post"},
-}
+FOLDER = Path(__file__).parent
 
-# Those that the paper prints as text: the files here hold them word for word.
+# Of lampqa/, those that the paper prints as text: the files here hold them word for word.
 VERBATIM = {"no_personalization", "rag", "direct_judge", "aspect_extraction"}
 
 # SHA-256 of the files that utils/import_prompts.py makes from LaMP-Benchmark/LaMP-QA at commit 504410d.
@@ -44,6 +37,7 @@ PUBLIC_CODE = {
     "rag": "6023f9353178253d8fb8f9c9075cda1a0a71df402034994741d8972bd1073ad9",
 }
 
+_NAME = re.compile(r"\{([A-Za-z_]\w*)\}")
 _PARTS = re.compile(r"\[system\]\n(.*)\n\[user\]\n(.*)", re.DOTALL)
 _EXACT_PARTS = re.compile(r"\[system\]\n(.*)\n\[user\]\n(.*?)(?:\n\[assistant\]\n(.*))?\n\[end\]", re.DOTALL)
 
@@ -53,6 +47,7 @@ class Prompt:
     """A prompt's parts, and the SHA-256 of its file.
 
     Attributes:
+        placeholders: what it is filled with.
         exact: the file ends with `[end]`: its paragraphs stay, whatever their placeholders hold.
         lead_in: of the planner's, what its target begins with in the public code; None where the file has no
             `[assistant]` part.
@@ -62,6 +57,7 @@ class Prompt:
     system: str
     user: str
     digest: str
+    placeholders: frozenset[str]
     exact: bool = False
     lead_in: str | None = None
 
@@ -71,12 +67,12 @@ class Prompt:
         A paragraph whose placeholders are all empty is left out with its heading, such as the one of the past posts
         where there are none; but not of an exact prompt.
         """
-        assert values.keys() == PLACEHOLDERS[self.name], f"{self.name} takes {PLACEHOLDERS[self.name]}"
-        pattern = _placeholder_pattern(self.name)
+        assert values.keys() == self.placeholders, f"{self.name} takes {sorted(self.placeholders)}"
+        pattern = _placeholder_pattern(self.placeholders)
 
         def fill(part: str) -> str:
             if not self.exact:
-                paragraphs = _paragraphs(self.name, part)
+                paragraphs = _paragraphs(self.placeholders, part)
                 kept = [text for text, names in paragraphs if not names or any(values[name] for name in names)]
                 part = "\n\n".join(kept)
             return pattern.sub(lambda match: values[match[1]], part)
@@ -85,15 +81,18 @@ class Prompt:
 
 
 def load_prompt(name: str, prompts_dir: str | Path | None = None) -> Prompt:
-    """Read a prompt: from `prompts_dir` if that folder has a file of this name, else the one shipped here.
+    """Read a prompt: from `prompts_dir` if that folder has a file of this name, else the one that is shipped.
+
+    Args:
+        name: of the shipped file, without .txt: relative to this folder, or whole.
 
     Raises:
         UserError: the folder is missing or holds no known prompt, or the file lacks a part or a placeholder, or
             has one that is not filled.
     """
-    path = Path(__file__).parent / f"{name}.txt"
+    path = FOLDER / f"{name}.txt"
     if prompts_dir is not None:
-        _check_folder(Path(prompts_dir))
+        _check_folder(Path(prompts_dir), path.parent)
         own = Path(prompts_dir) / path.name
         path = own if os.path.lexists(own) else path  # a link to nothing is not to go unnoticed
     return parse_prompt(name, read_text(path), str(path))
@@ -101,23 +100,31 @@ def load_prompt(name: str, prompts_dir: str | Path | None = None) -> Prompt:
 
 def parse_prompt(name: str, text: str, where: str) -> Prompt:
     """A prompt from the text of its file; UserError, which begins with `where`, as for `load_prompt`."""
+    placeholders = _placeholders(name)
     ending = text.rstrip("\n")
     exact = _EXACT_PARTS.fullmatch(ending)
     parts = exact or _PARTS.fullmatch(ending)
     target = exact and exact[3]
-    if parts is None or (target is not None and name != "planner"):
+    if parts is None or (target is not None and Path(name).name != "planner"):
         raise UserError(f"{where}: a prompt is a line [system], its text, a line [user], its text")
-    _check_placeholders(f"{parts[1]}\n{parts[2]}", PLACEHOLDERS[name], where, exact is not None)
+    _check_placeholders(f"{parts[1]}\n{parts[2]}", placeholders, where, exact is not None)
     if target is not None:
         _check_placeholders(target, {"plan"}, f"{where}: its [assistant] part", True)
         if not target.endswith("{plan}"):
             raise UserError(f"{where}: its [assistant] part must end with {{plan}}")
     lead_in = target and target.removesuffix("{plan}")
-    return Prompt(name, parts[1], parts[2], hashlib.sha256(text.encode()).hexdigest(), exact is not None, lead_in)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return Prompt(Path(name).name, parts[1], parts[2], digest, placeholders, exact is not None, lead_in)
 
 
-def _check_placeholders(text: str, names: set[str], where: str, exact: bool) -> None:
-    found = [name for name in re.findall(r"\{([A-Za-z_]\w*)\}", text) if not exact or name in names]
+@cache
+def _placeholders(name: str) -> frozenset[str]:
+    """What the shipped file of this name is filled with."""
+    return frozenset(_NAME.findall(read_text(FOLDER / f"{name}.txt")))
+
+
+def _check_placeholders(text: str, names: Set[str], where: str, exact: bool) -> None:
+    found = [name for name in _NAME.findall(text) if not exact or name in names]
     if sorted(found) != sorted(names):
         wanted = ", ".join(f"{{{name}}}" for name in sorted(names))
         others = "" if exact else ", and no other name in braces"
@@ -132,14 +139,14 @@ def wording(name: str, digest: str) -> str:
     """
     if digest == PUBLIC_CODE.get(name):
         return "the public code's"
-    if name not in PLACEHOLDERS or digest != _shipped_digest(name):
+    if digest not in _shipped_digests(name):
         return "another"
-    return "the paper's" if name in VERBATIM else "our own"
+    return "the paper's" if name in VERBATIM and digest == load_prompt(f"lampqa/{name}").digest else "our own"
 
 
 @cache
-def _shipped_digest(name: str) -> str:
-    return load_prompt(name).digest
+def _shipped_digests(name: str) -> set[str]:
+    return {hashlib.sha256(path.read_bytes()).hexdigest() for path in FOLDER.glob(f"*/{name}.txt")}
 
 
 def choose_lead_in(planner_target: str, planner: Prompt) -> str | None:
@@ -165,21 +172,21 @@ def join_posts(texts: list[str]) -> str:
 
 
 @cache
-def _paragraphs(name: str, part: str) -> list[tuple[str, list[str]]]:
+def _paragraphs(placeholders: frozenset[str], part: str) -> list[tuple[str, list[str]]]:
     """Each paragraph of a prompt's part, with the placeholders in it."""
-    pattern = _placeholder_pattern(name)
+    pattern = _placeholder_pattern(placeholders)
     return [(paragraph, pattern.findall(paragraph)) for paragraph in part.split("\n\n")]
 
 
 @cache
-def _placeholder_pattern(name: str) -> re.Pattern[str]:
-    return re.compile(r"\{(" + "|".join(sorted(PLACEHOLDERS[name])) + r")\}")
+def _placeholder_pattern(placeholders: frozenset[str]) -> re.Pattern[str]:
+    return re.compile(r"\{(" + "|".join(sorted(placeholders)) + r")\}")
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(folder: Path, shipped: Path) -> None:
     if not folder.is_dir():
         raise UserError(f"--prompts_dir {folder}: no such folder")
-    known = {f"{name}.txt" for name in PLACEHOLDERS}
+    known = {path.name for path in shipped.glob("*.txt")}
     names = {file.name for file in folder.glob("*.txt")}
     if not names or names - known:
         problem = f"{min(names - known)} is no prompt's name" if names else "holds no prompt"

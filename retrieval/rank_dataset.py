@@ -26,23 +26,22 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from utils.benchmarks.record_stream import DatasetFile
-from utils.benchmarks.records import STEP_NEEDS
+from utils.benchmarks.task import Record, Task
 from utils.cli import UserError, add_log_argument, check_outputs, make_parser, positive_int, run_script, set_up_logging
 from utils.cli.arguments import add_overwrite_argument
 from utils.cli.flags import FlagParser
 from utils.cli.progress import Progress, announce, announce_file
-from utils.files.journal import open_journal, overwrite_run
 from utils.files.manifest import file_hash
+from utils.files.outputs import OutputFile, open_outputs
 from utils.models.hub import check_model, model_fingerprint
+from utils.records.datasets import STEP_NEEDS
+from utils.records.stream import DatasetFile
 
 if TYPE_CHECKING:
     import numpy as np
 
     from retrieval.embedding_cache import EmbeddingCache
     from retrieval.encoder import Encoder
-
-Record = dict[str, Any]
 
 BLOCK = 16_384  # texts embedded before their questions' orders are in the journal
 
@@ -127,30 +126,30 @@ def main(argv: list[str] | None = None) -> int:
     fingerprint = describe_settings(args)
     cache = open_cache(args)  # may be refused: before there is a journal
     keys = [(question_id,) for question_id in source.ids()]
-    run = overwrite_run(args.overwrite, [args.output_dataset_addr])
-    journal = open_journal(output, fingerprint, bool(args.overwrite), keys, run)
-    if journal is None or journal.holds_exactly(keys):
-        print(f"{output}: already ranked with these settings; left as it is")
+    ranked = OutputFile(args.output_dataset_addr, fingerprint, keys, None, args.overwrite)
+    open_outputs(ranked)
+    if ranked.is_finished():
         return 0
-    left = [number for number, key in enumerate(keys) if key not in journal.entries]
+    left = [number for number, key in enumerate(keys) if key not in ranked.pieces]
     records = (source.read(number) for number in left)
+    task = source.dataset.task
     device, counts = "cpu", Counter(source.counts())
     if left and args.ranker == "dense":
         open_encoder = functools.cache(lambda: load_named_encoder(args))
         if cache is None or cache.is_empty:
             open_encoder()
         num_texts = sum(source.sizes[number] + 1 for number in left)
-        orders = order_by_embeddings(records, num_texts, open_encoder, args.batch_size, counts, cache)
+        orders = order_by_embeddings(task, records, num_texts, open_encoder, args.batch_size, counts, cache)
     else:
-        orders = order_by_ranker(records, len(left), args)
+        orders = order_by_ranker(task, records, len(left), args)
     with closing(orders):  # its progress ends before an error is told
         for record, order in orders:
-            journal.add((record["id"],), order)
+            ranked.journal.add((record["id"],), order)
     if counts["texts_embedded"]:
         device = open_encoder().device
     announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
-    ranked = (apply_order(record, journal.entries[record["id"],]) for record in source.records())
-    journal.publish_array(ranked, vars(args), device, counts=dict(counts))
+    records = (apply_order(record, ranked.pieces[record["id"],]) for record in source.records())
+    ranked.publish_array(records, vars(args), device, counts=dict(counts))
     print(f"{output}: ranked {counts['questions']} questions with {counts['posts']} posts")
     return 0
 
@@ -239,17 +238,22 @@ def random_cycle(size: int, seed: int) -> list[int]:
     return cycle
 
 
+def texts_of(task: Task, record: Record) -> list[str]:
+    """What is compared: the question, then the items of its profile in the order of the file."""
+    return [task.query(record), *map(task.item_text, record["profile"])]
+
+
 def order_by_ranker(
-    records: Iterable[Record], num_records: int, args: argparse.Namespace
+    task: Task, records: Iterable[Record], num_records: int, args: argparse.Namespace
 ) -> Iterator[tuple[Record, list[int]]]:
     """Each record with the order of its profile (best first), by a ranker that needs no model."""
     from retrieval.rankers import rank_at_random, rank_by_bm25, rank_by_recency
 
     with closing(Progress(num_records, "questions")) as progress:
         for record in records:
-            posts = [item["text"] for item in record["profile"]]
+            query, *posts = texts_of(task, record)
             if args.ranker == "bm25":
-                yield record, rank_by_bm25(record["question"], posts)
+                yield record, rank_by_bm25(query, posts)
             elif args.ranker == "recency":
                 yield record, rank_by_recency(len(posts))
             else:
@@ -274,6 +278,7 @@ def load_named_encoder(args: argparse.Namespace) -> "Encoder":
 
 
 def order_by_embeddings(
+    task: Task,
     records: Iterable[Record],
     num_texts: int,
     open_encoder: Callable[[], "Encoder"],
@@ -294,15 +299,15 @@ def order_by_embeddings(
 
     # Batches of long texts come first, so an ETA waits for as many texts as are put in order of length.
     with closing(Progress(num_texts, "texts", at_once=WINDOW)) as progress:
-        for block, row_of in split_into_blocks(records):
+        for block, row_of in split_into_blocks(task, records):
             embeddings = embed_block(list(row_of), open_encoder, batch_size, counts, cache, progress)
             progress.update(sum(len(record["profile"]) + 1 for record in block) - len(row_of))  # the repeated ones
             for record in block:
-                post_rows = [row_of[item["text"]] for item in record["profile"]]
-                yield record, rank_by_embedding(embeddings, row_of[record["question"]], post_rows)
+                query_row, *post_rows = [row_of[text] for text in texts_of(task, record)]
+                yield record, rank_by_embedding(embeddings, query_row, post_rows)
 
 
-def split_into_blocks(records: Iterable[Record]) -> Iterator[tuple[list[Record], dict[str, int]]]:
+def split_into_blocks(task: Task, records: Iterable[Record]) -> Iterator[tuple[list[Record], dict[str, int]]]:
     """Questions in file order with the rows of their distinct texts; a new block begins after `BLOCK` texts.
 
     A killed run loses at most the block it was at.
@@ -311,7 +316,7 @@ def split_into_blocks(records: Iterable[Record]) -> Iterator[tuple[list[Record],
     row_of: dict[str, int] = {}
     for record in records:
         block.append(record)
-        for text in (record["question"], *(item["text"] for item in record["profile"])):
+        for text in texts_of(task, record):
             row_of.setdefault(text, len(row_of))
         if len(row_of) >= BLOCK:
             yield block, row_of

@@ -23,62 +23,35 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import argparse
 import json
 import os
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from itertools import chain, combinations
-from statistics import fmean
 from typing import Any
 
 from utils import cli
-from utils.benchmarks.score_files import check_counts_unanswered, check_digest, read_scores
 from utils.cli import UserError
 from utils.cli.errors import quote
-from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
-from utils.files.json_files import read_json
+from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
 from utils.files.manifest import manifest_of
-from utils.make_table import judge_notes
 from utils.parsing.plans import one_line
-from utils.scoring.verdicts import SYSTEMS, pair_result, result_by_default
-from utils.tables.formats import Cell, Table, number, signed, to_markdown
-from utils.tables.significance import differences
-from utils.tables.system_scores import (
-    add_unscored_argument,
-    check_same_content,
-    check_same_judge,
-    count_unscored_as_zero,
+from utils.records.scores import Scores, read_scores
+from utils.scoring.pairwise import SYSTEMS
+from utils.tables.agreement import (
+    PREFERENCES,
+    Evaluator,
+    evaluator_figures,
+    human_figures,
+    majority,
+    pair_figures,
+    read_human,
 )
+from utils.tables.formats import Cell, Table, counted, interval_text, number, signed, to_markdown
+from utils.tables.notes import judge_notes
+from utils.tables.significance import differences
+from utils.tables.system_scores import Entry, add_unscored_argument, check_same_content, check_same_judge, task_of_all
 
 SCRIPT = "utils/compare_evaluators.py"
-PREFERENCES = {"first": 1, "tie": 0, "second": -1}  # a human's choice as a number, larger for the first system
-RESULTS = {"win": 1, "tie": 0, "loss": -1}  # a pairwise result, which is the first system's, likewise
+RESULTS = {"win": 1, "tie": 0, "loss": -1}  # a pairwise result, which is the first system's, as a preference
 PAPER_KAPPA = 0.726  # of the paper's two raters (section 5.2)
-
-_ANSWERED = [[one, other] for one in (True, False) for other in (True, False)]
-
-Pairs = Sequence[tuple[float, float]]  # two sides' preferences on the same questions
-
-
-@dataclass
-class Evaluator:
-    """What one judge with one strategy says of two systems.
-
-    Attributes:
-        files: as they were given, the first system's and the second's, or a pairwise one alone.
-        preferences: by question id the first system's score minus the second's, -1 to 1; of a pairwise comparison
-            1, 0 or -1.
-        unscored: ids of the questions that lack a score of one of the systems, or a pairwise result.
-        not_asked: ids of the questions whose pairwise result stands without a judge, for an answer is missing.
-        scores: all question scores of both systems, 0 to 1; none of a pairwise comparison.
-    """
-
-    name: str
-    strategy: str
-    files: list[list[str]] = field(default_factory=list)
-    preferences: dict[str, float] = field(default_factory=dict)
-    unscored: set[str] = field(default_factory=set)
-    not_asked: set[str] = field(default_factory=set)
-    scores: list[float] = field(default_factory=list)
 
 
 def build_parser() -> cli.FlagParser:
@@ -98,11 +71,7 @@ def build_parser() -> cli.FlagParser:
         help="the humans' choices, first, second or tie (default: compare the evaluators with each other only)",
     )
     add_unscored_argument(parser)
-    parser.add_argument("--output_addr", metavar="FILE", help="where all figures go, as JSON")
-    add_overwrite_argument(parser)
-    parser.without_effect(
-        "--overwrite", lambda args: args.output_addr is None, "without --output_addr", "give --output_addr"
-    )
+    add_output_arguments(parser, "where all figures go, as JSON")
     return parser
 
 
@@ -126,7 +95,9 @@ def main(argv: list[str] | None = None) -> int:
         "evaluators": [evaluator_figures(evaluator, human) for evaluator in evaluators],
         "pairs": [pair_figures(one, other) for one, other in combinations(evaluators, 2)],
     }
-    print(to_markdown(make_tables(figures, list(judge_notes(unknown_judge)))), end="")
+    tables = make_tables(figures)
+    tables[0].notes.extend(judge_notes(unknown_judge))
+    print(to_markdown(tables), end="")
     if args.output_addr is not None:
         text = json.dumps(figures, ensure_ascii=False, indent=2) + "\n"
         publish_derived({Path(args.output_addr): text.encode()}, SCRIPT, args)
@@ -155,150 +126,83 @@ def read_evaluators(arguments: list[list[str]], unscored_as_zero: bool) -> list[
     """The evaluators of every `[name, file, ...]`, in the order of their names' first appearance.
 
     Args:
-        unscored_as_zero: as in `read_systems`; a pairwise comparison without a verdict has no result all the same.
+        unscored_as_zero: as of `read_scores`; a pairwise comparison without a verdict has no result all the same.
 
     Raises:
-        UserError: a file that is not a score file or holds no questions, files that are not of one strategy or not as
-            many as it takes, two files without a common question, a question that stands twice in an evaluator, or is
-            not the same in both systems.
+        UserError: a file that is not a score file, files that are of two tasks, or not of one strategy or not as many
+            as it takes, two files without a common question, a question that stands twice in an evaluator, or is not
+            the same in both systems.
     """
     evaluators: dict[str, Evaluator] = {}
+    read: dict[str, Scores] = {}
     for name, *paths in arguments:
-        files = [read_score_file(path) for path in paths]
-        strategies = [scores.get("strategy", "aspect") for scores in files]
-        evaluator = evaluators.setdefault(one_line(name), Evaluator(one_line(name), strategies[0]))
-        check_strategies(evaluator, paths, strategies)
-        systems = [index_questions(path, scores) for path, scores in zip(paths, files, strict=True)]
-        check_new(evaluator, paths, systems)
-        check_same_content(
-            (question, [path]) for path, its in zip(paths, systems, strict=True) for question in its.values()
-        )
-        if unscored_as_zero and evaluator.strategy != "pairwise":
-            count_unscored_as_zero(question for questions in systems for question in questions.values())
-        add_questions(evaluator, systems)
+        files = {path: read_scores(path, pairs=True, unscored_as_zero=unscored_as_zero) for path in paths}
+        read |= files
+        strategies = {path: scores["strategy"] for path, scores in files.items()}
+        evaluator = evaluators.setdefault(one_line(name), Evaluator(one_line(name), strategies[paths[0]]))
+        check_strategies(evaluator, strategies)
+        systems = {path: index_entries(path, scores["per_question_scores"]) for path, scores in files.items()}
+        check_new(evaluator, systems)
+        check_same_content((entry, [path]) for path, entries in systems.items() for entry in entries.values())
+        add_questions(evaluator, list(systems.values()))
         evaluator.files.append(paths)
+    task_of_all(read)
     return list(evaluators.values())
 
 
-def read_score_file(path: str) -> dict[str, Any]:
-    """Read a score file of any strategy, with at least one question; UserError where it is none."""
-    scores = read_json(path)
-    if isinstance(scores, dict) and scores.get("strategy") == "pairwise":
-        check_results(path, scores)
-    else:
-        scores = read_scores(path)
-    if not scores["per_question_scores"]:
-        raise UserError(f"{path}: holds no questions; leave it out, or judge the responses again")
-    return scores
-
-
-def check_results(path: str, scores: dict[str, Any]) -> None:
-    """Raise UserError unless every question of a pairwise score file has the result that its two orders give."""
-    if not isinstance(scores.get("per_question_scores"), list):
-        raise UserError(f"{path}: not a score file: it has no list 'per_question_scores'")
-    for index, question in enumerate(scores["per_question_scores"]):
-        if not isinstance(question, dict) or not isinstance(question.get("id"), str):
-            raise UserError(f"{path}: per_question_scores, item {index}: not a scored question: it has no field 'id'")
-        _check_result(question, f"{path}: question {quote(question['id'])}")
-    check_counts_unanswered(path, scores)
-
-
-def _check_result(question: dict[str, Any], where: str) -> None:
-    check_digest(question, where)
-    details, answered = question.get("details"), question.get("answered")
-    if answered not in _ANSWERED:
-        raise UserError(f"{where}: field 'answered' is {quote(answered)}; it must say of each system whether it did")
-    if not all(answered):
-        expected, source = result_by_default(answered), "missing answers give"
-    elif not isinstance(details, list) or len(details) != 2 or not all(map(_is_order, details)):
-        raise UserError(f"{where}: field 'details' is not the two orders of a pairwise comparison")
-    else:
-        expected, source = pair_result(*(detail["preferred"] for detail in details)), "two orders give"
-    if "result" not in question or question["result"] != expected:
-        raise UserError(f"{where}: its result is {quote(question.get('result'))}, but its {source} {quote(expected)}")
-
-
-def _is_order(detail: Any) -> bool:
-    return isinstance(detail, dict) and "preferred" in detail and detail["preferred"] in (*SYSTEMS, None)
-
-
-def check_strategies(evaluator: Evaluator, paths: list[str], strategies: list[str]) -> None:
+def check_strategies(evaluator: Evaluator, strategies: dict[str, str]) -> None:
     """Raise UserError unless the files are of the evaluator's strategy, and as many as that takes."""
-    for path, strategy in zip(paths, strategies, strict=True):
+    for path, strategy in strategies.items():
         if strategy != evaluator.strategy:
             raise UserError(
                 f"{path}: its strategy is {strategy}, but --evaluator {quote(evaluator.name)} has files of "
                 f"{evaluator.strategy}\n  give every strategy its own name"
             )
-    if len(paths) != (1 if evaluator.strategy == "pairwise" else 2):
+    if len(strategies) != (1 if evaluator.strategy == "pairwise" else 2):
         taken = "one file" if evaluator.strategy == "pairwise" else "two files, the first system's and the second's"
         raise UserError(
-            f"--evaluator {quote(evaluator.name)}: {len(paths)} of {evaluator.strategy} at a time, which takes "
+            f"--evaluator {quote(evaluator.name)}: {len(strategies)} of {evaluator.strategy} at a time, which takes "
             f"{taken}\n  for more files, such as one a category, give --evaluator with this name again"
         )
 
 
-def index_questions(path: str, scores: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The questions of a score file by their ids; UserError where one stands twice."""
-    questions: dict[str, dict[str, Any]] = {}
-    for question in scores["per_question_scores"]:
-        if question["id"] in questions:
-            raise UserError(f"{path}: question {quote(question['id'])} stands twice; a question counts once")
-        questions[question["id"]] = question
-    return questions
+def index_entries(path: str, entries: list[Entry]) -> dict[str, Entry]:
+    """By their ids; UserError where one stands twice."""
+    by_id: dict[str, Entry] = {}
+    for entry in entries:
+        if entry["id"] in by_id:
+            raise UserError(f"{path}: question {quote(entry['id'])} stands twice; a question counts once")
+        by_id[entry["id"]] = entry
+    return by_id
 
 
-def check_new(evaluator: Evaluator, paths: list[str], systems: list[dict[str, dict[str, Any]]]) -> None:
+def check_new(evaluator: Evaluator, systems: dict[str, dict[str, Entry]]) -> None:
     """Raise UserError where files share no question, or have one that the evaluator has from other files."""
-    if not set.intersection(*map(set, systems)):
+    if not set.intersection(*map(set, systems.values())):
         raise UserError(
-            f"{paths[0]} and {paths[1]}: have no question in common\n  give two systems' score files of one dataset"
+            f"{' and '.join(systems)}: have no question in common\n  give two systems' score files of one dataset"
         )
-    for path, questions in zip(paths, systems, strict=True):
-        for question_id in questions:
-            if question_id in evaluator.preferences or question_id in evaluator.unscored:
-                raise UserError(
-                    f"{path}: question {quote(question_id)} stands in an earlier file of --evaluator "
-                    f"{quote(evaluator.name)} too; a question counts once"
-                )
+    for path, entries in systems.items():
+        if twice := [question_id for question_id in entries if question_id in evaluator.preferences]:
+            raise UserError(
+                f"{path}: question {quote(twice[0])} stands in an earlier file of --evaluator "
+                f"{quote(evaluator.name)} too; a question counts once"
+            )
 
 
-def add_questions(evaluator: Evaluator, systems: list[dict[str, dict[str, Any]]]) -> None:
+def add_questions(evaluator: Evaluator, systems: list[dict[str, Entry]]) -> None:
     """Add what one pairwise file, or the files of two systems, say of their questions."""
     for question_id in set().union(*systems):
-        questions = [system.get(question_id, {}) for system in systems]
+        entries = [system.get(question_id, {}) for system in systems]
         if evaluator.strategy == "pairwise":
-            preference = RESULTS.get(questions[0]["result"])
-            if not questions[0]["details"]:
+            preference = RESULTS.get(entries[0]["result"])
+            if not entries[0]["details"]:
                 evaluator.not_asked.add(question_id)
         else:
-            first, second = (question.get("score") for question in questions)
+            first, second = (entry.get("score") for entry in entries)
             preference = None if first is None or second is None else differences([(first, second)])[0]
             evaluator.scores += [score for score in (first, second) if score is not None]
-        if preference is None:
-            evaluator.unscored.add(question_id)
-        else:
-            evaluator.preferences[question_id] = preference
-
-
-def read_human(path: str) -> dict[str, list[str]]:
-    """The choices of the raters by question id, one or more a question, each one of `PREFERENCES`.
-
-    Raises:
-        UserError: a question has neither a choice nor a list of them, or there are no questions.
-    """
-    choices = read_json(path)
-    if not isinstance(choices, dict) or not choices:
-        raise UserError(f'{path}: not an object {{question id: "first", "second" or "tie"}}, or an empty one')
-    choices = {question_id: [its] if isinstance(its, str) else its for question_id, its in choices.items()}
-    for question_id, its in choices.items():
-        where = f"{path}: id {quote(question_id)}"
-        if not isinstance(its, list) or not its:
-            raise UserError(f'{where}: {quote(its)} where "first", "second" or "tie" belongs, or a list of these')
-        for choice in its:
-            if not isinstance(choice, str) or choice not in PREFERENCES:
-                raise UserError(f'{where}: {quote(choice)} where "first", "second" or "tie" belongs')
-    return choices
+        evaluator.preferences[question_id] = preference
 
 
 # What must fit together
@@ -340,181 +244,33 @@ def check_enough(args: argparse.Namespace, evaluators: list[Evaluator], choices:
             raise UserError("--evaluator: one alone has nothing to be compared with; give another one, or --human_addr")
         return
     for evaluator in evaluators:
-        if choices.keys().isdisjoint(evaluator.preferences) and choices.keys().isdisjoint(evaluator.unscored):
+        if choices.keys().isdisjoint(evaluator.preferences):
             raise UserError(
                 f"{args.human_addr}: has no question in common with --evaluator {quote(evaluator.name)} "
                 f"({', '.join(evaluator.files[0])})\n  give the choices on the questions that these files score"
             )
 
 
-# Figures
-
-
-def majority(choices: Sequence[str]) -> str | None:
-    """What more than half of the raters choose, None where there is no such choice."""
-    [(choice, count)] = Counter(choices).most_common(1)
-    return choice if 2 * count > len(choices) else None
-
-
-def human_figures(choices: dict[str, list[str]]) -> dict[str, Any]:
-    """The humans' own figures.
-
-    Returns:
-        num_questions; num_raters: the most that a question has; num_rated_by_all: questions that have as many; the
-        outcomes first, second and tie in questions, and no_majority, those of the ties that are ties for lack of a
-        majority; kappa: Cohen's, of two raters over the questions that both rated, else None.
-    """
-    outcomes = Counter(majority(its) for its in choices.values())
-    num_raters = max(map(len, choices.values()))
-    rated_by_all = [its for its in choices.values() if len(its) == num_raters]
-    kappa = None
-    if num_raters == 2:
-        kappa = cohens_kappa([(PREFERENCES[one], PREFERENCES[other]) for one, other in rated_by_all])
-    return {
-        "num_questions": len(choices),
-        "num_raters": num_raters,
-        "num_rated_by_all": len(rated_by_all),
-        "first": outcomes["first"],
-        "second": outcomes["second"],
-        "tie": outcomes["tie"] + outcomes[None],
-        "no_majority": outcomes[None],
-        "kappa": kappa,
-    }
-
-
-def evaluator_figures(evaluator: Evaluator, human: dict[str, int]) -> dict[str, Any]:
-    """An evaluator against the humans; what has no value is None.
-
-    Args:
-        human: 1, 0 or -1 by question id; may be empty.
-
-    Returns:
-        num_questions: those compared, which both judged. Left out: not_in_files and unscored of the humans' questions,
-            not_rated of the evaluator's scored ones.
-        accuracy: share of the questions with the same outcome (first, second, tie), and its 95% Wilson interval.
-        num_human_decided: questions that the humans call no tie, and the accuracy on these with the evaluator's ties
-            as half right (accuracy_ties_half) and as wrong (accuracy_ties_wrong).
-        kappa, spearman: -1 to 1.
-        mean_score: of all question scores in the files of both systems, 0 to 1; None of pairwise.
-        position_swap_rate: share of ties among all questions that a pairwise judge decided, 0 to 1; else None.
-    """
-    pairs = pair_up(evaluator.preferences, human)
-    decided = [(mine, theirs) for mine, theirs in pairs if theirs != 0]
-    judged = [its for question_id, its in evaluator.preferences.items() if question_id not in evaluator.not_asked]
-    swap_rate = judged.count(0) / len(judged) if evaluator.strategy == "pairwise" and judged else None
-    return {
-        "name": evaluator.name,
-        "strategy": evaluator.strategy,
-        "num_questions": len(pairs),
-        "not_in_files": len(human.keys() - evaluator.preferences.keys() - evaluator.unscored),
-        "unscored": len(human.keys() & evaluator.unscored),
-        "not_rated": len(evaluator.preferences.keys() - human.keys()),
-        "accuracy": agreement(pairs),
-        "accuracy_interval": wilson_interval(pairs),
-        "num_human_decided": len(decided),
-        "accuracy_ties_half": agreement(decided, tie_credit=0.5),
-        "accuracy_ties_wrong": agreement(decided),
-        "kappa": cohens_kappa(pairs),
-        "spearman": spearman(pairs),
-        "mean_score": fmean(evaluator.scores) if evaluator.scores else None,
-        "position_swap_rate": swap_rate,
-    }
-
-
-def pair_figures(one: Evaluator, other: Evaluator) -> dict[str, Any]:
-    """Two evaluators against each other, over the questions that both have a preference on."""
-    pairs = pair_up(one.preferences, other.preferences)
-    return {
-        "evaluators": [one.name, other.name],
-        "num_questions": len(pairs),
-        "num_one_only": len(one.preferences.keys() ^ other.preferences.keys()),
-        "agreement": agreement(pairs),
-        "kappa": cohens_kappa(pairs),
-        "spearman": spearman(pairs),
-    }
-
-
-def pair_up(one: dict[str, float], other: dict[str, float]) -> list[tuple[float, float]]:
-    """The preferences on the questions that both have, in the order of their ids."""
-    return [(one[question_id], other[question_id]) for question_id in sorted(one.keys() & other.keys())]
-
-
-def outcome(preference: float) -> str:
-    """The system that is preferred, "first" or "second", or "tie"."""
-    if preference == 0:
-        return "tie"
-    return "first" if preference > 0 else "second"
-
-
-def agreement(pairs: Pairs, tie_credit: float = 0.0) -> float | None:
-    """Share of the questions with the same outcome on both sides, 0 to 1; None without questions.
-
-    Args:
-        tie_credit: what a question counts where the first side alone says tie.
-    """
-    if not pairs:
-        return None
-    half_right = sum(mine == 0 != theirs for mine, theirs in pairs)
-    return (num_agreeing(pairs) + tie_credit * half_right) / len(pairs)
-
-
-def num_agreeing(pairs: Pairs) -> int:
-    return sum(outcome(one) == outcome(other) for one, other in pairs)
-
-
-def wilson_interval(pairs: Pairs) -> tuple[float, float] | None:
-    """95% interval of the agreement (Wilson 1927), None without questions."""
-    from scipy.stats import binomtest
-
-    if not pairs:
-        return None
-    interval = binomtest(num_agreeing(pairs), len(pairs)).proportion_ci(method="wilson")
-    return float(interval.low), float(interval.high)
-
-
-def cohens_kappa(pairs: Pairs) -> float | None:
-    """Agreement on the three outcomes beyond chance, unweighted: (p_o - p_e) / (1 - p_e), at most 1 (Cohen 1960).
-
-    Returns:
-        None without questions, and where both sides say one and the same of every question (p_e = 1).
-    """
-    one, other = Counter(outcome(mine) for mine, _ in pairs), Counter(outcome(theirs) for _, theirs in pairs)
-    by_chance = sum(one[name] * other[name] for name in one)  # times the questions' number squared
-    if by_chance == len(pairs) ** 2:
-        return None
-    return (num_agreeing(pairs) * len(pairs) - by_chance) / (len(pairs) ** 2 - by_chance)
-
-
-def spearman(pairs: Pairs) -> float | None:
-    """Rank correlation of the two sides' preferences, -1 to 1; None where one side is the same everywhere."""
-    from scipy.stats import spearmanr
-
-    one, other = {mine for mine, _ in pairs}, {theirs for _, theirs in pairs}
-    return float(spearmanr(pairs).statistic) if len(one) > 1 and len(other) > 1 else None
-
-
 # The tables
 
 
-def make_tables(figures: dict[str, Any], judges: list[str]) -> list[Table]:
-    """The evaluators against the humans, if there are any, and against each other, if there are two or more.
-
-    Args:
-        judges: notes on the judges, for the first table.
-    """
-    if not figures["human"]:
-        return [pairs_table(figures["pairs"], judges)]
-    against_humans = human_table(figures["human"], figures["evaluators"], judges)
-    return [against_humans, pairs_table(figures["pairs"], [])] if figures["pairs"] else [against_humans]
+def make_tables(figures: dict[str, Any]) -> list[Table]:
+    """The evaluators against the humans, if there are any, and against each other, if there are two or more."""
+    tables = [human_table(figures["human"], figures["evaluators"])] if figures["human"] else []
+    return [*tables, pairs_table(figures["pairs"])] if figures["pairs"] else tables
 
 
-def human_table(human: dict[str, Any], rows: list[dict[str, Any]], judges: list[str]) -> Table:
+def human_table(human: dict[str, Any], rows: list[dict[str, Any]]) -> Table:
     columns = ["Evaluator", "Strategy", "Questions", "Left out", "Accuracy", "95% interval", "Decided by humans"]
     columns += ["On these, ties half right", "On these, ties wrong", "Kappa", "Spearman", "Mean score", "Swap rate"]
     lines = []
     for row in rows:
         cells = [row["name"], row["strategy"], str(row["num_questions"]), str(row["not_in_files"] + row["unscored"])]
-        cells += [number(row["accuracy"]), interval_text(row["accuracy_interval"]), str(row["num_human_decided"])]
+        cells += [
+            number(row["accuracy"]),
+            interval_text(row["accuracy_interval"], number),
+            str(row["num_human_decided"]),
+        ]
         cells += [number(row["accuracy_ties_half"]), number(row["accuracy_ties_wrong"])]
         cells += [signed(row["kappa"]), signed(row["spearman"])]
         cells += [number(row["mean_score"]), number(row["position_swap_rate"])]
@@ -530,12 +286,11 @@ def human_table(human: dict[str, Any], rows: list[dict[str, Any]], judges: list[
         "choice. Mean score: over questions, of all scores in the files, not macro.",
         describe_humans(human),
         *filter(None, map(describe_left_out, rows)),
-        *judges,
     ]
     return Table(columns, lines, notes, num_names=2)
 
 
-def pairs_table(rows: list[dict[str, Any]], judges: list[str]) -> Table:
+def pairs_table(rows: list[dict[str, Any]]) -> Table:
     columns = ["Evaluator", "Evaluator", "Questions", "Scored by one only", "Agreement", "Kappa", "Spearman"]
     lines = []
     for row in rows:
@@ -543,15 +298,11 @@ def pairs_table(rows: list[dict[str, Any]], judges: list[str]) -> Table:
         cells += [number(row["agreement"]), signed(row["kappa"]), signed(row["spearman"])]
         lines.append([Cell(text) for text in cells])
     notes = ["Agreement: share of the questions where both name the same outcome: first, second or tie."]
-    return Table(columns, lines, [*notes, *judges], num_names=2)
-
-
-def interval_text(interval: tuple[float, float] | None) -> str:
-    return "–" if interval is None else f"[{interval[0]:.4f}, {interval[1]:.4f}]"
+    return Table(columns, lines, notes, num_names=2)
 
 
 def describe_humans(human: dict[str, Any]) -> str:
-    raters = "1 rater" if human["num_raters"] == 1 else f"{human['num_raters']} raters"
+    raters = counted(human["num_raters"], "rater")
     if human["num_rated_by_all"] < human["num_questions"]:
         raters += f" of {human['num_rated_by_all']} of {human['num_questions']} questions, fewer of the others"
     text = f"Humans, {raters}: first {human['first']}, second {human['second']}, tie {human['tie']}"

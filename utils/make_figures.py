@@ -14,76 +14,42 @@ All can be read in grey. Figures 2, 4 and 16 fit a column of 3.3 inches, and so 
 """
 
 import argparse
-import math
 import sys
-import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils import cli, dataset_statistics
+from utils import cli
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.files.json_files import read_json
-from utils.make_table import Row, judge_notes, make_notes, make_row
 from utils.parsing.plans import one_line
-from utils.scoring.verdicts import CATEGORIES, COMMUNITIES
-from utils.tables.comparisons import GROUPS, MACRO
-from utils.tables.drawing import drawable, figure_style, new_figure, render_figure, shorten
+from utils.tables.columns import points_of
+from utils.tables.dataset_counts import communities_figure, read_columns
+from utils.tables.drawing import render_figure
 from utils.tables.formats import counted
-from utils.tables.significance import Strata, bootstrap_interval
-from utils.tables.system_scores import (
-    System,
-    add_unscored_argument,
-    check_judged_alike,
-    check_same_questions,
-    read_systems,
+from utils.tables.notes import read_compared
+from utils.tables.paper_figures import (
+    HATCHES,
+    MOST_EVALUATORS,
+    Evaluator,
+    posts_figure,
+    systems_figure,
+    trade_off_figure,
 )
+from utils.tables.score_table import make_row
+from utils.tables.system_scores import System, add_unscored_argument
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.container import BarContainer
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 SCRIPT = "utils/make_figures.py"
 SOURCES = {"2": "system", "3": "system", "4": "agreement_addr", "5": "inputs_addr", "16": "system"}  # a figure's flag
 
 DOTS_PER_INCH = 300  # of the PNG
-COLUMN, PAGE = 3.3, 6.9  # inches: the widths a paper has
-PANEL = 1.2  # inches: the narrowest axis of numbers of posts
-TEXT, SMALL_TEXT = 8, 7  # points
-CHARACTER = 0.061  # inches: a letter of SMALL_TEXT, rather more than the mean
-DARK, LIGHT = "#173f70", "#dd8452"  # of two series; also in grey one is dark, the other pale
-HATCHES = ("", "////", "....", "xxxx", "----", "oo")  # a system each
-COLUMN_SYSTEMS = 2  # whose bars, with numbers on them, fit in a column
-LEVEL_SYSTEMS = 4  # of more, the numbers stand on end
-COLUMN_EVALUATORS, MOST_EVALUATORS = 4, 9  # that fit in a column, and in a page's width
 LARGEST_K = 9_999
-SMALLEST_SPAN = 0.1  # of the scores on an axis: with less, noise would look like an effect
-
-
-@dataclass(frozen=True)
-class Point:
-    """A system's mean score in one group of questions, and its 95% interval; None of what is undefined."""
-
-    mean: float | None
-    interval: tuple[float, float] | None
-
-
-@dataclass(frozen=True)
-class Evaluator:
-    """An evaluator's agreement with humans with its 95% interval, and the mean score it gives: 0 to 1, or None."""
-
-    name: str
-    strategy: str
-    accuracy: float | None
-    interval: tuple[float, float] | None
-    mean_score: float | None
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -161,14 +127,11 @@ def input_files(args: argparse.Namespace) -> list[str]:
 def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     """Read the input of the figure and draw it; the notes are what its readers must know."""
     if args.figure == "5":
-        dataset_statistics.check_given_once(args.inputs_addr)
-        counts = dataset_statistics.count_files(args.inputs_addr)
-        columns = dataset_statistics.make_columns(args.inputs_addr, counts)
-        return dataset_statistics.make_figure(dataset_statistics.questions_by_panel(columns)), []
+        return communities_figure(read_columns(args.inputs_addr)), []
     if args.figure == "4":
         return trade_off_figure(read_evaluators(args.agreement_addr)), []
     check_names(args)
-    systems, notes = read_scored(args.system, args.allow_partial, args.unscored_as_zero)
+    systems, notes = read_scored(args)
     if args.figure == "3":
         return systems_figure([make_row(system) for system in systems]), notes
     points = {int(system.name): points_of(system) for system in systems}
@@ -201,38 +164,16 @@ def check_numbers_of_posts(names: list[str]) -> None:
         raise UserError(f"--system {names[0]!r}: is the only number of posts; give two or more")
 
 
-def read_scored(
-    arguments: list[list[str]], allow_partial: bool, unscored_as_zero: bool
-) -> tuple[list[System], list[str]]:
-    """Read the score files of every `[name, file, ...]`, which must be alike as in a table; with notes on them.
-
-    Raises:
-        UserError: as `read_systems`, `check_judged_alike` and, unless `allow_partial`, `check_same_questions`; or no
-            question of any system has a score.
-    """
-    systems = read_systems(arguments, unscored_as_zero)
-    unknown_judge = check_judged_alike(systems)
-    if not allow_partial:
-        check_same_questions(systems)
-    notes = [*make_notes(systems, unscored_as_zero), *judge_notes(unknown_judge)]
-    scored = {COMMUNITIES[q["category"]] for system in systems for q in system.questions if q["score"] is not None}
+def read_scored(args: argparse.Namespace) -> tuple[list[System], list[str]]:
+    """The systems, and notes on them; UserError too where no question of any system has a score."""
+    systems, notes = read_compared(args.system, args.unscored_as_zero, args.allow_partial)
+    task = systems[0].task
+    scored = {question["group"] for system in systems for question in system.questions if question["score"] is not None}
     if not scored:
         raise UserError(f"{systems[0].paths[0]}: no question of any system has a score; there is nothing to draw")
-    if missing := [category for category in CATEGORIES if category not in scored]:
+    if missing := [group for group in task.groups if group not in scored]:
         notes.append(f"No score in {', '.join(missing)}, and so no average.")
     return systems, notes
-
-
-def points_of(system: System) -> dict[str, Point]:
-    """Mean and interval of each of `GROUPS`: a bootstrap over questions, for the average within each category."""
-    scores: dict[str, list[float]] = {category: [] for category in CATEGORIES}
-    for question in system.questions:
-        if question["score"] is not None:
-            scores[COMMUNITIES[question["category"]]].append(question["score"])
-    strata: dict[str, Strata] = {category: [scores[category]] for category in CATEGORIES}
-    strata[MACRO] = list(scores.values())
-    means = make_row(system).means
-    return {group: Point(means[group], bootstrap_interval(strata[group])) for group in GROUPS}
 
 
 def read_evaluators(path: str) -> list[Evaluator]:
@@ -276,219 +217,6 @@ def read_evaluator(entry: Any, where: str) -> Evaluator:
 
 def _is_share(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value <= 1
-
-
-# Figures 2 and 16
-
-
-@figure_style()
-def posts_figure(points: dict[int, dict[str, Point]]) -> "Figure":
-    """The score by the number of posts, a panel for each of `GROUPS` that has any; all have the same axes.
-
-    Args:
-        points: by number of posts, ascending, and group; at least one has a mean.
-    """
-    groups = [group for group in GROUPS if any(by_group[group].mean is not None for by_group in points.values())]
-    columns = min(2, len(groups))
-    rows = math.ceil(len(groups) / columns)
-    figure = new_figure(COLUMN, 0.6 + 1.25 * rows)
-    panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
-    for panel, group in zip(panels, groups, strict=False):
-        draw_points(panel, {k: by_group[group] for k, by_group in points.items() if by_group[group].mean is not None})
-        panel.set_title(wrapped(group, 22), fontsize=SMALL_TEXT)
-    for panel in panels[len(groups) :]:
-        panel.set_visible(False)
-    low, high = score_limits([point for by_group in points.values() for point in by_group.values()])
-    panels[0].set_ylim(low, high)
-    panels[0].set_xticks(posts_ticks(list(points)))
-    figure.supylabel("score (0 to 1)", fontsize=TEXT)
-    lines = ["k: number of posts from the profile", "bars: 95% bootstrap intervals over questions"]
-    lines += ["the axis of scores does not start at 0"] if low > 0 else []
-    figure.supxlabel("\n".join(lines), fontsize=SMALL_TEXT)
-    return figure
-
-
-def draw_points(panel: "Axes", points: dict[int, Point]) -> None:
-    """A line through the means, with an upright bar from end to end of each interval."""
-    style = {"color": DARK, "marker": "o", "markersize": 3.5, "linewidth": 1.2}
-    panel.plot(list(points), [point.mean for point in points.values()], clip_on=False, **style)
-    draw_intervals(panel, {k: point.interval for k, point in points.items() if point.interval is not None})
-    tidy(panel)
-    panel.tick_params(labelbottom=True)  # also above a place without a panel
-
-
-def score_limits(points: list[Point]) -> tuple[float, float]:
-    """Ends of an axis that holds all means and intervals, within 0 to 1 and not much less than `SMALLEST_SPAN`."""
-    values = [point.mean for point in points if point.mean is not None]
-    values += [end for point in points for end in point.interval or ()]
-    middle = (min(values) + max(values)) / 2
-    reach = max(0.55 * (max(values) - min(values)), SMALLEST_SPAN / 2)  # a margin of 5% on both sides
-    return max(0.0, middle - reach), min(1.0, middle + reach)
-
-
-def posts_ticks(numbers: list[int]) -> list[int]:
-    """The numbers of posts, without those whose label would touch the one before."""
-    label = CHARACTER * (len(str(numbers[-1])) + 1) / PANEL  # as a share of the axis
-    shown = numbers[:1]
-    for k in numbers[1:]:
-        if k - shown[-1] >= label * (numbers[-1] - numbers[0]):
-            shown.append(k)
-    return shown
-
-
-# Figure 3
-
-
-@figure_style()
-def systems_figure(rows: list[Row]) -> "Figure":
-    """Bars of every system in each of `GROUPS` that has any, from 0; below, the last one in percent of the first.
-
-    The paper reports gains of 155% to 208% by gold plans. These can only be such ratios: a score of .5240 (Table 2)
-    that rises by 155% would be above 1.
-    """
-    groups = [group for group in GROUPS if any(row.means[group] is not None for row in rows)]
-    width = COLUMN if len(rows) <= COLUMN_SYSTEMS else PAGE
-    figure = new_figure(width, 2.8)
-    panel = figure.subplots()
-    bars = [draw_system(panel, row, groups, number, len(rows)) for number, row in enumerate(rows)]
-    percents = [percent_text(rows[0].means[group], rows[-1].means[group]) for group in groups]
-    labels = [f"{percent}\n{wrapped(group, 14)}" for percent, group in zip(percents, groups, strict=True)]
-    panel.set_xticks(range(len(groups)), labels)
-    panel.set_xlim(-0.5, len(groups) - 0.5)
-    panel.tick_params(axis="x", length=0)
-    highest = max(row.means[group] or 0 for row in rows for group in groups)
-    panel.set_ylim(0, (1.15 if len(rows) <= LEVEL_SYSTEMS else 1.25) * highest or 1)  # room for the numbers
-    panel.set_ylabel("score (0 to 1)", fontsize=TEXT, labelpad=2)
-    relative = f"%: {shorten(rows[-1].name)}, relative to {shorten(rows[0].name)}"
-    figure.supxlabel(wrapped(relative, int(0.9 * width / CHARACTER)), fontsize=SMALL_TEXT)
-    tidy(panel)
-    add_legend(figure, bars, [wrapped(row.name, 38, lines=2) for row in rows])
-    return figure
-
-
-def draw_system(panel: "Axes", row: Row, groups: list[str], number: int, num_systems: int) -> "BarContainer":
-    """Draw the bars of one of the systems, with the scores printed on them; where there is none stands a dash."""
-    width = 0.84 / num_systems
-    places = [place + (number - (num_systems - 1) / 2) * width for place in range(len(groups))]
-    means = [row.means[group] for group in groups]
-    color = shade(number, num_systems)
-    hatch = {"hatch": HATCHES[number], "hatchcolor": "black" if sum(color[:3]) > 1 else "white"}
-    bars = panel.bar(places, [mean or 0 for mean in means], width, color=color, edgecolor="black", lw=0.6, **hatch)
-    for place, mean in zip(places, means, strict=True):
-        panel.annotate(
-            "–" if mean is None else decimals(mean, 3),
-            (place, mean or 0),
-            (0, 1.5),
-            textcoords="offset points",
-            ha="center",
-            va="bottom",
-            rotation=90 if num_systems > LEVEL_SYSTEMS else 0,
-            fontsize=SMALL_TEXT,
-        )
-    return bars
-
-
-def percent_text(first: float | None, last: float | None) -> str:
-    """The last score in percent of the first, a dash where that has no value."""
-    return "–" if not first or last is None else f"{last / first:.0%}"
-
-
-def shade(number: int, count: int) -> tuple[float, ...]:
-    """The colour of one of `count` systems, each darker than the one before, also in grey and to the colour-blind."""
-    from matplotlib import colormaps
-
-    return colormaps["cividis"](0.95 - 0.8 * number / (count - 1))
-
-
-# Figure 4
-
-
-@figure_style()
-def trade_off_figure(evaluators: list[Evaluator]) -> "Figure":
-    """Agreement with humans, with its 95% interval where that is known, and mean score, in the order they are given."""
-    width = COLUMN if len(evaluators) <= COLUMN_EVALUATORS else PAGE
-    figure = new_figure(width, 2.6)
-    panel = figure.subplots()
-    # A little left and right of the evaluator's place, so that no point hides another.
-    agreement = [(i - 0.04, one.accuracy) for i, one in enumerate(evaluators)]
-    score = [(i + 0.04, one.mean_score) for i, one in enumerate(evaluators)]
-    intervals = {i - 0.04: one.interval for i, one in enumerate(evaluators) if one.interval is not None}
-    strategies = [one.strategy for one in evaluators]
-    style = {"color": LIGHT, "linestyle": "--", "marker": "s", "markerfacecolor": "white", "markeredgewidth": 1.2}
-    lines = [draw_series(panel, agreement, strategies, color=DARK, marker="o")]
-    lines += [draw_series(panel, score, strategies, **style)]
-    draw_intervals(panel, intervals)
-    print_values(panel, {place: (value, f"{value:.0%}") for place, value in agreement if value is not None}, "right")
-    print_values(panel, {place: (value, decimals(value, 2)) for place, value in score if value is not None}, "left")
-    for i, one in enumerate(evaluators):
-        if one.accuracy is None and one.mean_score is None:
-            panel.text(i, 0.5, "no data", rotation=90, ha="center", va="center", fontsize=SMALL_TEXT, color=DARK)
-    letters = int((width - 0.5) / len(evaluators) / CHARACTER)
-    panel.set_xticks(range(len(evaluators)), [wrapped(one.name, letters) for one in evaluators])
-    panel.set_xlim(-0.5, len(evaluators) - 0.5)
-    panel.set_ylim(0, 1)
-    panel.set_xlabel("evaluator", fontsize=TEXT)
-    panel.set_ylabel("agreement, score (0 to 1)", fontsize=TEXT)
-    tidy(panel)
-    add_legend(figure, lines, [f"agreement with humans{' (bars: 95% intervals)' if intervals else ''}", "mean score"])
-    return figure
-
-
-def draw_series(
-    panel: "Axes", points: list[tuple[float, float | None]], strategies: list[str], **style: Any
-) -> "Line2D":
-    """Draw a line through the points; it breaks where one has no value, and where another strategy begins."""
-    line: list[tuple[float, float]] = []
-    for i, (place, value) in enumerate(points):
-        if i > 0 and strategies[i] != strategies[i - 1]:
-            line.append((place, math.nan))
-        line.append((place, math.nan if value is None else value))
-    return panel.plot(*zip(*line, strict=True), markersize=5, linewidth=1.2, clip_on=False, **style)[0]
-
-
-def print_values(panel: "Axes", values: dict[float, tuple[float, str]], end: str) -> None:
-    """A text by each point, a little above it, whose left or right `end` is at the point."""
-    offset = (4 if end == "left" else -4, 1)
-    for place, (value, text) in values.items():
-        panel.annotate(
-            text, (place, value), offset, textcoords="offset points", ha=end, va="bottom", fontsize=SMALL_TEXT
-        )
-
-
-# All figures
-
-
-def draw_intervals(panel: "Axes", intervals: dict[float, tuple[float, float]]) -> None:
-    """An upright bar from end to end of each interval."""
-    middles = [(low + high) / 2 for low, high in intervals.values()]
-    halves = [(high - low) / 2 for low, high in intervals.values()]
-    panel.errorbar(list(intervals), middles, halves, fmt="none", ecolor=DARK, elinewidth=0.9, capsize=2, clip_on=False)
-
-
-def add_legend(figure: "Figure", handles: Sequence[Any], labels: list[str]) -> None:
-    """Above the panel, in as many columns as the labels leave room for; `handles` is what they stand for."""
-    longest = max(len(line) for label in labels for line in label.split("\n"))
-    columns = max(1, int(figure.get_figwidth() / (CHARACTER * (longest + 6))))  # 6: the mark, and the space around it
-    style = {"frameon": False, "fontsize": SMALL_TEXT, "handlelength": 2.6}  # long enough for a dashed line
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(labels)), **style)
-
-
-def tidy(panel: "Axes") -> None:
-    """Small numbers, faint lines behind what is drawn, no frame."""
-    panel.grid(axis="y", color="0.9", linewidth=0.6)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.tick_params(labelsize=SMALL_TEXT, pad=2)
-
-
-def decimals(value: float, digits: int) -> str:
-    """A score as the paper prints it, without the 0 before the point."""
-    return f"{value:.{digits}f}".removeprefix("0")
-
-
-def wrapped(text: str, width: int, lines: int = 3) -> str:
-    """A name as it is drawn: in lines of at most `width` characters, and at most so many lines."""
-    return textwrap.fill(drawable(text), width, max_lines=lines, placeholder="…")
 
 
 if __name__ == "__main__":

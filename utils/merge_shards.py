@@ -13,25 +13,29 @@ where the shards' manifests say it was, and must not have changed since.
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
-from utils.benchmarks.records import read_dataset, select_questions
-from utils.benchmarks.responses import collect_responses, read_plans, read_responses
+from utils.benchmarks import task_of
+from utils.benchmarks.task import Metric, Record
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.files.fingerprints import REPORTED, differences
-from utils.files.journal import Journal, Key, open_journal
+from utils.files.journal import Journal, Key
 from utils.files.journal_lines import read_journal
 from utils.files.manifest import file_hash, manifest_of, read_manifest
-from utils.generation.driver import describe_records, is_failed
-from utils.scoring.verdicts import SCORINGS, is_outdated, score_file
-
-Record = dict[str, Any]
+from utils.files.outputs import OutputFile, Piece, Pieces, is_failed
+from utils.generation.driver import describe_records
+from utils.records.datasets import read_dataset, select_questions
+from utils.records.responses import collect_responses, read_plans, read_responses
+from utils.records.scores import score_file
+from utils.scoring.verdicts import is_outdated
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Shard:
 
     path: str
     fingerprint: dict[str, Any]
-    entries: dict[Key, Record]
+    entries: Pieces
     manifest: dict[str, Any]
 
 
@@ -71,7 +75,8 @@ def main(argv: list[str] | None = None) -> int:
     shards = [read_shard(path) for path in args.shard_addr]
     fingerprint = shared_fingerprint(shards)
     kind, strategy = kind_of(fingerprint, shards[0].path), fingerprint.get("strategy")
-    records = read_dataset(args.inputs_addr, needs=["rubric_aspects"] if strategy == "aspect" else [])
+    records = read_dataset(args.inputs_addr, needs=[strategy] if strategy else [])
+    metric = task_of(args.inputs_addr, records).metrics[strategy] if strategy else None
     if fingerprint["inputs"] != file_hash(args.inputs_addr):
         raise UserError(f"{args.inputs_addr}: not the dataset that {shards[0].path} was made from")
     entries = merge_entries(shards)
@@ -82,11 +87,14 @@ def main(argv: list[str] | None = None) -> int:
         cli.check_outputs([args.output_addr], args.response_addr)
         responses = [read_responses(path) for path in args.response_addr]
         questions = [question for question in questions if all(question["id"] in one for one in responses)]
-    keys = expected_keys(questions, entries, strategy)
+    keys = expected_keys(questions, entries, metric)
     check_complete(args, records, keys, entries)
 
-    journal = open_journal(args.output_addr, fingerprint, args.overwrite, keys)
     asked = {question["id"] for question in questions}
+    collect = collector(args, kind, strategy, records, asked)
+    output = OutputFile(args.output_addr, fingerprint, keys, collect, "changed" if args.overwrite else None)
+    output.open()
+    journal = output.journal
     if journal is not None and is_other_merge(journal, entries):
         if not args.overwrite:
             raise UserError(
@@ -95,17 +103,12 @@ def main(argv: list[str] | None = None) -> int:
             )
         journal.forget()
     new = [key for key in keys if is_new(key, entries[key], journal)] if journal else []
-    if journal is None or (
-        not new and journal.holds(keys, lambda: content_of(kind, strategy, records, journal.entries, asked))
-    ):
-        print(f"{args.output_addr}: already finished, left alone")
+    if not new and output.is_finished():
         return 0
     for key in new:
         journal.add(key, entries[key])
-    figures = {"counts": {kind: len(keys)}, "missing": 0, **describe_records(journal.entries.values())}
-    figures |= shared_figures(shards)
-    content = content_of(kind, strategy, records, journal.entries, asked)
-    journal.publish(content, vars(args), None, **figures, merged=[shard.path for shard in shards])
+    figures = {"counts": {kind: len(keys)}, **describe_records(output.pieces.values()), **shared_figures(shards)}
+    output.publish(vars(args), None, **figures, merged=[shard.path for shard in shards])
     print(f"{args.output_addr}: {len(keys)} {kind} of {len(shards)} shards, {len(questions)} questions")
     return 0
 
@@ -198,9 +201,9 @@ def _named_responses(shard: Shard) -> list[str]:
     return shard.manifest.get("arguments", {}).get("response_addr") or []
 
 
-def merge_entries(shards: list[Shard]) -> dict[Key, Record]:
+def merge_entries(shards: list[Shard]) -> Pieces:
     """All entries by key; UserError where two shards have different values for one."""
-    merged: dict[Key, Record] = {}
+    merged: Pieces = {}
     origin: dict[Key, str] = {}
     differing: list[Key] = []
     for shard in shards:
@@ -223,17 +226,15 @@ def merge_entries(shards: list[Shard]) -> dict[Key, Record]:
     return merged
 
 
-def expected_keys(questions: list[Record], entries: dict[Key, Record], strategy: str | None) -> list[Key]:
-    """The pieces a whole file has: the verdicts of a strategy, or as many outputs a question as any question has."""
-    if strategy is not None:
-        return [key for question in questions for key in SCORINGS[strategy].keys(question)]
+def expected_keys(questions: list[Record], entries: Pieces, metric: Metric | None) -> list[Key]:
+    """The pieces a whole file has: a metric's verdicts, or as many outputs a question as any question has."""
+    if metric is not None:
+        return [key for question in questions for key in metric.keys(question)]
     number = max((key[1] for key in entries), default=0) + 1
     return [(question["id"], i) for question in questions for i in range(number)]
 
 
-def check_complete(
-    args: argparse.Namespace, records: list[Record], keys: list[Key], entries: dict[Key, Record]
-) -> None:
+def check_complete(args: argparse.Namespace, records: list[Record], keys: list[Key], entries: Pieces) -> None:
     """Raise UserError where a piece is missing, or belongs to no question of the dataset."""
     known = {record["id"] for record in records}
     if foreign := [key for key in entries if key[0] not in known]:
@@ -248,7 +249,7 @@ def check_complete(
         )
 
 
-def is_other_merge(journal: Journal, entries: dict[Key, Record]) -> bool:
+def is_other_merge(journal: Journal, entries: Pieces) -> bool:
     """What is there already differs from what the shards have, for they were run again."""
     return any(
         entries[key]["value"] != entry["value"]
@@ -257,19 +258,20 @@ def is_other_merge(journal: Journal, entries: dict[Key, Record]) -> bool:
     )
 
 
-def is_new(key: Key, entry: Record, journal: Journal) -> bool:
+def is_new(key: Key, entry: Piece, journal: Journal) -> bool:
     """An earlier merge had no such piece, or a failed one that its shard has asked for again."""
     if key not in journal.entries:
         return True
     return is_failed(journal.entries[key]) and not is_failed(entry)
 
 
-def content_of(
-    kind: str, strategy: str | None, records: list[Record], entries: dict[Key, Record], asked: set[str]
-) -> Any:
+def collector(
+    args: argparse.Namespace, kind: str, strategy: str | None, records: list[Record], asked: set[str]
+) -> Callable[[Pieces], Any]:
+    """What makes the file's content of its pieces."""
     if strategy is not None:
-        return score_file(records, entries, asked, strategy)
-    return collect_responses(records, entries, "aspects" if kind == "plans" else "output")
+        return partial(score_file, task_of(args.inputs_addr, records), strategy, records, asked)
+    return partial(collect_responses, records, field="aspects" if kind == "plans" else "output")
 
 
 if __name__ == "__main__":

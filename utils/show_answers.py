@@ -12,14 +12,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
-from utils.benchmarks.records import read_dataset
-from utils.benchmarks.responses import read_responses
-from utils.benchmarks.score_files import read_scores
 from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.cli.errors import printable, quote
+from utils.records.datasets import read_dataset
+from utils.records.responses import read_responses
+from utils.records.scores import read_scores
+from utils.scoring.aspects import VERDICTS
 
 WIDTH = 100  # characters a line
-VERDICTS = {0: "0 not covered", 1: "1 in part", 2: "2 very well", None: "- unscored"}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -60,11 +60,6 @@ def describe_answer(question: str, answer: str | None, entry: dict[str, Any]) ->
         if "aspect" in detail
     ]
     return "\n".join(lines) + "\n"
-
-
-def printable(text: str) -> str:
-    """The text with control characters spelled out: what a model wrote must not steer the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 if __name__ == "__main__":

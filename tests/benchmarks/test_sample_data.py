@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from utils.scoring.verdicts import CATEGORIES, COMMUNITIES
+from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "mini_lampqa"
 SPLITS = {

@@ -11,8 +11,8 @@ import pytest
 from tiny_chat import make_tokenizer
 
 import prompts
-from evaluate_responses import judge_messages
 from prompts import PUBLIC_CODE, choose_lead_in, join_posts, load_prompt, parse_prompt, wording
+from utils.benchmarks.lampqa import aspect_messages, gold_plan
 from utils.cli import UserError
 from utils.generation.chat import LocalChat, merge_system
 from utils.import_prompts import main, read_prompts
@@ -205,7 +205,7 @@ def contents(messages):
 
 
 def test_no_personalization_is_the_bare_question(folder):
-    assert contents(load_prompt("no_personalization", folder).messages(question=QUESTION)) == (
+    assert contents(load_prompt("lampqa/no_personalization", folder).messages(question=QUESTION)) == (
         "Just reply.\n - shortly",
         "Why {plan}?",
     )
@@ -213,7 +213,7 @@ def test_no_personalization_is_the_bare_question(folder):
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_rag_with_and_without_posts(folder, profile):
-    messages = load_prompt("rag", folder).messages(question=QUESTION, profile=join_posts(PROFILES[profile]))
+    messages = load_prompt("lampqa/rag", folder).messages(question=QUESTION, profile=join_posts(PROFILES[profile]))
     assert contents(messages) == (
         'Greet like a neighbour.\n  Reply as {"personalized_answer": ...}.\n',
         f"\n~ Earlier ~\n{JOINED[profile]}\n~ Now ~\nWhy {{plan}}? {{sic}}\n",
@@ -222,7 +222,7 @@ def test_rag_with_and_without_posts(folder, profile):
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_planpers_has_the_plan_as_it_came(folder, profile):
-    prompt = load_prompt("planpers", folder)
+    prompt = load_prompt("lampqa/planpers", folder)
     assert contents(prompt.messages(question=QUESTION, profile=join_posts(PROFILES[profile]), plan=PLAN)) == (
         "Greet like a neighbour, and mind the list. ",
         f"\n~ Earlier ~\n{JOINED[profile]}\n\n~ Now ~\nWhy {{plan}}?\n~ To cover ~\n"
@@ -232,7 +232,7 @@ def test_planpers_has_the_plan_as_it_came(folder, profile):
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_the_planner_is_asked_as_rag_is(folder, profile):
-    prompt = load_prompt("planner", folder)
+    prompt = load_prompt("lampqa/planner", folder)
     assert contents(prompt.messages(question=QUESTION, profile=join_posts(PROFILES[profile]))) == (
         "List what matters.\n\n",
         f"\n~ Earlier ~\n{JOINED[profile]}\n~ Now ~\nWhy {{plan}}? {{sic}}\n",
@@ -240,8 +240,8 @@ def test_the_planner_is_asked_as_rag_is(folder, profile):
 
 
 def test_the_judge_sees_the_aspect_in_the_middle_and_empty_fields_stay(folder):
-    prompt = load_prompt("aspect_judge", folder)
-    first, second = (judge_messages(prompt, RECORD, "It {aspect}.", aspect) for aspect in RECORD["rubric_aspects"])
+    prompt = load_prompt("lampqa/aspect_judge", folder)
+    first, second = (aspect_messages(prompt, RECORD, ["It {aspect}."], i) for i in range(2))
     assert contents(first) == (
         "Weigh it.\nReply as {'match_score': 0}.",
         "\nasked: Why {plan}?\nmeant: I wonder.\n\nsaid: It {aspect}.\nsought: * Cost  of it\n"
@@ -251,7 +251,7 @@ def test_the_judge_sees_the_aspect_in_the_middle_and_empty_fields_stay(folder):
 
 
 def test_a_model_without_a_system_role_reads_both_parts_with_an_empty_line_between(folder):
-    messages = load_prompt("rag", folder).messages(question="Why?", profile="A post.")
+    messages = load_prompt("lampqa/rag", folder).messages(question="Why?", profile="A post.")
     assert merge_system(messages) == [
         {
             "role": "user",
@@ -270,11 +270,11 @@ def test_aspects_of_a_response_are_tokenized_together_as_each_alone(folder, tmp_
     tokenizer.chat_template = refused + tokenizer.chat_template
     tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "model/config.json").write_text('{"model_type": "qwen2"}')
-    chat, prompt = LocalChat(str(tmp_path / "model")), load_prompt("aspect_judge", folder)
+    chat, prompt = LocalChat(str(tmp_path / "model")), load_prompt("lampqa/aspect_judge", folder)
     assert chat._merges_system == bool(refused)
     records = json.loads((ROOT / "tests/data/mini_lampqa/test.json").read_text(encoding="utf-8"))
     groups = [
-        [judge_messages(prompt, record, answer, aspect) for aspect in record["rubric_aspects"]]
+        [aspect_messages(prompt, record, [answer], i) for i in range(len(record["rubric_aspects"]))]
         for record in records
         for answer in ("One.\n\nTwo. ", "Another answer")
     ]
@@ -294,16 +294,16 @@ def test_aspects_of_a_response_are_tokenized_together_as_each_alone(folder, tmp_
 
 
 def test_the_target_is_the_lead_in_and_a_dash_and_title_a_line(folder):
-    lead_in = choose_lead_in("reference", load_prompt("planner", folder))
+    lead_in = choose_lead_in("reference", load_prompt("lampqa/planner", folder))
     assert lead_in == "Here (I think) is what counts.\n"
-    assert gold_text(RECORD, lead_in) == "Here (I think) is what counts.\n- Cost  of it\n- Time\n"
-    assert choose_lead_in("paper", load_prompt("planner", folder)) is None
-    assert gold_text(RECORD) == "Cost of it\nTime"
+    assert gold_text(gold_plan(RECORD), lead_in) == "Here (I think) is what counts.\n- Cost  of it\n- Time\n"
+    assert choose_lead_in("paper", load_prompt("lampqa/planner", folder)) is None
+    assert gold_text(gold_plan(RECORD)) == "Cost of it\nTime"
 
 
 def test_without_an_imported_prompt_the_target_is_refused_with_the_command():
     with pytest.raises(UserError, match=r"(?s)^--planner_target reference: .*utils/import_prompts\.py --code_dir"):
-        choose_lead_in("reference", load_prompt("planner"))
+        choose_lead_in("reference", load_prompt("lampqa/planner"))
 
 
 LEAD_IN = "What (she) wants: a+b?\n"
@@ -534,13 +534,13 @@ EXACT = "[system]\n S \n\n\n[user]\n\n{question}\n\n\n[end]\n"
 
 
 def test_an_exact_prompt_is_all_that_stands_between_the_lines():
-    prompt = parse_prompt("no_personalization", EXACT, "f")
+    prompt = parse_prompt("lampqa/no_personalization", EXACT, "f")
     assert (prompt.system, prompt.user, prompt.exact, prompt.lead_in) == (" S \n\n", "\n{question}\n\n", True, None)
     assert contents(prompt.messages(question="Q")) == (" S \n\n", "\nQ\n\n")
     assert contents(prompt.messages(question="")) == (" S \n\n", "\n\n\n")
-    without = parse_prompt("no_personalization", EXACT.removesuffix("[end]\n"), "f")
+    without = parse_prompt("lampqa/no_personalization", EXACT.removesuffix("[end]\n"), "f")
     assert (without.user, without.exact) == ("\n{question}", False)
-    empty = parse_prompt("no_personalization", "[system]\n\n[user]\n{question}\n[end]", "f")
+    empty = parse_prompt("lampqa/no_personalization", "[system]\n\n[user]\n{question}\n[end]", "f")
     assert (empty.system, empty.user) == ("", "{question}")
 
 
@@ -556,7 +556,7 @@ def test_an_exact_prompt_is_all_that_stands_between_the_lines():
 def test_a_target_that_cannot_be_used(name, target, expected):
     text = f"[system]\nS\n[user]\n{{profile}}{{question}}\n[assistant]\n{target}\n[end]\n"
     with pytest.raises(UserError, match=f"^{expected}"):
-        parse_prompt(name, text, "f")
+        parse_prompt(f"lampqa/{name}", text, "f")
 
 
 # Whose words
@@ -565,9 +565,9 @@ def test_a_target_that_cannot_be_used(name, target, expected):
 def test_every_wording_is_named():
     ours = {"aspect_judge", "planner", "planpers", "pairwise_judge", "factoid_filter"}
     papers = {"no_personalization", "rag", "direct_judge", "aspect_extraction"}
-    assert ours | papers == prompts.PLACEHOLDERS.keys()
+    assert ours | papers == {path.stem for path in (prompts.FOLDER / "lampqa").glob("*.txt")}
     for name in ours | papers:
-        digest = load_prompt(name).digest
+        digest = load_prompt(f"lampqa/{name}").digest
         assert wording(name, digest) == ("our own" if name in ours else "the paper's")
         assert wording(name, "0" * 64) == "another"
         assert wording("no such prompt", digest) == "another"

@@ -15,11 +15,11 @@ import evaluate_responses
 import planpers
 from retrieval import rank_dataset
 from utils import merge_shards
-from utils.benchmarks.records import shard_of
 from utils.cli import UserError
 from utils.files.journal import Journal
 from utils.files.journal_lines import read_journal
 from utils.files.manifest import file_hash, read_manifest
+from utils.records.datasets import shard_of
 
 ROOT = Path(__file__).resolve().parents[2]
 IDS = ["q1", "q2", "日本-’\u2028", "42", "q4", "q6", "q9"]

@@ -371,7 +371,7 @@ def test_a_long_profile_is_rendered_a_few_times_only(posts, budget, most_renders
 
 
 def test_real_prompts_are_kept_within_the_budget_to_the_token(models):
-    chat, prompt = LocalChat(models["refuses system"]), load_prompt("rag")
+    chat, prompt = LocalChat(models["refuses system"]), load_prompt("lampqa/rag")
     posts = ["first post ’", "second 猫", "third"]
 
     def messages(kept):
@@ -556,7 +556,7 @@ def random_groups(seed):
     def text(most):
         return "".join(rng.choice(words) + rng.choice([" "] * 12 + ends) for _ in range(rng.randrange(1, most)))
 
-    prompt = load_prompt("aspect_judge")
+    prompt = load_prompt("lampqa/aspect_judge")
     for _ in range(30):
         shared = {"question": text(9), "details": text(60), "response": text(90)}
         yield [

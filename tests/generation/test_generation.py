@@ -18,7 +18,8 @@ from utils.generation.driver import (
     generate,
 )
 from utils.generation.requests import Completion, RefusedError, Sampling, UnavailableError
-from utils.parsing.model_output import ANSWER_SCHEMA, Parsed
+from utils.parsing import Parsed
+from utils.parsing.answers import ANSWER_SCHEMA
 
 
 def make_policy(temperature=0.1, max_retries=3, constrained_decoding="fallback", seed=0):

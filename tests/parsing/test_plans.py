@@ -2,10 +2,11 @@
 
 import pytest
 
+from utils.benchmarks.lampqa import gold_plan
 from utils.parsing.plans import (
     WORDS_THRESHOLD,
     coverage,
-    gold_aspects,
+    gold_text,
     one_line,
     plan_text,
     same_title,
@@ -14,15 +15,15 @@ from utils.parsing.plans import (
 )
 
 
-def test_gold_aspects_are_the_titles_alone_each_in_one_line():
+def test_a_gold_plan_is_the_titles_alone_each_in_one_line():
     record = {
         "rubric_aspects": [
             {"aspect": " Cost of\n  the trip ", "evidence": "I have 400 pounds", "reason": "a small budget"},
             {"aspect": "Safety", "evidence": "", "reason": ""},
         ]
     }
-    assert gold_aspects(record) == ["Cost of the trip", "Safety"]
-    assert gold_aspects({"rubric_aspects": []}) == []
+    assert gold_text(gold_plan(record)) == "Cost of the trip\nSafety"
+    assert gold_plan({"rubric_aspects": []}) == []
 
 
 def test_a_plan_is_a_title_a_line():

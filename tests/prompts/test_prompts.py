@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import prompts
-from prompts import PLACEHOLDERS, join_posts, load_prompt
+from prompts import join_posts, load_prompt
 from utils.cli import UserError
 
-FOLDER = Path(prompts.__file__).parent
+FOLDER = Path(prompts.__file__).parent / "lampqa"
 
 # A change of a prompt changes every number measured with it. To change one on purpose: edit its file, run this
 # test, copy the new hash from the failure, and say in prompts/README.md what the wording now is.
@@ -40,7 +40,7 @@ TRICKY = {
 
 
 def values_of(name):
-    return {placeholder: f"<{placeholder}>" for placeholder in PLACEHOLDERS[name]}
+    return {placeholder: f"<{placeholder}>" for placeholder in load_prompt(f"lampqa/{name}").placeholders}
 
 
 def own_prompt(folder, name, text):
@@ -51,19 +51,19 @@ def own_prompt(folder, name, text):
 # The shipped prompts
 
 
-@pytest.mark.parametrize("name", sorted(PLACEHOLDERS))
+@pytest.mark.parametrize("name", sorted(GOLDEN))
 def test_every_prompt_file_is_as_it_was_pinned(name):
     assert hashlib.sha256((FOLDER / f"{name}.txt").read_bytes()).hexdigest() == GOLDEN[name]
-    assert load_prompt(name).digest == GOLDEN[name]
+    assert load_prompt(f"lampqa/{name}").digest == GOLDEN[name]
 
 
 def test_there_is_a_file_for_each_name_and_no_other():
-    assert {path.stem for path in FOLDER.glob("*.txt")} == set(PLACEHOLDERS) == set(GOLDEN)
+    assert {path.stem for path in FOLDER.glob("*.txt")} == set(GOLDEN)
 
 
 def test_the_readme_table_names_every_file():
     rows = re.findall(r"^\| `(\w+)\.txt` \|.*\| (?:figure \d+) \| (?:verbatim|ours) \|$", readme(), re.MULTILINE)
-    assert sorted(rows) == sorted(PLACEHOLDERS)
+    assert sorted(rows) == sorted(GOLDEN)
 
 
 def test_the_readme_calls_the_four_printed_figures_verbatim_and_no_other():
@@ -72,12 +72,12 @@ def test_the_readme_calls_the_four_printed_figures_verbatim_and_no_other():
 
 
 def readme():
-    return (FOLDER / "README.md").read_text(encoding="utf-8")
+    return (FOLDER.parent / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", sorted(PLACEHOLDERS))
+@pytest.mark.parametrize("name", sorted(GOLDEN))
 def test_messages_are_a_system_and_a_user_turn_with_every_value_in_it(name):
-    system, user = load_prompt(name).messages(**values_of(name))
+    system, user = load_prompt(f"lampqa/{name}").messages(**values_of(name))
     assert (system["role"], user["role"]) == ("system", "user")
     for value in values_of(name).values():
         assert user["content"].count(value) == 1
@@ -85,15 +85,15 @@ def test_messages_are_a_system_and_a_user_turn_with_every_value_in_it(name):
     assert not re.search(r"\{\w+\}", system["content"] + user["content"])  # nothing was left unfilled
 
 
-@pytest.mark.parametrize("name", sorted(set(PLACEHOLDERS) - {"planner"}))
+@pytest.mark.parametrize("name", sorted(set(GOLDEN) - {"planner"}))
 def test_a_prompt_for_json_ends_with_an_opened_fence(name):
-    system, user = load_prompt(name).messages(**values_of(name))
+    system, user = load_prompt(f"lampqa/{name}").messages(**values_of(name))
     assert user["content"].endswith("\n\noutput: ```json")
     assert "```json```" in system["content"]
 
 
 def test_the_planner_is_asked_for_plain_lines():
-    system, user = load_prompt("planner").messages(profile="P", question="Q")
+    system, user = load_prompt("lampqa/planner").messages(profile="P", question="Q")
     assert "json" not in system["content"]
     assert user["content"].endswith("Current post question:\nQ")
 
@@ -101,7 +101,7 @@ def test_the_planner_is_asked_for_plain_lines():
 def test_two_aspects_of_a_response_share_everything_before_the_aspect():
     shared = {"question": "Q", "details": "D", "response": "the answer"}
     first, second = (
-        load_prompt("aspect_judge").messages(**shared, aspect=aspect, reason="R", evidence="E")
+        load_prompt("lampqa/aspect_judge").messages(**shared, aspect=aspect, reason="R", evidence="E")
         for aspect in ("apples", "bread")
     )
     assert first[0] == second[0]
@@ -114,19 +114,19 @@ def test_two_aspects_of_a_response_share_everything_before_the_aspect():
 
 
 @pytest.mark.parametrize("value", TRICKY.values(), ids=TRICKY.keys())
-@pytest.mark.parametrize("name", sorted(PLACEHOLDERS))
+@pytest.mark.parametrize("name", sorted(GOLDEN))
 def test_values_go_in_as_they_are(name, value):
-    prompt = load_prompt(name)
-    _, user = prompt.messages(**dict.fromkeys(PLACEHOLDERS[name], value))
-    pieces = re.split("|".join(rf"\{{{placeholder}\}}" for placeholder in PLACEHOLDERS[name]), prompt.user)
+    prompt = load_prompt(f"lampqa/{name}")
+    _, user = prompt.messages(**dict.fromkeys(prompt.placeholders, value))
+    pieces = re.split("|".join(rf"\{{{placeholder}\}}" for placeholder in prompt.placeholders), prompt.user)
     assert user["content"] == value.join(pieces)
 
 
 @pytest.mark.parametrize("name", ["rag", "planpers", "planner"])
 def test_without_posts_nothing_is_left_of_their_paragraph(name):
     values = values_of(name)
-    _, with_posts = load_prompt(name).messages(**values)
-    _, without = load_prompt(name).messages(**{**values, "profile": ""})
+    _, with_posts = load_prompt(f"lampqa/{name}").messages(**values)
+    _, without = load_prompt(f"lampqa/{name}").messages(**{**values, "profile": ""})
     heading = "Past post questions and detailed descriptions of these questions:\n<profile>\n\n"
     assert with_posts["content"].startswith(heading + "Current post question:\n<question>")
     assert without["content"] == with_posts["content"].removeprefix(heading)
@@ -134,15 +134,15 @@ def test_without_posts_nothing_is_left_of_their_paragraph(name):
 
 def test_an_aspect_without_a_reason_has_no_heading_for_one():
     values = {**values_of("aspect_judge"), "reason": ""}
-    _, user = load_prompt("aspect_judge").messages(**values)
+    _, user = load_prompt("lampqa/aspect_judge").messages(**values)
     assert "aspect:\n<aspect>\n\nevidence:\n<evidence>\n\noutput" in user["content"]
 
 
-@pytest.mark.parametrize("name", sorted(PLACEHOLDERS))
+@pytest.mark.parametrize("name", sorted(GOLDEN))
 def test_another_placeholders_name_in_a_value_is_no_placeholder(name):
-    names = sorted(PLACEHOLDERS[name])
+    names = sorted(load_prompt(f"lampqa/{name}").placeholders)
     values = {placeholder: "".join(f"{{{other}}}" for other in names) for placeholder in names}
-    _, user = load_prompt(name).messages(**values)
+    _, user = load_prompt(f"lampqa/{name}").messages(**values)
     for other in names:  # one pass: each value stands there as it was given, once for every placeholder
         assert user["content"].count(f"{{{other}}}") == len(names)
 
@@ -150,7 +150,7 @@ def test_another_placeholders_name_in_a_value_is_no_placeholder(name):
 @pytest.mark.parametrize("values", [{}, {"question": "Q"}, {"question": "Q", "profile": "P", "plan": "L"}])
 def test_a_missing_or_surplus_value_is_our_mistake(values):
     with pytest.raises(AssertionError, match="rag takes"):
-        load_prompt("rag").messages(**values)
+        load_prompt("lampqa/rag").messages(**values)
 
 
 def test_posts_are_joined_best_first_by_a_blank_line():
@@ -165,22 +165,24 @@ OWN = "[system]\nBe brief.\n[user]\n{question}\n"
 
 def test_own_prompt_is_used_and_missing_ones_are_taken_from_here(tmp_path):
     own_prompt(tmp_path, "no_personalization", OWN)
-    prompt = load_prompt("no_personalization", tmp_path)
+    prompt = load_prompt("lampqa/no_personalization", tmp_path)
     assert (prompt.system, prompt.user) == ("Be brief.", "{question}")
     assert prompt.digest == hashlib.sha256(OWN.encode()).hexdigest()
-    assert load_prompt("rag", tmp_path) == load_prompt("rag")
+    assert load_prompt("lampqa/rag", tmp_path) == load_prompt("lampqa/rag")
 
 
 @pytest.mark.parametrize("change", [lambda t: "\ufeff" + t, lambda t: t.replace("\n", "\r\n"), str.rstrip])
 def test_own_prompt_may_have_an_editors_habits(tmp_path, change):
     (tmp_path / "no_personalization.txt").write_bytes(change(OWN).encode())
-    prompt = load_prompt("no_personalization", tmp_path)
+    prompt = load_prompt("lampqa/no_personalization", tmp_path)
     assert (prompt.system, prompt.user) == ("Be brief.", "{question}")
 
 
 def test_own_prompt_may_stand_beside_other_files(tmp_path):
     (tmp_path / "README.md").write_text("notes")
-    assert load_prompt("no_personalization", own_prompt(tmp_path, "no_personalization", OWN)).system == "Be brief."
+    assert (
+        load_prompt("lampqa/no_personalization", own_prompt(tmp_path, "no_personalization", OWN)).system == "Be brief."
+    )
 
 
 @pytest.mark.parametrize(
@@ -211,28 +213,28 @@ def test_own_prompt_may_stand_beside_other_files(tmp_path):
 def test_own_prompt_that_cannot_be_used(tmp_path, text, message):
     own_prompt(tmp_path, "no_personalization", text)
     with pytest.raises(UserError, match=rf"^{re.escape(str(tmp_path))}/no_personalization\.txt: .*{message}"):
-        load_prompt("no_personalization", tmp_path)
+        load_prompt("lampqa/no_personalization", tmp_path)
 
 
 def test_own_prompt_in_another_encoding(tmp_path):
     (tmp_path / "no_personalization.txt").write_bytes(OWN.replace("brief", "bref é").encode("latin-1"))
     with pytest.raises(UserError, match=r"no_personalization\.txt: not UTF-8 text \(byte 17\)"):
-        load_prompt("no_personalization", tmp_path)
+        load_prompt("lampqa/no_personalization", tmp_path)
 
 
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(UserError, match=rf"^--prompts_dir {re.escape(str(tmp_path))}/nothing: no such folder$"):
-        load_prompt("rag", tmp_path / "nothing")
+        load_prompt("lampqa/rag", tmp_path / "nothing")
 
 
 def test_a_folder_without_a_prompt_is_refused(tmp_path):
     (tmp_path / "rag.md").write_text(OWN)
     with pytest.raises(UserError, match=rf"^--prompts_dir {re.escape(str(tmp_path))}: holds no prompt; .*rag\.txt"):
-        load_prompt("rag", tmp_path)
+        load_prompt("lampqa/rag", tmp_path)
 
 
 def test_a_name_no_prompt_has_is_refused(tmp_path):
     own_prompt(tmp_path, "no_personalization", OWN)
     own_prompt(tmp_path, "aspect_jugde", OWN)  # would be left unused without a word
     with pytest.raises(UserError, match=r"aspect_jugde\.txt is no prompt's name; .*aspect_judge\.txt"):
-        load_prompt("no_personalization", tmp_path)
+        load_prompt("lampqa/no_personalization", tmp_path)

@@ -10,10 +10,10 @@ import pytest
 from tiny_encoder import save_tiny_encoder
 
 from retrieval.rank_dataset import main, random_cycle
-from utils.benchmarks.records import read_dataset
 from utils.cli import UserError, progress
 from utils.files.journal import Journal
 from utils.files.journal_lines import read_journal
+from utils.records.datasets import read_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -122,7 +122,7 @@ def test_contriever_is_another_spelling_of_dense(tmp_path, encoder_folder, capsy
     before = output.read_bytes()
     for flags in ([], ["--ranker", "dense"], ["--ranker", "contriever"]):
         rank(source, output, *encoder, *flags)
-    assert capsys.readouterr().out.count("already ranked with these settings; left as it is") == 3
+    assert capsys.readouterr().out.count("already finished, left alone") == 3
 
     _, entries = read_journal(f"{output}.journal.jsonl")
     for name in ("out.json", "out.json.manifest.json", "out.json.journal.jsonl"):
@@ -258,7 +258,7 @@ def test_a_finished_output_is_left_alone_and_no_model_loaded(tmp_path, encoder_f
 
     monkeypatch.setattr("retrieval.encoder.load_encoder", refuse)
     assert rank(source, output, "--model_name", encoder_folder, "--batch_size", 7, "--device", "cpu") == 0
-    assert capsys.readouterr().out == f"{output}: already ranked with these settings; left as it is\n"
+    assert capsys.readouterr().out == f"{output}: already finished, left alone\n"
     assert output.stat().st_mtime_ns == before
 
 

@@ -5,26 +5,22 @@ import json
 
 import pytest
 
-from utils.scoring.verdicts import (
-    CATEGORIES,
-    COMMUNITIES,
-    aspect_keys,
-    category_means,
-    macro_average,
-    question_entry,
-    question_score,
-    question_score_unscored_as_zero,
-    score_file,
-    summarize,
-)
+from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, METRICS, TASK
+from utils.records.scores import score_file as task_score_file
+from utils.scoring.aspects import question_score, summarize
+from utils.scoring.means import group_means, macro_average
 
 ARTS, LIFESTYLE, SOCIETY = CATEGORIES
+
+
+def question_score_unscored_as_zero(aspect_scores):
+    return question_score(aspect_scores, unscored_as_zero=True)
 
 
 def question(question_id, category, *aspect_scores):
     return {
         "id": question_id,
-        "category": category,
+        "group": COMMUNITIES[category],
         "answered": True,
         "score": question_score(aspect_scores) if aspect_scores else None,
         "details": [{"aspect": f"aspect {i}", "score": score} for i, score in enumerate(aspect_scores)],
@@ -119,7 +115,7 @@ def test_the_mean_does_not_depend_on_the_order_of_the_questions():
     assert summarize(questions)["score"] == summarize(questions[::-1])["score"]
 
 
-def test_category_means_and_macro_average():
+def test_group_means_and_macro_average():
     questions = [
         question("a", "music", 2, 2),  # Arts: 1
         question("b", "anime", 0),  # Arts: 0
@@ -129,13 +125,13 @@ def test_category_means_and_macro_average():
         question("f", "history", 0, 0),  # Society: 0
         question("g", "law"),  # no aspects: left out
     ]
-    means = category_means(questions)
+    means = group_means(questions, CATEGORIES)
     assert means == {ARTS: 0.5, LIFESTYLE: 0.75, SOCIETY: 0.0}
     assert macro_average(means) == pytest.approx(1.25 / 3)  # not 2.25 / 5, the mean over questions
 
 
 def test_a_missing_category_has_no_mean_and_leaves_no_macro_average():
-    means = category_means([question("a", "music", 2), question("b", "pets", None)])
+    means = group_means([question("a", "music", 2), question("b", "pets", None)], CATEGORIES)
     assert means == {ARTS: 1.0, LIFESTYLE: None, SOCIETY: None}
     assert macro_average(means) is None
 
@@ -172,9 +168,20 @@ def verdicts_of(question_id, *values):
     return {(question_id, i): verdict(value) for i, value in enumerate(values)}
 
 
+def score_file(records, verdicts, asked):
+    return task_score_file(TASK, "aspect", records, asked, verdicts)
+
+
+def question_entry(record, verdicts):
+    """The record's entry in a score file."""
+    its_own = {key: verdicts[key] for key in METRICS["aspect"].keys(record)}
+    [entry] = score_file([record], its_own, {record["id"]})["per_question_scores"]
+    return entry
+
+
 def test_a_verdict_for_each_aspect_of_a_question():
-    assert aspect_keys(record("a", 3)) == [("a", 0), ("a", 1), ("a", 2)]
-    assert aspect_keys(record("a", 0)) == []
+    assert METRICS["aspect"].keys(record("a", 3)) == [("a", 0), ("a", 1), ("a", 2)]
+    assert METRICS["aspect"].keys(record("a", 0)) == []
 
 
 def test_an_entry_has_an_aspects_verdict_and_how_it_came_to_be():
@@ -187,7 +194,8 @@ def test_an_entry_has_an_aspects_verdict_and_how_it_came_to_be():
     shown = json.dumps(["Question a?", "Narrative of a.", aspects])
     assert question_entry(record("a", 2), verdicts) == {
         "id": "a",
-        "category": "law",
+        "group": SOCIETY,
+        "subgroup": "law",
         "question_sha256": hashlib.sha256(shown.encode()).hexdigest(),
         "answered": True,
         "score": None,
@@ -210,7 +218,7 @@ def test_an_entry_without_aspects_or_category():
     question = record("a", 0)
     del question["category"]
     entry = question_entry(question, {})
-    assert (entry["category"], entry["score"], entry["details"]) == (None, None, [])
+    assert (entry["group"], entry["subgroup"], entry["score"], entry["details"]) == (None, None, None, [])
 
 
 def test_a_score_file_of_every_question():

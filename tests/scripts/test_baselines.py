@@ -16,7 +16,7 @@ from retrieval import rank_dataset
 from utils.cli import UserError
 from utils.generation.chat import APIChat
 from utils.generation.driver import Policy
-from utils.parsing.model_output import ANSWER_SCHEMA
+from utils.parsing.answers import ANSWER_SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests/data/mini_lampqa"
@@ -109,7 +109,7 @@ def test_one_answer_a_question(server, flags, output, capsys):
     assert "13 questions, 13 answers, 0 without an answer" in capsys.readouterr().out
     record = json.loads(SAMPLE.read_text())[0]
     first = next(request for request in server.requests if record["question"] in request["messages"][1]["content"])
-    assert first["messages"] == load_prompt("no_personalization").messages(question=record["question"])
+    assert first["messages"] == load_prompt("lampqa/no_personalization").messages(question=record["question"])
     sampling = {name: first[name] for name in ("model", "temperature", "top_p", "max_tokens")}
     assert sampling == {"model": "some-model", "temperature": 0.1, "top_p": 0.95, "max_tokens": 2048}
     assert set(server.paths) == {"/v1/chat/completions"} and set(server.keys) == {KEY}
@@ -118,7 +118,7 @@ def test_one_answer_a_question(server, flags, output, capsys):
 def test_fields_of_an_answer(server, flags, output):
     server.reply = lambda request: answer("Because of the rain.")
     data = write_json(output.parent.parent / "data.json", [make_question(1, extra="kept by us, sent to nobody")])
-    messages = load_prompt("no_personalization").messages(question="Question number 1?")
+    messages = load_prompt("lampqa/no_personalization").messages(question="Question number 1?")
     words = sum(len(message["content"].split()) for message in messages)
     assert run(flags, output, data=data) == {
         "q1": [
@@ -167,7 +167,7 @@ def test_rag_puts_the_best_ranked_posts_into_the_prompt(server, flags, output, c
     assert "no manifest beside" in capsys.readouterr().err
     for record, request in zip(json.loads(SAMPLE.read_text()), server.requests, strict=True):
         posts = [item["text"] for item in record["profile"]]
-        expected = load_prompt("rag").messages(question=record["question"], profile="\n\n".join(posts[:3]))
+        expected = load_prompt("lampqa/rag").messages(question=record["question"], profile="\n\n".join(posts[:3]))
         assert request["messages"] == expected
         figures = answers[record["id"]][0]
         used = 0 if record["id"] == "gaming_28873" else 3  # its profile is empty
@@ -464,12 +464,12 @@ def test_over_the_budget_the_lowest_ranked_posts_go(server, flags, output, tmp_p
     posts = [f"Post {i}: ".ljust(300, "x") for i in range(5)]
     profile = [{"text": post} for post in posts]
     data = write_json(tmp_path / "data.json", [make_question(1, question=question, profile=profile)])
-    without_posts = APIChat("some-model").length(load_prompt("rag").messages(question=question, profile=""))
+    without_posts = APIChat("some-model").length(load_prompt("lampqa/rag").messages(question=question, profile=""))
     # 300 bytes are 100 tokens: two posts take 201 (with the blank line between them), three 302.
     limit = without_posts + 250 + 64
     found = run(flags, output, "--rag", "--max_tokens", 64, "--max_model_len", limit, data=data)["q1"][0]
     assert (found["num_contexts_used"], found["num_contexts_dropped"], found["context_cut"]) == (2, 3, False)
-    expected = load_prompt("rag").messages(question=question, profile=f"{posts[0]}\n\n{posts[1]}")
+    expected = load_prompt("lampqa/rag").messages(question=question, profile=f"{posts[0]}\n\n{posts[1]}")
     assert server.requests[0]["messages"] == expected
     assert server.requests[0]["max_tokens"] == 64
     assert "3 posts left out for length" in capsys.readouterr().out

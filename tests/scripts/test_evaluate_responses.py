@@ -16,7 +16,7 @@ from prompts import load_prompt
 from utils.cli import UserError
 from utils.files.journal import Journal
 from utils.files.manifest import file_hash
-from utils.parsing.model_output import VERDICT_SCHEMA
+from utils.parsing.choices import VERDICT_SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
@@ -149,7 +149,7 @@ def test_scores_are_algorithm_1(server, flags, write, scores, capsys):
     assert [(entry["id"], entry["score"]) for entry in entries] == [
         ("q1", 0.5), ("q2", 1.0), ("q3", 0.0), ("q4", None), ("q5", None), ("q6", 0.0)
     ]  # fmt: skip
-    assert [entry["category"] for entry in entries] == ["history", "law", "history", "history", "history", "history"]
+    assert [entry["subgroup"] for entry in entries] == ["history", "law", "history", "history", "history", "history"]
     assert entries[0]["details"] == [
         {"aspect": f"Aspect 1{letter}", "score": verdict, "raw": f'{{"match_score": {verdict}}}', "parsed": "strict",
          "attempts": 1}
@@ -353,7 +353,7 @@ def test_judges_prompt(server, flags, write, scores):
     server.reply = verdicts({"1a": 2})
     questions = [make_question(1, 1, narrative="I like {aspect} and \\braces{}.")]
     run(flags, write("data.json", questions), write("responses.json", respond(questions)), scores)
-    assert server.requests[0]["messages"] == load_prompt("aspect_judge").messages(
+    assert server.requests[0]["messages"] == load_prompt("lampqa/aspect_judge").messages(
         question="Question number 1?",
         details="I like {aspect} and \\braces{}.",
         response="Response to q1.",

@@ -28,7 +28,8 @@ from utils.cli import UserError
 from utils.generation import engines
 from utils.generation.driver import Policy
 from utils.generation.requests import Completion
-from utils.parsing.model_output import ANSWER_SCHEMA, PLAN_PATTERN
+from utils.parsing.answers import ANSWER_SCHEMA
+from utils.parsing.plans import PLAN_PATTERN
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests/data/mini_lampqa"
@@ -487,7 +488,7 @@ def test_given_plans_bring_only_themselves_into_the_prompt(server, api, output, 
     for record, (system, user) in zip(records, prompts, strict=True):
         first, *others = [aspect["aspect"] for aspect in record["rubric_aspects"]]
         posts = "\n\n".join(post["text"] for post in record["profile"])
-        expected = load_prompt("planpers").messages(
+        expected = load_prompt("lampqa/planpers").messages(
             question=record["question"], profile=posts, plan=f"Something else\n{first}"
         )
         assert [system, user] == [message["content"] for message in expected]
@@ -525,7 +526,9 @@ def test_fields_of_an_answer(server, api, output, tmp_path):
     plans = {"q1": [{"aspects": ["Cost", "Time"]}], "of another dataset": [{"aspects": []}]}
     plans = write_json(tmp_path / "plans.json", plans)
     answers = run(api, output, "--plans_addr", plans, data=data)
-    messages = load_prompt("planpers").messages(question="Question number 1?", profile="A post.", plan="Cost\nTime")
+    messages = load_prompt("lampqa/planpers").messages(
+        question="Question number 1?", profile="A post.", plan="Cost\nTime"
+    )
     assert server.requests[0]["messages"] == messages
     words = sum(len(message["content"].split()) for message in messages)
     assert answers == {
@@ -591,7 +594,9 @@ def test_question_without_gold_aspects(server, api, output, tmp_path):
     data = write_json(tmp_path / "data.json", [make_question(1, rubric_aspects=[])])
     found = run(api, output, "--gold_plan", data=data)["q1"][0]
     assert (found["plan"], found["no_plan"]) == (None, "the rubric has no aspects")
-    assert server.requests[0]["messages"] == load_prompt("rag").messages(question="Question number 1?", profile="")
+    assert server.requests[0]["messages"] == load_prompt("lampqa/rag").messages(
+        question="Question number 1?", profile=""
+    )
 
 
 def test_refused_answer_keeps_its_plan(server, api, output, tmp_path):
@@ -624,8 +629,8 @@ def test_prompts_hold_the_first_k_posts(opened, local, output, k):
     for record, plan_prompt, answer_prompt in zip(RECORDS, planned, answered, strict=True):
         posts = [post["text"] for post in record["profile"]]
         fields = {"question": record["question"], "profile": "\n\n".join(posts[:k])}
-        assert plan_prompt == as_text(load_prompt("planner").messages(**fields))
-        assert answer_prompt == as_text(load_prompt("planpers").messages(**fields, plan="Cost\nTime"))
+        assert plan_prompt == as_text(load_prompt("lampqa/planner").messages(**fields))
+        assert answer_prompt == as_text(load_prompt("lampqa/planpers").messages(**fields, plan="Cost\nTime"))
         for user in (users_of(plan_prompt), users_of(answer_prompt)):
             assert [post for post in posts if post in user] == posts[:k]
             assert (POSTS_HEADING in user) == (k > 0 and posts != [])
@@ -642,7 +647,7 @@ def test_planner_sees_question_and_posts_and_nothing_of_narrative_or_rubric(open
     planned = list(dict.fromkeys(opened.prompts(answers=False)))  # those asked again once
     for record, prompt in zip(records, planned, strict=True):
         posts = "\n\n".join(post["text"] for post in record["profile"])
-        assert prompt == as_text(load_prompt("planner").messages(question=record["question"], profile=posts))
+        assert prompt == as_text(load_prompt("lampqa/planner").messages(question=record["question"], profile=posts))
         assert prompt.endswith("<|im_end|>\n<|im_start|>assistant\n")
     titles = [aspect["aspect"] for record in records for aspect in record["rubric_aspects"]]
     prompts = [prompt for prompt, _ in opened.calls]
@@ -696,7 +701,7 @@ def test_files_of_a_planned_run(opened, models, local, output, capsys):
     settings = made["fingerprint"]
     assert (settings["max_tokens"], settings["max_model_len"], settings["num_contexts"]) == (512, 8192, 10)
     assert (settings["dtype"], settings["temperature"], settings["seed"]) == ("auto", 0.1, 0)
-    assert settings["prompt"] == {"planner": load_prompt("planner").digest}
+    assert settings["prompt"] == {"planner": load_prompt("lampqa/planner").digest}
     assert re.fullmatch(r"sha256:\w{64} on sha256:\w{64}", settings["planner"])
     made = manifest_of(output)
     assert (made["pieces"], made["device"], made["counts"]["answered without a plan"]) == (26, "script", 0)
@@ -735,7 +740,9 @@ def test_plan_that_stays_unusable_is_null_and_the_answer_is_rags(opened, local, 
     [found] = answers[IDS[1]]
     assert (found["output"], found["plan"], found["no_plan"]) == ("Yes.", None, "no aspect in the text")
     posts = "\n\n".join(post["text"] for post in RECORDS[1]["profile"][:10])
-    assert opened.prompts(answers=True)[1] == as_text(load_prompt("rag").messages(question=question, profile=posts))
+    assert opened.prompts(answers=True)[1] == as_text(
+        load_prompt("lampqa/rag").messages(question=question, profile=posts)
+    )
     assert answers[IDS[0]][0]["plan"] == "Cost"
     printed = capsys.readouterr().out
     assert "1 plans, 1 without an aspect, 1 aspects" in printed and "1 answered without a plan" in printed
@@ -1514,7 +1521,7 @@ def test_dry_run_of_given_plans_counts_them_into_the_prompts(server, api, output
     flags = [*api, "--gold_plan"] if source == "gold" else [*api, "--plans_addr", str(plans)]
     assert planpers.main(arguments_of(flags, output, "--dry_run", data=data)) == 0
     said = capsys.readouterr().out.splitlines()
-    messages = load_prompt("planpers").messages(question="Question number 1?", profile="", plan="x" * 300)
+    messages = load_prompt("lampqa/planpers").messages(question="Question number 1?", profile="", plan="x" * 300)
     # 4 tokens a message, and one for each 3 bytes, rounded up
     tokens = sum(4 + -(-len(message["content"].encode()) // 3) for message in messages)
     assert said[:2] == ["answers:", f"1 prompts, {tokens} tokens (estimate: 1 token per 3 bytes); longest {tokens}"]

@@ -9,10 +9,12 @@ from growth import times_as_long
 import evaluate_responses
 from prompts import load_prompt
 from utils import make_table, merge_shards
+from utils.benchmarks.lampqa import CATEGORIES, TASK
 from utils.cli import UserError
 from utils.files.manifest import file_hash
-from utils.parsing.model_output import LEVEL_SCHEMA, PREFERENCE_SCHEMA, parse_level, parse_preference
-from utils.scoring.verdicts import pair_result, score_file
+from utils.parsing.choices import LEVEL_SCHEMA, PREFERENCE_SCHEMA, parse_level, parse_preference
+from utils.records.scores import score_file
+from utils.scoring.pairwise import pair_result
 
 NO_LEVEL = "not 0, 0.25, 0.5, 0.75 or 1"
 
@@ -117,7 +119,14 @@ def test_a_level_is_a_questions_score(judging, capsys):
     ]  # fmt: skip
     detail = {"score": 0.75, "raw": '{"score": 0.75}', "parsed": "strict", "attempts": 1}
     assert entries[0].pop("question_sha256") != entries[1]["question_sha256"]
-    assert entries[0] == {"id": "q1", "category": "history", "answered": True, "score": 0.75, "details": [detail]}
+    assert entries[0] == {
+        "id": "q1",
+        "group": CATEGORIES[2],
+        "subgroup": "history",
+        "answered": True,
+        "score": 0.75,
+        "details": [detail],
+    }
     assert entries[3]["details"][0]["reason"] == "no score in the text"
     assert entries[3]["details"][0]["raw"] == "Good, I think."
     assert entries[4]["details"] == [{"score": 0, "reason": "no response to judge"}]
@@ -129,7 +138,7 @@ def test_the_direct_judge_reads_the_whole_response_and_no_aspect(judging):
     judging.server.reply = levels({"A1": 0.5})
     judging.data(1)
     judging.run("direct", [judging.responses("a", q1="A1")])
-    expected = load_prompt("direct_judge").messages(
+    expected = load_prompt("lampqa/direct_judge").messages(
         question="Question number 1?", details="The narrative of question 1.", response="A1"
     )
     assert [request["messages"] for request in judging.server.requests] == [expected]
@@ -249,7 +258,7 @@ def test_the_pairwise_judge_reads_both_responses(judging):
     judging.run("pairwise", files, "--max_concurrency", 1)
     shared = {"question": "Question number 1?", "details": "The narrative of question 1."}
     assert [request["messages"] for request in judging.server.requests] == [
-        load_prompt("pairwise_judge").messages(**shared, response_1=one, response_2=other)
+        load_prompt("lampqa/pairwise_judge").messages(**shared, response_1=one, response_2=other)
         for one, other in (("A1", "B1"), ("B1", "A1"))
     ]
 
@@ -373,8 +382,9 @@ def test_fingerprint_of_each_strategy(judging):
         ("pairwise", "pairwise_judge", hashes),
     ]:
         judging.run(strategy, files if strategy == "pairwise" else files[:1], to=f"{strategy}.json")
+        prompt = {name: load_prompt(f"lampqa/{name}").digest}
         assert judging.fingerprint(f"{strategy}.json") == {
-            **shared, "strategy": strategy, "prompt": {name: load_prompt(name).digest}, "responses": responses
+            **shared, "strategy": strategy, "responses": responses, "prompt": prompt
         }  # fmt: skip
     judging.run(None, files[:1], to="default.json")
     assert judging.fingerprint("default.json") == judging.fingerprint("aspect.json")
@@ -393,7 +403,7 @@ def test_scores_of_another_strategy_are_kept(judging):
 
 def test_a_question_with_one_order_is_not_yet_judged():
     verdicts = {("q1", 0): {"value": 1}, ("q1", 1): {"value": 2}, ("q2", 0): {"value": 1}}
-    found = score_file([make_question(1), make_question(2)], verdicts, {"q1", "q2"}, "pairwise")
+    found = score_file(TASK, "pairwise", [make_question(1), make_question(2)], {"q1", "q2"}, verdicts)
     assert [entry["id"] for entry in found["per_question_scores"]] == ["q1"]
     assert found["partial"] == {"questions_in_dataset": 2, "questions_judged": 1}
 
@@ -588,14 +598,14 @@ def test_200_kb_of_repetition_take_linear_time(unit):
 def test_every_value_of_the_schema_is_read_back(schema):
     parse = parse_level if schema is LEVEL_SCHEMA else parse_preference
     [(name, field)] = schema["properties"].items()
-    assert name in load_prompt("direct_judge" if schema is LEVEL_SCHEMA else "pairwise_judge").system
+    assert name in load_prompt(f"lampqa/{'direct' if schema is LEVEL_SCHEMA else 'pairwise'}_judge").system
     for value in field["enum"]:
         found = parse(json.dumps({name: value}), cut=True)
         assert (found.value, found.how) == (value, "strict")
 
 
 def test_the_levels_are_the_prompts():
-    system = load_prompt("direct_judge").system
+    system = load_prompt("lampqa/direct_judge").system
     for level in LEVEL_SCHEMA["properties"]["score"]["enum"]:
         assert f"\nScore {level}: " in system
     assert system.count("\nScore ") == len(LEVEL_SCHEMA["properties"]["score"]["enum"])

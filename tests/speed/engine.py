@@ -26,14 +26,14 @@ from measure import add_arguments, peak_memory, print_spread, write_figures
 import baselines
 import evaluate_responses
 from prompts import load_prompt
-from utils.benchmarks.records import read_dataset
 from utils.cli import make_parser, positive_int, run_script
 from utils.cli.progress import Progress
 from utils.files.journal import Journal
 from utils.generation.chat import LocalChat
 from utils.generation.driver import Policy, Request, Stage, run_stage
 from utils.generation.vllm_engine import VLLMEngine, engine_settings, sampling_params
-from utils.parsing.model_output import ANSWER_SCHEMA, parse_answer
+from utils.parsing.answers import ANSWER_SCHEMA, parse_answer
+from utils.records.datasets import read_dataset
 
 SAMPLE = Path(__file__).resolve().parent.parent / "data/mini_lampqa"
 MODEL_LENGTH = 4096  # tokens
@@ -156,14 +156,14 @@ def judge_requests(judging: argparse.Namespace, chat: LocalChat, folder: Path) -
     pending = {key for record in records for key in evaluate_responses.SCORINGS["aspect"].keys(record)}
     journal = Journal(folder / "scores.json", {"benchmark": True})
     system = evaluate_responses.System("-", "aspect", [responses], records, {}, pending, journal)
-    return evaluate_responses.build_requests([system], records, load_prompt("aspect_judge"), chat)
+    return evaluate_responses.build_requests([system], records, load_prompt("lampqa/aspect_judge"), chat)
 
 
 def answer_requests(answering: argparse.Namespace, chat: LocalChat, folder: Path) -> list[Request]:
     records = read_dataset(SAMPLE / "train.json", needs=["profile"])
     journal = Journal(folder / "answers.json", {"benchmark": True})
     keys = [(record["id"], 0) for record in records]
-    return list(baselines.build_requests(records, keys, answering, load_prompt("rag"), chat, journal))
+    return list(baselines.build_requests(records, keys, answering, load_prompt("lampqa/rag"), chat, journal))
 
 
 def load_bare(judging: argparse.Namespace, model: str, prefix_cache: bool) -> Any:

@@ -30,6 +30,7 @@ from measure import add_arguments, log_normal, matrix_rate, peak_memory, print_s
 from retrieval.embedding_cache import EmbeddingCache
 from retrieval.encoder import Encoder, load_encoder
 from retrieval.rank_dataset import Record, order_by_embeddings
+from utils.benchmarks.lampqa import TASK
 from utils.cli import make_parser, positive_int, run_script
 from utils.models.hub import check_model
 
@@ -200,7 +201,7 @@ def our_ranking(
 ) -> Orders:
     """The order of every profile, as retrieval/rank_dataset.py finds it."""
     num_texts = sum(len(record["profile"]) + 1 for record in records)
-    orders = order_by_embeddings(records, num_texts, lambda: encoder, batch_size, Counter(), cache)
+    orders = order_by_embeddings(TASK, records, num_texts, lambda: encoder, batch_size, Counter(), cache)
     return [order for _, order in orders]
 
 

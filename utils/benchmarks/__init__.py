@@ -1,0 +1,43 @@
+"""Benchmarks, a file each; a record says which one it is of."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from utils.cli.errors import UserError, quote
+
+if TYPE_CHECKING:
+    from utils.benchmarks.task import Task
+
+FIRST = "LaMP-QA"  # of a record or a score file that doesn't say
+
+
+@cache
+def tasks() -> "dict[str, Task]":
+    """All benchmarks by name: each is the TASK of a file in this folder, the first one first."""
+    modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+    found = {module.TASK.name: module.TASK for module in modules if hasattr(module, "TASK")}
+    return {FIRST: found.pop(FIRST), **found}
+
+
+def metric_names() -> list[str]:
+    return list(dict.fromkeys(name for task in tasks().values() for name in task.metrics))
+
+
+def task_of(where: str, records: Iterable[Mapping[str, Any]]) -> "Task":
+    """The benchmark that all of these records are of.
+
+    Args:
+        where: what an error begins with.
+
+    Raises:
+        UserError: of an unknown one, or of several.
+    """
+    names = list(dict.fromkeys(record.get("task", FIRST) for record in records))
+    if len(names) > 1:
+        raise UserError(f"{where}: records of {quote(names[0])} and of {quote(names[1])}; one file is of one task")
+    if names[0] not in tasks():
+        raise UserError(f"{where}: there is no task {quote(names[0])}; the tasks are {', '.join(tasks())}")
+    return tasks()[names[0]]

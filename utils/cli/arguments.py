@@ -24,10 +24,10 @@ def set_up_logging(level: str) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str) -> None:
+def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, required: bool = True) -> None:
     """Which model answers, and how it is loaded: `model_flag` is --model_addr or --evaluator_llm."""
     group = parser.add_argument_group("model")
-    group.add_argument(model_flag, required=True, metavar="MODEL", help=model_help)
+    group.add_argument(model_flag, required=required, metavar="MODEL", help=model_help)
     add_memory_arguments(group)
     group.add_argument(
         "--enforce_eager", action="store_true", help="no CUDA graphs: starts sooner, runs slower (always so on a CPU)"

@@ -10,6 +10,7 @@ import platform
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Collection, Iterable
 from importlib import metadata
 from pathlib import Path
@@ -182,6 +183,28 @@ def warn_unless_ranked(path: str | Path) -> None:
     else:
         return
     print("  its posts are used in the order of the file, the first ones as the best", file=sys.stderr)
+
+
+def run_fingerprint(
+    script: str, args: Namespace, prompts: Iterable[Any], policy: dict[str, Any], **own: Any
+) -> dict[str, Any]:
+    """The settings that decide what a model gives to a dataset.
+
+    Args:
+        prompts: each with `name` and `digest`.
+        policy: how it is sampled and asked again.
+        own: further settings, or other ones than the flags say.
+    """
+    return {
+        "script": script,
+        **own,  # here for the order in which differences are told, and below for what it replaces
+        "inputs": file_hash(args.inputs_addr),
+        "prompt": {prompt.name: prompt.digest for prompt in prompts},
+        "max_model_len": args.max_model_len,
+        "dtype": args.dtype,
+        **policy,
+        **own,
+    }
 
 
 def describe_run(

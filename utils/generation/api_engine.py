@@ -78,7 +78,8 @@ class APIEngine:
             UnavailableError: the API failed on every try.
             UserError: what no further try can mend (key, model, parameters).
         """
-        complete_once = self._complete_held if sampling.schema else self._complete_once
+        # An API can be told a JSON schema, but no regular expression: such an output is asked for freely.
+        complete_once = self._complete_held if isinstance(sampling.schema, dict) else self._complete_once
         silent = 0  # tries in a row during which no request at all was answered
         for tries in range(1, self._max_retries + 2):
             answered = self._answered

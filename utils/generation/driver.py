@@ -18,9 +18,10 @@ from typing import Any
 from utils.cli import UserError, exit_on_signal
 from utils.cli.progress import Progress
 from utils.files.journal import Journal, Key
+from utils.files.outputs import is_failed
 from utils.generation.chat import APIChat, Fitted, LocalChat, Rendered
 from utils.generation.requests import FORMATS, Engine, RefusedError, Sampling, UnavailableError
-from utils.parsing.model_output import Parsed
+from utils.parsing import Parsed
 
 Parser = Callable[[str, bool], Parsed]
 TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
@@ -120,17 +121,6 @@ class Policy:
             # Nor does a greedy free try get better by asking again: the second try is constrained at once.
             return attempt >= self.max_retries or (attempt > 0 and self.temperature == 0)
         return self.constrained_decoding == "always"
-
-
-def is_failed(record: dict[str, Any] | None) -> bool:
-    """The model gave nothing that can be used; what stands in for a verdict on no answer has `answered`."""
-    return record is not None and record["value"] is None and "answered" not in record
-
-
-def left_to_ask(journal: Journal, keys: Iterable[Key], retry_failed: bool) -> list[Key]:
-    """Those of `keys` that are not finished, with `retry_failed` those that failed too, in order."""
-    entries = journal.entries
-    return [key for key in keys if key not in entries or (retry_failed and is_failed(entries[key]))]
 
 
 def generate(open_engine: Callable[[], Engine], *stages: Stage) -> str:

@@ -1,39 +1,62 @@
 """Which systems of a table are better than its baselines: every comparison it shows, and its daggers."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from utils.scoring.verdicts import CATEGORIES
+from utils.benchmarks.task import Task
+from utils.cli import UserError
+from utils.cli.errors import quote
+from utils.tables.columns import strata_by_column
 from utils.tables.significance import (
     ALPHA,
-    Comparison,
-    Pairing,
-    compare_systems,
+    Strata,
+    bootstrap_interval,
     differences,
+    effect_size,
     holm,
     mean_over_strata,
-    pair_questions,
+    permutation_test,
     t_test,
 )
 from utils.tables.system_scores import System
 
-MACRO = "Average (macro)"
-GROUPS = (*CATEGORIES, MACRO)  # a table's columns of means
 T_TEST, PERMUTATION = "t-test p", "permutation p"
 
 
 @dataclass(frozen=True)
-class Result:
-    """A system against a baseline in one column; the difference is the system's mean minus the baseline's."""
+class Pairing:
+    """The scores of two systems on the same questions, and how many questions are left out; the counts are disjoint."""
 
-    num_questions: int  # that both have a score of
+    scores: dict[str, list[tuple[float, float]]]  # (first, second) by group, in the order of the questions' ids
+    paired: int
+    only_first: int  # scored for the first system, but absent or without a score for the second
+    only_second: int
+    neither: int  # in a file, but scored for none
+
+
+@dataclass(frozen=True)
+class Result:
+    """A system against a baseline in one column, over the questions that both have a score of; None is undefined.
+
+    Attributes:
+        difference: the system's mean minus the baseline's.
+        p_values: by T_TEST and, with intervals, PERMUTATION, and by `holm_name` of these.
+        interval: of the difference, 95%; None without intervals too.
+        effect_size: Cohen's d_z; None without intervals, and of an average, too.
+    """
+
+    num_questions: int
     difference: float | None
-    p_values: dict[str, float | None]  # by T_TEST and PERMUTATION, and by `holm_name` of these
-    statistics: Comparison | None  # with intervals
+    p_values: dict[str, float | None]
+    interval: tuple[float, float] | None = None
+    effect_size: float | None = None
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """A system against a baseline, with a result for each of `GROUPS`."""
+    """A system against a baseline, with a result for each column of means."""
 
     system: str
     baseline: str
@@ -49,36 +72,62 @@ def compare(systems: list[System], baselines: list[str], intervals: bool, correc
         correct: also Holm's p-values, over all comparisons of the table, test by test.
 
     Raises:
-        UserError: a question belongs to one community in one system and to another in the other.
+        UserError: a question is of one group in one system and of another in the other.
     """
     by_name = {system.name: system for system in systems}
     contrasts = []
     for name in (name for name in by_name if name not in baselines):
         for baseline in baselines:
-            pairing = pair_questions(by_name[name].questions, by_name[baseline].questions)
-            results = _all_results(pairing) if intervals else _t_test_results(pairing)
+            pairing = pair_questions(by_name[name].questions, by_name[baseline].questions, by_name[name].task)
+            by_group = {group: differences(pairs) for group, pairs in pairing.scores.items()}
+            results = {column: compare_strata(its, intervals) for column, its in strata_by_column(by_group).items()}
             contrasts.append(Contrast(name, baseline, pairing, results))
     if correct:
         _add_holm([result for contrast in contrasts for result in contrast.results.values()])
     return contrasts
 
 
-def _t_test_results(pairing: Pairing) -> dict[str, Result]:
-    strata = {category: [differences(pairing.scores[category])] for category in CATEGORIES}
-    strata[MACRO] = [stratum for (stratum,) in strata.values()]
-    return {
-        group: Result(sum(map(len, s)), mean_over_strata(s), {T_TEST: t_test(s)[1]}, None)
-        for group, s in strata.items()
-    }
+def pair_questions(first: list[dict[str, Any]], second: list[dict[str, Any]], task: Task) -> Pairing:
+    """Pair the questions by id; only those that both systems have a score of are compared.
+
+    Args:
+        first, second: entries of all score files of a system, each id once, each of a group of the task; "score" is
+            0 to 1 or None.
+
+    Raises:
+        UserError: a question is of one group, or part of it, in one system and of another in the other.
+    """
+    first_by_id, second_by_id = ({question["id"]: question for question in system} for system in (first, second))
+    scores: dict[str, list[tuple[float, float]]] = {group: [] for group in task.groups}
+    counts: Counter[tuple[bool, bool]] = Counter()  # is there a score of the first, of the second?
+    for question_id in sorted(first_by_id.keys() | second_by_id.keys()):
+        both = [by_id[question_id] for by_id in (first_by_id, second_by_id) if question_id in by_id]
+        _check_same_place(both, task)
+        one, other = (by_id.get(question_id, {}).get("score") for by_id in (first_by_id, second_by_id))
+        counts[one is not None, other is not None] += 1
+        if one is not None and other is not None:
+            scores[both[0]["group"]].append((one, other))
+    return Pairing(scores, counts[True, True], counts[True, False], counts[False, True], counts[False, False])
 
 
-def _all_results(pairing: Pairing) -> dict[str, Result]:
-    found = {MACRO if c.group == "macro" else c.group: c for c in compare_systems(pairing)}
-    results = {}
-    for group in GROUPS:
-        p_values = {T_TEST: found[group].t_test_p, PERMUTATION: found[group].permutation_p}
-        results[group] = Result(found[group].num_questions, found[group].difference, p_values, found[group])
-    return results
+def _check_same_place(both: list[dict[str, Any]], task: Task) -> None:
+    group, _, subgroup = task.group_words
+    for name, field in ((subgroup, "subgroup"), (group, "group")):
+        one, other = both[0].get(field), both[-1].get(field)
+        if one != other:
+            raise UserError(
+                f"question {quote(both[0]['id'])}: its {name} is {quote(one)} in one system's score files "
+                f"and {quote(other)} in the other's\n  compare systems that were scored on the same dataset"
+            )
+
+
+def compare_strata(strata: Strata, intervals: bool) -> Result:
+    size, difference, p_values = sum(map(len, strata)), mean_over_strata(strata), {T_TEST: t_test(strata)[1]}
+    if not intervals:
+        return Result(size, difference, p_values)
+    p_values[PERMUTATION] = permutation_test(strata)
+    standardized = effect_size(strata[0]) if len(strata) == 1 else None
+    return Result(size, difference, p_values, bootstrap_interval(strata), standardized)
 
 
 def _add_holm(results: list[Result]) -> None:
@@ -98,9 +147,9 @@ def shown_p(result: Result, test: str) -> float | None:
     return result.p_values.get(holm_name(test), result.p_values[test])
 
 
-def has_dagger(contrasts: list[Contrast], system: str, group: str) -> bool:
+def has_dagger(contrasts: Sequence[Contrast], system: str, column: str) -> bool:
     """Is the system significantly better than every baseline in this column?"""
-    results = [contrast.results[group] for contrast in contrasts if contrast.system == system]
+    results = [contrast.results[column] for contrast in contrasts if contrast.system == system]
     return bool(results) and all(map(_is_better, results))
 
 

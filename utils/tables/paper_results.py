@@ -17,6 +17,7 @@ class Paper:
     """What one of the paper's tables prints for one model."""
 
     title: str
+    columns: list[str]
     methods: list[str]
     scores: dict[Place, float]
     daggers: set[Place]
@@ -52,4 +53,4 @@ def read_paper(model: str, table: str, names: Collection[str]) -> Paper:
         if table in misprint["tables"] and misprint["model"] == model
     }
     title = f"Table {table} ({data['tables'][table]['split']} set), {model}"
-    return Paper(title, list(methods), scores, daggers, misprints)
+    return Paper(title, data["columns"], list(methods), scores, daggers, misprints)

@@ -5,8 +5,8 @@ test was paired, one-sided or corrected, nor how the average was tested. Here it
 answer the same questions, and two-sided; `holm` corrects the p-values of a whole table.
 
 Every statistic takes `strata`: the questions' score differences, first system minus second, a list a stratum. A
-category is one stratum, and so are all questions pooled; the macro average has a stratum a category, and its
-difference is the unweighted mean of their mean differences. Every statistic is None where a stratum is too small.
+group of questions is one stratum; the macro average has a stratum a group, and its difference is the unweighted mean
+of their mean differences. Every statistic is None where a stratum is too small.
 
 Swapping the systems negates differences, intervals, t and d_z to the last bit and leaves all p-values as they are;
 the order of the questions in the files changes nothing.
@@ -14,13 +14,8 @@ the order of the questions in the files changes nothing.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import fmean, variance
-from typing import TYPE_CHECKING, Any
-
-from utils.cli import UserError
-from utils.cli.errors import quote
-from utils.scoring.verdicts import CATEGORIES, COMMUNITIES
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,109 +27,6 @@ DECIMALS = 12  # scores that differ, differ by far more; in floats 0.3 - 0.2 and
 BATCH_NUMBERS = 2_000_000  # drawn at a time: 16 MB an array
 
 Strata = Sequence[Sequence[float]]
-
-
-@dataclass(frozen=True)
-class Pairing:
-    """The scores of two systems on the same questions, and how many questions are left out; the counts are disjoint."""
-
-    scores: dict[str, list[tuple[float, float]]]  # (first, second) by category, in the order of the questions' ids
-    paired: int
-    only_first: int  # scored for the first system, but absent or without a score for the second
-    only_second: int
-    neither: int  # in a file, but scored for none
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two systems on one group of questions; every difference is first minus second, None is what is undefined."""
-
-    group: str  # one of scoring.CATEGORIES, "pooled" or "macro"
-    num_questions: int
-    first_mean: float | None  # of the paired questions only, 0 to 1
-    second_mean: float | None
-    difference: float | None
-    interval: tuple[float, float] | None  # 95%, of the difference
-    t: float | None
-    t_test_p: float | None
-    permutation_p: float | None
-    effect_size: float | None  # Cohen's d_z; None for "macro"
-    won: float | None  # shares of the questions, by the first system; for "macro" the mean of the categories' shares
-    tied: float | None
-    lost: float | None
-
-
-# Pairing
-
-
-def pair_questions(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> Pairing:
-    """Pair the questions by id; only those that both systems have a score of are compared.
-
-    Args:
-        first, second: `per_question_scores` of all score files of a system, each id once, every "category" a
-            community in scoring.COMMUNITIES; "score" is 0 to 1 or None.
-
-    Raises:
-        UserError: a question belongs to one community in one system and to another in the other.
-    """
-    first_by_id, second_by_id = ({question["id"]: question for question in system} for system in (first, second))
-    scores: dict[str, list[tuple[float, float]]] = {category: [] for category in CATEGORIES}
-    counts = {(True, True): 0, (True, False): 0, (False, True): 0, (False, False): 0}
-    for question_id in sorted(first_by_id.keys() | second_by_id.keys()):
-        both = [by_id[question_id] for by_id in (first_by_id, second_by_id) if question_id in by_id]
-        _check_same_community(both)
-        one, other = (by_id.get(question_id, {}).get("score") for by_id in (first_by_id, second_by_id))
-        counts[one is not None, other is not None] += 1
-        if one is not None and other is not None:
-            scores[COMMUNITIES[both[0]["category"]]].append((one, other))
-    return Pairing(scores, counts[True, True], counts[True, False], counts[False, True], counts[False, False])
-
-
-def _check_same_community(both: list[dict[str, Any]]) -> None:
-    communities = [question["category"] for question in both]
-    if len(set(communities)) > 1:
-        raise UserError(
-            f"question {quote(both[0]['id'])}: its community is {quote(communities[0])} in one system's score files "
-            f"and {quote(communities[1])} in the other's\n  compare systems that were scored on the same dataset"
-        )
-
-
-# All statistics of two systems
-
-
-def compare_systems(pairing: Pairing, seed: int = 0) -> list[Comparison]:
-    """Compare two systems: a result for each of scoring.CATEGORIES, then "pooled", then "macro".
-
-    Each result is drawn from `seed` anew: it is the same whatever the other categories hold.
-    """
-    everything = [pair for category in CATEGORIES for pair in pairing.scores[category]]
-    groups = {category: [pairing.scores[category]] for category in CATEGORIES}
-    groups |= {"pooled": [everything], "macro": [pairing.scores[category] for category in CATEGORIES]}
-    return [_compare(group, pairs, seed) for group, pairs in groups.items()]
-
-
-def _compare(group: str, pairs: list[list[tuple[float, float]]], seed: int) -> Comparison:
-    strata = [differences(stratum) for stratum in pairs]
-    t, t_test_p = t_test(strata)
-    won, tied, lost = win_shares(strata)
-    return Comparison(
-        group=group,
-        num_questions=sum(map(len, pairs)),
-        first_mean=mean_over_strata([[one for one, _ in stratum] for stratum in pairs]),
-        second_mean=mean_over_strata([[other for _, other in stratum] for stratum in pairs]),
-        difference=mean_over_strata(strata),
-        interval=bootstrap_interval(strata, seed=seed),
-        t=t,
-        t_test_p=t_test_p,
-        permutation_p=permutation_test(strata, seed=seed),
-        effect_size=effect_size(strata[0]) if len(strata) == 1 else None,
-        won=won,
-        tied=tied,
-        lost=lost,
-    )
-
-
-# The statistics
 
 
 def differences(pairs: Sequence[tuple[float, float]]) -> list[float]:
@@ -279,16 +171,6 @@ def effect_size(stratum: Sequence[float]) -> float | None:
         return 0.0
     spread = math.sqrt(variance(stratum))
     return fmean(stratum) / spread if spread else None
-
-
-def win_shares(strata: Strata) -> tuple[float | None, float | None, float | None]:
-    """Shares of questions that the first system wins, ties and loses, averaged over strata; None if one is empty."""
-    if not all(strata):
-        return None, None, None
-    won = fmean(fmean(difference > 0 for difference in stratum) for stratum in strata)
-    lost = fmean(fmean(difference < 0 for difference in stratum) for stratum in strata)
-    tied = fmean(fmean(difference == 0 for difference in stratum) for stratum in strata)
-    return won, tied, lost
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

@@ -2,18 +2,20 @@
 
 import argparse
 import os
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from utils.benchmarks.score_files import read_scores
+from utils.benchmarks import tasks
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.fingerprints import REPORTED, differing_names, tell_apart
 from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
-from utils.scoring.verdicts import is_known, question_score_unscored_as_zero
+from utils.records.scores import Scores, read_scores
+
+Entry = dict[str, Any]  # of a score file: a question with its score
 
 # Of a score file's fingerprint what changes a verdict: who judged, asked what, and how the verdict was drawn.
 JUDGE_SETTINGS = (
@@ -34,20 +36,27 @@ class System:
     """A row's name and everything its score files hold.
 
     Attributes:
-        questions: those of the communities that a category is known for.
-        unplaced: the others, which are in no column.
-        communities: of each file, the questions of each community that a category is known for.
+        files: by path the entries of each.
+        partial_files: those that hold a part of a dataset.
     """
 
     name: str
-    paths: list[str]
-    questions: list[dict[str, Any]] = field(default_factory=list)
-    unplaced: list[dict[str, Any]] = field(default_factory=list)
-    communities: dict[str, Counter[str]] = field(default_factory=dict)
+    task: Task
+    files: dict[str, list[Entry]]
     partial_files: list[str] = field(default_factory=list)
 
-    def all_questions(self) -> list[dict[str, Any]]:
-        return [*self.questions, *self.unplaced]
+    @property
+    def paths(self) -> list[str]:
+        return list(self.files)
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [entry for entries in self.files.values() for entry in entries]
+
+    @property
+    def questions(self) -> list[Entry]:
+        """The entries of a known group; the others are in no column."""
+        return [entry for entry in self.entries if entry["group"] is not None]
 
     def asked_ids(self) -> set[str]:
         return {question["id"] for question in self.questions if question["details"]}
@@ -71,29 +80,21 @@ def add_unscored_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_systems(arguments: list[list[str]], unscored_as_zero: bool) -> list[System]:
+def read_systems(arguments: list[list[str]], unscored_as_zero: bool = False) -> list[System]:
     """Read the score files of every `[name, file, ...]`.
 
     Args:
-        unscored_as_zero: give the questions that lack a verdict the score that they have if it counts 0.
+        unscored_as_zero: as of `read_scores`.
 
     Raises:
-        UserError: a name given twice or without files, a file of two systems, a file that is not a score file or
-            holds no questions, a question that stands twice in a system, a system without a question of a community
-            that a category is known for.
+        UserError: a name given twice or without files, a file of two systems, a file that is not a score file, a
+            question that stands twice in a system, a system without a question of a known group, files of two tasks.
     """
     _check_arguments(arguments)
-    systems = [_read_system(one_line(name), paths) for name, *paths in arguments]
-    if unscored_as_zero:
-        count_unscored_as_zero(question for system in systems for question in system.questions)
-    return systems
-
-
-def count_unscored_as_zero(questions: Iterable[dict[str, Any]]) -> None:
-    """Give those that lack a verdict the score that they have if it counts 0."""
-    for question in questions:
-        if question["details"] and question["score"] is None:
-            question["score"] = question_score_unscored_as_zero([detail["score"] for detail in question["details"]])
+    paths = [path for _, *its_paths in arguments for path in its_paths]
+    scores = {path: read_scores(path, unscored_as_zero=unscored_as_zero) for path in paths}
+    task = task_of_all(scores)
+    return [_make_system(one_line(name), its_paths, task, scores) for name, *its_paths in arguments]
 
 
 def _check_arguments(arguments: list[list[str]]) -> None:
@@ -113,48 +114,42 @@ def _check_arguments(arguments: list[list[str]]) -> None:
                 )
 
 
-def _read_system(name: str, paths: list[str]) -> System:
-    system = System(name, paths)
+def task_of_all(scores: dict[str, Scores]) -> Task:
+    """The task of score files, by path; UserError where they are of two."""
+    first, *others = scores
+    for path in others:
+        if scores[path]["task"] != scores[first]["task"]:
+            raise UserError(
+                f"{path}: scores of {scores[path]['task']}, but {first} has scores of {scores[first]['task']}\n"
+                "  one table is of one task: make one for each"
+            )
+    return tasks()[scores[first]["task"]]
+
+
+def _make_system(name: str, paths: list[str], task: Task, scores: dict[str, Scores]) -> System:
+    system = System(name, task, {path: scores[path]["per_question_scores"] for path in paths})
+    system.partial_files = [path for path in paths if scores[path].get("partial")]
     file_of: dict[str, str] = {}
     for path in paths:
-        scores = read_scores(path)
-        if not scores["per_question_scores"]:
-            raise UserError(f"{path}: holds no questions; leave it out, or judge the responses again")
-        for question in scores["per_question_scores"]:
-            if question["id"] in file_of:
+        for entry in scores[path]["per_question_scores"]:
+            if entry["id"] in file_of:
                 raise UserError(
-                    f"--system {name!r}: question {quote(question['id'])} stands in {file_of[question['id']]} "
+                    f"--system {name!r}: question {quote(entry['id'])} stands in {file_of[entry['id']]} "
                     f"and in {path}; a question counts once"
                 )
-            file_of[question["id"]] = path
-            place = system.questions if is_known(question.get("category")) else system.unplaced
-            place.append(question)
-        known = filter(is_known, (question.get("category") for question in scores["per_question_scores"]))
-        system.communities[path] = Counter(known)
-        if scores.get("partial"):
-            system.partial_files.append(path)
+            file_of[entry["id"]] = path
     if not system.questions:
-        first = system.unplaced[0]
+        group, _, subgroup = task.group_words
+        first = system.entries[0]
         raise UserError(
-            f"{_few(paths)}: question {quote(first['id'])}: no category is known for the community "
-            f"{quote(first.get('category'))}, nor for any other question's\n"
-            "  add it to the category it belongs to at the top of utils/scoring/verdicts.py"
+            f"{_few(paths)}: question {quote(first['id'])}: no {group} is known for the {subgroup} "
+            f"{quote(first.get('subgroup'))}, nor for any other question's\n"
+            f"  add it to the {group} it belongs to at the top of {task.facts}"
         )
     return system
 
 
 # What must be alike
-
-
-def check_judged_alike(systems: list[System]) -> list[str]:
-    """Raise UserError unless all systems' questions are the same by their ids and were judged in the same way.
-
-    Returns:
-        The files of which it is not known how they were judged.
-    """
-    unknown = check_same_judge(path for system in systems for path in system.paths)
-    check_same_content((question, system.paths) for system in systems for question in system.questions)
-    return unknown
 
 
 def check_same_judge(paths: Iterable[str]) -> list[str]:
@@ -189,7 +184,7 @@ def _judge_settings(path: str) -> dict[str, Any] | None:
 
 
 def check_same_content(questions: Iterable[tuple[dict[str, Any], list[str]]]) -> None:
-    """Raise UserError where one id stands for two questions, narratives or lists of aspects, as in two datasets.
+    """Raise UserError where one id stands for two things that judges were shown, as in two datasets.
 
     Args:
         questions: entries of score files, each with the files it may be from.
@@ -204,7 +199,7 @@ def check_same_content(questions: Iterable[tuple[dict[str, Any], list[str]]]) ->
     if others is not None:
         raise UserError(
             f"{_few(others[0])}: not what was judged in {_few(others[1])} under the same ids: {first_five(differing)}\n"
-            "  another question, narrative or list of aspects, as of another commit of the dataset: judge both on one"
+            "  another question, or another text shown with it, as of another commit of the dataset: judge both on one"
         )
 
 

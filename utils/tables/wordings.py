@@ -5,7 +5,6 @@ The paper prints some of its prompts as text and others as images, so some of ou
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 from prompts import wording
 from utils.files.manifest import manifest_of
@@ -15,16 +14,6 @@ NOT_KNOWN = "not known"
 PUBLISHED = ("the paper's", "the public code's")
 
 Told = dict[str, dict[str, list[str]]]  # of a prompt or a kind of output what is told, and of which systems
-
-
-def origin_of(path: str) -> dict[str, Any] | None:
-    """How the responses in a file were asked for, by the manifest beside it; None where that is not known."""
-    manifest = manifest_of(path)
-    if manifest is None:
-        return None
-    fingerprint = manifest["fingerprint"]
-    prompts = {**fingerprint.get("plan_prompt", {}), **fingerprint.get("prompt", {})}
-    return {"prompt": prompts, "constrained_decoding": fingerprint.get("constrained_decoding", NOT_KNOWN)}
 
 
 def wording_note(systems: Iterable[System]) -> str:
@@ -56,18 +45,15 @@ def collect(systems: Iterable[System]) -> tuple[Told, Told, Told]:
 
 def _facts(path: str) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     """What the manifest beside a score file tells."""
-    manifest = manifest_of(path)
-    if manifest is None:
-        return {"prompt": NOT_KNOWN}, {"prompt": NOT_KNOWN}, {"judge": NOT_KNOWN, "answers": NOT_KNOWN}
-    judge = {name: wording(name, digest) for name, digest in manifest["fingerprint"].get("prompt", {}).items()}
-    [origin] = manifest.get("answers") or [None]
-    prompts = {} if origin is None else origin["prompt"]
-    answers = {name: wording(name, digest) for name, digest in prompts.items()}
-    constrained = {
-        "judge": manifest["fingerprint"].get("constrained_decoding", NOT_KNOWN),
-        "answers": NOT_KNOWN if origin is None else origin["constrained_decoding"],
-    }
-    return judge or {"prompt": NOT_KNOWN}, answers or {"prompt": NOT_KNOWN}, constrained
+    manifest = manifest_of(path) or {"fingerprint": {}}
+    fingerprint, [origin] = manifest["fingerprint"], manifest.get("answers") or [None]
+    answers = origin or {"prompt": {}, "constrained_decoding": NOT_KNOWN}
+    told = [
+        {name: wording(name, digest) for name, digest in prompts.items()} or {"prompt": NOT_KNOWN}
+        for prompts in (fingerprint.get("prompt", {}), answers["prompt"])
+    ]
+    judged = fingerprint.get("constrained_decoding", NOT_KNOWN)
+    return *told, {"judge": judged, "answers": answers["constrained_decoding"]}
 
 
 def _listed(table: Told) -> str:

@@ -1,0 +1,150 @@
+"""A benchmark that is one file, made_up/trivia.py with its prompts, goes through all commands as it stands."""
+
+import json
+from pathlib import Path
+
+import pytest
+from api_server import Reply, serve
+
+import baselines
+import evaluate_responses
+import planpers
+import utils.benchmarks
+from retrieval import rank_dataset
+from utils import dataset_statistics, evaluate_plans, make_table, report
+from utils.benchmarks import tasks
+from utils.cli import UserError
+from utils.files.manifest import read_manifest
+
+FOLDER = Path(__file__).parent / "made_up"
+KINDS = {"Colours": ["azure", "crimson", "ochre"], "Animals": ["badger", "heron"]}
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    """As if the file stood in utils/benchmarks."""
+    monkeypatch.setattr(utils.benchmarks, "__path__", [*utils.benchmarks.__path__, str(FOLDER)])
+    tasks.cache_clear()
+    yield
+    monkeypatch.undo()
+    tasks.cache_clear()
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """Questions whose answer stands in one of the user's notes, which shares its words with the question."""
+    records = []
+    for kind, words in KINDS.items():
+        for word in words:
+            notes = [f"Note {i} of no use." for i in range(4)] + [f"My name for thing {word[::-1]} is {word}."]
+            profile = [{"id": f"{word}-{i}", "note": note} for i, note in enumerate(notes)]
+            question = f"What is my name for thing {word[::-1]}?"
+            records.append(
+                {"task": "Trivia", "id": word, "kind": kind, "question": question, "answer": word}
+                | {"profile": profile}
+            )
+    path = tmp_path / "trivia.json"
+    path.write_text(json.dumps(records))
+    return path
+
+
+def reply(request):
+    """It knows what the notes say, and but for one answers with a guess without them."""
+    text = request["messages"][1]["content"]
+    told = [line.split()[-1][:-1] for line in text.splitlines() if line.startswith("My name for")]
+    return Reply(told[0] if told else "Heron" if "noreh" in text else "no idea at all" if "erhco" in text else "grey")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Call a script; --rag and its like go to a server on loopback."""
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    with serve(reply) as server:
+
+        def run_script(script, *arguments):
+            return script.main([str(argument) for argument in arguments])
+
+        run_script.server = server
+        run_script.api = ["--model_addr", "some-model", "--openai", "--base_url", server.url]
+        yield run_script
+
+
+def test_it_goes_through_all_commands(run, dataset, tmp_path, capsys):
+    ranked, none, rag = (tmp_path / name for name in ("ranked.json", "none.json", "rag.json"))
+    run(rank_dataset, "--ranker", "bm25", "--input_dataset_addr", dataset, "--output_dataset_addr", ranked)
+    for record in json.loads(ranked.read_text()):
+        assert record["profile"][0]["note"].endswith(f"is {record['answer']}.")
+    assert run(baselines, *run.api, "--inputs_addr", dataset, "--output_addr", none) == 0
+    assert run(baselines, *run.api, "--rag", "--num_contexts", 2, "--inputs_addr", ranked, "--output_addr", rag) == 0
+    asked = run.server.requests[-1]["messages"][1]["content"]
+    assert asked.splitlines()[3].startswith("My name for thing")  # best last, as the task arranges them
+    capsys.readouterr()
+
+    scores = [tmp_path / "none_scores.json", tmp_path / "rag_scores.json"]
+    judge = ["--inputs_addr", dataset, "--response_addr", none, rag, "--score_addr", *scores]
+    assert run(evaluate_responses, *judge) == 0
+    out = capsys.readouterr().out
+    # Without notes one of five is right and one gets no answer; with them all are.
+    assert "score 0.2000 over 5 questions (macro: 0.2500 over 2 groups); 1 of them without an answer" in out
+    assert "score 1.0000 over 5 questions (macro: 1.0000 over 2 groups)" in out
+    found = json.loads(scores[0].read_text())
+    assert (found["task"], found["num_unanswered"], found["num_unscored"]) == ("Trivia", 1, 0)
+    assert [entry["score"] for entry in found["per_question_scores"]] == [0, 0, 0, 0, 1]
+    assert read_manifest(scores[0])["fingerprint"].keys() == {"script", "strategy", "inputs", "responses"}
+    run(evaluate_responses, *judge)
+    assert capsys.readouterr().out.count("already finished, left alone") == 2
+
+    systems = ["--system", "No notes", scores[0], "--system", "RAG", scores[1]]
+    assert run(make_table, *systems) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].startswith("| System | Colours | Animals | Average (macro) |")
+    assert table[2].startswith("| No notes | 0.0000 | 0.5000 | 0.2500 |")
+    assert table[3].startswith("| RAG | **1.0000** | **1.0000** | **1.0000** |")
+    page = tmp_path / "report.html"
+    systems = ["--system", "No notes", none, scores[0], "--system", "RAG", rag, scores[1]]
+    assert run(report, "--inputs_addr", ranked, *systems, "--output_addr", page) == 0
+    text = page.read_text()
+    assert all(shown in text for shown in ("Colours", "Animals", "What is my name for thing eruza?", "azure"))
+
+
+def test_what_it_has_not_is_refused(run, dataset, tmp_path):
+    with pytest.raises(UserError, match=r"Trivia has no plans; answer it with baselines\.py"):
+        run(planpers, *run.api, "--gold_plan", "--inputs_addr", dataset, "--output_addr", tmp_path / "plans.json")
+    with pytest.raises(UserError, match=r"Trivia has no gold plans to compare with"):
+        run(evaluate_plans, "--inputs_addr", dataset, "--plans_addr", tmp_path / "plans.json")
+    judge = ["--inputs_addr", dataset, "--response_addr", dataset, "--score_addr", tmp_path / "scores.json"]
+    with pytest.raises(UserError, match=r"--evaluator_llm: Trivia's exact_match is computed, no judge is asked"):
+        run(evaluate_responses, *judge, "--evaluator_llm", "some-judge")
+    with pytest.raises(UserError, match=r"--strategy pairwise: Trivia has exact_match$"):
+        run(evaluate_responses, *judge, "--strategy", "pairwise")
+
+
+def test_its_statistics(run, dataset, tmp_path, capsys):
+    run(dataset_statistics, "--inputs_addr", dataset, "--plot_addr", tmp_path / "kinds.png")
+    captured = capsys.readouterr()
+    assert captured.out.splitlines() == [
+        "|  | trivia.json |",
+        "|:---|---:|",
+        "| Questions (users) | 5 |",
+        "| Profile size (items) | 5.0 ± 0.0 |",
+        "| Question length (words) | 7.0 ± 0.0 |",
+        "",
+        "- Mean ± population standard deviation over a file's questions; a word is what white space separates.",
+    ]
+    assert captured.err == f"{tmp_path / 'kinds.png'}: 2 subgroups\n"
+    run(dataset_statistics, "--inputs_addr", dataset, "--format", "csv")
+    head, first, *_ = capsys.readouterr().out.splitlines()
+    assert head == "file,group,split,statistic,value,sd,paper_value,paper_sd"
+    assert first == f"{dataset},,,Questions (users),5,,,"
+
+
+def test_a_record_of_an_unknown_task_is_refused(run, dataset, tmp_path):
+    records = json.loads(dataset.read_text())
+    records[1]["task"] = "Quiz"
+    dataset.write_text(json.dumps(records))
+    with pytest.raises(UserError, match=r"record 1 \(id 'crimson'\): there is no task 'Quiz'; the tasks are LaMP-QA, "):
+        run(baselines, *run.api, "--inputs_addr", dataset, "--output_addr", tmp_path / "none.json")
+    records[1]["task"] = "LaMP-QA"
+    dataset.write_text(json.dumps(records))
+    with pytest.raises(UserError, match="records of 'Trivia' and of 'LaMP-QA'; one file is of one task"):
+        run(baselines, *run.api, "--inputs_addr", dataset, "--output_addr", tmp_path / "none.json")

@@ -1,0 +1,249 @@
+"""Are the outputs of every command byte for byte what they were? Made by two checkouts of this project, and compared.
+
+  python tests/compare_outputs.py --make CHECKOUT FOLDER
+  python tests/compare_outputs.py FOLDER OTHER_FOLDER
+
+The first runs tests/data/compare_outputs/commands.txt in a copy of a checkout that has .venv and demo/models. In FOLDER
+it leaves what they wrote, with a log of each: command, exit code, stdout, stderr. The second prints a line a file, with
+a short diff where one differs, and ends with 1 if any does. Both folders have to be made by the same version of this
+script. Nothing of a checkout is imported: its commands are all that is asked for.
+"""
+
+import argparse
+import difflib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import string
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from api_server import ChatServer, Reply, running
+
+# Paths and the server's address stand in outputs: they are the same for every checkout.
+WORK = Path(tempfile.gettempdir()) / "compare_outputs"
+PORT = 18437
+URL = f"http://127.0.0.1:{PORT}/v1"
+DATA = "tests/data/mini_lampqa"
+LEFT_OUT = (".git", ".venv", "demo", "cache", "__pycache__", ".*_cache")  # of the copy
+INPUTS = Path(__file__).resolve().parent / "data/compare_outputs"
+SECONDS = 900  # a command may take
+ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "TMPDIR") if name in os.environ} | {
+    "HOME": str(WORK), "LC_ALL": "C.UTF-8", "COLUMNS": "100", "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "2", "VLLM_CPU_KVCACHE_SPACE": "1",
+}  # fmt: skip
+
+# What two runs of the same code differ in. All else in every file is compared; a journal's lines, which stand in the
+# order in which answers came, are sorted, and so are the fields of journals and manifests.
+VARYING_FIELDS = ("wall_seconds", "versions", "git_commit", "overwrite")  # their values; the last names a run by chance
+CHECKSUM = re.compile(r',"crc32":\d+}$')  # at the end of a journal's line: of what is compared itself
+VARYING_TEXT = (  # of stdout and stderr
+    (re.compile(r"(?m)^(?!(\d+)/\1 )\d+/\d+ [^,\n]*,.*\n"), ""),  # progress under way, a line every 30 seconds
+    (re.compile(r"\b[\d.]+/(s|min|h)\b"), "RATE"),
+    (re.compile(r"\b\d+:\d\d:\d\d\b"), "TIME"),
+    (re.compile(r"\b[\d.]+ [GM]B free\b"), "SIZE free"),  # of a disk
+)
+
+# The categories of the sample's questions: the hub has a file for each category and split.
+CATEGORIES = {"A": "Art_and_Entertainment", "L": "Lifestyle_and_Personal_Development", "S": "Society_and_Culture"}
+SPLITS = {"train": "AAAAAAAALLLLLSLLSSSSSLSS", "validation": "AAALLLSSS", "test": "AAAAALLSLSSSL"}
+
+
+def reply(request: dict[str, Any]) -> Reply:
+    """An answer or a verdict by a hash of prompt and seed, so that neither order nor concurrency matters.
+
+    Unless it is held to a schema, one in five is of no use, one has to be repaired, one is cut off. Of 12 questions and
+    of 40 verdicts one is never answered to any use, and one is refused. Answers by plan are better in each aspect.
+    """
+    prompt = json.dumps(request["messages"])
+    drawn = hashlib.sha256(f"{prompt} {request['seed']}".encode()).hexdigest()
+    number = int(drawn, 16)
+    if "match_score" in prompt:
+        value, rare = {"match_score": min(number // 5 % 3 + ("by plan" in prompt), 2)}, 40
+    elif "better_response" in prompt:
+        value, rare = {"better_response": 1 + number // 5 % 2}, 40
+    elif "- score:" in prompt:
+        value, rare = {"score": number // 5 % 5 / 4}, 40
+    else:
+        kind = "Answer by plan" if "Aspects expected" in prompt else "Answer"
+        value, rare = {"personalized_answer": f"{kind} {drawn}: <b>mind</b> “this” & 猫.\nAnd \\that\\."}, 12
+    of_prompt = int(hashlib.sha256(prompt.encode()).hexdigest(), 16) % rare
+    if of_prompt == 1:
+        return Reply("no", status=400, code="content_filter")
+    if of_prompt == 0:
+        return Reply("" if number % 2 else "I can't say", "stop" if number % 3 else "length")
+    text = json.dumps(value, ensure_ascii=False)
+    if "response_format" in request or number % 5 > 2:
+        return Reply(text)
+    dressed = f"Here it is:\n```json\n{text[:-1]},}}\n```\n"
+    return (Reply(f"Hm, {drawn[:6]}."), Reply(dressed), Reply(text[:-9], "length"))[number % 5]
+
+
+# Making
+
+
+def make(checkout: Path, folder: Path) -> None:
+    """Run all commands in a copy of a checkout at `WORK`, and move what they wrote to `folder`."""
+    if folder.exists() and not (folder / "main/logs").is_dir():
+        sys.exit(f"{folder}: exists, and was not made by this script")
+    with open(f"{WORK}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # waits for another making
+        shutil.rmtree(WORK, ignore_errors=True)
+        shutil.copytree(checkout, WORK, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        (WORK / "demo").mkdir()
+        for name in (".venv", "demo/models"):
+            (WORK / name).symlink_to((checkout / name).resolve())
+        write_inputs(WORK / "out")
+        chains = read_commands((INPUTS / "commands.txt").read_text(encoding="utf-8"))
+        with running(ChatServer(reply, PORT)), ThreadPoolExecutor(len(chains)) as pool:
+            list(pool.map(run_chain, chains, chains.values()))
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.move(WORK / "out", folder)
+        shutil.rmtree(WORK)
+
+
+def write_inputs(out: Path) -> None:
+    """What the commands read besides the sample: `INPUTS`, a key, answers, plans, people's choices, a hub's files."""
+    shutil.copytree(INPUTS, out)
+    records = json.loads((WORK / DATA / "test.json").read_text(encoding="utf-8"))
+    ids = [record["id"] for record in records]
+    answers = [None, "", *(f"My <i>answer</i> {number}." for number in range(2, len(ids) - 2))]  # the last two lack
+    titles = [record["rubric_aspects"][0]["aspect"] for record in records]
+    plans = [[f"{one} too", "Another aspect"] if number else [] for number, one in enumerate(titles)]
+    choices = ("first", "second", "tie", "second")
+    files = {
+        "main/mine.json": {key: [{"output": answer}] for key, answer in zip(ids, answers, strict=False)},
+        "main/plans.json": {key: [{"aspects": plan}] * 2 for key, plan in zip(ids, plans, strict=True)},
+        "main/human.json": {key: [choices[n % 4], choices[n % 4 if n % 3 else 2]] for n, key in enumerate(ids[1:])},
+        "main/broken.json": [records[0], {**records[1], "profile": [{"id": "p", "text": 3}]}],
+        "../key.txt": "sk-test",
+    }
+    for split, letters in SPLITS.items():
+        records = json.loads((WORK / DATA / f"{split}.json").read_text(encoding="utf-8"))
+        pairs = list(zip(letters, records, strict=True))
+        for letter, category in CATEGORIES.items():
+            its = [record for its_letter, record in pairs if its_letter == letter]
+            files[f"study/hub/{category}/{split}-00000-of-00001.json"] = its
+    for name, content in files.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        (out / name).write_text(text, encoding="utf-8")
+
+
+def read_commands(text: str) -> dict[str, list[list[str]]]:
+    """The commands of every section, word by word."""
+    variables, chains, section = {"DATA": DATA, "URL": URL}, {}, ""
+    for line in text.replace("\n    ", " ").splitlines():
+        if re.fullmatch(r"\[\w+\]", line):
+            section = line.strip("[]")
+            variables["O"] = f"out/{section}"
+        elif not section and "=" in line:
+            name, _, variables[name] = line.partition("=")
+        elif line and not line.startswith("#"):
+            while "$" in line:  # the value of a variable may have others in it
+                line = string.Template(line).substitute(variables)
+            chains.setdefault(section, []).append(shlex.split(line, comments=True))
+    return chains
+
+
+def run_chain(name: str, commands: list[list[str]]) -> None:
+    """Run commands one after the other, each with a log of what it said."""
+    (WORK / f"out/{name}/logs").mkdir(parents=True, exist_ok=True)
+    for number, words in enumerate(commands, 1):
+        started = time.monotonic()
+        done = subprocess.run(
+            [WORK / ".venv/bin/python", *words], cwd=WORK, env=ENVIRONMENT, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=SECONDS,
+        )  # fmt: skip
+        texts = f"$ {shlex.join(words)}", f"exit code {done.returncode}", "stdout", done.stdout, "stderr", done.stderr
+        log = f"out/{name}/logs/{number:03}_{Path(words[0]).stem}.txt"
+        (WORK / log).write_text("\n".join(texts), encoding="utf-8")
+        print(f"{log}: exit code {done.returncode}, {time.monotonic() - started:.0f} s", flush=True)
+
+
+# Comparing
+
+
+def compare(folder: Path, other: Path) -> int:
+    """Print a line a file, and return 1 if any differs, else 0."""
+    found = [{str(path.relative_to(one)) for path in one.rglob("*") if path.is_file()} for one in (folder, other)]
+    differing = 0
+    for name in sorted(set.union(*found)):
+        if missing := [str(one) for one, names in zip((folder, other), found, strict=True) if name not in names]:
+            problem = [f"not in {missing[0]}"]
+        else:
+            problem = list(describe_difference(comparable(folder / name), comparable(other / name)))
+        differing += bool(problem)
+        print("\n      ".join([f"{'DIFFERS' if problem else 'same'} {name}", *problem]))
+    print(f"{len(set.union(*found))} files, {differing} differ")
+    return 1 if differing else 0
+
+
+def comparable(path: Path) -> bytes:
+    """A file without what any two runs differ in."""
+    content = path.read_bytes()
+    if path.parent.name == "logs":
+        text = content.decode()
+        for pattern, replacement in VARYING_TEXT:
+            text = pattern.sub(replacement, text)
+        return text.encode()
+    if path.name.endswith(".manifest.json"):
+        return in_order(json.loads(content), indent=2).encode()
+    if path.name.endswith(".journal.jsonl"):
+        header, *lines = (in_order(json.loads(CHECKSUM.sub("}", line))) for line in content.decode().splitlines())
+        return "\n".join([header, *sorted(lines)]).encode()
+    return content
+
+
+def in_order(value: dict[str, Any], indent: int | None = None) -> str:
+    """A manifest, or a journal's line, as JSON: its fields sorted, without the values of the varying ones."""
+    value |= {name: "not compared" for name in VARYING_FIELDS if name in value}
+    return json.dumps(value, indent=indent, sort_keys=True, ensure_ascii=False)
+
+
+def describe_difference(content: bytes, other: bytes, most: int = 12, width: int = 150) -> Iterator[str]:
+    """Nothing where they are the same, else the first lines that differ; of long ones where they begin to."""
+    if content == other:
+        return
+    try:
+        texts = [one.decode().splitlines() for one in (content, other)]
+    except UnicodeDecodeError:
+        yield f"{len(content)} bytes, and {len(other)} others"
+        return
+    lines = [line for line in difflib.unified_diff(*texts, n=0, lineterm="") if line[:3] not in ("---", "+++", "@@ ")]
+    pairs = zip(*(next((line[1:] for line in lines if line[0] == sign), "") for sign in "-+"), strict=False)
+    alike = next((number for number, (one, another) in enumerate(pairs) if one != another), 0)
+    for line in lines[:most]:
+        start = max(0, alike - width // 3) if len(line) > width else 0
+        yield f"{line[0]} {'…' if start else ''}{line[1:][start : start + width]}"
+    if len(lines) > most:
+        yield f"and {len(lines) - most} more lines"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--make", action="store_true", help="run the commands instead of comparing (off)")
+    parser.add_argument("first", type=Path, metavar="FOLDER", help="outputs, or with --make a checkout")
+    parser.add_argument("second", type=Path, metavar="OTHER_FOLDER", help="outputs, with --make where they go")
+    args = parser.parse_args()
+    for path in [args.first] if args.make else [args.first, args.second]:
+        if not path.is_dir():
+            parser.error(f"{path}: no such folder")
+    if args.make:
+        make(args.first, args.second)
+        return 0
+    return compare(args.first, args.second)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,476 @@
+"""Datasets and response files: what is read, and what is refused in which words."""
+
+import json
+import os
+import re
+
+import pytest
+
+from utils.cli import UserError
+from utils.files.json_files import read_json
+from utils.files.manifest import publish
+from utils.records.datasets import read_dataset, select_questions, shard_of
+from utils.records.responses import (
+    collect_responses,
+    count_responses,
+    match_responses,
+    read_plans,
+    read_responses,
+    refuse_gaps,
+)
+
+POST = {"id": "p1", "text": "an earlier post", "category": "food"}
+ASPECT = {"aspect": "price", "evidence": "how much", "reason": "a small budget"}
+EVERYTHING = ("profile", "narrative", "rubric_aspects")
+
+
+def record(**changes):
+    """A whole record; a field set to `...` is left out."""
+    whole = {
+        "id": "q1",
+        "question": "Which bread?",
+        "narrative": "I bake on Sundays.",
+        "category": "food",
+        "rubric_aspects": [ASPECT],
+        "profile": [POST],
+    }
+    return {name: value for name, value in (whole | changes).items() if value is not ...}
+
+
+def write(path, content):
+    """A file with bytes, a text, or anything else as JSON."""
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        path.write_text(text, encoding="utf-8")
+    return path
+
+
+def message(call, *args, **more):
+    with pytest.raises(UserError) as error:
+        call(*args, **more)
+    assert len(str(error.value).splitlines()) <= 3
+    return str(error.value)
+
+
+# Datasets
+
+
+def test_a_dataset_is_read_as_it_is(tmp_path):
+    records = [record(posted={"year": 2014}), record(id="q2", rubric_aspects=[], profile=[], score=1.5)]
+    assert read_dataset(write(tmp_path / "d.json", records), EVERYTHING) == records
+
+
+def test_only_what_the_script_needs_is_checked(tmp_path):
+    path = write(tmp_path / "d.json", [{"id": "q1", "question": "Which bread?", "profile": None}])
+    assert read_dataset(path) == [{"id": "q1", "question": "Which bread?", "profile": None}]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
+    for name in ("d.json", "d.jsonl"):
+        content = json.dumps(record()) if name == "d.jsonl" else json.dumps([record()])
+        assert read_dataset(write(tmp_path / name, b"\xef\xbb\xbf" + content.encode())) == [record()]
+
+
+def test_json_lines_are_read_in_a_jsonl_file(tmp_path):
+    records = [record(), record(id="q2", question="U+2028 \u2028, U+0085 \u0085 and \x7f stay in the text: 日本語")]
+    lines = [json.dumps(r, ensure_ascii=False) for r in records]
+    for end in ("\n", "\r\n", "\n\n  \n"):
+        assert read_dataset(write(tmp_path / "d.jsonl", (end.join(lines) + end).encode()), EVERYTHING) == records
+
+
+def test_ids_that_are_numbers_become_strings(tmp_path):
+    path = write(tmp_path / "d.json", [record(id=7), record(id=0), record(id="007")])
+    assert [r["id"] for r in read_dataset(path)] == ["7", "0", "007"]
+
+
+def test_evidence_and_reason_may_be_missing(tmp_path):
+    path = write(tmp_path / "d.json", [record(rubric_aspects=[{"aspect": "price"}])])
+    aspects = read_dataset(path, EVERYTHING)[0]["rubric_aspects"]
+    assert aspects == [{"aspect": "price", "evidence": "", "reason": ""}]
+
+
+WHOLE = json.dumps([record()], indent=1)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", "the file is empty"),
+        (" \n\n", "the file is empty"),
+        ("id,question\n", "not JSON: Expecting value at line 1, column 1"),
+        ("{'id': 1}", "not JSON: Expecting property name enclosed in double quotes at line 1, column 2"),
+        ('[{"id": "q1", "question": "Wh', "the JSON breaks off at line 1, column 27: the file is cut short"),
+        ('[{"id": "q1"},\n', "the JSON breaks off at line 2, column 1: the file is cut short"),
+        ('[\n{"id": "q1"', "the JSON breaks off at line 2, column 12: the file is cut short"),
+        ('{"id": 1}\n{"id": 2}\n', "more than one JSON value (line 2, column 1); name JSON Lines *.jsonl"),
+        ([], "holds no questions"),
+        ({"data": [record()]}, "holds an object; a dataset is a JSON array of questions"),
+        ('"text"', "holds the text 'text'; a dataset is a JSON array of questions"),
+        ("null", "holds missing or null; a dataset is a JSON array of questions"),
+        ('[{"id": "q1", "id": "q2"}]', "'id' stands twice in one object; names are unique"),
+        (b'["caf\xe9"]', "not UTF-8 text (byte 5)"),
+    ],
+)
+def test_a_file_that_is_no_dataset(tmp_path, content, expected):
+    path = write(tmp_path / "d.json", content)
+    assert message(read_dataset, path) == f"{path}: {expected}"
+
+
+def test_a_file_cut_short_anywhere_is_refused_with_the_place(tmp_path):
+    for length in range(1, len(WHOLE)):
+        path = write(tmp_path / "d.json", WHOLE[:length])
+        assert re.search(r"line \d+, column \d+", message(read_dataset, path)), WHOLE[:length][-20:]
+
+
+@pytest.mark.parametrize(
+    ("second_line", "expected"),
+    [
+        ('{"id": "q2", "question"', "line 2 is not JSON: Expecting ':' delimiter at column 24"),
+        ('{"id": "q2", "id": "q3"}', "line 2: 'id' stands twice; names are unique"),
+        ("[1, 2]", "record 1: a list where a question object belongs"),
+    ],
+)
+def test_a_bad_line_in_a_jsonl_file_is_named(tmp_path, second_line, expected):
+    path = write(tmp_path / "d.jsonl", f"{json.dumps(record())}\n{second_line}\n")
+    assert message(read_dataset, path) == f"{path}: {expected}"
+
+
+@pytest.mark.parametrize("name", ["nothing.json", "file.txt/d.json"])
+def test_a_file_that_is_not_there(tmp_path, name):
+    write(tmp_path / "file.txt", "x")
+    assert message(read_dataset, tmp_path / name) == f"{tmp_path / name}: no such file"
+
+
+def test_a_folder_in_place_of_a_file(tmp_path):
+    assert message(read_dataset, tmp_path) == f"{tmp_path}: a folder; give the file"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(tmp_path):
+    path = write(tmp_path / "d.json", [record()])
+    path.chmod(0)
+    assert message(read_dataset, path) == f"{path}: no permission to read it"
+
+
+ID_RULE = "every question needs its own id, a string"
+
+
+@pytest.mark.parametrize(
+    ("bad", "expected"),
+    [
+        (5, "record 1: 5 where a question object belongs"),
+        (None, "record 1: missing or null where a question object belongs"),
+        (record(id=...), f"record 1: field 'id' is missing or null; {ID_RULE}"),
+        (record(id=None), f"record 1: field 'id' is missing or null; {ID_RULE}"),
+        (record(id=""), f"record 1: field 'id' is an empty text; {ID_RULE}"),
+        (record(id=True), f"record 1: field 'id' is true; {ID_RULE}"),
+        (record(id=1.5), f"record 1: field 'id' is 1.5; {ID_RULE}"),
+        (record(id=["q2"]), f"record 1: field 'id' is a list; {ID_RULE}"),
+        (record(id="first"), "records 0 and 1 both have id 'first'; ids are unique"),
+    ],
+)
+def test_a_record_without_a_usable_id(tmp_path, bad, expected):
+    path = write(tmp_path / "d.json", [record(id="first"), bad])
+    assert message(read_dataset, path) == f"{path}: {expected}"
+
+
+def test_a_number_and_its_digits_are_the_same_id(tmp_path):
+    path = write(tmp_path / "d.json", [record(id="7"), record(id="8"), record(id=7)])
+    assert message(read_dataset, path) == f"{path}: records 0 and 2 both have id '7'; ids are unique"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"question": ...}, "field 'question' is missing or null; it must be a text"),
+        ({"question": None}, "field 'question' is missing or null; it must be a text"),
+        ({"question": ""}, "field 'question' is an empty text; it must be a text"),
+        ({"question": " \n"}, "field 'question' is an empty text; it must be a text"),
+        ({"question": 5}, "field 'question' is 5; it must be a text"),
+        ({"narrative": ...}, "field 'narrative' is missing or null; it must be a text"),
+        ({"narrative": ["a"]}, "field 'narrative' is a list; it must be a text"),
+        ({"profile": ...}, "field 'profile' is missing or null; it must be a list of posts"),
+        ({"profile": {"id": "p1"}}, "field 'profile' is an object; it must be a list of posts"),
+        ({"profile": "p1"}, "field 'profile' is the text 'p1'; it must be a list of posts"),
+        ({"profile": [POST, "text"]}, "field 'profile', item 1 is the text 'text', not a post"),
+        ({"profile": [POST, None]}, "field 'profile', item 1 is missing or null, not a post"),
+        ({"profile": [{"text": 5}]}, "field 'profile', item 0: field 'text' is 5; it must be a text"),
+        (
+            {"profile": [POST, {"id": "p2"}]},
+            "field 'profile', item 1 (id 'p2'): field 'text' is missing or null; it must be a text",
+        ),
+        ({"rubric_aspects": ...}, "field 'rubric_aspects' is missing or null; it must be a list of aspects"),
+        ({"rubric_aspects": None}, "field 'rubric_aspects' is missing or null; it must be a list of aspects"),
+        ({"rubric_aspects": ASPECT}, "field 'rubric_aspects' is an object; it must be a list of aspects"),
+        ({"rubric_aspects": [ASPECT, None]}, "field 'rubric_aspects', item 1 is missing or null, not an aspect"),
+        ({"rubric_aspects": ["price"]}, "field 'rubric_aspects', item 0 is the text 'price', not an aspect"),
+        (
+            {"rubric_aspects": [{"reason": "x"}]},
+            "field 'rubric_aspects', item 0: field 'aspect' is missing or null; it must be a text",
+        ),
+        (
+            {"rubric_aspects": [ASPECT | {"aspect": "  "}]},
+            "field 'rubric_aspects', item 0: field 'aspect' is an empty text; it must be a text",
+        ),
+        (
+            {"rubric_aspects": [ASPECT, ASPECT | {"evidence": None}]},
+            "field 'rubric_aspects', item 1: field 'evidence' is missing or null; it must be a text",
+        ),
+        (
+            {"rubric_aspects": [ASPECT | {"reason": 1}]},
+            "field 'rubric_aspects', item 0: field 'reason' is 1; it must be a text",
+        ),
+    ],
+)
+def test_a_record_with_a_bad_field(tmp_path, changes, expected):
+    path = write(tmp_path / "d.json", [record(), record(id="q2", **changes)])
+    assert message(read_dataset, path, EVERYTHING) == f"{path}: record 1 (id 'q2'): {expected}"
+
+
+def test_a_long_wrong_value_is_shown_in_part(tmp_path):
+    path = write(tmp_path / "d.json", [record(profile="x" * 5000)])
+    assert f"is the text {'x' * 40!r}; it must" in message(read_dataset, path, EVERYTHING)
+
+
+# Choosing questions
+
+
+def ids_of(records):
+    return [r["id"] for r in records]
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 7, 40])
+@pytest.mark.parametrize("limit", [None, 25])
+def test_shards_are_disjoint_and_complete(num_shards, limit):
+    records = [{"id": f"q{i}"} for i in range(60)]
+    shards = [select_questions(records, limit, num_shards, index) for index in range(num_shards)]
+    found = [i for shard in shards for i in ids_of(shard)]
+    assert len(found) == len(set(found))
+    assert set(found) == set(ids_of(records[:limit]))
+    places = [[records.index(r) for r in shard] for shard in shards]
+    assert places == [sorted(place) for place in places]  # each in file order
+
+
+def test_a_shard_does_not_hang_on_the_files_order():
+    records = [{"id": f"q{i}"} for i in range(60)]
+    forward, backward = (select_questions(some, num_shards=3, shard_index=1) for some in (records, records[::-1]))
+    assert 0 < len(forward) < 60
+    assert forward == backward[::-1]
+
+
+def test_the_shard_of_an_id_is_the_same_in_every_run():
+    # The first 8 bytes of SHA-256, modulo 16: the last hex digit of c75de8c1b7c3ae52 and of cf2abf0c5be326cb.
+    assert [shard_of("q1", 16), shard_of("日本", 16)] == [0x2, 0xB]
+
+
+def test_limit_takes_the_first_of_the_file():
+    records = [{"id": f"q{i}"} for i in range(5)]
+    assert ids_of(select_questions(records, limit=2)) == ["q0", "q1"]
+    assert ids_of(select_questions(records, limit=9)) == ids_of(select_questions(records)) == ids_of(records)
+
+
+# Responses
+
+
+def test_responses_are_put_together_in_the_datasets_order():
+    answers = {
+        ("q2", 1): {"value": "second", "parsed": "strict"},
+        ("q1", 0): {"value": None, "reason": "refused"},
+        ("q2", 0): {"value": "first", "parsed": "repaired"},
+    }
+    responses = collect_responses([{"id": "q1"}, {"id": "q2"}, {"id": "q3"}], answers)
+    assert list(responses.items()) == [
+        ("q1", [{"output": None, "reason": "refused"}]),
+        ("q2", [{"output": "first", "parsed": "repaired"}, {"output": "second", "parsed": "strict"}]),
+    ]
+    assert answers["q1", 0] == {"value": None, "reason": "refused"}  # the journal's entries stay as they are
+
+
+def test_no_response_takes_the_place_of_one_that_is_missing():
+    answers = {
+        ("q1", 0): {"value": "a"},
+        ("q1", 2): {"value": "c"},
+        ("q2", 1): {"value": "e"},
+        ("q3", 0): {"value": "f"},
+    }
+    responses = collect_responses([{"id": "q1"}, {"id": "q2"}, {"id": "q3"}], answers)
+    assert responses == {"q1": [{"output": "a"}], "q3": [{"output": "f"}]}
+
+
+def test_a_response_file_with_gaps_is_refused(tmp_path):
+    path = tmp_path / "rag.json"
+    refuse_gaps(path)  # whether it is there is for others to say
+    for missing, words in ((1, ("1 answer is", "it")), (1200, ("1200 answers are", "them"))):
+        publish(path, {"q1": [{"output": "a"}]}, {"fingerprint": {}, "missing": missing})
+        with pytest.raises(UserError) as refused:
+            refuse_gaps(path)
+        assert str(refused.value) == (
+            f"{path}: {words[0]} missing because the server failed\n"
+            f"  the command that made the file asks for {words[1]} again, or --allow_partial scores the rest"
+        )
+    path.write_text('{"q1": [{"output": "mine"}]}')  # not the file that the manifest speaks of
+    refuse_gaps(path)
+    publish(path, {"q1": [{"output": "a"}]}, {"fingerprint": {}, "missing": 0})
+    refuse_gaps(path)
+    publish(path, {"q1": [{"output": "a"}]}, {"fingerprint": {}})  # as before this was counted
+    refuse_gaps(path)
+
+
+def test_responses_are_counted():
+    responses = {
+        "q1": [{"output": "a", "parsed": "repaired", "truncated": True, "num_contexts_dropped": 3}, {"output": "b"}],
+        "q2": [{"output": None, "num_contexts_dropped": 4}, {"output": "", "parsed": "strict", "truncated": False}],
+    }
+    assert count_responses(responses) == {
+        "questions": 2,
+        "answers": 3,
+        "without an answer": 1,
+        "repaired": 1,
+        "truncated": 1,
+        "posts left out for length": 7,
+    }
+
+
+def test_a_response_file_is_read_as_it_is(tmp_path):
+    responses = {"q1": [{"output": "日本", "plan": "p"}, {"output": ""}], "q2": [{"output": None, "reason": "x"}]}
+    assert read_responses(write(tmp_path / "r.json", responses)) == responses
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ([{"output": "a"}], "holds a list; responses are an object {question id: [{output}]}"),
+        ({"q1": []}, "id 'q1': an empty list where [{\"output\": ...}] belongs"),
+        ({"q1": {"output": "a"}}, "id 'q1': an object where [{\"output\": ...}] belongs"),
+        ({"q1": "a"}, "id 'q1': the text 'a' where [{\"output\": ...}] belongs"),
+        ({"q1": [{"output": "a"}, {"text": "b"}]}, "id 'q1': response 1 has no field 'output'"),
+        ({"q1": ["a"]}, "id 'q1': response 0 has no field 'output'"),
+        ({"q1": [{"output": 5}]}, "id 'q1': response 0: 'output' is 5, not a text"),
+        ({"q1": [{"output": False}]}, "id 'q1': response 0: 'output' is false, not a text"),
+        ({"q1": [{"output": {"a": 1}}]}, "id 'q1': response 0: 'output' is an object, not a text"),
+        ('{"q1": [{"output": "a"}], "q1": []}', "'q1' stands twice in one object; names are unique"),
+        ('{"q1": [{"output": "a"}]', "the JSON breaks off at line 1, column 25: the file is cut short"),
+    ],
+)
+def test_a_file_that_holds_no_responses(tmp_path, content, expected):
+    path = write(tmp_path / "r.json", content)
+    assert message(read_responses, path) == f"{path}: {expected}"
+
+
+DATASET_IDS = [f"q{i}" for i in range(10)]
+NOT_THE_DATASET = "r.json: its ids are not the dataset's; give the dataset these responses were made from"
+ONLY_A_PART = "r.json: only a part of the questions has a response; --allow_partial scores that part"
+
+
+def match(question_ids, response_ids, allow_partial):
+    questions = [{"id": i} for i in question_ids]
+    responses = {i: [{"output": "a"}] for i in response_ids}
+    return match_responses(questions, responses, "r.json", DATASET_IDS, allow_partial)
+
+
+@pytest.mark.parametrize("allow_partial", [False, True])
+@pytest.mark.parametrize("question_ids", [DATASET_IDS, DATASET_IDS[2:4], []])
+def test_a_response_to_every_question(question_ids, allow_partial):
+    # Responses to other questions of the dataset are those of other shards.
+    assert ids_of(match(question_ids, DATASET_IDS[::-1], allow_partial)) == question_ids
+
+
+def test_allow_partial_leaves_out_questions_without_a_response():
+    assert ids_of(match(DATASET_IDS, ["q7", "q3"], allow_partial=True)) == ["q3", "q7"]
+
+
+@pytest.mark.parametrize(
+    ("response_ids", "allow_partial", "lines"),
+    [
+        (["q0", "q1"], False, [ONLY_A_PART, "  8 questions without a response: 'q2', 'q3', 'q4', 'q5', 'q6', ..."]),
+        (DATASET_IDS[:9], False, [ONLY_A_PART, "  1 questions without a response: 'q9'"]),
+        ([], True, [NOT_THE_DATASET, "  10 questions without a response: 'q0', 'q1', 'q2', 'q3', 'q4', ..."]),
+        ([*DATASET_IDS, "x"], True, [NOT_THE_DATASET, "  1 responses to no question of the dataset: 'x'"]),
+        (
+            [f"x{i}" for i in range(6)],
+            False,
+            [
+                NOT_THE_DATASET,
+                "  10 questions without a response: 'q0', 'q1', 'q2', 'q3', 'q4', ...",
+                "  6 responses to no question of the dataset: 'x0', 'x1', 'x2', 'x3', 'x4', ...",
+            ],
+        ),
+    ],
+    ids=["a part", "all but one", "none", "one foreign", "all foreign"],
+)
+def test_ids_that_do_not_match(response_ids, allow_partial, lines):
+    assert message(match, DATASET_IDS, response_ids, allow_partial) == "\n".join(lines)
+
+
+def test_any_json_value_can_be_read(tmp_path):
+    assert read_json(write(tmp_path / "x.json", '{"a": [1, null]}')) == {"a": [1, None]}
+
+
+# Half a character: JSON can hold one as an escape, no file or tokenizer can
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"id": "\ud83d"}, "field 'id'"),
+        ({"question": "Which \ud83d?"}, "field 'question'"),
+        ({"profile": [{"id": "p1", "text": "\udc00"}]}, "field 'profile', item 0 (id 'p1'): field 'text'"),
+        ({"rubric_aspects": [{**ASPECT, "reason": "\ud83d"}]}, "field 'rubric_aspects', item 0: field 'reason'"),
+    ],
+)
+def test_half_a_character_is_named_before_anything_runs(tmp_path, changes, where):
+    path = write(tmp_path / "data.json", json.dumps([record(**changes)]))
+    assert where in message(read_dataset, path, EVERYTHING)
+
+
+def test_half_a_character_in_a_response_is_named(tmp_path):
+    path = write(tmp_path / "answers.json", json.dumps({"q1": [{"output": "\ud83d"}]}))
+    assert "id 'q1': response 0" in message(read_responses, path)
+
+
+def test_a_shard_without_responses_scores_none_of_them():
+    questions = [record()]
+    assert match_responses(questions, {"q2": []}, "answers.json", ["q1", "q2"], allow_partial=True) == []
+
+
+# Plans
+
+
+def test_a_file_of_plans_is_read_as_it_is(tmp_path):
+    plans = {
+        "q1": [{"aspects": ["Cost", "音楽"], "parsed": "strict"}, {"aspects": []}],
+        "q2": [{"aspects": None, "reason": "no aspect in the text"}],
+    }
+    assert read_plans(write(tmp_path / "p.json", plans)) == plans
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ([{"aspects": ["a"]}], "holds a list; plans are an object {question id: [{aspects}]}"),
+        ("null", "holds missing or null; plans are an object {question id: [{aspects}]}"),
+        ({"q1": []}, "id 'q1': an empty list where [{\"aspects\": [...]}] belongs"),
+        ({"q1": {"aspects": ["a"]}}, "id 'q1': an object where [{\"aspects\": [...]}] belongs"),
+        ({"q1": None}, "id 'q1': missing or null where [{\"aspects\": [...]}] belongs"),
+        ({"q1": [{"aspects": ["a"]}, {"output": "b"}]}, "id 'q1': plan 1 has no field 'aspects'"),
+        ({"q1": ["a"]}, "id 'q1': plan 0 has no field 'aspects'"),
+        ({"q1": [["aspects"]]}, "id 'q1': plan 0 has no field 'aspects'"),
+        ({"q1": [{"aspects": "Cost"}]}, "id 'q1': plan 0: 'aspects' is the text 'Cost', not a list of titles"),
+        ({"q1": [{"aspects": {"a": 1}}]}, "id 'q1': plan 0: 'aspects' is an object, not a list of titles"),
+        ({"q1": [{"aspects": 0}]}, "id 'q1': plan 0: 'aspects' is 0, not a list of titles"),
+        ('{"q1": [{"aspects": []}], "q1": []}', "'q1' stands twice in one object; names are unique"),
+        ('{"q1": [{"aspects": ["a"', "the JSON breaks off at line 1, column 25: the file is cut short"),
+        ("", "the file is empty"),
+    ],
+)
+def test_a_file_that_holds_no_plans(tmp_path, content, expected):
+    path = write(tmp_path / "p.json", content)
+    assert message(read_plans, path) == f"{path}: {expected}"
+
+
+@pytest.mark.parametrize("title", ["5", "null", '["a"]', '{"aspect": "a"}', '"\\ud83d"'])
+def test_a_title_that_is_no_text(tmp_path, title):
+    path = write(tmp_path / "p.json", f'{{"q1": [{{"aspects": ["a"]}}, {{"aspects": ["a", {title}]}}]}}')
+    assert message(read_plans, path).startswith(f"{path}: id 'q1': plan 1: 'aspects' holds ")

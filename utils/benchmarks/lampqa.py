@@ -1,0 +1,193 @@
+"""LaMP-QA: personalized long-form question answering (the paper's sections 3 and 4).
+
+A record is `{id, question, narrative, category, rubric_aspects: [{aspect, evidence, reason}], profile: [{id, text,
+category}]}`. What the asker cared about stands in the narrative, from which the rubric's aspects were taken: only a
+judge sees them, and of the aspects their titles are the gold plan. `category` is the community that the question was
+asked in.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from prompts import Messages, Prompt
+from utils.benchmarks.checks import check_profile, check_text
+from utils.benchmarks.task import Judge, Metric, Output, Record, Task
+from utils.cli.errors import UserError, kind
+from utils.files.json_files import read_json
+from utils.parsing.answers import ANSWER_SCHEMA, parse_answer
+from utils.parsing.choices import (
+    LEVEL_SCHEMA,
+    PREFERENCE_SCHEMA,
+    VERDICT_SCHEMA,
+    parse_level,
+    parse_preference,
+    parse_verdict,
+)
+from utils.scoring import aspects, direct, pairwise
+from utils.scoring.verdicts import Verdict
+
+# The communities of each of the hub's three files, as a public notebook prints them over train, validation and test
+# (Asym-LaMP-QA, wrangling.ipynb; its row counts are those of the paper's Table 1): 47, the paper says "over 45". Four
+# are not where one would look for them: writers, interpersonal, money and vegetarianism.
+_SLUGS = {
+    "Arts & Entertainment": "anime boardgames gaming literature movies music musicfans rpg scifi sound",
+    "Lifestyle & Personal Development": (
+        "bicycles cooking diy fitness freelancing gardening health lifehacks martialarts outdoors parenting pets "
+        "sports sustainability travel woodworking workplace writers"
+    ),
+    "Society & Culture": (
+        "academia buddhism christianity english expatriates genealogy hermeneutics hinduism history interpersonal "
+        "islam judaism law linguistics money philosophy politics skeptics vegetarianism"
+    ),
+}
+CATEGORIES = tuple(_SLUGS)  # in the order of the paper's tables
+COMMUNITIES = {slug: category for category, slugs in _SLUGS.items() for slug in slugs.split()}
+FILES = ("Art_and_Entertainment", "Lifestyle_and_Personal_Development", "Society_and_Culture")  # a category each
+
+ASPECT_FIELDS = ("aspect", "evidence", "reason")
+
+
+def place(record: Record) -> dict[str, str | None]:
+    """Of a record, or of an entry of an older score file, which has its `category` too."""
+    community = record.get("category")
+    known = isinstance(community, str) and community in COMMUNITIES
+    return {"group": COMMUNITIES[community] if known else None, "subgroup": community}
+
+
+def check_aspects(record: Record, where: str) -> None:
+    rubric = record.get("rubric_aspects")
+    if not isinstance(rubric, list):
+        raise UserError(f"{where}: field 'rubric_aspects' is {kind(rubric)}; it must be a list of aspects")
+    for number, aspect in enumerate(rubric):
+        spot = f"{where}: field 'rubric_aspects', item {number}"
+        if not isinstance(aspect, dict):
+            raise UserError(f"{spot} is {kind(aspect)}, not an aspect")
+        check_text(aspect, spot, "aspect")
+        for field in ("evidence", "reason"):
+            if aspect.setdefault(field, "") != "":
+                check_text(aspect, spot, field)
+
+
+def paper_files() -> dict[str, dict[str, Any]]:
+    """What the paper's Table 1 prints of the hub's nine files."""
+    return read_json(Path(__file__).with_name("lampqa_table1.json"))["files"]
+
+
+def gold_plan(record: Record) -> list[str]:
+    """The titles of the rubric's aspects, as they stand there; neither evidence nor reason."""
+    return [aspect["aspect"] for aspect in record["rubric_aspects"]]
+
+
+# Metrics
+
+
+def shown(record: Record) -> list[Any]:
+    return [record["question"], record.get("narrative")]
+
+
+def rubric_parts(record: Record) -> list[list[str]]:
+    return [[aspect.get(name, "") for name in ASPECT_FIELDS] for aspect in record["rubric_aspects"]]
+
+
+def aspect_messages(prompt: Prompt, record: Record, responses: list[str], number: int) -> Messages:
+    """The judge's prompt for one aspect (paper figure 12)."""
+    aspect = record["rubric_aspects"][number]
+    return prompt.messages(
+        question=record["question"],
+        details=record["narrative"],
+        response=responses[0],
+        aspect=aspect["aspect"],
+        reason=aspect["reason"],
+        evidence=aspect["evidence"],
+    )
+
+
+def direct_messages(prompt: Prompt, record: Record, responses: list[str], number: int) -> Messages:
+    """The prompt for a whole response (paper figure 10)."""
+    return prompt.messages(question=record["question"], details=record["narrative"], response=responses[0])
+
+
+def pairwise_messages(prompt: Prompt, record: Record, responses: list[str], number: int) -> Messages:
+    """The prompt for two responses (paper figure 11): in the order of their files for 0, swapped for 1."""
+    first, second = responses if number == 0 else reversed(responses)
+    return prompt.messages(
+        question=record["question"], details=record["narrative"], response_1=first, response_2=second
+    )
+
+
+def aspect_entry(record: Record, verdicts: list[Verdict]) -> dict[str, Any]:
+    return aspects.entry(gold_plan(record), verdicts)
+
+
+def direct_entry(record: Record, verdicts: list[Verdict]) -> dict[str, Any]:
+    return direct.entry(*verdicts)
+
+
+def pairwise_entry(record: Record, verdicts: list[Verdict]) -> dict[str, Any]:
+    return pairwise.entry(verdicts)
+
+
+METRICS = {
+    "aspect": Metric(
+        ("narrative", "rubric_aspects"),
+        shown,
+        aspect_entry,
+        aspects.summarize,
+        aspects.score_of,
+        parts=rubric_parts,
+        judge=Judge("lampqa/aspect_judge", aspect_messages, Output(VERDICT_SCHEMA, parse_verdict)),
+        unit="aspect",
+    ),
+    "direct": Metric(
+        ("narrative",),
+        shown,
+        direct_entry,
+        direct.summarize,
+        direct.score_of,
+        judge=Judge("lampqa/direct_judge", direct_messages, Output(LEVEL_SCHEMA, parse_level)),
+    ),
+    "pairwise": Metric(
+        ("narrative",),
+        shown,
+        pairwise_entry,
+        pairwise.summarize,
+        None,
+        num_verdicts=2,
+        num_systems=2,
+        judge=Judge("lampqa/pairwise_judge", pairwise_messages, Output(PREFERENCE_SCHEMA, parse_preference)),
+        unit="verdict",
+    ),
+}
+
+TASK = Task(
+    name="LaMP-QA",
+    groups=CATEGORIES,
+    place=place,
+    placed_by="category",
+    group_words=("category", "categories", "community"),
+    short=dict(zip(CATEGORIES, ("Arts", "Lifestyle", "Society"), strict=True)),
+    fields={
+        "narrative": partial(check_text, field="narrative"),
+        "profile": check_profile,
+        "rubric_aspects": check_aspects,
+    },
+    prompts={
+        "none": "lampqa/no_personalization",
+        "rag": "lampqa/rag",
+        "planner": "lampqa/planner",
+        "planpers": "lampqa/planpers",
+    },
+    output=Output(ANSWER_SCHEMA, parse_answer),
+    metrics=METRICS,
+    facts="utils/benchmarks/lampqa.py",
+    gold_plan=gold_plan,
+    gold_plan_needs=("rubric_aspects",),
+    sizes={
+        "rubric_aspects": (list, "Aspects per question"),
+        "profile": (list, "Profile size (posts)"),
+        "question": (str, "Question length (words)"),
+        "narrative": (str, "Narrative length (words)"),
+    },
+    paper_files=paper_files,
+)

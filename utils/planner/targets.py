@@ -1,0 +1,25 @@
+"""What plans begin with: the planner's target, by the flag or by what a planner or its plans remember."""
+
+from prompts import Prompt, choose_lead_in
+from utils.cli import UserError
+from utils.files.manifest import read_folder_manifest, read_manifest
+
+
+def find_lead_in(
+    planner_target: str | None, prompt: Prompt, planner_model: str | None, plans_addr: str | None
+) -> str | None:
+    """What plans begin with: as the planner's checkpoint remembers it, or a run that planned; else by the flag.
+
+    Raises:
+        UserError: the flag says otherwise than what is remembered, or needs a prompt that has a lead-in.
+    """
+    source = planner_model or plans_addr
+    manifest = None
+    if source is not None:
+        manifest = read_folder_manifest(source) if planner_model else read_manifest(source)
+    if manifest is None or manifest["fingerprint"].get("script") not in ("train_planner.py", "planpers.py"):
+        return choose_lead_in(planner_target or "paper", prompt)
+    remembered = manifest["fingerprint"].get("planner_target", "paper")
+    if planner_target not in (None, remembered):
+        raise UserError(f"--planner_target {planner_target}: {source} was made with {remembered}\n  leave the flag out")
+    return manifest["fingerprint"].get("lead_in")

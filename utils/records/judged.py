@@ -1,0 +1,197 @@
+"""What is judged together, and which verdicts on it are there already.
+
+A verdict belongs to a question, an aspect and an answer (or two): its record in a score file's journal holds the hash
+of these (`of`). So a response file or a dataset may change, and only what changed in it is judged again; and a score
+file takes over what the journals beside it know, by the same judge under the same key, which the seed hangs on.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from utils.benchmarks.task import Metric, Record
+from utils.cli import UserError
+from utils.files.fingerprints import differences
+from utils.files.journal import Journal, Key
+from utils.files.journal_lines import read_all_pieces
+from utils.files.manifest import manifest_of
+from utils.files.outputs import OutputFile, is_failed
+from utils.files.writing import check_could_write
+from utils.generation.driver import TOKEN_COUNTS
+from utils.scoring.verdicts import Verdict, is_outdated
+
+MADE_FROM = ("inputs", "responses")  # of a score file's fingerprint what doesn't tell its judge
+
+
+@dataclass
+class System:
+    """What is judged together: one response file, or the two of a pairwise comparison; and where its scores go.
+
+    Attributes:
+        response_addrs, responses: the response files, and what each holds.
+        questions: those that are to be judged, in the dataset's order; each has a response in each file.
+        belongs: what each verdict has to belong to, as `what_of` says it; of every question that has a response.
+        output: the score file, whose pieces are the verdicts.
+        pending: verdicts still to be asked for.
+    """
+
+    response_addrs: list[str]
+    responses: list[dict[str, list[dict[str, Any]]]]
+    questions: list[Record]
+    metric: Metric
+    belongs: dict[Key, str]
+    output: OutputFile
+    pending: set[Key]
+
+    @property
+    def score_addr(self) -> str:
+        return self.output.path
+
+    @property
+    def journal(self) -> Journal | None:
+        return self.output.journal
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        return self.output.fingerprint
+
+
+def answers_to(responses: list[dict[str, list[dict[str, Any]]]], question_id: str) -> list[str | None]:
+    """What each of the response files has for a question: its first response, which is the one that is judged."""
+    return [one[question_id][0]["output"] for one in responses]
+
+
+def are_answered(outputs: Iterable[str | None]) -> list[bool]:
+    return [bool(output and output.strip()) for output in outputs]
+
+
+def what_verdicts_belong_to(
+    records: list[Record], responses: list[dict[str, list[dict[str, Any]]]], metric: Metric
+) -> dict[Key, str]:
+    """Of each verdict a hash of all that it hangs on; where an answer is missing, which of them are there."""
+    belongs: dict[Key, str] = {}
+    for record in records:
+        if not all(record["id"] in one for one in responses):
+            continue
+        outputs = answers_to(responses, record["id"])
+        answered = are_answered(outputs)
+        shown = hashlib.sha256(json.dumps([*metric.shown(record), outputs]).encode())
+        parts = metric.parts(record) if metric.parts else None
+        for key in metric.keys(record):
+            whole = shown.copy()
+            if parts is not None:
+                whole.update(json.dumps(parts[key[1]]).encode())
+            belongs[key] = whole.hexdigest() if all(answered) else str(answered)
+    return belongs
+
+
+def what_of(verdict: Verdict) -> str | None:
+    """What a verdict belongs to; None for one of before verdicts said so."""
+    return str(verdict["answered"]) if "answered" in verdict else verdict.get("of")
+
+
+def counts(key: Key, verdict: Verdict, begun_with: dict[str, Any], system: System) -> bool:
+    """Is it a verdict on what is judged now? One that doesn't say belongs to what its journal was begun with."""
+    if is_outdated(verdict) or key not in system.belongs:
+        return False
+    if what_of(verdict) is None:
+        return not differences(begun_with, system.fingerprint)
+    return what_of(verdict) == system.belongs[key]
+
+
+def drop_others(system: System) -> None:
+    """Verdicts in a system's journal on other questions, aspects or answers than it has now no longer count."""
+    journal = system.journal
+    journal.drop([key for key, one in journal.entries.items() if not counts(key, one, journal.begun_with, system)])
+
+
+def refuse_other_responses(system: System) -> None:
+    """Raise UserError where the score file was made from another response file: its name may be a mistake.
+
+    Or it cannot be written.
+    """
+    if system.output.overwrite:
+        return
+    path = Path(system.score_addr)
+    check_could_write(path)
+    manifest = manifest_of(path) if path.is_file() else None
+    if manifest is None or differences(manifest["fingerprint"], system.fingerprint, MADE_FROM):
+        return  # opening it tells
+    if not (differing := differences(manifest["fingerprint"], system.fingerprint, ("inputs",))):
+        return
+    judged = _judged_files(manifest, system.score_addr)
+    if judged is None:
+        problem = f"was made with other settings: {differing}"
+    elif [*map(os.path.realpath, judged)] != [*map(os.path.realpath, system.response_addrs)]:
+        problem = f"was made from {', '.join(judged)}, not from {', '.join(system.response_addrs)}"
+    else:
+        return
+    raise UserError(f"{path}: {problem}\n  give another output, or --overwrite to replace it")
+
+
+def _judged_files(manifest: dict[str, Any], score_addr: str) -> list[str] | None:
+    """The response files that a score file was made from; None where the shards it was merged from don't say so."""
+    if "judged" in manifest:
+        return manifest["judged"]
+    arguments = manifest.get("arguments", {})
+    responses, scores = arguments.get("response_addr"), [*map(os.path.realpath, arguments.get("score_addr", []))]
+    if os.path.realpath(score_addr) not in scores:
+        return None
+    return responses if len(scores) == 1 else [responses[scores.index(os.path.realpath(score_addr))]]
+
+
+def take_over(systems: list[System]) -> None:
+    """Add the verdicts that the journals beside the score files have, and say how many; each journal is read once.
+
+    A verdict that the judge failed to give is none. The tokens of what another score file paid for are not counted
+    again.
+    """
+    folders = {Path(system.score_addr).parent for system in systems if system.pending}
+    for path in sorted(path for folder in folders for path in folder.glob("*.journal.jsonl") if path.is_file()):
+        try:
+            found = _find_verdicts(path, systems)
+        except (UserError, OSError) as error:
+            print(f"note: its verdicts are not looked through: {error}", file=sys.stderr)
+            continue
+        for number, verdicts in found.items():
+            system = systems[number]
+            if path != system.journal.path:
+                kept = {key: _without_tokens(one) for key, one in verdicts.items()}
+                verdicts = {key: {**one, "taken_from": path.name} for key, one in kept.items()}
+            for key, verdict in verdicts.items():
+                system.journal.add(key, verdict)
+            system.pending -= verdicts.keys()
+            print(f"note: {system.score_addr}: {len(verdicts)} verdicts are in {path} already", file=sys.stderr)
+
+
+def _find_verdicts(path: Path, systems: list[System]) -> dict[int, dict[Key, Verdict]]:
+    """Of a journal the verdicts that systems, by their number, lack."""
+    begun_with: dict[str, Any] = {}
+    alike: dict[int, System] = {}
+
+    def is_wanted(fingerprint: dict[str, Any]) -> bool:
+        begun_with.update(fingerprint)
+        for number, system in enumerate(systems):
+            if system.pending and not differences(fingerprint, system.fingerprint, MADE_FROM):
+                alike[number] = system
+        return bool(alike)
+
+    found: dict[int, dict[Key, Verdict]] = {}
+    for key, verdict in read_all_pieces(path, is_wanted):
+        for number, system in alike.items():
+            if key in system.pending and not is_failed(verdict) and counts(key, verdict, begun_with, system):
+                found.setdefault(number, {})[key] = {**verdict, "of": system.belongs[key]}
+    return found
+
+
+def _without_tokens(verdict: Verdict) -> Verdict:
+    return {name: value for name, value in verdict.items() if name not in TOKEN_COUNTS}
+
+
+def count_taken_over(verdicts: Collection[Verdict]) -> int:
+    return sum("taken_from" in verdict for verdict in verdicts)

@@ -1,0 +1,139 @@
+"""Files of responses and of plans: put together, read, checked, and held against the dataset.
+
+A response file is `{question id: [{"output": text or null, ...}, ...]}`, a file of plans
+`{question id: [{"aspects": [title, ...] or null, ...}, ...]}`. Fields we don't know are kept.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from utils.benchmarks.checks import is_unicode
+from utils.cli import UserError, describe_missing
+from utils.cli.errors import first_five, kind, quote
+from utils.files.json_files import read_json
+from utils.files.manifest import manifest_of
+
+
+def collect_responses(
+    records: list[dict[str, Any]], answers: dict[tuple[str, int], dict[str, Any]], field: str = "output"
+) -> dict[str, list[dict[str, Any]]]:
+    """The response file: answers by (question id, number of the output), put in the dataset's order.
+
+    A question has its answers up to the first one that is missing: the i-th stays the i-th. With `field` "aspects" the
+    file of plans.
+    """
+    responses: dict[str, list[dict[str, Any]]] = {record["id"]: [] for record in records}
+    for question_id, number in sorted(answers, key=lambda key: key[1]):
+        if number == len(responses[question_id]):
+            answer = dict(answers[question_id, number])
+            responses[question_id].append({field: answer.pop("value"), **answer})
+    return {question_id: outputs for question_id, outputs in responses.items() if outputs}
+
+
+def count_responses(responses: dict[str, list[dict[str, Any]]]) -> dict[str, int]:
+    """What became of the answers, for the manifest and the last line a script prints."""
+    outputs = [output for outputs in responses.values() for output in outputs]
+    return {
+        "questions": len(responses),
+        "answers": sum(output["output"] is not None for output in outputs),
+        "without an answer": sum(output["output"] is None for output in outputs),
+        "repaired": sum(output.get("parsed") == "repaired" for output in outputs),
+        "truncated": sum(output.get("truncated", False) for output in outputs),
+        "posts left out for length": sum(output.get("num_contexts_dropped", 0) for output in outputs),
+    }
+
+
+def read_responses(path: str | Path) -> dict[str, list[dict[str, Any]]]:
+    """Read a response file; UserError unless every question has at least one object with an `output`."""
+    responses = _read_samples(path, "response", "output", "...")
+    for where, response in _each(responses, path, "response"):
+        output = response["output"]
+        if output is not None and not (isinstance(output, str) and is_unicode(output)):
+            raise UserError(f"{where}: 'output' is {kind(output)}, not a text")
+    return responses
+
+
+def read_plans(path: str | Path) -> dict[str, list[dict[str, Any]]]:
+    """Read a file of plans; UserError unless every question has at least one, with a list of titles or null."""
+    plans = _read_samples(path, "plan", "aspects", "[...]")
+    for where, plan in _each(plans, path, "plan"):
+        aspects = plan["aspects"]
+        if aspects is not None and not isinstance(aspects, list):
+            raise UserError(f"{where}: 'aspects' is {kind(aspects)}, not a list of titles")
+        for title in aspects or []:
+            if not isinstance(title, str) or not title.strip() or not is_unicode(title):
+                raise UserError(f"{where}: 'aspects' holds {kind(title)} for a title")
+    return plans
+
+
+def _read_samples(path: str | Path, noun: str, field: str, value: str) -> dict[str, list[dict[str, Any]]]:
+    """A file `{question id: [{field: value}, ...]}` with at least one object a question."""
+    samples = read_json(path)
+    if not isinstance(samples, dict):
+        raise UserError(f"{path}: holds {kind(samples)}; {noun}s are an object {{question id: [{{{field}}}]}}")
+    for question_id, its_samples in samples.items():
+        if not isinstance(its_samples, list) or not its_samples:
+            found = kind(its_samples)
+            raise UserError(f'{path}: id {quote(question_id)}: {found} where [{{"{field}": {value}}}] belongs')
+    for where, sample in _each(samples, path, noun):
+        if not isinstance(sample, dict) or field not in sample:
+            raise UserError(f"{where} has no field {field!r}")
+    return samples
+
+
+def _each(samples: dict[str, list[Any]], path: str | Path, noun: str) -> Iterator[tuple[str, Any]]:
+    """Every sample, with the words that name its place."""
+    for question_id, its_samples in samples.items():
+        for number, sample in enumerate(its_samples):
+            yield f"{path}: id {quote(question_id)}: {noun} {number}", sample
+
+
+def match_responses(
+    questions: list[dict[str, Any]],
+    responses: dict[str, Any],
+    path: str | Path,
+    dataset_ids: Iterable[str],
+    allow_partial: bool = False,
+) -> list[dict[str, Any]]:
+    """Those of `questions` that have a response.
+
+    Raises:
+        UserError: a question has no response, or a response belongs to no question of the dataset; names the
+            first five on each side and the remedy. With `allow_partial`, questions without a response are left
+            out; foreign ids are still refused.
+    """
+    known = set(dataset_ids)
+    missing = [question["id"] for question in questions if question["id"] not in responses]
+    foreign = [question_id for question_id in responses if question_id not in known]
+    if not foreign and (not missing or (allow_partial and known & responses.keys())):
+        return [question for question in questions if question["id"] in responses]
+    lines = [f"{path}: its ids are not the dataset's; give the dataset these responses were made from"]
+    if missing and not foreign and len(missing) < len(questions):
+        lines = [f"{path}: only a part of the questions has a response; --allow_partial scores that part"]
+    if missing:
+        lines.append(f"  {len(missing)} questions without a response: {first_five(missing)}")
+    if foreign:
+        lines.append(f"  {len(foreign)} responses to no question of the dataset: {first_five(foreign)}")
+    raise UserError("\n".join(lines))
+
+
+def refuse_gaps(path: str | Path) -> None:
+    """Raise UserError where the manifest beside a response file says that a server failed to give some of it."""
+    manifest = manifest_of(path)
+    if manifest is not None and (count := manifest.get("missing")):
+        again = "it" if count == 1 else "them"
+        raise UserError(
+            f"{path}: {describe_missing(count, 'answer')}\n"
+            f"  the command that made the file asks for {again} again, or --allow_partial scores the rest"
+        )
+
+
+def origin_of(path: str) -> dict[str, Any] | None:
+    """How the responses in a file were asked for, by the manifest beside it; None where that is not known."""
+    manifest = manifest_of(path)
+    if manifest is None:
+        return None
+    fingerprint = manifest["fingerprint"]
+    prompts = {**fingerprint.get("plan_prompt", {}), **fingerprint.get("prompt", {})}
+    return {"prompt": prompts, "constrained_decoding": fingerprint.get("constrained_decoding", "not known")}

@@ -1,0 +1,160 @@
+"""Score files: put together from verdicts, read, and checked.
+
+A score file is `{"task", "strategy", "score", "num_questions", ..., "per_question_scores": [entry, ...]}`: `task` where
+it is not the first one's, `strategy` where it is not the first of its metrics. An entry is `{"id", "group", "subgroup",
+"question_sha256", "answered", "score", "details"}`.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from utils.benchmarks import FIRST, task_of
+from utils.benchmarks.task import Metric, Record, Task
+from utils.cli import UserError
+from utils.cli.errors import kind, quote
+from utils.files.json_files import read_json
+from utils.scoring.pairwise import SYSTEMS, pair_result, result_by_default
+from utils.scoring.verdicts import Verdict
+
+Scores = dict[str, Any]
+
+
+def score_file(
+    task: Task, name: str, records: list[Record], asked: Collection[str], verdicts: dict[tuple[str, int], Verdict]
+) -> Scores:
+    """The content of a score file: the questions whose verdicts all have an entry, in the dataset's order.
+
+    Args:
+        name: of the metric.
+        records: the whole dataset.
+        asked: ids of the questions that this run was for; of those without any verdict only these are listed.
+        verdicts: by the metric's keys; where an answer is missing `no_answer`.
+    """
+    metric = task.metrics[name]
+    per_question = [
+        {**identity(task, metric, record), **metric.entry(record, [verdicts[key] for key in keys])}
+        for record in records
+        if (verdicts.keys() >= set(keys) if (keys := metric.keys(record)) else record["id"] in asked)
+    ]
+    scores = {} if task.name == FIRST else {"task": task.name}
+    scores |= metric.summarize(per_question)
+    if len(per_question) < len(records):
+        scores["partial"] = {"questions_in_dataset": len(records), "questions_judged": len(per_question)}
+    return {**scores, "per_question_scores": per_question}
+
+
+def identity(task: Task, metric: Metric, record: Record) -> dict[str, Any]:
+    """Which question an entry is on; the hash is of what the judge is shown of it, for only that compares."""
+    judged = [*metric.shown(record), *([] if metric.parts is None else [metric.parts(record)])]
+    digest = hashlib.sha256(json.dumps(judged).encode()).hexdigest()
+    return {"id": record["id"], **task.place(record), "question_sha256": digest}
+
+
+def metric_of(task: Task, scores: Scores) -> tuple[str, Metric | None]:
+    """A score file's metric: its name, and None where there is no such metric."""
+    name = scores.get("strategy", next(iter(task.metrics)))
+    return name, task.metrics.get(name) if isinstance(name, str) else None
+
+
+def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = False) -> Scores:
+    """Read a score file; UserError unless every question has the score, or the result, that its verdicts give.
+
+    A file of before missing answers counted 0 is refused, and one without questions.
+
+    Args:
+        pairs: take a comparison of two systems too, whose questions have a result instead of a score.
+        unscored_as_zero: give a question that lacks a verdict the score that it has if this counts 0.
+
+    Returns:
+        Its content. `task` and `strategy` are always there, and so is the group of every entry: those of before they
+        told it have it from what they tell.
+    """
+    scores = read_json(path)
+    if not isinstance(scores, dict) or not isinstance(scores.get("per_question_scores"), list):
+        raise UserError(
+            f"{path}: not a score file: it has no list 'per_question_scores'\n"
+            "  give files that evaluate_responses.py wrote to its --score_addr"
+        )
+    task = task_of(str(path), [scores])
+    name, metric = metric_of(task, scores)
+    if metric is None or not (metric.score_of or pairs):
+        singles = [other for other, one in task.metrics.items() if one.score_of is not None]
+        raise UserError(
+            f"{path}: its strategy is {quote(name)}, which scores no single system\n"
+            f"  give files of the strategies {' or '.join(singles)}"
+        )
+    check_counts_unanswered(path, scores)
+    if not scores["per_question_scores"]:
+        raise UserError(f"{path}: holds no questions; leave it out, or judge the responses again")
+    for number, entry in enumerate(scores["per_question_scores"]):
+        if not isinstance(entry, dict) or not isinstance(entry.get("id"), str):
+            raise UserError(f"{path}: per_question_scores, item {number}: not a scored question: it has no field 'id'")
+        where = f"{path}: question {quote(entry['id'])}"
+        _check_entry(metric, entry, where)
+        if "group" not in entry:
+            entry |= task.place(entry)
+        if entry["group"] is not None and entry["group"] not in task.groups:
+            raise UserError(f"{where}: field 'group' is {quote(entry['group'])}, not one of {task.name}'s")
+        if unscored_as_zero and metric.score_of and entry["score"] is None:
+            entry["score"] = metric.score_of(entry["details"], True)
+    return {**scores, "task": task.name, "strategy": name}
+
+
+def check_counts_unanswered(path: str | Path, scores: Scores) -> None:
+    """Raise UserError for a score file of before: there a missing answer took its question out of the means."""
+    if "num_unanswered" not in scores:
+        raise UserError(
+            f"{path}: doesn't say which answers are missing, which count 0 now and did not before\n"
+            "  the evaluate_responses.py command that made it makes it anew and asks the judge nothing again\n"
+            "  (where its journal was deleted, delete it too, and it is judged again)"
+        )
+
+
+def _check_entry(metric: Metric, entry: Record, where: str) -> None:
+    if not isinstance(entry.get("question_sha256"), str):
+        found = kind(entry.get("question_sha256"))
+        raise UserError(f"{where}: field 'question_sha256' is {found}; judge the responses again")
+    if metric.score_of is None:
+        _check_result(entry, where)
+        return
+    details, answered = entry.get("details"), entry.get("answered")
+    try:
+        expected = metric.score_of(details if isinstance(details, list) else [None], False)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from None
+    if not _same_score(entry.get("score"), expected):
+        its = f"{metric.unit}s give" if metric.parts else "level is"
+        raise UserError(f"{where}: its score is {quote(entry.get('score'))}, but its {its} {expected}")
+    if type(answered) is not bool:
+        raise UserError(f"{where}: field 'answered' is {kind(answered)}; it must be true or false")
+    if not answered and entry["score"]:
+        raise UserError(f"{where}: its score is {quote(entry['score'])} without an answer, which is 0")
+
+
+def _same_score(score: Any, expected: float | None) -> bool:
+    if score is None or expected is None:
+        return score is expected
+    return type(score) in (int, float) and 0 <= score <= 1 and math.isclose(score, expected, abs_tol=1e-9)
+
+
+def _check_result(entry: Record, where: str) -> None:
+    """Raise UserError unless a comparison has the result that its two orders give."""
+    details, answered = entry.get("details"), entry.get("answered")
+    if not isinstance(answered, list) or [type(one) for one in answered] != [bool, bool]:
+        raise UserError(f"{where}: field 'answered' is {quote(answered)}; it must say of each system whether it did")
+    if not all(answered):
+        expected, source = result_by_default(answered), "missing answers give"
+    elif not isinstance(details, list) or len(details) != 2 or not all(map(_is_order, details)):
+        raise UserError(f"{where}: field 'details' is not the two orders of a pairwise comparison")
+    else:
+        expected, source = pair_result(*(detail["preferred"] for detail in details)), "two orders give"
+    if "result" not in entry or entry["result"] != expected:
+        raise UserError(f"{where}: its result is {quote(entry.get('result'))}, but its {source} {quote(expected)}")
+
+
+def _is_order(detail: Any) -> bool:
+    return isinstance(detail, dict) and "preferred" in detail and detail["preferred"] in (*SYSTEMS, None)

@@ -1,0 +1,49 @@
+"""Scores of whole responses: one number from 0 to 1 each, such as the level that direct scoring gives (figure 10)."""
+
+from typing import Any
+
+from utils.parsing.choices import LEVELS
+from utils.scoring.means import mean
+from utils.scoring.verdicts import Verdict, is_answered, origin, score
+
+
+def entry(verdict: Verdict) -> dict[str, Any]:
+    """One question of the score file: the number is the score; 0 without an answer."""
+    details = [{"score": score(verdict), **origin(verdict)}]
+    return {"answered": is_answered(verdict), "score": score(verdict), "details": details}
+
+
+def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
+    """The level that an entry's details hold.
+
+    Raises:
+        ValueError: they hold none.
+    """
+    if len(details) != 1 or not isinstance(details[0], dict):
+        raise ValueError("field 'details' is not one level of direct scoring")
+    level = details[0].get("score")
+    if level is not None and (type(level) not in (int, float) or level not in LEVELS):
+        raise ValueError(f"{level!r} is not a level: one of {', '.join(map(str, LEVELS))}, or null")
+    return 0 if level is None and unscored_as_zero else level
+
+
+def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
+    """The head of a score file of direct scoring, with the fields of `aspects.summarize`.
+
+    Returns:
+        num_unscored: responses without a level, so num_questions - num_scored_questions.
+    """
+    return {"strategy": "direct", **summarize_scores(per_question)}
+
+
+def summarize_scores(per_question: list[dict[str, Any]]) -> dict[str, Any]:
+    """The head of a score file with one number a response."""
+    scores = [question["score"] for question in per_question if question["score"] is not None]
+    return {
+        "score": mean(scores),
+        "num_questions": len(per_question),
+        "num_scored_questions": len(scores),
+        "num_unanswered": sum(not question["answered"] for question in per_question),
+        "num_unscored": len(per_question) - len(scores),
+        "score_unscored_as_zero": mean([question["score"] or 0 for question in per_question]),
+    }

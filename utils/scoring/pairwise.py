@@ -1,0 +1,78 @@
+"""Two systems' responses compared by a judge, in both orders (paper, figure 11)."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from utils.scoring.verdicts import Verdict, origin
+
+SYSTEMS = ("first", "second")  # as their files were given
+
+
+def entry(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """One question of a pairwise score file.
+
+    Args:
+        verdicts: two preferences: with the first system's response ahead, and with the second's.
+
+    Returns:
+        answered: of each system, did it answer?
+        result: of the first system, "win" or "loss" where one system is preferred in both orders, "tie" where the
+            preference flips with the order; None unless both orders have a verdict. Where an answer is missing nobody
+            is asked: `result_by_default`.
+        details: an order each: the system shown first, the number of the response that the judge preferred, and the
+            system that this response is of. None where nobody was asked.
+    """
+    answered = verdicts[0].get("answered", [True, True])
+    if not all(answered):
+        return {"answered": answered, "result": result_by_default(answered), "details": []}
+    details = []
+    for order, verdict in enumerate(verdicts):
+        number = verdict["value"]
+        preferred = None if number is None else SYSTEMS[(order + number - 1) % 2]
+        detail = {"shown_first": SYSTEMS[order], "better_response": number, "preferred": preferred}
+        details.append({**detail, **origin(verdict)})
+    result = pair_result(*(detail["preferred"] for detail in details))
+    return {"answered": answered, "result": result, "details": details}
+
+
+def result_by_default(answered: Sequence[bool]) -> str:
+    """The first system's result where a system did not answer: who did wins, two missing answers tie."""
+    if answered[0] == answered[1]:
+        return "tie"
+    return "win" if answered[0] else "loss"
+
+
+def pair_result(one: str | None, other: str | None) -> str | None:
+    """The first system's result from the systems preferred in the two orders, None where one has no verdict."""
+    if one is None or other is None:
+        return None
+    if one != other:
+        return "tie"
+    return "win" if one == "first" else "loss"
+
+
+def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
+    """The head of a pairwise score file.
+
+    Returns:
+        wins, ties, losses: questions, from the first system's side.
+        position_swap_rate: of the questions with a verdict in both orders the share whose preference flips with the
+            order, 0 to 1; as the judge cannot call a tie, these are its ties. None where there is no such question.
+        num_questions, num_scored_questions: questions, and those of them with a result.
+        num_unanswered: of each system, questions that it did not answer.
+        num_unscored: missing verdicts, at most two a question.
+    """
+    results = Counter(question["result"] for question in per_question)
+    judged = [question["result"] for question in per_question if question["details"] and question["result"]]
+    return {
+        "strategy": "pairwise",
+        "wins": results["win"],
+        "ties": results["tie"],
+        "losses": results["loss"],
+        "position_swap_rate": judged.count("tie") / len(judged) if judged else None,
+        "num_questions": len(per_question),
+        "num_scored_questions": len(per_question) - results[None],
+        "num_unanswered": [sum(not question["answered"][n] for question in per_question) for n in (0, 1)],
+        "num_unscored": sum(d["preferred"] is None for question in per_question for d in question["details"]),
+    }

@@ -1,0 +1,207 @@
+"""How often evaluators and humans prefer the same of two systems: the choices of raters, and the statistics."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from utils.cli import UserError
+from utils.cli.errors import quote
+from utils.files.json_files import read_json
+
+PREFERENCES = {"first": 1, "tie": 0, "second": -1}  # a human's choice as a number, larger for the first system
+
+Pairs = Sequence[tuple[float, float]]  # two sides' preferences on the same questions
+
+
+@dataclass
+class Evaluator:
+    """What one judge with one strategy says of two systems.
+
+    Attributes:
+        files: as they were given, the first system's and the second's, or a pairwise one alone.
+        preferences: by question id the first system's score minus the second's, -1 to 1; of a pairwise comparison
+            1, 0 or -1. None where a system lacks a score, or the comparison a result.
+        not_asked: ids of the questions whose pairwise result stands without a judge, for an answer is missing.
+        scores: all question scores of both systems, 0 to 1; none of a pairwise comparison.
+    """
+
+    name: str
+    strategy: str
+    files: list[list[str]] = field(default_factory=list)
+    preferences: dict[str, float | None] = field(default_factory=dict)
+    not_asked: set[str] = field(default_factory=set)
+    scores: list[float] = field(default_factory=list)
+
+    @property
+    def decided(self) -> dict[str, float]:
+        """The preferences that there are."""
+        return {question_id: its for question_id, its in self.preferences.items() if its is not None}
+
+
+def read_human(path: str) -> dict[str, list[str]]:
+    """The choices of the raters by question id, one or more a question, each one of `PREFERENCES`.
+
+    Raises:
+        UserError: a question has neither a choice nor a list of them, or there are no questions.
+    """
+    choices = read_json(path)
+    if not isinstance(choices, dict) or not choices:
+        raise UserError(f'{path}: not an object {{question id: "first", "second" or "tie"}}, or an empty one')
+    choices = {question_id: [its] if isinstance(its, str) else its for question_id, its in choices.items()}
+    for question_id, its in choices.items():
+        where = f"{path}: id {quote(question_id)}"
+        if not isinstance(its, list) or not its:
+            raise UserError(f'{where}: {quote(its)} where "first", "second" or "tie" belongs, or a list of these')
+        for choice in its:
+            if not isinstance(choice, str) or choice not in PREFERENCES:
+                raise UserError(f'{where}: {quote(choice)} where "first", "second" or "tie" belongs')
+    return choices
+
+
+# Figures
+
+
+def majority(choices: Sequence[str]) -> str | None:
+    """What more than half of the raters choose, None where there is no such choice."""
+    [(choice, count)] = Counter(choices).most_common(1)
+    return choice if 2 * count > len(choices) else None
+
+
+def human_figures(choices: dict[str, list[str]]) -> dict[str, Any]:
+    """The humans' own figures.
+
+    Returns:
+        num_questions; num_raters: the most that a question has; num_rated_by_all: questions that have as many; the
+        outcomes first, second and tie in questions, and no_majority, those of the ties that are ties for lack of a
+        majority; kappa: Cohen's, of two raters over the questions that both rated, else None.
+    """
+    outcomes = Counter(majority(its) for its in choices.values())
+    num_raters = max(map(len, choices.values()))
+    rated_by_all = [its for its in choices.values() if len(its) == num_raters]
+    kappa = None
+    if num_raters == 2:
+        kappa = cohens_kappa([(PREFERENCES[one], PREFERENCES[other]) for one, other in rated_by_all])
+    return {
+        "num_questions": len(choices),
+        "num_raters": num_raters,
+        "num_rated_by_all": len(rated_by_all),
+        "first": outcomes["first"],
+        "second": outcomes["second"],
+        "tie": outcomes["tie"] + outcomes[None],
+        "no_majority": outcomes[None],
+        "kappa": kappa,
+    }
+
+
+def evaluator_figures(evaluator: Evaluator, human: dict[str, int]) -> dict[str, Any]:
+    """An evaluator against the humans; what has no value is None.
+
+    Args:
+        human: 1, 0 or -1 by question id; may be empty.
+
+    Returns:
+        num_questions: those compared, which both judged. Left out: not_in_files and unscored of the humans' questions,
+            not_rated of the evaluator's scored ones.
+        accuracy: share of the questions with the same outcome (first, second, tie), and its 95% Wilson interval.
+        num_human_decided: questions that the humans call no tie, and the accuracy on these with the evaluator's ties
+            as half right (accuracy_ties_half) and as wrong (accuracy_ties_wrong).
+        kappa, spearman: -1 to 1.
+        mean_score: of all question scores in the files of both systems, 0 to 1; None of pairwise.
+        position_swap_rate: share of ties among all questions that a pairwise judge decided, 0 to 1; else None.
+    """
+    preferences = evaluator.decided
+    pairs = pair_up(preferences, human)
+    decided = [(mine, theirs) for mine, theirs in pairs if theirs != 0]
+    judged = [its for question_id, its in preferences.items() if question_id not in evaluator.not_asked]
+    swap_rate = judged.count(0) / len(judged) if evaluator.strategy == "pairwise" and judged else None
+    return {
+        "name": evaluator.name,
+        "strategy": evaluator.strategy,
+        "num_questions": len(pairs),
+        "not_in_files": len(human.keys() - evaluator.preferences.keys()),
+        "unscored": len((human.keys() & evaluator.preferences.keys()) - preferences.keys()),
+        "not_rated": len(preferences.keys() - human.keys()),
+        "accuracy": agreement(pairs),
+        "accuracy_interval": wilson_interval(pairs),
+        "num_human_decided": len(decided),
+        "accuracy_ties_half": agreement(decided, tie_credit=0.5),
+        "accuracy_ties_wrong": agreement(decided),
+        "kappa": cohens_kappa(pairs),
+        "spearman": spearman(pairs),
+        "mean_score": fmean(evaluator.scores) if evaluator.scores else None,
+        "position_swap_rate": swap_rate,
+    }
+
+
+def pair_figures(one: Evaluator, other: Evaluator) -> dict[str, Any]:
+    """Two evaluators against each other, over the questions that both have a preference on."""
+    pairs = pair_up(one.decided, other.decided)
+    return {
+        "evaluators": [one.name, other.name],
+        "num_questions": len(pairs),
+        "num_one_only": len(one.decided.keys() ^ other.decided.keys()),
+        "agreement": agreement(pairs),
+        "kappa": cohens_kappa(pairs),
+        "spearman": spearman(pairs),
+    }
+
+
+def pair_up(one: dict[str, float], other: dict[str, float]) -> list[tuple[float, float]]:
+    """The preferences on the questions that both have, in the order of their ids."""
+    return [(one[question_id], other[question_id]) for question_id in sorted(one.keys() & other.keys())]
+
+
+def outcome(preference: float) -> str:
+    """The system that is preferred, "first" or "second", or "tie"."""
+    if preference == 0:
+        return "tie"
+    return "first" if preference > 0 else "second"
+
+
+def agreement(pairs: Pairs, tie_credit: float = 0.0) -> float | None:
+    """Share of the questions with the same outcome on both sides, 0 to 1; None without questions.
+
+    Args:
+        tie_credit: what a question counts where the first side alone says tie.
+    """
+    if not pairs:
+        return None
+    half_right = sum(mine == 0 != theirs for mine, theirs in pairs)
+    return (num_agreeing(pairs) + tie_credit * half_right) / len(pairs)
+
+
+def num_agreeing(pairs: Pairs) -> int:
+    return sum(outcome(one) == outcome(other) for one, other in pairs)
+
+
+def wilson_interval(pairs: Pairs) -> tuple[float, float] | None:
+    """95% interval of the agreement (Wilson 1927), None without questions."""
+    from scipy.stats import binomtest
+
+    if not pairs:
+        return None
+    interval = binomtest(num_agreeing(pairs), len(pairs)).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+def cohens_kappa(pairs: Pairs) -> float | None:
+    """Agreement on the three outcomes beyond chance, unweighted: (p_o - p_e) / (1 - p_e), at most 1 (Cohen 1960).
+
+    Returns:
+        None without questions, and where both sides say one and the same of every question (p_e = 1).
+    """
+    one, other = Counter(outcome(mine) for mine, _ in pairs), Counter(outcome(theirs) for _, theirs in pairs)
+    by_chance = sum(one[name] * other[name] for name in one)  # times the questions' number squared
+    if by_chance == len(pairs) ** 2:
+        return None
+    return (num_agreeing(pairs) * len(pairs) - by_chance) / (len(pairs) ** 2 - by_chance)
+
+
+def spearman(pairs: Pairs) -> float | None:
+    """Rank correlation of the two sides' preferences, -1 to 1; None where one side is the same everywhere."""
+    from scipy.stats import spearmanr
+
+    one, other = {mine for mine, _ in pairs}, {theirs for _, theirs in pairs}
+    return float(spearmanr(pairs).statistic) if len(one) > 1 and len(other) > 1 else None

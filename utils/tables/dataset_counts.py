@@ -1,0 +1,230 @@
+"""What dataset files hold: questions, sizes of their fields, and communities; and the paper's figure 5 of these."""
+
+import multiprocessing
+import os
+import signal
+import textwrap
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from utils.benchmarks import tasks
+from utils.benchmarks.task import Record, Task
+from utils.cli import UserError
+from utils.cli.errors import printable, quote
+from utils.parsing.plans import one_line
+from utils.records.stream import DatasetFile
+from utils.tables.drawing import drawable, figure_style, new_figure, shorten
+from utils.tables.formats import plural
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LABEL_WIDTH, PANEL_WIDTH, ROW_HEIGHT = 2.4, 2.3, 0.19  # inches
+MOST_COMMUNITIES, MOST_PANELS = 200, 20  # that are drawn: more take minutes, and gigabytes of memory
+
+
+@dataclass
+class Counts:
+    """What a file holds.
+
+    Attributes:
+        task_name: for a task itself goes from no process to another.
+        sizes: by field, of every question where it is there.
+        communities: questions by community, which is a subgroup, or a group that has none.
+        group_of: by community, None where that is not known.
+    """
+
+    task_name: str
+    num_questions: int = 0
+    sizes: dict[str, list[int]] = field(default_factory=dict)
+    communities: Counter[str] = field(default_factory=Counter)
+    group_of: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def task(self) -> Task:
+        return tasks()[self.task_name]
+
+
+@dataclass
+class Column:
+    """A file; `paper` holds what its benchmark's paper prints of it, if anything, as `Task.paper_files` has it."""
+
+    path: str
+    name: str  # split, else the file's name
+    counts: Counts
+    paper: Mapping[str, Any]
+
+    @property
+    def group(self) -> str:
+        return self.paper.get("group", "")
+
+    @property
+    def title(self) -> str:
+        return ", ".join(filter(None, (self.group, self.name)))
+
+
+def read_columns(paths: list[str]) -> list[Column]:
+    """Count files: the paper's in the paper's order, then the others as they were given.
+
+    Raises:
+        UserError: a file is given twice, where its questions would count twice, files are of two tasks, or as for
+            `count_file`.
+    """
+    if twice := [path for path, count in Counter(paths).items() if count > 1]:
+        raise UserError(f"--inputs_addr {twice[0]}: given twice; give a file once")
+    counts = count_files(paths)
+    if others := [path for path, its in zip(paths, counts, strict=True) if its.task_name != counts[0].task_name]:
+        raise UserError(f"{others[0]}: not of {counts[0].task_name}, as {paths[0]} is; give the files of one task")
+    paper = counts[0].task.paper_files()
+    stems = [Path(path).stem if Path(path).stem in paper else "" for path in paths]
+    keys = [stem or Path(path).name for stem, path in zip(stems, paths, strict=True)]
+    columns = []
+    for path, stem, key, its_counts in zip(paths, stems, keys, counts, strict=True):
+        printed = paper.get(stem, {})
+        name = printed.get("split", key) if keys.count(key) == 1 else path
+        columns.append(Column(path, printable(one_line(name)), its_counts, printed))
+    order = [*paper.values(), {}]
+    return sorted(columns, key=lambda column: order.index(column.paper))
+
+
+def count_files(paths: list[str]) -> list[Counts]:
+    """`count_file` of every path, as many at a time as there are cores: the nine files have gigabytes of posts."""
+    workers = min(len(paths), len(os.sched_getaffinity(0)))
+    if workers == 1:
+        return [count_file(path) for path in paths]
+    with ProcessPoolExecutor(workers, initializer=_die_of_signals) as pool:
+        try:
+            return list(pool.map(count_file, paths))
+        except BaseException:  # after a signal, or a file that is refused, nobody waits for the other files
+            for process in multiprocessing.active_children():
+                process.kill()
+            raise
+
+
+def _die_of_signals() -> None:
+    """At once and without a word: the first process says what there is to say."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def count_file(path: str) -> Counts:
+    """Count a dataset, a record in memory at a time.
+
+    Raises:
+        UserError: as `read_dataset`, or a field is neither missing nor what it must be.
+    """
+    file = DatasetFile(path)
+    counts = Counts("")
+    for number, record in enumerate(file.scan()):
+        where = f"{path}: record {number} (id {quote(record['id'])})"
+        for name, (kind, _) in file.task.sizes.items():
+            value = _value(record, name, kind, where)
+            sizes = counts.sizes.setdefault(name, [])
+            if value is not None:
+                sizes.append(len(value.split() if kind is str else value))
+        _value(record, file.task.placed_by, str, where)
+        place = file.task.place(record)
+        community = place.get("subgroup", place["group"])
+        if community is not None:
+            counts.communities[community] += 1
+            counts.group_of[community] = place["group"]
+        counts.num_questions += 1
+    counts.task_name = file.task.name
+    return counts
+
+
+def _value(record: Record, name: str, kind: type, where: str) -> Any:
+    value = record.get(name)
+    if value is not None and not isinstance(value, kind):
+        wanted = "text" if kind is str else "list"
+        raise UserError(f"{where}: field {name!r} is {quote(value)}; it must be a {wanted} or missing")
+    return value
+
+
+# The figure
+
+
+def questions_by_panel(columns: list[Column]) -> dict[str, Counter[str]]:
+    """Questions by community: a panel a split, over its files, and one for every other file."""
+    panels: dict[str, Counter[str]] = {}
+    for column in columns:
+        counts = column.counts
+        panel = panels.setdefault(column.name, Counter())
+        panel.update(counts.communities)
+        if unnamed := counts.num_questions - counts.communities.total():
+            panel[f"(no {column.counts.task.group_words[2]})"] += unnamed
+    return panels
+
+
+def communities_by_group(columns: list[Column]) -> dict[str, list[str]]:
+    """The communities that occur, most questions first; those without a group come last."""
+    task = columns[0].counts.task
+    group, _, subgroup = task.group_words
+    without = f"{plural(subgroup).capitalize()} without a {group}"
+    group_of = {name: its for column in columns for name, its in column.counts.group_of.items()}
+    total = sum(questions_by_panel(columns).values(), Counter())
+    groups: dict[str, list[str]] = {name: [] for name in (*task.groups, without)}
+    for name in sorted(total, key=lambda name: (-total[name], name)):
+        groups[group_of.get(name) or without].append(name)
+    return {name: communities for name, communities in groups.items() if communities}
+
+
+def count_communities(columns: list[Column]) -> int:
+    """How many communities occur in any panel."""
+    return len(set().union(*questions_by_panel(columns).values()))
+
+
+@figure_style()
+def communities_figure(columns: list[Column]) -> "Figure":
+    """A panel of bars each, with the communities from the top down; black on white is enough to read it.
+
+    Raises:
+        UserError: more communities or files than a figure holds.
+    """
+    counts_by_panel = questions_by_panel(columns)
+    num_communities, num_panels = count_communities(columns), len(counts_by_panel)
+    if num_communities > MOST_COMMUNITIES or num_panels > MOST_PANELS:
+        communities = plural(columns[0].counts.task.group_words[2])
+        raise UserError(
+            f"--inputs_addr: {num_communities} {communities} and {num_panels} panels do not fit in a figure\n"
+            f"  it holds {MOST_COMMUNITIES} and {MOST_PANELS}; give fewer files at a time"
+        )
+    rows: list[str] = []
+    headings = []
+    for group, names in communities_by_group(columns).items():
+        if names != [group]:
+            headings.append(len(rows))
+            rows.append(group)
+        rows += names
+    figure = new_figure(LABEL_WIDTH + PANEL_WIDTH * num_panels, 1 + ROW_HEIGHT * len(rows))
+    panels = figure.subplots(1, num_panels, sharey=True, squeeze=False)[0]
+    for panel, (name, counts) in zip(panels, counts_by_panel.items(), strict=True):
+        bars = {number: counts[row] for number, row in enumerate(rows) if number not in headings}
+        draw_bars(panel, bars)
+        panel.set_title(f"{textwrap.fill(drawable(name), 26)}\n{counts.total():,} questions", fontsize=9)
+    panels[0].set_yticks(range(len(rows)), [shorten(drawable(row)) for row in rows], fontsize=8)
+    panels[0].set_ylim(len(rows) - 0.4, -0.6)
+    for number in headings:
+        panels[0].get_yticklabels()[number].set_fontweight("bold")
+    figure.supxlabel("questions (every panel has its own scale)", fontsize=9)
+    return figure
+
+
+def draw_bars(panel: "Axes", bars: dict[int, int]) -> None:
+    """A bar in each of these rows, with its length beside it."""
+    largest = max(bars.values())
+    panel.barh(list(bars), list(bars.values()), height=0.72, color="0.45")
+    for row, count in bars.items():
+        panel.text(count + 0.02 * largest, row, f"{count:,}", va="center", fontsize=7)
+    panel.set_xlim(0, 1.22 * largest)  # room for the numbers
+    panel.locator_params(axis="x", nbins=4, integer=True)
+    panel.tick_params(axis="x", labelsize=8)
+    panel.tick_params(axis="y", length=0)
+    panel.grid(axis="x", color="0.9", linewidth=0.6)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,56 @@
+"""What is told of a score file in a line."""
+
+from utils.benchmarks.task import Task
+from utils.records.scores import Scores, metric_of
+from utils.scoring.means import group_means, macro_average
+from utils.tables.formats import counted
+
+
+def describe_scores(task: Task, score_addr: str, scores: Scores, tokens: dict[str, int | None]) -> str:
+    """Of a score file, what is told when it is written: the mean, or who wins, and what is not in that."""
+    text = f"{score_addr}: {describe_wins(scores) if 'wins' in scores else describe_mean(task, scores)}"
+    if "partial" in scores:
+        text += f"; a part: {scores['partial']['questions_judged']} of {scores['partial']['questions_in_dataset']}"
+    if tokens["prompt_tokens"] and tokens["cached_tokens"] is not None:
+        text += f"; {tokens['cached_tokens'] / tokens['prompt_tokens']:.0%} of prompt tokens from the cache"
+    return text
+
+
+def describe_mean(task: Task, scores: Scores) -> str:
+    mean = "none" if scores["score"] is None else f"{scores['score']:.4f}"
+    text = f"score {mean} over {counted(scores['num_scored_questions'], 'question')}{describe_macro(task, scores)}"
+    if scores["num_unanswered"]:
+        text += f"; {scores['num_unanswered']} of them without an answer, counted 0"
+    if scores["num_unscored"]:
+        unit = metric_of(task, scores)[1].unit
+        text += f"; {counted(scores['num_unscored'], unit)} unscored (as zeros: {scores['score_unscored_as_zero']:.4f})"
+    if scores.get("questions_without_aspects"):
+        text += f"; without aspects, left out: {', '.join(scores['questions_without_aspects'])}"
+    return text
+
+
+def describe_macro(task: Task, scores: Scores) -> str:
+    """The average that a table has, which weighs the groups alike; nothing without a score in each of them."""
+    placed = [question for question in scores["per_question_scores"] if question["group"] is not None]
+    average = macro_average(group_means(placed, task.groups))
+    if average is None or len(task.groups) == 1:
+        return ""
+    one, several, _ = task.group_words
+    unplaced = len(scores["per_question_scores"]) - len(placed)
+    without = f", without {counted(unplaced, 'question')} of no known {one}" if unplaced else ""
+    return f" (macro: {average:.4f} over {len(task.groups)} {several}{without})"
+
+
+def describe_wins(scores: Scores) -> str:
+    rate = "none" if scores["position_swap_rate"] is None else f"{scores['position_swap_rate']:.0%}"
+    text = f"the first system wins {scores['wins']}, ties {scores['ties']}, loses {scores['losses']} "
+    text += f"of {counted(scores['num_scored_questions'], 'question')}; position-swap rate {rate}"
+    if any(scores["num_unanswered"]):
+        first, second = scores["num_unanswered"]
+        text += f"; {first} without the first's answer, {second} without the second's: nobody was asked"
+    if scores["num_unscored"]:
+        unscored = scores["num_questions"] - scores["num_scored_questions"]
+        missing = scores["num_unscored"]
+        text += f"; {counted(unscored, 'question')} unscored, for {counted(missing, 'verdict')} "
+        text += "is missing" if missing == 1 else "are missing"
+    return text
