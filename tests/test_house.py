@@ -92,12 +92,6 @@ def test_there_is_no_circle():
     assert left == {}
 
 
-# Facts of LaMP-QA that stand in other files still.
-FACTS_OPEN = {
-    "evaluate_responses",
-}
-
-
 @pytest.mark.parametrize("name", [name for name in MODULES if name != "utils.benchmarks.lampqa"])
 def test_what_is_lamp_qa_s_stands_in_its_file_alone(name):
     """Its fields in no line, comments and messages included, and its groups, their parts and its files in no text."""
@@ -105,7 +99,4 @@ def test_what_is_lamp_qa_s_stands_in_its_file_alone(name):
     names = {*lampqa.CATEGORIES, *lampqa.COMMUNITIES, *lampqa.FILES}
     constants = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
     found = {*re.findall(r"rubric_aspects|narrative", source, re.IGNORECASE), *(names & constants)}
-    if name in FACTS_OPEN:
-        assert found, "mended: strike it out of FACTS_OPEN"
-        pytest.xfail("still to be mended")
     assert found == set()
