@@ -101,17 +101,13 @@ class _FaultyHandler(_Handler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         server = self.server
         server.begin(self.path, "", body)
-        try:
-            with server._counting:
-                if too_many := server._open > server.allowed:
-                    server.refused_at.append(len(server.requests) - 1)
-            if too_many:
-                self._send_error(429)
-                return
+        with server._counting:
+            if too_many := server._open > server.allowed:
+                server.refused_at.append(len(server.requests) - 1)
+        if not too_many:
             time.sleep(server.delay)
-            self._meet(server.count_fault(body), body)
-        finally:
-            server.end()
+        server.end()  # before it is answered: the next request may come while the answer is being sent
+        self._meet("429" if too_many else server.count_fault(body), body)
 
     def _meet(self, fault: str | None, body: dict[str, Any]) -> None:
         reply = self.server.reply(body)

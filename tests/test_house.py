@@ -25,11 +25,6 @@ LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 SCRIPTS = ("baselines", "planpers", "train_planner", "evaluate_responses", "retrieval.rank_dataset")
 
 
-OPEN = {  # what is still to be mended
-    "no_circle",
-}
-
-
 def modules() -> dict[str, Path]:
     """The project's own modules outside tests/, by name."""
     done = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -79,8 +74,6 @@ def test_a_file_in_utils_is_a_command():
 
 @pytest.mark.parametrize("name", [name for name in MODULES if room_of(name) and not is_command(name)])
 def test_a_library_imports_only_from_its_own_room_and_below(name):
-    if name in OPEN:
-        pytest.xfail("still to be mended")
     level = LEVELS[room_of(name)]
     above = {other for other in IMPORTS[name] if room_of(other) != room_of(name)
              and LEVELS.get(room_of(other), len(FLOORS)) >= level}  # fmt: skip
@@ -93,8 +86,6 @@ def test_no_command_imports_another():
 
 
 def test_there_is_no_circle():
-    if "no_circle" in OPEN:
-        pytest.xfail("still to be mended")
     left = {name: set(others) for name, others in IMPORTS.items()}
     while free := {name for name, others in left.items() if not others}:
         left = {name: others - free for name, others in left.items() if name not in free}

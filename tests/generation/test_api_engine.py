@@ -5,6 +5,7 @@ import gc
 import json
 import re
 import socket
+import threading
 import time
 from collections import Counter
 from email.utils import formatdate
@@ -19,7 +20,7 @@ import baselines
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.generation import api_engine
-from utils.generation.api_engine import Throttle, ThrottledClient, read_retry_after
+from utils.generation.api_engine import LONGEST_WAIT, Throttle, ThrottledClient, read_retry_after
 
 
 def reply_to(request):
@@ -52,7 +53,6 @@ def quick(monkeypatch):
     """Shorter pauses, of the library's and of ours: what is tested is that they are kept, not how long they are."""
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     monkeypatch.setattr(api_engine, "LONGEST_PAUSE", 0.05)
-    monkeypatch.setattr(api_engine, "FIRST_PAUSE", 0.1)
 
 
 def read_journal(output):
@@ -68,7 +68,6 @@ def test_two_thousand_requests_at_thirty_percent_faults(server, flags, output, q
     expected = run(flags, output.with_name("calm.json"), data=data)
     asked, server.faults = len(server.requests), draw_faults(0.3, seed=0)
     server.answered.clear()
-    monkeypatch.setattr(api_engine, "FIRST_PAUSE", 0.1)  # a second after each refusal would be most of the time
     given_up = count_given_up(monkeypatch)
     answers = run(flags, output, "--request_timeout", 3, data=data)
 
@@ -102,30 +101,36 @@ def count_given_up(monkeypatch):
     return given_up
 
 
-@pytest.mark.parametrize("allowed", [1, 3, 8])
+@pytest.mark.parametrize(("allowed", "count"), [(1, 60), (3, 120), (8, 240)])
 def test_throttled_server_sees_no_more_than_it_allows_once_that_is_learnt(
-    server, flags, output, questions, allowed, quick, monkeypatch
+    server, flags, output, questions, allowed, count, quick, monkeypatch
 ):
-    monkeypatch.setattr(api_engine, "FIRST_PATIENCE", 3600.0)  # a slow machine may take a minute, and more be tried
-    server.allowed, server.delay = allowed, 0.01
-    answers = run(flags, output, "--max_concurrency", 32, data=questions(400))
-    assert len(answers) == 400 and {outputs[0]["attempts"] for outputs in answers.values()} == {1}
+    monkeypatch.setattr(api_engine, "RISE_AFTER", count)  # more are not tried again
+    server.allowed, server.delay = allowed, 0.2  # so long that a slow machine, too, sends as many as it may
+    answers = run(flags, output, "--max_concurrency", 32, data=questions(count))
+    assert len(answers) == count and {outputs[0]["attempts"] for outputs in answers.values()} == {1}
     learnt = server.refused_at[-1] + 1
-    assert learnt < 150  # 32 at once, then at least half of the limit a wave
+    assert learnt < min(150, count + 20)  # 32 at once, then at least half of the limit a wave
     assert max(server.open_at[learnt:]) <= allowed
     assert max(server.open_at[learnt:]) >= allowed / 2  # nor does it fall to nothing
 
 
-def test_nothing_is_sent_before_the_time_that_a_refusal_names(server, flags, output, questions):
-    came = []
+def test_nothing_is_sent_before_the_time_that_a_refusal_names(server, flags, output, questions, monkeypatch):
+    came, is_told, refused = [], threading.Event(), Throttle.refused
+    monkeypatch.setattr(Throttle, "refused", lambda *arguments: (refused(*arguments), is_told.set()))
 
     def faults(body, times):
-        came.append(time.monotonic())
+        came.append((time.monotonic(), question_of(body)))
         return "429 with Retry-After" if len(came) == 1 else None
 
-    server.faults, server.retry_after = faults, "0.7"
-    run(flags, output, "--max_concurrency", 1, data=questions(5))
-    assert len(came) == 6 and came[1] - came[0] >= 0.7
+    def reply(body):
+        if question_of(body) != came[0][1]:
+            is_told.wait(600)  # what came with it is answered when the client knows
+        return reply_to(body)
+
+    server.faults, server.reply, server.retry_after = faults, reply, "0.7"
+    run(flags, output, "--max_concurrency", 3, data=questions(5))
+    assert len(came) == 6 and min(came[3:])[0] - came[0][0] >= 0.7
 
 
 def test_server_that_comes_back_is_waited_for(server, flags, output, questions, quick, capsys):
@@ -286,10 +291,11 @@ def test_server_that_is_not_there(server, flags, output, questions, quick):
         ({"retry-after": "-3"}, 0),
         ({"retry-after": "7", "retry-after-ms": "20"}, 0.02),
         ({"retry-after": "7", "retry-after-ms": "soon"}, 7),
-        ({"retry-after": "later"}, None),
-        ({"retry-after": "nan"}, None),
+        ({"retry-after": "86400"}, LONGEST_WAIT),
+        ({"retry-after": "later"}, 0),
+        ({"retry-after": "nan"}, 0),
         ({"retry-after": formatdate(time.time() - 60, usegmt=True)}, 0),
-        ({}, None),
+        ({}, 0),
     ],
 )
 def test_retry_after(headers, seconds):
@@ -301,82 +307,60 @@ def test_retry_after_as_a_date(monkeypatch):
     assert read_retry_after({"retry-after": formatdate(1060, usegmt=True)}) == 60
 
 
-class Clock:
-    """Time that passes only while somebody sleeps."""
+def enter(throttle, count):
+    """The times at which so many requests enter, without waiting."""
 
-    def __init__(self, monkeypatch):
-        self.now = 1000.0
-        monkeypatch.setattr(api_engine.time, "monotonic", lambda: self.now)
-
-
-def enter_all(throttle, count):
-    """So many requests that enter at once, without waiting."""
-
-    async def enter():
+    async def enter_all():
         return [await asyncio.wait_for(throttle.enter(), 600) for _ in range(count)]
 
-    return asyncio.run(enter())
+    return asyncio.run(enter_all())
 
 
-def test_a_limit_rises_by_a_quarter_a_minute_and_later_where_that_is_refused(monkeypatch):
-    clock, throttle = Clock(monkeypatch), Throttle(32, lambda text: None)
-
-    def answer(seconds):
-        clock.now += seconds
-        [entered] = enter_all(throttle, 1)
-        throttle.accepted(entered)
+def take_answers(throttle, count):
+    for _ in range(count):
+        enter(throttle, 1)
+        throttle.accepted()
         throttle.leave()
-        return throttle.limit
-
-    def refuse(at_once, refused):
-        entered = enter_all(throttle, at_once)
-        for one in entered[:refused]:
-            throttle.refused(one, 0)
-            throttle.leave()
-        for _ in entered[refused:]:
-            throttle.leave()
-        clock.now += 0.001
-
-    refuse(32, 12)
-    assert throttle.limit == 20
-    assert [answer(59), answer(2), answer(59), answer(2)] == [20, 25, 25, 31]
-    refuse(31, 3)
-    assert throttle.limit == 28
-    assert [answer(61), answer(60)] == [28, 32]  # two minutes now; never more than the user allows
 
 
-def test_a_lone_refusal_after_many_answers_lowers_nothing(monkeypatch):
-    clock, throttle = Clock(monkeypatch), Throttle(4, lambda text: None)
-    for entered in [entered for _ in range(2) for entered in enter_and_leave(throttle, 4)]:
-        throttle.accepted(entered)
-    clock.now += 1
-    [entered] = enter_all(throttle, 1)
-    throttle.refused(entered, 0)
-    throttle.leave()
-    assert throttle.limit == 4
-    clock.now += 1
-    [entered] = enter_all(throttle, 1)
-    throttle.refused(entered, 0)  # again, with no answer between
+def refuse(throttle, at_once, refused):
+    """So many requests at once, of which the last ones are refused; the others are under way until that is known."""
+    for entered in enter(throttle, at_once)[:refused]:
+        throttle.refused(entered, 0)
+        throttle.leave()
+    for _ in range(at_once - refused):
+        throttle.leave()
+
+
+@pytest.mark.parametrize(("refused", "limit"), [(1, 31), (12, 20), (16, 16), (31, 16), (32, 16)])
+def test_a_wave_of_refusals_lowers_the_limit_to_what_is_taken_and_at_most_to_half(refused, limit):
+    throttle = Throttle(32)
+    refuse(throttle, 32, refused)
+    assert throttle.limit == limit
+
+
+def test_waves_lower_the_limit_to_one_request_but_not_to_none():
+    throttle, limits = Throttle(8), []
+    for _ in range(4):
+        refuse(throttle, throttle.limit, throttle.limit)
+        limits.append(throttle.limit)
+    assert limits == [4, 2, 1, 1]
+
+
+def test_a_limit_rises_by_a_quarter_and_to_no_more_than_the_user_allows():
+    throttle = Throttle(32)
+    refuse(throttle, 32, 12)
+    limits = []
+    for _ in range(5):
+        take_answers(throttle, api_engine.RISE_AFTER * throttle.limit - 1)
+        limits.append(throttle.limit)
+        take_answers(throttle, 1)
+    assert limits == [20, 25, 31, 32, 32]
+
+
+def test_a_limit_of_one_rises_too():
+    throttle = Throttle(2)
+    refuse(throttle, 2, 2)
+    assert throttle.limit == 1
+    take_answers(throttle, api_engine.RISE_AFTER)
     assert throttle.limit == 2
-
-
-def enter_and_leave(throttle, count):
-    entered = enter_all(throttle, count)
-    for _ in entered:
-        throttle.leave()
-    return entered
-
-
-def test_pauses_without_a_time_double_until_something_is_answered(monkeypatch):
-    clock, throttle, said = Clock(monkeypatch), None, []
-    throttle = Throttle(4, said.append)
-    for _ in range(3):
-        clock.now += 1000
-        [entered] = enter_all(throttle, 1)
-        throttle.refused(entered, None)
-        throttle.leave()
-    clock.now += 1000
-    throttle.accepted(enter_and_leave(throttle, 1)[0])
-    [entered] = enter_all(throttle, 1)
-    throttle.refused(entered, None)
-    assert [text.split("none for ")[1] for text in said] == ["1.0 s", "2.0 s", "4.0 s", "1.0 s"]

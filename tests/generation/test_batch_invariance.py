@@ -21,7 +21,8 @@ ON_A_GPU = (
     "import torch; torch.cuda.is_available = lambda: True; import {0}; from utils import cli; cli.run_script({0}.main)"
 )
 NVIDIA_SMI = """#!/bin/sh
-case "$*" in *compute_cap*) echo {}; echo 9.0;; *) echo "0, 80000, 81559"; echo "1, 80000, 81559";; esac
+case "$*" in *compute_cap*) echo "0, Pretended GPU, {}"; echo "1, Pretended GPU, 9.0";;
+    *) echo "0, 80000, 81559"; echo "1, 80000, 81559";; esac
 """
 VLLM = {
     "__init__.py": "import sys; print('vllm is imported', file=sys.stderr)",

@@ -8,8 +8,16 @@ import pytest
 from utils.cli import UserError
 from utils.files.journal import Journal
 from utils.generation.chat import APIChat
-from utils.generation.driver import Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
-from utils.generation.engines import Completion, RefusedError, Sampling, UnavailableError
+from utils.generation.driver import (
+    Policy,
+    Request,
+    Stage,
+    describe_records,
+    describe_requests,
+    fitted_request,
+    generate,
+)
+from utils.generation.requests import Completion, RefusedError, Sampling, UnavailableError
 from utils.parsing import Parsed
 from utils.parsing.answers import ANSWER_SCHEMA
 
@@ -383,11 +391,13 @@ def test_stages_follow_each_other_on_one_engine(tmp_path, capsys):
     assert "2/2 plans" in (printed := capsys.readouterr().err) and "answers" in printed
 
 
-def test_token_totals():
+def test_tokens_of_all_records():
     records = [{"prompt_tokens": 5, "cached_tokens": 2, "completion_tokens": 1}, {"value": None}, {"prompt_tokens": 7}]
-    assert token_totals(iter(records)) == {"prompt_tokens": 12, "cached_tokens": 2, "completion_tokens": 1}
+    tokens = describe_records(iter(records))["tokens"]
+    assert tokens == {"prompt_tokens": 12, "cached_tokens": 2, "completion_tokens": 1}
     records.append({"prompt_tokens": 4, "cached_tokens": None, "completion_tokens": 1})  # the server did not tell
-    assert token_totals(records) == {"prompt_tokens": 16, "cached_tokens": None, "completion_tokens": 2}
+    tokens = describe_records(records)["tokens"]
+    assert tokens == {"prompt_tokens": 16, "cached_tokens": None, "completion_tokens": 2}
 
 
 def test_description_of_a_dry_run():

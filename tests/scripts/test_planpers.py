@@ -27,7 +27,7 @@ from utils import cli
 from utils.cli import UserError
 from utils.generation import engines
 from utils.generation.driver import Policy
-from utils.generation.engines import Completion
+from utils.generation.requests import Completion
 from utils.parsing.answers import ANSWER_SCHEMA
 from utils.parsing.plans import PLAN_PATTERN
 

@@ -31,7 +31,7 @@ from utils.cli.progress import Progress
 from utils.files.journal import Journal
 from utils.generation.chat import LocalChat
 from utils.generation.driver import Policy, Request, Stage, run_stage
-from utils.generation.engines import VLLMEngine, engine_settings, sampling_params
+from utils.generation.vllm_engine import VLLMEngine, engine_settings, sampling_params
 from utils.parsing.answers import ANSWER_SCHEMA, parse_answer
 from utils.records.datasets import read_dataset
 

@@ -6,13 +6,7 @@ import os
 import sys
 
 from utils.cli.errors import UserError
-from utils.cli.flags import (
-    FlagParser,
-    fraction,
-    non_negative_int,
-    positive_int,
-    temperature,
-)
+from utils.cli.flags import FlagParser, fraction, non_negative_int, positive_int, temperature
 
 # Never heard below a warning: their lines show addresses and headers, secrets included.
 HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2")
@@ -36,9 +30,7 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     group.add_argument(model_flag, required=required, metavar="MODEL", help=model_help)
     add_memory_arguments(group)
     group.add_argument(
-        "--enforce_eager",
-        action="store_true",
-        help="no CUDA graphs: starts sooner, runs slower (always so on a CPU)",
+        "--enforce_eager", action="store_true", help="no CUDA graphs: starts sooner, runs slower (always so on a CPU)"
     )
     group.add_argument(
         "--batch_invariant",
@@ -91,10 +83,7 @@ def add_memory_arguments(group: argparse._ActionsContainer) -> None:
         help="GPUs that share one copy of the model (%(default)s)",
     )
     group.add_argument(
-        "--gpu_memory_utilization",
-        type=fraction,
-        default=0.9,
-        help="share of each GPU's memory to use (%(default)s)",
+        "--gpu_memory_utilization", type=fraction, default=0.9, help="share of each GPU's memory to use (%(default)s)"
     )
     group.add_argument(
         "--dtype",

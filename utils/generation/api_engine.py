@@ -16,6 +16,7 @@ import sys
 import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -25,7 +26,7 @@ import openai
 
 from utils.cli import UserError
 from utils.generation.chat import Rendered
-from utils.generation.engines import FORMATS, Completion, RefusedError, Sampling, UnavailableError
+from utils.generation.requests import FORMATS, Completion, RefusedError, Sampling, UnavailableError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -35,10 +36,8 @@ CONNECT_SECONDS = 30  # to be connected; the answer has --request_timeout
 LONGEST_PAUSE = 300.0  # seconds; where nothing is answered, our tries come after 5, 25, 125, 300, ...
 ROOT_SECONDS = 5  # for the list of models, which a run can do without
 NOTE_SECONDS = 30  # between two notes on stderr
-# Throttle, in seconds:
-FIRST_PAUSE = 1.0  # after a refusal that names no time
-LONGEST_WAIT = 600.0  # for the time that a refusal names
-FIRST_PATIENCE, LONGEST_PATIENCE = 60.0, 3600.0  # without refusals, before more requests are tried
+LONGEST_WAIT = 600.0  # seconds, for the time that a refusal names; the library waits two minutes at most
+RISE_AFTER = 10  # answers, for each request that may be under way, before more are tried
 
 REFUSED = ("content_filter", "content_policy_violation")  # error codes that speak of one prompt's content
 PASSING = (408, 409, 429)  # and 5xx: statuses that may be others later
@@ -63,7 +62,7 @@ class APIEngine:
             base_url=args.base_url,
             max_retries=LIBRARY_RETRIES,
             timeout=openai.Timeout(args.request_timeout, connect=min(CONNECT_SECONDS, args.request_timeout)),
-            http_client=ThrottledClient(Throttle(args.max_concurrency, self._note)),
+            http_client=ThrottledClient(args.max_concurrency, self._note),
         )
         self._secrets = find_secrets(api_key, str(self._client.base_url))
         # OpenAI's newer models take only the new name of this limit, other servers often only the old one.
@@ -114,11 +113,10 @@ class APIEngine:
             try:
                 return await self._complete_once(model, prompt, sampling, FORMATS[tried])
             except MalformedError as error:
-                if FORMATS[tried] == "none":
-                    raise
-                async with self._finding_format:
-                    if self._format == tried:
-                        return await self._find_format(model, prompt, sampling, error)
+                refusal = error
+            async with self._finding_format:
+                if self._format == tried:
+                    return await self._find_format(model, prompt, sampling, refusal)
 
     async def _find_format(
         self, model: str, prompt: Rendered, sampling: Sampling, refusal: MalformedError
@@ -128,19 +126,18 @@ class APIEngine:
         Raises:
             MalformedError: it takes none, so its refusals were of something else, and nothing is remembered.
         """
-        number = self._format + 1
-        while True:
+        last = refusal
+        for number in range(self._format + 1, len(FORMATS)):
             try:
                 completion = await self._complete_once(model, prompt, sampling, FORMATS[number])
-                break
-            except MalformedError:
-                if FORMATS[number] == "none":
-                    raise
-                number += 1
-        refused = " and ".join(FORMATS[self._format : number])
-        print(f"note: {refusal}; the run goes on without {refused}", file=sys.stderr, flush=True)
-        self._format = number
-        return completion
+            except MalformedError as error:
+                last = error
+                continue
+            refused = " and ".join(FORMATS[self._format : number])
+            print(f"note: {refusal}; the run goes on without {refused}", file=sys.stderr, flush=True)
+            self._format = number
+            return completion
+        raise last
 
     async def _complete_once(
         self, model: str, prompt: Rendered, sampling: Sampling, response_format: str = "none"
@@ -217,28 +214,21 @@ class APIEngine:
 class Throttle:
     """How many requests may be under way at a time: what the user allows, less what the API's refusals (429) teach.
 
-    Refusals come in waves: of many requests sent at once, those over the API's limit. Each lowers the limit to the
-    requests that are under way without it, a wave at most to half; a wave that comes after as many answers as the
-    limit lowers nothing, since that many at once were not too many. No request is sent before the time that the API
-    names (without one: 1 s, doubled with every wave that follows without an answer between). A minute without
-    refusals raises the limit by a quarter again; where that was refused, the next try comes after twice the time.
+    Refusals come in waves: of many requests sent at once, those over the API's limit. Each lowers the limit by one, a
+    wave at most to half. Answers, `RISE_AFTER` times as many as the limit, raise it by a quarter again. No request is
+    sent before the time that a refusal names; where it names none, the client library holds back that request alone.
 
     Attributes:
         limit: requests that may be under way now.
     """
 
-    def __init__(self, most: int, note: Callable[[str], None]):
+    def __init__(self, most: int):
         self.limit = self._most = most
-        self._note = note
         self._under_way = 0
+        self._answered = 0  # with a lowered limit, since it last rose
         self._freed = asyncio.Event()
-        self._quiet_until = -math.inf
-        self._pause = self._wave_pause = FIRST_PAUSE
-        self._wave_began = self._changed = -math.inf
-        self._floor = most  # of this wave
-        self._has_grown = False  # since the last wave
-        self._accepted = 0  # since the last wave
-        self._patience = FIRST_PATIENCE
+        self._quiet_until = self._wave_began = -math.inf
+        self._floor = 1  # of this wave
 
     async def enter(self) -> float:
         """Wait for a place; returns the time at which it was given."""
@@ -257,34 +247,22 @@ class Throttle:
         self._under_way -= 1
         self._freed.set()
 
-    def accepted(self, entered: float) -> None:
-        """A request that entered at `entered` was answered."""
-        if entered < self._wave_began:  # sent before the refusals: it tells nothing of the time after
+    def accepted(self) -> None:
+        """A request was answered."""
+        if self.limit == self._most:
             return
-        self._pause = FIRST_PAUSE
-        self._accepted += 1
-        if self.limit < self._most and time.monotonic() - self._changed >= self._patience:
+        self._answered += 1
+        if self._answered >= RISE_AFTER * self.limit:
             self.limit = min(self._most, self.limit + max(1, self.limit // 4))
-            self._changed, self._has_grown = time.monotonic(), True
+            self._answered = 0
 
-    def refused(self, entered: float, retry_after: float | None) -> None:
-        """A request that entered at `entered`, and has not left yet, was refused; `retry_after` in seconds."""
+    def refused(self, entered: float, pause: float) -> None:
+        """A request that entered at `entered` was refused; none may enter for `pause` seconds."""
         now = time.monotonic()
         if entered >= self._wave_began:
-            self._begin_wave(now)
-        pause = self._wave_pause if retry_after is None else min(retry_after, LONGEST_WAIT)
+            self._wave_began, self._floor = now, max(1, self.limit // 2)
+        self.limit = max(self._floor, self.limit - 1)
         self._quiet_until = max(self._quiet_until, now + pause)
-        self.limit = min(self.limit, max(self._floor, self._under_way - 1))
-        self._note(f"the API asks for less: at most {self.limit} requests at a time, none for {pause:.1f} s")
-
-    def _begin_wave(self, now: float) -> None:
-        if self._has_grown:
-            self._patience = min(2 * self._patience, LONGEST_PATIENCE)
-        self._wave_began = self._changed = now
-        self._has_grown = False
-        self._floor = self.limit if self._accepted >= self.limit else max(1, self.limit // 2)
-        self._accepted = 0
-        self._wave_pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
 
 
 class ThrottledClient(openai.DefaultAsyncHttpxClient):
@@ -293,18 +271,22 @@ class ThrottledClient(openai.DefaultAsyncHttpxClient):
     The library's retries go through it too.
     """
 
-    def __init__(self, throttle: Throttle):
+    def __init__(self, most: int, note: Callable[[str], None]):
         super().__init__()
-        self._throttle = throttle
+        self._throttle = Throttle(most)
+        self._note = note
 
     async def send(self, request: Any, **options: Any) -> Any:
         entered = await self._throttle.enter()
         try:
             response = await super().send(request, **options)
-            if response.status_code == 429:
-                self._throttle.refused(entered, read_retry_after(response.headers))
-            elif response.is_success:
-                self._throttle.accepted(entered)
+            if response.is_success:
+                self._throttle.accepted()
+            elif response.status_code == 429:
+                pause = read_retry_after(response.headers)
+                self._throttle.refused(entered, pause)
+                quiet = f", none for {pause:.1f} s" if pause else ""
+                self._note(f"the API asks for less: at most {self._throttle.limit} requests at a time{quiet}")
             return response
         finally:
             self._throttle.leave()
@@ -329,22 +311,19 @@ def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
     return None
 
 
-def read_retry_after(headers: Mapping[str, str]) -> float | None:
-    """The seconds that a refusal asks to wait, from 0 up; None where it names none.
+def read_retry_after(headers: Mapping[str, str]) -> float:
+    """The seconds that a refusal asks to wait, `LONGEST_WAIT` at most; 0 where it names none.
 
     `Retry-After` holds seconds or a date (RFC 9110, section 10.2.3); `retry-after-ms` is OpenAI's finer one.
     """
-    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        try:
-            seconds = float(headers[name]) * unit
-        except (KeyError, ValueError):
-            continue
-        if math.isfinite(seconds):
-            return max(0.0, seconds)
-    try:
-        return max(0.0, parsedate_to_datetime(headers["retry-after"]).timestamp() - time.time())
-    except (KeyError, ValueError):
-        return None
+    for name, read in (
+        ("retry-after-ms", lambda text: float(text) / 1000),
+        ("retry-after", float),
+        ("retry-after", lambda text: parsedate_to_datetime(text).timestamp() - time.time()),
+    ):
+        with suppress(KeyError, ValueError):
+            return min(max(0.0, read(headers[name])), LONGEST_WAIT)  # 0 of NaN too
+    return 0.0
 
 
 def find_secrets(api_key: str, base_url: str) -> list[str]:

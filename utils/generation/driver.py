@@ -20,7 +20,7 @@ from utils.cli.progress import Progress
 from utils.files.journal import Journal, Key
 from utils.files.outputs import is_failed
 from utils.generation.chat import APIChat, Fitted, LocalChat, Rendered
-from utils.generation.engines import FORMATS, Completion, Engine, RefusedError, Sampling, UnavailableError
+from utils.generation.requests import FORMATS, Engine, RefusedError, Sampling, UnavailableError
 from utils.parsing import Parsed
 
 Parser = Callable[[str, bool], Parsed]
@@ -210,28 +210,17 @@ async def _answer(engine: Engine, request: Request, stage: Stage) -> dict[str, A
     earlier = earlier if is_failed(earlier) else {}  # --retry_failed: its tries and its tokens count on
     spent, before = {name: earlier.get(name, 0) for name in TOKEN_COUNTS}, earlier.get("attempts", 0)
     for attempt in range(policy.max_retries + 1):
-        sampling = policy.sampling(request.key, attempt, before)
+        sampling, attempts = policy.sampling(request.key, attempt, before), before + attempt + 1
         try:
             completion = await engine.complete(stage.model, request.prompt, sampling)
         except RefusedError as refusal:
-            attempts = before + attempt + 1
             return {"value": None, "reason": str(refusal), **request.record, "attempts": attempts, **spent}
         spent = {name: _total([spent[name], getattr(completion, name)]) for name in spent}
         parsed = stage.parse(completion.text, completion.finish_reason == "length")
         if parsed.value is not None or policy.is_last(attempt):
             break
-    return _record(parsed, completion, sampling, request, before + attempt + 1, spent)
-
-
-def _record(
-    parsed: Parsed, completion: Completion, sampling: Sampling, request: Request, attempts: int, spent: dict[str, int]
-) -> dict[str, Any]:
-    """What is kept of a request.
-
-    `constrained` says whether the last try was held to the schema. Where it was to be and the server refused that,
-    `response_format` says what it was held to instead: "json_object", any JSON, or "none".
-    """
-    taken = completion.response_format
+    # What the server took where it refused the schema that the last try was to be held to.
+    taken, log_prob = completion.response_format, completion.log_prob
     return {
         "value": parsed.value,
         **({"reason": parsed.reason} if parsed.value is None else {}),
@@ -245,40 +234,26 @@ def _record(
         **({"response_format": taken} if taken else {}),
         "temperature": sampling.temperature,
         **spent,  # of all attempts together
-        "log_prob": _finite(completion.log_prob),
+        # JSON has no numbers for NaN and the infinite, which a model's damaged logits may add up to.
+        "log_prob": log_prob if log_prob is None or math.isfinite(log_prob) else None,
         **({"system_fingerprint": completion.system_fingerprint} if completion.system_fingerprint else {}),
     }
 
 
-def _finite(number: float | None) -> float | None:
-    """None for NaN and the infinite, which JSON has no numbers for and a model's damaged logits may add up to."""
-    return number if number is not None and math.isfinite(number) else None
-
-
-def token_totals(records: Iterable[dict[str, Any]]) -> dict[str, int | None]:
-    """Tokens that all attempts of all records took together; None for what a server did not tell of one of them."""
-    records = list(records)
-    return {name: _total([record.get(name, 0) for record in records]) for name in TOKEN_COUNTS}
-
-
 def _total(counts: list[int | None]) -> int | None:
+    """None where a server did not tell one of them."""
     return None if None in counts else sum(counts)
 
 
-def refused_formats(records: Iterable[dict[str, Any]]) -> list[str]:
-    """What a server refused to hold outputs to, by what their records say that it took instead; for the manifest."""
-    taken = [record["response_format"] for record in records if "response_format" in record]
-    return list(FORMATS[: max(map(FORMATS.index, taken), default=0)])
-
-
 def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """What finished records say of the run that made them, for its manifest."""
+    """What finished records say of the run that made them, for its manifest: of the tokens those of all attempts."""
     records = list(records)
+    taken = [FORMATS.index(record["response_format"]) for record in records if "response_format" in record]
     # Not a setting: a server's may change from week to week, and what it has answered stays good.
     states = {record["system_fingerprint"] for record in records if "system_fingerprint" in record}
     return {
-        "tokens": token_totals(records),
-        "refused_by_server": refused_formats(records),
+        "tokens": {name: _total([record.get(name, 0) for record in records]) for name in TOKEN_COUNTS},
+        "refused_by_server": list(FORMATS[: max(taken, default=0)]),
         "system_fingerprints": sorted(states),
     }
 

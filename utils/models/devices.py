@@ -29,7 +29,12 @@ def check_devices() -> None:
     import torch
 
     if torch.cuda.is_available():
-        _check_age()
+        for gpu, capability in find_capabilities().items():
+            if capability < OLDEST:
+                raise UserError(
+                    f"{gpu} has compute capability {capability}, and the kernels of torch and vLLM begin at {OLDEST}\n"
+                    "  take a newer GPU (docs/gpu.md), or leave this one out with CUDA_VISIBLE_DEVICES"
+                )
     elif not _cpu_is_meant() and (gpu := _find_gpu()):
         raise UserError(
             f"{gpu}, but torch sees none\n"
@@ -91,12 +96,3 @@ def _way_out(cuda: str | None) -> str:
         f"torch is built for CUDA {cuda}; for CUDA 13 the driver has to be 580 or newer, or cuda-compat to be there; "
         f"the driver: {driver}" + (f", CUDA_VISIBLE_DEVICES: {visible}" if visible else "") + " (see docs/gpu.md)"
     )
-
-
-def _check_age() -> None:
-    for gpu, capability in find_capabilities().items():
-        if capability < OLDEST:
-            raise UserError(
-                f"{gpu} has compute capability {capability}, and the kernels of torch and vLLM begin at {OLDEST}\n"
-                "  take a newer GPU (docs/gpu.md), or leave this one out with CUDA_VISIBLE_DEVICES"
-            )

@@ -40,10 +40,7 @@ def suggesting_openai() -> Iterator[None]:
 
 
 def check_model(
-    name: str,
-    cache_dir: str | None = None,
-    safetensors_only: bool = False,
-    why_offline: str = "HF_HUB_OFFLINE is set",
+    name: str, cache_dir: str | None = None, safetensors_only: bool = False, why_offline: str = "HF_HUB_OFFLINE is set"
 ) -> None:
     """Make sure that a model can be loaded, before anything expensive starts.
 
@@ -61,31 +58,28 @@ def check_model(
             lacks it. Of a hub model that is not cached only the config is fetched, which pins the commit.
     """
     if is_folder(name):
-        _check_folder(Path(name), "give the folder that holds config.json and the weights")
-        if adapter_base(name) is not None:
-            _check_safetensors(Path(name))
-            _check_adapter(Path(name), cache_dir, safetensors_only, why_offline)
-        elif safetensors_only:
-            _check_safetensors(Path(name))
-        return
-    check_cache_dir(cache_dir)
-    from huggingface_hub import constants
+        folder, remedy = Path(name), "give the folder that holds config.json and the weights"
+    else:
+        from huggingface_hub import constants
 
-    snapshot = _cached_snapshot(name, cache_dir)
-    if snapshot is None and API_NAMES.match(name):
-        raise NoModelError(f"{name}: no folder here, and not what a model on the hub is called")
-    if constants.HF_HUB_OFFLINE:
+        check_cache_dir(cache_dir)
+        folder = _cached_snapshot(name, cache_dir)
+        if folder is None and API_NAMES.match(name):
+            raise NoModelError(f"{name}: no folder here, and not what a model on the hub is called")
+        if not constants.HF_HUB_OFFLINE:
+            if folder is None:
+                _fetch_config(name, cache_dir)
+            return
         place = cache_dir or constants.HF_HUB_CACHE
         remedy = f"fetch it where there is internet: hf download {name} --cache-dir {place}"
-        if snapshot is None:
+        if folder is None:
             raise NoModelError(f"{name}: neither a folder nor in the hub cache {place}, and {why_offline}\n  {remedy}")
-        _check_folder(snapshot, remedy)
-        if safetensors_only:
-            _check_safetensors(snapshot)
-    elif snapshot is None:
-        if is_hub_away():
-            raise NoModelError(f"{name}: {NOT_TO_BE_HAD}")
-        _fetch_config(name, cache_dir)
+    _check_folder(folder, remedy)
+    is_adapter = adapter_base(name) is not None
+    if (is_adapter or safetensors_only) and not any(folder.glob("*.safetensors")):
+        raise UserError(f"{folder}: only pickled weights (*.bin), which may hold code; convert them to safetensors")
+    if is_adapter:
+        _check_adapter(folder, cache_dir, safetensors_only, why_offline)
 
 
 def model_folder(name: str, cache_dir: str | None = None) -> Path:
@@ -208,12 +202,31 @@ def adapter_config(name: str) -> dict[str, Any] | None:
     raise UserError(f"{path}: not a LoRA adapter on a named base model")
 
 
+def read_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
+    """Shape and type by name of every tensor in the safetensors that vLLM reads, from their headers.
+
+    Those are the files that the index names, where there is one: some repositories hold every weight twice.
+    """
+    from safetensors import safe_open
+
+    index, tensors = folder / "model.safetensors.index.json", {}
+    named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values() if index.is_file() else None
+    for path in sorted(folder.glob("*.safetensors")):
+        if named is None or path.name in named:
+            with safe_open(path, "numpy") as file:
+                parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+                tensors |= {name: (part.get_shape(), part.get_dtype()) for name, part in parts.items()}
+    return tensors
+
+
 def is_folder(name: str) -> bool:
     """Is this a folder's name, and not one on the hub?"""
     return Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def _check_folder(folder: Path, remedy: str) -> None:
+    from safetensors import SafetensorError, safe_open
+
     if not folder.is_dir():
         raise UserError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}; {remedy}")
     if not any((folder / config).is_file() for config in CONFIGS):
@@ -221,7 +234,11 @@ def _check_folder(folder: Path, remedy: str) -> None:
     if not _weights(folder):
         raise UserError(f"{folder}: holds no weights (*.safetensors or *.bin)\n  {remedy}")
     for path in folder.glob("*.safetensors"):
-        _check_whole(path, remedy)
+        try:
+            with safe_open(path, "numpy"):
+                pass
+        except SafetensorError as error:  # as an interrupted copy leaves it
+            raise UserError(f"{path}: damaged or half-written ({error})\n  {remedy}") from None
     for index in (*folder.glob("*.safetensors.index.json"), *folder.glob("*.bin.index.json")):
         try:
             shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -229,11 +246,6 @@ def _check_folder(folder: Path, remedy: str) -> None:
             raise UserError(f"{index}: damaged\n  {remedy}") from None
         if missing := sorted(shard for shard in shards if not (folder / shard).is_file()):
             raise UserError(f"{folder}: lacks {missing[0]}, which {index.name} names\n  {remedy}")
-
-
-def _check_safetensors(folder: Path) -> None:
-    if not any(folder.glob("*.safetensors")):
-        raise UserError(f"{folder}: only pickled weights (*.bin), which may hold code; convert them to safetensors")
 
 
 def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool, why_offline: str) -> None:
@@ -246,10 +258,10 @@ def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool, 
         raise UserError(f"{where}\n  {error}") from None
     base_folder = cached_folder(base, cache_dir)
     # By the name inside the stack of layers: what stands before it differs between checkpoints of one architecture.
-    shapes = {_inner_name(name): shape for name, shape in _tensor_shapes(base_folder).items()}
+    shapes = {_inner_name(name): shape for name, (shape, _) in read_headers(base_folder).items()}
     if not shapes:
         return  # a hub model whose weights are still to be fetched, or none in safetensors
-    for name, shape in _tensor_shapes(folder).items():
+    for name, (shape, _) in read_headers(folder).items():
         module, _, part = name.partition(".lora_")
         axis = {"A.weight": 1, "B.weight": 0}.get(part)
         if axis is None:
@@ -266,28 +278,6 @@ def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool, 
 def _inner_name(name: str) -> str:
     """`base_model.model.model.layers.0.mlp.up_proj.weight` -> `layers.0.mlp.up_proj.weight`"""
     return re.sub(r"^.*?(?=\b(?:layers|h|blocks)\.\d+\.)", "", name)
-
-
-def _tensor_shapes(folder: Path) -> dict[str, list[int]]:
-    """Shape by name of every tensor in a folder's safetensors, from their headers."""
-    from safetensors import safe_open
-
-    shapes = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "numpy") as file:
-            shapes.update({name: file.get_slice(name).get_shape() for name in file.keys()})  # noqa: SIM118
-    return shapes
-
-
-def _check_whole(path: Path, remedy: str) -> None:
-    """Raise UserError where a safetensors file ends before its header says, as an interrupted copy leaves it."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "numpy"):
-            pass
-    except SafetensorError as error:
-        raise UserError(f"{path}: damaged or half-written ({error})\n  {remedy}") from None
 
 
 def _weights(folder: Path) -> list[Path]:
@@ -329,6 +319,8 @@ def _fetch_config(name: str, cache_dir: str | None) -> None:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import RemoteEntryNotFoundError
 
+    if is_hub_away():
+        raise NoModelError(f"{name}: {NOT_TO_BE_HAD}")
     for config in CONFIGS:
         with _hub_errors(name), suppress(RemoteEntryNotFoundError):  # an adapter has adapter_config.json only
             hf_hub_download(name, config, cache_dir=cache_dir)

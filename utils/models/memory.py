@@ -3,13 +3,13 @@
 Sizes are bytes; GB is 10^9 of them.
 """
 
-import json
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
+from utils.models.hub import read_headers
 
 GB = 10**9
 GIB = 2**30
@@ -142,46 +142,20 @@ def read_size(folder: Path, config: Any, dtype: str = "auto") -> ModelSize:
     if not heads or not getattr(text, "num_hidden_layers", None):
         raise UserError(f"{folder}: its config.json has no attention layers; how much memory it needs is not known")
     value_bytes = 4 if dtype == "float32" else 2
-    tied = getattr(text, "tie_word_embeddings", False)
-    parameters, weights = weight_bytes(folder, value_bytes, skip_head=tied)
+    tensors = {name: (prod(shape), kind) for name, (shape, kind) in read_headers(folder).items()}
+    if getattr(text, "tie_word_embeddings", False):  # where a file holds the output layer too, vLLM leaves it out
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("lm_head.weight")}
     return ModelSize(
-        parameters=parameters,
-        weights=weights,
+        parameters=sum(count for count, _ in tensors.values()),
+        weights=sum(
+            count * (value_bytes if kind in _CAST else _BYTES.get(kind, 1)) for count, kind in tensors.values()
+        ),
         layers=text.num_hidden_layers,
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
         value_bytes=value_bytes,
         heads=heads,
     )
-
-
-def weight_bytes(folder: Path, value_bytes: int, skip_head: bool = False) -> tuple[int, int]:
-    """Number of parameters in a folder's safetensors, and bytes of them with `value_bytes` a number.
-
-    Args:
-        skip_head: the output layer is the embedding; where a file holds it a second time, vLLM leaves it out.
-    """
-    from safetensors import safe_open
-
-    tensors: dict[str, tuple[int, str]] = {}
-    for path in weights_files(folder):
-        with safe_open(path, "numpy") as file:
-            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            tensors |= {name: (prod(part.get_shape()), part.get_dtype()) for name, part in parts.items()}
-    if skip_head:
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("lm_head.weight")}
-    parameters = sum(count for count, _ in tensors.values())
-    size = sum(count * (value_bytes if kind in _CAST else _BYTES.get(kind, 1)) for count, kind in tensors.values())
-    return parameters, size
-
-
-def weights_files(folder: Path) -> list[Path]:
-    """The safetensors files that vLLM reads: those the index names, as some repositories hold every weight twice."""
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return sorted(folder.glob("*.safetensors"))
-    named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-    return [folder / name for name in sorted(set(named))]
 
 
 def find_gpus() -> list[Gpu]:

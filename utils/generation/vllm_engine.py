@@ -1,0 +1,255 @@
+"""vLLM's asynchronous engine, and what is checked and set before it loads weights. vllm is imported when one opens."""
+
+import logging
+import multiprocessing
+import os
+import re
+import signal
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, get_args
+
+import psutil
+
+from utils.cli import UserError
+from utils.cli.progress import announce
+from utils.generation.chat import Rendered
+from utils.generation.requests import Completion, Sampling
+from utils.models.devices import ask_nvidia_smi, find_capabilities, has_gpu
+from utils.models.hub import adapter_base, adapter_config, model_folder
+from utils.models.memory import check_gpu_count, check_gpu_free
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from vllm.sampling_params import SamplingParams
+
+BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"  # vLLM's environment variable
+BATCH_INVARIANT_FROM = 8.0  # compute capability; below, vLLM 0.32 goes on without a word and promises nothing
+GONE_SECONDS = 30  # to wait for an engine's process that was told to end
+
+
+class VLLMEngine:
+    """One base model, as it is or with a LoRA adapter on it, request by request."""
+
+    def __init__(self, args: "Namespace", models: list[str], max_model_len: int):
+        """Load the base model and the adapters.
+
+        Args:
+            args: the flags of `cli.add_engine_arguments`, --seed and --log_level.
+            models: which models can be asked: one base model (hub name or folder) and adapter folders on it.
+            max_model_len: tokens of prompt and output together.
+
+        Raises:
+            UserError: a GPU is here that torch cannot use, has less free memory than --gpu_memory_utilization asks
+                for, or cannot do --batch_invariant.
+        """
+        announce(f"loading {' and '.join(models)} (this may take a minute or more)")
+        _quiet_libraries(args.log_level)
+        # Spawned processes import this file, which ties their lives to ours (see the end); forked ones don't.
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # vLLM would report every start
+        on_gpu, count = has_gpu(), args.tensor_parallel_size
+        if args.batch_invariant or is_batch_invariant():
+            _check_batch_invariance(count, on_gpu)
+            os.environ[BATCH_INVARIANT] = "1"  # before vllm is imported, which reads it; its processes inherit it
+        if on_gpu:
+            _check_gpus(count, args.gpu_memory_utilization)
+            _set_gpu_defaults()
+        else:
+            _set_cpu_defaults()
+
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.lora.request import LoRARequest
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        adapters = [model for model in models if adapter_base(model)]
+        base = next((model for model in models if model not in adapters), None) or adapter_base(models[0])
+        settings = engine_settings(args, base, adapters, max_model_len, on_gpu)
+        self._adapters = {adapter: LoRARequest(adapter, n, adapter) for n, adapter in enumerate(adapters, 1)}
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
+        # Twice what the scheduler runs at a time: a finished request is followed by one that already waits.
+        self.concurrency = 2 * self._engine.vllm_config.scheduler_config.max_num_seqs
+        self.device = f"{count} x {current_platform.get_device_name()}" if on_gpu else f"CPU, {_cores()} cores"
+        self._count = 0
+
+    async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        self._count += 1
+        results = self._engine.generate(
+            {"prompt_token_ids": list(prompt)},
+            sampling_params(sampling),
+            str(self._count),
+            lora_request=self._adapters.get(model),
+        )
+        try:
+            [result] = [result async for result in results]  # FINAL_ONLY: there is one
+        except EngineDeadError:
+            raise RuntimeError("vLLM's engine process died; what it said of it stands above") from None
+        output = result.outputs[0]
+        return Completion(
+            text=output.text,
+            finish_reason=output.finish_reason,
+            prompt_tokens=len(result.prompt_token_ids),
+            cached_tokens=result.num_cached_tokens or 0,
+            completion_tokens=len(output.token_ids),
+            log_prob=output.cumulative_logprob,
+        )
+
+    async def close(self) -> None:
+        """End vLLM's processes: their memory is free when this returns, so that another engine can have it."""
+        announce("closing the engine")
+        processes, workers = multiprocessing.active_children(), []
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):  # it may die meanwhile
+                workers += psutil.Process(process.pid).children(recursive=True)  # one a GPU, which holds its memory
+        self._engine.shutdown(timeout=GONE_SECONDS)
+        del self._engine
+        for process in processes:
+            process.join(GONE_SECONDS)
+        psutil.wait_procs(workers, GONE_SECONDS)
+
+
+def engine_settings(
+    args: "Namespace", base: str, adapters: list[str], max_model_len: int, on_gpu: bool
+) -> dict[str, Any]:
+    """vLLM's engine arguments for a base model with adapters; `args` as in `VLLMEngine`."""
+    return {
+        # Never a hub name: vLLM would look for config and tokenizer in Hugging Face's own cache, not in --cache_dir.
+        "model": str(model_folder(base, args.cache_dir)),
+        "load_format": "safetensors",  # no pickled weights
+        "dtype": args.dtype,
+        "tensor_parallel_size": args.tensor_parallel_size,
+        "gpu_memory_utilization": args.gpu_memory_utilization,
+        "enforce_eager": args.enforce_eager or not on_gpu,
+        "max_model_len": max_model_len,
+        # Of a step, as LLM.generate takes them on an A100. The asynchronous engine's own are a fraction; LLM.generate's
+        # on an H100 are more, and come out of the KV cache, which utils/models/memory.py foresees.
+        "max_num_seqs": 256 if on_gpu else None,
+        "max_num_batched_tokens": 8192 if on_gpu else None,
+        "seed": args.seed,
+        # vLLM rewinds a seeded request's generator after a part of a prompt, which a CPU's generator cannot do.
+        "enable_chunked_prefill": None if on_gpu else False,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": args.log_level != "warning",
+        # Small models loop on white space inside constrained JSON until max_tokens.
+        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+        **_lora_settings(adapters),
+    }
+
+
+def sampling_params(sampling: Sampling) -> "SamplingParams":
+    """What vLLM is asked for."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+    kind = "regex" if isinstance(sampling.schema, str) else "json"
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        max_tokens=sampling.max_tokens,
+        seed=None if sampling.temperature == 0 else sampling.seed,  # greedy decoding draws nothing
+        logprobs=0,  # the sampled token's only: enough for log_prob
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        structured_outputs=sampling.schema and StructuredOutputsParams(**{kind: sampling.schema}),
+    )
+
+
+def is_batch_invariant() -> bool:
+    """Is vLLM told to compute an output as if it stood alone in its batch, by the flag or the user's environment?"""
+    return os.environ.get(BATCH_INVARIANT, "0") not in ("", "0")
+
+
+def _quiet_libraries(log_level: str) -> None:
+    """Keep vLLM and PyTorch silent below errors, in their own processes too, unless --log_level asks for more."""
+    quiet = log_level == "warning"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR" if quiet else log_level.upper())
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
+    if quiet:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        os.environ.setdefault("PYTHONWARNINGS", "ignore")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _set_cpu_defaults() -> None:
+    """vLLM's settings for a machine without a GPU, where the user has not set them.
+
+    Its own thread binding uses a single core of a virtual machine; its own KV cache takes a fixed share of all
+    memory whether that is free or not.
+    """
+    from vllm.utils.cpu_resource_utils import get_memory_node_info
+
+    free = get_memory_node_info().available_memory / 2**30  # heeds a container's limit
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("OMP_NUM_THREADS", str(_cores()))
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, min(8, int(free / 4)))))  # GiB
+
+
+def _set_gpu_defaults() -> None:
+    """vLLM's settings for a GPU, where the user has not set them: without what FlashInfer compiles at each start.
+
+    For that it needs nvcc and ninja, which vLLM 0.32 looks for before its other uses of FlashInfer, but not before
+    these two: it would die of it. The sampler serves only requests with neither a seed nor greedy decoding, which are
+    none of ours but those of vLLM's warm-up; the all-reduce several Hoppers, which have vLLM's own as well.
+    """
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")
+
+
+def _check_gpus(count: int, utilization: float) -> None:
+    """Refuse too few GPUs, or one that another process holds, before minutes of loading end in vLLM's own error."""
+    lines = ask_nvidia_smi("index,memory.free,memory.total")
+    rows = [re.fullmatch(r"(\d+), (\d+), (\d+)", line) for line in lines or []]
+    if lines is None or not all(rows):
+        return  # a part of a GPU named by its UUID, or one without memory of its own: vLLM looks itself, later
+    check_gpu_count(len(rows), count)
+    for row in rows[:count]:
+        index, free, total = map(int, row.groups())
+        check_gpu_free(index, free * 2**20, total * 2**20, utilization)
+
+
+def _check_batch_invariance(count: int, on_gpu: bool) -> None:
+    """Refuse the mode where vLLM hasn't got it: on a CPU it would die of it in the first step."""
+    what = f"--batch_invariant ({BATCH_INVARIANT}=1) needs a GPU of compute capability {BATCH_INVARIANT_FROM} or more"
+    if not on_gpu:
+        raise UserError(f"{what}; none is here")
+    # What is not told is a part of a GPU (MIG), which only those have that are new enough.
+    lowest = min(list(find_capabilities().values())[:count], default=BATCH_INVARIANT_FROM)
+    if lowest < BATCH_INVARIANT_FROM:
+        raise UserError(f"{what}; here it is {lowest}")
+
+
+def _lora_settings(adapters: list[str]) -> dict[str, Any]:
+    """vLLM's settings for these adapters: room for all, and the smallest rank it has kernels for that holds theirs."""
+    if not adapters:
+        return {}
+    from vllm.config.lora import MaxLoRARanks
+
+    rank, adapter = max((adapter_config(adapter)["r"], adapter) for adapter in adapters)
+    fitting = [size for size in get_args(MaxLoRARanks) if size >= rank]
+    if not fitting:
+        raise UserError(f"{adapter}: LoRA rank {rank} is more than vLLM can serve")
+    return {"enable_lora": True, "max_lora_rank": fitting[0], "max_loras": len(adapters)}
+
+
+def _set_up_engine_process() -> None:
+    """Have the kernel kill this process when its parent is gone, so a killed run leaves no GPU occupied.
+
+    In a process group of its own it does not get the signals that a terminal or a scheduler sends to all: the script
+    ends it. And vLLM is to be quiet here too before it has set up its own logging.
+    """
+    import ctypes
+
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setpgrp()
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
+
+
+# vLLM runs its engine in processes of its own. Python's spawn imports the script, and so this file, in each.
+if "--multiprocessing-fork" in sys.orig_argv and "VLLM_LOGGING_LEVEL" in os.environ:
+    _set_up_engine_process()
