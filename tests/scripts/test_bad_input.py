@@ -173,7 +173,7 @@ def whole(tmp_path_factory, server):
     write(folder / "planner/training_log.jsonl", '{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.4}\n')
     (folder / "prompts").mkdir()
     for name in ("no_personalization", "rag", "planpers", "planner", "aspect_judge"):
-        shutil.copy(ROOT / "prompts" / f"{name}.txt", folder / "prompts")
+        shutil.copy(ROOT / f"prompts/lampqa/{name}.txt", folder / "prompts")
     write_hub(folder / "hub")
     for name in ("data", "train"):
         (folder / f"{name}.json").rename(folder / "given.json")
