@@ -17,7 +17,6 @@ systems compared on each question, in both orders (two response files, one score
 """
 
 import argparse
-import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -35,7 +34,7 @@ from utils.files.journal import Key
 from utils.files.json_files import read_json
 from utils.files.manifest import file_hash, run_fingerprint
 from utils.files.outputs import OutputFile, open_outputs
-from utils.generation.chat import APIChat, LocalChat, choose_length, open_chat
+from utils.generation.chat import VERDICT_TOKENS, APIChat, LocalChat, choose_judge_length, open_chat, render_all
 from utils.generation.driver import Policy, Request, Stage, describe_records, describe_requests, generate
 from utils.generation.engines import batch_invariance, confirm_model, identify_model, open_engine
 from utils.records.datasets import read_dataset, select_questions
@@ -55,8 +54,6 @@ from utils.records.scores import check_counts_unanswered, score_file
 from utils.scoring.verdicts import no_answer
 from utils.tables.summary import describe_scores
 
-LENGTH_STEP = 64  # the model length is rounded up to a multiple of this
-RENDERED_AT_ONCE = 500  # responses whose prompts are held as text
 MANY_PROMPTS = 5000  # take seconds to render
 
 
@@ -71,7 +68,7 @@ class Judging:
 
 def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
-    parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="dataset with narratives and aspects")
+    parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="dataset, with what only the judge may see")
     parser.add_argument(
         "--strategy",
         choices=metric_names(),
@@ -90,7 +87,7 @@ def build_parser() -> cli.FlagParser:
         False,
     )
     cli.add_sampling_arguments(
-        parser, temperature_default=0.0, max_tokens=512, max_model_len="what the longest prompt needs"
+        parser, temperature_default=0.0, max_tokens=VERDICT_TOKENS, max_model_len="what the longest prompt needs"
     )
     cli.add_run_arguments(parser)
     return parser
@@ -122,25 +119,19 @@ def main(argv: list[str] | None = None) -> int:
         pass_over_unanswered(system, args.dry_run)
     if not args.dry_run and args.overwrite != "all":
         take_over(systems)
-    asked = {system.score_addr: set(system.pending) for system in systems}
-    device = None
-    if judging is None and not args.dry_run:
-        compute_verdicts(systems, records, metric)
-    elif judging is not None:
-        chat = open_chat(args, args.evaluator_llm)
-        requests, max_model_len = fit_context(build_requests(systems, records, metric, judging, chat), args, chat)
-        if args.dry_run:
-            print(describe_requests(requests, chat, judging.policy))
-        elif requests:
-            done = sum(len(system.journal.entries.keys() - system.pending) for system in systems)
-            parse, total = judging.judge.output.parse, done + len(requests)
-            stage = Stage(args.evaluator_llm, requests, judging.policy, parse, "verdicts", total, done)
-            device = generate(lambda: open_engine(args, args.evaluator_llm, max_model_len), stage)
     if args.dry_run:
+        if judging:
+            ask_judge(args, systems, records, metric, judging)
         return 0
+    asked = [(system, set(system.pending)) for system in systems]
+    device = None
+    if judging:
+        device = ask_judge(args, systems, records, metric, judging)
+    else:
+        compute_verdicts(systems, records, metric)
     for system in systems:
         publish_scores(system, task, args, device)
-    return cli.report_missing(sum(system.output.num_missing(asked[system.score_addr]) for system in systems), "verdict")
+    return cli.report_missing(sum(system.output.num_missing(keys) for system, keys in asked), "verdict")
 
 
 def choose_metric(args: argparse.Namespace, task: Task) -> Metric:
@@ -256,6 +247,22 @@ def compute_verdicts(systems: list[System], records: list[Record], metric: Metri
                 system.journal.add(key, {"value": metric.compute(record, response), "of": system.belongs[key]})
 
 
+def ask_judge(
+    args: argparse.Namespace, systems: list[System], records: list[Record], metric: Metric, judging: Judging
+) -> str | None:
+    """Ask for the verdicts that are pending, or say what would be asked; returns the device, if one was used."""
+    chat = open_chat(args, args.evaluator_llm)
+    requests, max_model_len = fit_context(build_requests(systems, records, metric, judging, chat), args, chat)
+    if args.dry_run:
+        print(describe_requests(requests, chat, judging.policy))
+    if args.dry_run or not requests:
+        return None
+    done = sum(len(system.journal.entries.keys() - system.pending) for system in systems)
+    parse, total = judging.judge.output.parse, done + len(requests)
+    stage = Stage(args.evaluator_llm, requests, judging.policy, parse, "verdicts", total, done)
+    return generate(lambda: open_engine(args, args.evaluator_llm, max_model_len), stage)
+
+
 def build_requests(
     systems: list[System], records: list[Record], metric: Metric, judging: Judging, chat: LocalChat | APIChat
 ) -> list[Request]:
@@ -274,12 +281,10 @@ def build_requests(
     if num_prompts >= MANY_PROMPTS:
         announce(f"rendering {num_prompts} prompts")
     requests = []
-    for start in range(0, len(responses), RENDERED_AT_ONCE):
-        batch = responses[start : start + RENDERED_AT_ONCE]
-        groups = [list(response_messages(judging, *response)) for response in batch]
-        for (_, system, keys), rendered in zip(batch, chat.render_groups(groups), strict=True):
-            for key, ids in zip(keys, rendered, strict=True):
-                requests.append(Request(key, ids, system.journal, {"of": system.belongs[key]}))
+    groups = (list(response_messages(judging, *response)) for response in responses)
+    for (_, system, keys), rendered in zip(responses, render_all(chat, groups), strict=True):
+        for key, ids in zip(keys, rendered, strict=True):
+            requests.append(Request(key, ids, system.journal, {"of": system.belongs[key]}))
     return requests
 
 
@@ -293,14 +298,10 @@ def response_messages(judging: Judging, record: Record, system: System, keys: li
 def fit_context(
     requests: list[Request], args: argparse.Namespace, chat: LocalChat | APIChat
 ) -> tuple[list[Request], int]:
-    """The requests with over-long prompts taken out, and the model length to load: what the longest prompt needs.
-
-    A judge loaded for its full context leaves little memory for the KV cache of many prompts at a time.
-    """
+    """The requests with over-long prompts taken out, and the model length to load: what the longest prompt needs."""
     lengths = [chat.length(request.prompt) if request.prompt else 0 for request in requests]
     longest = max(lengths, default=0) or 1  # nothing may be left to ask
-    needed = math.ceil((longest + args.max_tokens) / LENGTH_STEP) * LENGTH_STEP
-    max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, needed)
+    max_model_len = choose_judge_length(chat, args.max_model_len, args.max_tokens, longest)
     budget = max_model_len - args.max_tokens
     fitted = [
         request

@@ -13,8 +13,6 @@ a SIGTERM or Ctrl-C leaves one of the last finished step.
 
 import argparse
 import os
-from array import array
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,154 +20,82 @@ from typing import Any
 from prompts import Prompt, choose_lead_in, load_prompt
 from utils import cli
 from utils.benchmarks import task_of
+from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.cli.progress import announce
-from utils.files.fingerprints import differences
-from utils.files.lock import Lock
-from utils.files.manifest import describe_run, file_hash, read_folder_manifest, warn_unless_ranked
-from utils.files.writing import check_could_write, check_writable
+from utils.files.manifest import describe_run, file_hash, warn_unless_ranked
+from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, LocalChat, fit_profile
 from utils.generation.engines import identify_local_model
 from utils.models.devices import check_devices
 from utils.models.hub import adapter_base, cached_commit, skipping_absent_hub
-from utils.parsing.plans import NO_LOSS, gold_text, one_line, target_settings
-from utils.planner.checkpoints import Run, find_checkpoints, finish_saving, is_unevaluated
+from utils.parsing.plans import gold_text, one_line, target_settings
+from utils.planner.checkpoints import open_run
+from utils.planner.examples import Example, describe_examples
 from utils.records.datasets import STEP_NEEDS, read_dataset
 
 PAPER_BATCH = 32  # sequences a step (paper, appendix E)
 WAIT = timedelta(minutes=30)  # of a process for the others, which may load from a slow disk; NCCL's own is 10
 
 
-@dataclass(frozen=True)
-class Example:
-    """One question to learn from.
-
-    Attributes:
-        prompt: token ids of the planner's prompt, up to where it begins to speak.
-        target: token ids of the aspects' titles, one a line (`gold_text`), and the end of the turn.
-        aspects: those titles.
-        num_dropped: posts left out so that prompt and target fit.
-        is_cut: the only post was cut at its end.
-    """
-
-    prompt: array
-    target: array
-    aspects: list[str]
-    num_dropped: int
-    is_cut: bool
-
-    @property
-    def length(self) -> int:
-        """Tokens of prompt and target."""
-        return len(self.prompt) + len(self.target)
-
-    @property
-    def row(self) -> dict[str, list[int]]:
-        """What the trainer takes: the whole prompt is labelled with `NO_LOSS`."""
-        return {
-            "input_ids": [*self.prompt, *self.target],
-            "labels": [NO_LOSS] * len(self.prompt) + list(self.target),
-        }
-
-
 def build_parser() -> cli.FlagParser:
+    # fmt: off
     parser = cli.make_parser(__doc__)
-    parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="ranked dataset to learn from")
-    parser.add_argument("--validation_addr", metavar="FILE", help="ranked dataset to evaluate on (default: none)")
-    parser.add_argument("--output_dir", required=True, metavar="DIR", help="where checkpoints and logs go")
-    parser.add_argument("--model_addr", required=True, metavar="MODEL", help="base model: hub name or model folder")
-    parser.add_argument("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
-    parser.add_argument("--num_contexts", type=cli.non_negative_int, default=10, help="posts to use (%(default)s)")
-    parser.add_argument(
-        "--planner_target",
-        choices=["paper", "reference"],
-        default="paper",
+    add = parser.add_argument
+    add("--inputs_addr", required=True, metavar="FILE", help="ranked dataset to learn from")
+    add("--validation_addr", metavar="FILE", help="ranked dataset to evaluate on (default: none)")
+    add("--output_dir", required=True, metavar="DIR", help="where checkpoints and logs go")
+    add("--model_addr", required=True, metavar="MODEL", help="base model: hub name or model folder")
+    add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
+    add("--num_contexts", type=cli.non_negative_int, default=10, help="posts to use (%(default)s)")
+    add("--planner_target", choices=["paper", "reference"], default="paper",
         help="what it learns to write: the titles alone, or as in the public code with a lead-in and dashes, which "
-        "takes a --prompts_dir made by utils/import_prompts.py (%(default)s)",
-    )
-    parser.add_argument(
-        "--max_seq_length",
-        type=cli.positive_int,
-        help=f"tokens of prompt and target together (default: {PAPER_LENGTH}, or the model's limit if less)",
-    )
-    add_optimization_arguments(parser.add_argument_group("optimization"))
-    add_lora_arguments(parser.add_argument_group("LoRA"))
+        "takes a --prompts_dir made by utils/import_prompts.py (%(default)s)")
+    add("--max_seq_length", type=cli.positive_int,
+        help=f"tokens of prompt and target together (default: {PAPER_LENGTH}, or the model's limit if less)")
+
+    add = parser.add_argument_group("optimization").add_argument  # AdamW, linear decay, gradients clipped at 1
+    add("--per_device_train_batch_size", type=cli.positive_int, default=1, help="sequences at a time (%(default)s)")
+    add("--gradient_accumulation_steps", type=cli.positive_int, default=PAPER_BATCH,
+        help="batches a step, on each device (%(default)s: on one device the paper's 32 sequences)")
+    add("--learning_rate", type=cli.non_negative_float, default=5e-5, help="at its peak (%(default)s)")
+    add("--weight_decay", type=cli.non_negative_float, default=0.0, help="of AdamW (%(default)s)")
+    add("--max_steps", type=cli.positive_int, default=2000, help="steps in all (%(default)s)")
+    add("--warmup_steps", type=cli.non_negative_int, help="steps up to the peak (default: a tenth of --max_steps)")
+    add("--gradient_checkpointing", action=argparse.BooleanOptionalAction, default=True,
+        help="compute activations twice to keep fewer: slower by about a third, long prompts fit (%(default)s)")
+    add("--attn_implementation", choices=["auto", "flash_attention_2", "sdpa", "eager"], default="auto",
+        help="auto: FlashAttention 2 where it is installed and the model is in bf16, else sdpa, or eager for a model "
+        "of which that would leave out a part, as of Gemma 2 (%(default)s)")
+
+    add = parser.add_argument_group("LoRA").add_argument
+    add("--lora_rank", type=cli.positive_int, default=16, help="rank of the update (%(default)s)")
+    add("--lora_alpha", type=cli.positive_int, default=16, help="its scale times rank (%(default)s)")
+    add("--lora_dropout", type=cli.non_negative_float, default=0.05, help="dropout before it, below 1 (%(default)s)")
+    add("--lora_target_modules", nargs="+", metavar="NAME",
+        help="modules to adapt, or all-linear (default: PEFT's for the architecture, for Qwen 2.5 q_proj and v_proj)")
+
     group = parser.add_argument_group("run")
-    group.add_argument("--save_steps", type=cli.positive_int, default=250, help="steps a checkpoint (%(default)s)")
-    group.add_argument(
-        "--eval_steps", type=cli.positive_int, help="steps an evaluation; divides --save_steps (default: that)"
-    )
-    group.add_argument(
-        "--eval_generate",
-        type=cli.non_negative_int,
-        default=32,
-        metavar="N",
-        help="validation questions to plan for at each evaluation, for the aspect recall; 0 for none (%(default)s)",
-    )
+    add = group.add_argument
+    add("--save_steps", type=cli.positive_int, default=250, help="steps a checkpoint (%(default)s)")
+    add("--eval_steps", type=cli.positive_int, help="steps an evaluation; divides --save_steps (default: that)")
+    add("--eval_generate", type=cli.non_negative_int, default=32, metavar="N",
+        help="validation questions to plan for at each evaluation, for the aspect recall; 0 for none (%(default)s)")
+    add("--seed", type=cli.non_negative_int, default=0, help="seed of all sampling (%(default)s)")
+    add("--resume", action=argparse.BooleanOptionalAction, default=True,
+        help="go on from the last checkpoint of this run; --no-resume deletes them and begins anew (%(default)s)")
+    add("--overwrite", action="store_true", help="replace an output that was made with other settings")
+    add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
+    cli.add_log_argument(group)
     parser.without_effect(
         "--eval_steps --eval_generate",
         lambda args: args.validation_addr is None,
         "without --validation_addr, for nothing is evaluated",
         "give --validation_addr",
     )
-    group.add_argument("--seed", type=cli.non_negative_int, default=0, help="seed of all sampling (%(default)s)")
-    group.add_argument(
-        "--resume",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="go on from the last checkpoint of this run; --no-resume deletes them and begins anew (%(default)s)",
-    )
-    group.add_argument("--overwrite", action="store_true", help="replace an output that was made with other settings")
-    group.add_argument("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
-    cli.add_log_argument(group)
+    # fmt: on
     return parser
-
-
-def add_optimization_arguments(group: argparse._ArgumentGroup) -> None:
-    """AdamW with linear decay after a warm-up, gradients clipped at 1."""
-    group.add_argument(
-        "--per_device_train_batch_size", type=cli.positive_int, default=1, help="sequences at a time (%(default)s)"
-    )
-    group.add_argument(
-        "--gradient_accumulation_steps",
-        type=cli.positive_int,
-        default=PAPER_BATCH,
-        help="batches a step, on each device (%(default)s: on one device the paper's 32 sequences)",
-    )
-    group.add_argument("--learning_rate", type=cli.non_negative_float, default=5e-5, help="at its peak (%(default)s)")
-    group.add_argument("--weight_decay", type=cli.non_negative_float, default=0.0, help="of AdamW (%(default)s)")
-    group.add_argument("--max_steps", type=cli.positive_int, default=2000, help="steps in all (%(default)s)")
-    group.add_argument(
-        "--warmup_steps", type=cli.non_negative_int, help="steps up to the peak (default: a tenth of --max_steps)"
-    )
-    group.add_argument(
-        "--gradient_checkpointing",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="compute activations twice to keep fewer: slower by about a third, long prompts fit (%(default)s)",
-    )
-    group.add_argument(
-        "--attn_implementation",
-        choices=["auto", "flash_attention_2", "sdpa", "eager"],
-        default="auto",
-        help="auto: FlashAttention 2 where it is installed and the model is in bf16, else sdpa, or eager for a model "
-        "of which that would leave out a part, as of Gemma 2 (%(default)s)",
-    )
-
-
-def add_lora_arguments(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--lora_rank", type=cli.positive_int, default=16, help="rank of the update (%(default)s)")
-    group.add_argument("--lora_alpha", type=cli.positive_int, default=16, help="its scale times rank (%(default)s)")
-    group.add_argument(
-        "--lora_dropout", type=cli.non_negative_float, default=0.05, help="dropout before it, below 1 (%(default)s)"
-    )
-    group.add_argument(
-        "--lora_target_modules",
-        nargs="+",
-        metavar="NAME",
-        help="modules to adapt, or all-linear (default: PEFT's for the architecture, for Qwen 2.5 q_proj and v_proj)",
-    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -177,25 +103,27 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     cli.set_up_logging(args.log_level)
     fill_in_defaults(args)
-    prompt = load_prompt("lampqa/planner", args.prompts_dir)
+
+    records, validation_records = read_ranked(args.inputs_addr), read_ranked(args.validation_addr)
+    task = task_of(args.inputs_addr, records)
+    if task.gold_plan is None:
+        raise UserError(f"{args.inputs_addr}: {task.name} has no plans to learn from")
+    prompt = load_prompt(task.prompts["planner"], args.prompts_dir)
     lead_in = choose_lead_in(args.planner_target, prompt)
-    records = read_ranked(args.inputs_addr)
-    validation_records = read_ranked(args.validation_addr) if args.validation_addr else []
-    fingerprint = make_fingerprint(args, prompt)
+    fingerprint = make_fingerprint(args, prompt, lead_in)
     check_could_write(Path(args.output_dir) / "manifest.json")
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
     chat = LocalChat(args.model_addr, args.cache_dir)
-    args.max_seq_length = choose_length(chat, args.max_seq_length)
-    examples = build_examples(records, args.inputs_addr, prompt, chat, args)
-    validation = build_examples(validation_records, args.validation_addr, prompt, chat, args)
-    fingerprint["max_seq_length"] = args.max_seq_length
+    fingerprint["max_seq_length"] = args.max_seq_length = choose_length(chat, args.max_seq_length)
+    examples = build_examples(task, records, args.inputs_addr, prompt, chat, args)
+    validation = build_examples(task, validation_records, args.validation_addr, prompt, chat, args)
 
     from accelerate import PartialState
 
     processes = PartialState(timeout=WAIT)
     with processes.main_process_first():  # the others then find what the first has decided
         run = open_run(args, fingerprint)
-    if run.checkpoint == run.folder / f"checkpoint-{args.max_steps}" and not is_unevaluated(run.checkpoint):
+    if run.is_finished(args.max_steps):
         say(f"{args.output_dir}: already finished, left alone")
     else:
         check_devices()
@@ -253,14 +181,16 @@ def check_single_device() -> None:
         )
 
 
-def read_ranked(path: str) -> list[dict[str, Any]]:
+def read_ranked(path: str | None) -> list[dict[str, Any]]:
+    if path is None:
+        return []
     records = read_dataset(path, needs=STEP_NEEDS["train"])
     if cli.is_first_process():
         warn_unless_ranked(path)
     return records
 
 
-def make_fingerprint(args: argparse.Namespace, prompt: Prompt) -> dict[str, Any]:
+def make_fingerprint(args: argparse.Namespace, prompt: Prompt, lead_in: str | None) -> dict[str, Any]:
     """What decides the adapter, step by step. Devices and batch size may change, their product may not."""
     same = (
         "num_contexts learning_rate weight_decay max_steps warmup_steps seed "
@@ -272,7 +202,7 @@ def make_fingerprint(args: argparse.Namespace, prompt: Prompt) -> dict[str, Any]
         "inputs": file_hash(args.inputs_addr),
         "validation": args.validation_addr and file_hash(args.validation_addr),
         "prompt": {prompt.name: prompt.digest},
-        **target_settings(choose_lead_in(args.planner_target, prompt)),
+        **target_settings(lead_in),
         "effective_batch_size": effective_batch_size(args),
         **{name: getattr(args, name) for name in same.split()},
     }
@@ -295,60 +225,38 @@ def choose_length(chat: LocalChat, max_seq_length: int | None) -> int:
 
 
 def build_examples(
-    records: list[dict[str, Any]], path: str | None, prompt: Prompt, chat: LocalChat, args: argparse.Namespace
+    task: Task, records: list[Record], path: str | None, prompt: Prompt, chat: LocalChat, args: argparse.Namespace
 ) -> list[Example]:
-    """An example a question; those without aspects have nothing to teach and are left out.
+    """An example a question: the planner's prompt (paper, figure 15), and as target the titles of the aspects.
+
+    The lowest-ranked posts go until both fit, the target stays whole. Questions without aspects have nothing to teach
+    and are left out.
 
     Raises:
         UserError: --max_seq_length is too small for a question and its target even without posts, or there is
             nothing to learn from.
     """
+    lead_in = choose_lead_in(args.planner_target, prompt)
     examples, too_long = [], []
     for record in records:
-        titles = task_of("", [record]).gold_plan(record)
-        if not titles:
+        if not (titles := task.gold_plan(record)):
             continue
-        example = build_example(record, titles, prompt, chat, args)
-        if example is None:
+        target = chat.render_reply(gold_text(titles, lead_in))
+        items, budget = task.best_items(record, args.num_contexts), args.max_seq_length - len(target)
+        fitted = fit_profile(prompt, items, chat, budget, **task.values(record))
+        if fitted is None:
             too_long.append(record["id"])
         else:
-            examples.append(example)
+            num_dropped, is_cut = fitted.num_contexts_dropped, fitted.context_cut
+            examples.append(Example(fitted.prompt, target, list(map(one_line, titles)), num_dropped, is_cut))
     if too_long:
         raise UserError(
             f"--max_seq_length {args.max_seq_length}: too small for {len(too_long)} of {len(records)} questions of "
             f"{path}\n  their question and aspects alone are longer: {first_five(too_long)}"
         )
     if records and not examples:
-        raise UserError(f"{path}: no question has an aspect in its rubric_aspects; there is nothing to learn")
+        raise UserError(f"{path}: no question has an aspect in its rubric; there is nothing to learn")
     return examples
-
-
-def build_example(
-    record: dict[str, Any], titles: list[str], prompt: Prompt, chat: LocalChat, args: argparse.Namespace
-) -> Example | None:
-    """Prompt (paper, figure 15) and target; the lowest-ranked posts go until both fit, the target stays whole."""
-    target = chat.render_reply(gold_text(titles, choose_lead_in(args.planner_target, prompt)))
-    task = task_of("", [record])
-    items = task.best_items(record, args.num_contexts)
-    budget = args.max_seq_length - len(target)
-    fitted = fit_profile(prompt, items, chat, budget, **task.values(record))
-    if fitted is None:
-        return None
-    return Example(
-        fitted.prompt, target, [one_line(title) for title in titles], fitted.num_contexts_dropped, fitted.context_cut
-    )
-
-
-def describe_examples(path: str, examples: list[Example]) -> str:
-    lengths = [example.length for example in examples]
-    dropped = sum(example.num_dropped for example in examples)
-    cut = sum(example.is_cut for example in examples)
-    return (
-        f"{path}: {len(examples)} questions with {sum(len(example.aspects) for example in examples)} aspects; "
-        f"{sum(lengths)} tokens, the longest {max(lengths)}, in the targets "
-        f"{sum(len(example.target) for example in examples)}\n"
-        f"  {dropped} posts left out for length, {cut} cut at the end"
-    )
 
 
 def describe_batch(args: argparse.Namespace) -> str:
@@ -367,34 +275,6 @@ def describe_result(output_dir: str, figures: dict[str, Any]) -> str:
         f"{output_dir}: {figures['steps']} steps; best is checkpoint-{figures['best_step']}, "
         f"validation loss {figures['best_loss']:.4f}"
     )
-
-
-def open_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> Run:
-    """Make sure that the folder may be written, and holds nothing but this run or one that may be replaced.
-
-    Raises:
-        UserError: it cannot be written, another process writes it, or it holds checkpoints of something else; or of a
-            run with other settings, and --overwrite is not given.
-    """
-    folder = Path(args.output_dir)
-    check_writable(folder / "manifest.json")
-    lock = Lock(folder / "training_log.jsonl") if cli.is_first_process() else None
-    checkpoints = find_checkpoints(folder)
-    manifest = read_folder_manifest(folder)
-    if checkpoints and manifest is None:
-        raise UserError(f"{folder}: holds checkpoints of something else; give another --output_dir")
-    differing = checkpoints and differences(manifest["fingerprint"], fingerprint)
-    if differing and not args.overwrite:
-        raise UserError(
-            f"{folder}: a run with other settings: {differing}\n"
-            "  give another --output_dir, or --overwrite to delete its checkpoints and begin anew"
-        )
-    if differing or not args.resume:
-        return Run(folder, None, lock, replaced=checkpoints)
-    whole = [path for path in checkpoints if read_folder_manifest(path) is not None]
-    if lock is not None and whole:
-        finish_saving(folder, read_folder_manifest(whole[-1]).get("best_step"))
-    return Run(folder, whole[-1] if whole else None, lock, replaced=[])
 
 
 if __name__ == "__main__":

@@ -20,8 +20,7 @@ from urllib.parse import unquote, urlparse
 
 from api_server import running
 
-from utils.benchmarks.lampqa import COMMUNITIES
-from utils.tables.dataset_counts import PAPER_TABLE
+from utils.benchmarks.lampqa import COMMUNITIES, paper_files
 
 NAME = "alireza7/LaMP-QA"
 MODEL = "owner/chat"
@@ -57,11 +56,11 @@ FINE = Fault()
 def make_dataset(sample: Path) -> dict[str, bytes]:
     """A dataset's files in the layout of LaMP-QA, made from the three files of tests/data/mini_lampqa."""
     files, configs = {}, {}
-    for stem, entry in json.loads(PAPER_TABLE.read_text(encoding="utf-8"))["files"].items():
+    for stem, entry in paper_files().items():
         config, split = stem.rsplit("_", 1)
         path = f"data/{config}/{split}/{split}.json"
         records = json.loads((sample / f"{split}.json").read_text(encoding="utf-8"))
-        found = [record for record in records if COMMUNITIES[record["category"]] == entry["category"]]
+        found = [record for record in records if COMMUNITIES[record["category"]] == entry["group"]]
         files[path] = json.dumps(found, indent=2).encode()
         configs.setdefault(config, {})[split] = path
     return {"README.md": make_card(configs), ".gitattributes": b"", **files}

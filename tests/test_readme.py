@@ -17,14 +17,15 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = "\n".join([README, *(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/*.md")))])
 BLOCKS = re.findall(r"```shell\n(.*?)```", PAGES, re.DOTALL)
-COMMANDS = [block for block in BLOCKS if block.startswith(("python ", "accelerate ", "for ", "CUDA_VISIBLE_DEVICES"))]
+COMMANDS = [block for block in BLOCKS if re.search(r"^ *(python|accelerate) (?!tests/)", block, re.MULTILINE)]
+LINKED = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *ROOT.glob("prompts/*.md")]
 VARIABLES = "".join(block for block in BLOCKS if block.startswith(("DATA=data", "CATEGORIES=")))
 
 
 def commands_of(block: str) -> list[list[str]]:
     """The words of each command as a shell makes them: variables filled in, loops run, lines joined, quotes gone."""
     block = re.sub(r"^accelerate launch --multi_gpu --num_processes \d+ ", "python ", block)
-    script = f"{VARIABLES}\npython() {{ printf '%s\\0' \"$@\"; printf '\\1'; }}\n{block}"
+    script = f"{VARIABLES}\ngit() {{ :; }}\npython() {{ printf '%s\\0' \"$@\"; printf '\\1'; }}\n{block}"
     done = subprocess.run(["sh", "-eu", "-c", script], capture_output=True, text=True, check=True)
     return [command.rstrip("\0").split("\0") for command in done.stdout.rstrip("\1").split("\1")]
 
@@ -63,7 +64,7 @@ def test_a_row_of_table_2_is_run_for_every_category():
 
 def test_the_method_of_ones_own_is_one_that_the_judge_takes(tmp_path):
     """The README's program by its command, on the sample data; evaluate_responses.py reads what it writes."""
-    ((name, program),) = re.findall(r"as\s`(\w+\.py)`:\n\n```python\n(.*?)```", README, re.DOTALL)
+    ((name, program),) = re.findall(r"as\s`(\w+\.py)`:\n\n```python\n(.*?)```", PAGES, re.DOTALL)
     assert program.count("\n") <= 30
     ((own, judged, table),) = (found for block in COMMANDS if (found := commands_of(block))[0][0] == name)
     assert own[0] == name and own[-1] in judged and judged[0] == "evaluate_responses.py"
@@ -99,6 +100,37 @@ def test_it_prints_the_papers_table_2():
         assert [row[0] for row in rows] == paper.methods
         printed = [float(score) for row in rows for score in row[column].split()]
         assert printed == list(paper.scores.values())
+
+
+def test_the_readme_fits_a_page():
+    assert README.count("\n") <= 250
+
+
+def anchors_of(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page: small letters, no punctuation, a dash for each space."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    titles = [title.strip().lower() for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    anchors = {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
+    assert len(anchors) == len(titles), f"{page}: two headings of one name"
+    return anchors
+
+
+def links_of(page: Path) -> list[tuple[Path, str]]:
+    """The file and the anchor, if any, of each link to a place in this repository."""
+    text = page.read_text(encoding="utf-8")
+    links = [link.partition("#") for link in re.findall(r"\]\((?!https?://)([^)\s]+)\)", text)]
+    return [((page.parent / path).resolve() if path else page, anchor) for path, _, anchor in links]
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page):
+    for target, anchor in links_of(page):
+        assert target.is_relative_to(ROOT) and target.exists(), target
+        assert not anchor or anchor in anchors_of(target), f"{target.name}#{anchor}"
+
+
+def test_the_readme_leads_to_every_page():
+    assert {*ROOT.glob("docs/*")} <= {target for target, _ in links_of(ROOT / "README.md")}
 
 
 def test_files_it_names_exist():

@@ -30,7 +30,7 @@ from typing import Any
 from utils import cli
 from utils.cli import UserError
 from utils.cli.errors import quote
-from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
 from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
 from utils.records.scores import Scores, read_scores
@@ -44,7 +44,7 @@ from utils.tables.agreement import (
     pair_figures,
     read_human,
 )
-from utils.tables.formats import Cell, Table, counted, number, signed, to_markdown
+from utils.tables.formats import Cell, Table, counted, interval_text, number, signed, to_markdown
 from utils.tables.notes import judge_notes
 from utils.tables.significance import differences
 from utils.tables.system_scores import Entry, add_unscored_argument, check_same_content, check_same_judge, task_of_all
@@ -71,11 +71,7 @@ def build_parser() -> cli.FlagParser:
         help="the humans' choices, first, second or tie (default: compare the evaluators with each other only)",
     )
     add_unscored_argument(parser)
-    parser.add_argument("--output_addr", metavar="FILE", help="where all figures go, as JSON")
-    add_overwrite_argument(parser)
-    parser.without_effect(
-        "--overwrite", lambda args: args.output_addr is None, "without --output_addr", "give --output_addr"
-    )
+    add_output_arguments(parser, "where all figures go, as JSON")
     return parser
 
 
@@ -270,7 +266,11 @@ def human_table(human: dict[str, Any], rows: list[dict[str, Any]]) -> Table:
     lines = []
     for row in rows:
         cells = [row["name"], row["strategy"], str(row["num_questions"]), str(row["not_in_files"] + row["unscored"])]
-        cells += [number(row["accuracy"]), interval_text(row["accuracy_interval"]), str(row["num_human_decided"])]
+        cells += [
+            number(row["accuracy"]),
+            interval_text(row["accuracy_interval"], number),
+            str(row["num_human_decided"]),
+        ]
         cells += [number(row["accuracy_ties_half"]), number(row["accuracy_ties_wrong"])]
         cells += [signed(row["kappa"]), signed(row["spearman"])]
         cells += [number(row["mean_score"]), number(row["position_swap_rate"])]
@@ -299,10 +299,6 @@ def pairs_table(rows: list[dict[str, Any]]) -> Table:
         lines.append([Cell(text) for text in cells])
     notes = ["Agreement: share of the questions where both name the same outcome: first, second or tie."]
     return Table(columns, lines, notes, num_names=2)
-
-
-def interval_text(interval: tuple[float, float] | None) -> str:
-    return "–" if interval is None else f"[{interval[0]:.4f}, {interval[1]:.4f}]"
 
 
 def describe_humans(human: dict[str, Any]) -> str:

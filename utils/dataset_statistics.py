@@ -10,33 +10,22 @@ says neither which of the two deviations it prints nor what its lengths are coun
 """
 
 import argparse
-import csv
-import io
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import fmean, pstdev
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
-from utils.benchmarks import tasks
-from utils.cli.errors import first_five
+from utils.cli.errors import first_five, printable
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
-from utils.tables.dataset_counts import (
-    Column,
-    Counts,
-    communities_figure,
-    count_communities,
-    read_columns,
-    rows_of,
-)
+from utils.tables.dataset_counts import Column, communities_figure, count_communities, read_columns
 from utils.tables.drawing import render_figure
-from utils.tables.formats import counted, latex_box, latex_line, latex_text, markdown_line, plural, printable
+from utils.tables.formats import Cell, Table, counted, plural, to_csv, to_latex, to_markdown
 
 SCRIPT = "utils/dataset_statistics.py"
-CSV_COLUMNS = ("file", "category", "split", "statistic", "value", "sd", "paper_value", "paper_sd")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -48,11 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
         default="markdown",
         help="csv holds full-precision numbers, a line each; its notes go to stderr (%(default)s)",
     )
-    parser.add_argument(
-        "--plot_addr",
-        metavar="FILE",
-        help="PNG to draw the communities to (default: none)",
-    )
+    parser.add_argument("--plot_addr", metavar="FILE", help="PNG to draw the communities to (default: none)")
     add_overwrite_argument(parser)
     return parser
 
@@ -66,27 +51,23 @@ def main(argv: list[str] | None = None) -> int:
     notes = make_notes(columns)
     if args.plot_addr is not None:
         publish_derived(render_figure(communities_figure(columns), {Path(args.plot_addr): "png"}), SCRIPT, args)
-        subgroup = tasks()[columns[0].counts.task].group_words[2]
+        subgroup = columns[0].counts.task.group_words[2]
         print(f"{args.plot_addr}: {counted(count_communities(columns), subgroup)}", file=sys.stderr)
     if args.format == "csv":
-        print(to_csv(columns), end="")
+        print(to_csv(csv_rows(columns)), end="")
         print("".join(f"note: {note}\n" for note in notes), file=sys.stderr, end="")
     else:
-        print({"markdown": to_markdown, "latex": to_latex}[args.format](columns, notes), end="")
+        table = make_table(columns, notes)
+        print({"markdown": to_markdown, "latex": to_latex}[args.format]([table]), end="")
     return 0
 
 
-# The table's content
-
-
-def make_rows(columns: list[Column]) -> list[list[str]]:
-    """A label, then a cell a column; where the paper has something to compare, its row follows."""
-    rows = [["Questions (users)", *(str(column.counts.num_questions) for column in columns)]]
-    rows.append(["– in the paper", *(str(column.paper.get("questions", "")) for column in columns)])
-    for name, label in rows_of(columns[0].counts.task).items():
-        rows.append([label, *(_cell(mean_and_deviation(column.counts.sizes[name])) for column in columns)])
-        rows.append(["– in the paper", *(_cell(column.paper[name]) if column.paper else "" for column in columns)])
-    return [row for row in rows if any(row[1:])]
+def statistics(column: Column) -> Iterator[tuple[str, tuple[float, ...] | None, tuple[float, ...] | None]]:
+    """Each row's label, and what it holds of this file and of it in the paper: a number, or mean and deviation."""
+    printed = column.paper.get("questions")
+    yield "Questions (users)", (column.counts.num_questions,), None if printed is None else (printed,)
+    for name, (_, label) in column.counts.task.sizes.items():
+        yield label, mean_and_deviation(column.counts.sizes[name]), column.paper.get(name)
 
 
 def mean_and_deviation(sizes: list[int]) -> tuple[float, float] | None:
@@ -94,36 +75,59 @@ def mean_and_deviation(sizes: list[int]) -> tuple[float, float] | None:
     return (fmean(sizes), pstdev(sizes)) if sizes else None
 
 
-def _cell(numbers: Iterable[float] | None) -> str:
-    return "–" if numbers is None else " ± ".join(f"{number:.1f}" for number in numbers)
+def make_table(columns: list[Column], notes: list[str]) -> Table:
+    """A row a statistic; where the paper has something to compare, its row follows."""
+    rows = []
+    for same in zip(*map(statistics, columns), strict=True):
+        rows.append([same[0][0], *(numbers_text(found) or "–" for _, found, _ in same)])
+        rows.append(["– in the paper", *(numbers_text(printed) for _, _, printed in same)])
+    return Table(
+        ["", *(column.name for column in columns)],
+        [[Cell(text) for text in row] for row in rows if any(row[1:])],
+        notes,
+        above=["", *(column.group for column in columns)],
+    )
+
+
+def numbers_text(numbers: Iterable[float] | None) -> str:
+    return " ± ".join(str(number) if isinstance(number, int) else f"{number:.1f}" for number in numbers or ())
+
+
+def csv_rows(columns: list[Column]) -> Iterator[list[Any]]:
+    """A line a file and statistic, in full precision."""
+    group_word = columns[0].counts.task.group_words[0]
+    yield ["file", group_word, "split", "statistic", "value", "sd", "paper_value", "paper_sd"]
+    for column in columns:
+        for label, found, printed in statistics(column):
+            pairs = [(*(numbers or ()), None, None)[:2] for numbers in (found, printed)]
+            yield [printable(column.path), column.group, column.paper.get("split"), label, *pairs[0], *pairs[1]]
 
 
 def make_notes(columns: list[Column]) -> list[str]:
     """What a reader must know before comparing the numbers, a line each."""
-    notes = [
-        "Mean ± population standard deviation over a file's questions; a word is what white space separates. "
-        "The paper says neither which deviation it prints nor what its lengths are counted in."
-    ]
+    notes = ["Mean ± population standard deviation over a file's questions; a word is what white space separates."]
+    if columns[0].counts.task.paper_files():
+        notes[0] += " The paper says neither which deviation it prints nor what its lengths are counted in."
     for column in columns:
-        found, expected = column.counts.num_questions, column.paper.get("questions")
-        if expected not in (None, found):
-            notes.append(f"{column.title}: {counted(found, 'question')}; the paper's Table 1 says {expected}.")
-        notes += [f"{column.title}: {note}" for note in (*_field_notes(column.counts), *_community_notes(column))]
+        notes += [f"{column.title}: {note}" for note in (*_count_notes(column), *_group_notes(column))]
     return notes
 
 
-def _field_notes(counts: Counts) -> Iterator[str]:
+def _count_notes(column: Column) -> Iterator[str]:
+    counts, expected = column.counts, column.paper.get("questions")
+    if expected not in (None, counts.num_questions):
+        yield f"{counted(counts.num_questions, 'question')}; the paper's Table 1 says {expected}."
     for name, sizes in counts.sizes.items():
         if missing := counts.num_questions - len(sizes):
             yield f"no {name!r} in {missing} of {counts.num_questions} questions, left out of its mean."
         if empty := sizes.count(0):
             yield f"an empty {name!r} in {empty} of {counts.num_questions} questions, counted as 0."
     if missing := counts.num_questions - counts.communities.total():
-        yield f"no 'category' in {missing} of {counts.num_questions} questions."
+        yield f"no {counts.task.placed_by!r} in {missing} of {counts.num_questions} questions."
 
 
-def _community_notes(column: Column) -> Iterator[str]:
-    task, group_of = tasks()[column.counts.task], column.counts.group_of
+def _group_notes(column: Column) -> Iterator[str]:
+    task, group_of = column.counts.task, column.counts.group_of
     group_word, _, subgroup_word = task.group_words
     communities = sorted(group_of)
     if unknown := [name for name in communities if group_of[name] is None]:
@@ -131,51 +135,11 @@ def _community_notes(column: Column) -> Iterator[str]:
             f"no {group_word} is known for {first_five(unknown)}, which will be in no column of a table; "
             f"{task.facts} has the {plural(subgroup_word)} of each {group_word}."
         )
-    group = column.paper.get("category")
     found = dict.fromkeys(group_of[name] for name in communities if group_of[name] is not None)
-    if group is None and len(found) > 1:
+    if task.paper_files() and not column.group and len(found) > 1:
         yield f"questions of more than one {group_word}: {', '.join(found)}; the hub's files hold one each."
-    if elsewhere := [name for name in communities if group not in (None, group_of[name] or group)]:
+    if elsewhere := [name for name in communities if column.group and group_of[name] not in (None, column.group)]:
         yield f"{task.facts} has another {group_word} for {first_five(elsewhere)}."
-
-
-# The table's forms
-
-
-def to_markdown(columns: list[Column], notes: list[str]) -> str:
-    lines = [markdown_line(["", *(column.title for column in columns)]), "|:---" + "|---:" * len(columns) + "|"]
-    lines += map(markdown_line, make_rows(columns))
-    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
-
-
-def to_latex(columns: list[Column], notes: list[str]) -> str:
-    """A `latex_box` for a document that loads booktabs."""
-    lines = [_latex_categories(columns)] if any(column.paper for column in columns) else []
-    lines += [latex_line(map(latex_text, ["", *(column.name for column in columns)])), r"\midrule"]
-    lines += [latex_line(map(latex_text, row)) for row in make_rows(columns)]
-    return "% \\usepackage{booktabs}\n" + latex_box("l" + "r" * len(columns), lines, notes)
-
-
-def _latex_categories(columns: list[Column]) -> str:
-    """The row above the splits: a category over its columns, which stand side by side."""
-    widths = Counter(column.paper.get("category", "") for column in columns)
-    cells = [rf"\multicolumn{{{width}}}{{c}}{{{latex_text(name)}}}" for name, width in widths.items()]
-    return " & ".join(["", *cells]).lstrip() + r" \\"
-
-
-def to_csv(columns: list[Column]) -> str:
-    """A line a file and statistic, in full precision; what is not there is an empty field."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for column in columns:
-        head = [printable(column.path), column.paper.get("category", ""), column.paper.get("split", "")]
-        questions = [column.counts.num_questions, "", column.paper.get("questions", ""), ""]
-        writer.writerow([*head, "Questions (users)", *questions])
-        for name, label in rows_of(column.counts.task).items():
-            found = mean_and_deviation(column.counts.sizes[name]) or ("", "")
-            writer.writerow([*head, label, *found, *column.paper.get(name, ("", ""))])
-    return text.getvalue()
 
 
 if __name__ == "__main__":

@@ -10,9 +10,8 @@ match a gold one, each under up to three rules for when two titles match. A ques
 
 import argparse
 import json
-import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
-from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, gold_plan
+from utils.benchmarks import task_of
+from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.cli.progress import Progress, announce
@@ -31,6 +31,8 @@ from utils.models.hub import check_model, model_fingerprint
 from utils.parsing.plans import WORDS_THRESHOLD, coverage, one_line, same_title, share_words
 from utils.records.datasets import read_dataset
 from utils.records.responses import read_plans
+from utils.scoring.means import mean
+from utils.tables.formats import Cell, Table, number, to_markdown
 
 SCRIPT = "utils/evaluate_plans.py"
 MEASURES = {"precision": "P", "recall": "R", "f1": "F1"}
@@ -88,10 +90,16 @@ def main(argv: list[str] | None = None) -> int:
     cli.set_up_logging(args.log_level)
     if args.output_addr is not None:
         cli.check_outputs([args.output_addr], [args.inputs_addr, args.plans_addr])
-    records = read_dataset(args.inputs_addr, needs=["rubric_aspects"])
+    records = read_dataset(args.inputs_addr, needs=["gold_plan"])
+    task = task_of(args.inputs_addr, records)
+    if task.gold_plan is None:
+        raise UserError(f"{args.inputs_addr}: {task.name} has no gold plans to compare with")
     plans = read_plans(args.plans_addr)
     planned = records_with_a_plan(records, plans, args)
-    questions = read_questions([record for record in planned if record["rubric_aspects"]], plans, args)
+    questions = [read_question(record, plans, task, args) for record in planned if task.gold_plan(record)]
+    if not questions:
+        needs = " and ".join(task.gold_plan_needs)
+        raise UserError(f"{args.inputs_addr}: no question with a plan has {needs} to compare it with")
     if args.embedding_model != "none":
         check_model(args.embedding_model, args.cache_dir)
     if args.output_addr is not None:
@@ -104,12 +112,12 @@ def main(argv: list[str] | None = None) -> int:
         question["scores"] = {
             name: question_scores(question["gold"], question["planned"], rule) for name, rule in rules.items()
         }
-    means = category_means(questions)
+    means = means_by_group(questions, task)
     left_out = {
-        "without gold aspects": [record["id"] for record in planned if not record["rubric_aspects"]],
+        "without gold aspects": [record["id"] for record in planned if not task.gold_plan(record)],
         "not in the file of plans": [record["id"] for record in records if record["id"] not in plans],
     }
-    print(describe_rules(args), to_markdown(means), *describe_left_out(left_out), sep="\n")
+    print(describe_rules(args), to_markdown([make_table(means, left_out, task)]), sep="\n", end="")
     if args.output_addr is not None:
         everything = {"settings": settings(args), "means": means, "left_out": left_out, "per_question": questions}
         text = json.dumps(everything, ensure_ascii=False, indent=2) + "\n"
@@ -120,9 +128,7 @@ def main(argv: list[str] | None = None) -> int:
 # Reading
 
 
-def records_with_a_plan(
-    records: list[dict[str, Any]], plans: dict[str, Any], args: argparse.Namespace
-) -> list[dict[str, Any]]:
+def records_with_a_plan(records: list[Record], plans: dict[str, Any], args: argparse.Namespace) -> list[Record]:
     """Those of `records` that stand in the file of plans, which may hold other datasets' questions too.
 
     Raises:
@@ -142,36 +148,27 @@ def records_with_a_plan(
     return [record for record in records if record["id"] in plans]
 
 
-def read_questions(
-    records: list[dict[str, Any]], plans: dict[str, list[dict[str, Any]]], args: argparse.Namespace
-) -> list[dict[str, Any]]:
-    """What is compared: `{"id", "category", "gold", "planned"}` a question, the last two lists of titles.
+def read_question(
+    record: Record, plans: dict[str, list[dict[str, Any]]], task: Task, args: argparse.Namespace
+) -> dict[str, Any]:
+    """What is compared: its id, its group under the group's word, and two lists of titles, "gold" and "planned".
 
-    "category" is one of the paper's; "planned" is empty where there is no plan.
-
-    Raises:
-        UserError: no category is known for a question's community, or there are no questions.
+    "planned" is empty where there is no plan. UserError where the question's group is not known.
     """
-    if not records:
-        raise UserError(f"{args.inputs_addr}: no question with a plan has rubric_aspects to compare it with")
-    questions = []
-    for record in records:
-        community = record.get("category")
-        if not isinstance(community, str) or community not in COMMUNITIES:
-            raise UserError(
-                f"{args.inputs_addr}: id {quote(record['id'])}: no category is known for the community "
-                f"{quote(community)}\n"
-                "  add it to the category it belongs to at the top of utils/scoring/verdicts.py"
-            )
-        questions.append(
-            {
-                "id": record["id"],
-                "category": COMMUNITIES[community],
-                "gold": list(map(one_line, gold_plan(record))),
-                "planned": [one_line(title) for title in plans[record["id"]][0]["aspects"] or []],
-            }
+    place = task.place(record)
+    group_word, _, subgroup_word = task.group_words
+    if place["group"] is None:
+        raise UserError(
+            f"{args.inputs_addr}: id {quote(record['id'])}: no {group_word} is known for the {subgroup_word} "
+            f"{quote(place.get('subgroup'))}\n"
+            f"  add it to the {group_word} it belongs to at the top of {task.facts}"
         )
-    return questions
+    return {
+        "id": record["id"],
+        group_word: place["group"],
+        "gold": list(map(one_line, task.gold_plan(record))),
+        "planned": [one_line(title) for title in plans[record["id"]][0]["aspects"] or []],
+    }
 
 
 # When two titles match
@@ -217,29 +214,19 @@ def question_scores(gold: Sequence[str], planned: Sequence[str], matches: Rule) 
     return {"precision": precision, "recall": recall, "f1": f1}
 
 
-def category_means(questions: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """A row for each category that occurs, in the paper's order, and one for "All": see `mean_scores`."""
-    rows = {}
-    for category in CATEGORIES:
-        if chosen := [question for question in questions if question["category"] == category]:
-            rows[category] = mean_scores(chosen)
-    return {**rows, "All": mean_scores(questions)}
+def means_by_group(questions: list[dict[str, Any]], task: Task) -> dict[str, dict[str, Any]]:
+    """A row for each group that occurs, in the task's order, and one for "All": see `mean_scores`."""
+    chosen = {group: [one for one in questions if one[task.group_words[0]] == group] for group in task.groups}
+    return {group: mean_scores(its) for group, its in {**chosen, "All": questions}.items() if its}
 
 
 def mean_scores(questions: list[dict[str, Any]]) -> dict[str, Any]:
-    """`{"questions", "without_a_plan", "scores"}`: two counts, and for each rule the means over the questions.
-
-    Args:
-        questions: at least one, each with "planned" and "scores" (`question_scores` by rule).
-    """
+    """Two counts, and for each rule the means over the questions, each with "planned" and "scores" by rule."""
     return {
         "questions": len(questions),
         "without_a_plan": sum(not question["planned"] for question in questions),
         "scores": {
-            rule: {
-                measure: math.fsum(question["scores"][rule][measure] for question in questions) / len(questions)
-                for measure in MEASURES
-            }
+            rule: {measure: mean([question["scores"][rule][measure] for question in questions]) for measure in MEASURES}
             for rule in questions[0]["scores"]
         },
     }
@@ -272,25 +259,15 @@ def describe_rules(args: argparse.Namespace) -> str:
     return f"Two titles match by these rules: {'; '.join(rules)}.\n"
 
 
-def to_markdown(means: dict[str, dict[str, Any]]) -> str:
+def make_table(means: dict[str, dict[str, Any]], left_out: dict[str, list[str]], task: Task) -> Table:
     rules = means["All"]["scores"]
-    columns = [f"{rule.capitalize()} {short}" for rule in rules for short in MEASURES.values()]
-    header = ["Category", *columns, "Questions", "Without a plan"]
-    lines = [_markdown_line(header), "|:---" + "|---:" * (len(header) - 1) + "|"]
-    for category, row in means.items():
-        figures = [f"{row['scores'][rule][measure]:.4f}" for rule in rules for measure in MEASURES]
-        lines.append(_markdown_line([category, *figures, str(row["questions"]), str(row["without_a_plan"])]))
-    return "\n".join(lines)
-
-
-def _markdown_line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def describe_left_out(left_out: dict[str, list[str]]) -> list[str]:
-    """A line for each reason why questions are not in the table, after an empty one."""
-    lines = [f"- Left out, {reason}: {len(ids)} ({first_five(ids)})." for reason, ids in left_out.items() if ids]
-    return ["", *lines] if lines else []
+    figures = [f"{rule.capitalize()} {short}" for rule in rules for short in MEASURES.values()]
+    rows = []
+    for group, row in means.items():
+        scores = [number(score) for its_scores in row["scores"].values() for score in its_scores.values()]
+        rows.append(list(map(Cell, [group, *scores, str(row["questions"]), str(row["without_a_plan"])])))
+    notes = [f"Left out, {reason}: {len(ids)} ({first_five(ids)})." for reason, ids in left_out.items() if ids]
+    return Table([task.group_words[0].capitalize(), *figures, "Questions", "Without a plan"], rows, notes)
 
 
 if __name__ == "__main__":

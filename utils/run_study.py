@@ -6,7 +6,6 @@
 
 Rank, train, answer, judge, table, figure: what is there, made from the files as they are now and with these settings,
 is left alone. After a failure, an interruption or a change of the data the same command does what is left to do.
-A table or a figure is made again when a score file or the study is younger than it is.
 utils/studies has a study for each of the paper's experiments, utils/studies/study.py says what may stand in one.
 """
 
@@ -26,13 +25,15 @@ from typing import NoReturn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
+from utils.checks.commands import parser_of
 from utils.cli import UserError
 from utils.cli.errors import quote
+from utils.cli.flags import drop_flags
 from utils.files.manifest import without_password
 from utils.studies.checks import check_study
 from utils.studies.jobs import make_jobs, prefetch_command, print_jobs, submit_jobs
 from utils.studies.plan import Step, plan_study
-from utils.studies.state import Pending, find_pending, look_at, without_idle_flags
+from utils.studies.state import Pending, find_pending, look_at
 from utils.studies.study import Study, read_study
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check_commands(study: Study, steps: list[Step]) -> list[Step]:
-    """The steps, without flags that have no effect in them.
+    """The steps without flags that have no effect in them, as of an engine where the model is behind an API.
 
     Raises:
         UserError: a script does not take its command; [arguments] sets what the study does, or a flag that has no
@@ -101,26 +102,28 @@ def check_commands(study: Study, steps: list[Step]) -> list[Step]:
     """
     checked, used = [], set()
     idle: dict[tuple[str, str], str] = {}  # by kind of step and flag, what the script says of it
-    without = plan_study(replace(study, arguments={key: [] for key in study.arguments}))
-    for step, plain in zip(steps, without, strict=True):
+    for step in steps:
         where = f"{study.path}: arguments, {Path(step.script).name}"
-        taken = NOT_HERE.union(plain.words(list(step.outputs), overwrite=False))
-        words = [word for word in step.flags[len(plain.flags) :] if word.startswith("-")]
-        for word in words:
-            if word.partition("=")[0] in taken:
-                raise UserError(
-                    f"{where}: found {quote(without_password(word))}, expected none of the flags that a study "
-                    "sets itself or that make a part of the work"
-                )
 
         def refuse(message: str, where: str = where) -> NoReturn:
             raise UserError(f"{where}: {message}")
 
-        kept, refused = without_idle_flags(step, refuse)
-        checked.append(kept)
-        flags = {word.partition("=")[0] for word in words}
-        used |= {(step.kind, flag) for flag in flags - refused.keys()}
-        idle |= {(step.kind, flag): f"{where}: {refused[flag]}" for flag in flags & refused.keys()}
+        given = {word.partition("=")[0]: word for word in step.given if word.startswith("-")}
+        taken = NOT_HERE.union(replace(step, given=[]).words(list(step.outputs), overwrite=False))
+        for flag, word in given.items():
+            if flag in taken:
+                refuse(
+                    f"found {quote(without_password(word))}, expected none of the flags that a study sets itself or "
+                    "that make a part of the work"
+                )
+        parser = parser_of(step.script)
+        parser.refuse = refuse
+        refused = parser.idle_flags(step.words(list(step.outputs), overwrite=False)[1:])
+        named = {flag: value for flag, value in step.named.items() if flag not in refused}
+        flags, kept = drop_flags(step.flags, refused), drop_flags(step.given, refused)
+        checked.append(replace(step, named=named, flags=flags, given=kept))
+        used |= {(step.kind, flag) for flag in given.keys() - refused.keys()}
+        idle |= {(step.kind, flag): f"{where}: {refused[flag]}" for flag in given.keys() & refused.keys()}
     for one, message in idle.items():
         if one not in used:
             raise UserError(message)

@@ -13,12 +13,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.cli.errors import printable, quote
 from utils.records.datasets import read_dataset
 from utils.records.responses import read_responses
 from utils.records.scores import read_scores
 from utils.scoring.aspects import VERDICTS
-from utils.tables.formats import printable
 
 WIDTH = 100  # characters a line
 

@@ -11,7 +11,7 @@ import evaluate_responses
 import planpers
 import utils.benchmarks
 from retrieval import rank_dataset
-from utils import make_table, report
+from utils import dataset_statistics, evaluate_plans, make_table, report
 from utils.benchmarks import tasks
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
@@ -110,11 +110,32 @@ def test_it_goes_through_all_commands(run, dataset, tmp_path, capsys):
 def test_what_it_has_not_is_refused(run, dataset, tmp_path):
     with pytest.raises(UserError, match=r"Trivia has no plans; answer it with baselines\.py"):
         run(planpers, *run.api, "--gold_plan", "--inputs_addr", dataset, "--output_addr", tmp_path / "plans.json")
+    with pytest.raises(UserError, match=r"Trivia has no gold plans to compare with"):
+        run(evaluate_plans, "--inputs_addr", dataset, "--plans_addr", tmp_path / "plans.json")
     judge = ["--inputs_addr", dataset, "--response_addr", dataset, "--score_addr", tmp_path / "scores.json"]
     with pytest.raises(UserError, match=r"--evaluator_llm: Trivia's exact_match is computed, no judge is asked"):
         run(evaluate_responses, *judge, "--evaluator_llm", "some-judge")
     with pytest.raises(UserError, match=r"--strategy pairwise: Trivia has exact_match$"):
         run(evaluate_responses, *judge, "--strategy", "pairwise")
+
+
+def test_its_statistics(run, dataset, tmp_path, capsys):
+    run(dataset_statistics, "--inputs_addr", dataset, "--plot_addr", tmp_path / "kinds.png")
+    captured = capsys.readouterr()
+    assert captured.out.splitlines() == [
+        "|  | trivia.json |",
+        "|:---|---:|",
+        "| Questions (users) | 5 |",
+        "| Profile size (items) | 5.0 ± 0.0 |",
+        "| Question length (words) | 7.0 ± 0.0 |",
+        "",
+        "- Mean ± population standard deviation over a file's questions; a word is what white space separates.",
+    ]
+    assert captured.err == f"{tmp_path / 'kinds.png'}: 2 subgroups\n"
+    run(dataset_statistics, "--inputs_addr", dataset, "--format", "csv")
+    head, first, *_ = capsys.readouterr().out.splitlines()
+    assert head == "file,group,split,statistic,value,sd,paper_value,paper_sd"
+    assert first == f"{dataset},,,Questions (users),5,,,"
 
 
 def test_a_record_of_an_unknown_task_is_refused(run, dataset, tmp_path):

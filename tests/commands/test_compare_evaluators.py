@@ -15,7 +15,8 @@ from api_server import Reply
 from test_strategies import judging, shown  # noqa: F401
 
 from utils.cli import UserError
-from utils.compare_evaluators import agreement, cohens_kappa, main, majority, spearman, wilson_interval
+from utils.compare_evaluators import main
+from utils.tables.agreement import agreement, cohens_kappa, majority, spearman, wilson_interval
 
 ROOT = Path(__file__).resolve().parents[2]
 SIGN = {"first": 1, "tie": 0, "second": -1}

@@ -14,24 +14,25 @@ from pathlib import Path
 
 import pytest
 
-from utils import dataset_statistics
-from utils.benchmarks.lampqa import CATEGORIES
+from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, paper_files
 from utils.cli import UserError
-from utils.dataset_statistics import (
-    NO_CATEGORY,
-    count_file,
-    main,
-    make_figure,
-    mean_and_deviation,
-    stream_records,
-)
+from utils.dataset_statistics import main, mean_and_deviation
 from utils.download_datasets import QUESTIONS
 from utils.records.datasets import read_dataset
+from utils.records.stream import DatasetFile
+from utils.tables.dataset_counts import (
+    Column,
+    Counts,
+    communities_figure,
+    count_file,
+    questions_by_panel,
+    read_columns,
+)
 from utils.tables.drawing import drawable, render_figure
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests" / "data" / "mini_lampqa"
-PAPER = json.loads((ROOT / "utils/tables/paper_table1.json").read_text(encoding="utf-8"))["files"]
+PAPER = paper_files()
 METHOD = (
     "Mean ± population standard deviation over a file's questions; a word is what white space separates. "
     "The paper says neither which deviation it prints nor what its lengths are counted in."
@@ -141,7 +142,7 @@ def test_the_sample(capsys):
 def test_the_papers_files_are_the_downloaded_ones():
     printed = {tuple(stem.rsplit("_", 1)): entry["questions"] for stem, entry in PAPER.items()}
     assert printed == QUESTIONS
-    assert list(dict.fromkeys(entry["category"] for entry in PAPER.values())) == list(CATEGORIES)
+    assert list(dict.fromkeys(entry["group"] for entry in PAPER.values())) == list(CATEGORIES)
     assert all(stem.endswith(f"_{entry['split']}") for stem, entry in PAPER.items())
 
 
@@ -233,7 +234,7 @@ def test_a_community_without_a_category_is_named(dataset, capsys):
     _, _, notes = table(capsys, path)
     assert notes[1:] == [
         "own.json: no category is known for 'astrology', '語学', which will be in no column of a table; "
-        "utils/scoring/verdicts.py has the communities of each category."
+        "utils/benchmarks/lampqa.py has the communities of each category."
     ]
 
 
@@ -250,7 +251,7 @@ def test_a_file_of_more_than_one_category_is_named(dataset, capsys):
 def test_a_community_in_another_categorys_file_is_named(dataset, capsys):
     records = [record(n, category=c) for n, c in enumerate(("rpg", "law", "astrology", "diy"))]
     _, _, notes = table(capsys, dataset("Society_and_Culture_test.json", *records))
-    assert notes[-1] == "Society & Culture, test: utils/scoring/verdicts.py has another category for 'diy', 'rpg'."
+    assert notes[-1] == "Society & Culture, test: utils/benchmarks/lampqa.py has another category for 'diy', 'rpg'."
     assert "'astrology', which" in notes[-2]
 
 
@@ -332,10 +333,10 @@ ODD = [
 def test_a_stream_gives_what_is_in_the_file(tmp_path, indent, ascii_only, encoding, around):
     path = tmp_path / "data.json"
     path.write_text(around + json.dumps(ODD, indent=indent, ensure_ascii=ascii_only) + around, encoding=encoding)
-    assert list(stream_records(path)) == ODD == read_dataset(path)
+    assert list(DatasetFile(path).scan()) == ODD == read_dataset(path)
     path = tmp_path / "data.jsonl"
     path.write_bytes("\r\n\n".join(json.dumps(r, ensure_ascii=ascii_only) for r in ODD).encode(encoding))
-    assert list(stream_records(path)) == ODD == read_dataset(path)
+    assert list(DatasetFile(path).scan()) == ODD == read_dataset(path)
 
 
 GOOD = json.dumps(TWO)
@@ -421,6 +422,18 @@ def bars_of(figure, number):
     return lengths, [text.get_text() for text in panel.texts]
 
 
+def make_figure(panels):
+    """The figure of files, a panel each, with these questions by community."""
+    columns = []
+    for name, counts in panels.items():
+        group_of = {community: COMMUNITIES.get(community) for community in counts}
+        columns.append(Column(name, name, Counts("LaMP-QA", counts.total(), {}, counts, group_of), {}))
+    return communities_figure(columns)
+
+
+NO_CATEGORY = "Communities without a category"
+
+
 def test_the_bars_are_the_counts_grouped_and_largest_first():
     train = Counter({"law": 1200, "rpg": 30, "anime": 30, "astrology": 2})
     figure = make_figure({"train": train, "test": Counter({"law": 5, "music": 9, "anime": 1})})
@@ -450,8 +463,7 @@ def test_a_split_is_one_panel_over_its_categories(dataset):
         dataset(names[1], record(1, category="law")),
         dataset(names[2], record(1), {"id": "2", "question": "Why?"}),
     ]
-    columns = dataset_statistics.make_columns(paths, [count_file(path) for path in paths])
-    assert dataset_statistics.questions_by_panel(columns) == {
+    assert questions_by_panel(read_columns(paths)) == {
         "test": {"rpg": 2, "anime": 1, "law": 1},
         "own.json": {"rpg": 1, "(no community)": 1},
     }
@@ -538,11 +550,12 @@ def test_the_script_reads_several_files_and_prints_one_table():
 WAITING = """
 import os, time
 from utils import cli, dataset_statistics
+from utils.tables import dataset_counts
 def count_file(path):
     os.write(1, b"reading\\n")  # in one piece: print may mix with the other process's
     time.sleep(3600)
-dataset_statistics.count_file = count_file
-dataset_statistics.os.sched_getaffinity = lambda _: {0, 1}
+dataset_counts.count_file = count_file
+dataset_counts.os.sched_getaffinity = lambda _: {0, 1}
 cli.run_script(lambda: dataset_statistics.main(["--inputs_addr", "a.json", "b.json"]))
 """
 

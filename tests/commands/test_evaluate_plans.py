@@ -10,8 +10,9 @@ from tiny_encoder import save_tiny_encoder
 
 from retrieval import encoder as encoder_module
 from retrieval.encoder import embed_texts, load_encoder
+from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
-from utils.evaluate_plans import category_means, main, mean_scores, question_scores
+from utils.evaluate_plans import main, mean_scores, means_by_group, question_scores
 from utils.parsing.plans import same_title
 
 WORDS_HEADER = "| Category | Exact P | Exact R | Exact F1 | Words P | Words R | Words F1 | Questions | Without a plan |"
@@ -107,7 +108,7 @@ def test_means_are_over_questions_and_count_empty_plans():
 
 
 def test_categories_that_occur_stand_in_the_papers_order_before_all():
-    means = category_means(QUESTIONS)
+    means = means_by_group(QUESTIONS, TASK)
     assert list(means) == ["Arts & Entertainment", "Society & Culture", "All"]
     assert means["Arts & Entertainment"]["scores"]["exact"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0}
     society = means["Society & Culture"]
@@ -253,7 +254,7 @@ class TestRefusals:
         arguments = files([record("a", "law", "Cost"), record("b", community, "Cost")], {"a": None, "b": None})
         assert refusal(replaced(arguments, "--embedding_model", encoder_folder)) == (
             f"{arguments[1]}: id 'b': no category is known for the community {community!r}\n"
-            "  add it to the category it belongs to at the top of utils/scoring/verdicts.py"
+            "  add it to the category it belongs to at the top of utils/benchmarks/lampqa.py"
         )
 
     def test_nothing_to_compare_with(self, files):

@@ -13,28 +13,27 @@ import pytest
 from test_make_table import JUDGED, question, score_file, scored  # noqa: F401
 
 from utils import compare_evaluators, dataset_statistics, make_figures
+from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
-from utils.make_figures import (
+from utils.make_figures import main, output_files, read_evaluators
+from utils.tables.columns import Point, columns_of
+from utils.tables.drawing import render_figure, shorten
+from utils.tables.paper_figures import (
     DARK,
     HATCHES,
     LIGHT,
     Evaluator,
-    Point,
-    main,
-    output_files,
     posts_figure,
     posts_ticks,
-    read_evaluators,
     score_limits,
     systems_figure,
     trade_off_figure,
 )
-from utils.make_table import Row
-from utils.tables.comparisons import GROUPS
-from utils.tables.drawing import render_figure, shorten
+from utils.tables.score_table import Row
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests" / "data" / "mini_lampqa"
+GROUPS = columns_of(TASK)
 ARTS, LIFESTYLE, SOCIETY, MACRO = GROUPS
 
 
@@ -84,7 +83,7 @@ def evaluator(name, accuracy, mean_score, interval=None, strategy="aspect"):
 
 
 def row(name, *means):
-    return Row(name, dict(zip(GROUPS, means, strict=True)), 10, 0, 0)
+    return Row(name, dict(zip(GROUPS, means, strict=True)), {})
 
 
 def points(*means, reach=0.02):

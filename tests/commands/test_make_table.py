@@ -15,12 +15,14 @@ import pytest
 from api_server import serve
 
 import evaluate_responses
-from utils.benchmarks.lampqa import CATEGORIES
+from utils.benchmarks.lampqa import CATEGORIES, TASK
 from utils.cli import UserError
-from utils.make_table import Row, best_of, main
+from utils.make_table import main
 from utils.tables import comparisons
+from utils.tables.columns import columns_of
 from utils.tables.formats import Cell, Table, p_text, signed, to_latex
 from utils.tables.paper_results import PAPER_RESULTS
+from utils.tables.score_table import Row, best_of
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = (
@@ -212,7 +214,7 @@ class TestNotes:
         assert rows["RAG"] == ["0.7500", "–", "–", "–", "2", "0", "0"]
         assert notes == [
             "- Warning: 3 questions in no column, for no category is known for the community 'hsm', None, ['rpg']; "
-            "utils/scoring/verdicts.py has the communities."
+            "utils/benchmarks/lampqa.py has the communities."
         ]
 
     def test_answers_that_are_missing_count_0_and_are_counted(self, score_file, capsys):
@@ -311,7 +313,7 @@ class TestJudges:
         other = score_file("b.json", *entries)
         assert refusal("--system", "A", complete, "--system", "B", other) == (
             f"{other}: not what was judged in {complete} under the same ids: '2'\n"
-            "  another question, narrative or list of aspects, as of another commit of the dataset: judge both on one"
+            "  another question, or another text shown with it, as of another commit of the dataset: judge both on one"
         )
 
     def test_a_score_file_of_before_is_refused_with_what_makes_it_anew(self, complete):
@@ -337,7 +339,7 @@ class TestJudges:
         inputs = ["--inputs_addr", f"{tmp_path}/data.json", "--response_addr", f"{tmp_path}/rag.json"]
         files = {name: f"{tmp_path}/{name}.json" for name in ("one", "same", "other")}
         prompts = {"one": [], "same": [], "other": ["--prompts_dir", f"{tmp_path}/prompts"]}
-        shutil.copytree(ROOT / "prompts", tmp_path / "prompts")
+        shutil.copytree(ROOT / "prompts/lampqa", tmp_path / "prompts")
         with open(tmp_path / "prompts/aspect_judge.txt", "a") as file:
             file.write("\nBe strict.\n")
         with serve() as server:
@@ -359,13 +361,13 @@ class TestBold:
         assert rows["B"][:4] == ["**0.7500**", "0.0000", "**1.0000**", "**0.5833**"]  # (0.75 + 0 + 1) / 3
 
     def test_a_tie_is_of_the_numbers_as_they_are_shown(self):
-        rows = [Row("A", {"x": 0.50004}, 1, 0, 0), Row("B", {"x": 0.49996}, 1, 0, 0), Row("C", {"x": 0.49994}, 1, 0, 0)]
+        rows = [Row("A", {"x": 0.50004}, {}), Row("B", {"x": 0.49996}, {}), Row("C", {"x": 0.49994}, {})]
         assert best_of(rows, "x") == {"A", "B"}  # 0.5000, 0.5000, 0.4999
 
     def test_one_mean_is_not_the_best_of_anything(self):
-        assert best_of([Row("A", {"x": 0.5}, 1, 0, 0)], "x") == set()
-        assert best_of([Row("A", {"x": 0.5}, 1, 0, 0), Row("B", {"x": None}, 1, 0, 1)], "x") == set()
-        assert best_of([Row("A", {"x": 0.0}, 1, 0, 0), Row("B", {"x": 0.0}, 1, 0, 0)], "x") == {"A", "B"}
+        assert best_of([Row("A", {"x": 0.5}, {})], "x") == set()
+        assert best_of([Row("A", {"x": 0.5}, {}), Row("B", {"x": None}, {})], "x") == set()
+        assert best_of([Row("A", {"x": 0.0}, {}), Row("B", {"x": 0.0}, {})], "x") == {"A", "B"}
 
 
 # Three questions with the differences 1/2, 1/2, 1/4: mean 5/12, deviations 1/12, 1/12, -1/6, variance (1/144 + 1/144
@@ -487,7 +489,8 @@ class TestDaggers:
         assert "9 paired questions; left out: 1 scored only for Ours, 0 only for RAG, 0 for neither" in notes[-1]
 
     def test_nothing_is_drawn_at_random_unasked(self, three, capsys, monkeypatch):
-        monkeypatch.setattr(comparisons, "compare_systems", None)
+        monkeypatch.setattr(comparisons, "permutation_test", None)
+        monkeypatch.setattr(comparisons, "bootstrap_interval", None)
         base, other = three("base.json", BASE, BASE, BASE), three("other.json", BETTER, BETTER, BETTER)
         arguments = "--system", "RAG", base, "--system", "Ours", other, "--baseline", "RAG"
         table(capsys, *arguments)
@@ -643,7 +646,7 @@ class TestPaper:
         )
 
     def test_the_printed_averages_are_those_of_the_printed_categories_but_for_the_misprint(self):
-        assert self.PRINTED["columns"] == list(comparisons.GROUPS)
+        assert self.PRINTED["columns"] == columns_of(TASK)
         wrong = []
         for number, printed in self.PRINTED["tables"].items():
             for model, methods in printed["models"].items():
@@ -860,7 +863,7 @@ class TestRefusals:
         path = score_file("a.json", question("1", "astrology", 2))
         message = refusal("--system", "RAG", path)
         assert f"{path}: question '1': no category is known for the community 'astrology'" in message
-        assert "utils/scoring/verdicts.py" in message
+        assert "utils/benchmarks/lampqa.py" in message
 
     @pytest.mark.parametrize("content", ["[]", '{"1": [{"output": "x"}]}', '{"per_question_scores": {}}'])
     def test_a_file_that_is_no_score_file(self, tmp_path, content):

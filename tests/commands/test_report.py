@@ -15,12 +15,12 @@ from api_server import serve
 import baselines
 import evaluate_responses
 import planpers
-from utils.benchmarks.lampqa import CATEGORIES
+from utils.benchmarks.lampqa import CATEGORIES, TASK
 from utils.cli import UserError
 from utils.files.manifest import file_hash
-from utils.report import main, to_json
-from utils.tables.comparisons import MACRO
-from utils.tables.report_figures import score_panels
+from utils.report import main
+from utils.tables.columns import MACRO
+from utils.tables.report_page import score_panels, to_json
 from utils.tables.significance import bootstrap_interval
 from utils.tables.system_scores import System
 
@@ -142,7 +142,7 @@ def test_table_and_questions_are_in_it(files):
         [[], ["no answer", "unscored"]],
         [[], ["unscored"]],
     ]
-    assert [question["category"] for question in index["questions"]] == [
+    assert [question["group"] for question in index["questions"]] == [
         "Arts & Entertainment", "Lifestyle & Personal Development", "Society & Culture",
     ]  # fmt: skip
     rag, plan = texts[0]["answers"]
@@ -157,7 +157,7 @@ def test_table_and_questions_are_in_it(files):
     assert texts[0]["posts"] == ["Post 0 of rpg_1.", "Post 1 of rpg_1."]  # the two best of three
     assert (rag["posts"], plan["posts"]) == ([0, 1], [])
     assert texts[0]["aspects"][1] == ["pacing", "evidence pacing", "reason pacing"]
-    assert texts[0]["narrative"] == "Narrative of rpg_1."
+    assert texts[0]["unseen"] == {"narrative": "Narrative of rpg_1."}
 
 
 def test_posts_are_those_of_the_dataset_that_was_answered_from(files):
@@ -489,10 +489,10 @@ def test_a_question_is_shown_with_all_that_belongs_to_it(files, open_page):
 def test_answers_come_first_and_the_posts_last_under_one_line(files, open_page):
     page = open_page(files.two_systems())
     page.go("#rpg_1")
-    parts = "h2, .verdicts, .answers, .plans, .narrative, .posts"
+    parts = "h2, .verdicts, .answers, .plans, .unseen, .posts"
     order = page.run(f"[...$('main').querySelectorAll('{parts}')].map((part) => part.className || part.tagName)")
     assert [names.split()[-1] for names in order] == [
-        "written", "verdicts", "answers", "plans", "narrative", "posts",
+        "written", "verdicts", "answers", "plans", "unseen", "posts",
     ]  # fmt: skip
     assert page.run("$('main').querySelector('h2').textContent") == "Question rpg_1?"
     boxes = "[...document.querySelectorAll('.answer')].map((part) => part.getBoundingClientRect().toJSON())"
@@ -595,15 +595,28 @@ def test_blocks_of_code_stay_what_was_written(files, open_page):
 # The figures on the first page
 
 
+def scored(question_id, community, score):
+    entry = {"id": question_id, **TASK.place({"category": community}), "answered": True}
+    return {**entry, "score": score, "details": [{"score": score}]}
+
+
 def test_panels_hold_the_table_s_means_and_intervals_over_questions(files):
     """Hand-computed: arts (1 + 0 + 0.5 + 0.5) / 4, lifestyle (0.5 + 0.5) / 2, society 0.25, macro their mean."""
     scores = {"rpg": [1, 0, 0.5, 0.5, None], "diy": [0.5, 0.5], "law": [0.25]}
     questions = [
-        {"id": f"{c}{i}", "category": c, "answered": True, "score": score, "details": [{"score": score}]}
+        {
+            "id": f"{c}{i}",
+            **TASK.place({"category": c}),
+            "answered": True,
+            "score": score,
+            "details": [{"score": score}],
+        }
         for c, found in scores.items()
         for i, score in enumerate(found)
     ]
-    arts, lifestyle, society, macro = score_panels([System("A", [], questions), System("B", [], questions[:5])])
+    arts, lifestyle, society, macro = score_panels(
+        [System("A", TASK, {"a": questions}), System("B", TASK, {"b": questions[:5]})]
+    )
     assert [panel["group"] for panel in (arts, lifestyle, society, macro)] == [*CATEGORIES, MACRO]
     assert arts["points"][0] == {"mean": 0.5, "interval": bootstrap_interval([[1, 0, 0.5, 0.5]]), "questions": 4}
     assert lifestyle["points"][0] == {"mean": 0.5, "interval": (0.5, 0.5), "questions": 2}
@@ -613,17 +626,23 @@ def test_panels_hold_the_table_s_means_and_intervals_over_questions(files):
     low, high = arts["points"][0]["interval"]
     assert 0 < low < 0.5 < high < 1
     law = [{**q, "id": "law1", "score": 0.75} for q in questions if q["id"] == "law0"]
-    *_, macro = score_panels([System("A", [], questions + law)])
+    *_, macro = score_panels([System("A", TASK, {"a": questions + law})])
     strata = [[1, 0, 0.5, 0.5], [0.5, 0.5], [0.25, 0.75]]
     assert macro["points"][0] == {"mean": 0.5, "interval": bootstrap_interval(strata), "questions": 8}
 
 
 def test_unknown_communities_have_a_panel_of_their_own():
     questions = [
-        {"id": str(i), "category": "chess", "answered": True, "score": score, "details": [{"score": score}]}
+        {
+            "id": str(i),
+            **TASK.place({"category": "chess"}),
+            "answered": True,
+            "score": score,
+            "details": [{"score": score}],
+        }
         for i, score in enumerate([1, 0.5])
     ]
-    unknown, macro = score_panels([System("A", [], unplaced=questions)])
+    unknown, macro = score_panels([System("A", TASK, {"a": questions})])
     assert unknown["group"] == "unknown"
     assert unknown["points"][0] == {"mean": 0.75, "interval": bootstrap_interval([[1, 0.5]]), "questions": 2}
     assert macro["points"][0] == {"mean": None, "interval": None, "questions": 0}
@@ -634,14 +653,14 @@ def test_heat_map_has_the_mean_of_every_community(files):
     files.inputs = files.write("data.json", files.data)
     index, _ = content(files.two_systems())
     assert index["judged"] == [0, 1]
-    assert index["communities"] == [
-        {"community": "rpg", "category": "Arts & Entertainment", "questions": 2, "cells": [[0.75, 1], [0.25, 1]]},
+    assert index["subgroups"] == [
+        {"subgroup": "rpg", "group": "Arts & Entertainment", "questions": 2, "cells": [[0.75, 1], [0.25, 1]]},
         {
-            "community": "diy", "category": "Lifestyle & Personal Development", "questions": 1,
+            "subgroup": "diy", "group": "Lifestyle & Personal Development", "questions": 1,
             "cells": [[0.5, 1], [None, 0]],
         },
-        {"community": "law", "category": "Society & Culture", "questions": 1, "cells": [[0, 1], [None, 0]]},
-        {"community": "chess", "category": "unknown", "questions": 1, "cells": [[None, 0], [None, 0]]},
+        {"subgroup": "law", "group": "Society & Culture", "questions": 1, "cells": [[0, 1], [None, 0]]},
+        {"subgroup": "chess", "group": "unknown", "questions": 1, "cells": [[None, 0], [None, 0]]},
     ]  # fmt: skip
 
 
@@ -814,7 +833,7 @@ def test_a_link_opens_its_question_and_keys_go_on_from_there(files, open_page):
         seen.append(page.run("document.querySelector('[aria-current]').hash"))
     assert seen == ["#rpg_1", "#diy_2", "#rpg_1", "#diy_2", "#law_3", "#diy_2"]
     assert page.run("document.activeElement.tagName") == "H2"  # screen readers go on here
-    page.set("community", "law")
+    page.set("subgroup", "law")
     page.press("j")
     assert page.run("location.hash") == "#law_3"  # only what passes the filters
 
@@ -824,8 +843,8 @@ def test_filters(files, open_page):
     page = open_page(files.two_systems())  # scores: 0.75 and 0.25, 0.5 and none, 0 and none
     assert page.run("$('count').textContent") == "3 of 3 questions"
     for field, value, expected in [
-        ("category", "Society & Culture", ["law_3"]),
-        ("community", "diy", ["diy_2"]),
+        ("group", "Society & Culture", ["law_3"]),
+        ("subgroup", "diy", ["diy_2"]),
         ("failure", "any", ["diy_2", "law_3"]),
         ("failure", "no answer", ["diy_2"]),
         ("least", "0.5", ["rpg_1", "diy_2"]),
@@ -912,7 +931,7 @@ def test_whatever_was_written_changes_nothing(files, open_page):
     page.go("#rpg_1")
     page.run("document.querySelectorAll('details').forEach((details) => details.open = true)")
     seen = NASTY.replace("\0", "␀")  # a sign for what has none
-    for part in (".text", ".plans .written", ".narrative", ".posts .written", ".verdicts .title", ".words .raw"):
+    for part in (".text", ".plans .written", ".unseen", ".posts .written", ".verdicts .title", ".words .raw"):
         assert page.run(f"document.querySelector('{part}').textContent").startswith(seen[:120])
     assert page.run("document.title") == "LaMP-QA report"
     assert page.run("document.querySelectorAll('img, b, main script').length") == 0
@@ -1068,7 +1087,7 @@ def test_the_paper_s_test_set_with_four_systems_is_never_shown_whole(tmp_path, o
     assert 60e6 < output.stat().st_size < 100e6
     page = open_page(output)
     print(f"loaded again in {reload_seconds(page):.2f} s")
-    for field, value in [("community", "rpg"), ("community", ""), ("least", "1"), ("differ", "0.5"), ("least", "")]:
+    for field, value in [("subgroup", "rpg"), ("subgroup", ""), ("least", "1"), ("differ", "0.5"), ("least", "")]:
         print(f"{field} {value!r}: filtered in {filter_seconds(page, field, value):.3f} s")
         assert page.run("$('list').children.length") <= 200  # not thousands of rows
     page.go("#q2829")

@@ -10,7 +10,8 @@ from utils.files.journal import Journal
 from utils.generation.chat import APIChat
 from utils.generation.driver import Policy, Request, Stage, describe_requests, fitted_request, generate, token_totals
 from utils.generation.engines import Completion, RefusedError, Sampling, UnavailableError
-from utils.parsing.model_output import ANSWER_SCHEMA, Parsed
+from utils.parsing import Parsed
+from utils.parsing.answers import ANSWER_SCHEMA
 
 
 def make_policy(temperature=0.1, max_retries=3, constrained_decoding="fallback", seed=0):

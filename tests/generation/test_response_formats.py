@@ -18,7 +18,8 @@ import evaluate_responses
 from utils.cli import UserError
 from utils.files.journal_lines import read_journal
 from utils.files.manifest import read_manifest
-from utils.parsing.model_output import ANSWER_FIELD, VERDICT_SCHEMA
+from utils.parsing.answers import ANSWER_FIELD
+from utils.parsing.choices import VERDICT_SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"

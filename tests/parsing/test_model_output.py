@@ -5,7 +5,8 @@ import json
 import pytest
 from growth import times_as_long
 
-from utils.parsing.model_output import parse_answer, parse_verdict
+from utils.parsing.answers import parse_answer
+from utils.parsing.choices import parse_verdict
 
 A = "personalized_answer"
 NONE = "none"

@@ -6,7 +6,8 @@ import re
 import pytest
 from growth import times_as_long
 
-from utils.parsing.model_output import PLAN_PATTERN, Parsed, parse_plan
+from utils.parsing import Parsed
+from utils.parsing.plans import PLAN_PATTERN, parse_plan
 
 COST_TIME = ["Cost of the trip", "Time of day"]
 

@@ -79,13 +79,13 @@ def finish(process):
 def overfitted(data, tmp_path_factory):
     """Trained on the eight questions until it knows them by heart; with the model as it was in memory at the end."""
     import train_planner
-    from utils.planner import trainer as planner_trainer
+    from utils.planner import base_model
 
     output = tmp_path_factory.mktemp("overfitted") / "planner"
     loaded = []
-    load_base = planner_trainer.load_base
+    load_base = base_model.load_base
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner_trainer, "load_base", lambda *args: loaded.append(load_base(*args)) or loaded[0])
+        patch.setattr(base_model, "load_base", lambda *args: loaded.append(load_base(*args)) or loaded[0])
         flags = flags_of(
             data, output, validation_addr=data / "train.json", max_steps=80, save_steps=40, eval_generate=8,
             per_device_train_batch_size=8, gradient_accumulation_steps=1,
@@ -189,6 +189,9 @@ class EngineWatch(threading.Thread):
             try:
                 for child in psutil.Process(self.pid).children(recursive=True):
                     if (name := " ".join(child.cmdline())).startswith("VLLM::"):
+                        parent = child.parent()
+                        if parent is not None and parent.cmdline() == child.cmdline():
+                            continue  # forked a moment ago, to run another program
                         first, *_ = self.lives.get(child.pid, [time.monotonic()])
                         self.lives[child.pid] = [first, time.monotonic(), name]
             except psutil.NoSuchProcess:
@@ -387,6 +390,7 @@ def wait_for(condition):
 # train_planner.py, and each process writes down which sequences it computes, in which order.
 SEEN = """
 import json, os, sys, train_planner
+from utils.benchmarks.lampqa import TASK
 from utils.planner.trainer import PlannerTrainer
 compute_loss = PlannerTrainer.compute_loss
 
@@ -598,14 +602,14 @@ def test_the_best_checkpoint_is_one_that_was_saved(tmp_path):
     """Evaluated at every step, saved at every second: the lowest loss of all is no checkpoint's."""
     from transformers import TrainerControl, TrainerState
 
-    from train_planner import Run
-    from utils.planner.trainer import Recorder
+    from utils.planner.checkpoints import Run
+    from utils.planner.recorder import Recorder
 
     names = ("model_addr", "inputs_addr", "validation_addr", "num_contexts", "prompts_dir")
     fingerprint = {"model": "m@1", "inputs": "1", "validation": "2"}
     manifest = {"arguments": dict.fromkeys(names, "m"), "fingerprint": fingerprint, "versions": {}, "device": "CPU"}
     recorder = Recorder(Run(tmp_path, None, None, []), {**manifest, "git_commit": None})
-    state = TrainerState()
+    state = TrainerState(save_steps=2, max_steps=9)
     links = []
     for step, loss in enumerate([3.0, 2.5, 1.0, 2.0, 1.5, 2.0, 1.2, 1.9], 1):
         state.global_step = step
@@ -625,8 +629,10 @@ def test_the_best_checkpoint_is_one_that_was_saved(tmp_path):
 def test_an_earlier_run_is_replaced_when_training_begins_and_nothing_else_goes(tmp_path):
     from types import SimpleNamespace
 
-    from train_planner import Run
-    from utils.planner.trainer import Recorder
+    from transformers import TrainerState
+
+    from utils.planner.checkpoints import Run
+    from utils.planner.recorder import Recorder
 
     for name in ("checkpoint-3", "checkpoint-6", "checkpoint-3-backup", "plots"):
         (tmp_path / name).mkdir()
@@ -636,8 +642,8 @@ def test_an_earlier_run_is_replaced_when_training_begins_and_nothing_else_goes(t
     (tmp_path / "training_log.jsonl").write_text('{"step": 1, "loss": 3.0}\n')
     replaced = [tmp_path / "checkpoint-3", tmp_path / "checkpoint-6"]
     recorder = Recorder(Run(tmp_path, None, None, replaced), {"fingerprint": {"seed": 1}})
-    state = SimpleNamespace(is_world_process_zero=True, log_history=[], max_steps=8, global_step=0)
-    recorder.on_train_begin(None, state, None)
+    state = TrainerState(is_world_process_zero=True, max_steps=8)
+    recorder.on_train_begin(SimpleNamespace(logging_steps=1, eval_steps=None, save_steps=3), state, None)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"checkpoint-3-backup", "plots", "training_log.jsonl", "manifest.json"}
     assert (tmp_path / "training_log.jsonl").read_text() == ""
@@ -663,9 +669,10 @@ def test_what_the_model_cannot_do_is_named_and_the_earlier_run_stays(uninterrupt
 
 # train_planner.py on a GPU that has FlashAttention 2 and no bfloat16, as far as choosing goes.
 IN_FP32 = """
-from utils import cli, planner_trainer
-planner_trainer.is_flash_attn_2_available = lambda: True
-planner_trainer.has_bf16 = lambda: False
+from utils import cli
+from utils.planner import base_model, trainer as planner_trainer
+base_model.is_flash_attn_2_available = lambda: True
+base_model.has_bf16 = lambda: False
 import train_planner
 cli.run_script(train_planner.main)
 """
@@ -685,7 +692,7 @@ def test_flash_attention_is_not_taken_in_fp32(data, tmp_path):
 
 
 def test_flash_attention_in_fp32_is_refused_before_the_weights_load(data, tmp_path):
-    code = IN_FP32.replace("import train_planner", "planner_trainer.load_base = None\nimport train_planner")
+    code = IN_FP32.replace("import train_planner", "base_model.load_base = None\nimport train_planner")
     done = train_in_fp32(data, tmp_path / "planner", "--attn_implementation", "flash_attention_2", code=code)
     assert done.returncode == 2
     expected = "--attn_implementation flash_attention_2: takes no fp32, and this device has no bf16"
@@ -704,10 +711,10 @@ def test_flash_attention_in_fp32_is_refused_before_the_weights_load(data, tmp_pa
     ],
 )
 def test_which_attention_is_taken(data, gemma, monkeypatch, capsys, wanted, installed, bf16, qwen, capped):
-    from utils.planner.trainer import choose_attention
+    from utils.planner.base_model import choose_attention
 
-    monkeypatch.setattr("utils.planner.trainer.is_flash_attn_2_available", lambda: installed)
-    monkeypatch.setattr("utils.planner.trainer.is_flash_attn_greater_or_equal", lambda version: installed)
+    monkeypatch.setattr("utils.planner.base_model.is_flash_attn_2_available", lambda: installed)
+    monkeypatch.setattr("utils.planner.base_model.is_flash_attn_greater_or_equal", lambda version: installed)
     assert choose_attention(wanted, bf16, str(data / "model"), {}) == qwen
     assert capsys.readouterr().err == ""
     assert choose_attention(wanted, bf16, str(gemma), {}) == capped
@@ -761,15 +768,15 @@ def test_a_flash_attention_without_the_cap_is_not_taken(gemma, monkeypatch):
     from transformers.modeling_flash_attention_utils import _lazy_define_process_function
 
     from utils.cli import UserError
-    from utils.planner.trainer import choose_attention
+    from utils.planner.base_model import choose_attention
 
     handed = [
         _lazy_define_process_function(kernel)(8, 8, True, softcap=50.0).get("softcap")
         for kernel in (lambda q, k, v, softcap=0.0: None, lambda q, k, v: None)
     ]
     assert handed == [50.0, None]
-    monkeypatch.setattr("utils.planner.trainer.is_flash_attn_2_available", lambda: True)
-    monkeypatch.setattr("utils.planner.trainer.is_flash_attn_greater_or_equal", lambda version: version < "2.6.0")
+    monkeypatch.setattr("utils.planner.base_model.is_flash_attn_2_available", lambda: True)
+    monkeypatch.setattr("utils.planner.base_model.is_flash_attn_greater_or_equal", lambda version: version < "2.6.0")
     assert choose_attention("auto", True, str(gemma), {}) == "eager"
     with pytest.raises(UserError, match=r"before 2\.6 would leave out its attn_logit_softcapping"):
         choose_attention("flash_attention_2", True, str(gemma), {})
@@ -780,10 +787,10 @@ def test_a_model_with_attention_sinks_gets_an_attention_that_has_them(tmp_path, 
     from transformers import GptOssConfig
 
     from utils.cli import UserError
-    from utils.planner.trainer import choose_attention
+    from utils.planner.base_model import choose_attention
 
     GptOssConfig().save_pretrained(tmp_path)
-    monkeypatch.setattr("utils.planner.trainer.is_flash_attn_2_available", lambda: True)
+    monkeypatch.setattr("utils.planner.base_model.is_flash_attn_2_available", lambda: True)
     assert choose_attention("auto", True, str(tmp_path), {}) == "eager"
     expected = f"note: {tmp_path}: GptOssForCausalLM does not support sdpa; attention is eager\n"
     assert capsys.readouterr().err == expected
@@ -799,11 +806,12 @@ def gemma_examples(gemma, data):
     """What train_planner.py makes of the eight questions."""
     import train_planner
     from prompts import load_prompt
+    from utils.benchmarks.lampqa import TASK
     from utils.generation.chat import LocalChat
 
     args = train_planner.build_parser().parse_args(flags_of(data, "-", model_addr=gemma, max_seq_length=4096))
     records = json.loads((data / "train.json").read_text())
-    return train_planner.build_examples(records, "-", load_prompt("lampqa/planner"), LocalChat(str(gemma)), args)
+    return train_planner.build_examples(TASK, records, "-", load_prompt("lampqa/planner"), LocalChat(str(gemma)), args)
 
 
 def own_loss(model, examples):
@@ -844,7 +852,8 @@ def test_plans_of_an_evaluation_have_the_cap(gemma, gemma_examples):
     import torch
 
     from utils.generation.chat import LocalChat
-    from utils.planner.trainer import PlannerTrainer, load_base
+    from utils.planner.base_model import load_base
+    from utils.planner.trainer import PlannerTrainer
 
     def plan_of(model, example):
         accelerator = SimpleNamespace(device="cpu", autocast=nullcontext)
@@ -863,7 +872,7 @@ def test_plans_of_an_evaluation_have_the_cap(gemma, gemma_examples):
 
 
 def test_sdpa_is_refused_for_gemma_before_the_weights_load(gemma, data, tmp_path):
-    code = IN_FP32.replace("import train_planner", "planner_trainer.load_base = None\nimport train_planner")
+    code = IN_FP32.replace("import train_planner", "base_model.load_base = None\nimport train_planner")
     flags = ["--model_addr", gemma, "--attn_implementation", "sdpa"]
     done = train_in_fp32(data, tmp_path / "planner", *flags, code=code)
     assert done.returncode == 2

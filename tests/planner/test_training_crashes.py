@@ -214,9 +214,23 @@ def test_a_checkpoint_that_is_there_only_to_go_on_from_is_never_the_best(flags, 
     assert sorted(whole_checkpoints(outputs["whole"])) == [*STEPS]
 
 
+def test_a_run_that_goes_on_saves_as_it_is_told_now(flags, uninterrupted, zygote, tmp_path):
+    """transformers would go on with the --save_steps of the checkpoint, which its trainer_state.json holds."""
+    whole, _ = uninterrupted
+    output = tmp_path / "planner"
+    arguments = [*flags, "--output_dir", output]
+    assert zygote.start("train_planner", arguments, signal_itself=[("compute_loss", 2, TERM)]).wait() == 130
+    finish(zygote, [*flags, "--save_steps", "3"], output)
+    saved = whole_checkpoints(output)
+    assert sorted(saved) == [2, 3, 6] and saved[6] == whole["adapters"][6]
+    evaluated = [figures["step"] for figures in contents(output)["log"] if "eval_loss" in figures]
+    assert evaluated == [2, 3, 6]
+
+
 STOPPER = """
 import os, signal, time
-from utils import cli, stopping
+from utils import cli
+from utils.planner import stopping
 cli.LEAVE_SECONDS, stopping.SAME_SIGNAL = 1, 1000
 def main():
     with stopping.Stopper() as stopper:

@@ -16,7 +16,7 @@ from retrieval import rank_dataset
 from utils.cli import UserError
 from utils.generation.chat import APIChat
 from utils.generation.driver import Policy
-from utils.parsing.model_output import ANSWER_SCHEMA
+from utils.parsing.answers import ANSWER_SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests/data/mini_lampqa"

@@ -16,7 +16,7 @@ from prompts import load_prompt
 from utils.cli import UserError
 from utils.files.journal import Journal
 from utils.files.manifest import file_hash
-from utils.parsing.model_output import VERDICT_SCHEMA
+from utils.parsing.choices import VERDICT_SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"

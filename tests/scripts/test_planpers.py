@@ -28,7 +28,8 @@ from utils.cli import UserError
 from utils.generation import engines
 from utils.generation.driver import Policy
 from utils.generation.engines import Completion
-from utils.parsing.model_output import ANSWER_SCHEMA, PLAN_PATTERN
+from utils.parsing.answers import ANSWER_SCHEMA
+from utils.parsing.plans import PLAN_PATTERN
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests/data/mini_lampqa"

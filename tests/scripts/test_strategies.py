@@ -12,7 +12,7 @@ from utils import make_table, merge_shards
 from utils.benchmarks.lampqa import CATEGORIES, TASK
 from utils.cli import UserError
 from utils.files.manifest import file_hash
-from utils.parsing.model_output import LEVEL_SCHEMA, PREFERENCE_SCHEMA, parse_level, parse_preference
+from utils.parsing.choices import LEVEL_SCHEMA, PREFERENCE_SCHEMA, parse_level, parse_preference
 from utils.records.scores import score_file
 from utils.scoring.pairwise import pair_result
 

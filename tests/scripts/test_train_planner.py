@@ -15,18 +15,16 @@ from tiny_chat import END, SAMPLE, sample_records, save_tiny_chat
 
 import planpers
 import train_planner
-from prompts import load_prompt
+from prompts import choose_lead_in, load_prompt
 from train_planner import (
     build_examples,
     build_parser,
     check_single_device,
     choose_length,
     describe_batch,
-    describe_examples,
     describe_result,
     fill_in_defaults,
     make_fingerprint,
-    open_run,
 )
 from utils import cli
 from utils.benchmarks.lampqa import TASK
@@ -35,6 +33,8 @@ from utils.files.lock import Lock
 from utils.files.manifest import publish, read_folder_manifest, write_folder_manifest
 from utils.generation.chat import LocalChat
 from utils.generation.driver import Policy
+from utils.planner.checkpoints import open_run
+from utils.planner.examples import describe_examples
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ("train", "validation", "test")
@@ -105,7 +105,7 @@ def test_prompt_is_what_planpers_sends_and_target_the_titles(chat, prompt, name,
     # The same length less the target is more than enough here: nothing is left out on either side.
     policy = Policy(0.1, 0.95, 512, 0, 3, "fallback", {})
     planner = planpers.Model("m", TASK, chat, 4096, policy, {"planner": prompt}, num_contexts, {})
-    examples = build_examples(records, f"{name}.json", prompt, chat, args)
+    examples = build_examples(TASK, records, f"{name}.json", prompt, chat, args)
     assert len(examples) == len(records) > 8
     for record, example in zip(records, examples, strict=True):
         posts = [post["text"] for post in record["profile"]][:num_contexts]
@@ -141,19 +141,21 @@ def test_the_reference_target_is_the_lead_in_and_a_dash_and_title_a_line(chat, w
     record["rubric_aspects"] = [{"aspect": " Cost  of it"}, {"aspect": "Time"}]
     prompt = load_prompt("lampqa/planner", with_target)
     args = parse("--planner_target", "reference", "--max_seq_length", 4096, "--num_contexts", 1)
-    (example,) = build_examples([record], "f", prompt, chat, args)
+    (example,) = build_examples(TASK, [record], "f", prompt, chat, args)
     assert chat.tokenizer.decode(example.target) == f"What counts:\n-  Cost  of it\n- Time\n{END}"  # as they are
     assert example.aspects == ["Cost of it", "Time"]
     user = f"\n{record['profile'][0]['text']}\n{record['question']}\n"
     assert list(example.prompt) == list(
         chat.render([{"role": "system", "content": "List."}, {"role": "user", "content": user}])
     )
-    (example,) = build_examples([record], "f", prompt, chat, parse("--max_seq_length", 4096))
+    (example,) = build_examples(TASK, [record], "f", prompt, chat, parse("--max_seq_length", 4096))
     assert chat.tokenizer.decode(example.target) == f"Cost of it\nTime{END}"
 
 
 def test_loss_is_on_the_target_alone(chat, prompt):
-    example = build_examples(read_sample("train")[:1], "train.json", prompt, chat, parse("--max_seq_length", 4096))[0]
+    example = build_examples(
+        TASK, read_sample("train")[:1], "train.json", prompt, chat, parse("--max_seq_length", 4096)
+    )[0]
     row = example.row
     assert row.keys() == {"input_ids", "labels"}
     num_prompt = len(example.prompt)
@@ -171,7 +173,7 @@ def sentences(text):
 @pytest.mark.parametrize("name", SAMPLES)
 def test_nothing_else_of_the_rubric_and_no_narrative_is_learnt(chat, prompt, name):
     records = read_sample(name)
-    examples = build_examples(records, name, prompt, chat, parse("--num_contexts", 10, "--max_seq_length", 4096))
+    examples = build_examples(TASK, records, name, prompt, chat, parse("--num_contexts", 10, "--max_seq_length", 4096))
     searched = 0
     for record, example in zip(records, examples, strict=True):
         text = chat.tokenizer.decode(example.row["input_ids"])
@@ -188,7 +190,7 @@ def test_nothing_else_of_the_rubric_and_no_narrative_is_learnt(chat, prompt, nam
 def test_titles_are_one_line_each(chat, prompt):
     aspects = [{"aspect": title} for title in (" Cost of\n  the  trip ", "Safety\tat night", "Food\r\n")]
     record = {"id": "q", "question": "Where to?", "profile": [], "rubric_aspects": aspects}
-    example = build_examples([record], "f", prompt, chat, parse("--max_seq_length", 4096))[0]
+    example = build_examples(TASK, [record], "f", prompt, chat, parse("--max_seq_length", 4096))[0]
     assert chat.tokenizer.decode(example.target) == f"Cost of the trip\nSafety at night\nFood{END}"
     assert example.aspects == ["Cost of the trip", "Safety at night", "Food"]
 
@@ -197,14 +199,14 @@ def test_questions_without_aspects_are_left_out(chat, prompt):
     records = sample_records("train", 3)
     records[1]["rubric_aspects"] = []
     args = parse("--max_seq_length", 4096)
-    examples = build_examples(records, "train.json", prompt, chat, args)
+    examples = build_examples(TASK, records, "train.json", prompt, chat, args)
     assert [example.aspects[0] for example in examples] == [records[i]["rubric_aspects"][0]["aspect"] for i in (0, 2)]
     for record in records:
         record["rubric_aspects"] = []
-    assert refusal(build_examples, records, "train.json", prompt, chat, args) == (
-        "train.json: no question has an aspect in its rubric_aspects; there is nothing to learn"
+    assert refusal(build_examples, TASK, records, "train.json", prompt, chat, args) == (
+        "train.json: no question has an aspect in its rubric; there is nothing to learn"
     )
-    assert build_examples([], None, prompt, chat, args) == []  # no validation set
+    assert build_examples(TASK, [], None, prompt, chat, args) == []  # no validation set
 
 
 # The length
@@ -224,10 +226,10 @@ def test_whole_posts_go_the_lowest_ranked_first_and_the_target_stays(chat, promp
     assert whole == sorted(set(whole))  # each post needs room
     for length in (1, len(target), whole[0] - 1):
         args = parse("--max_seq_length", length)
-        assert "too small for 1 of 1" in refusal(build_examples, [record], "f", prompt, chat, args)
+        assert "too small for 1 of 1" in refusal(build_examples, TASK, [record], "f", prompt, chat, args)
     seen = set()
     for length in range(whole[0], whole[5] + 2):
-        example = build_examples([record], "f", prompt, chat, parse("--max_seq_length", length))[0]
+        example = build_examples(TASK, [record], "f", prompt, chat, parse("--max_seq_length", length))[0]
         assert list(example.target) == target
         assert len(example.prompt) + len(example.target) <= length
         count = max(n for n in range(6) if whole[n] <= length)
@@ -249,7 +251,7 @@ def test_whole_posts_go_the_lowest_ranked_first_and_the_target_stays(chat, promp
 
 def test_a_length_too_small_for_a_question_names_it(chat, prompt):
     records = sample_records("train", 7)
-    message = refusal(build_examples, records, "train.json", prompt, chat, parse("--max_seq_length", 50))
+    message = refusal(build_examples, TASK, records, "train.json", prompt, chat, parse("--max_seq_length", 50))
     ids = ", ".join(repr(record["id"]) for record in records[:5])
     assert message == (
         "--max_seq_length 50: too small for 7 of 7 questions of train.json\n"
@@ -259,7 +261,7 @@ def test_a_length_too_small_for_a_question_names_it(chat, prompt):
         record["question"] = "Why?"
         record["rubric_aspects"] = record["rubric_aspects"][:1]
     records[0]["question"] *= 20
-    message = refusal(build_examples, records, "train.json", prompt, chat, parse("--max_seq_length", 450))
+    message = refusal(build_examples, TASK, records, "train.json", prompt, chat, parse("--max_seq_length", 450))
     assert "too small for 1 of 7" in message
     assert message.endswith(f": {records[0]['id']!r}")
 
@@ -331,7 +333,7 @@ def test_several_devices_need_a_process_each(monkeypatch):
 
 
 def test_examples_are_described_by_their_tokens(chat, prompt):
-    examples = build_examples(sample_records("train", 2), "f", prompt, chat, parse("--max_seq_length", 4096))
+    examples = build_examples(TASK, sample_records("train", 2), "f", prompt, chat, parse("--max_seq_length", 4096))
     lengths = [len(example.row["input_ids"]) for example in examples]
     targets = sum(len(example.target) for example in examples)
     assert describe_examples("train.json", examples) == (
@@ -367,7 +369,8 @@ def fingerprint(model, files):
         inputs, validation = files
         args = parse("--validation_addr", validation, *more, model=model_addr, inputs=inputs)
         fill_in_defaults(args)
-        made = make_fingerprint(args, load_prompt("lampqa/planner", prompts_dir))
+        prompt = load_prompt("lampqa/planner", prompts_dir)
+        made = make_fingerprint(args, prompt, choose_lead_in(args.planner_target, prompt))
         assert json.loads(json.dumps(made)) == made  # or it would differ from the one in a manifest
         return made
 
@@ -802,7 +805,7 @@ REFUSED_WITH_THE_TOKENIZER = {
     ),
     "too short": (["--max_seq_length", "50"], "too small for 2 of 2 questions of {0}/train.json\n"),
     "validation too long": ([], "--max_seq_length 4096: too small for 1 of 2 questions of {0}/validation.json\n"),
-    "nothing to learn": ([], "{0}/train.json: no question has an aspect in its rubric_aspects"),
+    "nothing to learn": ([], "{0}/train.json: no question has an aspect in its rubric"),
     "no chat template": ([], "{0}/untuned: no chat template"),
 }
 

@@ -1,4 +1,4 @@
-"""utils/slurm: what it would submit, and the shipped sbatch files on a real cluster where tasks die in every way."""
+"""utils/slurm: what the sbatch files call, and the files on a real cluster where tasks die in every way."""
 
 import hashlib
 import json
@@ -24,16 +24,16 @@ import evaluate_responses
 import planpers
 from retrieval import rank_dataset
 from utils import make_table, preflight
+from utils.checks.commands import parser_of, preflights_of
+from utils.cli import UserError
 from utils.records.datasets import read_dataset, select_questions
-from utils.studies.plan import TITLES, baselines_of
-from utils.studies.state import parser_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "utils/slurm"
 SBATCH_FILES = sorted(path.name for path in FOLDER.glob("*.sbatch"))
-SUBMIT = "utils/slurm/submit_table2.sh"
-VARIABLES = {  # of submit_table2.sh
-    *re.findall(r"^(\w+)=\$\{\1:-", (FOLDER / "submit_table2.sh").read_text(), re.MULTILINE), "PYTHON", "MAX_REQUEUES",
+VARIABLES = {  # that the files read
+    "MODEL", "JUDGE", "ENCODER", "PLANNER", "INPUTS", "VALIDATION", "OUTPUT", "FOLDER", "SYSTEMS", "SUFFIX", "SHARDS",
+    "OVERWRITE", "SCRIPT", "PYTHON", "MAX_REQUEUES",
 }  # fmt: skip
 SHARDS = 4
 
@@ -80,9 +80,9 @@ def calls_of(tmp_path, name, *flags, **variables):
 
 
 TAKEN = {  # flags that a user may give to a job, and what names its inputs
-    "an encoder": ("rank.sbatch", ["--dtype", "bfloat16"], {}),
+    "an encoder": ("rank.sbatch", ["--dtype", "bfloat16"], {"ENCODER": "e"}),
     "no encoder": ("rank.sbatch", ["--ranker", "bm25"], {}),
-    "no encoder, in a word": ("rank.sbatch", ["--seed", "3", "--ranker=random"], {}),
+    "no encoder, in a word": ("rank.sbatch", ["--seed", "3", "--ranker=random"], {"ENCODER": ""}),
     "a model here": ("answer.sbatch", ["--rag", "--tensor_parallel_size=2", "--max_model_len", "999"], {"MODEL": "m"}),
     "an API": ("answer.sbatch", ["--openai", "--max_model_len", "999"], {"MODEL": "m"}),
     "a planner beside an API": (
@@ -94,29 +94,68 @@ TAKEN = {  # flags that a user may give to a job, and what names its inputs
 }
 
 
+def checks_in(call):
+    """The flags of utils/preflight.py, as it takes them, for a job's first command: a set for each model."""
+    assert call[:2] == ["utils/preflight.py", "--command"]
+    return [preflight.build_parser().parse_args(flags) for flags in preflights_of(call[2:])]
+
+
 @pytest.mark.parametrize("case", TAKEN)
 def test_a_jobs_scripts_take_what_it_gives_them(tmp_path, case):
     """No flag that the job adds, or hands to the check too, has no effect: a task would end with exit code 2."""
     name, flags, variables = TAKEN[case]
-    calls = calls_of(tmp_path, name, *flags, INPUTS="d.json", OUTPUT="o.json", **variables)
-    for script, *words in calls:
-        parser_of(script).parse_args(words)
-    assert calls[-1][-len(flags) :] == flags
-    encoder = ["facebook/contriever-msmarco" in words for words in calls]
-    assert encoder == [case == "an encoder"] * len(calls)
+    check, command = calls_of(tmp_path, name, *flags, INPUTS="d.json", OUTPUT="o.json", **variables)
+    assert check[2:] == command and command[-len(flags) :] == flags
+    parser_of(command[0]).parse_args(command[1:])
+    models = [args.model_addr for args in checks_in(check)]
+    assert models == {"an encoder": [["e"]], "a planner beside an API": [["m"], ["p"]]}.get(
+        case, [None] if "no encoder" in case else [["m"]]
+    )
+
+
+def test_the_encoder_is_the_papers_where_none_is_named(tmp_path):
+    check, _ = calls_of(tmp_path, "rank.sbatch", INPUTS="d.json", OUTPUT="o.json")
+    (args,) = checks_in(check)
+    assert args.model_addr == ["facebook/contriever-msmarco"]
+
+
+def test_what_decides_the_memory_is_handed_to_the_check(tmp_path):
+    flags = [
+        "--tensor_parallel_size=2",
+        "--max_model_len",
+        "999",
+        "--gpu_memory_utilization",
+        "0.5",
+        "--cache_dir",
+        "c",
+    ]
+    flags += ["--dtype", "float16"]
+    names = {"INPUTS": "d.json", "OUTPUT": "o.json", "MODEL": "m", "PLANNER": "p"}
+
+    def memory_of(args):
+        names = ("tensor_parallel_size", "max_model_len", "gpu_memory_utilization", "cache_dir", "dtype")
+        return tuple(getattr(args, name) for name in names)
+
+    generator, planner = checks_in(calls_of(tmp_path, "plan_and_answer.sbatch", *flags, **names)[0])
+    assert memory_of(generator) == memory_of(planner) == (2, 999, 0.5, "c", "float16")
+    (tmp_path / "calls").unlink()
+    api = ["--openai", "--api_key_addr", "k"]
+    generator, planner = checks_in(calls_of(tmp_path, "plan_and_answer.sbatch", *flags, *api, **names)[0])
+    assert (generator.openai, generator.api_key_addr, planner.openai) == (True, "k", False)
+    assert memory_of(generator) == (1, None, 0.9, None, "auto")  # of an API's model none is known
+    assert memory_of(planner) == (2, 999, 0.5, "c", "float16")
 
 
 def test_a_judge_is_checked_with_what_it_is_to_read(tmp_path):
     variables = {"JUDGE": "a-judge", "INPUTS": "d.json", "FOLDER": "out", "SYSTEMS": "none rag"}
     flags = ["--strategy", "direct", "--temperature", "0", "--dtype=bfloat16"]
     check, judge = calls_of(tmp_path, "judge.sbatch", *flags, **variables)
-    responses = ["--response_addr", "out/none.json", "out/rag.json"]
-    scores = ["out/none_scores.0_of_2.json", "out/rag_scores.0_of_2.json"]
-    expected = ["--inputs_addr", "d.json", "--evaluator_llm", "a-judge", *responses, "--output_addr", *scores]
-    assert check == ["utils/preflight.py", *expected, "--strategy", "direct", "--dtype=bfloat16"]
-    assert judge[0] == "evaluate_responses.py"
-    # Its parser takes them all.
-    assert preflight.build_parser().parse_args(check[1:]).evaluator_llm == "a-judge"
+    (args,) = checks_in(check)
+    assert (args.inputs_addr, args.evaluator_llm, args.model_addr) == (["d.json"], "a-judge", None)
+    assert args.response_addr == ["out/none.json", "out/rag.json"]
+    assert args.output_addr == ["out/none_scores.0_of_2.json", "out/rag_scores.0_of_2.json"]
+    assert (args.strategy, args.dtype, args.step) == ("direct", "bfloat16", None)
+    assert check[2:] == judge and judge[0] == "evaluate_responses.py"
 
 
 @pytest.mark.parametrize(
@@ -124,9 +163,8 @@ def test_a_judge_is_checked_with_what_it_is_to_read(tmp_path):
     [
         ("answer.sbatch", [], "none"),
         ("answer.sbatch", ["--rag", "--num_contexts", "4"], "rag"),
-        ("plan_and_answer.sbatch", ["--rag"], "planpers"),
+        ("plan_and_answer.sbatch", ["--rag", "--plans_addr", "p.json"], "planpers"),
         ("plan_and_answer.sbatch", ["--gold_plan"], "planpers_gold"),
-        ("plan_and_answer.sbatch", ["--plans_addr", "p.json"], "planpers"),
         ("rank.sbatch", [], "rank"),
         ("train.sbatch", [], "train"),
         ("merge.sbatch", ["o.json"], "merge"),
@@ -135,209 +173,32 @@ def test_a_judge_is_checked_with_what_it_is_to_read(tmp_path):
 def test_a_job_checks_what_its_script_reads(tmp_path, file, flags, step):
     variables = {"MODEL": "m", "INPUTS": "d.json", "OUTPUT": "o.json", "VALIDATION": "v.json", "SHARDS": 2}
     check, *_ = calls_of(tmp_path, file, *flags, **variables)
-    args = preflight.build_parser().parse_args(check[1:])
-    assert args.step == step and args.inputs_addr[0] == "d.json"
+    args = preflight.build_parser().parse_args(check[1:]) if file == "merge.sbatch" else checks_in(check)[0]
+    assert args.step == step and args.inputs_addr == (["d.json", "v.json"] if step == "train" else ["d.json"])
     assert args.plans_addr == ("p.json" if "--plans_addr" in flags else None)
+    shard = "o.0_of_2.json"
+    assert args.output_addr == {
+        "rank": ["o.json"], "merge": ["o.json"], "train": ["o.json/training_log.jsonl"], "none": [shard], "rag": [shard]
+    }.get(step, [shard, f"{shard}.plans.json"])  # fmt: skip
 
 
-# What is submitted
-
-
-def submit(*arguments, cwd=ROOT, **variables):
-    environment = clean_environment(**variables)
-    command = ["bash", ROOT / SUBMIT, *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
-
-
-@dataclass
-class Job:
-    variables: dict[str, str]
-    options: dict[str, str]
-    file: str
-    flags: list[str]
-    after: list[str]
-
-
-RECORDER = (
-    f"#!{sys.executable} -IS"
-    + """
-import json, os, sys
-with open(os.environ["CALLS"], "a+") as calls:
-    calls.seek(0)
-    number = len(calls.readlines()) + 1
-    names = "MODEL JUDGE ENCODER PLANNER INPUTS VALIDATION OUTPUT FOLDER SYSTEMS SHARDS".split()
-    variables = {name: os.environ[name] for name in names if name in os.environ}
-    calls.write(json.dumps([variables, sys.argv[1:]]) + "\\n")
-print(f"{number};cluster")
-"""
-)
-
-
-@pytest.fixture
-def recorder(tmp_path):
-    """Variables for a shell whose `sbatch` only writes down how it was called."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/sbatch").write_text(RECORDER)
-    (tmp_path / "bin/sbatch").chmod(0o755)
-    return {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "CALLS": tmp_path / "calls"}
-
-
-def read_jobs(calls):
-    """The submitted jobs by name, without what stands in front of it; `after` are names too."""
-    jobs, names = {}, {}
-    for number, line in enumerate(calls.read_text().splitlines(), 1):
-        variables, words = json.loads(line)
-        place = next(i for i, word in enumerate(words) if word.startswith("utils/"))
-        options = dict(word.removeprefix("--").partition("=")[::2] for word in words[:place])
-        condition, _, rest = options["dependency"].rpartition("singleton")
-        assert (rest, condition.endswith(",") or not condition) == ("", True)
-        after = [names[int(job)] for job in condition.rstrip(",").split(":")[1:]]
-        names[number] = options["job-name"].partition(".")[2]
-        jobs[names[number]] = Job(variables, options, words[place], words[place + 1 :], after)
-    return jobs
-
-
-def test_the_whole_table_is_submitted(recorder, tmp_path):
-    done = submit(**recorder, OUT=tmp_path / "t2", DATA="d", PREFETCH=0, SBATCH_ARGS="--account=lab")
-    assert done.returncode == 0, done.stderr
-    jobs = read_jobs(recorder["CALLS"])
-    # 3 categories: 4 rankings, a training, 4 times answers and their merge, verdicts and their merge; then the table.
-    assert len(jobs) == 3 * (4 + 1 + 4 * 2 + 2) + 1 == len(done.stdout.splitlines())
-    model, category = "Qwen2.5-7B-Instruct", "Society_and_Culture"
-    answers, merge = f"answer.{model}.{category}.test.", f"merge.{model}.{category}.test."
-    edges = {name: job.after for name, job in jobs.items() if category in name}
-    assert edges == {
-        f"rank.{category}.test": [],
-        f"rank.{category}.test_random": [f"rank.{category}.test"],
-        f"rank.{category}.train": [],
-        f"rank.{category}.validation": [],
-        f"train.{category}": [f"rank.{category}.train", f"rank.{category}.validation"],
-        answers + "none": [],
-        answers + "rag": [f"rank.{category}.test"],
-        answers + "rag_random": [f"rank.{category}.test_random"],
-        answers + "planpers": [f"rank.{category}.test", f"train.{category}"],
-        **{merge + method: [answers + method] for method in ("none", "rag", "rag_random", "planpers")},
-        f"judge.{model}.{category}.test": [merge + method for method in ("none", "rag_random", "rag", "planpers")],
-        merge + "scores": [f"judge.{model}.{category}.test"],
-    }
-    assert [name for name, job in jobs.items() if not set(job.after) <= set(jobs)] == []
-    assert len(jobs[f"table.{model}.test"].after) == 3
-    for job in jobs.values():
-        assert job.options["kill-on-invalid-dep"] == "yes" and job.options["account"] == "lab"
-        is_array = Path(job.file).name in ("answer.sbatch", "plan_and_answer.sbatch", "judge.sbatch")
-        assert job.options.get("array") == ("0-3" if is_array else None)
-        assert job.options["output"] == f"{tmp_path}/t2/logs/%x" + ("_%a.log" if is_array else ".log")
-        assert "--max_model_len" not in job.flags
-    judge = jobs[f"judge.{model}.{category}.test"].variables
-    assert judge["SYSTEMS"] == "none rag_random rag planpers" and judge["JUDGE"] == "Qwen/Qwen2.5-32B-Instruct"
-    planpers_job = jobs[answers + "planpers"]
-    assert planpers_job.variables["PLANNER"] == f"{tmp_path}/t2/planner/{category}/best"
-    assert (tmp_path / "t2/logs").is_dir()
-
-
-@pytest.mark.parametrize(
-    ("methods", "expected"),
-    [
-        ("planpers none rag", ["No personalization", "RAG (asker's profile)"]),
-        ("none rag_random rag", ["No personalization", "RAG (random profile)"]),
-        ("rag none", ["No personalization"]),
-        ("rag", []),
-    ],
-)
-def test_the_table_has_the_daggers_that_a_studys_has(recorder, tmp_path, methods, expected):
-    done = submit(**recorder, OUT=tmp_path / "t2", DATA="d", PREFETCH=0, METHODS=methods)
-    assert done.returncode == 0, done.stderr
-    flags = read_jobs(recorder["CALLS"])["table.Qwen2.5-7B-Instruct.test"].flags
-    args = make_table.build_parser().parse_args(flags)
-    make_table.check_arguments(args)
-    assert args.baseline == expected
-    titles = {TITLES[method]: method for method in methods.split()}
-    assert baselines_of(titles) == expected and [name for name, *_ in args.system] == list(titles)
-
-
-def test_a_dry_run_prints_the_commands_that_would_be_called(recorder, tmp_path):
-    variables = {"OUT": tmp_path / "t2", "PREFETCH": 0, "ANSWER_ARGS": "--seed 1", "METHODS": "none rag planpers"}
-    printed = submit("--dry_run", **recorder, **variables)
-    assert printed.returncode == 0, printed.stderr
-    assert not recorder["CALLS"].exists() and not (tmp_path / "t2").exists()
-    assert submit(**recorder, **variables).returncode == 0
-    called = recorder["CALLS"].read_text()
-    recorder["CALLS"].unlink()
-    script = printed.stdout.replace("$(", "$(cut -d';' -f1 <<<$(").replace(")\n", "))\n")  # as the script reads ids
-    subprocess.run(["bash", "-eu", "-c", script], env=clean_environment(**recorder), check=True)
-    assert recorder["CALLS"].read_text() == called
-
-
-def test_a_dry_run_says_what_would_be_fetched(tmp_path):
-    first = submit("--dry_run").stdout.splitlines()[0]
-    assert first.split() == [
-        "utils/slurm/prefetch.sh", "data", "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-32B-Instruct",
-        "facebook/contriever-msmarco",
-    ]  # fmt: skip
-    api = submit("--dry_run", ANSWER_ARGS="--openai", JUDGE_ARGS="--openai", METHODS="none").stdout.splitlines()
-    assert api[0].split() == ["utils/slurm/prefetch.sh", "data"]
-    assert submit("--dry_run", PREFETCH=0).stdout.splitlines()[0].startswith("job1=")
-
-
-def test_models_behind_an_api_take_no_gpu(recorder, tmp_path):
-    submit(**recorder, OUT=tmp_path / "t2", PREFETCH=0, MODEL="gpt-4o-mini", ANSWER_ARGS="--openai --api_key_addr k")
-    gres = {Path(job.file).stem: job.options.get("gres") for job in read_jobs(recorder["CALLS"]).values()}
-    assert gres == {
-        "rank": "gpu:1", "train": "gpu:1", "plan_and_answer": "gpu:1", "judge": "gpu:1", "answer": "none",
-        "merge": None, "table": None,
-    }  # fmt: skip
-
-
-def test_flags_go_to_the_jobs_in_which_they_have_an_effect(recorder, tmp_path):
-    arguments = {"RANK_ARGS": "--ranker bm25", "ANSWER_ARGS": "--temperature 0 --num_contexts 4 --top_p 1"}
-    done = submit(**recorder, OUT=tmp_path / "t2", PREFETCH=0, CATEGORIES="Society_and_Culture", **arguments)
-    assert done.returncode == 0, done.stderr
-    flags = {name: job.flags for name, job in read_jobs(recorder["CALLS"]).items()}
-    ranked = [its for name, its in flags.items() if name.startswith("rank.")]
-    assert len(ranked) == 4 and not any("--embedding_cache" in its for its in ranked)
-    answered = {name.rpartition(".")[2]: its for name, its in flags.items() if name.startswith("answer.")}
-    assert answered["none"] == ["--temperature", "0", "--top_p", "1"]
-    assert answered["rag"] == ["--rag", "--temperature", "0", "--num_contexts", "4", "--top_p", "1"]
-
-
-@pytest.mark.parametrize("asked", ["--gres=gpu:2", "--gpus=2", "--gpus-per-task=2"])
-def test_what_asks_for_a_gpu_is_left_out_for_an_api(asked):
-    resources = f"--mem=8G {asked} --time=01:00:00"
-    variables = {"ANSWER_RESOURCES": resources, "JUDGE_RESOURCES": resources, "PREFETCH": 0, "METHODS": "none"}
-    done = submit("--dry_run", **variables, ANSWER_ARGS="--openai", JUDGE_ARGS="--openai")
-    jobs = [line.split() for line in done.stdout.splitlines() if "answer.sbatch" in line or "judge.sbatch" in line]
-    assert len(jobs) == 6
-    for words in jobs:
-        assert [word for word in words if word.startswith(("--gres", "--gpus"))] == ["--gres=none"]
-        assert {"--mem=8G", "--time=01:00:00", "--array=0-3"} <= set(words)
-
-
-def test_a_folder_is_not_fetched(tmp_path):
-    first = submit("--dry_run", JUDGE=tmp_path, ENCODER=tmp_path).stdout.splitlines()[0]
-    assert first.split() == ["utils/slurm/prefetch.sh", "data", "Qwen/Qwen2.5-7B-Instruct"]
-
-
-def test_the_planner_is_trained_on_a_validation_file_that_is_ranked_once(recorder, tmp_path):
-    submit(**recorder, OUT=tmp_path / "t2", PREFETCH=0, SPLIT="validation", METHODS="planpers")
-    jobs = read_jobs(recorder["CALLS"])
-    rankings = [name for name in jobs if name.startswith("rank.Art")]
-    assert rankings == ["rank.Art_and_Entertainment.validation", "rank.Art_and_Entertainment.train"]
-    assert set(jobs["train.Art_and_Entertainment"].after) == set(rankings)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "variables", "where", "message"),
-    [
-        (["--dryrun"], {}, ROOT, "--dryrun: the only flag is --dry_run"),
-        ([], {"METHODS": "none rga"}, ROOT, "METHODS: no method rga"),
-        ([], {}, ROOT / "utils", "run it from the root of the repository"),
-    ],
-)
-def test_a_mistake_is_named_before_anything_is_submitted(recorder, arguments, variables, where, message):
-    done = submit(*arguments, **recorder, **variables, cwd=where)
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("error: " + message)
-    assert not recorder["CALLS"].exists()
+def test_preflight_checks_a_command(tmp_path, monkeypatch, capsys):
+    """With the words of the flags that it would else be given."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # as it does itself
+    data = str(SAMPLE / "test.json")
+    flags = ["--inputs_addr", data, "--model_addr", f"{tmp_path}/none", "--output_addr", f"{tmp_path}/rag.json"]
+    codes, told = [], []
+    for words in ([*flags, "--step", "rag"], ["--command", "baselines.py", "--rag", *flags]):
+        codes.append(preflight.main(words))
+        told.append(capsys.readouterr().out)
+    assert codes == [2, 2] and told[0] == told[1]
+    assert f"FAIL {tmp_path}/none: no such folder" in told[0] and f"data {data}: 13 questions" in told[0]
+    with pytest.raises(UserError, match=r"^--command utils/report\.py: found none of retrieval/rank_dataset\.py, "):
+        preflight.main(["--command", "utils/report.py"])
+    with pytest.raises(SystemExit) as ended:
+        preflight.main(["--command", "baselines.py", "--rga"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: unrecognized arguments: --rga; did you mean --rag?\n"
 
 
 # What is fetched
@@ -783,32 +644,3 @@ def test_a_killed_training_goes_on(queue, tmp_path):
     assert log.count("1 on a device x 2 accumulated x 1 processes = 2 sequences a step") == 2
     assert f"going on from {output}/checkpoint-2" in log
     assert (output / "best/adapter_model.safetensors").exists() and (output / "checkpoint-4").exists()
-
-
-@on_a_cluster
-def test_the_table_is_submitted_twice_and_made_once(cluster, gate, api, encoder, tmp_path):
-    """The second submission waits for the first, job by job, and finds everything finished."""
-    records = json.loads((SAMPLE / "test.json").read_text(encoding="utf-8"))
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/Society_and_Culture_test.json").write_text(json.dumps(records[-4:]))
-    variables = {
-        "MODEL": "a-model", "ENCODER": encoder, "JUDGE": "a-judge", "DATA": f"{tmp_path}/data", "OUT": f"{tmp_path}/t2",
-        "METHODS": "none rag_random", "CATEGORIES": "Society_and_Culture", "ANSWER_SHARDS": "2",
-        "JUDGE_SHARDS": "1", "ANSWER_ARGS": " ".join(api), "JUDGE_ARGS": " ".join(api), "PREFETCH": "0",
-    }  # fmt: skip
-    environment = clean_environment(**cluster.environment | {"PYTHON": sys.executable} | variables)
-    jobs = []
-    for _ in range(2):
-        printed = subprocess.run(["bash", SUBMIT], cwd=ROOT, env=environment, capture_output=True, text=True)
-        assert printed.returncode == 0, printed.stderr
-        jobs += [line.split()[0] for line in printed.stdout.splitlines()]
-    cluster.wait(*jobs)
-    assert {state for job in jobs for state in cluster.states(job)} == {"COMPLETED"}
-    folder = tmp_path / "t2/a-model/test"
-    table = (folder / "table.md").read_text().splitlines()
-    assert [line.split(" | ")[0] for line in table[2:4]] == ["| No personalization", "| RAG (random profile)"]
-    assert all(line.endswith("| 4 | 0 | 0 |") for line in table[2:4])
-    requests = [json.dumps(request) for request in gate.server.requests]
-    assert len(requests) == len(set(requests)) > 2 * 4  # nothing was asked twice
-    log = (tmp_path / "t2/logs/t2.merge.a-model.Society_and_Culture.test.scores.log").read_text()
-    assert log.count("scores of 1 shards, 4 questions") == 2 == log.count("already finished, left alone")

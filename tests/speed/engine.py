@@ -32,7 +32,7 @@ from utils.files.journal import Journal
 from utils.generation.chat import LocalChat
 from utils.generation.driver import Policy, Request, Stage, run_stage
 from utils.generation.engines import VLLMEngine, engine_settings, sampling_params
-from utils.parsing.model_output import ANSWER_SCHEMA, parse_answer
+from utils.parsing.answers import ANSWER_SCHEMA, parse_answer
 from utils.records.datasets import read_dataset
 
 SAMPLE = Path(__file__).resolve().parent.parent / "data/mini_lampqa"

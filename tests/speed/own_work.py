@@ -35,7 +35,8 @@ from utils.benchmarks.lampqa import CATEGORIES
 from utils.cli import make_parser, positive_int, run_script
 from utils.generation.chat import LocalChat
 from utils.generation.engines import Completion
-from utils.tables.significance import Pairing, compare_systems
+from utils.tables.comparisons import compare_strata
+from utils.tables.significance import differences
 
 BAR = 5.0  # seconds
 CONCURRENCY = 512
@@ -138,7 +139,9 @@ def compare(num_questions: int, seed: int) -> float:
     for _, category in zip(range(num_questions), itertools.cycle(CATEGORIES), strict=False):
         scores[category].append((rng.randrange(11) / 10, rng.randrange(11) / 10))  # of five aspects
     started = time.perf_counter()
-    compare_systems(Pairing(scores, num_questions, 0, 0, 0))
+    strata = [differences(pairs) for pairs in scores.values()]
+    for its in [*([stratum] for stratum in strata), strata]:
+        compare_strata(its, intervals=True)
     return time.perf_counter() - started
 
 

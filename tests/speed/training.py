@@ -32,16 +32,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from measure import add_arguments, log_normal, matrix_rate, peak_memory, print_spread, reset_peak_memory, write_figures
 
 import train_planner
-from train_planner import Example, Run
 from utils.cli import make_parser, positive_int, run_script
 from utils.files.manifest import describe_run
 from utils.generation.chat import LocalChat
 from utils.parsing.plans import NO_LOSS
+from utils.planner.checkpoints import Run
+from utils.planner.examples import Example
 
 TARGET = 60  # tokens
 LOG_SPREAD = 0.5
 
-# The sequences of a simulated training set, of the mean lengths that the README takes: ten posts, or as many as there
+# The sequences of a simulated training set, of the mean lengths that docs take: ten posts, or as many as there
 # are. Profile sizes of Table 1 (Lifestyle, train); posts vary as the narratives of its test sets do. How much longer
 # one user's posts are than another's is not known: simulated are the two ends, not at all and as much as posts differ.
 USERS, POSTS, MAX_LENGTH, STEP = 7370, 10, 8192, 32
@@ -66,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     args = build_parser().parse_args(argv)
-    from utils.planner.trainer import has_bf16
+    from utils.planner.base_model import has_bf16
 
     waiting = simulate_waiting()
     chat = LocalChat(args.model_addr)
@@ -231,7 +232,7 @@ def plain_training(args: argparse.Namespace, chat: LocalChat, examples: list[Exa
     from peft import get_peft_model
     from torch.nn.utils.rnn import pad_sequence
 
-    from utils.planner.trainer import choose_attention, has_bf16, load_base, make_lora_config
+    from utils.planner.base_model import choose_attention, has_bf16, load_base, make_lora_config
 
     flags = planner_flags(args, "-")
     dtype = torch.bfloat16 if has_bf16() else torch.float32

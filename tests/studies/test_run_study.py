@@ -1,10 +1,9 @@
-"""utils/run_study.py: what a study stands for, what of it is up to date, and whole studies that run, stop and go on."""
+"""utils/run_study.py: what of a study is up to date, and whole studies that run, stop and go on."""
 
 import importlib
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -12,15 +11,13 @@ import sys
 import threading
 import time
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import StringIO
-from itertools import product
 from pathlib import Path
 
 import pytest
 from api_server import Reply, default_reply, serve
-from slurm_cluster import start_cluster
-from test_slurm import clean_environment, on_a_cluster, read_jobs, recorder, submit  # noqa: F401 (a fixture)
+from test_study import ART, ROOT, SOCIETY, study_of, write_study
 from tiny_chat import sample_records, save_tiny_chat
 from tiny_encoder import save_tiny_encoder
 from zygote import ServerPlanner
@@ -29,387 +26,17 @@ import baselines
 from utils import run_study
 from utils.benchmarks.lampqa import CATEGORIES as TITLES
 from utils.benchmarks.lampqa import COMMUNITIES
+from utils.checks.commands import parser_of
 from utils.cli import UserError
 from utils.files.journal import Journal
 from utils.files.journal_lines import read_journal
 from utils.files.manifest import read_folder_manifest, read_manifest, write_folder_manifest
 from utils.records.datasets import read_dataset
-from utils.studies.jobs import make_jobs, prefetch_command
 from utils.studies.plan import Answers, answer_step, plan_study, train_step
-from utils.studies.state import differing_settings, find_pending, parser_of
-from utils.studies.study import ARGUMENTS, CATEGORIES, SLURM, Study, read_study
+from utils.studies.state import differing_settings
+from utils.studies.study import ARGUMENTS, CATEGORIES, Study
 
-ROOT = Path(__file__).resolve().parents[2]
-STUDIES = sorted((ROOT / "utils/studies").glob("*.toml"))
 SAMPLE = ROOT / "tests/data/mini_lampqa"
-ART, LIFE, SOCIETY = CATEGORIES
-
-
-def write_study(folder, text, name="study.toml"):
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return str(path)
-
-
-def study_of(folder, text=""):
-    return read_study(write_study(folder, text))
-
-
-# The file
-
-
-def test_an_empty_study_is_the_papers_table_2_for_one_model(tmp_path):
-    study = study_of(tmp_path)
-    assert study.models == ("Qwen/Qwen2.5-7B-Instruct",) and study.openai_models == ()
-    assert study.methods == ("none", "rag_random", "rag", "planpers")
-    assert (study.num_contexts, study.seeds, study.splits, study.categories) == ((10,), (0,), ("test",), CATEGORIES)
-    assert study.judges == ("Qwen/Qwen2.5-32B-Instruct",)
-    assert study.arguments == {"rank": [], "train": [], "answer": [], "planpers": [], "judge": []}
-
-
-def test_the_categories_are_the_datasets():
-    files = json.loads((ROOT / "utils/tables/paper_table1.json").read_text())["files"]
-    assert set(files) == {f"{category}_{split}" for category in CATEGORIES for split in ("train", "validation", "test")}
-
-
-def test_slurms_defaults_are_those_of_submit_table2():
-    text = (ROOT / "utils/slurm/submit_table2.sh").read_text()
-    for key, value in SLURM.items():
-        found = re.search(rf"^{key.upper()}=\$\{{{key.upper()}:-(.*?)\}}", text, re.MULTILINE)[1]
-        assert found == (str(value) if isinstance(value, int) else " ".join(value))
-
-
-def test_only_api_models(tmp_path):
-    assert study_of(tmp_path, 'openai_models = ["gpt-4o-mini"]').models == ()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("modles = ['m']", "key: there is no 'modles'; did you mean 'models'?"),
-        ("num_context = [4]", "key: there is no 'num_context'; did you mean 'num_contexts'?"),
-        ("path = 'p'", "key: there is no 'path'; did you mean 'data'?"),
-        ("methods = ['rag', 'planper']", "methods: there is no 'planper'; did you mean 'planpers'?"),
-        ("categories = ['Society']", "categories: there is no 'Society'; did you mean 'Society_and_Culture'?"),
-        ("splits = ['tests']", "splits: there is no 'tests'; did you mean 'test'?"),
-        ("data = 3", "data: found 3, expected a text"),
-        ("output = ' '", "output: found ' ', expected a text"),
-        ("models = 'm'", "models: found 'm', expected a list of texts"),
-        ("models = []", "models: found [], expected a list of texts"),
-        ("openai_models = []", "openai_models: found [], expected a list of texts"),
-        ("models = ['m', 3]", "models, item 2: found 3, expected a text"),
-        ("methods = ['rag', 'rag']", "methods: found 'rag twice', expected every item once"),
-        ("num_contexts = 4", "num_contexts: found 4, expected a list of whole numbers from 0 up"),
-        ("num_contexts = [4, '6']", "num_contexts, item 2: found '6', expected a whole number from 0 up"),
-        ("num_contexts = [true, 2]", "num_contexts, item 1: found True, expected a whole number from 0 up"),
-        ("num_contexts = [-1, 2]", "num_contexts, item 1: found -1, expected a whole number from 0 up"),
-        ("seeds = [0, 0]", "seeds: found '0 twice', expected every item once"),
-        ("seeds = [0.5, 1]", "seeds, item 1: found 0.5, expected a whole number from 0 up"),
-        ("models = ['a/m', 'b/m']", "models: found 'a/m', expected one model named m: its files bear that name"),
-        ("models = ['m']\nopenai_models = ['x/m']", "models: found 'm', expected one model named m"),
-        ("judges = ['a/j', 'b/j']", "judges: found 'a/j', expected one model named j: its files bear that name"),
-        ("judges = ['j']\nopenai_judges = ['x/j']", "judges: found 'j', expected one model named j: its files bear"),
-        ("openai_judges = 'j'", "openai_judges: found 'j', expected a list of texts"),
-        ("figure = 5", "figure: found 5, expected one of the figures 2, 3, 4 and 16, as a number"),
-        ("figure = '2'", "figure: found '2', expected one of the figures 2, 3, 4 and 16, as a number"),
-        ("figure = 3", "methods: found ['none', 'rag_random', 'rag', 'planpers'], expected 'planpers_gold' among them"),
-        ("figure = 2", "num_contexts: found [10], expected two or more: figure 2 shows them"),
-        ("figure = 4", "judges: found ['Qwen/Qwen2.5-32B-Instruct'], expected two or more: figure 4 shows them"),
-        ("figure = 2\nnum_contexts = [0, 2]\nseeds = [0, 1]", "seeds: found [0, 1], expected one: a figure shows one"),
-        ("human_addr = 'h.json'", "human_addr: found 'h.json', expected it only with figure = 4"),
-        ("arguments = ['--limit']", "arguments: found ['--limit'], expected a table of lists"),
-        ("[arguments]\nranks = []", "arguments: there is no 'ranks'; did you mean 'rank'?"),
-        (
-            "[arguments]\nrank = '--ranker bm25'",
-            "arguments.rank: found '--ranker bm25', expected a list of texts, such",
-        ),
-        ("[arguments]\nanswer = ['--max_tokens', 9]", "arguments.answer: found ['--max_tokens', 9], expected a list"),
-        ("unscored_as_zero = 1", "unscored_as_zero: found 1, expected true or false"),
-        ("[slurm]\nshards = 2", "slurm: there is no 'shards'; did you mean 'judge_shards'?"),
-        ("[slurm]\njudge_shards = 0", "slurm.judge_shards: found 0, expected a number from 1 up"),
-        (
-            "[slurm]\nsbatch_args = '--account=lab'",
-            "slurm.sbatch_args: found '--account=lab', expected a list of texts",
-        ),
-        ("models = [", "not TOML: "),
-    ],
-)
-def test_a_mistake_in_the_file_is_named_in_one_line(tmp_path, capsys, text, message):
-    path = write_study(tmp_path, text)
-    with pytest.raises(UserError) as refused:
-        run_study.main(["--study_addr", path])
-    assert str(refused.value).startswith(f"{path}: {message}") and "\n" not in str(refused.value)
-    assert [one.name for one in tmp_path.iterdir()] == ["study.toml"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            'answer = ["--temprature", "1"]',
-            "arguments, baselines.py: unrecognized arguments: --temprature; did you mean --temperature?",
-        ),
-        ('answer = ["--temperature", "hot"]', "arguments, baselines.py: argument --temperature: invalid"),
-        ('answer = ["--max_tokens_plan", "9"]', "arguments, baselines.py: unrecognized arguments"),
-        ('planpers = ["--top"]', "arguments, planpers.py: unrecognized arguments: --top"),
-        ('answer = ["--seed", "3"]', "arguments, baselines.py: found '--seed', expected none of the flags"),
-        ('answer = ["--num_contexts=3"]', "arguments, baselines.py: found '--num_contexts=3', expected none of"),
-        ('answer = ["--limit", "3"]', "arguments, baselines.py: found '--limit', expected none of the flags"),
-        ('judge = ["--strategy", "direct"]', "arguments, evaluate_responses.py: found '--strategy', expected none"),
-        ('judge = ["--score_addr", "x"]', "arguments, evaluate_responses.py: found '--score_addr', expected none"),
-        ('rank = ["--help"]', "arguments, rank_dataset.py: found '--help', expected none of the flags"),
-        ('train = ["--output_dir", "x"]', "arguments, train_planner.py: found '--output_dir', expected none"),
-    ],
-)
-def test_flags_that_a_script_does_not_take_or_the_study_sets_are_refused(tmp_path, arguments, message):
-    path = write_study(tmp_path, f"[arguments]\n{arguments}\n")
-    with pytest.raises(UserError) as refused:
-        run_study.main(["--study_addr", path, "--dry_run"])
-    assert str(refused.value).startswith(f"{path}: {message}")
-
-
-def test_a_flag_goes_to_the_steps_in_which_it_has_an_effect(tmp_path, capsys):
-    """The study's flags for answers are for several steps; its own for ranking are of an encoder."""
-    text = """
-models = ["a/local"]
-openai_models = ["far"]
-methods = ["none", "rag", "planpers"]
-categories = ["Society_and_Culture"]
-[arguments]
-rank = ["--ranker", "bm25"]
-answer = ["--gpu_memory_utilization", "0.8", "--max_concurrency=3", "--temperature", "0.5"]
-"""
-    with pytest.raises(UserError, match="no such file"):  # there are no data
-        run_study.main(["--study_addr", write_study(tmp_path, text), "--dry_run"])
-    commands = [line.split() for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
-    ranking = [words for words in commands if "retrieval/rank_dataset.py" in words]
-    assert len(ranking) == 3
-    for words in ranking:
-        assert words[-2:] == ["--ranker", "bm25"]
-        assert not {"--model_name", "--embedding_cache"}.intersection(words)
-    ends = {}
-    for words in commands:
-        if "--model_addr" in words and "--seed" in words:
-            method = Path(words[words.index("--output_addr") + 1]).stem
-            ends[words[words.index("--model_addr") + 1], method] = words[words.index("--seed") + 2 :]
-    here, there = ["--gpu_memory_utilization", "0.8"], ["--max_concurrency=3"]
-    hotter = ["--temperature", "0.5"]
-    assert ends == {
-        ("a/local", "none"): [*here, *hotter],
-        ("a/local", "rag"): [*here, *hotter],
-        ("a/local", "planpers"): [*here, *hotter],
-        ("far", "none"): ["--openai", *there, *hotter],
-        ("far", "rag"): ["--openai", *there, *hotter],
-        ("far", "planpers"): ["--openai", *here, *there, *hotter],  # its planner runs here
-    }
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            '[arguments]\nanswer = ["--max_concurrency", "3"]',
-            "planpers.py: --max_concurrency: has no effect without --openai, for the model runs here\n"
-            "  give --openai, or leave it out",
-        ),
-        (
-            'openai_models = ["far"]\nmethods = ["none", "rag"]\n[arguments]\nanswer = ["--dtype=float32"]',
-            "baselines.py: --dtype: has no effect with --openai, for no model is loaded here\n  leave it out",
-        ),
-        (
-            'methods = ["none"]\n[arguments]\nanswer = ["--num_contexts", "3"]',
-            "baselines.py: --num_contexts: has no effect without --rag, for the prompt has no posts\n"
-            "  give --rag, or leave it out",
-        ),
-    ],
-)
-def test_a_flag_without_effect_in_any_step_is_refused(tmp_path, text, message):
-    path = write_study(tmp_path, text)
-    with pytest.raises(UserError) as refused:
-        run_study.main(["--study_addr", path, "--dry_run"])
-    assert str(refused.value) == f"{path}: arguments, {message}"
-
-
-def test_a_missing_dataset_is_named_in_a_dry_run_behind_the_commands(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    write_study(tmp_path, "methods = ['none']\ncategories = ['Society_and_Culture']")
-    for flags, printed in (([], 0), (["--dry_run"], 3)):
-        with pytest.raises(
-            UserError, match=r"^data/Society_and_Culture_test\.json: no such file; the dataset is fetch"
-        ):
-            run_study.main(["--study_addr", "study.toml", *flags])
-        assert capsys.readouterr().out.count("# step ") == printed
-    assert [one.name for one in tmp_path.iterdir()] == ["study.toml"]
-
-
-def test_only_judges_behind_an_api(tmp_path):
-    study = study_of(tmp_path, 'openai_judges = ["gpt-4o-mini"]')
-    assert (study.judges, study.all_judges) == ((), ("gpt-4o-mini",))
-
-
-# The plan
-
-
-def outputs_of(study, kind):
-    return [output for step in plan_study(study) if step.kind == kind for output in step.outputs]
-
-
-def count(study):
-    found = {}
-    for step in plan_study(study):
-        found[step.kind] = found.get(step.kind, 0) + 1
-    return found
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        # 3 categories: test, another user's, train and validation. 3 models x 4 methods x 3 categories.
-        ("table2", {"rank": 12, "train": 3, "answer": 36, "judge": 3, "table": 3}),
-        ("table3", {"rank": 9, "train": 3, "answer": 36, "judge": 3, "table": 3}),
-        # 3 models x 6 numbers of posts x 3 categories.
-        ("figure2", {"rank": 9, "train": 3, "answer": 54, "judge": 3, "table": 3, "figure": 3}),
-        ("figure16", {"rank": 6, "train": 3, "answer": 54, "judge": 3, "table": 3, "figure": 3}),
-        ("figure3", {"rank": 9, "train": 3, "answer": 6, "judge": 3, "table": 1, "figure": 1}),
-        # 4 judges x 3 categories.
-        ("figure4", {"rank": 9, "train": 3, "answer": 6, "judge": 12, "table": 4}),
-        ("random_profiles", {"rank": 6, "answer": 18, "judge": 3, "table": 3}),
-    ],
-)
-def test_the_shipped_studies(name, expected):
-    assert count(read_study(str(ROOT / f"utils/studies/{name}.toml"))) == expected
-
-
-@pytest.mark.parametrize("name", ["table2", "figure2", "figure3"])
-def test_unscored_as_zero_is_chosen_for_tables_and_figures_alike(tmp_path, name):
-    text = (ROOT / f"utils/studies/{name}.toml").read_text()
-    for more, expected in (("", False), ("unscored_as_zero = true\n", True)):
-        steps = plan_study(study_of(tmp_path, more + text))
-        assert {"--unscored_as_zero" in s.flags for s in steps if s.kind in ("table", "figure")} == {expected}
-        assert not any("--unscored_as_zero" in s.flags for s in steps if s.kind not in ("table", "figure"))
-
-
-def test_unscored_as_zero_holds_for_the_evaluators_of_figure_4(tmp_path):
-    text = "unscored_as_zero = true\nhuman_addr = 'h.json'\n" + (ROOT / "utils/studies/figure4.toml").read_text()
-    steps = plan_study(study_of(tmp_path, text))
-    assert ["--unscored_as_zero" in s.flags for s in steps if s.kind == "agreement"] == [True]
-
-
-def test_all_shipped_studies_are_counted_above():
-    assert len(STUDIES) == 7
-
-
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_every_command_is_one_its_script_takes(path):
-    study = read_study(str(path))
-    for step in plan_study(study):
-        outputs = list(step.outputs)
-        parser_of(step.script).parse_args(step.words(outputs, overwrite=step.kind not in ("table", "figure"))[1:])
-
-
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_a_step_stands_behind_those_that_make_what_it_reads(path):
-    steps = plan_study(read_study(str(path)))
-    made = {output for step in steps for output in step.outputs}
-    assert len(made) == sum(len(step.outputs) for step in steps)  # no output twice
-    seen = set()
-    for step in steps:
-        needed = {file for inputs in step.outputs.values() for file in inputs} | set(step.after)
-        assert needed & made <= seen
-        seen |= step.outputs.keys()
-    assert len({step.job for step in steps}) == len(steps)
-
-
-def test_one_piece_of_work_has_one_name_in_all_studies():
-    makers = {}
-    for path in STUDIES:
-        for step in plan_study(read_study(str(path))):
-            if step.kind in ("rank", "train", "answer"):
-                for output in step.outputs:
-                    makers.setdefault(output, set()).add(tuple(step.words([output], overwrite=False)))
-    for output, commands in makers.items():
-        settings = {tuple(word for word in words if word != "--embedding_cache") for words in commands}
-        distinct = {tuple(w for w in words if not w.endswith("/embeddings")) for words in settings}
-        assert len(distinct) == 1, output
-    figure2 = read_study(str(ROOT / "utils/studies/figure2.toml"))
-    names = [Path(output).name for output in outputs_of(replace(figure2, categories=(ART,)), "answer")]
-    assert names[:6] == [f"planpers{k}.json" for k in ("_k0", "_k2", "_k4", "_k6", "_k8", "")]
-
-
-def test_where_submit_table2_puts_things(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = subprocess.run(
-        ["bash", "utils/slurm/submit_table2.sh", "--dry_run"],
-        cwd=ROOT, env={"PATH": os.environ["PATH"], "PREFETCH": "0"}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    words = set(done.stdout.replace("\\", "").replace("OUTPUT=", "").replace(")", "").split())
-    study = study_of(tmp_path)
-    assert set(outputs_of(study, "rank")) | set(outputs_of(study, "answer")) <= words
-    assert set(outputs_of(study, "judge")) <= words
-    assert {output.removesuffix("/best") for output in outputs_of(study, "train")} <= words
-    assert set(jobs_of(study)) - {"table.Qwen2.5-7B-Instruct.test.study"} <= {
-        word.partition("--job-name=table2.")[2] for word in words
-    }
-
-
-def jobs_of(study):
-    return [job.name for job in make_jobs(study, find_pending(plan_study(study)))]
-
-
-def test_names_of_seeds_numbers_of_posts_and_judges(tmp_path):
-    study = study_of(
-        tmp_path,
-        "models = ['lab/m/']\nmethods = ['none', 'rag']\nnum_contexts = [0, 10]\nseeds = [0, 1]\n"
-        "categories = ['Society_and_Culture']\njudges = ['Qwen/Qwen2.5-32B-Instruct', 'lab/small']\noutput = 'o'",
-    )
-    folder = f"o/m/test/{SOCIETY}/"
-    names = ["none", "none_seed1", "rag_k0", "rag_k0_seed1", "rag", "rag_seed1"]  # no posts, so none is there once
-    assert outputs_of(study, "answer") == [f"{folder}{name}.json" for name in names]
-    scores = [f"{folder}{name}_scores{judge}.json" for judge in ("", "_small") for name in names]
-    assert outputs_of(study, "judge") == scores
-    assert outputs_of(study, "table") == ["o/m/test/study.md", "o/m/test/study_small.md"]
-    judges = [step for step in plan_study(study) if step.kind == "judge"]
-    words = judges[1].words(scores[6:], overwrite=False)
-    assert words[words.index("--score_addr") + 1 :] == scores[6:]
-    assert words[words.index("--response_addr") + 1 : words.index("--score_addr")] == [
-        f"{folder}{name}.json" for name in names
-    ]
-
-
-def test_the_table_compares_planpers_with_the_others(tmp_path):
-    def baselines_of(methods):
-        table = next(s for s in plan_study(study_of(tmp_path, f"methods = {methods}")) if s.kind == "table")
-        words = table.flags
-        return words[words.index("--baseline") + 1 :] if "--baseline" in words else []
-
-    assert baselines_of(["none", "rag", "planpers"]) == ["No personalization", "RAG (asker's profile)"]
-    # Without PlanPers RAG is the method, and the control with another user's profile where there is no RAG either.
-    assert baselines_of(["none", "rag"]) == baselines_of(["rag", "none"]) == ["No personalization"]
-    assert baselines_of(["none", "rag_random"]) == ["No personalization"]
-    assert baselines_of(["none", "rag_random", "rag"]) == ["No personalization", "RAG (random profile)"]
-    assert baselines_of(["rag"]) == baselines_of(["planpers", "planpers_gold"]) == []
-
-
-def test_figure_4_is_drawn_where_people_have_chosen(tmp_path):
-    text = "figure = 4\nmethods = ['planpers', 'rag']\njudges = ['j/a', 'j/b']\ncategories = ['Society_and_Culture']\n"
-    assert [s.kind for s in plan_study(study_of(tmp_path, text))][-1] == "table"
-    steps = plan_study(study_of(tmp_path, text + "human_addr = 'h.json'\noutput = 'o'"))
-    assert [step.kind for step in steps[-2:]] == ["agreement", "figure"]
-    folder = f"o/Qwen2.5-7B-Instruct/test/{SOCIETY}"
-    args = parser_of(steps[-2].script).parse_args(steps[-2].words(list(steps[-2].outputs), False)[1:])
-    assert args.evaluator == [[j, f"{folder}/planpers_scores_{j}.json", f"{folder}/rag_scores_{j}.json"] for j in "ab"]
-    assert args.human_addr == "h.json"
-    drawn = parser_of(steps[-1].script).parse_args(steps[-1].words(list(steps[-1].outputs), False)[1:])
-    assert (drawn.figure, drawn.agreement_addr) == ("4", args.output_addr)
-
-
-def test_figure_2_has_a_system_for_each_number_of_posts():
-    study = read_study(str(ROOT / "utils/studies/figure2.toml"))
-    step = next(step for step in plan_study(study) if step.kind == "figure")
-    args = parser_of(step.script).parse_args(step.words(list(step.outputs), False)[1:])
-    assert [system[0] for system in args.system] == ["0", "2", "4", "6", "8", "10"]
-    assert {len(system) for system in args.system} == {1 + 3}  # its name, and a file a category
-    assert step.named["--output_addr"] == "output/table2/gemma-2-9b-it/test/figure2.png"
 
 
 # Whole studies. The scripts ask a server on this machine; most are run in this process, which spares their imports.
@@ -637,11 +264,12 @@ def test_what_stands_beside_an_output_is_a_part_of_it(work, file):
     assert (work.folder / FOLDER / ART / "planpers_gold.json.plans.json").exists()
 
 
-def test_a_deleted_score_file_is_made_again_with_the_table(work):
+def test_a_deleted_score_file_is_made_again_and_the_table_is_not(work, capsys):
     whole, asked = contents(work.folder), len(work.server.requests)
     (work.folder / FOLDER / ART / "none_scores.json").unlink()
     assert work.run() == 0
-    assert work.outputs() == [f"{ART}/none_scores.json", "study.md"]  # of the three that are judged together, one
+    assert work.outputs() == [f"{ART}/none_scores.json"]  # of the three that are judged together, one
+    assert capsys.readouterr().out.count("# not needed: ") == 1  # its content is what it was
     assert contents(work.folder) == whole and len(work.server.requests) == asked
     assert work.run() == 0 and work.ran == []
 
@@ -654,14 +282,14 @@ def test_a_deleted_table_is_made_again_alone(work):
 
 @pytest.mark.parametrize("manifest", ["", ".manifest.json"])
 def test_a_table_that_was_edited_is_refused_before_anything_runs(work, manifest, capsys):
-    """Or that has no manifest, as one of before it had any. While it is up to date nobody minds."""
+    """Or that has no manifest, as one of before it had any, of which nobody knows whether it is up to date."""
     path = work.folder / TABLE
     if manifest:
         Path(f"{path}{manifest}").unlink()
     else:
         path.write_text(path.read_text() + "\nMy notes.\n")
+        assert work.run() == 0 and work.ran == []  # while it is up to date nobody minds
     edited = path.read_bytes()
-    assert work.run() == 0 and work.ran == []
     (work.folder / FOLDER / ART / "none_scores.json").unlink()
     with pytest.raises(UserError) as refused:
         work.run()  # what the table waits for is missing, so it will be made again
@@ -670,12 +298,39 @@ def test_a_table_that_was_edited_is_refused_before_anything_runs(work, manifest,
         "  set the study back, give another output, or --overwrite to redo it"
     )
     assert work.ran == [] and path.read_bytes() == edited
+    work.edit('methods = ["none", ', "methods = [")
+    (work.folder / FOLDER / ART / "rag_random_scores.json").unlink()
     capsys.readouterr()
     assert work.run("--overwrite", "--dry_run") == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith(" --overwrite")  # the table's command, as it will be run
     assert work.run("--overwrite") == 0
-    assert work.outputs() == [f"{ART}/none_scores.json", "study.md"]
+    assert work.outputs() == [f"{ART}/rag_random_scores.json", "study.md"]
     assert "My notes" not in path.read_text()
+    assert work.run() == 0 and work.ran == []
+
+
+def test_a_table_is_judged_by_contents_and_not_by_times(work):
+    """The score files are younger than it, and so is the study, in which a comment is new."""
+    (work.folder / "study.toml").write_text((work.folder / "study.toml").read_text() + "# mine\n")
+    for path in (work.folder / FOLDER).glob("*/*_scores.json"):
+        path.touch()
+    assert work.run() == 0 and work.ran == []
+    work.edit("base_url = ", "unscored_as_zero = true\nbase_url = ")
+    assert work.run() == 0
+    assert work.scripts() == ["make_table.py"] and "--overwrite" not in work.ran[0]
+    assert work.run() == 0 and work.ran == []
+
+
+def test_a_table_of_before_its_manifest_had_hashes_is_made_again_once(work):
+    path = Path(f"{work.folder / TABLE}.manifest.json")
+    manifest = json.loads(path.read_text())
+    assert set(manifest["fingerprint"].pop("inputs")) == {
+        f"{FOLDER}/{category}/{method}_scores.json"
+        for category in (ART, SOCIETY) for method in ("none", "rag_random", "planpers_gold")
+    }  # fmt: skip
+    path.write_text(json.dumps(manifest))
+    assert work.run() == 0
+    assert work.scripts() == ["make_table.py"] and "--overwrite" not in work.ran[0]
     assert work.run() == 0 and work.ran == []
 
 
@@ -724,7 +379,7 @@ def test_a_dataset_that_changes_where_nobody_looks_changes_no_answer(work):
     assert work.run() == 0
     assert work.outputs() == [
         f"ranked/{ART}_test.json", f"ranked/{ART}_test_random.json", f"{ART}/none.json",
-        *(f"{ART}/{one}_scores.json" for one in ("none", "rag_random", "planpers_gold")), "study.md",
+        *(f"{ART}/{one}_scores.json" for one in ("none", "rag_random", "planpers_gold")),
     ]  # fmt: skip
 
 
@@ -1243,7 +898,7 @@ def test_a_killed_study_goes_on(work, signum, place):
     assert not (work.folder / FOLDER / ART / place).exists()
     assert work.run() == 0
     expected = ["baselines.py", "evaluate_responses.py"] if place == "none.json" else ["evaluate_responses.py"]
-    assert work.scripts() == [*expected, "make_table.py"]
+    assert work.scripts() == expected  # the scores are what they were, and so is the table
     assert contents(work.folder) == whole
     assert read_manifest(work.folder / FOLDER / ART / "none_scores.json")["fingerprint"] == manifest["fingerprint"]
     assert work.run() == 0 and work.ran == []
@@ -1319,256 +974,6 @@ def test_a_run_that_died_while_it_put_a_file_in_place_is_ended(work):
     answers.write_bytes(old)
     assert work.run() == 0
     assert work.outputs() == [f"{ART}/none.json"] and answers.read_bytes() == new
-
-
-# On a cluster
-
-
-CLUSTER = """
-data = "{folder}/data"
-output = "{folder}/t2"
-[slurm]
-sbatch_args = ["--account=lab"]
-"""
-
-
-def sbatch(*flags, environment=None):
-    return subprocess.run(
-        [sys.executable, "utils/run_study.py", "--sbatch", *flags],
-        cwd=ROOT, env=environment or clean_environment(), capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-
-
-@pytest.fixture
-def cluster_data(tmp_path):
-    (tmp_path / "data").mkdir()
-    for category, split in product(CATEGORIES, ("train", "validation", "test")):
-        record = sample_records("test", 1)[0] | {"id": f"{category} {split}"}
-        (tmp_path / f"data/{category}_{split}.json").write_text(json.dumps([record]))
-    return tmp_path
-
-
-def test_the_jobs_are_those_of_submit_table2(recorder, cluster_data):
-    path = write_study(cluster_data, CLUSTER.format(folder=cluster_data))
-    done = sbatch("--study_addr", path, environment=clean_environment(**recorder))
-    assert done.returncode == 0, done.stderr
-    ours = read_jobs(recorder["CALLS"])
-    recorder["CALLS"].unlink()
-    variables = {"OUT": cluster_data / "t2", "DATA": cluster_data / "data", "PREFETCH": 0}
-    assert submit(**recorder, **variables, SBATCH_ARGS="--account=lab").returncode == 0
-    theirs = read_jobs(recorder["CALLS"])
-    assert ours.pop("table.Qwen2.5-7B-Instruct.test.study").options["job-name"] == (
-        "t2.table.Qwen2.5-7B-Instruct.test.study"
-    )
-    table = theirs.pop("table.Qwen2.5-7B-Instruct.test")
-    assert len(table.after) == 3
-    assert ours.keys() == theirs.keys() and len(ours) == len(done.stdout.splitlines()) - 1
-    for name, job in ours.items():
-        same = theirs[name]
-        assert job.variables == same.variables, name
-        assert (job.file, sorted(job.after)) == (same.file, sorted(same.after)), name
-        options = {option: value for option, value in job.options.items() if option != "dependency"}
-        assert options == {option: value for option, value in same.options.items() if option != "dependency"}, name
-        script = {"answer": "baselines.py", "plan_and_answer": "planpers.py"}.get(Path(job.file).stem)
-        if script:  # what we say is what the scripts take for granted
-            required = ["--model_addr", "m", "--inputs_addr", "i", "--output_addr", "o"]
-            required += ["--planner_model", "p"] if script == "planpers.py" else []
-            parsed = [parser_of(script).parse_args([*required, *flags]) for flags in (job.flags, same.flags)]
-            assert {**vars(parsed[0]), "rag": None} == {**vars(parsed[1]), "rag": None}
-            assert parsed[0].rag == parsed[1].rag or script == "planpers.py"
-        else:
-            assert job.flags == same.flags, name
-
-
-def printed_jobs(text):
-    """The printed commands: variables, options of sbatch, file and flags, by the job's name."""
-    jobs = {}
-    for line in text.splitlines():
-        words = shlex.split(re.fullmatch(r"job\d+=\$\(env (.*)\)", line)[1])
-        place = words.index("sbatch")
-        file = next(i for i, word in enumerate(words) if word.startswith("utils/slurm/"))
-        name = next(word.partition("=")[2] for word in words if word.startswith("--job-name="))
-        variables = dict(word.partition("=")[::2] for word in words[:place])
-        jobs[name.partition(".")[2]] = (variables, words[place + 1 : file], words[file], words[file + 1 :])
-    return jobs
-
-
-PYTHON = """#!/bin/sh
-for word in "$@"; do printf '%s\\0' "$word"; done >> "$COMMANDS"
-printf '\\n' >> "$COMMANDS"
-"""
-
-
-def commands_of(job, tmp_path):
-    """The commands that a job's file runs, with something in Python's place that writes them down."""
-    variables, options, file, flags = job
-    python, commands = tmp_path / "python", tmp_path / "commands"
-    python.write_text(PYTHON)
-    python.chmod(0o755)
-    commands.unlink(missing_ok=True)
-    slurm = {"SLURM_SUBMIT_DIR": ROOT, "SLURM_JOB_ID": 1, "SLURM_JOB_NAME": "job", "SLURM_GPUS_ON_NODE": 1}
-    if array := next((word for word in options if word.startswith("--array=")), None):
-        last = int(array.rpartition("-")[2])
-        slurm |= {"SLURM_ARRAY_JOB_ID": 1, "SLURM_ARRAY_TASK_ID": last, "SLURM_ARRAY_TASK_COUNT": last + 1}
-    environment = clean_environment(**slurm) | variables | {"PYTHON": str(python), "COMMANDS": str(commands)}
-    done = subprocess.run(
-        ["bash", file, *flags], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0 or "cat:" in done.stderr, done.stderr  # the table's file shows a table
-    return [line.split("\0")[:-1] for line in commands.read_text().splitlines()]
-
-
-@pytest.mark.slow
-def test_every_printed_job_runs_commands_that_the_scripts_take(cluster_data):
-    (cluster_data / "human.json").write_text('{"q1": "first"}')
-    text = CLUSTER.format(folder=cluster_data).replace("[slurm]", "[slurm]\nanswer_shards = 2\njudge_shards = 3")
-    path = write_study(
-        cluster_data,
-        f"openai_models = ['gpt']\nfigure = 4\nhuman_addr = '{cluster_data}/human.json'\n"
-        "judges = ['Qwen/Qwen2.5-32B-Instruct', 'lab/small']\nmethods = ['none', 'rag', 'planpers', 'planpers_gold']\n"
-        f"categories = ['{ART}', '{SOCIETY}']\nseeds = [0, 1]\n{text}",
-    )
-    done = sbatch("--study_addr", path, "--dry_run", environment=clean_environment(OPENAI_API_KEY="sk-test"))
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == (
-        f"note: jobs fetch no models; first: utils/slurm/prefetch.sh {cluster_data}/data facebook/contriever-msmarco "
-        "Qwen/Qwen2.5-7B-Instruct Qwen/Qwen2.5-32B-Instruct lab/small\n"
-    )
-    assert subprocess.run(["bash", "-n"], input=done.stdout, text=True).returncode == 0
-    jobs = printed_jobs(done.stdout)
-    # 2 categories: 3 rankings, 1 training, 4 methods x 2 seeds answered and merged, 2 judges and merges; then tables, a
-    # comparison of the judges and the figure.
-    assert len(jobs) == len(done.stdout.splitlines()) == 2 * (3 + 1 + 4 * 2 * 2 + 2 * 2) + 2 + 1 + 1
-    made = set()
-    for job in jobs.values():
-        for script, *words in (command for command in commands_of(job, cluster_data)):
-            args = vars(parser_of(script).parse_args(words))
-            if script in ("utils/merge_shards.py", "utils/make_table.py", "retrieval/rank_dataset.py"):
-                made.add(args.get("output_addr") or args["output_dataset_addr"])
-            if script == "utils/merge_shards.py":
-                assert len(args["shard_addr"]) == (3 if "_scores" in args["output_addr"] else 2)
-            if script in ("utils/make_figures.py", "utils/compare_evaluators.py"):
-                made.add(args["output_addr"])
-            if script == "train_planner.py":
-                made.add(f"{args['output_dir']}/best")
-                assert args["gradient_accumulation_steps"] == 32
-            if script == "planpers.py":
-                assert bool(args["planner_model"]) != args["gold_plan"]
-    steps = plan_study(read_study(path))
-    assert made == {output for step in steps for output in step.outputs}
-    no_gpu = {name for name, job in jobs.items() if "--gres=none" in job[1]}
-    assert all(len([word for word in job[1] if "gres" in word]) <= 1 for job in jobs.values())
-    wanted = {name for name in jobs if name.startswith("answer.gpt.") and ".planpers" not in name}
-    assert no_gpu == wanted | {name for name in jobs if name.startswith("answer.gpt.") and ".planpers_gold" in name}
-
-
-def test_sbatch_is_called_from_the_root_alone(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"^--sbatch: run it from the root of the repository, "):
-        run_study.main(["--study_addr", "study.toml", "--sbatch"])
-
-
-def test_no_cluster_and_one_that_refuses(cluster_data):
-    path = write_study(cluster_data, CLUSTER.format(folder=cluster_data))
-    done = sbatch("--study_addr", path, environment=clean_environment(PATH="/nowhere"))
-    assert done.returncode == 2
-    assert done.stderr.endswith("error: --sbatch: there is no sbatch here; run it on a login node of the cluster\n")
-    (cluster_data / "bin").mkdir()
-    (cluster_data / "bin/sbatch").write_text("#!/bin/sh\necho 'invalid account' >&2; exit 1\n")
-    (cluster_data / "bin/sbatch").chmod(0o755)
-    done = sbatch("--study_addr", path, environment=clean_environment(PATH=f"{cluster_data}/bin:{os.environ['PATH']}"))
-    assert done.returncode == 2
-    assert f"error: sbatch refuses rank.{ART}.test: invalid account\n  0 jobs are submitted; " in done.stderr
-
-
-def test_folders_are_not_fetched(tmp_path, monkeypatch):
-    """Nor an encoder that ranking does not need, nor what is behind an API."""
-
-    def fetched(text):
-        study = study_of(tmp_path, text)
-        return prefetch_command(study, find_pending(run_study.check_commands(study, plan_study(study))))
-
-    monkeypatch.chdir(tmp_path)
-    for name in ("m", "j", "e"):
-        Path(name).mkdir()
-    here = "models = ['m']\njudges = ['j']\nencoder = 'e'\nplanner_base = 'm'\n"
-    assert fetched(here) is None
-    assert fetched(here.replace("['j']", "['lab/j']")) == "utils/slurm/prefetch.sh data lab/j"
-    bm25 = here.replace("'e'", "'lab/e'") + "[arguments]\nrank = ['--ranker', 'bm25']"
-    assert fetched(bm25) is None
-    api = "openai_judges = ['j2']\nopenai_models = ['m2']\nmethods = ['none']"
-    assert fetched(api) is None
-
-
-def test_where_nothing_is_to_be_fetched_nothing_is_said_of_it(work, monkeypatch, capsys):
-    monkeypatch.setattr(run_study, "ROOT", work.folder)
-    forget(work.folder / FOLDER / ART / "none.json")
-    assert work.run("--sbatch", "--dry_run") == 0
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    arrays = [options for _, options, _, _ in printed_jobs(printed.out).values() if any("array" in o for o in options)]
-    assert len(arrays) == 2  # all of an API: said once, and no GPU asked for beside it
-    assert all([o for o in options if "gres" in o] == ["--gres=none"] for options in arrays)
-
-
-def test_only_what_is_missing_is_submitted(work, monkeypatch, capsys):
-    """And what may change: its merge may replace what is there, as the scripts may."""
-    monkeypatch.setattr(run_study, "ROOT", work.folder)
-    path = work.folder / f"data/{ART}_test.json"
-    path.write_text(path.read_text() + "\n")
-    assert work.run("--sbatch", "--dry_run") == 0
-    jobs = printed_jobs(capsys.readouterr().out)
-    names = [
-        f"{kind}.tiny.{ART}.test.{m}" for m in ("none", "rag_random", "planpers_gold") for kind in ("answer", "merge")
-    ]
-    assert list(jobs) == [
-        f"rank.{ART}.test", f"rank.{ART}.test_random", *names, f"judge.tiny.{ART}.test",
-        f"merge.tiny.{ART}.test.scores", "table.tiny.test.study",
-    ]  # fmt: skip
-    for name, (variables, _, _, flags) in jobs.items():
-        if name.startswith("merge"):
-            assert variables["OVERWRITE"] == "1"
-        else:
-            assert ("--overwrite" in flags) == (not name.startswith("table"))  # which is made again without
-
-
-def leave_a_shard(work):
-    """Of the study's first answers nothing stays but a shard, as of an earlier submission."""
-    answers = work.folder / FOLDER / ART / "none.json"
-    for suffix in ("", ".manifest.json"):
-        shutil.copy(f"{answers}{suffix}", f"{answers.with_suffix('')}.0_of_4.json{suffix}")
-    forget(answers)
-
-
-def test_shards_of_an_earlier_submission_are_replaced(work, monkeypatch, capsys):
-    """The output is gone, but not the shards that were made from another dataset."""
-    monkeypatch.setattr(run_study, "ROOT", work.folder)
-    leave_a_shard(work)
-    for change, expected in (("", False), ("\n", True)):
-        path = work.folder / f"data/{ART}_test.json"
-        path.write_text(path.read_text() + change)
-        assert work.run("--sbatch", "--dry_run") == 0
-        jobs = printed_jobs(capsys.readouterr().out)
-        assert ("--overwrite" in jobs[f"answer.tiny.{ART}.test.none"][3]) == expected
-        assert (jobs[f"merge.tiny.{ART}.test.none"][0]["OVERWRITE"] == "1") == expected
-
-
-def test_shards_with_other_settings_are_refused_and_redone_on_demand(work, monkeypatch, capsys):
-    monkeypatch.setattr(run_study, "ROOT", work.folder)
-    leave_a_shard(work)
-    work.edit("[arguments]", '[arguments]\nanswer = ["--temperature", "0.5"]')
-    for other in work.folder.glob(f"{FOLDER}/*/*"):
-        if not other.name.startswith("none.0_of_4"):
-            other.unlink()
-    with pytest.raises(
-        UserError, match=r"none\.0_of_4\.json: was made with other settings: temperature: 0\.1, now 0\.5"
-    ):
-        work.run("--sbatch", "--dry_run")
-    capsys.readouterr()
-    assert work.run("--sbatch", "--dry_run", "--overwrite") == 0
-    jobs = printed_jobs(capsys.readouterr().out)
-    assert "--overwrite" in jobs[f"answer.tiny.{ART}.test.none"][3]
-    assert jobs[f"merge.tiny.{ART}.test.none"][0]["OVERWRITE"] == "1"
 
 
 # With a planner
@@ -1667,43 +1072,3 @@ def test_a_study_that_trains_its_planner(server, tmp_path, monkeypatch, capsys):
     assert work.run() == 0
     assert work.scripts()[0] == "planpers.py" and "--overwrite" in work.ran[0]  # another planner by its content
     assert work.run() == 0 and work.ran == []
-
-
-ON_A_CLUSTER = """
-data = "{folder}/data"
-output = "{folder}/out"
-encoder = "{folder}/encoder"
-openai_models = ["tiny"]
-api_key_addr = "{folder}/key.txt"
-base_url = "{url}"
-methods = ["rag"]
-categories = ["Society_and_Culture"]
-[arguments]
-judge = ["--openai", "--api_key_addr", "{folder}/key.txt", "--base_url", "{url}"]
-[slurm]
-answer_shards = 2
-judge_shards = 2
-"""
-
-
-@on_a_cluster
-def test_a_study_on_a_cluster(server, tmp_path):
-    """Once, and again when the dataset has changed: then every job replaces what the first ones made."""
-    folder = make_data(tmp_path / "study", server.url)
-    save_tiny_encoder(folder / "encoder")
-    path = write_study(folder, ON_A_CLUSTER.format(folder=folder, url=server.url))
-    with start_cluster() as cluster:
-        environment = cluster.environment | {"PYTHON": sys.executable}
-        for _ in range(2):
-            done = sbatch("--study_addr", path, environment=environment)
-            assert done.returncode == 0, done.stderr
-            jobs = [line.split()[0] for line in done.stdout.splitlines()]
-            assert len(jobs) == 6  # ranking, answers, their merge, verdicts, their merge, table
-            cluster.wait(*jobs)
-            logs = "".join(log.read_text() for log in (folder / "out/logs").iterdir())
-            assert {state for job in jobs for state in cluster.states(job)} == {"COMPLETED"}, logs
-            assert sbatch("--study_addr", path).stdout == (f"everything is there: 4 outputs; table: {folder}/{TABLE}\n")
-            dataset = folder / f"data/{SOCIETY}_test.json"
-            records = json.loads(dataset.read_text())
-            assert len(json.loads((folder / f"{FOLDER}/{SOCIETY}/rag.json").read_text())) == len(records)
-            dataset.write_text(json.dumps(records[:-1]))

@@ -13,84 +13,25 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, category_means, macro_average
-from utils.cli import UserError
 from utils.tables import significance
 from utils.tables.significance import (
     PERMUTATIONS,
     bootstrap_interval,
-    compare_systems,
     differences,
     effect_size,
     holm,
     mean_over_strata,
-    pair_questions,
     permutation_test,
     t_test,
-    win_shares,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-ARTS, LIFESTYLE, SOCIETY = CATEGORIES
 APPROX_95 = 1.959964  # standard deviations of a normal distribution
-
-
-def question(question_id, community, score):
-    details = [{"aspect": "a", "score": None}]
-    return {"id": question_id, "category": community, "answered": True, "score": score, "details": details}
 
 
 def random_strata(seed, *sizes):
     dice = random.Random(seed)
     return [[round(dice.gauss(0.05, 0.3), 12) for _ in range(size)] for size in sizes]
-
-
-def random_system(seed, number):
-    """Scores as a judge gives them: of 3 to 7 aspects, some missing."""
-    dice = random.Random(seed)
-    communities = list(COMMUNITIES)
-    questions = []
-    for i in range(number):
-        verdicts = [dice.choice([0, 1, 2]) for _ in range(3 + i % 5)]
-        score = None if dice.random() < 0.1 else sum(verdicts) / (2 * len(verdicts))
-        questions.append(question(f"q{i}", communities[i % len(communities)], score))
-    return questions
-
-
-# Pairing
-
-
-def test_only_questions_scored_for_both_are_paired_and_the_others_counted():
-    first = [
-        question("d", "law", 0.25),
-        question("b", "music", 0.5),
-        question("a", "anime", 1.0),
-        question("no score here", "pets", None),
-        question("no score there", "pets", 0.5),
-        question("not there 1", "pets", 0.5),
-        question("not there 2", "pets", 0.0),
-        question("no score in both", "pets", None),
-        question("no score, not there", "pets", None),
-    ]
-    second = [
-        question("a", "anime", 0.0),  # 0.0 is a score
-        question("b", "music", 0.75),
-        question("d", "law", 0.0),
-        question("no score here", "pets", 0.5),
-        question("no score there", "pets", None),
-        question("no score in both", "pets", None),
-    ]
-    pairing = pair_questions(first, second)
-    assert pairing.scores == {ARTS: [(1.0, 0.0), (0.5, 0.75)], LIFESTYLE: [], SOCIETY: [(0.25, 0.0)]}
-    assert (pairing.paired, pairing.only_first, pairing.only_second, pairing.neither) == (3, 3, 1, 2)
-
-    swapped = pair_questions(second, first)
-    assert (swapped.paired, swapped.only_first, swapped.only_second, swapped.neither) == (3, 1, 3, 2)
-
-
-def test_a_question_of_two_communities_is_refused():
-    with pytest.raises(UserError, match="question 'x': its community is 'law' in one system's score files and 'pets'"):
-        pair_questions([question("x", "law", 1.0)], [question("x", "pets", None)])
 
 
 # By hand
@@ -155,11 +96,6 @@ def test_strata_are_resampled_apart():
 def test_effect_size():
     assert effect_size([0.1, 0.2, 0.3]) == pytest.approx(2.0)  # 0.2 / 0.1
     assert effect_size([-0.1, -0.2, -0.3]) == pytest.approx(-2.0)
-
-
-def test_win_shares():
-    assert win_shares([[0.1, 0.0, -0.1, 0.5]]) == (0.5, 0.25, 0.25)
-    assert win_shares([[0.1, 0.0, -0.1, 0.5], [0.0]]) == (0.25, 0.625, 0.125)  # halves of the sums with (0, 1, 0)
 
 
 def test_holm():
@@ -308,6 +244,12 @@ def test_interval_is_scipys_percentile_interval():
     assert (low, high) == pytest.approx(expected, abs=0.15 * spread)
 
 
+def test_only_what_is_drawn_depends_on_the_seed():
+    strata = random_strata(4, 40, 50)
+    for drawn in (bootstrap_interval, permutation_test):
+        assert drawn(strata, seed=7) == drawn(strata, seed=7) != drawn(strata, seed=8)
+
+
 def test_holm_is_closed_testing():
     # Holm's adjusted value is the largest Bonferroni-corrected minimum of any set of tests that it is in.
     dice = random.Random(5)
@@ -316,113 +258,6 @@ def test_holm_is_closed_testing():
         sets = [s for n in range(1, size + 1) for s in itertools.combinations(range(size), n)]
         closed = [max(min(1, len(s) * min(p[j] for j in s)) for s in sets if i in s) for i in range(size)]
         assert holm(p) == pytest.approx(closed)
-
-
-# Two systems
-
-
-def test_compare_systems_by_hand():
-    first = [
-        question("a", "music", 1.0),
-        question("b", "anime", 0.5),
-        question("c", "pets", 0.5),
-        question("d", "cooking", 0.75),
-        question("e", "law", 0.25),
-        question("f", "history", None),
-    ]
-    second = [
-        question("a", "music", 0.5),
-        question("b", "anime", 0.5),
-        question("c", "pets", 1.0),
-        question("d", "cooking", 0.5),
-        question("e", "law", 0.0),
-        question("f", "history", 1.0),
-    ]
-    results = compare_systems(pair_questions(first, second))
-    assert [result.group for result in results] == [ARTS, LIFESTYLE, SOCIETY, "pooled", "macro"]
-    arts, lifestyle, society, pooled, macro = results
-    assert [result.num_questions for result in results] == [2, 2, 1, 5, 5]
-    assert (arts.first_mean, arts.second_mean, arts.difference) == (0.75, 0.5, 0.25)  # 0.5, 0
-    assert (lifestyle.first_mean, lifestyle.second_mean, lifestyle.difference) == (0.625, 0.75, -0.125)  # -0.5, 0.25
-    assert (society.first_mean, society.second_mean, society.difference) == (0.25, 0.0, 0.25)
-    assert (pooled.first_mean, pooled.second_mean, pooled.difference) == (0.6, 0.5, 0.1)  # 3 / 5, 2.5 / 5
-    assert macro.first_mean == pytest.approx(1.625 / 3) and macro.second_mean == pytest.approx(1.25 / 3)
-    assert macro.difference == 0.125  # (0.25 - 0.125 + 0.25) / 3
-    assert (arts.won, arts.tied, arts.lost) == (0.5, 0.5, 0.0)
-    assert (pooled.won, pooled.tied, pooled.lost) == (0.6, 0.2, 0.2)
-    assert macro.won == pytest.approx(2 / 3)  # (0.5 + 0.5 + 1) / 3
-    assert (arts.interval, lifestyle.interval) == ((0.0, 0.5), (-0.5, 0.25))
-    assert arts.t == pytest.approx(1.0)  # mean 0.25, variance 0.125: 0.25 / sqrt(0.125 / 2)
-    assert arts.t_test_p == pytest.approx(0.5)  # with one degree of freedom 1 - 2 atan(1) / pi
-    assert arts.effect_size == pytest.approx(0.25 / math.sqrt(0.125))
-    assert (arts.permutation_p, society.permutation_p) == (1.0, 1.0)
-    assert (society.t, society.t_test_p, society.interval, society.effect_size) == (None,) * 4
-    assert (macro.t, macro.t_test_p, macro.interval, macro.effect_size) == (None,) * 4  # one question of society
-    # Macro, in twelfths: 0.5 / 2 = 3, -0.5 / 2 = -3, 0.25 / 2 = 1.5, 0.25 = 3, sum 4.5. Of ±3 ±3 ±3 ±1.5 the sums
-    # of three signs are ±9 (twice), ±3 (six times): ±9 ±1.5 all reach 4.5, of ±3 ±1.5 one half does.
-    assert macro.permutation_p == 10 / 16
-
-
-def test_macro_is_the_average_of_the_table():
-    first, second = random_system(1, 600), random_system(2, 600)
-    paired = {q["id"] for q in first if q["score"] is not None} & {q["id"] for q in second if q["score"] is not None}
-    results = {result.group: result for result in compare_systems(pair_questions(first, second))}
-    for system, name in ((first, "first_mean"), (second, "second_mean")):
-        means = category_means([q for q in system if q["id"] in paired])
-        assert {c: getattr(results[c], name) for c in CATEGORIES} == pytest.approx(means)
-        assert getattr(results["macro"], name) == pytest.approx(macro_average(means))
-    assert 450 < results["pooled"].num_questions == len(paired) < 520
-
-
-def test_without_a_category_there_is_no_macro_result():
-    first, second = [question("a", "music", 1.0)], [question("a", "music", 0.5)]
-    arts, lifestyle, _, pooled, macro = compare_systems(pair_questions(first, second))
-    assert (arts.difference, pooled.difference) == (0.5, 0.5)
-    for result, number in ((lifestyle, 0), (macro, 1)):
-        assert vars(result) == dict.fromkeys(vars(result)) | {"group": result.group, "num_questions": number}
-
-
-def test_a_system_is_no_better_than_itself():
-    system = random_system(4, 200)
-    for result in compare_systems(pair_questions(system, system)):
-        assert (result.difference, result.interval, result.tied) == (0.0, (0.0, 0.0), 1.0)
-        assert (result.t, result.t_test_p, result.permutation_p) == (0.0, 1.0, 1.0)
-
-
-def test_the_order_of_the_questions_changes_nothing():
-    first, second = random_system(1, 200), random_system(2, 200)
-    results = compare_systems(pair_questions(first, second))
-    random.Random(0).shuffle(first)
-    random.Random(1).shuffle(second)
-    assert compare_systems(pair_questions(first, second)) == results
-
-
-def test_swapping_the_systems_negates_the_difference_to_the_last_bit():
-    first, second = random_system(1, 200), random_system(2, 200)
-    there, back = compare_systems(pair_questions(first, second)), compare_systems(pair_questions(second, first))
-    for one, other in zip(there, back, strict=True):
-        low, high = one.interval
-        assert low < high and other.interval == (-high, -low)
-        assert (other.difference, other.t) == (-one.difference, -one.t)
-        assert (other.t_test_p, other.permutation_p) == (one.t_test_p, one.permutation_p)
-        assert (other.won, other.tied, other.lost) == (one.lost, one.tied, one.won)
-        assert (other.first_mean, other.second_mean) == (one.second_mean, one.first_mean)
-    assert [r.effect_size for r in back[:-1]] == [-r.effect_size for r in there[:-1]]
-
-
-def test_only_what_is_drawn_depends_on_the_seed():
-    pairing = pair_questions(random_system(1, 100), random_system(2, 100))
-    same, again, other = (compare_systems(pairing, seed=seed)[-1] for seed in (7, 7, 8))
-    assert same == again
-    drawn = {name for name in vars(same) if getattr(same, name) != getattr(other, name)}
-    assert drawn == {"interval", "permutation_p"}
-
-
-def test_a_category_does_not_depend_on_the_others():
-    first, second = random_system(1, 100), random_system(2, 100)
-    arts = compare_systems(pair_questions(first, second))[0]
-    only_arts = [q for q in first if COMMUNITIES[q["category"]] == ARTS]
-    assert compare_systems(pair_questions(only_arts, second))[0] == arts
 
 
 # Simulated systems. The bounds are four standard errors wide.

@@ -76,7 +76,7 @@ def test_a_table_beside_the_papers_says_whose_words_its_prompts_were_in(work, ca
 
 
 def test_other_words_and_other_settings_are_told(work, capsys, tmp_path):
-    shutil.copytree(ROOT / "prompts", tmp_path / "mine", ignore=shutil.ignore_patterns("*.py", "*.md", "__pycache__"))
+    shutil.copytree(ROOT / "prompts/lampqa", tmp_path / "mine")
     with open(tmp_path / "mine/aspect_judge.txt", "a") as file:
         file.write("\nBe strict.\n")
     work("--prompts_dir", "mine", "--constrained_decoding", "never")

@@ -7,18 +7,19 @@ asked in.
 """
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from prompts import Messages, Prompt
 from utils.benchmarks.checks import check_profile, check_text
 from utils.benchmarks.task import Judge, Metric, Output, Record, Task
 from utils.cli.errors import UserError, kind
-from utils.parsing.model_output import (
-    ANSWER_SCHEMA,
+from utils.files.json_files import read_json
+from utils.parsing.answers import ANSWER_SCHEMA, parse_answer
+from utils.parsing.choices import (
     LEVEL_SCHEMA,
     PREFERENCE_SCHEMA,
     VERDICT_SCHEMA,
-    parse_answer,
     parse_level,
     parse_preference,
     parse_verdict,
@@ -66,6 +67,11 @@ def check_aspects(record: Record, where: str) -> None:
         for field in ("evidence", "reason"):
             if aspect.setdefault(field, "") != "":
                 check_text(aspect, spot, field)
+
+
+def paper_files() -> dict[str, dict[str, Any]]:
+    """What the paper's Table 1 prints of the hub's nine files."""
+    return read_json(Path(__file__).with_name("lampqa_table1.json"))["files"]
 
 
 def gold_plan(record: Record) -> list[str]:
@@ -158,6 +164,7 @@ TASK = Task(
     name="LaMP-QA",
     groups=CATEGORIES,
     place=place,
+    placed_by="category",
     group_words=("category", "categories", "community"),
     short=dict(zip(CATEGORIES, ("Arts", "Lifestyle", "Society"), strict=True)),
     fields={
@@ -176,4 +183,11 @@ TASK = Task(
     facts="utils/benchmarks/lampqa.py",
     gold_plan=gold_plan,
     gold_plan_needs=("rubric_aspects",),
+    sizes={
+        "rubric_aspects": (list, "Aspects per question"),
+        "profile": (list, "Profile size (posts)"),
+        "question": (str, "Question length (words)"),
+        "narrative": (str, "Narrative length (words)"),
+    },
+    paper_files=paper_files,
 )

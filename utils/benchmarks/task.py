@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from prompts import Messages, Prompt
-from utils.parsing.model_output import Parsed
+from utils.parsing import Parsed
 from utils.scoring.verdicts import Verdict
 
 Parser = Callable[[str, bool], Parsed]  # a model's text, and whether it was cut at max_tokens
@@ -96,6 +96,9 @@ def best_first(items: Sequence[Item]) -> Sequence[Item]:
     return items
 
 
+SIZES = {"profile": (list, "Profile size (items)"), "question": (str, "Question length (words)")}
+
+
 @dataclass(frozen=True)
 class Task:
     """A benchmark.
@@ -105,6 +108,7 @@ class Task:
         groups: a table's columns of means, in order.
         place: of a record, its `group`, one of `groups` or None where that is not known, and where groups have parts,
             its `subgroup`: both stand in the score file.
+        placed_by: the field, a text, that `place` reads.
         group_words: what a group is called, in the singular and the plural, and what a subgroup is.
         short: by a group's name what stands for it on a narrow page.
         fields: of a record besides id and question; each with what raises UserError where it is not as it must be,
@@ -117,6 +121,10 @@ class Task:
         gold_plan: the titles of a plan that is right; None where the benchmark has none, and planning is refused.
         gold_plan_needs: fields that it reads.
         arrange: the order of retrieved items in a prompt, from best first.
+        sizes: what utils/dataset_statistics.py measures: by field its kind, list (counted in items) or str (in words),
+            and the row's name in the table.
+        paper_files: what the benchmark's paper prints of its files, by a file's name without its ending: their `group`,
+            `split` and number of `questions`, and mean and deviation of each of `sizes`.
         facts: where the benchmark's facts stand, for messages.
     """
 
@@ -129,6 +137,7 @@ class Task:
     metrics: Mapping[str, Metric]
     facts: str
     group_words: tuple[str, str, str] = ("group", "groups", "subgroup")
+    placed_by: str = "group"
     short: Mapping[str, str] = field(default_factory=dict)
     query: Callable[[Record], str] = lambda record: record["question"]
     item_text: Callable[[Item], str] = lambda item: item["text"]
@@ -136,6 +145,8 @@ class Task:
     gold_plan: Callable[[Record], list[str]] | None = None
     gold_plan_needs: tuple[str, ...] = ()
     arrange: Callable[[Sequence[Item]], Sequence[Item]] = best_first
+    sizes: Mapping[str, tuple[type, str]] = field(default_factory=lambda: SIZES)
+    paper_files: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
 
     def best_items(self, record: Record, number: int) -> list[str]:
         """The texts of a question's best items, as many as `number`, in the order of the prompt."""

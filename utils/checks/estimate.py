@@ -1,76 +1,55 @@
-"""What the steps of the benchmark ask of a model: prompts, tokens, GPU-hours or dollars. Asks nothing itself.
+"""What the benchmark's steps would ask of a model: for --estimate, and for the length that a judge is loaded for.
 
-Prompts are rendered as the scripts render them, so their figures are those of --dry_run. How long outputs are is
-assumed.
+Nothing is asked. Prompts are rendered as the scripts render them, so their figures are those of --dry_run; how long
+outputs are is assumed.
 """
 
-import math
 from argparse import Namespace
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
-from prompts import Prompt, load_prompt
+from prompts import Messages, load_prompt
 from utils import cli
-from utils.benchmarks.lampqa import TASK, aspect_messages, gold_plan
+from utils.benchmarks import task_of
+from utils.benchmarks.task import Metric, Record, Task
+from utils.checks.report import Report
 from utils.cli import UserError
-from utils.files.json_files import read_json
-from utils.generation.chat import PAPER_LENGTH, APIChat, LocalChat, Rendered, choose_length, fit_profile
+from utils.generation.chat import (
+    PAPER_LENGTH,
+    VERDICT_TOKENS,
+    APIChat,
+    Fitted,
+    LocalChat,
+    choose_judge_length,
+    choose_length,
+    fit_profile,
+    render_all,
+)
 from utils.parsing.plans import one_line, plan_text
+from utils.records.judged import are_answered
+from utils.records.responses import read_responses
 
-PRICE_FILE = Path(__file__).with_name("api_prices.json")
-PRICES = ("input", "cached_input", "output")  # of a million tokens, in USD
-PLANNER = "planner"  # runs here, also where the generator is behind an API
-STAND_IN = "x"  # for the response that a judge is to read: a token
+STAND_IN = "x"  # for a response that is still to be made: a token
 
-Record = dict[str, Any]
+Responses = dict[str, list[dict[str, Any]]]
 Chat = LocalChat | APIChat
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of the benchmark.
-
-    Attributes:
-        prompts: how many are asked; those too long for the model are not.
-        prompt_tokens, output_tokens: of all prompts together, without retries.
-    """
-
-    name: str
-    prompts: int
-    prompt_tokens: int
-    output_tokens: int
 
 
 def add_estimate_arguments(parser: cli.FlagParser) -> None:
     group = parser.add_argument_group("estimate")
     group.add_argument("--estimate", action="store_true", help="count prompts and tokens of every step, for each model")
     group.add_argument("--num_contexts", type=cli.non_negative_int, default=10, help="posts in a prompt (%(default)s)")
-    group.add_argument(
-        "--max_tokens", type=cli.positive_int, default=2048, help="tokens an output may have (%(default)s)"
-    )
-    group.add_argument(
-        "--max_tokens_plan", type=cli.positive_int, default=512, help="tokens a plan may have (%(default)s)"
-    )
-    for what, tokens in (("answer", 400), ("plan", 40), ("verdict", 15)):
-        group.add_argument(
-            f"--{what}_tokens",
-            type=cli.positive_int,
-            default=tokens,
-            help=f"tokens that {what}s are assumed to have (%(default)s)",
-        )
-    for what in ("prompt", "output"):
-        group.add_argument(
-            f"--{what}_tokens_per_second",
-            type=cli.positive_int,
-            metavar="N",
-            help=f"{what} tokens a second of the engine, as you measured it: both give GPU-hours (default: none)",
-        )
-    group.add_argument("--price_file", metavar="FILE", help=f"prices for --openai (default: utils/{PRICE_FILE.name})")
-    rates, price = "--prompt_tokens_per_second --output_tokens_per_second", "--price_file"
+    for flag, tokens, what in (
+        ("--max_tokens", 2048, "an output may have"),
+        ("--max_tokens_plan", 512, "a plan may have"),
+        ("--answer_tokens", 400, "that answers are assumed to have"),
+        ("--plan_tokens", 40, "that plans are assumed to have"),
+        ("--verdict_tokens", 15, "that verdicts are assumed to have"),
+    ):
+        group.add_argument(flag, type=cli.positive_int, default=tokens, help=f"tokens {what} (%(default)s)")
     parser.without_effect(
-        f"--num_contexts --max_tokens_plan --answer_tokens --plan_tokens --verdict_tokens {rates} {price}",
+        "--num_contexts --max_tokens_plan --answer_tokens --plan_tokens --verdict_tokens",
         lambda args: not args.estimate,
         "without --estimate",
         "give --estimate",
@@ -81,29 +60,26 @@ def add_estimate_arguments(parser: cli.FlagParser) -> None:
         "without --estimate, or a judge whose responses are still to be made",
         "give --estimate",
     )
-    parser.without_effect(price, lambda args: not args.openai, "without --openai, for nothing is paid", "give --openai")
-    parser.without_effect(rates, lambda args: args.openai, "with --openai, for no GPU is used")
 
 
 def describe_estimate(args: Namespace, model: str, records: list[Record]) -> str:
-    """A table of what every step asks of `model`, and what it rests on.
-
-    Args:
-        args: the flags of utils/preflight.py.
-        records: questions with profile, narrative and rubric.
-
-    Raises:
-        UserError: the flags leave no room for a prompt, or the price file has no price for the model.
-    """
-    prices = read_prices(Path(args.price_file or PRICE_FILE), model) if args.openai else None
+    """A table of what every step asks of `model`, and what it rests on; `args` are the flags of utils/preflight.py."""
     chat = open_counter(args, model)
-    rows = [make_row(args, step, prices) for step in count_steps(args, records, chat)]
-    columns = ["step", "API calls" if args.openai else "prompts", "prompt tokens", "output tokens"]
+    rows = [["step", "API calls" if args.openai else "prompts", "prompt tokens", "output tokens"]]
+    for step, lengths, output_tokens in count_steps(args, records, chat):
+        numbers = (len(lengths), sum(lengths), len(lengths) * output_tokens)
+        rows.append([step, *(f"{number:,}" for number in numbers)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        f"{model}, {len(records)} questions:",
+        *("  ".join(["", row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows),
+        f"  prompt tokens: {chat.counter}; output tokens are assumed: {args.answer_tokens} an answer, "
+        f"{args.plan_tokens} a plan, {args.verdict_tokens} a verdict",
+        "  PlanPers' answers are counted with the gold plans; retries come on top",
+    ]
     if args.openai:
-        columns += ["USD", "USD, all input cached"]
-    elif args.prompt_tokens_per_second:
-        columns += ["GPU-hours"]
-    return "\n".join([f"{model}, {len(records)} questions:", *align([columns, *rows]), *describe_basis(args, chat)])
+        lines.append("  the planner runs here, not behind the API")
+    return "\n".join(lines)
 
 
 def open_counter(args: Namespace, model: str) -> Chat:
@@ -116,142 +92,71 @@ def open_counter(args: Namespace, model: str) -> Chat:
         return APIChat(model)
 
 
-@dataclass(frozen=True)
-class Renderer:
-    """The prompts of every step for one question, as the scripts render them; those too long are left out.
-
-    Attributes:
-        budget, plan_budget: most tokens that the prompt for an answer, or for a plan, may have.
-    """
-
-    chat: Chat
-    prompts: dict[str, Prompt]
-    num_contexts: int
-    budget: int
-    plan_budget: int
-
-    def alone(self, record: Record) -> list[Rendered]:
-        prompt = self.prompts["no_personalization"]
-        fitted = fit_profile(prompt, [], self.chat, self.budget, question=record["question"])
-        return [fitted.prompt] if fitted else []
-
-    def rag(self, record: Record) -> list[Rendered]:
-        return self._with_profile("rag", record, self.budget)
-
-    def planner(self, record: Record) -> list[Rendered]:
-        return self._with_profile("planner", record, self.plan_budget)
-
-    def planpers(self, record: Record) -> list[Rendered]:
-        """With the gold plan, as `planpers.py --gold_plan`."""
-        titles = list(map(one_line, gold_plan(record)))
-        if not titles:
-            return self.rag(record)
-        return self._with_profile("planpers", record, self.budget, plan=plan_text(titles))
-
-    def judge(self, record: Record) -> list[Rendered]:
-        """One prompt an aspect, with a response of one token; a judge is loaded for its longest prompt, so all fit."""
-        prompt = self.prompts["aspect_judge"]
-        return [
-            self.chat.render(aspect_messages(prompt, record, [STAND_IN], i))
-            for i in range(len(record["rubric_aspects"]))
-        ]
-
-    def _with_profile(self, name: str, record: Record, budget: int, **values: str) -> list[Rendered]:
-        fitted = fit_profile(
-            self.prompts[name],
-            TASK.best_items(record, self.num_contexts),
-            self.chat,
-            budget,
-            question=record["question"],
-            **values,
-        )
-        return [fitted.prompt] if fitted else []
-
-
-def open_renderer(args: Namespace, chat: Chat) -> Renderer:
+def count_steps(args: Namespace, records: list[Record], chat: Chat) -> Iterator[tuple[str, list[int], int]]:
+    """Of each step its name, the tokens of each prompt that is not too long for the model, and those of an output."""
     length = choose_length(chat, args.max_model_len, args.max_tokens, PAPER_LENGTH)
+    task = task_of("--inputs_addr", records)
     plan_length = choose_length(chat, args.max_model_len, args.max_tokens_plan, PAPER_LENGTH, "--max_tokens_plan")
-    names = ("no_personalization", "rag", "planner", "planpers", "aspect_judge")
-    prompts = {name: load_prompt(name) for name in names}
-    budgets = (length - args.max_tokens, plan_length - args.max_tokens_plan)
-    return Renderer(chat, prompts, args.num_contexts, *budgets)
+    for step, method, budget, output_tokens in (
+        ("no personalization", "none", length - args.max_tokens, args.answer_tokens),
+        ("RAG", "rag", length - args.max_tokens, args.answer_tokens),
+        ("planner", "planner", plan_length - args.max_tokens_plan, args.plan_tokens),
+        ("PlanPers answer", "planpers", length - args.max_tokens, args.answer_tokens),
+    ):
+        if method in task.prompts:
+            fitted = (fit_prompt(task, method, record, args.num_contexts, chat, budget) for record in records)
+            yield step, [chat.length(one.prompt) for one in fitted if one], output_tokens
+    metric = next(iter(task.metrics.values()))
+    if metric.judge:  # which is loaded for its longest prompt, so all fit
+        lengths = [length + args.answer_tokens - 1 for length in judge_lengths(metric, records, [], chat)]
+        yield "judge, one system", lengths, args.verdict_tokens
 
 
-def count_steps(args: Namespace, records: list[Record], chat: Chat) -> list[Step]:
-    """The five steps; the judge's prompts are longer by the response that it is assumed to read."""
-    renderer = open_renderer(args, chat)
-
-    def step(name: str, render: Callable[[Record], list[Rendered]], output_tokens: int, more: int = 0) -> Step:
-        lengths = [chat.length(prompt) + more for record in records for prompt in render(record)]
-        return Step(name, len(lengths), sum(lengths), len(lengths) * output_tokens)
-
-    return [
-        step("no personalization", renderer.alone, args.answer_tokens),
-        step("RAG", renderer.rag, args.answer_tokens),
-        step(PLANNER, renderer.planner, args.plan_tokens),
-        step("PlanPers answer", renderer.planpers, args.answer_tokens),
-        step("judge, one system", renderer.judge, args.verdict_tokens, more=args.answer_tokens - 1),
-    ]
+def fit_prompt(task: Task, method: str, record: Record, num_contexts: int, chat: Chat, budget: int) -> Fitted | None:
+    """A question's prompt as its script fits it; PlanPers' with the gold plan, as `planpers.py --gold_plan`."""
+    titles = task.gold_plan(record) if method == "planpers" else []
+    prompt = load_prompt(task.prompts["rag" if method == "planpers" and not titles else method])
+    plan = {"plan": plan_text(list(map(one_line, titles)))} if titles else {}
+    items = [] if method == "none" else task.best_items(record, num_contexts)
+    return fit_profile(prompt, items, chat, budget, **task.values(record), **plan)
 
 
-def make_row(args: Namespace, step: Step, prices: dict[str, float] | None) -> list[str]:
-    """A step's cells of the table."""
-    cells = [step.name, *(f"{number:,}" for number in (step.prompts, step.prompt_tokens, step.output_tokens))]
-    if prices is not None:
-        costs = [cost(step, prices, kind) for kind in ("input", "cached_input")]
-        return cells + ["-" if step.name == PLANNER else f"{dollars:.3f}" for dollars in costs]
-    if args.prompt_tokens_per_second:
-        return [*cells, f"{gpu_hours(args, step):.2f}"]
-    return cells
+def judge_length(report: Report, args: Namespace, records: list[Record], chat: LocalChat) -> int:
+    """Tokens of prompt and verdict together that evaluate_responses.py loads a judge for; says what they come from.
+
+    Without --response_addr every response is taken to have --max_tokens; without records it is a generator's length.
+    """
+    name = f"judge {args.evaluator_llm}"
+    if args.max_model_len or not records:
+        length = choose_length(chat, args.max_model_len, VERDICT_TOKENS, PAPER_LENGTH)
+        if not args.max_model_len:
+            report.note(f"{name}: {length} tokens assumed; its prompts tell, so give --inputs_addr")
+        return length
+    files = [read_responses(address) for address in args.response_addr or []]
+    metrics = task_of("--inputs_addr", records).metrics
+    metric = metrics[args.strategy or next(iter(metrics))]
+    longest = max(judge_lengths(metric, records, files, chat), default=1)
+    source = ", ".join(args.response_addr or [])
+    if not files:
+        longest += metric.num_systems * (args.max_tokens - 1)
+        source = f"responses of {args.max_tokens} tokens, as none are given"
+    length = choose_judge_length(chat, None, VERDICT_TOKENS, longest)
+    report.note(
+        f"{name}: {length} tokens, as its longest prompt has {longest} and a verdict {VERDICT_TOKENS} ({source})"
+    )
+    return length
 
 
-def cost(step: Step, prices: dict[str, float], kind: str) -> float:
-    """USD for a step whose prompt tokens all cost the price `kind`: input or cached_input."""
-    return (step.prompt_tokens * prices[kind] + step.output_tokens * prices["output"]) / 1e6
+def judge_lengths(metric: Metric, records: list[Record], files: list[Responses], chat: Chat) -> Iterator[int]:
+    """Tokens of each prompt for a judge of these responses; without a file, of responses of one token."""
+    prompt, number = load_prompt(metric.judge.prompt), metric.num_systems
+    files = files or [{record["id"]: [{"output": STAND_IN}] for record in records}] * number
 
+    def build_groups() -> Iterator[list[Messages]]:
+        for start, record in product(range(0, len(files), number), records):
+            outputs = [file.get(record["id"], [{"output": None}])[0]["output"] for file in files[start:][:number]]
+            if all(are_answered(outputs)):
+                yield [metric.judge.messages(prompt, record, outputs, i) for _, i in metric.keys(record)]
 
-def gpu_hours(args: Namespace, step: Step) -> float:
-    """Hours of the engine by the rates that the user gave, times its GPUs."""
-    seconds = step.prompt_tokens / args.prompt_tokens_per_second + step.output_tokens / args.output_tokens_per_second
-    return seconds / 3600 * args.tensor_parallel_size
-
-
-def align(rows: list[list[str]]) -> list[str]:
-    """The rows as lines, the first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  " + "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
-
-
-def describe_basis(args: Namespace, chat: Chat) -> list[str]:
-    """What the figures rest on."""
-    lines = [
-        f"  prompt tokens: {chat.counter}; output tokens are assumed: {args.answer_tokens} an answer, "
-        f"{args.plan_tokens} a plan, {args.verdict_tokens} a verdict",
-        "  PlanPers' answers are counted with the gold plans; retries come on top",
-    ]
-    if args.openai:
-        date = read_json(args.price_file or PRICE_FILE).get("date", "unknown")
-        lines.append(f"  prices of {date} from {args.price_file or PRICE_FILE.name}: check them; the planner runs here")
-    elif args.prompt_tokens_per_second:
-        lines.append(
-            f"  GPU-hours: by your {args.prompt_tokens_per_second:,} prompt and {args.output_tokens_per_second:,} "
-            f"output tokens a second, one after the other, on {args.tensor_parallel_size} GPUs"
-        )
-    return lines
-
-
-def read_prices(path: Path, model: str) -> dict[str, float]:
-    """A model's prices in USD per million tokens, by `PRICES`; UserError where the file has none."""
-    content = read_json(path)
-    models = content.get("models") if isinstance(content, dict) else None
-    if not isinstance(models, dict):
-        raise UserError(f'{path}: not a file of prices: {{"models": {{model: {{input, cached_input, output}}}}}}')
-    if model not in models:
-        known = ", ".join(sorted(models)) or "none"
-        raise UserError(f"{path}: no price for {model} (it has: {known})\n  add it, or give another --price_file")
-    prices = models[model]
-    for name in PRICES:
-        price = prices.get(name) if isinstance(prices, dict) else None
-        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < math.inf:
-            raise UserError(f"{path}: {model}: {name!r} must be a number of USD per million tokens")
-    return prices
+    for group in render_all(chat, build_groups()):
+        yield from map(chat.length, group)

@@ -4,106 +4,76 @@ import os
 import shutil
 import sysconfig
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from utils.checks.judge_length import judge_length
+from utils.checks.estimate import judge_length
 from utils.checks.report import Report
 from utils.cli import UserError
 from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length
+from utils.models import memory
 from utils.models.devices import MEANT, check_devices, find_capabilities, has_gpu
 from utils.models.hub import adapter_base, cached_commit, cached_folder, check_model, suggesting_openai
-from utils.models.memory import (
-    ALLOWANCE,
-    GB,
-    Gpu,
-    ModelSize,
-    check_gpu_count,
-    check_gpu_free,
-    find_gpus,
-    fit_model,
-    is_encoder,
-    load_config,
-    most_allowance,
-    read_size,
-)
+from utils.models.memory import GB
 
 
 @dataclass(frozen=True)
 class Generator:
-    """A model that writes text, in vLLM.
+    """A model that writes text, in vLLM; lengths are tokens of prompt and output together."""
 
-    Attributes:
-        length: tokens of prompt and output together that it is to be loaded for.
-        limit: the most that it was made for; None where its config doesn't say.
-    """
-
-    size: ModelSize
-    length: int
-    limit: int | None
+    name: str
+    size: memory.ModelSize
+    length: int  # that it is to be loaded for
+    limit: int | None  # that it was made for; None where its config doesn't say
 
 
 def check_models(report: Report, args: Namespace, records: list[dict[str, Any]]) -> None:
-    """Check --model_addr, --evaluator_llm, the GPUs, and what of the models fits on them.
-
-    Args:
-        args: the flags of utils/preflight.py, and why nothing is asked of the hub (`check_model`).
-        records: the questions that a judge is to see.
-    """
-
-    def of_generator(chat: LocalChat) -> int:
-        return choose_length(chat, args.max_model_len, 0, PAPER_LENGTH)
-
-    def of_judge(chat: LocalChat) -> int:
-        return judge_length(report, args, records, chat)
-
-    lengths = [(name, of_generator) for name in args.model_addr or []]
-    lengths += [(args.evaluator_llm, of_judge)] if args.evaluator_llm else []
-    found = [(name, report.attempt(check_local_model, report, name, args, length)) for name, length in lengths]
-    if all(model == "encoder" for _, model in found):
+    """Check --model_addr, --evaluator_llm, which is to see `records`, the GPUs, and what of the models fits on them."""
+    models = [(name, None) for name in args.model_addr or []]
+    models += [(args.evaluator_llm, records)] if args.evaluator_llm else []
+    found = []
+    for name, judged in models:
+        with report.attempt():
+            found.append(check_local_model(report, name, args, judged))
+    with report.attempt():
+        if found == [None] * len(models):  # an encoder takes the memory it needs, not a share of the GPU
+            if args.gpu_memory is None:
+                check_devices()
+            return
+        gpu_memory = check_gpus(report, args)
+        if gpu_memory is None:
+            return
+        for generator in filter(None, found):
+            with report.attempt():
+                check_fit(report, generator, gpu_memory, args)
         if args.gpu_memory is None:
-            report.attempt(check_devices)
-        return  # it takes the memory it needs, not a share of the GPU
-    gpu_memory = report.attempt(check_gpus, report, args)
-    for name, model in found:
-        if isinstance(model, Generator) and gpu_memory is not None:
-            report.attempt(check_fit, report, name, model, gpu_memory, args)
-    if gpu_memory is not None and args.gpu_memory is None:
-        report.attempt(check_compiler, report)
+            check_compiler(report)
 
 
 def check_local_model(
-    report: Report, name: str, args: Namespace, length: Callable[[LocalChat], int]
-) -> Generator | str:
-    """A model that is whole: a generator, or "encoder".
-
-    Args:
-        length: tokens that a generator is to be loaded for.
-
-    Raises:
-        UserError: it is not whole, or a generator with pickled weights, without a chat template, or with a lower
-            limit than --max_model_len.
-    """
+    report: Report, name: str, args: Namespace, judged: list[dict[str, Any]] | None
+) -> Generator | None:
+    """A generator that is whole, or None for an encoder; `judged` are the questions that it is to see as a judge."""
     with suggesting_openai():
         check_model(name, args.cache_dir, why_offline=args.why_offline)
     base = adapter_base(name) or name
-    commit = cached_commit(base, args.cache_dir)
+    folder, commit = cached_folder(base, args.cache_dir), cached_commit(base, args.cache_dir)
     source = f"commit {commit}" if commit else "a folder"
-    config = load_config(cached_folder(base, args.cache_dir))
-    if is_encoder(config):
+    config = memory.load_config(folder)
+    if memory.is_encoder(config):
         report.ok(f"model {name}: an encoder, {source}")
-        return "encoder"
-    for part in dict.fromkeys([name, base]):
-        if not any(cached_folder(part, args.cache_dir).glob("*.safetensors")):
-            raise UserError(f"{part}: its weights are pickled (*.bin); vLLM reads them from *.safetensors only")
-    size = read_size(cached_folder(base, args.cache_dir), config, args.dtype)
+        return None
+    check_model(name, args.cache_dir, safetensors_only=True)  # as vLLM reads them
+    size = memory.read_size(folder, config, args.dtype)
     chat = LocalChat(name, args.cache_dir)
-    tokens = length(chat)
+    if judged is None:
+        length = choose_length(chat, args.max_model_len, 0, PAPER_LENGTH)
+    else:
+        length = judge_length(report, args, judged, chat)
     what = f"adapter on {base}, " if base != name else ""
     report.ok(f"model {name}: {what}{size.parameters:,} parameters, {source}")
-    return Generator(size, tokens, chat.model_limit)
+    return Generator(name, size, length, chat.model_limit)
 
 
 def check_gpus(report: Report, args: Namespace) -> float | None:
@@ -115,11 +85,15 @@ def check_gpus(report: Report, args: Namespace) -> float | None:
     if not has_gpu():
         report.note("GPU: none here, so memory is not checked; --gpu_memory GB computes for one that is elsewhere")
         return None
-    gpus = find_gpus()
-    report.attempt(check_gpu_count, len(gpus), count)
-    report.attempt(check_bfloat16, report, args.dtype)
+    gpus = memory.find_gpus()
+    with report.attempt():
+        memory.check_gpu_count(len(gpus), count)
+    with report.attempt():
+        check_bfloat16(report, args.dtype)
     for index, gpu in enumerate(gpus[:count]):
-        report.attempt(check_gpu, report, index, gpu, utilization)
+        with report.attempt():
+            memory.check_gpu_free(index, gpu.free, gpu.total, utilization)
+            report.ok(f"GPU {index}: {gpu.name}, {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB free")
     return min(gpu.total for gpu in gpus[:count])
 
 
@@ -135,11 +109,6 @@ def check_bfloat16(report: Report, dtype: str) -> None:
             f"{what}: with --dtype auto vLLM takes float16 (for Gemma 2 float32, with twice the memory), "
             "the planner is trained in fp32"
         )
-
-
-def check_gpu(report: Report, index: int, gpu: Gpu, utilization: float) -> None:
-    check_gpu_free(index, gpu.free, gpu.total, utilization)
-    report.ok(f"GPU {index}: {gpu.name}, {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB free")
 
 
 def check_compiler(report: Report) -> None:
@@ -160,17 +129,17 @@ def check_compiler(report: Report) -> None:
     report.ok(f"C compiler: {compiler}, with Python's headers")
 
 
-def check_fit(report: Report, name: str, model: Generator, gpu_memory: float, args: Namespace) -> None:
+def check_fit(report: Report, model: Generator, gpu_memory: float, args: Namespace) -> None:
     """Raise UserError unless the model, and one sequence of the length it is loaded for, fit on the GPUs.
 
     A note where they fit by the guessed allowance, and not if vLLM takes the most that logs of others have.
     """
     length, utilization, num_gpus = model.length, args.gpu_memory_utilization, args.tensor_parallel_size
-    fit = fit_model(model.size, gpu_memory, utilization, num_gpus)
+    fit = memory.fit_model(model.size, gpu_memory, utilization, num_gpus)
     longest = min(fit.tokens, model.limit or fit.tokens)
     sum_up = (
-        f"memory {name}: of {utilization:g} x {gpu_memory / GB:.1f} GB a GPU, {fit.weights / GB:.1f} are weights and "
-        f"{ALLOWANCE / GB:.1f} a guessed allowance; {max(fit.cache, 0) / GB:.1f} are left for a KV cache of "
+        f"memory {model.name}: of {utilization:g} x {gpu_memory / GB:.1f} GB a GPU, {fit.weights / GB:.1f} are weights "
+        f"and {memory.ALLOWANCE / GB:.1f} a guessed allowance; {max(fit.cache, 0) / GB:.1f} are left for a KV cache of "
         f"{fit.token_bytes / 1024:g} KiB a token"
     )
     if fit.tokens == 0:
@@ -178,13 +147,13 @@ def check_fit(report: Report, name: str, model: Generator, gpu_memory: float, ar
     if fit.tokens < length:
         raise UserError(f"{sum_up}\n  {length} tokens do not fit, --max_model_len {longest} may; or take more GPUs")
     sum_up += f"; {fit.requests(length)} requests of {length} tokens at once; longest --max_model_len {longest}"
-    most = most_allowance(num_gpus)
-    surest = fit_model(model.size, gpu_memory, utilization, num_gpus, most).tokens
-    if surest < length:
-        way_out = f"--max_model_len {surest} or more GPUs" if surest else "larger GPUs or more of them"
-        report.note(
-            f"{sum_up}; may not fit: by published logs the allowance may be up to {most / GB:.1f}"
-            f"{' on each of several GPUs' if num_gpus > 1 else ''}; try it before a long job, or take {way_out}"
-        )
-    else:
+    most = memory.most_allowance(num_gpus)
+    surest = memory.fit_model(model.size, gpu_memory, utilization, num_gpus, most).tokens
+    if surest >= length:
         report.ok(sum_up)
+        return
+    way_out = f"--max_model_len {surest} or more GPUs" if surest else "larger GPUs or more of them"
+    report.note(
+        f"{sum_up}; may not fit: by published logs the allowance may be up to {most / GB:.1f}"
+        f"{' on each of several GPUs' if num_gpus > 1 else ''}; try it before a long job, or take {way_out}"
+    )

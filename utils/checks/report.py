@@ -1,41 +1,32 @@
 """Checks that are all made, whatever fails, each told in one line."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from utils.cli import UserError
 
-T = TypeVar("T")
-
 
 class Report:
-    """Prints a line a check.
-
-    Attributes:
-        failed: a check has failed.
-    """
+    """Prints a line a check; `failed` says that one has failed."""
 
     def __init__(self) -> None:
         self.failed = False
         self._told: set[str] = set()
 
     def ok(self, text: str) -> None:
-        self._print("ok", text)
+        print(f"ok   {text}", flush=True)
 
     def note(self, text: str) -> None:
-        self._print("note", text)
+        print(f"note {text}", flush=True)
 
-    def attempt(self, check: Callable[..., T], *args: Any) -> T | None:
-        """What the check returns; where it raises UserError, None, and its message is the line."""
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Within this a UserError is a line, and what comes behind is done all the same."""
         try:
-            return check(*args)
+            yield
         except UserError as error:
             self.failed = True
             text = "; ".join(line.strip() for line in str(error).splitlines())
             if text not in self._told:  # two checks may stumble over one file
                 self._told.add(text)
-                self._print("FAIL", text)
-            return None
-
-    def _print(self, kind: str, text: str) -> None:
-        print(f"{kind:<4} {text}", flush=True)
+                print(f"FAIL {text}", flush=True)

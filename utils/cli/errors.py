@@ -31,6 +31,11 @@ def quote(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
+def printable(text: str) -> str:
+    """The text with control characters spelled out: what a model wrote must not steer the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 _GO_ON = "what is finished is kept, run the same command again"
 _MAKE_WRITABLE = "have it made writable, or give another path; what is finished is kept"
 REMEDIES = {  # what to do where a file cannot be written

@@ -6,10 +6,13 @@ manifest beside a file tells one from the other: it names the script, and has th
 """
 
 import argparse
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from utils.cli import UserError
+from utils.cli.flags import FlagParser
 from utils.files.manifest import (
     NOT_OURS,
     describe_run,
@@ -28,6 +31,15 @@ def add_overwrite_argument(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="replace a file that something else wrote, or that was changed since; what this script wrote, by the "
         "manifest beside it, is made again without asking (off)",
+    )
+
+
+def add_output_arguments(parser: FlagParser, what: str) -> None:
+    """An output that may be left out, for what it would hold is printed; `what` is its help."""
+    parser.add_argument("--output_addr", metavar="FILE", help=what)
+    add_overwrite_argument(parser)
+    parser.without_effect(
+        "--overwrite", lambda args: args.output_addr is None, "without --output_addr", "give --output_addr"
     )
 
 
@@ -57,5 +69,18 @@ def is_own(path: Path, script: str) -> bool:
 
 
 def publish_derived(contents: dict[Path, bytes], script: str, args: argparse.Namespace) -> None:
-    """Put derived files in place, each with its manifest: all of them or none."""
-    publish_all(contents, describe_run(vars(args), {"script": script}, None))
+    """Put derived files in place, each with its manifest: all of them or none.
+
+    In the manifest is the hash of every file that a flag names: what the derived ones were made from.
+    """
+    inputs = {word: file_hash(word) for word in _words(list(vars(args).values())) if os.path.isfile(word)}
+    inputs = {path: digest for path, digest in inputs.items() if Path(path) not in contents}
+    publish_all(contents, describe_run(vars(args), {"script": script, "inputs": inputs}, None))
+
+
+def _words(values: list[Any]) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, list):
+            yield from _words(value)
+        elif isinstance(value, str):
+            yield value

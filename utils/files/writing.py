@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -122,6 +123,24 @@ def open_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     except BaseException:
         path.unlink(missing_ok=True)  # on a full disk half a file is in the way
         raise
+
+
+@contextmanager
+def fill_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder beside `folder`, which is renamed when this is left: it is there whole or not at all.
+
+    Raises:
+        UserError: it cannot be made; the flag that names it is --output_dir.
+    """
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        if partial.exists():  # left over from an interrupted run
+            shutil.rmtree(partial)
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"{partial}: cannot be made: {error.strerror}; give another --output_dir") from None
+    yield partial
+    partial.rename(folder)
 
 
 def rename(staged: Path, path: Path) -> None:

@@ -4,14 +4,16 @@
 second BOS). `APIChat` leaves the messages to the server and counts their tokens as well as it can.
 """
 
+import math
 import threading
 from argparse import Namespace
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,9 @@ from utils.models.hub import adapter_base, cached_commit, skipping_absent_hub
 Rendered = array | Messages  # token ids (4 bytes each: a whole test set of prompts is held at once), or messages
 
 PAPER_LENGTH = 8192  # tokens of prompt and output together, for every generator (paper, appendix E)
+VERDICT_TOKENS = 512  # that a judge's output may have
+LENGTH_STEP = 64  # a judge's length is rounded up to a multiple of this
+RENDERED_AT_ONCE = 500  # groups of prompts that are held as text
 TOKENS_PER_MESSAGE = 4  # what OpenAI's chat format adds around each message
 FETCH_SECONDS = 20  # for tiktoken's table
 # What may stand before a line break and behind one, for finding out how a tokenizer takes them.
@@ -221,6 +226,13 @@ def _tiktoken_encoder(model: str) -> Callable[[str], list[int]] | None:
     return lambda text: found[0].encode(text, disallowed_special=())
 
 
+def render_all(chat: LocalChat | APIChat, groups: Iterable[Sequence[Messages]]) -> Iterator[list[Rendered]]:
+    """`render_groups` for so many groups that not all of them are to be held as text."""
+    groups = iter(groups)
+    while batch := list(islice(groups, RENDERED_AT_ONCE)):
+        yield from chat.render_groups(batch)
+
+
 def choose_length(
     chat: LocalChat | APIChat, max_model_len: int | None, max_tokens: int, wanted: int, flag: str = "--max_tokens"
 ) -> int:
@@ -236,6 +248,15 @@ def choose_length(
     if max_tokens >= length:
         raise UserError(f"{flag} {max_tokens} leaves no room for the prompt: prompt and output share {length} tokens")
     return length
+
+
+def choose_judge_length(chat: LocalChat | APIChat, max_model_len: int | None, max_tokens: int, longest: int) -> int:
+    """`choose_length` for a judge: what its longest prompt, of `longest` tokens, needs.
+
+    A judge loaded for its full context leaves little memory for the KV cache of many prompts at a time.
+    """
+    needed = math.ceil((longest + max_tokens) / LENGTH_STEP) * LENGTH_STEP
+    return choose_length(chat, max_model_len, max_tokens, needed)
 
 
 @dataclass(frozen=True)

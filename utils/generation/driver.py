@@ -21,7 +21,7 @@ from utils.files.journal import Journal, Key
 from utils.files.outputs import is_failed
 from utils.generation.chat import APIChat, Fitted, LocalChat, Rendered
 from utils.generation.engines import FORMATS, Completion, Engine, RefusedError, Sampling, UnavailableError
-from utils.parsing.model_output import Parsed
+from utils.parsing import Parsed
 
 Parser = Callable[[str, bool], Parsed]
 TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")

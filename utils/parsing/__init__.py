@@ -1,0 +1,29 @@
+"""What a language model wrote, as data: answers, verdicts, plans. Pure."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What was found in a text; the parser's module says in which order it looks."""
+
+    value: str | int | float | list[str] | None  # None: nothing usable
+    how: str  # "strict", "repaired" or "none"
+    reason: str | None  # why nothing was found; None when something was
+    truncated: bool = False  # the text ended inside the value, which was closed and kept
+
+
+def nothing(reason: str) -> Parsed:
+    return Parsed(None, "none", reason)
+
+
+def after_reasoning(text: str) -> str:
+    if text.lstrip().startswith("<think>") and "</think>" not in text:
+        return ""
+    return text.rpartition("</think>")[2]
+
+
+def writable(value: str) -> str:
+    """The value without what can't be written as UTF-8 or breaks other tools; halves of a pair are joined."""
+    value = value.replace("\r\n", "\n").replace("\0", "")
+    return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

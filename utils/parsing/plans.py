@@ -1,4 +1,11 @@
-"""Plans of PlanPers, lists of aspect titles, and how two of them match. Pure.
+"""Plans of PlanPers, lists of aspect titles: read from what a model wrote, written, and how two of them match. Pure.
+
+A model was asked for titles, one a line. Reasoning up to </think> is dropped, and so are fences, what marks a line
+as an item of a list ("- ", "1. ", bold face), and a first line that ends in a colon where it introduces the others: it
+says so ("Here are the aspects:", "Plan:", "The user cares about:"), also when nothing follows, or it looks so: items
+follow and it is none, or it alone is marked as a heading. Any other line that ends in a colon is a title. A JSON array
+of texts is a plan too. A title that stands there before (whatever its case) is not repeated, and one that max_tokens
+may have cut is left out unless it is the only one.
 
 In the planner's target and in the generator's prompt a plan is its titles, one a line (paper, section 4). With
 --planner_target reference it is as in the public code: a lead-in, then a dash and a title a line; in the generator's
@@ -12,7 +19,29 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from utils.parsing.model_output import PLAN_LINE, PLAN_PATTERN, Parsed, parse_plan
+from utils.parsing import Parsed, after_reasoning, nothing, writable
+from utils.parsing.json_text import pattern, unescape
+
+# A plan is lines: at most 10, for a model that would never end, each of 3 to 120 characters, the first of them neither
+# white space nor punctuation.
+PLAN_LINE = r"[^\s!-/:-@\[-`{-~][^\n]{2,119}"
+PLAN_PATTERN = rf"{PLAN_LINE}(\n{PLAN_LINE}){{0,9}}"
+
+_ITEM_MARK = r"(?:[-*+•–]|\(?\d{1,2}[.):])(?:\s++|\Z)"
+_LIST_MARK = re.compile(rf"{_ITEM_MARK}|[#>]++\s*+")
+_ITEM = re.compile(rf"(?:[#>]++\s*+)?+{_ITEM_MARK}")
+_HEADING = re.compile(r"#|\*\*[^*]++\*\*\s*+:?\s*+\Z")
+_FENCE = re.compile(r"```(?:json|text|txt|plaintext|markdown|md)?(?=\s|\Z)")
+_ARRAY = re.compile(r"\[\s*+(?=\")")
+_ARRAY_TEXT = re.compile(r"\"((?:[^\"\\]|\\.)*+)\"\s*+(?:(,)\s*+)?", re.DOTALL)
+# What a first line says that introduces a plan: that something follows, what a plan is called, or half a sentence.
+_INTRODUCES = pattern(
+    r"\bhere(?:['’]s| is| are)\b|\bthe following\b|\b(?:follows|below)\W*+\Z"
+    r"|\A(?:(?:the|these|key|main|most|important|relevant|user['’]s|\d+) )*+"
+    r"(?:aspects?\b(?! of\b)|(?:plan|titles?|list|output|answer)(?: of (?:the )?aspects)?\W*+\Z)"
+    r"|\A(?=.*?\b(?:aspects?|user|asker|person|they|answer|response)\b)"
+    r".*\b(?:are|is|includes?|covers?|about|considers?|wants?|needs?|addresse?s?|mentions?)\W*+\Z"
+)
 
 WORDS_THRESHOLD = 0.6
 NO_LOSS = -100  # the label of a token that the planner is not to learn, as torch and TRL take it
@@ -23,6 +52,78 @@ _LISTED = """
     users was what when where which who why with without your
 """
 _FUNCTION_WORDS = frozenset(_LISTED.split())
+
+
+def parse_plan(text: str, cut: bool = False) -> Parsed:
+    """Read the aspect titles of a plan, best first; the list is never empty.
+
+    cut: the generation ended at max_tokens, so the last title may be a part of one.
+    """
+    body = after_reasoning(text).removeprefix("\ufeff").strip()
+    if (array := _ARRAY.search(body)) is not None:
+        lines = _array_texts(body, array.end())
+        as_asked = array.start() == 0 and body.endswith("]")
+        last_is_whole = True  # a text that was cut has no closing quote and is not among them
+    else:
+        lines = body.splitlines()
+        as_asked = not _begins_with_introduction(lines)
+        lines = lines if as_asked else lines[1:]
+        last_is_whole = not cut or text.endswith("\n")
+    titles: dict[str, str] = {}
+    for number, line in enumerate(lines):
+        title = _plan_title(line)
+        if title and (last_is_whole or not titles or number < len(lines) - 1):
+            titles.setdefault(title.casefold(), title)
+    if not titles:
+        return nothing("no aspect in the text")
+    how = "strict" if as_asked and lines == list(titles.values()) else "repaired"
+    return Parsed(list(titles.values()), how, None, cut)
+
+
+def _begins_with_introduction(lines: list[str]) -> bool:
+    """The first line ends in a colon and introduces the others; see the module's docstring."""
+    if not lines or not _ends_in_colon(lines[0]):
+        return False
+    if _INTRODUCES.search(_plan_title(lines[0])) is not None:
+        return True
+    form = _line_form(lines[0])
+    others = [(_line_form(line), line) for line in lines[1:] if _plan_title(line)]
+    if not others or (form, True) in [(other, _ends_in_colon(line)) for other, line in others]:
+        return False  # the only title, or one of several that are written alike
+    following = others[0][0]
+    return (following == "item" and form != "item") or (following == "plain" and form == "heading")
+
+
+def _ends_in_colon(line: str) -> bool:
+    return line.rstrip("*_ ").endswith(":")
+
+
+def _line_form(line: str) -> str:
+    """A line is an "item" of a list, a "heading" (# or all in bold face), or "plain"."""
+    line = line.strip()
+    if _ITEM.match(line.replace("**", "")) is not None:
+        return "item"
+    return "plain" if _HEADING.match(line) is None else "heading"
+
+
+def _array_texts(text: str, pos: int) -> list[str]:
+    """The whole texts of a JSON array whose first one starts at `pos`."""
+    found = []
+    while (match := _ARRAY_TEXT.match(text, pos)) is not None:
+        found.append(unescape(match[1]))
+        pos = match.end() if match[2] else len(text)
+    return found
+
+
+def _plan_title(line: str) -> str:
+    """A line without its list mark, fence and bold face; nothing where it holds no word."""
+    line = " ".join(writable(line).replace("**", "").split())
+    line = _FENCE.sub("", line).replace("```", "").strip()
+    start = 0
+    while (mark := _LIST_MARK.match(line, start)) is not None:
+        start = mark.end()
+    title = line[start:].strip()
+    return title if re.search(r"[^\W_]", title) else ""
 
 
 def plan_text(aspects: Sequence[str], lead_in: str | None = None) -> str:

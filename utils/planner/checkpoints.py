@@ -1,17 +1,21 @@
-"""The checkpoints of a training run: the folders checkpoint-<step>, each of which a manifest.json calls whole.
+"""The folder of a training run, and its checkpoints: folders checkpoint-<step> that a manifest.json calls whole.
 
 A checkpoint that a manifest calls interim is there only to be gone on from, after a signal or an evaluation that
 saves none: it is never the best, and goes when a later one is whole. An unevaluated one was saved right before its
 evaluation: a run that goes on from it begins with that.
 """
 
+import argparse
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from utils.cli import UserError, is_first_process
+from utils.files.fingerprints import differences
 from utils.files.lock import Lock
 from utils.files.manifest import read_folder_manifest
-from utils.files.writing import replace_link, staged_path
+from utils.files.writing import check_writable, replace_link, staged_path
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,50 @@ class Run:
     checkpoint: Path | None
     lock: Lock | None
     replaced: list[Path]
+
+    @property
+    def begins_with_evaluation(self) -> bool:
+        return self.checkpoint is not None and is_unevaluated(self.checkpoint)
+
+    def is_finished(self, max_steps: int) -> bool:
+        return self.checkpoint == self.folder / f"checkpoint-{max_steps}" and not self.begins_with_evaluation
+
+
+def open_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> Run:
+    """Make sure that the folder may be written, and holds nothing but this run or one that may be replaced.
+
+    Raises:
+        UserError: it cannot be written, another process writes it, or it holds checkpoints of something else; or of a
+            run with other settings, and --overwrite is not given.
+    """
+    folder = Path(args.output_dir)
+    check_writable(folder / "manifest.json")
+    lock = Lock(folder / "training_log.jsonl") if is_first_process() else None
+    checkpoints = find_checkpoints(folder)
+    manifest = read_folder_manifest(folder)
+    if checkpoints and manifest is None:
+        raise UserError(f"{folder}: holds checkpoints of something else; give another --output_dir")
+    differing = checkpoints and differences(manifest["fingerprint"], fingerprint)
+    if differing and not args.overwrite:
+        raise UserError(
+            f"{folder}: a run with other settings: {differing}\n"
+            "  give another --output_dir, or --overwrite to delete its checkpoints and begin anew"
+        )
+    if differing or not args.resume:
+        return Run(folder, None, lock, replaced=checkpoints)
+    whole = [path for path in checkpoints if read_folder_manifest(path) is not None]
+    if lock is not None and whole:
+        finish_saving(folder, read_folder_manifest(whole[-1]).get("best_step"))
+    return Run(folder, whole[-1] if whole else None, lock, replaced=[])
+
+
+def finish_saving(folder: Path, best_step: int | None) -> None:
+    """What is left to do where a run was killed right after a checkpoint was whole."""
+    for name in ("trainer_state.json", "README.md"):
+        staged_path(folder / name).unlink(missing_ok=True)
+    best = folder / "best"
+    if best_step is not None and not (best.is_symlink() and str(best.readlink()) == f"checkpoint-{best_step}"):
+        replace_link(best, f"checkpoint-{best_step}")
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
@@ -59,12 +107,3 @@ def remove_superseded(folder: Path, step: int) -> None:
     for checkpoint in find_checkpoints(folder):
         if step_of(checkpoint) < step and (is_interim(checkpoint) or read_folder_manifest(checkpoint) is None):
             remove_checkpoint(checkpoint)
-
-
-def finish_saving(folder: Path, best_step: int | None) -> None:
-    """What is left to do where a run was killed right after a checkpoint was whole."""
-    for name in ("trainer_state.json", "README.md"):
-        staged_path(folder / name).unlink(missing_ok=True)
-    best = folder / "best"
-    if best_step is not None and not (best.is_symlink() and str(best.readlink()) == f"checkpoint-{best_step}"):
-        replace_link(best, f"checkpoint-{best_step}")

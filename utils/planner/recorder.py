@@ -8,9 +8,9 @@ from transformers import TrainerCallback
 
 from utils.cli.progress import Progress, announce
 from utils.files.manifest import write_folder_manifest
-from utils.files.writing import naming, replace_link, staged_path, write_line
-from utils.planner.card import write_card
-from utils.planner.checkpoints import Run, is_interim, is_unevaluated, remove_checkpoint, remove_superseded
+from utils.files.writing import naming, replace_link, staged_path, write_atomically, write_line
+from utils.planner.card import make_card
+from utils.planner.checkpoints import Run, is_interim, remove_checkpoint, remove_superseded
 from utils.planner.stopping import Stopper
 
 LOG_FIELDS = (
@@ -28,18 +28,17 @@ class Recorder(TrainerCallback):
     Attributes:
         manifest: what goes beside every adapter.
         stopper: is told of every step and checkpoint.
-        interim: the checkpoint that is being saved is there only to be gone on from.
     """
 
-    def __init__(self, run: Run, manifest: dict[str, Any], stopper: Stopper | None = None):
+    def __init__(self, run: Run, manifest: dict[str, Any]):
         self.manifest = manifest
-        self.stopper = stopper or Stopper()
-        self.interim = False
+        self.stopper = Stopper()
         self._run = run
         self._log: Any = None
         self._progress: Progress | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        state.compute_steps(args, state.max_steps)  # a run that goes on would have the checkpoint's --save_steps
         self.stopper.step = self.stopper.saved = state.global_step
         if not state.is_world_process_zero:
             return
@@ -48,7 +47,7 @@ class Recorder(TrainerCallback):
         if self._run.checkpoint is None:
             for name in ("best", "trainer_state.json"):
                 (self._run.folder / name).unlink(missing_ok=True)
-        elif is_unevaluated(self._run.checkpoint):  # it is evaluated now, where it was not written down before the kill
+        elif self._run.begins_with_evaluation:  # where a kill kept it from being written down that it had one
             state.log_history[:] = [
                 entry for entry in state.log_history if "eval_loss" not in entry or entry["step"] < state.global_step
             ]
@@ -64,6 +63,10 @@ class Recorder(TrainerCallback):
         if state.is_world_process_zero:
             self._write(state.log_history[-1])
 
+    def _write(self, figures: dict[str, Any]) -> None:
+        kept = {name: figures[name] for name in LOG_FIELDS if name in figures}
+        write_line(self._log, json.dumps(kept).encode() + b"\n", self._run.folder / "training_log.jsonl")
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.stopper.step = state.global_step
         if self._progress is not None:
@@ -71,59 +74,52 @@ class Recorder(TrainerCallback):
             self._progress.update(1, loss=last)
             if state.global_step == state.max_steps:
                 self._progress.close()  # saving and evaluating are no part of it
-                self._progress = None
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
-        if not state.is_world_process_zero:
-            return
-        recall = metrics.get("eval_aspect_recall")
-        found = "" if recall is None else f", aspect recall {recall:.3f} of {metrics['eval_plans']} plans"
-        announce(f"step {state.global_step}: validation loss {metrics['eval_loss']:.4f}{found}")
-        checkpoint = self._run.folder / f"checkpoint-{state.global_step}"
-        self._save_state(state, checkpoint)
-        self._save_state(state, self._run.folder)
-        self._call_whole(checkpoint, state, interim=is_interim(checkpoint))
+        if state.is_world_process_zero:
+            recall = metrics.get("eval_aspect_recall")
+            found = "" if recall is None else f", aspect recall {recall:.3f} of {metrics['eval_plans']} plans"
+            announce(f"step {state.global_step}: validation loss {metrics['eval_loss']:.4f}{found}")
+            self._call_whole(state, interim=is_interim(self._checkpoint(state.global_step)))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            checkpoint = self._run.folder / f"checkpoint-{state.global_step}"
-            self._save_state(state, self._run.folder)
-            self._call_whole(checkpoint, state, self.interim, unevaluated=control.should_evaluate)
+            interim = state.global_step % state.save_steps > 0 and state.global_step < state.max_steps
+            self._call_whole(state, interim, unevaluated=control.should_evaluate)
             remove_superseded(self._run.folder, state.global_step)
         self.stopper.saved = state.global_step
-
-    def _call_whole(self, checkpoint: Path, state: Any, interim: bool, unevaluated: bool = False) -> None:
-        """Write what says that a checkpoint is one, and which is the best; `finish_saving` does what comes last."""
-        best = self.best(state)
-        marks = {name: True for name, is_so in (("interim", interim), ("unevaluated", unevaluated)) if is_so}
-        manifest = {**self.manifest, "step": state.global_step, **best, **marks}
-        planner = checkpoint.name if best["best_step"] is None else "best"
-        write_card(self._run.folder, planner, manifest, state.log_history)
-        write_card(checkpoint, "", manifest, state.log_history)
-        write_folder_manifest(checkpoint, manifest)
-        if best["best_step"] == state.global_step:
-            replace_link(self._run.folder / "best", checkpoint.name)
-
-    def best(self, state: Any) -> dict[str, Any]:
-        """Step and loss of the checkpoint with the lowest validation loss, the first of equal ones; None without."""
-        losses = {entry["step"]: entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry}
-        saved = {step: self._run.folder / f"checkpoint-{step}" for step in losses}
-        saved = {step: path for step, path in saved.items() if path.is_dir() and not is_interim(path)}
-        step = min(saved, key=losses.__getitem__, default=None)
-        return {"best_step": step, "best_loss": losses.get(step)}
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             self._save_state(state, self._run.folder)
 
+    def _call_whole(self, state: Any, interim: bool, unevaluated: bool = False) -> None:
+        """Write what says that a checkpoint is one, and which is the best; `finish_saving` does what comes last."""
+        folder, checkpoint, best = self._run.folder, self._checkpoint(state.global_step), self.best(state)
+        self._save_state(state, checkpoint)
+        self._save_state(state, folder)
+        marks = {name: True for name, is_so in (("interim", interim), ("unevaluated", unevaluated)) if is_so}
+        manifest = {**self.manifest, "step": state.global_step, **best, **marks}
+        planner = checkpoint.name if best["best_step"] is None else "best"
+        write_atomically(folder / "README.md", make_card(planner, manifest, state.log_history))
+        write_atomically(checkpoint / "README.md", make_card("", manifest, state.log_history))
+        write_folder_manifest(checkpoint, manifest)
+        if best["best_step"] == state.global_step:
+            replace_link(folder / "best", checkpoint.name)
+
     def _save_state(self, state: Any, folder: Path) -> None:
         """Put trainer_state.json in place, whole or not at all."""
         path = folder / "trainer_state.json"
-        staged = staged_path(path)
-        with naming(staged):
-            state.save_to_json(str(staged))
-        staged.replace(path)
+        with naming(staged_path(path)):
+            state.save_to_json(str(staged_path(path)))
+        staged_path(path).replace(path)
 
-    def _write(self, figures: dict[str, Any]) -> None:
-        kept = {name: figures[name] for name in LOG_FIELDS if name in figures}
-        write_line(self._log, json.dumps(kept).encode() + b"\n", self._run.folder / "training_log.jsonl")
+    def best(self, state: Any) -> dict[str, Any]:
+        """Step and loss of the checkpoint with the lowest validation loss, the first of equal ones; None without."""
+        losses = {entry["step"]: entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry}
+        saved = [step for step in losses if (path := self._checkpoint(step)).is_dir() and not is_interim(path)]
+        step = min(saved, key=losses.__getitem__, default=None)
+        return {"best_step": step, "best_loss": losses.get(step)}
+
+    def _checkpoint(self, step: int) -> Path:
+        return self._run.folder / f"checkpoint-{step}"

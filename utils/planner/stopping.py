@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from utils import cli
 
@@ -34,11 +34,9 @@ class Stopper:
         self.step = self.saved = 0
         self._first = 0.0
         self._at_once = False
-        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Stopper":
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._on_signal)
+        self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -46,9 +44,7 @@ class Stopper:
             for number, handler in self._before.items():
                 signal.signal(number, handler)
 
-    @property
-    def message(self) -> str:
-        """What is kept, and what to do."""
+    def _message(self) -> str:
         if self.step == 0:
             return "stopped before the end of the first step, so nothing is kept; run the same command again"
         kept = f"checkpoint-{self.saved} is kept" if self.saved else "no checkpoint is kept"
@@ -57,7 +53,7 @@ class Stopper:
     def leave(self) -> NoReturn:
         """Leave as `run_script` lets a script leave on a signal; the first of several processes speaks for all."""
         if cli.is_first_process():
-            raise KeyboardInterrupt(self.message)
+            raise KeyboardInterrupt(self._message())
         raise SystemExit(cli.INTERRUPTED)
 
     @contextmanager
@@ -83,12 +79,13 @@ class Stopper:
         if self._at_once:
             self.leave()
         if cli.is_first_process() and self.step != self.saved:
-            self._tell(f"stopping: a checkpoint of step {self.step} comes after this batch; a second signal leaves now")
+            _tell(f"stopping: a checkpoint of step {self.step} comes after this batch; a second signal leaves now")
 
     def _end(self, *_: object) -> NoReturn:
         if cli.is_first_process():
-            self._tell(self.message)
+            _tell(self._message())
         os._exit(cli.INTERRUPTED)
 
-    def _tell(self, text: str) -> None:
-        os.write(sys.stderr.fileno(), f"{text}\n".encode())  # print may be what the signal came into
+
+def _tell(text: str) -> None:
+    os.write(sys.stderr.fileno(), f"{text}\n".encode())  # print may be what the signal came into

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from utils.parsing.model_output import LEVELS
+from utils.parsing.choices import LEVELS
 from utils.scoring.means import mean
 from utils.scoring.verdicts import Verdict, is_answered, origin, score
 

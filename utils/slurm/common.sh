@@ -72,33 +72,6 @@ leave() {
     exit "$code"
 }
 
-# pick_flags FLAG...: those of a script's flags that utils/preflight.py takes too: what decides the GPU memory in the
-# array `memory_flags` (a judge's --strategy does, by its prompts), whether the model is behind an API in `api_flags`, what
-# is read besides the dataset in `file_flags`.
-pick_flags() {
-    local word before=
-    memory_flags=()
-    api_flags=()
-    file_flags=()
-    for word in "$@"; do
-        case $before,$word in
-            *,--plans_addr | *,--plans_addr=* | --plans_addr,*) file_flags+=("$word") ;;
-            *,--openai | *,--api_key_addr | *,--api_key_addr=* | --api_key_addr,*) api_flags+=("$word") ;;
-            *,--cache_dir | *,--max_model_len | *,--tensor_parallel_size | *,--gpu_memory_utilization | *,--dtype | \
-                *,--cache_dir=* | *,--max_model_len=* | *,--tensor_parallel_size=* | *,--gpu_memory_utilization=* | \
-                *,--dtype=* | --cache_dir,* | --max_model_len,* | --tensor_parallel_size,* | \
-                --gpu_memory_utilization,* | --dtype,* | \
-                *,--strategy | *,--strategy=* | --strategy,*) memory_flags+=("$word") ;;
-        esac
-        before=$word
-    done
-}
-
-# needs_encoder FLAG...: do these flags of rank_dataset.py leave it a ranker that loads an encoder?
-needs_encoder() {
-    [[ ! " $* " =~ " --ranker"[\ =](bm25|recency|random)" " ]]
-}
-
 # shard_file FILE INDEX NUMBER: where a shard's part of FILE goes: rag.json -> rag.0_of_4.json
 shard_file() {
     printf '%s.%s_of_%s.json\n' "${1%.json}" "$2" "$3"

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prompts import choose_lead_in, load_prompt
-from utils.benchmarks.lampqa import METRICS
+from utils.benchmarks.lampqa import TASK
+from utils.benchmarks.task import Metric
+from utils.checks.commands import DATASETS, model_of, step_of
 from utils.cli import UserError
 from utils.files.writing import check_could_write
 from utils.generation.chat import LocalChat
@@ -19,12 +21,12 @@ from utils.models.memory import GB
 from utils.records.datasets import STEP_NEEDS, refuse_shared_ids
 from utils.records.stream import DatasetFile
 from utils.studies.plan import Step, data_file
-from utils.studies.state import DRAWN, MODEL_FLAGS, Pending, parse
+from utils.studies.state import Pending, parse
 from utils.studies.study import Study
 from utils.tables.agreement import read_human
 
-DATASET_FLAGS = ("--input_dataset_addr", "--inputs_addr", "--validation_addr")
 KEYS = {"rank": "encoder", "train": "planner_base", "answer": "models", "judge": "judges"}  # that name a step's model
+PROMPTS = {"none": ("none",), "rag": ("rag",), "train": ("planner",)}  # of a step; else PlanPers' three
 LONG = GB // 2  # bytes of datasets that take a few seconds to read
 
 
@@ -35,9 +37,8 @@ def check_study(study: Study, steps: list[Step], pending: list[Pending], is_subm
         is_submitted: they are to be jobs on a cluster, which fetch no models: those are left to the user.
     """
     check_inputs(study, steps)
-    check_outputs(pending)
-    check_keys(pending)
-    check_prompts(pending)
+    for one in pending:
+        check_command(one.step, arguments_of(one), list(one.reasons))
     check_datasets(study, steps, pending)
     check_models(study, pending, is_submitted)
 
@@ -55,43 +56,30 @@ def check_inputs(study: Study, steps: list[Step]) -> None:
         raise UserError(text)
 
 
-def check_outputs(pending: list[Pending]) -> None:
-    for one in pending:
-        for output in one.reasons:
-            is_planner = one.step.kind == "train"  # a folder; what is next to it goes where it goes
-            check_could_write(Path(output).with_name("training_log.jsonl") if is_planner else Path(output))
-
-
-def check_keys(pending: list[Pending]) -> None:
-    """Raise UserError where an API's key is missing, or what is in its file is none."""
-    for args in (arguments_of(one) for one in pending):
-        if getattr(args, "openai", False):
-            if args.api_key_addr is not None and not Path(args.api_key_addr).is_file():
-                raise UserError(f"--api_key_addr {args.api_key_addr}: no such file")
-            read_api_key(args.api_key_addr)
+def metric_of(args: Namespace) -> Metric:
+    return TASK.metrics[args.strategy or next(iter(TASK.metrics))]
 
 
 def arguments_of(one: Pending) -> Namespace:
     return parse(one.step, list(one.step.outputs))
 
 
-def check_prompts(pending: list[Pending]) -> None:
-    """Raise UserError where a --prompts_dir has a prompt that its script would refuse, or lacks one that it needs."""
-    for one in pending:
-        args = arguments_of(one)
-        if getattr(args, "prompts_dir", None) is None:
-            continue
-        prompts = {name: load_prompt(f"lampqa/{name}", args.prompts_dir) for name in prompts_of(one.step, args)}
+def check_command(step: Step, args: Namespace, outputs: list[str]) -> None:
+    """Raise UserError where an output cannot be written, an API's key is missing or none, or a prompt is refused."""
+    for output in outputs:  # a planner is a folder; what is next to it goes where it goes
+        check_could_write(Path(output).with_name("training_log.jsonl") if step.kind == "train" else Path(output))
+    if getattr(args, "openai", False):
+        if args.api_key_addr is not None and not Path(args.api_key_addr).is_file():
+            raise UserError(f"--api_key_addr {args.api_key_addr}: no such file")
+        read_api_key(args.api_key_addr)
+    if getattr(args, "prompts_dir", None) is not None:
+        if step.kind == "judge":
+            load_prompt(metric_of(args).judge.prompt, args.prompts_dir)
+            return
+        names = PROMPTS.get(step_of(step.script, args), ("planner", "planpers", "rag"))
+        prompts = {name: load_prompt(TASK.prompts[name], args.prompts_dir) for name in names}
         if "planner" in prompts:
             choose_lead_in(args.planner_target or "paper", prompts["planner"])
-
-
-def prompts_of(step: Step, args: Namespace) -> list[str]:
-    if step.script == "evaluate_responses.py":
-        return [METRICS[args.strategy].judge.prompt.rpartition("/")[2]]
-    if step.script == "baselines.py":
-        return ["rag" if args.rag else "no_personalization"]
-    return ["planner"] if step.script == "train_planner.py" else ["planner", "planpers", "rag"]
 
 
 # Datasets
@@ -106,7 +94,10 @@ def check_datasets(study: Study, steps: list[Step], pending: list[Pending]) -> N
     size = sum(Path(path).stat().st_size for path in paths)
     if size > LONG:
         print(f"reading {size / GB:.1f} GB of datasets first, to check them", file=sys.stderr)
-    ids = {path: read_ids(path, needs.get(path, set())) for path in paths}
+    # A file's ids in their order, once its records have what is needed.
+    ids = {
+        path: dict.fromkeys(record["id"] for record in DatasetFile(path).scan(needs.get(path, set()))) for path in paths
+    }
     for table in tables:
         refuse_shared_ids({path: ids[path] for path in table})
 
@@ -116,25 +107,12 @@ def find_needs(steps: list[Step], pending: list[Pending]) -> dict[str, set[str]]
     rankings = (step for step in steps if step.kind == "rank")
     ranked_from = {output: inputs[0] for step in rankings for output, inputs in step.outputs.items()}
     needs: dict[str, set[str]] = {}
-    for one in pending:
-        for path in (one.step.named[flag] for flag in DATASET_FLAGS if flag in one.step.named):
-            needs.setdefault(ranked_from.get(path, path), set()).update(needs_of(one.step))
+    for one in (one for one in pending if one.step.kind in KEYS):
+        args = arguments_of(one)
+        its = metric_of(args).needs if one.step.kind == "judge" else STEP_NEEDS[step_of(one.step.script, args)]
+        for path in (getattr(args, flag) for flag in DATASETS if flag in args):
+            needs.setdefault(ranked_from.get(path, path), set()).update(its)
     return needs
-
-
-def needs_of(step: Step) -> tuple[str, ...] | list[str]:
-    if step.kind == "judge":
-        return METRICS["aspect"].needs
-    if step.kind != "answer":
-        return STEP_NEEDS[step.kind]
-    if step.script == "planpers.py":
-        return STEP_NEEDS["planpers_gold" if "--gold_plan" in step.flags else "planpers"]
-    return STEP_NEEDS["rag" if "--rag" in step.flags else "none"]
-
-
-def read_ids(path: str, needs: set[str]) -> dict[str, None]:
-    """The ids of a dataset whose records have what is needed, in their order."""
-    return {record["id"]: None for record in DatasetFile(path).scan(needs)}
 
 
 # Models
@@ -152,31 +130,27 @@ def check_models(study: Study, pending: list[Pending], is_submitted: bool) -> No
         if getattr(args, "openai", False):
             identify_model(args, name)
         elif is_folder(name) or not is_submitted or cached_commit(name, args.cache_dir):
-            check_here(study, step, name, args)
+            check_here(f"{study.path}: {KEYS[step.kind]}", name, args)
 
 
 def models_of(pending: list[Pending]) -> Iterator[tuple[Step, Namespace, str]]:
     """The steps that ask or load a model which is there before the study, with their flags and its name."""
-    for one in pending:
-        if one.step.kind in DRAWN:
-            continue
+    for one in (one for one in pending if one.step.kind in KEYS):
         args = arguments_of(one)
-        if getattr(args, "ranker", "dense") == "dense":
-            yield one.step, args, getattr(args, MODEL_FLAGS[one.step.script][1])
+        if (name := model_of(args)) is not None:
+            yield one.step, args, name
 
 
-def check_here(study: Study, step: Step, name: str, args: Namespace) -> None:
+def check_here(where: str, name: str, args: Namespace) -> None:
     """Raise UserError where a model that is to run here is not whole, or writes text and has no chat template."""
-    key = KEYS[step.kind]
     try:
-        if step.kind == "rank":
+        if "ranker" in args:
             check_model(name, args.cache_dir)
             return
         identify_local_model(name, args.cache_dir)
         if any(cached_folder(name, args.cache_dir).glob("*.safetensors")):  # else it is still to be fetched
             LocalChat(name, args.cache_dir)
     except UserError as error:
-        remedy = ""
-        if key in ("models", "judges") and not is_folder(name):
-            remedy = f"\n  a model behind an API stands in openai_{key}"
-        raise UserError(f"{study.path}: {key}: {error}{remedy}") from None
+        may_be_api = where.endswith(("models", "judges")) and not is_folder(name)
+        remedy = f"\n  a model behind an API stands in openai_{where.rpartition(' ')[2]}" if may_be_api else ""
+        raise UserError(f"{where}: {error}{remedy}") from None

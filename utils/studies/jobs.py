@@ -1,10 +1,9 @@
-"""A study's steps as SLURM jobs of the files in utils/slurm, named and arranged as submit_table2.sh does it."""
+"""A study's steps as SLURM jobs of the files in utils/slurm."""
 
 import os
 import shlex
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -12,11 +11,11 @@ from utils.cli import UserError
 from utils.files.manifest import without_password
 from utils.models.hub import is_folder
 from utils.studies.checks import models_of
-from utils.studies.plan import Step
-from utils.studies.state import Pending, changed_inputs, changed_plans, differing_settings, read_fingerprint
+from utils.studies.state import Pending, state_of
 from utils.studies.study import Study
 
-VARIABLES = {  # of a kind's file: the flag whose value each one holds
+_ANSWER = {"MODEL": "--model_addr", "INPUTS": "--inputs_addr", "OUTPUT": "--output_addr"}
+VARIABLES = {  # of a file in utils/slurm: the flag whose value each one holds
     "rank": {"ENCODER": "--model_name", "INPUTS": "--input_dataset_addr", "OUTPUT": "--output_dataset_addr"},
     "train": {
         "MODEL": "--model_addr",
@@ -24,33 +23,26 @@ VARIABLES = {  # of a kind's file: the flag whose value each one holds
         "INPUTS": "--inputs_addr",
         "VALIDATION": "--validation_addr",
     },
-    "answer": {"MODEL": "--model_addr", "INPUTS": "--inputs_addr", "OUTPUT": "--output_addr"},
+    "answer": _ANSWER,
+    "plan_and_answer": {**_ANSWER, "PLANNER": "--planner_model"},
     "judge": {"JUDGE": "--evaluator_llm", "INPUTS": "--inputs_addr"},
     "table": {"OUTPUT": "--output_addr"},
     "figure": {"OUTPUT": "--output_addr"},
-    "agreement": {"OUTPUT": "--output_addr"},
 }
+RESOURCES = {"plan_and_answer": "planpers_resources", "table": "cpu_resources", "figure": "cpu_resources"}
+SHARDED = ("answer", "judge")  # kinds of steps whose jobs are arrays
 
 
 @dataclass(frozen=True)
 class Job:
-    """One call of sbatch.
+    """One call of sbatch."""
 
-    Attributes:
-        name: without the study's output in front.
-        file: in utils/slurm.
-        resources: options of sbatch.
-        variables: what the file reads from its environment.
-        flags: further flags of its script.
-        after: names of the jobs that have to succeed first.
-    """
-
-    name: str
-    file: str
-    resources: list[str]
-    variables: dict[str, str]
-    flags: list[str]
-    after: list[str] = field(default_factory=list)
+    name: str  # without the study's output in front
+    file: str  # in utils/slurm, without .sbatch
+    resources: list[str]  # options of sbatch
+    variables: dict[str, str]  # what the file reads from its environment
+    flags: list[str]  # further flags of its script
+    after: list[str]  # names of the jobs that have to succeed first
 
 
 def make_jobs(study: Study, pending: list[Pending], overwrite: bool = False) -> list[Job]:
@@ -62,18 +54,16 @@ def make_jobs(study: Study, pending: list[Pending], overwrite: bool = False) -> 
     jobs: list[Job] = []
     maker: dict[str, str] = {}  # of each output: the job that has it finished
     for one in pending:
-        needed = [path for output in one.reasons for path in one.step.outputs[output]]
-        after = sorted({maker[path] for path in (*needed, *one.step.after) if path in maker})
-        if one.step.kind in ("answer", "judge"):
+        if one.step.kind in SHARDED:
             one = replace(one, overwrite=overwrite or one.overwrite or has_old_shards(study, one))
-        if one.step.kind == "judge":
-            new = list(judge_jobs(study, one, maker))
-        elif one.step.kind == "answer":
-            new = list(answer_jobs(study, one, after))
-        else:
-            new = [single_job(study, one, after)]
-        jobs += new
-        maker |= {output: new[-1].name for output in one.reasons if output not in maker}
+        folders: dict[str, list[str]] = {}  # a judge has a job for each model's answers
+        for output in one.reasons:
+            folders.setdefault(os.path.dirname(output), []).append(output)
+        for outputs in folders.values():
+            made_from = [path for output in outputs for path in one.step.outputs[output]]
+            after = sorted({maker[path] for path in (*made_from, *one.step.after) if path in maker})
+            jobs += step_jobs(study, one, outputs, after)
+            maker |= {output: jobs[-1].name for output in outputs if output not in maker}
     return jobs
 
 
@@ -83,80 +73,38 @@ def has_old_shards(study: Study, one: Pending) -> bool:
     is_old = False
     for output, index in product(one.reasons, range(shards)):
         shard = f"{output.removesuffix('.json')}.{index}_of_{shards}.json"
-        inputs = [path for path in one.step.outputs[output] if Path(path).exists()]
-        fingerprint, _ = read_fingerprint(one.step, shard)
-        if fingerprint is None:
-            is_old |= changed_plans(one.step, shard, inputs)
-        elif settings := differing_settings(one.step, output, fingerprint):
-            raise UserError(f"{shard}: was made with other settings: {settings}\n  set the study back, or --overwrite")
-        else:
-            is_old |= bool(changed_inputs(fingerprint, inputs))
+        state = state_of(one.step, output, shard)
+        if state.refusal is not None:
+            raise UserError(f"{shard}: {state.refusal}\n  set the study back, or --overwrite")
+        is_old |= state.overwrite
     return is_old
 
 
-def variables_of(step: Step) -> dict[str, str]:
-    return {variable: step.named[flag] for variable, flag in VARIABLES[step.kind].items() if flag in step.named}
-
-
-def flags_of(one: Pending) -> list[str]:
-    return [*one.step.flags, *(one.step.overwrite_flags() if one.overwrite else [])]
-
-
-def single_job(study: Study, one: Pending, after: list[str]) -> Job:
-    """Ranking, training, tables and figures: a job each."""
-    step, file, variables = one.step, f"{one.step.kind}.sbatch", variables_of(one.step)
-    if step.kind in ("figure", "agreement"):
-        file, variables = "figure.sbatch", {"SCRIPT": step.script, **variables}
-    resources = study.slurm[f"{step.kind}_resources" if step.kind in ("rank", "train") else "cpu_resources"]
-    return Job(step.job, file, list(resources), variables, flags_of(one), after)
-
-
-def answer_jobs(study: Study, one: Pending, after: list[str]) -> Iterator[Job]:
-    """An array that answers, and the merge of its shards."""
-    step, variables = one.step, variables_of(one.step)
-    shards, resources = study.slurm["answer_shards"], study.slurm["answer_resources"]
-    file, planner = "answer.sbatch", step.named.get("--planner_model", "")
-    if step.script == "planpers.py":
-        file, resources = "plan_and_answer.sbatch", study.slurm["planpers_resources"]
-        variables["PLANNER"] = planner  # also where it is empty: the user's environment goes along
-    options = array_options(shards, resources, "--openai" in step.flags and not planner)
-    yield Job(step.job, file, options, variables, flags_of(one), after)
-    yield merge_job(study, step.job.replace("answer", "merge", 1), variables["INPUTS"], shards, one, list(one.reasons))
-
-
-def judge_jobs(study: Study, one: Pending, maker: dict[str, str]) -> Iterator[Job]:
-    """For each model an array that judges all its answers to a file's questions, and the merge of its shards."""
-    step, shards = one.step, study.slurm["judge_shards"]
-    folders: dict[str, list[str]] = {}
-    for output in one.reasons:
-        folders.setdefault(os.path.dirname(output), []).append(output)
-    for folder, outputs in folders.items():
-        responses = [step.outputs[output][1] for output in outputs]
-        stems = [Path(path).stem for path in responses]
+def step_jobs(study: Study, one: Pending, outputs: list[str], after: list[str]) -> list[Job]:
+    """The job that makes some of a step's outputs; of answers and verdicts an array, and the merge of its shards."""
+    step, name, merge = one.step, one.step.job, one.step.job.replace("answer", "merge", 1)
+    file = {"planpers.py": "plan_and_answer", "utils/compare_evaluators.py": "figure"}.get(step.script, step.kind)
+    # Also those without a value: the user's environment goes along.
+    variables = {variable: step.named.get(flag, "") for variable, flag in VARIABLES[file].items()}
+    if file == "figure":
+        variables = {"SCRIPT": step.script, **variables}
+    if step.kind == "judge":
+        folder, stems = os.path.dirname(outputs[0]), [Path(step.outputs[output][1]).stem for output in outputs]
         suffix = Path(outputs[0]).stem.removeprefix(stems[0])  # _scores, or _scores_<judge>
+        variables |= {"FOLDER": folder, "SYSTEMS": " ".join(stems), "SUFFIX": suffix}
         model, split, category = Path(folder).parts[-3:]
-        name = f"{model}.{category}.{split}"
-        variables = {**variables_of(step), "FOLDER": folder, "SYSTEMS": " ".join(stems), "SUFFIX": suffix}
-        options = array_options(shards, study.slurm["judge_resources"], "--openai" in step.flags)
-        judge = f"judge.{name}{suffix.removeprefix('_scores').replace('_', '.', 1)}"
-        after = sorted({maker[path] for path in responses if path in maker})
-        yield Job(judge, "judge.sbatch", options, variables, flags_of(one), after)
-        merge = merge_job(study, f"merge.{name}.{suffix[1:]}", variables["INPUTS"], shards, one, outputs, judge)
-        maker |= dict.fromkeys(outputs, merge.name)
-        yield merge
-
-
-def array_options(shards: int, resources: list[str], no_gpu: bool) -> list[str]:
-    if no_gpu:  # said, for the files' heads ask for a GPU too
+        name = f"judge.{model}.{category}.{split}{suffix.removeprefix('_scores').replace('_', '.', 1)}"
+        merge = f"merge.{model}.{category}.{split}.{suffix[1:]}"
+    flags = [*step.flags, *step.given, *(step.overwrite_flags() if one.overwrite else [])]
+    resources = list(study.slurm[RESOURCES.get(file, f"{file}_resources")])
+    if step.kind not in SHARDED:
+        return [Job(name, file, resources, variables, flags, after)]
+    if "--openai" in flags and not variables.get("PLANNER"):  # said, for the files' heads ask for a GPU too
         resources = [*(word for word in resources if not word.startswith(("--gres=", "--gpus"))), "--gres=none"]
-    return [f"--array=0-{shards - 1}", *resources]
-
-
-def merge_job(
-    study: Study, name: str, inputs: str, shards: int, one: Pending, outputs: list[str], after: str | None = None
-) -> Job:
-    variables = {"INPUTS": inputs, "SHARDS": str(shards), "OVERWRITE": "1" if one.overwrite else ""}
-    return Job(name, "merge.sbatch", list(study.slurm["cpu_resources"]), variables, outputs, [after or one.step.job])
+    shards = study.slurm[f"{step.kind}_shards"]
+    array = Job(name, file, [f"--array=0-{shards - 1}", *resources], variables, flags, after)
+    variables = {"INPUTS": variables["INPUTS"], "SHARDS": str(shards), "OVERWRITE": "1" if one.overwrite else ""}
+    return [array, Job(merge, "merge", list(study.slurm["cpu_resources"]), variables, outputs, [name])]
 
 
 # Submitting
@@ -177,7 +125,7 @@ def sbatch_words(study: Study, job: Job, ids: dict[str, str]) -> list[str]:
         "sbatch", "--parsable", "--export=ALL", f"--job-name={Path(study.output).name}.{job.name}",
         "--kill-on-invalid-dep=yes", *study.slurm["sbatch_args"], *job.resources, f"--output={logs}",
         # Two jobs of one name, which write the same file, never run at a time.
-        f"--dependency={f'afterok:{after},' if after else ''}singleton", f"utils/slurm/{job.file}", *job.flags,
+        f"--dependency={f'afterok:{after},' if after else ''}singleton", f"utils/slurm/{job.file}.sbatch", *job.flags,
     ]  # fmt: skip
 
 

@@ -5,15 +5,15 @@
   <output>/<model>/<split>/<category>/<method>.json and <method>_scores.json
   <output>/<model>/<split>/<study>.md, and .png and .pdf where it has a figure
 
-as utils/slurm/submit_table2.sh has them. A number of posts other than 10 adds _k4 to the method, a seed other than 0
+A number of posts other than 10 adds _k4 to the method, a seed other than 0
 _seed1, a judge other than Qwen2.5 32B _<judge> to `_scores`: the same piece of work has one name in all studies.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import chain, product
+from dataclasses import dataclass, field
+from itertools import product
 
-from utils.studies.study import JUDGE, NUM_CONTEXTS, Study, short_name
+from utils.studies.study import FIGURES, JUDGE, NUM_CONTEXTS, Study, short_name
 
 TITLES = {
     "none": "No personalization",
@@ -27,29 +27,22 @@ BASELINES = ("none", "rag_random", "rag")
 
 @dataclass(frozen=True)
 class Step:
-    """A command and what it makes.
+    """A command and what it makes."""
 
-    Attributes:
-        kind: rank, train, answer, judge, table, agreement or figure.
-        job: its name on a cluster, without the study's output in front.
-        named: the flags that have a variable in utils/slurm.
-        flags: the other ones.
-        outputs: what it makes, each with the files it is made from. Several only where kind is judge: responses that
-            are judged in one load of the judge.
-        after: outputs of other steps that it does not read, and that are better made before.
-    """
-
-    kind: str
-    job: str
+    kind: str  # rank, train, answer, judge, table, agreement or figure
+    job: str  # its name on a cluster, without the study's output in front
     script: str
-    named: dict[str, str]
-    flags: list[str]
+    named: dict[str, str]  # the flags that have a variable in utils/slurm
+    flags: list[str]  # the other ones
+    # What it makes, each with the files it is made from. Several only where kind is judge: responses that are judged in
+    # one load of the judge.
     outputs: dict[str, list[str]]
-    after: tuple[str, ...] = ()
+    given: list[str] = field(default_factory=list)  # flags of the study's [arguments]
+    after: tuple[str, ...] = ()  # outputs of other steps that it does not read, and that are better made before
 
     def words(self, outputs: list[str], overwrite: bool) -> list[str]:
         """The command without the interpreter, for some of its outputs."""
-        words = [self.script, *(word for pair in self.named.items() for word in pair), *self.flags]
+        words = [self.script, *(word for pair in self.named.items() for word in pair), *self.flags, *self.given]
         if self.kind == "judge":
             responses = [self.outputs[output][1] for output in outputs]
             words += ["--response_addr", *responses, "--score_addr", *outputs]
@@ -93,8 +86,7 @@ def plan_study(study: Study) -> list[Step]:
 
 
 def all_answers(study: Study) -> Iterator[Answers]:
-    models = (*study.models, *study.openai_models)
-    for model, split, category, method in product(models, study.splits, study.categories, study.methods):
+    for model, split, category, method in product(study.all_models, study.splits, study.categories, study.methods):
         for num_contexts, seed in product((None,) if method == "none" else study.num_contexts, study.seeds):
             yield Answers(model, split, category, method, num_contexts, seed)
 
@@ -130,18 +122,18 @@ def score_file(study: Study, answers: Answers, judge: str) -> str:
 
 
 def rank_steps(study: Study, category: str) -> Iterator[Step]:
-    uses_posts = any(method != "none" for method in study.methods)
-    splits = list(study.splits) if uses_posts else []
+    """Each split that is read with posts, and with _random the control with another user's profile."""
+    splits = list(study.splits) if any(method != "none" for method in study.methods) else []
     if "planpers" in study.methods:
         splits += [split for split in ("train", "validation") if split not in splits]
     for split in splits:
-        yield rank_step(study, category, split, split, split in study.splits)
-        if "rag_random" in study.methods and split in study.splits:
-            yield rank_step(study, category, split, f"{split}_random", True)
+        is_answered = split in study.splits
+        yield rank_step(study, category, split, split, is_answered)
+        if "rag_random" in study.methods and is_answered:
+            yield rank_step(study, category, split, f"{split}_random", is_answered)
 
 
 def rank_step(study: Study, category: str, split: str, ranked: str, keep_embeddings: bool) -> Step:
-    """Rank a file; `ranked` is its split, or that with _random for the control with another user's profile."""
     inputs, output = data_file(study, category, split), ranked_file(study, category, ranked)
     flags = ["--embedding_cache", f"{study.output}/embeddings"] if keep_embeddings else []
     after: tuple[str, ...] = ()
@@ -149,22 +141,21 @@ def rank_step(study: Study, category: str, split: str, ranked: str, keep_embeddi
         flags += ["--random_profile", "--seed", "0"]
         after = (ranked_file(study, category, split),)  # which has embedded the same posts
     named = {"--model_name": study.encoder, "--input_dataset_addr": inputs, "--output_dataset_addr": output}
-    flags += study.arguments["rank"]
-    return Step(
-        "rank", f"rank.{category}.{ranked}", "retrieval/rank_dataset.py", named, flags, {output: [inputs]}, after
-    )
+    job, script = f"rank.{category}.{ranked}", "retrieval/rank_dataset.py"
+    return Step("rank", job, script, named, flags, {output: [inputs]}, study.arguments["rank"], after)
 
 
 def train_step(study: Study, category: str) -> Step:
     train, validation = (ranked_file(study, category, split) for split in ("train", "validation"))
+    folder = planner_folder(study, category)
     named = {
         "--model_addr": study.planner_base,
         "--inputs_addr": train,
         "--validation_addr": validation,
-        "--output_dir": planner_folder(study, category),
+        "--output_dir": folder,
     }
-    outputs = {f"{planner_folder(study, category)}/best": [train, validation]}
-    return Step("train", f"train.{category}", "train_planner.py", named, study.arguments["train"], outputs)
+    outputs = {f"{folder}/best": [train, validation]}
+    return Step("train", f"train.{category}", "train_planner.py", named, [], outputs, study.arguments["train"])
 
 
 def answer_step(study: Study, answers: Answers) -> Step:
@@ -176,18 +167,17 @@ def answer_step(study: Study, answers: Answers) -> Step:
     output = answer_file(study, answers)
     named = {"--model_addr": answers.model, "--inputs_addr": inputs, "--output_addr": output}
     flags = [] if answers.num_contexts is None else ["--rag", "--num_contexts", str(answers.num_contexts)]
-    made_from, script = [inputs], "baselines.py"
+    made_from, script, given = [inputs], "baselines.py", study.arguments["answer"]
     if answers.method in ("planpers", "planpers_gold"):
-        script = "planpers.py"
-        if answers.method == "planpers":
-            named["--planner_model"] = f"{planner_folder(study, answers.category)}/best"
-            made_from = [inputs, named["--planner_model"]]
-        else:
-            flags = ["--gold_plan", *flags]
+        script, given = "planpers.py", given + study.arguments["planpers"]
+    if answers.method == "planpers":
+        named["--planner_model"] = f"{planner_folder(study, answers.category)}/best"
+        made_from.append(named["--planner_model"])
+    elif answers.method == "planpers_gold":
+        flags = ["--gold_plan", *flags]
     flags += ["--seed", str(answers.seed), *api_flags(study, answers.model in study.openai_models)]
-    flags += [*study.arguments["answer"], *(study.arguments["planpers"] if script == "planpers.py" else [])]
     job = f"answer.{short_name(answers.model)}.{answers.category}.{answers.split}.{answers.stem}"
-    return Step("answer", job, script, named, flags, {output: made_from})
+    return Step("answer", job, script, named, flags, {output: made_from}, given)
 
 
 def api_flags(study: Study, is_api: bool) -> list[str]:
@@ -203,29 +193,30 @@ def judge_step(study: Study, judge: str, answers: list[Answers]) -> Step:
     dataset = data_file(study, answers[0].category, answers[0].split)
     outputs = {score_file(study, one, judge): [dataset, answer_file(study, one)] for one in answers}
     named = {"--evaluator_llm": judge, "--inputs_addr": dataset}
-    flags = [*api_flags(study, judge in study.openai_judges), *study.arguments["judge"]]
+    flags = api_flags(study, judge in study.openai_judges)
     job = f"judge.{answers[0].category}.{answers[0].split}{judge_suffix(judge).replace('_', '.', 1)}"
-    return Step("judge", job, "evaluate_responses.py", named, flags, outputs)
+    return Step("judge", job, "evaluate_responses.py", named, flags, outputs, study.arguments["judge"])
 
 
 def table_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
     """A table for each model, split and judge: a row a method, number of posts and seed."""
-    models = (*study.models, *study.openai_models)
-    for model, split, judge in product(models, study.splits, study.all_judges):
-        rows: dict[str, list[Answers]] = {}
-        for one in answers:
-            if (one.model, one.split) == (model, split):
-                rows.setdefault(row_title(study, one), []).append(one)
-        systems = [(title, [score_file(study, one, judge) for one in its]) for title, its in rows.items()]
-        flags = [word for title, files in systems for word in ("--system", title, *files)]
-        baselines = baselines_of({title: its[0].method for title, its in rows.items()})
-        flags += ["--baseline", *baselines] if baselines else []
-        flags += unscored_flags(study)
+    for model, split, judge in product(study.all_models, study.splits, study.all_judges):
+        mine = [one for one in answers if (one.model, one.split) == (model, split)]
+        rows = [(row_title(study, one), score_file(study, one, judge)) for one in mine]
+        baselines = baselines_of({row_title(study, one): one.method for one in mine})
+        flags = system_flags(rows) + (["--baseline", *baselines] if baselines else []) + unscored_flags(study)
         folder, name = f"{study.output}/{short_name(model)}/{split}", f"{study.name}{judge_suffix(judge)}"
-        output = f"{folder}/{name}.md"
-        made_from = [file for _, files in systems for file in files] + [study.path]
-        job = f"table.{short_name(model)}.{split}.{name}"
+        output, job = f"{folder}/{name}.md", f"table.{short_name(model)}.{split}.{name}"
+        made_from = [path for _, path in rows]
         yield Step("table", job, "utils/make_table.py", {"--output_addr": output}, flags, {output: made_from})
+
+
+def system_flags(files: list[tuple[str, str]]) -> list[str]:
+    """A --system for each name, with its files."""
+    systems: dict[str, list[str]] = {}
+    for name, path in files:
+        systems.setdefault(name, []).append(path)
+    return [word for name, paths in systems.items() for word in ("--system", name, *paths)]
 
 
 def baselines_of(methods: dict[str, str]) -> list[str]:
@@ -252,17 +243,14 @@ def row_title(study: Study, answers: Answers) -> str:
 
 def figure_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
     """Figures 2, 3 and 16: one for each model, split and judge."""
-    methods = ("planpers", "planpers_gold") if study.figure == 3 else ("planpers",)
-    for model, split, judge in product((*study.models, *study.openai_models), study.splits, study.all_judges):
-        mine = [one for one in answers if (one.model, one.split) == (model, split)]
-        systems: dict[str, list[str]] = {}
-        for method in methods:
-            for one in (one for one in mine if one.method == method):
-                name = TITLES[method] if study.figure == 3 else str(one.num_contexts)
-                systems.setdefault(name, []).append(score_file(study, one, judge))
-        flags = [word for name, files in systems.items() for word in ("--system", name, *files)]
-        flags += unscored_flags(study)
-        yield figure_step(study, model, split, judge_suffix(judge), flags, [*chain(*systems.values())])
+    methods = FIGURES[study.figure]
+    for model, split, judge in product(study.all_models, study.splits, study.all_judges):
+        mine = [one for one in answers if (one.model, one.split) == (model, split) and one.method in methods]
+        mine.sort(key=lambda one: methods.index(one.method))
+        names = [TITLES[one.method] if study.figure == 3 else str(one.num_contexts) for one in mine]
+        files = [score_file(study, one, judge) for one in mine]
+        flags = system_flags(list(zip(names, files, strict=True))) + unscored_flags(study)
+        yield figure_step(study, model, split, judge_suffix(judge), flags, files)
 
 
 def evaluator_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
@@ -270,13 +258,13 @@ def evaluator_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
     if study.human_addr is None:
         return
     flags: list[str] = ["--human_addr", study.human_addr, *unscored_flags(study)]
-    made_from = [study.human_addr, study.path]
+    made_from = [study.human_addr]
     for judge, category in product(study.all_judges, study.categories):
         by_method = {one.method: one for one in answers if (one.category, one.seed) == (category, study.seeds[0])}
-        files = [score_file(study, by_method[method], judge) for method in ("planpers", "rag")]
+        files = [score_file(study, by_method[method], judge) for method in FIGURES[4]]
         flags += ["--evaluator", short_name(judge), *files]
         made_from += files
-    (model,), (split,) = (*study.models, *study.openai_models), study.splits
+    (model,), (split,) = study.all_models, study.splits
     output = f"{study.output}/{short_name(model)}/{split}/{study.name}_agreement.json"
     named, job = {"--output_addr": output}, f"agreement.{short_name(model)}.{split}.{study.name}"
     yield Step("agreement", job, "utils/compare_evaluators.py", named, flags, {output: made_from})
@@ -287,6 +275,4 @@ def figure_step(study: Study, model: str, split: str, suffix: str, flags: list[s
     output = f"{study.output}/{short_name(model)}/{split}/{study.name}{suffix}.png"
     job = f"figure.{short_name(model)}.{split}.{study.name}{suffix}"
     flags = ["--figure", str(study.figure), *flags]
-    return Step(
-        "figure", job, "utils/make_figures.py", {"--output_addr": output}, flags, {output: [*made_from, study.path]}
-    )
+    return Step("figure", job, "utils/make_figures.py", {"--output_addr": output}, flags, {output: made_from})

@@ -1,20 +1,22 @@
-"""Which outputs of a study are there and up to date, by the manifests that the scripts leave beside them.
+"""Which outputs of a study are up to date, by the manifests that the scripts leave beside them: a study has no other.
 
-An output is up to date when it was made from its inputs as they are now, whose hashes stand in its manifest, and with
-the settings of the step's command; a table or a figure is, when it is younger than what it shows.
+One rule holds for all: an output is up to date when the hashes in its manifest are those of its inputs now, and the
+settings there are the step's flags. A setting is what stands in a fingerprint, for the most part under the flag's name:
+flags that are not there, such as those for memory or speed, change no output. What cannot be told is left to the
+command, which finds itself finished.
 """
 
 import argparse
-import importlib
-from collections.abc import Callable
+import functools
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prompts import load_prompt
+from utils.benchmarks.lampqa import TASK
+from utils.checks.commands import model_of, parser_of
 from utils.cli import UserError
-from utils.cli.flags import FlagParser, drop_flags
 from utils.files.derived_files import is_own
 from utils.files.fingerprints import differences
 from utils.files.journal_lines import read_journal
@@ -26,45 +28,27 @@ from utils.records.datasets import read_dataset
 from utils.studies.plan import Step
 
 DRAWN = ("table", "agreement", "figure")  # kinds of outputs that are made again without asking
-MODEL_FLAGS = {  # in a fingerprint: the flag that names the model
-    "retrieval/rank_dataset.py": ("model", "model_name"),
-    "train_planner.py": ("model", "model_addr"),
-    "baselines.py": ("model", "model_addr"),
-    "planpers.py": ("model", "model_addr"),
-    "evaluate_responses.py": ("judge", "evaluator_llm"),
-}
-FILLED_IN = ("max_model_len", "max_seq_length", "warmup_steps")  # flags whose default the scripts work out
+# Flags whose default a script works out.
+FILLED_IN = ("max_model_len", "max_seq_length", "warmup_steps", "planner_target", "baseline")
 
 
 @dataclass(frozen=True)
 class State:
-    """What is to be done about an output.
+    """What is to be done about an output."""
 
-    Attributes:
-        reason: why it has to be made; None where it is up to date.
-        overwrite: something made otherwise is in its place.
-        refusal: why it may not be made unless the user says so.
-    """
-
-    reason: str | None = None
-    overwrite: bool = False
-    refusal: str | None = None
+    reason: str | None = None  # why it has to be made; None where it is up to date
+    overwrite: bool = False  # something made otherwise is in its place
+    refusal: str | None = None  # why it may not be made unless the user says so
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A step that has to be run, or may have to be.
-
-    Attributes:
-        reasons: why, for each output that is not up to date.
-        overwrite: something made otherwise is in the place of one of them.
-        refusals: for outputs that may not be replaced unless the user says so, what is in their place.
-    """
+    """A step that has to be run, or may have to be."""
 
     step: Step
-    reasons: dict[str, str]
-    overwrite: bool
-    refusals: dict[str, str]
+    reasons: dict[str, str]  # of each output that is not up to date
+    overwrite: bool  # something made otherwise is in the place of one of them
+    refusals: dict[str, str]  # of outputs that may not be replaced unless the user says so
 
     def words(self) -> list[str]:
         """The command without the interpreter."""
@@ -97,49 +81,37 @@ def look_at(step: Step, remade: set[str] = frozenset()) -> Pending | None:
     return Pending(step, reasons, overwrite, refusals) if reasons else None
 
 
-def state_of(step: Step, output: str) -> State:
-    """One output as its files are now. Inputs that are not there are left out: they are about to be made."""
-    inputs = [path for path in step.outputs[output] if Path(path).exists()]
-    there = all(path.exists() for path in files_of(step, output))
-    if step.kind in DRAWN:
-        return drawn_state(step, output, inputs, there)
-    fingerprint, is_whole = read_fingerprint(step, output)
-    if fingerprint is None and Path(output).exists():
+def state_of(step: Step, output: str, place: str | None = None) -> State:
+    """One output, or the shard of it at `place`, as its files are now.
+
+    Inputs that are not there are left out: they are about to be made.
+    """
+    path = place or output
+    inputs = [one for one in step.outputs[output] if Path(one).exists()]
+    files = files_of(step, path)
+    made, is_whole = how_made(step, path, None if place else inputs)
+    plans = f"{path}.plans.json" if step.script == "planpers.py" else None
+    if made is None and Path(path).exists():
         return State(NOT_OURS, True, NOT_OURS)
-    plans = f"{output}.plans.json"
-    if step.script == "planpers.py" and Path(plans).exists() and read_fingerprint(step, plans)[0] is None:
+    if plans and Path(plans).exists() and how_made(step, plans)[0] is None:
         return State(f"its plans: {NOT_OURS}", True, f"its plans: {NOT_OURS}")
-    if fingerprint is None:
-        return State("missing", changed_plans(step, output, inputs))
-    if settings := differing_settings(step, output, fingerprint):
-        return State(f"other settings: {settings}", True, f"was made with other settings: {settings}")
-    changed = changed_inputs(fingerprint, inputs)
-    if not (there and is_whole):
-        return State("missing" if not there else "unfinished", bool(changed))
-    return State(f"inputs changed: {', '.join(changed)}", True) if changed else State()
-
-
-def drawn_state(step: Step, output: str, inputs: list[str], there: bool) -> State:
-    """A table or figure; what is in its place and not its script's is refused once it has to be made again."""
-    is_foreign = any(path.exists() and not is_own(path, step.script) for path in files_of(step, output))
-    made = Path(output).stat().st_mtime_ns if there else 0
-    younger = [path for path in inputs if Path(path).stat().st_mtime_ns > made]
-    reason = "missing" if not there else f"inputs changed: {younger[0]}" if younger else None
-    return State(reason, is_foreign, NOT_OURS if is_foreign else None)
-
-
-def changed_inputs(fingerprint: dict[str, Any], inputs: list[str]) -> list[str]:
-    """Those of the inputs whose hash, or planner's identity, is not in the fingerprint."""
-    known = [value for value in fingerprint.values() if isinstance(value, str)]
-    return [path for path in inputs if not any(value.startswith(hash_of(path)) for value in known)]
-
-
-def changed_plans(step: Step, output: str, inputs: list[str]) -> bool:
-    """Of answers by PlanPers that are still to be begun: were their plans made from other inputs?"""
-    if step.script != "planpers.py":
-        return False
-    fingerprint, _ = read_fingerprint(step, f"{output}.plans.json")
-    return fingerprint is not None and bool(changed_inputs(fingerprint, inputs))
+    if made is None:
+        planned = plans and how_made(step, plans)[0]
+        return State("missing", bool(planned and changed_inputs(planned, inputs)))
+    settings, changed = differing_settings(step, output, made), changed_inputs(made, inputs)
+    reason = None
+    if settings:
+        reason = f"other settings: {settings}"
+    elif not all(file.exists() for file in files):
+        reason = "missing"
+    elif not is_whole:
+        reason = "unfinished"
+    elif changed:
+        reason = f"inputs changed: {', '.join(changed)}"
+    if step.kind in DRAWN:  # what is not its script's is refused only once it has to be made again
+        is_foreign = any(file.exists() and not is_own(file, step.script) for file in files)
+        return State(reason, is_foreign, NOT_OURS if is_foreign else None)
+    return State(reason, bool(settings or changed), f"was made with other settings: {settings}" if settings else None)
 
 
 def files_of(step: Step, output: str) -> list[Path]:
@@ -154,24 +126,23 @@ def files_of(step: Step, output: str) -> list[Path]:
     return [Path(output)]
 
 
-def read_fingerprint(step: Step, output: str) -> tuple[dict[str, Any] | None, bool]:
-    """The settings and hashes that an output was made with, and True; those of an unfinished one, and False.
+def how_made(step: Step, path: str, inputs: list[str] | None = None) -> tuple[dict[str, Any] | None, bool]:
+    """The settings and hashes of what is there, or of what is under way, and whether it is whole.
 
     None where there is nothing, or nothing that says how it was made.
     """
-    if step.kind == "train":
-        manifest = read_folder_manifest(Path(output).parent)
-        _, last = files_of(step, output)
-        return manifest and manifest["fingerprint"], manifest is not None and not is_unevaluated(last.parent)
-    manifest = read_manifest(output)
+    manifest = read_folder_manifest(Path(path).parent) if step.kind == "train" else read_manifest(path)
     if manifest is not None:
+        if step.kind == "train":
+            return manifest["fingerprint"], not is_unevaluated(files_of(step, path)[1].parent)
+        if step.kind in DRAWN:  # whose flags all count
+            return {**manifest["arguments"], **manifest["fingerprint"], "overwrite": False}, True
         # A run may have died between putting the manifest in place and the output itself.
-        of_all = is_of_all_questions(manifest, step.outputs.get(output))
-        for path, is_whole in ((Path(output), of_all), (staged_path(output), False)):
-            if path.exists() and hash_of(str(path)) == manifest["output_sha256"]:
+        for file, is_whole in ((Path(path), is_of_all_questions(manifest, inputs)), (staged_path(path), False)):
+            if file.exists() and hash_of(str(file)) == manifest["output_sha256"]:
                 return manifest["fingerprint"], is_whole
-    journal = Path(f"{output}.journal.jsonl")
-    if not Path(output).exists() and journal.exists():
+    journal = Path(f"{path}.journal.jsonl")
+    if not Path(path).exists() and journal.exists():
         with suppress(UserError):  # not begun, or damaged: the script says what to do
             return read_journal(journal)[0], False
     return None, False
@@ -187,83 +158,69 @@ def is_of_all_questions(manifest: dict[str, Any], inputs: list[str] | None) -> b
     arguments, counts = manifest.get("arguments", {}), manifest.get("counts", {})
     if arguments.get("limit") is None and arguments.get("num_shards", 1) == 1:
         return True
-    if inputs is None or not Path(inputs[0]).exists():
-        return False
-    return counts.get("questions", counts.get("num_questions")) == len(read_dataset(inputs[0]))
+    return bool(inputs) and counts.get("questions", counts.get("num_questions")) == len(read_dataset(inputs[0]))
 
 
-_hashes: dict[tuple[object, ...], str] = {}
+# Inputs
+
+
+def changed_inputs(made: dict[str, Any], inputs: list[str]) -> list[str]:
+    """Those of the inputs whose hash, or planner's identity, is not in a fingerprint."""
+    hashes = made["inputs"].values() if isinstance(made.get("inputs"), dict) else made.values()
+    known = [value for value in hashes if isinstance(value, str)]
+    return [path for path in inputs if not any(value.startswith(hash_of(path)) for value in known)]
 
 
 def hash_of(path: str) -> str:
     """What the manifests of later steps call this file, or the model in this folder; computed once as it is."""
-    is_folder = Path(path).is_dir()
-    files = sorted(Path(path).iterdir()) if is_folder else [Path(path)]
-    stats = [(str(file), file.stat()) for file in files]
-    key = (path, *((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats))
-    if key not in _hashes:
-        _hashes[key] = model_fingerprint(path) if is_folder else file_hash(path)
-    return _hashes[key]
+    files = sorted(Path(path).iterdir()) if Path(path).is_dir() else [Path(path)]
+    stats = [file.stat() for file in files]
+    return _hash_of(path, *((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats))
+
+
+@functools.cache
+def _hash_of(path: str, *stats: tuple[int, ...]) -> str:
+    return model_fingerprint(path) if Path(path).is_dir() else file_hash(path)
 
 
 # Settings
 
 
-def parser_of(script: str) -> FlagParser:
-    return importlib.import_module(script.removesuffix(".py").replace("/", ".")).build_parser()
+def parse(step: Step, outputs: list[str]) -> argparse.Namespace:
+    """The flags of a step as its script reads them."""
+    return parser_of(step.script).parse_args(step.words(outputs, overwrite=False)[1:])
 
 
-def parse(step: Step, outputs: list[str], error: Callable[[str], None] | None = None) -> argparse.Namespace:
-    """The flags of a step as its script reads them; `error` is called with what is wrong with them."""
-    parser = parser_of(step.script)
-    if error is not None:
-        parser.refuse = error
-    return parser.parse_args(step.words(outputs, overwrite=False)[1:])
-
-
-def without_idle_flags(step: Step, error: Callable[[str], None]) -> tuple[Step, dict[str, str]]:
-    """A step without the flags that have no effect in it, and those with what the script would say of them.
-
-    A study's flags are for several steps: what is said of the engine has none where the model is behind an API.
-    """
-    parser = parser_of(step.script)
-    parser.refuse = error
-    idle = parser.idle_flags(step.words(list(step.outputs), overwrite=False)[1:])
-    named = {flag: value for flag, value in step.named.items() if flag not in idle}
-    return replace(step, named=named, flags=drop_flags(step.flags, idle)), idle
-
-
-def differing_settings(step: Step, output: str, fingerprint: dict[str, Any]) -> str:
+def differing_settings(step: Step, output: str, made: dict[str, Any]) -> str:
     """The settings in which what is there differs from the step's command, empty where none does."""
-    if step.script in ("train_planner.py", "planpers.py"):
-        fingerprint = {"planner_target": "paper", **fingerprint}  # which says nothing of the default
-    expected = expected_settings(step.script, parse(step, [output]), fingerprint)
-    return differences({name: fingerprint[name] for name in expected}, expected)
+    args = parse(step, [output])
+    made = {"planner_target": "paper", **made}  # of which a fingerprint says nothing
+    expected = settings_of(step.script, args, made)
+    return differences({name: made[name] for name in expected}, expected)
 
 
-def expected_settings(script: str, args: argparse.Namespace, fingerprint: dict[str, Any]) -> dict[str, Any]:
-    """Those of a fingerprint's entries that a command decides, as it decides them."""
-    values = {**vars(args), "script": script}
-    if script == "train_planner.py":
-        values["effective_batch_size"] = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    if script == "planpers.py":
-        values["plan_max_tokens"] = args.max_tokens_plan
-        if args.gold_plan:
-            values |= {"plans": "gold", "lead_in": load_prompt("lampqa/planner", args.prompts_dir).lead_in}
-        if args.planner_target is None:  # as the planner was trained, whose identity is compared
-            values["planner_target"] = "paper" if args.gold_plan else fingerprint["planner_target"]
-    if script == "baselines.py" and not args.rag:
-        values["num_contexts"] = None
-    if script != "evaluate_responses.py":  # which keeps them as they are given
-        values = {name: value for name, value in values.items() if name not in FILLED_IN or value is not None}
-    for name in ("prompt", "plan_prompt"):
-        digests = fingerprint.get(name, {})
-        values[name] = {prompt: load_prompt(f"lampqa/{prompt}", args.prompts_dir).digest for prompt in digests}
-    model, flag = MODEL_FLAGS[script]
-    if model in fingerprint:
-        named = getattr(args, "model_id", None) or getattr(args, flag)
-        values[model] = fingerprint[model] if is_model(fingerprint[model], named, args) else named
-    return {name: value for name, value in values.items() if name in fingerprint}
+def settings_of(script: str, args: argparse.Namespace, made: dict[str, Any]) -> dict[str, Any]:
+    """What the flags say of a fingerprint's entries: their values by their names, but for what stands below."""
+    flags = {**vars(args), "script": script}
+    if "judge" not in made:  # whose length is kept as it is given
+        flags = {name: value for name, value in flags.items() if name not in FILLED_IN or value is not None}
+    if flags.get("strategy", "") is None:
+        flags["strategy"] = next(iter(TASK.metrics))
+    if "max_tokens_plan" in args:
+        flags["plan_max_tokens"] = args.max_tokens_plan
+    elif "rag" in args and not args.rag:
+        flags["num_contexts"] = None
+    if getattr(args, "gold_plan", False):
+        flags |= {"plans": "gold", "lead_in": load_prompt("lampqa/planner", args.prompts_dir).lead_in}
+        flags["planner_target"] = args.planner_target or "paper"
+    if "effective_batch_size" in made:  # on however many devices
+        flags["effective_batch_size"] = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    for name in made.keys() & {"prompt", "plan_prompt"}:
+        flags[name] = {prompt: load_prompt(f"lampqa/{prompt}", args.prompts_dir).digest for prompt in made[name]}
+    for name in made.keys() & {"model", "judge"}:
+        named = getattr(args, "model_id", None) or model_of(args)
+        flags[name] = made[name] if is_model(made[name], named, args) else named
+    return {name: value for name, value in flags.items() if name in made}
 
 
 def is_model(identity: str, model: str, args: argparse.Namespace) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from utils.benchmarks.lampqa import FILES
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.cli.flags import nearest
@@ -17,73 +18,60 @@ from utils.files.json_files import beyond_python, read_text
 GENERATOR = "Qwen/Qwen2.5-7B-Instruct"
 JUDGE = "Qwen/Qwen2.5-32B-Instruct"
 METHODS = ("none", "rag_random", "rag", "planpers", "planpers_gold")
-CATEGORIES = ("Art_and_Entertainment", "Lifestyle_and_Personal_Development", "Society_and_Culture")
+# As the dataset's files are called.
+CATEGORIES = FILES
 SPLITS = ("train", "validation", "test")
 NUM_CONTEXTS = 10  # of the paper, unless a figure says otherwise
 FIGURES = {2: ("planpers",), 3: ("planpers", "planpers_gold"), 4: ("planpers", "rag"), 16: ("planpers",)}  # drawn from
 
 _GPU = ("--gres=gpu:1", "--cpus-per-task=8", "--mem=64G", "--time=04:00:00")
-SLURM = {  # the defaults of utils/slurm/submit_table2.sh
-    "sbatch_args": (),
-    "answer_shards": 4,
+SLURM = {  # for A100 GPUs of 80 GB; a judge on two of them also needs --tensor_parallel_size 2 in [arguments]
+    "sbatch_args": (),  # of every job: account, partition
+    "answer_shards": 4,  # tasks of an array; they stay the same when a study is submitted again
     "judge_shards": 4,
     "rank_resources": _GPU,
     "train_resources": (*_GPU[:3], "--time=24:00:00"),
     "answer_resources": _GPU,
     "planpers_resources": _GPU,
     "judge_resources": (*_GPU[:2], "--mem=128G", _GPU[3]),
-    "cpu_resources": ("--cpus-per-task=1", "--mem=16G", "--time=00:30:00"),
+    "cpu_resources": ("--cpus-per-task=1", "--mem=16G", "--time=00:30:00"),  # merging, tables, figures
 }
 ARGUMENTS = ("rank", "train", "answer", "planpers", "judge")  # what [arguments] has flags for
 
 
 @dataclass(frozen=True)
 class Study:
-    """The keys of a study file.
+    """The keys of a study file."""
 
-    Attributes:
-        path: of the file.
-        data: folder of the dataset files <category>_<split>.json.
-        output: folder of everything that is made.
-        models, openai_models: the generators that run here, and those behind an API; without either Qwen2.5 7B.
-        api_key_addr, base_url: of what is behind an API, as the flags of these names.
-        judges, openai_judges: each judges all answers; those that run here, and those behind an API; without either
-            Qwen2.5 32B.
-        planner_base: what the planners, one a category, are trained on.
-        num_contexts: posts from the profile, for every method that uses them.
-        seeds: of the answers.
-        unscored_as_zero: the flag of this name, for tables and figures.
-        figure: of the paper, drawn in the end: 2, 3, 4 or 16.
-        human_addr: people's choices between planpers (first) and rag (second), which figure 4 needs.
-        arguments: further flags of the scripts, by the name of the step.
-        slurm: resources and shards, as the variables at the top of utils/slurm/submit_table2.sh.
-    """
-
-    path: str
-    data: str = "data"
-    output: str = "output/table2"
-    models: tuple[str, ...] = ()
-    openai_models: tuple[str, ...] = ()
-    api_key_addr: str | None = None
+    path: str  # of the file
+    data: str = "data"  # folder of the dataset files <category>_<split>.json
+    output: str = "output/table2"  # folder of everything that is made
+    models: tuple[str, ...] = ()  # generators that run here; Qwen2.5 7B where no generator is named
+    openai_models: tuple[str, ...] = ()  # those behind an API
+    api_key_addr: str | None = None  # of what is behind an API, as the flag of this name
     base_url: str | None = None
-    judges: tuple[str, ...] = ()
+    judges: tuple[str, ...] = ()  # each judges all answers; Qwen2.5 32B where none is named
     openai_judges: tuple[str, ...] = ()
-    planner_base: str = GENERATOR
+    planner_base: str = GENERATOR  # what the planners, one a category, are trained on
     encoder: str = "facebook/contriever-msmarco"
     methods: tuple[str, ...] = METHODS[:4]
-    num_contexts: tuple[int, ...] = (NUM_CONTEXTS,)
+    num_contexts: tuple[int, ...] = (NUM_CONTEXTS,)  # posts from the profile, for every method that uses them
     categories: tuple[str, ...] = CATEGORIES
     splits: tuple[str, ...] = ("test",)
-    seeds: tuple[int, ...] = (0,)
-    unscored_as_zero: bool = False
-    figure: int | None = None
-    human_addr: str | None = None
-    arguments: dict[str, Any] = field(default_factory=dict)
-    slurm: dict[str, Any] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (0,)  # of the answers
+    unscored_as_zero: bool = False  # the flag of this name, for tables and figures
+    figure: int | None = None  # of the paper, drawn in the end: 2, 3, 4 or 16
+    human_addr: str | None = None  # people's choices between planpers (first) and rag (second), for figure 4
+    arguments: dict[str, list[str]] = field(default_factory=dict)  # further flags; those for "answer" are PlanPers' too
+    slurm: dict[str, Any] = field(default_factory=dict)  # see `SLURM`
 
     @property
     def name(self) -> str:
         return Path(self.path).stem
+
+    @property
+    def all_models(self) -> tuple[str, ...]:
+        return (*self.models, *self.openai_models)
 
     @property
     def all_judges(self) -> tuple[str, ...]:
@@ -108,19 +96,17 @@ def read_study(path: str) -> Study:
         raise UserError(f"{path}: not TOML: {error}") from None
     except (RecursionError, ValueError) as error:
         raise UserError(f"{path}: {beyond_python(error)}") from None
-    keys = [one.name for one in fields(Study) if one.name != "path"]
-    check_names(path, "key", found, keys)
+    kinds = {one.name: one.type for one in fields(Study) if one.name != "path"}
+    check_names(path, "key", found, kinds)
     for key, value in found.items():
-        if key not in ("arguments", "slurm"):
-            check_value(path, key, value)
+        check_value(path, key, kinds[key], value)
     for key, choices in (("methods", METHODS), ("categories", CATEGORIES), ("splits", SPLITS)):
         check_names(path, key, found.get(key, ()), choices)
-    found["arguments"] = read_arguments(path, found.get("arguments", {}))
-    found["slurm"] = read_slurm(path, found.get("slurm", {}))
-    if "models" not in found and "openai_models" not in found:
-        found["models"] = [GENERATOR]
-    if "judges" not in found and "openai_judges" not in found:
-        found["judges"] = [JUDGE]
+    found["arguments"] = {key: found.get("arguments", {}).get(key, []) for key in ARGUMENTS}
+    found["slurm"] = {**SLURM, **found.get("slurm", {})}
+    for key, default in (("models", GENERATOR), ("judges", JUDGE)):
+        if key not in found and f"openai_{key}" not in found:
+            found[key] = [default]
     study = Study(path, **{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()})
     check_short_names(study)
     check_figure(study)
@@ -135,12 +121,16 @@ def check_names(path: str, what: str, names: Iterable[str], choices: Iterable[st
             raise UserError(f"{path}: {what}: there is no {quote(name)}; did you mean {meant}?")
 
 
-def check_value(path: str, key: str, value: Any) -> None:
-    """Raise UserError unless a value is of its key's type: a text, a number, or a list with something in it."""
-    if key in ("num_contexts", "seeds"):
+def check_value(path: str, key: str, kind: Any, value: Any) -> None:
+    """Raise UserError unless a value is of its key's type."""
+    if kind == tuple[int, ...]:
         check_list(path, key, value, int)
-    elif key in ("models", "openai_models", "judges", "openai_judges", "methods", "categories", "splits"):
+    elif kind == tuple[str, ...]:
         check_list(path, key, value, str)
+    elif key == "arguments":
+        check_table(path, key, value, dict.fromkeys(ARGUMENTS, ()), "a table of lists", '["--temperature", "0.5"]')
+    elif key == "slurm":
+        check_table(path, key, value, SLURM, "a table", '["--partition=gpu"]')
     elif key == "figure":
         if type(value) is not int or value not in FIGURES:
             refuse(path, key, value, "one of the figures 2, 3, 4 and 16, as a number")
@@ -171,34 +161,22 @@ def check_list(path: str, key: str, value: Any, kind: type) -> None:
             refuse(path, key, f"{item} twice", "every item once")
 
 
-def read_arguments(path: str, found: Any) -> dict[str, list[str]]:
-    """The table [arguments]: a list of flags for each step, none where it is not named."""
+def check_table(path: str, name: str, found: Any, defaults: dict[str, Any], what: str, example: str) -> None:
+    """Raise UserError unless each key is one of the defaults', and its value a list of texts, or a number as there."""
     if not isinstance(found, dict):
-        refuse(path, "arguments", found, "a table of lists")
-    check_names(path, "arguments", found, ARGUMENTS)
+        refuse(path, name, found, what)
+    check_names(path, name, found, defaults)
     for key, value in found.items():
-        if not isinstance(value, list) or not all(map(is_text, value)):
-            refuse(path, f"arguments.{key}", value, 'a list of texts, such as ["--temperature", "0.5"]')
-    return {key: found.get(key, []) for key in ARGUMENTS}
-
-
-def read_slurm(path: str, found: Any) -> dict[str, Any]:
-    """The table [slurm], with the defaults of what it does not name."""
-    if not isinstance(found, dict):
-        refuse(path, "slurm", found, "a table")
-    check_names(path, "slurm", found, SLURM)
-    for key, value in found.items():
-        if isinstance(SLURM[key], int):
+        if isinstance(defaults[key], int):
             if type(value) is not int or value < 1:
-                refuse(path, f"slurm.{key}", value, "a number from 1 up")
+                refuse(path, f"{name}.{key}", value, "a number from 1 up")
         elif not isinstance(value, list) or not all(map(is_text, value)):
-            refuse(path, f"slurm.{key}", value, 'a list of texts, such as ["--partition=gpu"]')
-    return {**SLURM, **found}
+            refuse(path, f"{name}.{key}", value, f"a list of texts, such as {example}")
 
 
 def check_short_names(study: Study) -> None:
     """Raise UserError where two models would write into one folder, or two judges one score file."""
-    for key, models in (("models", (*study.models, *study.openai_models)), ("judges", study.all_judges)):
+    for key, models in (("models", study.all_models), ("judges", study.all_judges)):
         names = [short_name(model) for model in models]
         for model, name in zip(models, names, strict=True):
             if names.count(name) > 1:
@@ -218,7 +196,7 @@ def check_figure(study: Study) -> None:
     if study.figure == 4:
         if len(study.all_judges) < 2:
             refuse(study.path, "judges", list(study.all_judges), "two or more: figure 4 shows them")
-        if len(study.models) + len(study.openai_models) > 1 or len(study.splits) > 1:
+        if len(study.all_models) > 1 or len(study.splits) > 1:
             refuse(study.path, "figure", 4, "it in a study of one model and one split")
     elif len(study.seeds) > 1:
         refuse(study.path, "seeds", list(study.seeds), "one: a figure shows one answer a question")

@@ -1,6 +1,5 @@
 """A table's columns of means: one for every group of questions, and one for the average of these."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,15 +18,16 @@ def columns_of(task: Task) -> list[str]:
     return [*task.groups, MACRO] if len(task.groups) > 1 else list(task.groups)
 
 
-def strata_by_column(by_group: dict[str, Values], columns: Sequence[str]) -> dict[str, list[Values]]:
+def strata_by_column(by_group: dict[str, Values]) -> dict[str, list[Values]]:
     """What each column is the mean of: a group alone, or as the average every group as a stratum of its own."""
-    return {column: list(by_group.values()) if column == MACRO else [by_group[column]] for column in columns}
+    strata = {group: [values] for group, values in by_group.items()}
+    return {**strata, MACRO: list(by_group.values())} if len(by_group) > 1 else strata
 
 
 def column_means(system: System) -> dict[str, float | None]:
     """None for a mean over nothing."""
     means = group_means(system.questions, system.task.groups)
-    return {column: macro_average(means) if column == MACRO else means[column] for column in columns_of(system.task)}
+    return {**means, MACRO: macro_average(means)} if len(means) > 1 else means
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,8 @@ class Point:
 
 def points_of(system: System) -> dict[str, Point]:
     """By column."""
-    columns, means = columns_of(system.task), column_means(system)
-    strata = strata_by_column(scores_by_group(system.questions, system.task.groups), columns)
-    return {column: _point(means[column], strata[column]) for column in columns}
+    strata = strata_by_column(scores_by_group(system.questions, system.task.groups))
+    return {column: _point(its_mean, strata[column]) for column, its_mean in column_means(system).items()}
 
 
 def unplaced_point(system: System) -> Point:

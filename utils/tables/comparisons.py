@@ -1,5 +1,6 @@
 """Which systems of a table are better than its baselines: every comparison it shows, and its daggers."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import quote
-from utils.tables.columns import columns_of, strata_by_column
+from utils.tables.columns import strata_by_column
 from utils.tables.significance import (
     ALPHA,
     Strata,
@@ -79,8 +80,7 @@ def compare(systems: list[System], baselines: list[str], intervals: bool, correc
         for baseline in baselines:
             pairing = pair_questions(by_name[name].questions, by_name[baseline].questions, by_name[name].task)
             by_group = {group: differences(pairs) for group, pairs in pairing.scores.items()}
-            strata = strata_by_column(by_group, columns_of(by_name[name].task))
-            results = {column: compare_strata(its, intervals) for column, its in strata.items()}
+            results = {column: compare_strata(its, intervals) for column, its in strata_by_column(by_group).items()}
             contrasts.append(Contrast(name, baseline, pairing, results))
     if correct:
         _add_holm([result for contrast in contrasts for result in contrast.results.values()])
@@ -99,7 +99,7 @@ def pair_questions(first: list[dict[str, Any]], second: list[dict[str, Any]], ta
     """
     first_by_id, second_by_id = ({question["id"]: question for question in system} for system in (first, second))
     scores: dict[str, list[tuple[float, float]]] = {group: [] for group in task.groups}
-    counts = {(True, True): 0, (True, False): 0, (False, True): 0, (False, False): 0}
+    counts: Counter[tuple[bool, bool]] = Counter()  # is there a score of the first, of the second?
     for question_id in sorted(first_by_id.keys() | second_by_id.keys()):
         both = [by_id[question_id] for by_id in (first_by_id, second_by_id) if question_id in by_id]
         _check_same_place(both, task)

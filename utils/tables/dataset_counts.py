@@ -5,36 +5,27 @@ import os
 import signal
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from utils.benchmarks import task_of, tasks
+from utils.benchmarks import tasks
+from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
-from utils.cli.errors import quote
-from utils.files.json_files import read_json
+from utils.cli.errors import printable, quote
 from utils.parsing.plans import one_line
-from utils.records.datasets import read_dataset
-from utils.records.stream import open_regular, stream_places
+from utils.records.stream import DatasetFile
 from utils.tables.drawing import drawable, figure_style, new_figure, shorten
-from utils.tables.formats import plural, printable
+from utils.tables.formats import plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PAPER_TABLE = Path(__file__).with_name("paper_table1.json")
-COMMON_ROWS = {  # field, and what is said of its size: words of a text, items of a list
-    "profile": "Profile size (posts)",
-    "question": "Question length (words)",
-}
-
 LABEL_WIDTH, PANEL_WIDTH, ROW_HEIGHT = 2.4, 2.3, 0.19  # inches
 MOST_COMMUNITIES, MOST_PANELS = 200, 20  # that are drawn: more take minutes, and gigabytes of memory
-
-Series = dict[str, Counter[str]]  # questions by community, for every panel of the figure
 
 
 @dataclass
@@ -42,30 +33,39 @@ class Counts:
     """What a file holds.
 
     Attributes:
+        task_name: for a task itself goes from no process to another.
         sizes: by field, of every question where it is there.
         communities: questions by community, which is a subgroup, or a group that has none.
         group_of: by community, None where that is not known.
     """
 
-    task: str
+    task_name: str
     num_questions: int = 0
     sizes: dict[str, list[int]] = field(default_factory=dict)
     communities: Counter[str] = field(default_factory=Counter)
     group_of: dict[str, str | None] = field(default_factory=dict)
 
+    @property
+    def task(self) -> Task:
+        return tasks()[self.task_name]
+
 
 @dataclass
 class Column:
-    """A file; `paper` holds what the paper's Table 1 says of it, if anything: category, split and the rows."""
+    """A file; `paper` holds what its benchmark's paper prints of it, if anything, as `Task.paper_files` has it."""
 
     path: str
     name: str  # split, else the file's name
     counts: Counts
-    paper: dict[str, Any]
+    paper: Mapping[str, Any]
+
+    @property
+    def group(self) -> str:
+        return self.paper.get("group", "")
 
     @property
     def title(self) -> str:
-        return ", ".join(filter(None, (self.paper.get("category"), self.name)))
+        return ", ".join(filter(None, (self.group, self.name)))
 
 
 def read_columns(paths: list[str]) -> list[Column]:
@@ -78,9 +78,9 @@ def read_columns(paths: list[str]) -> list[Column]:
     if twice := [path for path, count in Counter(paths).items() if count > 1]:
         raise UserError(f"--inputs_addr {twice[0]}: given twice; give a file once")
     counts = count_files(paths)
-    if others := [path for path, its in zip(paths, counts, strict=True) if its.task != counts[0].task]:
-        raise UserError(f"{others[0]}: not of {counts[0].task}, as {paths[0]} is; give the files of one task")
-    paper = read_json(PAPER_TABLE)["files"]
+    if others := [path for path, its in zip(paths, counts, strict=True) if its.task_name != counts[0].task_name]:
+        raise UserError(f"{others[0]}: not of {counts[0].task_name}, as {paths[0]} is; give the files of one task")
+    paper = counts[0].task.paper_files()
     stems = [Path(path).stem if Path(path).stem in paper else "" for path in paths]
     keys = [stem or Path(path).name for stem, path in zip(stems, paths, strict=True)]
     columns = []
@@ -116,66 +116,34 @@ def count_file(path: str) -> Counts:
     """Count a dataset, a record in memory at a time.
 
     Raises:
-        UserError: it is no dataset, holds no questions, or a field is neither missing nor what it must be.
+        UserError: as `read_dataset`, or a field is neither missing nor what it must be.
     """
-    try:
-        return count_records(stream_records(Path(path)), path)
-    except (OSError, ValueError, RecursionError):
-        return count_records(read_dataset(path), path)  # says what is wrong, and where
-
-
-def rows_of(task: str) -> dict[str, str]:
-    """The rows of the paper's table below the number of questions, or of another task what all have in common."""
-    paper = read_json(PAPER_TABLE)
-    return paper["rows"] if task == paper["task"] else COMMON_ROWS
-
-
-def count_records(records: Iterable[dict[str, Any]], path: str) -> Counts:
-    """Count records that have an id; UserError where another field is of a kind that has no size."""
-    counts = None
-    for number, record in enumerate(records):
+    file = DatasetFile(path)
+    counts = Counts("")
+    for number, record in enumerate(file.scan()):
         where = f"{path}: record {number} (id {quote(record['id'])})"
-        task = task_of(where, [record])
-        if counts is None:
-            counts = Counts(task.name, sizes={name: [] for name in rows_of(task.name)})
-            kinds = {name: str if "(words)" in label else list for name, label in rows_of(task.name).items()}
-        for name, wanted in {**kinds, "category": str}.items():
-            value = record.get(name)
-            if value is not None and not isinstance(value, wanted):
-                kind = "text" if wanted is str else "list"
-                raise UserError(f"{where}: field {name!r} is {quote(value)}; it must be a {kind} or missing")
-            if value is not None and name in kinds:
-                counts.sizes[name].append(len(value.split() if wanted is str else value))
-        place = task.place(record)
+        for name, (kind, _) in file.task.sizes.items():
+            value = _value(record, name, kind, where)
+            sizes = counts.sizes.setdefault(name, [])
+            if value is not None:
+                sizes.append(len(value.split() if kind is str else value))
+        _value(record, file.task.placed_by, str, where)
+        place = file.task.place(record)
         community = place.get("subgroup", place["group"])
         if community is not None:
             counts.communities[community] += 1
             counts.group_of[community] = place["group"]
         counts.num_questions += 1
+    counts.task_name = file.task.name
     return counts
 
 
-def stream_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a dataset; read_dataset would hold a file of a gigabyte several times over.
-
-    Raises:
-        OSError, ValueError, RecursionError: the file is none that read_dataset takes.
-    """
-    seen = set()
-    with open_regular(path) as file:
-        for record, *_ in stream_places(file, path.suffix):
-            if not _is_question(record) or str(record["id"]) in seen:
-                raise ValueError(f"record {len(seen)}")
-            seen.add(str(record["id"]))
-            yield record
-    if not seen:
-        raise ValueError("no records")
-
-
-def _is_question(record: Any) -> bool:
-    if not isinstance(record, dict) or type(record.get("id")) not in (str, int) or record["id"] == "":
-        return False
-    return isinstance(record.get("question"), str) and bool(record["question"].strip())
+def _value(record: Record, name: str, kind: type, where: str) -> Any:
+    value = record.get(name)
+    if value is not None and not isinstance(value, kind):
+        wanted = "text" if kind is str else "list"
+        raise UserError(f"{where}: field {name!r} is {quote(value)}; it must be a {wanted} or missing")
+    return value
 
 
 # The figure
@@ -189,13 +157,13 @@ def questions_by_panel(columns: list[Column]) -> dict[str, Counter[str]]:
         panel = panels.setdefault(column.name, Counter())
         panel.update(counts.communities)
         if unnamed := counts.num_questions - counts.communities.total():
-            panel[f"(no {tasks()[counts.task].group_words[2]})"] += unnamed
+            panel[f"(no {column.counts.task.group_words[2]})"] += unnamed
     return panels
 
 
 def communities_by_group(columns: list[Column]) -> dict[str, list[str]]:
     """The communities that occur, most questions first; those without a group come last."""
-    task = tasks()[columns[0].counts.task]
+    task = columns[0].counts.task
     group, _, subgroup = task.group_words
     without = f"{plural(subgroup).capitalize()} without a {group}"
     group_of = {name: its for column in columns for name, its in column.counts.group_of.items()}
@@ -221,7 +189,7 @@ def communities_figure(columns: list[Column]) -> "Figure":
     counts_by_panel = questions_by_panel(columns)
     num_communities, num_panels = count_communities(columns), len(counts_by_panel)
     if num_communities > MOST_COMMUNITIES or num_panels > MOST_PANELS:
-        communities = plural(tasks()[columns[0].counts.task].group_words[2])
+        communities = plural(columns[0].counts.task.group_words[2])
         raise UserError(
             f"--inputs_addr: {num_communities} {communities} and {num_panels} panels do not fit in a figure\n"
             f"  it holds {MOST_COMMUNITIES} and {MOST_PANELS}; give fewer files at a time"
@@ -229,8 +197,10 @@ def communities_figure(columns: list[Column]) -> "Figure":
     rows: list[str] = []
     headings = []
     for group, names in communities_by_group(columns).items():
-        headings.append(len(rows))
-        rows += [group, *names]
+        if names != [group]:
+            headings.append(len(rows))
+            rows.append(group)
+        rows += names
     figure = new_figure(LABEL_WIDTH + PANEL_WIDTH * num_panels, 1 + ROW_HEIGHT * len(rows))
     panels = figure.subplots(1, num_panels, sharey=True, squeeze=False)[0]
     for panel, (name, counts) in zip(panels, counts_by_panel.items(), strict=True):

@@ -3,7 +3,7 @@
 import csv
 import io
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -28,6 +28,7 @@ class Table:
         num_names: the first columns, as many, are names, aligned left; the others are numbers.
         short: by a name what stands for it on a page, which is narrower than a screen; a note tells it.
         beside: what each of the figures is that cells have beside them.
+        above: what stands above each column's name; side by side it may be the same.
     """
 
     columns: Sequence[str]
@@ -36,6 +37,7 @@ class Table:
     num_names: int = 1
     short: Mapping[str, str] = field(default_factory=dict)
     beside: Sequence[str] = ()
+    above: Sequence[str] = ()
 
 
 def to_markdown(tables: Sequence[Table]) -> str:
@@ -44,7 +46,9 @@ def to_markdown(tables: Sequence[Table]) -> str:
 
 
 def _markdown_table(table: Table) -> str:
-    lines = [markdown_line(table.columns)]
+    above = table.above or [""] * len(table.columns)
+    heads = [", ".join(filter(None, names)) for names in zip(above, table.columns, strict=True)]
+    lines = [markdown_line(heads)]
     lines.append("|" + ":---|" * table.num_names + "---:|" * (len(table.columns) - table.num_names))
     lines += [markdown_line(map(_markdown_cell, row)) for row in table.rows]
     if table.notes:
@@ -72,6 +76,10 @@ def _latex_table(table: Table) -> str:
     shared = table.num_names - 1
     heads = table.columns[shared:]
     lines = [latex_line(latex_text(table.short.get(head, head)) for head in heads), r"\midrule"]
+    if any(table.above):
+        widths = [(name, len(list(same))) for name, same in groupby(table.above[table.num_names :])]
+        spans = [rf"\multicolumn{{{width}}}{{c}}{{{latex_text(name)}}}" for name, width in widths]
+        lines.insert(0, f"& {' & '.join(spans)} \\\\")
     for names, rows in groupby(table.rows, key=lambda row: row[:shared]):
         above = "; ".join(f"{column}: {name.text}" for column, name in zip(table.columns, names, strict=False))
         for line in textwrap.wrap(above, LONGEST_LINE):
@@ -142,11 +150,6 @@ def to_csv(rows: Iterable[Iterable[str | float | int | None]]) -> str:
 # Words and numbers for readers
 
 
-def printable(text: str) -> str:
-    """The text with control characters spelled out: what a model wrote must not steer the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
-
-
 def plural(noun: str) -> str:
     return f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
 
@@ -166,6 +169,10 @@ def signed(value: float | None, decimals: int = 4) -> str:
         return "–"
     text = f"{round(value, decimals) + 0.0:+.{decimals}f}"  # -0.0 + 0.0 is 0.0
     return text.replace("-", "−")
+
+
+def interval_text(interval: tuple[float, float] | None, form: Callable[[float], str] = signed) -> str:
+    return "–" if interval is None else f"[{form(interval[0])}, {form(interval[1])}]"
 
 
 def p_text(p: float | None) -> str:

@@ -8,7 +8,13 @@ from utils.parsing.plans import one_line
 from utils.scoring.means import mean, scores_by_group
 from utils.tables.columns import MACRO, column_means
 from utils.tables.formats import counted, number, plural
-from utils.tables.system_scores import System, check_judged_alike, check_same_questions, read_systems
+from utils.tables.system_scores import (
+    System,
+    check_same_content,
+    check_same_judge,
+    check_same_questions,
+    read_systems,
+)
 
 
 def read_compared(
@@ -17,10 +23,11 @@ def read_compared(
     """The systems of every `[name, file, ...]`, and what of them is not in the numbers.
 
     Raises:
-        UserError: as `read_systems`, `check_judged_alike` and, unless `allow_partial`, `check_same_questions`.
+        UserError: as `read_systems`, or they are not scored alike, or, unless `allow_partial`, on other questions.
     """
     systems = read_systems(arguments, unscored_as_zero)
-    unknown_judge = check_judged_alike(systems)
+    unknown_judge = check_same_judge(path for system in systems for path in system.paths)
+    check_same_content((question, system.paths) for system in systems for question in system.questions)
     if not allow_partial:
         check_same_questions(systems)
     notes = [note for system in systems for note in _notes_on_system(system, unscored_as_zero)]
@@ -53,9 +60,11 @@ def _notes_on_groups(systems: list[System]) -> list[str]:
     mixed: dict[str, dict[str, None]] = {}  # names by what a file holds: those of all systems have the same questions
     for system in systems:
         for entries in system.files.values():
-            found = {group: {e["subgroup"] for e in entries if e["group"] == group and "subgroup" in e}
-                     for group in task.groups}  # fmt: skip
-            held = [f"{group} ({', '.join(sorted(names))})" for group, names in found.items() if names]
+            places = {
+                (entry["group"], entry["subgroup"]) for entry in entries if entry["group"] and "subgroup" in entry
+            }
+            found = {group: sorted(name for its, name in places if its == group) for group in task.groups}
+            held = [f"{group} ({', '.join(names)})" for group, names in found.items() if names]
             if len(held) > 1:
                 mixed.setdefault("; ".join(held), {})[system.name] = None
     notes = [

@@ -49,8 +49,7 @@ def posts_figure(points: dict[int, dict[str, Point]]) -> "Figure":
     Args:
         points: by number of posts, ascending, and column; at least one has a mean.
     """
-    groups = [group for group in next(iter(points.values()))
-              if any(by_group[group].mean is not None for by_group in points.values())]  # fmt: skip
+    groups = [group for group in points[min(points)] if any(its[group].mean is not None for its in points.values())]
     columns = min(2, len(groups))
     rows = math.ceil(len(groups) / columns)
     figure = new_figure(COLUMN, 0.6 + 1.25 * rows)
@@ -136,17 +135,9 @@ def draw_system(panel: "Axes", row: Row, groups: list[str], number: int, num_sys
     color = shade(number, num_systems)
     hatch = {"hatch": HATCHES[number], "hatchcolor": "black" if sum(color[:3]) > 1 else "white"}
     bars = panel.bar(places, [mean or 0 for mean in means], width, color=color, edgecolor="black", lw=0.6, **hatch)
-    for place, mean in zip(places, means, strict=True):
-        panel.annotate(
-            "–" if mean is None else decimals(mean, 3),
-            (place, mean or 0),
-            (0, 1.5),
-            textcoords="offset points",
-            ha="center",
-            va="bottom",
-            rotation=90 if num_systems > LEVEL_SYSTEMS else 0,
-            fontsize=SMALL_TEXT,
-        )
+    texts = ["–" if mean is None else decimals(mean, 3) for mean in means]
+    rotation = 90 if num_systems > LEVEL_SYSTEMS else 0
+    panel.bar_label(bars, texts, padding=1.5, rotation=rotation, fontsize=SMALL_TEXT)
     return bars
 
 

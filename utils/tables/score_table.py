@@ -6,8 +6,8 @@ from typing import Any
 
 from utils.benchmarks.task import Task
 from utils.tables.columns import MACRO, column_means, columns_of
-from utils.tables.comparisons import PERMUTATION, T_TEST, Contrast, Result, has_dagger, shown_p
-from utils.tables.formats import Cell, Table, counted, number, p_text, plural, signed
+from utils.tables.comparisons import PERMUTATION, T_TEST, Contrast, has_dagger, shown_p
+from utils.tables.formats import Cell, Table, counted, interval_text, number, p_text, plural, signed
 from utils.tables.paper_results import Paper
 from utils.tables.significance import ALPHA, PERMUTATIONS, RESAMPLES
 from utils.tables.system_scores import System
@@ -83,7 +83,13 @@ def intervals_table(systems: list[System], contrasts: list[Contrast], correct: b
     rows = []
     for contrast in contrasts:
         for column, result in contrast.results.items():
-            cells = [contrast.system, contrast.baseline, column, signed(result.difference), _interval_text(result)]
+            cells = [
+                contrast.system,
+                contrast.baseline,
+                column,
+                signed(result.difference),
+                interval_text(result.interval),
+            ]
             cells += [p_text(shown_p(result, T_TEST)), p_text(shown_p(result, PERMUTATION))]
             cells += [signed(result.effect_size, 2), str(result.num_questions)]
             rows.append([Cell(text) for text in cells])
@@ -97,13 +103,6 @@ def intervals_table(systems: list[System], contrasts: list[Contrast], correct: b
     short |= {"Difference": "Diff.", f"Permutation p{suffix}": "Perm. p", "Paired questions": "Pairs"}
     short |= {f"t-test p{suffix}": "t-test p"} if correct else {}
     return Table(columns, rows, [*notes, *map(_describe_pairing, contrasts)], num_names=3, short=short)
-
-
-def _interval_text(result: Result) -> str:
-    if result.interval is None:
-        return "–"
-    low, high = result.interval
-    return f"[{signed(low)}, {signed(high)}]"
 
 
 # What a reader must know of these tables' cells

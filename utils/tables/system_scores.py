@@ -152,17 +152,6 @@ def _make_system(name: str, paths: list[str], task: Task, scores: dict[str, Scor
 # What must be alike
 
 
-def check_judged_alike(systems: list[System]) -> list[str]:
-    """Raise UserError unless all systems' questions are the same by their ids and were judged in the same way.
-
-    Returns:
-        The files of which it is not known how they were judged.
-    """
-    unknown = check_same_judge(path for system in systems for path in system.paths)
-    check_same_content((question, system.paths) for system in systems for question in system.questions)
-    return unknown
-
-
 def check_same_judge(paths: Iterable[str]) -> list[str]:
     """Compare how score files were judged, by the manifests beside them.
 
@@ -195,7 +184,7 @@ def _judge_settings(path: str) -> dict[str, Any] | None:
 
 
 def check_same_content(questions: Iterable[tuple[dict[str, Any], list[str]]]) -> None:
-    """Raise UserError where one id stands for two questions, narratives or lists of aspects, as in two datasets.
+    """Raise UserError where one id stands for two things that judges were shown, as in two datasets.
 
     Args:
         questions: entries of score files, each with the files it may be from.
@@ -210,7 +199,7 @@ def check_same_content(questions: Iterable[tuple[dict[str, Any], list[str]]]) ->
     if others is not None:
         raise UserError(
             f"{_few(others[0])}: not what was judged in {_few(others[1])} under the same ids: {first_five(differing)}\n"
-            "  another question, narrative or list of aspects, as of another commit of the dataset: judge both on one"
+            "  another question, or another text shown with it, as of another commit of the dataset: judge both on one"
         )
 
 

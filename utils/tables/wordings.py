@@ -45,18 +45,15 @@ def collect(systems: Iterable[System]) -> tuple[Told, Told, Told]:
 
 def _facts(path: str) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     """What the manifest beside a score file tells."""
-    manifest = manifest_of(path)
-    if manifest is None:
-        return {"prompt": NOT_KNOWN}, {"prompt": NOT_KNOWN}, {"judge": NOT_KNOWN, "answers": NOT_KNOWN}
-    judge = {name: wording(name, digest) for name, digest in manifest["fingerprint"].get("prompt", {}).items()}
-    [origin] = manifest.get("answers") or [None]
-    prompts = {} if origin is None else origin["prompt"]
-    answers = {name: wording(name, digest) for name, digest in prompts.items()}
-    constrained = {
-        "judge": manifest["fingerprint"].get("constrained_decoding", NOT_KNOWN),
-        "answers": NOT_KNOWN if origin is None else origin["constrained_decoding"],
-    }
-    return judge or {"prompt": NOT_KNOWN}, answers or {"prompt": NOT_KNOWN}, constrained
+    manifest = manifest_of(path) or {"fingerprint": {}}
+    fingerprint, [origin] = manifest["fingerprint"], manifest.get("answers") or [None]
+    answers = origin or {"prompt": {}, "constrained_decoding": NOT_KNOWN}
+    told = [
+        {name: wording(name, digest) for name, digest in prompts.items()} or {"prompt": NOT_KNOWN}
+        for prompts in (fingerprint.get("prompt", {}), answers["prompt"])
+    ]
+    judged = fingerprint.get("constrained_decoding", NOT_KNOWN)
+    return *told, {"judge": judged, "answers": answers["constrained_decoding"]}
 
 
 def _listed(table: Told) -> str:

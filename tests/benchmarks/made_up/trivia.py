@@ -5,7 +5,7 @@ from pathlib import Path
 
 from utils.benchmarks.checks import check_profile, check_text
 from utils.benchmarks.task import Metric, Output, Task
-from utils.parsing.model_output import Parsed
+from utils.parsing import Parsed
 from utils.scoring import direct
 
 FOLDER = Path(__file__).parent
@@ -31,6 +31,7 @@ TASK = Task(
     name="Trivia",
     groups=("Colours", "Animals"),
     place=lambda record: {"group": record["kind"]},
+    placed_by="kind",
     fields={"profile": partial(check_profile, field="note"), "answer": partial(check_text, field="answer")},
     prompts={"none": str(FOLDER / "ask"), "rag": str(FOLDER / "ask_with_notes")},
     output=Output(r"\w+", parse_word),

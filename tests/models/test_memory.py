@@ -1,0 +1,120 @@
+"""What a model needs of GPU memory, by its config and the headers of its weights."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from hollow_models import save_hollow, save_hollow_qwen
+from safetensors.numpy import load_file, save_file
+from tiny_chat import save_tiny_chat
+
+from utils.models.memory import ALLOWANCE, GIB, ModelSize, fit_model, load_config, read_size
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return save_tiny_chat(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def model(tiny, tmp_path):
+    """A copy of it, to be changed."""
+    return shutil.copytree(tiny, tmp_path / "model")
+
+
+def size_of(folder, dtype="auto"):
+    return read_size(folder, load_config(folder), dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "token_bytes"),
+    [
+        ("7B", 7_615_616_512, 57_344),  # 2 x 28 layers x 4 heads x 128 x 2 bytes = 56 KiB
+        ("32B", 32_763_876_352, 262_144),  # 2 x 64 x 8 x 128 x 2 = 256 KiB
+    ],
+)
+def test_the_table_of_the_readme(tmp_path, name, parameters, token_bytes):
+    size = size_of(save_hollow_qwen(tmp_path, name))
+    assert (size.parameters, size.weights, size.token_bytes()) == (parameters, 2 * parameters, token_bytes)
+    in_full = size_of(tmp_path, "float32")
+    assert (in_full.weights, in_full.token_bytes()) == (4 * parameters, 2 * token_bytes)
+
+
+def test_the_allowance_agrees_with_what_a_32b_model_did_on_80_gb():
+    """Qwen 2.5 32B on a GPU of 79.2 GiB: 32,000 tokens did not fit at vLLM's default share of memory then, 0.9."""
+    size = ModelSize(0, 65_527_752_704, 64, 8, 128, 2, 40)
+    assert 20_000 < fit_model(size, 79.2 * GIB, 0.9).tokens < 32_000
+
+
+@pytest.mark.parametrize(("length", "requests"), [(1, 10), (16, 10), (17, 5), (80, 2), (81, 1), (160, 1), (161, 0)])
+def test_requests_take_whole_blocks_of_16_tokens(length, requests):
+    size = ModelSize(parameters=0, weights=0, layers=1, kv_heads=1, head_dim=1, value_bytes=2, heads=1)
+    fit = fit_model(size, ALLOWANCE + 160 * 4 + 60, 1.0)  # 4 bytes a token: 10 blocks, and 15 tokens that are none
+    assert fit.tokens == 160
+    assert fit.requests(length) == requests
+
+
+def test_more_gpus_than_key_value_heads():
+    size = ModelSize(parameters=0, weights=70, layers=28, kv_heads=4, head_dim=128, value_bytes=2, heads=28)
+    # each GPU holds one head: 2 x 28 x 1 x 128 x 2
+    assert [size.token_bytes(count) for count in (1, 2, 4, 7, 14)] == [57_344, 28_672, 14_336, 14_336, 14_336]
+    assert fit_model(size, ALLOWANCE + 100, 1.0, 7).weights == 10
+
+
+def test_a_real_model_s_parameters_and_tied_embeddings(model):
+    from transformers import AutoModelForCausalLM
+
+    parameters = AutoModelForCausalLM.from_pretrained(model).num_parameters()
+    size = size_of(model)
+    assert (size.parameters, size.weights) == (parameters, 2 * parameters)  # float32 on disk, 16 bits in vLLM
+    assert size_of(model, "float32").weights == 4 * parameters == size_on_disk(model)
+    weights = load_file(model / "model.safetensors")
+    save_file({**weights, "lm_head.weight": weights["model.embed_tokens.weight"]}, model / "model.safetensors")
+    assert size_of(model) == size  # stored twice, loaded once
+
+
+def size_on_disk(folder):
+    return sum(array.nbytes for array in load_file(folder / "model.safetensors").values())
+
+
+def test_untied_embeddings_count_twice(tmp_path):
+    from transformers import Qwen2Config
+
+    small = {
+        "hidden_size": 8,
+        "intermediate_size": 4,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 5,
+    }
+    tied = size_of(save_hollow(tmp_path, Qwen2Config(**small, num_key_value_heads=1, tie_word_embeddings=True)))
+    untied = size_of(save_hollow(tmp_path, Qwen2Config(**small, num_key_value_heads=1, tie_word_embeddings=False)))
+    assert untied.parameters - tied.parameters == 5 * 8
+
+
+def test_other_architectures(tmp_path):
+    from transformers import Gemma2Config, GPT2Config, LlamaConfig
+
+    small = {"hidden_size": 32, "intermediate_size": 8, "num_hidden_layers": 3, "num_attention_heads": 4,
+             "vocab_size": 7}  # fmt: skip
+    wide_heads = Gemma2Config(**small, num_key_value_heads=2, head_dim=16, sliding_window=4)
+    assert size_of(save_hollow(tmp_path, wide_heads)).token_bytes() == 2 * 3 * 2 * 16 * 2
+    assert size_of(save_hollow(tmp_path, LlamaConfig(**small))).token_bytes() == 2 * 3 * 4 * 8 * 2
+    assert size_of(save_hollow(tmp_path, GPT2Config(n_embd=32, n_layer=3, n_head=4))).token_bytes() == 2 * 3 * 4 * 8 * 2
+
+
+def test_quantized_weights_keep_their_size(model):
+    weights = {"a": np.zeros((4, 8), np.int32), "b": np.zeros(10, np.uint8), "c": np.zeros(6, np.float16)}
+    save_file(weights, model / "model.safetensors")
+    assert size_of(model).weights == 4 * 32 + 10 + 2 * 6
+    assert size_of(model, "float32").weights == 4 * 32 + 10 + 4 * 6
+
+
+def test_weights_that_the_index_does_not_name_do_not_count(model):
+    size = size_of(model)
+    weights = load_file(model / "model.safetensors")
+    save_file({f"again.{name}": array for name, array in weights.items()}, model / "consolidated.safetensors")
+    index = {"weight_map": dict.fromkeys(weights, "model.safetensors")}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert size_of(model) == size

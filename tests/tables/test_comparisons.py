@@ -1,0 +1,166 @@
+"""Two systems compared: their questions paired, and a result a column of the table."""
+
+import math
+import random
+
+import pytest
+
+from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, TASK
+from utils.cli import UserError
+from utils.scoring.means import group_means, macro_average
+from utils.tables.columns import MACRO
+from utils.tables.comparisons import PERMUTATION, T_TEST, Result, compare, pair_questions
+from utils.tables.system_scores import System
+
+ARTS, LIFESTYLE, SOCIETY = CATEGORIES
+
+
+def question(question_id, community, score):
+    details = [{"aspect": "a", "score": None}]
+    entry = {"id": question_id, **TASK.place({"category": community})}
+    return {**entry, "answered": True, "score": score, "details": details}
+
+
+def random_system(seed, number):
+    """Scores as a judge gives them: of 3 to 7 aspects, some missing."""
+    dice = random.Random(seed)
+    communities = list(COMMUNITIES)
+    questions = []
+    for i in range(number):
+        verdicts = [dice.choice([0, 1, 2]) for _ in range(3 + i % 5)]
+        score = None if dice.random() < 0.1 else sum(verdicts) / (2 * len(verdicts))
+        questions.append(question(f"q{i}", communities[i % len(communities)], score))
+    return questions
+
+
+def results_of(first, second):
+    """Every result of one system against another, by column."""
+    systems = [System(name, TASK, {f"{name}.json": its}) for name, its in (("first", first), ("second", second))]
+    [contrast] = compare(systems, ["second"], intervals=True, correct=False)
+    return contrast.results
+
+
+# Pairing
+
+
+def test_only_questions_scored_for_both_are_paired_and_the_others_counted():
+    first = [
+        question("d", "law", 0.25),
+        question("b", "music", 0.5),
+        question("a", "anime", 1.0),
+        question("no score here", "pets", None),
+        question("no score there", "pets", 0.5),
+        question("not there 1", "pets", 0.5),
+        question("not there 2", "pets", 0.0),
+        question("no score in both", "pets", None),
+        question("no score, not there", "pets", None),
+    ]
+    second = [
+        question("a", "anime", 0.0),  # 0.0 is a score
+        question("b", "music", 0.75),
+        question("d", "law", 0.0),
+        question("no score here", "pets", 0.5),
+        question("no score there", "pets", None),
+        question("no score in both", "pets", None),
+    ]
+    pairing = pair_questions(first, second, TASK)
+    assert pairing.scores == {ARTS: [(1.0, 0.0), (0.5, 0.75)], LIFESTYLE: [], SOCIETY: [(0.25, 0.0)]}
+    assert (pairing.paired, pairing.only_first, pairing.only_second, pairing.neither) == (3, 3, 1, 2)
+
+    swapped = pair_questions(second, first, TASK)
+    assert (swapped.paired, swapped.only_first, swapped.only_second, swapped.neither) == (3, 1, 3, 2)
+
+
+def test_a_question_of_two_communities_is_refused():
+    with pytest.raises(UserError, match="question 'x': its community is 'law' in one system's score files and 'pets'"):
+        pair_questions([question("x", "law", 1.0)], [question("x", "pets", None)], TASK)
+
+
+# Two systems
+
+
+def test_two_systems_by_hand():
+    first = [
+        question("a", "music", 1.0),
+        question("b", "anime", 0.5),
+        question("c", "pets", 0.5),
+        question("d", "cooking", 0.75),
+        question("e", "law", 0.25),
+        question("f", "history", None),
+    ]
+    second = [
+        question("a", "music", 0.5),
+        question("b", "anime", 0.5),
+        question("c", "pets", 1.0),
+        question("d", "cooking", 0.5),
+        question("e", "law", 0.0),
+        question("f", "history", 1.0),
+    ]
+    results = results_of(first, second)
+    assert list(results) == [ARTS, LIFESTYLE, SOCIETY, MACRO]
+    arts, lifestyle, society, macro = results.values()
+    assert [result.num_questions for result in results.values()] == [2, 2, 1, 5]
+    assert arts.difference == 0.25  # 0.5, 0
+    assert lifestyle.difference == -0.125  # -0.5, 0.25
+    assert society.difference == 0.25
+    assert macro.difference == 0.125  # (0.25 - 0.125 + 0.25) / 3
+    assert (arts.interval, lifestyle.interval) == ((0.0, 0.5), (-0.5, 0.25))
+    # t = 1: mean 0.25, variance 0.125, 0.25 / sqrt(0.125 / 2); with one degree of freedom p = 1 - 2 atan(1) / pi.
+    assert arts.p_values[T_TEST] == pytest.approx(0.5)
+    assert arts.effect_size == pytest.approx(0.25 / math.sqrt(0.125))
+    assert (arts.p_values[PERMUTATION], society.p_values[PERMUTATION]) == (1.0, 1.0)
+    assert (society.p_values[T_TEST], society.interval, society.effect_size) == (None,) * 3
+    assert (macro.p_values[T_TEST], macro.interval, macro.effect_size) == (None,) * 3  # one question of society
+    # Macro, in twelfths: 0.5 / 2 = 3, -0.5 / 2 = -3, 0.25 / 2 = 1.5, 0.25 = 3, sum 4.5. Of ±3 ±3 ±3 ±1.5 the sums
+    # of three signs are ±9 (twice), ±3 (six times): ±9 ±1.5 all reach 4.5, of ±3 ±1.5 one half does.
+    assert macro.p_values[PERMUTATION] == 10 / 16
+
+
+def test_a_difference_is_that_of_the_table_s_means():
+    first, second = random_system(1, 600), random_system(2, 600)
+    paired = {q["id"] for q in first if q["score"] is not None} & {q["id"] for q in second if q["score"] is not None}
+    results = results_of(first, second)
+    means = [group_means([q for q in system if q["id"] in paired], CATEGORIES) for system in (first, second)]
+    expected = {group: means[0][group] - means[1][group] for group in CATEGORIES}
+    expected[MACRO] = macro_average(means[0]) - macro_average(means[1])
+    assert {column: result.difference for column, result in results.items()} == pytest.approx(expected)
+    assert 450 < results[MACRO].num_questions == len(paired) < 520
+
+
+def test_without_a_category_there_is_no_macro_result():
+    arts, lifestyle, _, macro = results_of([question("a", "music", 1.0)], [question("a", "music", 0.5)]).values()
+    assert arts.difference == 0.5
+    for result, number in ((lifestyle, 0), (macro, 1)):
+        assert result == Result(number, None, {T_TEST: None, PERMUTATION: None}, None, None)
+
+
+def test_a_system_is_no_better_than_itself():
+    system = random_system(4, 200)
+    for result in results_of(system, system).values():
+        assert (result.difference, result.interval) == (0.0, (0.0, 0.0))
+        assert result.p_values == {T_TEST: 1.0, PERMUTATION: 1.0}
+
+
+def test_the_order_of_the_questions_changes_nothing():
+    first, second = random_system(1, 200), random_system(2, 200)
+    results = results_of(first, second)
+    random.Random(0).shuffle(first)
+    random.Random(1).shuffle(second)
+    assert results_of(first, second) == results
+
+
+def test_swapping_the_systems_negates_the_difference_to_the_last_bit():
+    first, second = random_system(1, 200), random_system(2, 200)
+    there, back = results_of(first, second), results_of(second, first)
+    for one, other in zip(there.values(), back.values(), strict=True):
+        low, high = one.interval
+        assert low < high and other.interval == (-high, -low)
+        assert other.difference == -one.difference
+        assert other.p_values == one.p_values
+    assert [back[group].effect_size for group in CATEGORIES] == [-there[group].effect_size for group in CATEGORIES]
+
+
+def test_a_category_does_not_depend_on_the_others():
+    first, second = random_system(1, 100), random_system(2, 100)
+    only_arts = [q for q in first if q["group"] == ARTS]
+    assert results_of(only_arts, second)[ARTS] == results_of(first, second)[ARTS]

@@ -1,0 +1,177 @@
+"""Datasets by hub name or folder: what is in one as of which commit, and its files. The hub's client does the fetching.
+
+It keeps what is finished in its cache, goes on where a connection is cut, and compares sizes.
+"""
+
+import fnmatch
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.cli import UserError
+from utils.cli.progress import announce_file
+from utils.models.hub import is_folder
+
+CARD = "README.md"
+SUFFIXES = (".json", ".jsonl", ".parquet")
+
+
+class UnreachableError(UserError):
+    """The hub gives no answer, and the cache does not hold what is wanted."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset on the hub as of a commit, or in a folder (commit None).
+
+    Attributes:
+        folder: holds its card; of a dataset on the hub it is the commit's in the cache.
+        sizes: bytes of each of its files, by the path from `folder`.
+    """
+
+    name: str
+    commit: str | None
+    folder: Path
+    sizes: dict[str, int]
+    cache_dir: str
+
+
+def find_source(name: str, revision: str | None, cache_dir: str) -> Source:
+    """The dataset in a folder, or on the hub; without an answer from the hub the commit that the cache holds.
+
+    Raises:
+        UserError: there is none, or it cannot be had; UnreachableError where only the hub's answer is missing.
+    """
+    if not is_folder(name):
+        return _find_on_hub(name, revision, cache_dir)
+    folder = Path(name)
+    if not folder.is_dir():
+        raise UserError(f"--dataset_name {name}: {'not a folder' if folder.exists() else 'no such folder'}")
+    if revision is not None:
+        raise UserError(f"--revision {revision}: {name} is a folder, which has none")
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    return Source(name, None, folder, sizes, cache_dir)
+
+
+def _find_on_hub(name: str, revision: str | None, cache_dir: str) -> Source:
+    from huggingface_hub import HfApi, constants, get_cached_repo_tree, snapshot_download
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+    from huggingface_hub.utils import disable_progress_bars
+
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it shows addresses, which may hold secrets
+    where = {"repo_id": name, "repo_type": "dataset", "cache_dir": cache_dir}
+    unreachable = None
+    try:  # snapshot_download would wait without a limit, and take the cache's commit without a word
+        with _explaining(name, revision, cache_dir):
+            HfApi().dataset_info(name, revision=revision, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
+    except UnreachableError as error:
+        unreachable = error
+    card = {"allow_patterns": CARD, "local_files_only": unreachable is not None}
+    try:
+        with _explaining(name, revision, cache_dir), disable_progress_bars():
+            folder = Path(snapshot_download(**where, revision=revision, **card))
+            tree = get_cached_repo_tree(**where, revision=folder.name)
+    except (UnreachableError, CachedRepoTreeNotFoundError) as error:
+        raise unreachable or error from None
+    if unreachable is not None and not constants.HF_HUB_OFFLINE:
+        print(f"note: {str(unreachable).splitlines()[0]}", file=sys.stderr)
+        print(f"  going on with the commit that --cache_dir {cache_dir} holds", file=sys.stderr)
+    return Source(name, folder.name, folder, {entry.path: entry.size for entry in tree}, cache_dir)
+
+
+def files_of(source: Source, config: str, split: str) -> list[str]:
+    """The files that hold one split of one config, in order: those that the card names, else those called so.
+
+    Raises:
+        UserError: there are none.
+    """
+    patterns = _card_patterns(source, config, split) or [f"*{config}/{split}/*", f"*{config}/{split}[-.]*"]
+    readable = [path for path in sorted(source.sizes) if path.endswith(SUFFIXES)]
+    found = [path for path in readable if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)]
+    if not found:
+        what = f"{source.name}, {config}, {split}: cannot be downloaded"
+        raise UserError(f"{what}: no file {patterns[0]!r} in it that is one of {', '.join(SUFFIXES)}")
+    return found
+
+
+def _card_patterns(source: Source, config: str, split: str) -> list[str]:
+    """What the card says of one split's files, in `configs: [{config_name, data_files: [{split, path}]}]`."""
+    from huggingface_hub.repocard import metadata_load, yaml
+
+    if CARD not in source.sizes:
+        return []
+    try:
+        configs = (metadata_load(source.folder / CARD) or {}).get("configs") or []
+        entries = [entry for one in configs if one["config_name"] == config for entry in one.get("data_files", [])]
+        paths = [entry["path"] for entry in entries if entry["split"] == split]
+    except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError):
+        raise UserError(f"{source.name}: cannot be downloaded: its {CARD} does not say which files it has") from None
+    return [str(path) for path in paths for path in (path if isinstance(path, list) else [path])]
+
+
+def fetch(source: Source, path: str) -> Path:
+    """A file of the dataset, from the hub where the cache lacks it; UserError where it cannot be had.
+
+    Not by `snapshot_download`, whose threads go on with gigabytes after a Ctrl-C.
+    """
+    if source.commit is None:
+        return source.folder / path
+    from huggingface_hub import hf_hub_download
+
+    if not (source.folder / path).exists():
+        announce_file("fetching", path, source.sizes[path])
+    where = {"repo_id": source.name, "repo_type": "dataset", "cache_dir": source.cache_dir}
+    with _explaining(source.name, source.commit, source.cache_dir):
+        return Path(hf_hub_download(**where, revision=source.commit, filename=path))
+
+
+def cached_blob(path: Path) -> Path:
+    """What a file in the cache links to, named by its SHA-256 where it is large; it may be a link itself."""
+    return path.parent / path.readlink() if path.is_symlink() else path
+
+
+@contextmanager
+def _explaining(name: str, revision: str | None, cache_dir: str) -> Iterator[None]:
+    """Make the errors of the hub's client the user's: its own text may repeat what was sent, the token too.
+
+    Raises:
+        UserError: UnreachableError where the same command may succeed later or elsewhere.
+        OSError: the cache cannot be written.
+    """
+    from huggingface_hub import constants, errors
+
+    try:
+        yield
+    except errors.GatedRepoError:
+        raise UserError(f"{name}: a gated dataset; ask for access on its page, then `hf auth login`") from None
+    except errors.RepositoryNotFoundError:
+        nowhere = "no such folder, and no such dataset on the hub, or a private one (`hf auth login`)"
+        raise UserError(f"{name}: {nowhere}") from None
+    except errors.RevisionNotFoundError:
+        raise UserError(f"--revision {revision}: {name} has no such branch, tag or commit") from None
+    except errors.HFValidationError:
+        raise UserError(f"{name!r}: neither a folder nor a name that a dataset on the hub can have") from None
+    except (errors.HTTPError, OSError, RuntimeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the disk
+            error.filename = error.filename or cache_dir
+            raise
+        cause = (isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__) or error
+        status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else None
+        if status is not None and status < 500:
+            refused = f"the hub answers {status}; is the token right (`hf auth whoami`)?"
+            raise UserError(f"{name}: cannot be downloaded: {refused}") from None
+        copy = "without internet copy the dataset's folder here and give it as --dataset_name"
+        if constants.HF_HUB_OFFLINE:
+            missing = f"not whole in --cache_dir {cache_dir}, and HF_HUB_OFFLINE is set"
+            raise UnreachableError(f"{name}: {missing}\n  {copy}") from None
+        if status is not None:
+            problem = f"the hub answers {status}"
+        elif "Consistency check" in str(error):
+            problem = "a file came with another size than the hub says"
+        else:
+            problem = f"the hub cannot be reached ({type(cause).__name__})"
+        again = f"run the same command again, or {copy}"
+        raise UnreachableError(f"{name}: cannot be downloaded: {problem}\n  {again}") from None

@@ -1,0 +1,44 @@
+"""An answer as a model wrote it: the text of a field of a JSON object, read as json_text.py says. Pure.
+
+The first object that has the field wins. A list or a dict becomes text, one line an item ("key: value" for a dict). A
+number, true, null and prose without the field are no answer. A text that ends inside the value is kept and flagged as
+truncated. White space at both ends goes, CRLF becomes LF, NUL goes, a lone surrogate becomes U+FFFD (so the
+value can be written as UTF-8). Newlines inside stay.
+"""
+
+import re
+
+from utils.parsing import Parsed, after_reasoning, nothing, writable
+from utils.parsing.json_text import describe, field_named, from_object, missing, read_text, value_starts
+
+ANSWER_FIELD = "personalized_answer"
+_FIELD = field_named(ANSWER_FIELD)
+ANSWER_SCHEMA = _FIELD.schema({"type": "string", "minLength": 1})
+
+
+def parse_answer(text: str, cut: bool = False) -> Parsed:
+    """Read the string field "personalized_answer"; the value is never empty.
+
+    cut: the generation ended at max_tokens, so the end of the text is no sign that the answer ended.
+    """
+    value, how = from_object(text, _FIELD)
+    if isinstance(value, str):
+        return _answer(value, how)
+    text = after_reasoning(text)
+    ends = value_starts(text, _FIELD)
+    if not ends:
+        return missing(text, _FIELD)
+    start = next((end for end in ends if text[end : end + 1] in tuple("\"'“”‘’[{")), ends[0])
+    while (inner := _FIELD.key.match(text, start)) is not None:
+        start = inner.end()  # {"personalized_answer": {"personalized_answer": …
+    found = read_text(text, start, cut)
+    if found is None:
+        return nothing(f"{ANSWER_FIELD} is {describe(text, start)}, not a text")
+    return _answer(found[0], "repaired", truncated=found[1])
+
+
+def _answer(value: str, how: str, truncated: bool = False) -> Parsed:
+    if truncated:
+        value = re.sub("[\ud800-\udbff\ufffd]+\\Z", "", value)  # half a character at the cut
+    value = writable(value).strip()
+    return Parsed(value, how, None, truncated) if value else nothing(f"{ANSWER_FIELD} is empty")

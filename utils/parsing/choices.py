@@ -1,0 +1,123 @@
+"""A judge's choice as it wrote it: a verdict, a level or a preference, in a field of a JSON object. Pure.
+
+It is read as json_text.py says. Of several objects the first one that has the name decides, also when its value is
+refused. The name with different values, in one object or in prose, is refused as contradictory. Without the name there
+is a last attempt ("repaired"): the text is a verdict, a level or a preference and nothing else.
+
+Verdicts: the integer 0, 1 or 2, also as the number 2.0. "2" in quotes, 2/2 and "2 out of 2" are refused in any
+dress. Outside an object `match_score: 2` counts (also with "=" or "is"), prose without the name does not. Without the
+name a verdict counts where nothing but the remains of a fence, quotes or braces stands around it, as in `json 2`, `2}`
+and `"2"}`; but "2", a whole string, is refused. A number at the end of a text that max_tokens cut may go on, so it is
+none of these.
+
+Levels (direct scoring): the numbers 0, 0.25, 0.5, 0.75 and 1, also as 1.0 or .5. Preferences (pairwise comparison): the
+integer 1 or 2, also as Response 1 and as the text "1", "Response 1", "first" or "the first response"; "A" is none of
+the prompt's names for a response, so it is refused. Both are read as verdicts are, but outside an object the name must
+be quoted or start a line and have a colon or "=" behind it, and nothing else may stand in the value's line.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from utils.parsing import Parsed, after_reasoning, json_text, nothing
+from utils.parsing.json_text import QUOTE, Field, pattern
+
+LEVELS = (0, 0.25, 0.5, 0.75, 1)
+
+# A verdict, not the beginning of another number, a range, a fraction or a condition.
+_VERDICT = re.compile(
+    r"[0-2](?:\.0++)?(?!\w)(?![ \t*`]*+(?:[-–/,.|~+]\s*+[0-9]|%|(?:out|or|to|of|if|when|unless|only)\b))"
+    r"(?![^\n{}\"]{0,20}\bout of\b)"
+)
+# A level or a preference, and what may follow it: the end of the line or object, or the next key.
+_LEVEL = r"(?:0?\.(?:0|25|50?|75)0{0,3}|[01](?:\.0{1,4})?)"
+_NUMBERED = r"(?:response[ _]?)?[12]"
+_IN_WORDS = r"(?:the )?(?:first|second)(?: response)?"  # only in quotes
+_PREFERENCE = rf"(?:{_NUMBERED}|{QUOTE}(?:{_NUMBERED}|{_IN_WORDS}){QUOTE})"
+_ENDS_VALUE = rf"(?!\w)(?=[ \t*`]*+(?:\Z|[\n\r}}]|,\s*+(?:\Z|\}}|{QUOTE})))"
+# What may follow a number that max_tokens cut: it may have gone on as 1.5, as 1/2, or as 1 out of 2.
+_CUT_NUMBER = re.compile(r"[ \t*`]*+(?:[-–/,.|~+][ \t]*+)?\Z")
+_FENCES = r"(?:```|/?json\b|\s|\ufeff)*+"
+_REMAINS = rf"(?:`|/?json\b|[{{}}]|{QUOTE}|\s|\ufeff)*+"
+_LONE_VERDICT = r"[0-2](?:\.0++)?"
+_STRING = rf"{_FENCES}{QUOTE}{_LONE_VERDICT}{QUOTE}{_FENCES}\Z"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A field whose value is one of a few, and how it is read."""
+
+    field: Field
+    value: re.Pattern[str]  # as it is written
+    only: re.Pattern[str]  # a text that is a value and nothing else
+    read: Callable[[str], int | float]
+    values: str  # in words
+
+    def parse(self, text: str, cut: bool = False) -> Parsed:
+        """Read the field's value.
+
+        cut: the generation ended at max_tokens, so a number at the end of the text may be the start of 1.5 or 10.
+        """
+        value, how = json_text.from_object(text, self.field)
+        if how != "none":
+            written = {dict: "{", list: "["}.get(type(value)) or json.dumps(value, ensure_ascii=False)
+            return self._chosen([self._value_at(written, 0)], how)
+        text = after_reasoning(text)
+        if (only := self.only.match(text)) is not None:
+            if cut and _breaks_off(text, only.end("value")):
+                return nothing("the text breaks off in a number")
+            return Parsed(self.read(only["value"]), "repaired", None)
+        starts = json_text.value_starts(text, self.field, first_object=True)
+        if not starts:
+            return json_text.missing(text, self.field)
+        return self._chosen([self._value_at(text, start, cut) for start in starts], "repaired")
+
+    def _value_at(self, text: str, start: int, cut: bool = False) -> int | float | str:
+        """The value that starts there, or a description of what does."""
+        found = self.value.match(text, start)
+        if found is None:
+            return json_text.describe(text, start)
+        return "cut off" if cut and _breaks_off(text, found.end()) else self.read(found[0])
+
+    def _chosen(self, found: list[int | float | str], how: str) -> Parsed:
+        """The one value in found, which holds values and descriptions of what is none."""
+        if len(set(found)) > 1:
+            named = " and ".join(str(one) for one in list(dict.fromkeys(found))[:3])
+            return nothing(f"{self.field.name} is contradictory: {named}")
+        if isinstance(found[0], str):
+            return nothing(f"{self.field.name} is {found[0]}, not {self.values}")
+        return Parsed(found[0], how, None)
+
+
+def _breaks_off(text: str, end: int) -> bool:
+    """The value that ends there is a number at the end of the text."""
+    return text[end - 1].isdigit() and _CUT_NUMBER.match(text, end) is not None
+
+
+_VERDICTS = Choice(
+    json_text.field_named("match_score", anywhere=True),
+    _VERDICT,
+    pattern(rf"(?!{_STRING}){_REMAINS}(?P<value>{_LONE_VERDICT}){_REMAINS}\Z"),
+    lambda written: int(float(written)),
+    "an integer 0-2",
+)
+_LEVELS = Choice(
+    json_text.field_named("score"),
+    pattern(_LEVEL + _ENDS_VALUE),
+    pattern(rf"{_FENCES}(?P<value>{_LEVEL}){_FENCES}\Z"),
+    float,
+    "0, 0.25, 0.5, 0.75 or 1",
+)
+_PREFERENCES = Choice(
+    json_text.field_named("better_response"),
+    pattern(_PREFERENCE + _ENDS_VALUE),
+    pattern(rf"{_FENCES}(?P<value>{_PREFERENCE}){_FENCES}\Z"),
+    lambda written: 1 if "1" in written or "first" in written.lower() else 2,  # the number of the response
+    "1 or 2",
+)
+VERDICT_SCHEMA = _VERDICTS.field.schema({"type": "integer", "enum": [0, 1, 2]})
+LEVEL_SCHEMA = _LEVELS.field.schema({"type": "number", "enum": list(LEVELS)})
+PREFERENCE_SCHEMA = _PREFERENCES.field.schema({"type": "integer", "enum": [1, 2]})
+parse_verdict, parse_level, parse_preference = _VERDICTS.parse, _LEVELS.parse, _PREFERENCES.parse

@@ -1,0 +1,221 @@
+"""Lenient reading of the JSON object, with one field, that a model was asked for in a ```json fence. Pure.
+
+The first attempt that finds the field decides:
+
+1. Strict ("strict"): the whole text is one JSON object that has the field under its exact name, with white space and a
+   fence around it or half a fence.
+2. First object ("repaired"): a valid JSON object that has the field starts at the text's first "{"; what stands around
+   it is dropped. From here on reasoning up to </think> is dropped, raw newlines may stand in strings and the name may
+   be spelled otherwise ("Match Score").
+3. By name ("repaired"): the name is looked for, first as a key inside an object, then without braces. The value is read
+   from there by a tolerant scanner: other quotes, unescaped quotes inside, no end.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from utils.parsing import Parsed, after_reasoning, nothing, writable
+
+# Every repetition in the parsers' expressions is possessive or bounded, so no text makes a search slower than linear.
+QUOTE = "[\"'“”‘’]"
+_GAP = r"(?:\s++|(?://|\#)[^\n]{0,200}+|/\*[^*]{0,200}+\*/){0,4}+"  # white space and comments
+
+
+def pattern(regex: str) -> re.Pattern[str]:
+    return re.compile(regex, re.IGNORECASE | re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field that was asked for, and what finds it."""
+
+    name: str
+    spelled: re.Pattern[str]  # the name as models spell it
+    key: re.Pattern[str]  # as a key in an object, up to its value
+    unbraced: re.Pattern[str]  # without braces, up to its value
+
+    def schema(self, value: dict[str, Any]) -> dict[str, Any]:
+        """What constrained decoding holds an output to: an object with this field alone, whose value is as given."""
+        properties = {self.name: value}
+        return {"type": "object", "properties": properties, "required": [self.name], "additionalProperties": False}
+
+
+def field_named(name: str, anywhere: bool = False) -> Field:
+    """A field by its name, words joined by "_".
+
+    anywhere: without braces the name, which no prose has, may stand anywhere; else it must be quoted or start a line.
+    """
+    words = r"[\s_\\-]{0,3}".join(name.replace("ize", "i[sz]e").split("_"))
+    spelled = rf"(?<!\w){words}(?!\w)"
+    # After a comma a key must be quoted, or it may be prose.
+    key = rf"(?:\{{{_GAP}{QUOTE}?|,{_GAP}{QUOTE}){spelled}{QUOTE}?\s*+[:=：][\s*`]*+"
+    if anywhere:
+        unbraced = rf"{spelled}(?:{QUOTE}|[*`\\])*+\s*+(?:[:=：]|is\b)[\s*`]*+"
+    else:
+        unbraced = rf"(?:{QUOTE}|^[^\w\n]*+(?:json[^\w\n]*+)?){spelled}(?:{QUOTE}|[*`])*+\s*+[:=：][\s*`]*+"
+    return Field(name, pattern(spelled), pattern(key), pattern(unbraced))
+
+
+_OPENING_QUOTE = re.compile(rf"\"\"\"|'''|{QUOTE}")
+_CLOSING_QUOTE = {"“": '[”“"]', "”": '[”“"]', "‘": "[’‘']", "’": "[’‘']"}  # any other closes itself
+# What follows a quote that ends a string. The end of the text is no proof once a quote inside was left
+# unescaped and the text was cut. The first quote needs less: an unescaped quote inside comes in pairs, and
+# the opening one of a pair is followed by a word.
+_NEXT_KEY = rf"{QUOTE}[\w -]{{1,40}}{QUOTE}\s*+:"
+_ENDS_OBJECT = rf"{_GAP}[,;.]?+{_GAP}(?:\}}|{_NEXT_KEY})"
+_ENDS_TEXT = rf"{_GAP}[,;]?+{_GAP}[\])]*+\s*+(?:```\s*+)?\Z"
+_AFTER_QUOTE_CUT = pattern(_ENDS_OBJECT)
+_AFTER_QUOTE = pattern(rf"{_ENDS_OBJECT}|{_ENDS_TEXT}")
+_CUT_KEY = rf"{_GAP},{_GAP}{QUOTE}[\w -]{{0,40}}{QUOTE}?\s*+\Z"
+_AFTER_FIRST_QUOTE = pattern(
+    rf"{_ENDS_OBJECT}|{_ENDS_TEXT}|{_CUT_KEY}|{_GAP}(?:```|/?json\b)|[ \t]*+\r?\n\s*+(?!{QUOTE})"
+)
+_AFTER_ITEM_QUOTE = pattern(rf"{_GAP}(?:[,:\]}}]|```|\Z)")
+_ENDS_BRACES = pattern(r"\s*+[,;]?+\s*+\}\s*?(?:\n|```|\{|\}|\Z)")
+_ITEM_TOKEN = re.compile(rf"[\[\]{{}},:]|(?://|\#)[^\n]*|\"\"\"|'''|{QUOTE}|\s+|[^\[\]{{}},:\"“\s][^\[\]{{}},:\"\n]*")
+_ESCAPE = re.compile(r"\\(?:(?:u[0-9a-fA-F]{0,3})?\Z|u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_ESCAPED = dict(zip("ntrbf\n\"'\\/", "\n\t\r\b\f\n\"'\\/", strict=True))
+
+
+def missing(text: str, field: Field) -> Parsed:
+    return nothing(f"no {field.name} in the text" if text.strip("`\ufeff \t\r\n") else "the text is empty")
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key appears twice")
+    return found
+
+
+def from_object(text: str, field: Field) -> tuple[object, str]:
+    """(value, "strict" or "repaired") from a valid JSON object, attempts 1 and 2; else (None, "none")."""
+    body = re.sub(r"\A```(?:json)?", "", text.removeprefix("\ufeff").strip(), flags=re.IGNORECASE)
+    body = body.removesuffix("```").strip()
+    try:
+        found = json.loads(body, object_pairs_hook=_unique_keys)
+        if isinstance(found, dict) and field.name in found:
+            return found[field.name], "strict"
+    except (ValueError, RecursionError):
+        pass
+    decoder = json.JSONDecoder(object_pairs_hook=_unique_keys, strict=False)
+    body = after_reasoning(text)
+    try:
+        found, _ = decoder.raw_decode(body, body.index("{"))
+    except (ValueError, RecursionError):
+        return None, "none"
+    for key, value in found.items():
+        if field.spelled.fullmatch(key):
+            return value, "repaired"
+    return None, "none"
+
+
+def value_starts(text: str, field: Field, first_object: bool = False) -> list[int]:
+    """Where the field's values start: behind keys in objects or, without any, behind unbraced names.
+
+    first_object: of several objects only the first one that has the key counts.
+    """
+    keys = list(field.key.finditer(text))
+    if not keys:
+        return [name.end() for name in field.unbraced.finditer(text)]
+    if first_object:
+        closed = text.find("}", keys[0].end())
+        keys = [key for key in keys if key is keys[0] or closed < 0 or key.end() <= closed]
+    return [key.end() for key in keys]
+
+
+def describe(text: str, start: int) -> str:
+    """A short name for the value that starts there, for a reason."""
+    if text[start : start + 1] in ("[", "{"):
+        return "a list" if text[start] == "[" else "an object"
+    if (opening := _OPENING_QUOTE.match(text, start)) is not None:
+        closing = _CLOSING_QUOTE.get(opening[0], opening[0])
+        shown = re.split(closing, text[opening.end() : opening.end() + 20])[0]
+        return f"the string {shown!r}"
+    shown = re.match(r"[^\n}\]\"]{0,20}", text[start : start + 20])[0].strip(" ,")
+    return writable(shown) or "empty"
+
+
+def read_text(text: str, start: int, cut: bool) -> tuple[str, bool] | None:
+    """(value, truncated) of the string, list or object that starts there; None where something else does."""
+    if text[start : start + 1] in ("[", "{"):
+        return _read_items(text, start)
+    opening = _OPENING_QUOTE.match(text, start)
+    return None if opening is None else _read_string(text, opening, cut)
+
+
+def _read_string(text: str, opening: re.Match[str], cut: bool) -> tuple[str, bool]:
+    """(value, truncated) of an answer's string."""
+    later = _AFTER_QUOTE_CUT if cut else _AFTER_QUOTE
+    first = later if opening[0] in "'‘’" else _AFTER_FIRST_QUOTE  # it's a quote or an apostrophe
+    span = _closing_quote(text, opening, first, later, weak_end=not cut)
+    if span is not None:
+        return unescape(text[opening.end() : span[0]]), False
+    raw, truncated = text[opening.end() :].rstrip(), True
+    if not cut:
+        if raw.endswith("```") and raw.count("```") % 2:
+            raw = raw[:-3].rstrip()
+        if raw.endswith("}") and raw.count("}") > raw.count("{"):
+            raw, truncated = raw[:-1].rstrip().removesuffix('\\"'), False
+    return unescape(raw), truncated
+
+
+def _closing_quote(
+    text: str, opening: re.Match[str], first: re.Pattern[str], later: re.Pattern[str], weak_end: bool = False
+) -> tuple[int, int] | None:
+    """The span of the quote that closes the string: the first one that `first` or `later` matches behind.
+
+    Inside braces that the string itself opened, as in code that it quotes, only the first quote closes. Where
+    that leaves none, weak_end takes the first one that a closing brace and a new line or the like follow.
+    """
+    depth, weak, seen = 0, None, False
+    token = re.compile(rf"\\.|[{{}}]|{_CLOSING_QUOTE.get(opening[0], opening[0])}", re.DOTALL)
+    for found in token.finditer(text, opening.end()):
+        if found[0] == "{":
+            depth += 1
+        elif found[0] == "}":
+            depth = max(0, depth - 1)
+        elif found[0][0] != "\\":
+            after = later if seen else first
+            if after.match(text, found.end()) is not None and not (seen and depth):
+                return found.span()
+            if weak_end and weak is None and _ENDS_BRACES.match(text, found.end()) is not None:
+                weak = found.span()
+            seen = True
+    return weak
+
+
+def _read_items(text: str, start: int) -> tuple[str, bool]:
+    """(text, truncated) of a list or dict: a line an item, "key: value" for a dict, what is nested below."""
+    parts: list[str] = []
+    depth, pos = 0, start
+    while (token := _ITEM_TOKEN.match(text, pos)) is not None:
+        mark, pos = token[0], token.end()
+        if mark in "[]{},":
+            depth += (mark in "[{") - (mark in "]}")
+            if depth == 0:
+                return "".join(parts), False
+            if parts and not parts[-1].endswith("\n"):
+                parts.append("\n")
+        elif mark == ":":
+            parts.append(":")
+        elif not mark.isspace() and not mark.startswith(("//", "#", "```")):
+            if _OPENING_QUOTE.fullmatch(mark):
+                span = _closing_quote(text, token, _AFTER_ITEM_QUOTE, _AFTER_ITEM_QUOTE)
+                value_end, pos = span or (len(text), len(text))
+                mark = unescape(text[token.end() : value_end])
+            parts.append(" " + mark if parts and parts[-1] == ":" else mark)
+    return "".join(parts), True
+
+
+def unescape(raw: str) -> str:
+    """JSON's escapes resolved. An unknown one stays as written, one that the end of the text cut is dropped."""
+
+    def resolve(escape: re.Match[str]) -> str:
+        if escape[1]:
+            return chr(int(escape[1], 16))
+        return _ESCAPED.get(escape[2], escape[0]) if escape[2] else ""
+
+    return _ESCAPE.sub(resolve, raw)

@@ -1,0 +1,120 @@
+"""The base model of a planner as it is trained: its device and number type, its attention, and where LoRA goes."""
+
+import logging
+import os
+import sys
+from argparse import Namespace
+from typing import Any
+
+import torch
+import transformers
+from peft import LoraConfig
+from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers.utils import is_flash_attn_2_available, is_flash_attn_greater_or_equal
+
+from utils.cli import UserError, is_first_process
+
+
+def quiet_libraries() -> None:
+    """No bars of theirs; messages only from --log_level on, and of warnings none."""
+    level = logging.getLogger().level
+    if level >= logging.WARNING:
+        level = logging.ERROR
+        for name in ("accelerate", "torch"):
+            logging.getLogger(name).setLevel(level)
+    transformers.logging.set_verbosity(level)
+    transformers.logging.disable_progress_bar()
+
+
+def has_bf16() -> bool:
+    """The device computes in bfloat16; an emulation would be slower than float32."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+
+
+def device_name(count: int) -> str:
+    if torch.cuda.is_available():
+        return f"{count} x {torch.cuda.get_device_name()}"
+    return f"CPU, {len(os.sched_getaffinity(0))} cores" + (f", {count} processes" if count > 1 else "")
+
+
+def choose_attention(wanted: str, bf16: bool, model_addr: str, source: dict[str, Any]) -> str:
+    """The attention to load the model with, in bfloat16 or float32; FlashAttention 2 computes in 16 bits only.
+
+    "auto" takes none that leaves out a part of the model, and says where it has to take eager for that.
+
+    Raises:
+        UserError: FlashAttention 2 is asked for, and not there or not for this type; or what is asked for would leave
+            out a part of the model.
+    """
+    available = is_flash_attn_2_available()
+    if wanted == "flash_attention_2" and not available:
+        raise UserError("--attn_implementation flash_attention_2: flash-attn is not installed, or there is no GPU")
+    if wanted == "flash_attention_2" and not bf16:
+        raise UserError("--attn_implementation flash_attention_2: takes no fp32, and this device has no bf16")
+    unfit = unfit_attention(AutoConfig.from_pretrained(model_addr, trust_remote_code=False, **source))
+    if wanted in unfit:
+        raise UserError(f"--attn_implementation {wanted}: {model_addr}: {unfit[wanted]}; give auto")
+    if wanted != "auto":
+        return wanted
+    if available and bf16 and "flash_attention_2" not in unfit:
+        return "flash_attention_2"
+    if "sdpa" not in unfit:
+        return "sdpa"
+    if is_first_process():
+        print(f"note: {model_addr}: {unfit['sdpa']}; attention is eager", file=sys.stderr, flush=True)
+    return "eager"
+
+
+def unfit_attention(config: Any) -> dict[str, str]:
+    """The implementations that would leave out a part of a model, and why; eager leaves out none."""
+    unfit = {}
+    if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None:
+        # transformers drops it without a word where the kernel has no such argument; vLLM applies it.
+        unfit["sdpa"] = "sdpa would leave out its attn_logit_softcapping"
+        if not is_flash_attn_greater_or_equal("2.6.0"):
+            unfit["flash_attention_2"] = "FlashAttention before 2.6 would leave out its attn_logit_softcapping"
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if model_class is None:  # no language model; load_base says so
+        return unfit
+    if not model_class._supports_sdpa:  # attention sinks, say
+        unfit["sdpa"] = f"{model_class.__name__} does not support sdpa"
+    known = getattr(model_class, "_compatible_flash_implementations", None) or ["flash_attention_2"]
+    if not model_class._supports_flash_attn or "flash_attention_2" not in known:
+        # transformers would take another FlashAttention instead, fetched from the hub as code.
+        unfit["flash_attention_2"] = f"{model_class.__name__} does not support FlashAttention 2"
+    return unfit
+
+
+def load_base(model_addr: str, source: dict[str, Any], dtype: torch.dtype, attention: str) -> Any:
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            model_addr,
+            dtype=dtype,
+            attn_implementation=attention,
+            use_safetensors=True,
+            trust_remote_code=False,
+            **source,
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"{model_addr}: cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+
+
+def make_lora_config(args: Namespace, model: Any) -> LoraConfig:
+    """LoRA as in the paper's appendix E: rank 16, alpha 16, dropout 0.05, no biases."""
+    modules, model_type = args.lora_target_modules, model.config.model_type
+    if modules is None and model_type not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING:
+        raise UserError(f"PEFT has no default modules for {model_type}: name them, --lora_target_modules q_proj v_proj")
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    if modules and modules != ["all-linear"] and (unknown := sorted(set(modules) - names)):
+        raise UserError(f"--lora_target_modules: {args.model_addr} has no module {', '.join(unknown)}")
+    return LoraConfig(
+        r=args.lora_rank,
+        lora_alpha=args.lora_alpha,
+        lora_dropout=args.lora_dropout,
+        target_modules="all-linear" if modules == ["all-linear"] else modules,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
