@@ -12,19 +12,16 @@ from utils.cli.arguments import (
     make_parser,
     prepare_run,
     set_up_logging,
-    slurm_shard,
 )
 from utils.cli.ending import (
     INTERRUPTED,
     LEAVE_SECONDS,
     RESUME_HINT,
-    SERVER_FAILED,
-    UNREAD,
     exit_on_signal,
     report_missing,
     run_script,
 )
-from utils.cli.errors import REMEDIES, UserError, describe_missing, describe_os_error
+from utils.cli.errors import UserError, describe_missing, describe_os_error
 from utils.cli.flags import (
     USER_ERROR,
     FlagParser,
@@ -33,5 +30,4 @@ from utils.cli.flags import (
     non_negative_float,
     non_negative_int,
     positive_int,
-    temperature,
 )

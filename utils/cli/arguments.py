@@ -147,7 +147,13 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         default=shard_index,
         help="the part to work on, from 0; in a SLURM array the task's place in it (%(default)s)",
     )
-    add_redo_arguments(group)
+    add_overwrite_argument(group)
+    group.add_argument(
+        "--retry_failed",
+        action="store_true",
+        help="ask again for what the model gave no usable output for, also in a finished output, with new seeds; "
+        "everything else is kept (off)",
+    )
     parser.without_effect(
         "--retry_failed", lambda args: args.overwrite == "all", "with --overwrite, which asks for everything again"
     )
@@ -168,17 +174,6 @@ def add_overwrite_argument(group: argparse._ActionsContainer) -> None:
         choices=["all", "changed"],
         help="make the output anew from nothing, also a finished one; interrupted, the same command goes on. With "
         "`changed` only what was made with other settings or from other files (default: replace nothing)",
-    )
-
-
-def add_redo_arguments(group: argparse._ActionsContainer) -> None:
-    """For scripts that ask a model."""
-    add_overwrite_argument(group)
-    group.add_argument(
-        "--retry_failed",
-        action="store_true",
-        help="ask again for what the model gave no usable output for, also in a finished output, with new seeds; "
-        "everything else is kept (off)",
     )
 
 

@@ -4,6 +4,7 @@ import argparse
 import difflib
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ class FlagParser(argparse.ArgumentParser):
     def _unknown_flags(self) -> Iterator[str]:
         for word in self._words:
             flag = word.partition("=")[0]
-            looks_like_one = flag.startswith("-") and flag.strip("-") and " " not in flag and not _is_number(flag)
+            looks_like_one = re.fullmatch(r"--?[^\W\d]\S*", flag)  # not -1, nor a value with spaces in it
             if looks_like_one and flag not in self._option_string_actions:
                 yield flag
 
@@ -116,14 +117,6 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     choices = list(choices)
     longer = [choice for choice in choices if choice.startswith(name)]
     return difflib.get_close_matches(name, longer or choices, n=1, cutoff=0)[0]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 # Value types: argparse makes a mistake in the command line of a ValueError or ArgumentTypeError.

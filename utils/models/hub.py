@@ -331,25 +331,19 @@ def _fetch_config(name: str, cache_dir: str | None) -> None:
 @contextmanager
 def _hub_errors(name: str) -> Iterator[None]:
     """Make the hub's errors over a model the user's."""
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub import errors
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it warns of every retry; the outcome is told below
     try:
         yield
-    except GatedRepoError:
+    except errors.GatedRepoError:
         raise UserError(f"{name}: a gated model; ask for access on its page, then `hf auth login`") from None
-    except RepositoryNotFoundError:
+    except errors.RepositoryNotFoundError:
         raise NoModelError(f"{name}: neither a folder here nor a model on the hub") from None
-    except LocalEntryNotFoundError:
+    except errors.LocalEntryNotFoundError:
         raise NoModelError(f"{name}: {NOT_TO_BE_HAD}") from None
-    except HfHubHTTPError as error:  # its text may repeat what was sent, the token too
+    except errors.HfHubHTTPError as error:  # its text may repeat what was sent, the token too
         status = error.response.status_code
         raise UserError(f"{name}: the hub answers {status}; is the token right (`hf auth whoami`)?") from None
-    except (HTTPError, RuntimeError):  # in the middle of a file; the second is the client's own downloader's
+    except (errors.HTTPError, RuntimeError):  # in the middle of a file; the second is the client's own downloader's
         raise UserError(f"{name}: the connection to the hub broke off; the same command goes on from there") from None
