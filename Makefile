@@ -62,7 +62,7 @@ demo: setup models ## run the whole pipeline on the sample data
 	@PYTHON=.venv/bin/python sh utils/demo.sh
 
 # All cores; the tests of a language model one at a time beside the others (tests/conftest.py).
-PYTEST := .venv/bin/python -m pytest -q --durations=10 -n auto --dist loadgroup --no-loadscope-reorder
+PYTEST := .venv/bin/python -m pytest -q --durations=10 -n auto
 
 test: setup models ## run all tests
 	@$(PYTEST)

@@ -23,10 +23,15 @@ VARIABLES = "".join(block for block in BLOCKS if block.startswith(("DATA=data", 
 
 
 def commands_of(block: str) -> list[list[str]]:
-    """The words of each command as a shell makes them: variables filled in, loops run, lines joined, quotes gone."""
+    """The words of each command as a shell makes them: variables filled in, loops run, lines joined, quotes gone.
+
+    The shell finds no program, so a block that would run another one fails here.
+    """
     block = re.sub(r"^accelerate launch --multi_gpu --num_processes \d+ ", "python ", block)
     script = f"{VARIABLES}\ngit() {{ :; }}\npython() {{ printf '%s\\0' \"$@\"; printf '\\1'; }}\n{block}"
-    done = subprocess.run(["sh", "-eu", "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["/bin/sh", "-eu", "-c", script], capture_output=True, text=True, check=True, env={"PATH": ""}
+    )
     return [command.rstrip("\0").split("\0") for command in done.stdout.rstrip("\1").split("\1")]
 
 
