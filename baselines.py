@@ -129,7 +129,7 @@ def build_requests(
     for question_id, its_keys in groupby(keys, key=lambda key: key[0]):
         question = by_id[question_id]
         items = task.best_items(question, args.num_contexts) if args.rag else []
-        fitted = fit_profile(prompt, items, chat, budget, **task.values(question))
+        fitted = fit_profile(prompt, items, chat, budget, task.join, **task.values(question))
         yield from (fitted_request(key, fitted, journal) for key in its_keys)
 
 

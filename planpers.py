@@ -95,7 +95,7 @@ class Model:
         budget = self.length - self.policy.max_tokens
         items = self.task.best_items(question, self.num_contexts)
         values |= self.task.values(question)
-        return fit_profile(self.prompts[prompt_name], items, self.chat, budget, **values)
+        return fit_profile(self.prompts[prompt_name], items, self.chat, budget, self.task.join, **values)
 
 
 def build_parser() -> cli.FlagParser:

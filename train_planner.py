@@ -243,7 +243,7 @@ def build_examples(
             continue
         target = chat.render_reply(gold_text(titles, lead_in))
         items, budget = task.best_items(record, args.num_contexts), args.max_seq_length - len(target)
-        fitted = fit_profile(prompt, items, chat, budget, **task.values(record))
+        fitted = fit_profile(prompt, items, chat, budget, task.join, **task.values(record))
         if fitted is None:
             too_long.append(record["id"])
         else:

@@ -19,7 +19,8 @@ NOT_OURS = {"demo", "cache", "__pycache__"}  # made by tools and runs, as are na
 CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time"}
 TARGETS = {"help", "setup", "models", "demo", "test", "test-fast", "bench", "lint", "clean"}
 TORCH_ERRORS = ["torch-errors", "torch-errors-2"]  # in .venv: pip's over its own indexes, over PyTorch's
-NAMES = {"xdist": "pytest-xdist"}  # packages that are called otherwise than what is imported
+# Packages that are called otherwise than what is imported.
+NAMES = {"xdist": "pytest-xdist", "rouge_score": "rouge-score", "sklearn": "scikit-learn"}
 OPTIONAL = {"sentence_transformers"}  # a benchmark compares with it where it is installed
 
 # Logs what pip is asked for to the file `calls`; FAILS is a pattern of the requests that it refuses, ASKS of those

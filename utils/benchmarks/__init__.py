@@ -16,9 +16,9 @@ FIRST = "LaMP-QA"  # of a record or a score file that doesn't say
 
 @cache
 def tasks() -> "dict[str, Task]":
-    """All benchmarks by name: each is the TASK of a file in this folder, the first one first."""
+    """All benchmarks by name: each is the TASK, or one of the TASKS, of a file in this folder, the first one first."""
     modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
-    found = {module.TASK.name: module.TASK for module in modules if hasattr(module, "TASK")}
+    found = {task.name: task for one in modules for task in vars(one).get("TASKS", [vars(one).get("TASK")]) if task}
     return {FIRST: found.pop(FIRST), **found}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from prompts import Messages, Prompt
+from prompts import Messages, Prompt, join_posts
 from utils.parsing import Parsed
 from utils.scoring.verdicts import Verdict
 
@@ -66,12 +66,15 @@ class Metric:
         entry: from a record and its verdicts, in the order of `keys`: `answered`, `score` and `details` of its entry in
             the score file.
         summarize: from all entries to the head of the score file.
-        score_of: from an entry's details to its score, 0 to 1; None where a verdict is missing, unless these count 0.
-            ValueError where the details are no such metric's. None: no single system is scored.
+        score_of: from an entry's details to its score, 0 to 1 unless lower is better; None where a verdict is missing,
+            unless these count 0. ValueError where the details are no such metric's. None: no single system is scored.
         num_verdicts: a question, where there are no `parts`.
         num_systems: how many response files it compares.
-        judge: who gives the verdicts; None: `compute` does, from the record and a response, 0 to 1.
+        judge: who gives the verdicts; None: `compute` does, from the record and a response.
         unit: what a missing verdict is on, in the singular.
+        over: from the entries of several questions to their score, where that is not the mean of theirs.
+        lower_is_better: scores are errors, 0 and up.
+        worst: what an answer that is missing counts, in words.
     """
 
     needs: tuple[str, ...]
@@ -83,8 +86,11 @@ class Metric:
     num_verdicts: int = 1
     num_systems: int = 1
     judge: Judge | None = None
-    compute: Callable[[Record, str], float] | None = None
+    compute: Callable[[Record, str], Any] | None = None
     unit: str = "response"
+    over: Callable[[Sequence[dict[str, Any]]], float | None] | None = None
+    lower_is_better: bool = False
+    worst: str = "0"
 
     def keys(self, record: Record) -> list[tuple[str, int]]:
         """Of a question's verdicts: (question id, number of the verdict)."""
@@ -114,6 +120,7 @@ class Task:
         fields: of a record besides id and question; each with what raises UserError where it is not as it must be,
             called with the record and what an error begins with. A field is checked where a step reads it.
         query, item_text: what retrieval compares.
+        stated, join: an item as a prompt has it, its `item_text` where None, and what makes one text of several.
         prompts: by method (none, rag, planner, planpers) the prompt's file, as `prompts.load_prompt` takes it.
         values: what a prompt may see of a record besides profile and plan: never what only the scorer may see.
         output: of an answer.
@@ -123,6 +130,8 @@ class Task:
         arrange: the order of retrieved items in a prompt, from best first.
         sizes: what utils/dataset_statistics.py measures: by field its kind, list (counted in items) or str (in words),
             and the row's name in the table.
+        convert: from a question of the benchmark's own files, with its right answer as `output` where that is known, to
+            a record; raises UserError, which begins with the second argument. None: its own files are such records.
         paper_files: what the benchmark's paper prints of its files, by a file's name without its ending: their `group`,
             `split` and number of `questions`, and mean and deviation of each of `sizes`.
         facts: where the benchmark's facts stand, for messages.
@@ -141,16 +150,19 @@ class Task:
     short: Mapping[str, str] = field(default_factory=dict)
     query: Callable[[Record], str] = lambda record: record["question"]
     item_text: Callable[[Item], str] = lambda item: item["text"]
+    stated: Callable[[Item], str] | None = None
+    join: Callable[[list[str]], str] = join_posts
     values: Callable[[Record], dict[str, str]] = lambda record: {"question": record["question"]}
     gold_plan: Callable[[Record], list[str]] | None = None
     gold_plan_needs: tuple[str, ...] = ()
     arrange: Callable[[Sequence[Item]], Sequence[Item]] = best_first
     sizes: Mapping[str, tuple[type, str]] = field(default_factory=lambda: SIZES)
+    convert: Callable[[dict[str, Any], str], Record] | None = None
     paper_files: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
 
     def best_items(self, record: Record, number: int) -> list[str]:
         """The texts of a question's best items, as many as `number`, in the order of the prompt."""
-        return [self.item_text(item) for item in self.arrange(record["profile"][:number])]
+        return [(self.stated or self.item_text)(item) for item in self.arrange(record["profile"][:number])]
 
     def check(self, record: Record, where: str, needs: Iterable[str]) -> None:
         """Check the fields that are read.

@@ -118,7 +118,7 @@ def fit_prompt(task: Task, method: str, record: Record, num_contexts: int, chat:
     prompt = load_prompt(task.prompts["rag" if method == "planpers" and not titles else method])
     plan = {"plan": plan_text(list(map(one_line, titles)))} if titles else {}
     items = [] if method == "none" else task.best_items(record, num_contexts)
-    return fit_profile(prompt, items, chat, budget, **task.values(record), **plan)
+    return fit_profile(prompt, items, chat, budget, task.join, **task.values(record), **plan)
 
 
 def judge_length(report: Report, args: Namespace, records: list[Record], chat: LocalChat) -> int:

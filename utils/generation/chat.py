@@ -306,17 +306,23 @@ def fit_posts(
 
 
 def fit_profile(
-    prompt: Prompt, items: Sequence[str], chat: LocalChat | APIChat, budget: int, **values: str
+    prompt: Prompt,
+    items: Sequence[str],
+    chat: LocalChat | APIChat,
+    budget: int,
+    join: Callable[[list[str]], str] = join_posts,
+    **values: str,
 ) -> Fitted | None:
     """`fit_posts` for a prompt and a user's best items: the one way in which a prompt gets a profile.
 
     Args:
         prompt: has the placeholders of `values`; where it has none for a profile there are no items.
         items: their texts, best first.
+        join: makes one text of several of them.
     """
     shown = {"profile"} & prompt.placeholders
     return fit_posts(
-        lambda kept: prompt.messages(**dict.fromkeys(shown, join_posts(kept)), **values), list(items), chat, budget
+        lambda kept: prompt.messages(**dict.fromkeys(shown, join(kept)), **values), list(items), chat, budget
     )
 
 

@@ -131,14 +131,14 @@ def _check_entry(metric: Metric, entry: Record, where: str) -> None:
         raise UserError(f"{where}: its score is {quote(entry.get('score'))}, but its {its} {expected}")
     if type(answered) is not bool:
         raise UserError(f"{where}: field 'answered' is {kind(answered)}; it must be true or false")
-    if not answered and entry["score"]:
+    if not answered and entry["score"] and not metric.lower_is_better:
         raise UserError(f"{where}: its score is {quote(entry['score'])} without an answer, which is 0")
 
 
 def _same_score(score: Any, expected: float | None) -> bool:
     if score is None or expected is None:
         return score is expected
-    return type(score) in (int, float) and 0 <= score <= 1 and math.isclose(score, expected, abs_tol=1e-9)
+    return type(score) in (int, float) and math.isclose(score, expected, abs_tol=1e-9)
 
 
 def _check_result(entry: Record, where: str) -> None:

@@ -19,10 +19,11 @@ def describe_scores(task: Task, score_addr: str, scores: Scores, tokens: dict[st
 def describe_mean(task: Task, scores: Scores) -> str:
     mean = "none" if scores["score"] is None else f"{scores['score']:.4f}"
     text = f"score {mean} over {counted(scores['num_scored_questions'], 'question')}{describe_macro(task, scores)}"
+    metric = metric_of(task, scores)[1]
     if scores["num_unanswered"]:
-        text += f"; {scores['num_unanswered']} of them without an answer, counted 0"
+        text += f"; {scores['num_unanswered']} of them without an answer, counted {metric.worst}"
     if scores["num_unscored"]:
-        unit = metric_of(task, scores)[1].unit
+        unit = metric.unit
         text += f"; {counted(scores['num_unscored'], unit)} unscored (as zeros: {scores['score_unscored_as_zero']:.4f})"
     if scores.get("questions_without_aspects"):
         text += f"; without aspects, left out: {', '.join(scores['questions_without_aspects'])}"

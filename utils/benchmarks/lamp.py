@@ -1,0 +1,154 @@
+"""LaMP's seven tasks: short answers, in what a user wrote before (arXiv 2304.11406).
+
+A record is `{task, id, question, target, profile: [{id, ..., date}]}`: LaMP's `input` as it stands is the question, its
+`output` the target, which only the scorer sees; test sets come without it. LaMP-2 is movie tagging; the news
+categories of before, which share its name, are refused.
+"""
+
+import re
+from functools import partial
+from typing import Any
+
+from utils.benchmarks.originals import Layout, after, make_task, to_record
+from utils.benchmarks.references import (
+    check_label,
+    check_rating,
+    label_metrics,
+    rating_metrics,
+    text_metrics,
+)
+from utils.benchmarks.task import Output, Record
+from utils.cli import UserError
+from utils.parsing.bare_text import LabelParser, parse_rating, parse_text, words_of
+
+REFERENCES = ("[1]", "[2]")
+TAGS = (
+    "sci-fi",
+    "based on a book",
+    "comedy",
+    "action",
+    "twist ending",
+    "dystopia",
+    "dark comedy",
+    "classic",
+    "psychology",
+    "fantasy",
+    "romance",
+    "thought-provoking",
+    "social commentary",
+    "violence",
+    "true story",
+)
+
+# A title may hold quotes, so the candidates are found by the template's numbers.
+_CANDIDATES = re.compile(r'\[1\]:\s*"(.*)"\s*\[2\]:\s*"(.*)"\s*\Z', re.DOTALL)
+
+
+def candidates(text: str) -> str:
+    """The titles of the two references."""
+    found = _CANDIDATES.search(text)
+    if found is None:
+        raise ValueError('does not end in [1]: "..." [2]: "...", the titles to choose from')
+    return f"{found[1]} {found[2]}"
+
+
+def one_after_the_other(stated: list[str]) -> str:
+    """How LaMP joins what a prompt states of items."""
+    return ", and ".join(stated)
+
+
+def convert_movies(question: dict[str, Any], where: str) -> Record:
+    """A record of LaMP-2; UserError for one of the news categories, which went by this name before."""
+    items = question.get("profile")
+    if any("category" in item for item in items or [] if isinstance(item, dict)):
+        raise UserError(
+            f"{where}: of the news categories that LaMP-2 was before; this is movie tagging\n"
+            "  LaMP's server has it in the folder LaMP_2/new"
+        )
+    return to_record("LaMP-2", question, where)
+
+
+CITATION = Output(r"\[[12]\]", LabelParser({f"[{n}]": rf"\[{n}\]|(?<![\w.,\[])\(?{n}\)?(?!\w|[.,]\d)" for n in "12"}))
+MOVIE_TAG = Output("|".join(TAGS), LabelParser({tag: words_of(tag) for tag in TAGS}))
+RATING = Output("[1-5]", parse_rating)
+LINE = Output(r"[^\s][^\n]*", parse_text)  # a title, a subject, a tweet: not nothing
+
+make = partial(make_task, facts="utils/benchmarks/lamp.py", join=one_after_the_other)
+TASKS = [
+    make(
+        "LaMP-1",
+        Layout(candidates, ("title", "abstract"), lambda item: f'"{item["title"]}"'),
+        "lamp/citation",
+        CITATION,
+        label_metrics(REFERENCES),
+        partial(check_label, labels=REFERENCES),
+    ),
+    make(
+        "LaMP-2",
+        Layout(
+            after("description:"),
+            ("description",),
+            lambda item: f'the tag "{item["tag"]}" for the movie "{item["description"]}"',
+            others=("tag",),
+        ),
+        "lamp/movie_tag",
+        MOVIE_TAG,
+        label_metrics(TAGS),
+        partial(check_label, labels=TAGS),
+        convert=convert_movies,
+    ),
+    make(
+        "LaMP-3",
+        Layout(
+            after("review:"),
+            ("text",),
+            lambda item: f'the score {item["score"]} for the review "{item["text"]}"',
+            others=("score",),
+        ),
+        "lamp/rating",
+        RATING,
+        rating_metrics(),
+        check_rating,
+    ),
+    make(
+        "LaMP-4",
+        Layout(
+            after("article:"),
+            ("title", "text"),
+            lambda item: f'the headline "{item["title"]}" for the article "{item["text"]}"',
+        ),
+        "lamp/headline",
+        LINE,
+        text_metrics(),
+    ),
+    make(
+        "LaMP-5",
+        Layout(
+            after("paper:"),
+            ("title", "abstract"),
+            lambda item: f'the title "{item["title"]}" for the abstract "{item["abstract"]}"',
+        ),
+        "lamp/scholarly_title",
+        LINE,
+        text_metrics(),
+    ),
+    make(
+        "LaMP-6",
+        Layout(
+            after(":"),
+            ("text",),
+            lambda item: f'the subject "{item["title"]}" for the email "{item["text"]}"',
+            others=("title",),
+        ),
+        "lamp/email_subject",
+        LINE,
+        text_metrics(),
+    ),
+    make(
+        "LaMP-7",
+        Layout(after(":"), ("text",), lambda item: f'"{item["text"]}"'),
+        "lamp/tweet",
+        LINE,
+        text_metrics(),
+    ),
+]

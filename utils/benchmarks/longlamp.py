@@ -1,0 +1,55 @@
+"""LongLaMP's four tasks: long texts, in the way a user writes (arXiv 2407.11016).
+
+A record is `{task, id, question, target, profile: [...]}`: `input` as it stands is the question, `output` the target,
+which only the scorer sees. The hub's rows have no ids, and reviews have none in a profile: both are made on reading.
+"""
+
+from functools import partial
+
+from utils.benchmarks.originals import Layout, after, make_task
+from utils.benchmarks.references import long_text_metrics
+from utils.benchmarks.task import Item, Output
+from utils.parsing.bare_text import parse_text
+
+ABSTRACT_WORDS = 750  # of an abstract, at its beginning, a prompt has so many
+
+TEXT = Output(r"[^\s][\s\S]*", parse_text)  # not nothing
+
+
+def whole(text: str) -> str:
+    return text
+
+
+def state_abstract(item: Item) -> str:
+    words = item["abstract"].split(" ")
+    return f'"{" ".join(words[:ABSTRACT_WORDS])}" is the abstract for the title "{item["title"]}"'
+
+
+def state_review(item: Item) -> str:
+    return (
+        f"rating: {item['overall']}\nproduct: {item['description']}\nsummary: {item['summary']}\n"
+        f"review: {item['reviewText']}"
+    )
+
+
+make = partial(make_task, output=TEXT, metrics=long_text_metrics(), facts="utils/benchmarks/longlamp.py")
+TASKS = [
+    make("LongLaMP-abstract", Layout(after("items:"), ("title", "abstract"), state_abstract), "longlamp/abstract"),
+    make(
+        "LongLaMP-review",
+        Layout(whole, ("overall", "summary", "description", "reviewText"), state_review),
+        "longlamp/review",
+    ),
+    make(
+        "LongLaMP-topic",
+        Layout(whole, ("summary", "content"), lambda item: f"summary: {item['summary']}\npost: {item['content']}"),
+        "longlamp/topic",
+    ),
+    make(
+        "LongLaMP-email",
+        Layout(
+            after(":"), ("text",), lambda item: f"subject: {item['title']}\nemail: {item['text']}", others=("title",)
+        ),
+        "longlamp/email",
+    ),
+]

@@ -1,0 +1,129 @@
+"""What LaMP's and LongLaMP's own files hold, as records: what their tasks share of it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from utils.benchmarks.checks import check_id, is_unicode
+from utils.benchmarks.references import check_target
+from utils.benchmarks.task import Item, Metric, Output, Record, Task
+from utils.cli import UserError
+from utils.cli.errors import kind, quote
+
+NUMBERS = ("score", "overall")  # fields of an item that may be a number
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a task's questions are written, and what they are compared by.
+
+    Attributes:
+        query: of the input what retrieval takes; ValueError, saying what is missing, where that is not there.
+        compared: fields of an item that retrieval takes, joined by a space.
+        stated: what a prompt says of an item.
+        others: further fields of an item, that only a prompt states.
+    """
+
+    query: Callable[[str], str]
+    compared: Sequence[str]
+    stated: Callable[[Item], str]
+    others: Sequence[str] = ()
+
+    def query_of(self, record: Record) -> str:
+        try:
+            return self.query(record["question"])
+        except ValueError as error:
+            raise UserError(f"id {quote(record['id'])}: field 'question' {error}") from None
+
+    def item_text(self, item: Item) -> str:
+        return " ".join(str(item[field]) for field in self.compared)
+
+    def check_profile(self, record: Record, where: str) -> None:
+        """The items, whose fields may be empty but not all, and the question's anchor."""
+        if not isinstance(record.get("profile"), list):
+            raise UserError(f"{where}: field 'profile' is {kind(record.get('profile'))}; it must be a list of items")
+        for number, item in enumerate(record["profile"]):
+            self._check_item(item, f"{where}: field 'profile', item {number}")
+        try:
+            self.query(record["question"])
+        except ValueError as error:
+            raise UserError(f"{where}: field 'question' {error}") from None
+
+    def _check_item(self, item: Any, where: str) -> None:
+        if not isinstance(item, dict):
+            raise UserError(f"{where} is {kind(item)}, not an item")
+        where = f"{where} (id {quote(item['id'])})" if "id" in item else where
+        for field in (*self.compared, *self.others):
+            value = item.get(field)
+            is_number = field in NUMBERS and type(value) in (int, float)
+            if not is_number and not (isinstance(value, str) and is_unicode(value)):
+                raise UserError(f"{where}: field {field!r} is {kind(value)}; it must be a text")
+        if not self.item_text(item).strip():
+            raise UserError(f"{where}: {' and '.join(self.compared)}: nothing but empty texts")
+
+
+def after(anchor: str) -> Callable[[str], str]:
+    """A query: what follows the first `anchor`."""
+
+    def query(text: str) -> str:
+        _, found, rest = text.partition(anchor)
+        if not found:
+            raise ValueError(f"has no {anchor!r}, behind which its text begins")
+        return rest.strip()
+
+    return query
+
+
+def to_record(name: str, question: Mapping[str, Any], where: str) -> Record:
+    """A record of task `name` from a question of the original files, its right answer as `output` where it is known.
+
+    Fields that nobody knows are kept; items that have no ids get the question's with their number.
+    """
+    record: Record = {"task": name, "id": check_id(question.get("id"), where)}
+    where = f"{where} (id {quote(record['id'])})"
+    if not isinstance(question.get("input"), str):
+        raise UserError(f"{where}: field 'input' is {kind(question.get('input'))}; it must be a text")
+    record["question"] = question["input"]
+    if "output" in question:
+        if not isinstance(question["output"], str):
+            raise UserError(f"{where}: field 'output' is {kind(question['output'])}; it must be a text")
+        record["target"] = question["output"].strip()
+    record |= {field: value for field, value in question.items() if field not in ("id", "input", "output", "profile")}
+    items = question.get("profile")
+    if isinstance(items, list):
+        named = enumerate(items)
+        items = [{"id": f"{record['id']}-{i}", **item} if isinstance(item, dict) else item for i, item in named]
+    return record | {"profile": items}
+
+
+def make_task(
+    name: str,
+    layout: Layout,
+    prompt: str,
+    output: Output,
+    metrics: Mapping[str, Metric],
+    check: Callable[[Record, str], None] = check_target,
+    **others: Any,
+) -> Task:
+    """A task with one group, itself, and one prompt, whose paragraph with the profile is left out where there is none.
+
+    Args:
+        check: of the target.
+        others: further fields of the `Task`.
+    """
+    return Task(
+        name=name,
+        groups=(name,),
+        place=lambda record: {"group": name},
+        placed_by="task",
+        group_words=("task", "tasks", "part"),
+        fields={"profile": layout.check_profile, "target": check},
+        prompts={"none": prompt, "rag": prompt},
+        output=output,
+        metrics=metrics,
+        query=layout.query_of,
+        item_text=layout.item_text,
+        stated=layout.stated,
+        **{"convert": partial(to_record, name), **others},
+    )

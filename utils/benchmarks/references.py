@@ -1,0 +1,151 @@
+"""Metrics that compare a response with the reference that stands in the record as `target`; no judge is asked."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from utils.benchmarks.checks import check_text
+from utils.benchmarks.task import Metric, Record
+from utils.cli import UserError
+from utils.cli.errors import quote
+from utils.scoring import references
+from utils.scoring.direct import summarize_scores
+from utils.scoring.verdicts import Verdict, is_answered, origin
+
+Entry = dict[str, Any]
+check_target = partial(check_text, field="target")
+
+
+def check_label(record: Record, where: str, labels: Sequence[str]) -> None:
+    check_target(record, where)
+    if record["target"] not in labels:
+        raise UserError(f"{where}: field 'target' is {quote(record['target'])}, not one of {', '.join(labels)}")
+
+
+def check_rating(record: Record, where: str) -> None:
+    check_target(record, where)
+    rating = references.read_rating(record["target"])
+    if rating is None or not references.LOWEST <= rating <= references.HIGHEST:
+        raise UserError(f"{where}: field 'target' is {quote(record['target'])}, not a rating from 1 to 5")
+
+
+def text_metrics() -> dict[str, Metric]:
+    """Of texts: ROUGE-1 and ROUGE-L."""
+    return {
+        "rouge-1": _text_metric("rouge-1", partial(references.rouge, kind="rouge1")),
+        "rouge-L": _text_metric("rouge-L", partial(references.rouge, kind="rougeL")),
+    }
+
+
+def long_text_metrics() -> dict[str, Metric]:
+    """Of longer texts METEOR too."""
+    return {**text_metrics(), "meteor": _text_metric("meteor", references.meteor)}
+
+
+def label_metrics(labels: Sequence[str]) -> dict[str, Metric]:
+    """Of labels: accuracy, and the macro F1 over all of them."""
+
+    def macro_f1(entries: Sequence[Entry]) -> float | None:
+        return references.macro_f1([(it["reference"], it["label"]) for [it] in details_of(entries)], labels)
+
+    def compute(record: Record, response: str) -> str:
+        return references.read_label(response, labels)
+
+    make = partial(_metric, compute=compute, details=_label_details, score=_score_label)
+    return {"accuracy": make("accuracy"), "f1": make("f1", over=macro_f1)}
+
+
+def rating_metrics() -> dict[str, Metric]:
+    """Of ratings: the mean error, and the root of the mean squared error; a question's score is its error."""
+
+    def root_mean_square(entries: Sequence[Entry]) -> float | None:
+        return references.root_mean_square([entry["score"] for entry in entries])
+
+    def compute(record: Record, response: str) -> float | str:
+        rating = references.read_rating(response)
+        return "unreadable" if rating is None else rating  # None would be no verdict
+
+    errors = {"lower_is_better": True, "worst": "as the rating that is farthest off"}
+    make = partial(_metric, compute=compute, details=_rating_details, score=_score_rating, **errors)
+    return {"MAE": make("MAE"), "RMSE": make("RMSE", over=root_mean_square)}
+
+
+def details_of(entries: Sequence[Entry]) -> list[list[dict[str, Any]]]:
+    return [entry["details"] for entry in entries]
+
+
+def _text_metric(name: str, score: Callable[[str, str], float]) -> Metric:
+    def compute(record: Record, response: str) -> float:
+        return score(record["target"], response)
+
+    return _metric(name, compute=compute, details=_text_details, score=_score_text)
+
+
+def _metric(
+    name: str,
+    compute: Callable[[Record, str], Any],
+    details: Callable[[Record, Any], dict[str, Any]],
+    score: Callable[[dict[str, Any]], float],
+    over: Callable[[Sequence[Entry]], float | None] | None = None,
+    **others: Any,
+) -> Metric:
+    """A metric of one number a response.
+
+    Args:
+        details: from the record and what `compute` found, None where there is no answer: what the score hangs on.
+        score: from these details to the number; KeyError, TypeError or ValueError where they are no such details.
+    """
+
+    def entry(record: Record, verdicts: list[Verdict]) -> Entry:
+        [verdict] = verdicts
+        found = details(record, verdict["value"] if is_answered(verdict) else None)
+        number = score(found)
+        return {
+            "answered": is_answered(verdict),
+            "score": number,
+            "details": [{"score": number, **found, **origin(verdict)}],
+        }
+
+    def score_of(its_details: list[Any], unscored_as_zero: bool = False) -> float:
+        try:
+            [found] = its_details
+            return score(found)
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"field 'details' is not what {name} is computed from") from None
+
+    def summarize(entries: list[Entry]) -> dict[str, Any]:
+        head = {"strategy": name, **summarize_scores(entries)}
+        return head if over is None else head | dict.fromkeys(("score", "score_unscored_as_zero"), over(entries))
+
+    return Metric(("target",), _shown, entry, summarize, score_of, compute=compute, over=over, **others)
+
+
+def _shown(record: Record) -> list[Any]:
+    return [record["question"], record["target"]]
+
+
+def _text_details(record: Record, found: float | None) -> dict[str, Any]:
+    return {"score": 0.0 if found is None else found}
+
+
+def _score_text(details: dict[str, Any]) -> float:
+    if type(details["score"]) not in (int, float) or not 0 <= details["score"] <= 1:
+        raise ValueError
+    return details["score"]
+
+
+def _label_details(record: Record, found: str | None) -> dict[str, Any]:
+    return {"reference": record["target"], "label": found or ""}
+
+
+def _score_label(details: dict[str, Any]) -> int:
+    return int(details["reference"] == details["label"])
+
+
+def _rating_details(record: Record, found: float | str | None) -> dict[str, Any]:
+    rating = found if isinstance(found, float) else None
+    return {"reference": references.read_rating(record["target"]), "rating": rating}
+
+
+def _score_rating(details: dict[str, Any]) -> float:
+    return references.rating_error(details["reference"], details["rating"])

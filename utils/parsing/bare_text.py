@@ -1,0 +1,78 @@
+"""Bare text as a model wrote it: a label of a list, a rating, or a whole text. Pure.
+
+Reasoning up to </think> is dropped, and so is white space at both ends. A label or a rating is "strict" where nothing
+else is there. Else ("repaired") it is the one that the text names, in whatever case and with a space for a hyphen or
+the other way round: a text that names two different ones, or none, holds nothing. A label inside a longer one, as
+comedy in dark comedy, is not named. A text is taken whole, as it stands.
+"""
+
+import re
+from collections.abc import Mapping
+
+from utils.parsing import Parsed, after_reasoning, nothing, writable
+from utils.parsing.json_text import pattern
+
+RATINGS = "12345"
+# Not a part of a word or of another number: neither the 4 of 4.5, of -4 or of 14, nor the 1 of "1 to 5".
+_RATING = pattern(r"(?<![\w.,/-])([1-5])(?:\.0+)?(?:\s*(?:/|out of)\s*5(?:\.0+)?)?(?!\w|[.,/-]\d)")
+_OTHER_NUMBER = pattern(r"\d")
+_SCALE = pattern(r"\b1\s*(?:-|–|to)\s*5\b")
+
+
+class LabelParser:
+    """Reads one of the labels; `spelled` has by label other ways to write it, as regular expressions."""
+
+    def __init__(self, labels: Mapping[str, str]):
+        self.labels = tuple(labels)
+        longest_first = sorted(labels, key=len, reverse=True)
+        self._names = pattern("|".join(f"({labels[label]})" for label in longest_first))
+        self._longest_first = longest_first
+
+    def __call__(self, text: str, cut: bool = False) -> Parsed:
+        body = writable(after_reasoning(text)).strip()
+        if body in self.labels:
+            return Parsed(body, "strict", None)
+        named = [self._longest_first[found.lastindex - 1] for found in self._names.finditer(body)]
+        return _only(list(dict.fromkeys(named)), "label")
+
+
+def words_of(label: str) -> str:
+    """How a label of words is spelled: as a regular expression that takes spaces for hyphens, and the reverse."""
+    words = r"[\s-]+".join(re.split("[ -]", label))
+    return rf"(?<!\w){words}(?!\w)"
+
+
+def parse_rating(text: str, cut: bool = False) -> Parsed:
+    """Read a rating: the text "1" to "5".
+
+    cut: the generation ended at max_tokens, so a number at the end of the text may go on.
+    """
+    body = writable(after_reasoning(text)).strip()
+    if len(body) == 1 and body in RATINGS and not cut:
+        return Parsed(body, "strict", None)
+    told = _SCALE.sub("", body)
+    found = [match[1] for match in _RATING.finditer(told) if not (cut and match.end() == len(told))]
+    if _OTHER_NUMBER.search(_RATING.sub("", told)) is not None:
+        return nothing("another number than a rating from 1 to 5")
+    return _only(list(dict.fromkeys(found)), "rating")
+
+
+def _only(named: list[str], what: str) -> Parsed:
+    if len(named) > 1:
+        return nothing(f"more than one {what}: {' and '.join(named[:3])}")
+    return Parsed(named[0], "repaired", None) if named else nothing(f"no {what} in the text")
+
+
+def parse_text(text: str, cut: bool = False) -> Parsed:
+    """Read a whole text; the value is never empty.
+
+    cut: the generation ended at max_tokens; what there is of the text is kept, and flagged.
+    """
+    value = writable(after_reasoning(text)).strip()
+    if cut:
+        value = value.rstrip("\ufffd").rstrip()  # half a character at the cut
+    return (
+        Parsed(value, "strict" if value == text.strip() else "repaired", None, cut)
+        if value
+        else nothing("an empty text")
+    )

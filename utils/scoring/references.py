@@ -1,0 +1,104 @@
+"""Scores against a reference, as LaMP and LongLaMP compute them: of a label, a rating, a text. No judge is asked.
+
+The numbers are those of the established libraries: scikit-learn's accuracy, macro F1, MAE and RMSE, rouge-score's
+F-measures, nltk's METEOR. LaMP's rules: a label counts where the stripped response is one of the list, to the letter; a
+rating is what Python reads as a number, and where it reads none, the end of the scale that is farther from the
+reference.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from utils.cli import UserError
+
+if TYPE_CHECKING:
+    from rouge_score.rouge_scorer import RougeScorer
+
+LOWEST, HIGHEST = 1.0, 5.0  # the scale of ratings
+ALPHA, BETA, GAMMA = 0.9, 3.0, 0.5  # of METEOR, as LongLaMP has them
+
+
+def read_label(response: str, labels: Sequence[str]) -> str:
+    """The label that a response is; an empty text where it is none of them."""
+    response = response.strip()
+    return response if response in labels else ""
+
+
+def read_rating(response: str | None) -> float | None:
+    """The number that a response is, also one beyond the scale; None where it is no finite one."""
+    try:
+        rating = float(response or "")
+    except ValueError:
+        return None
+    return rating if math.isfinite(rating) else None
+
+
+def rating_error(reference: float, rating: float | None) -> float:
+    """How far a rating is from the reference; one that cannot be read is as far off as the scale goes.
+
+    LaMP takes NaN and the infinite as numbers, which leaves no mean; here they cannot be read.
+    """
+    if rating is None:
+        return max(reference - LOWEST, HIGHEST - reference)
+    return abs(rating - reference)
+
+
+def rouge(reference: str, response: str, kind: str) -> float:
+    """ROUGE's F-measure, 0 to 1: one reference, no stemmer.
+
+    Args:
+        kind: "rouge1" or "rougeL".
+    """
+    return float(_rouge_scorer(kind).score(reference.strip(), response.strip())[kind].fmeasure)
+
+
+@cache
+def _rouge_scorer(kind: str) -> "RougeScorer":
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer([kind])
+
+
+def meteor(reference: str, response: str) -> float:
+    """NLTK's METEOR, 0 to 1, of words as NLTK's `word_tokenize` splits them.
+
+    Raises:
+        UserError: NLTK's data are not there; without WordNet's synonyms it would be another number.
+    """
+    from nltk.tokenize import word_tokenize
+    from nltk.translate.meteor_score import single_meteor_score
+
+    try:
+        words = [word_tokenize(text) for text in (reference, response)]
+        return float(single_meteor_score(*words, alpha=ALPHA, beta=BETA, gamma=GAMMA))
+    except LookupError:
+        raise UserError(
+            "METEOR: NLTK's data are not there: the sentence splitter punkt_tab, or WordNet 3.0\n"
+            "  python -m nltk.downloader punkt_tab wordnet (on a node without internet: see docs/evaluation.md)"
+        ) from None
+
+
+def root_mean_square(errors: Iterable[float]) -> float | None:
+    """Of RMSE the last step: from the questions' errors to one number."""
+    errors = list(errors)
+    return math.hypot(*errors) / math.sqrt(len(errors)) if errors else None
+
+
+def macro_f1(pairs: Iterable[tuple[str, str]], labels: Sequence[str]) -> float | None:
+    """The mean over all `labels` of each one's F1; 0 for a label that is neither a reference nor a response.
+
+    Args:
+        pairs: (reference, response); what is no label counts as a miss of the reference's.
+    """
+    counts = Counter(pairs)
+    references, responses = Counter(), Counter()
+    for (reference, response), count in counts.items():
+        references[reference] += count
+        responses[response] += count
+    if not counts:
+        return None
+    f1 = [2 * counts[one, one] / max(1, references[one] + responses[one]) for one in labels]
+    return math.fsum(f1) / len(f1)
