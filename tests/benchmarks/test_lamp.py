@@ -1,0 +1,357 @@
+"""LaMP's and LongLaMP's tasks on the samples in their own formats: read, ranked, answered, scored, put into a table."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nltk.data
+import pytest
+from api_server import Reply, serve
+from nltk_data import write_nltk_data
+
+import baselines
+import evaluate_responses
+import planpers
+import train_planner
+from prompts import load_prompt
+from retrieval import rank_dataset
+from utils import dataset_statistics, make_table, report
+from utils.benchmarks import tasks
+from utils.benchmarks.lamp import TAGS
+from utils.cli import UserError
+from utils.files.manifest import read_manifest
+from utils.records.datasets import read_dataset
+from utils.records.originals import read_originals
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "tests/data"
+LAMP = [f"LaMP-{number}" for number in range(1, 8)]
+CONFIGS = {
+    "LongLaMP-abstract": "abstract_generation_user",
+    "LongLaMP-review": "product_review_user",
+    "LongLaMP-topic": "topic_writing_user",
+    "LongLaMP-email": "email_user",
+}
+SPLITS = ("train", "dev", "test")
+
+each_task = pytest.mark.parametrize("name", [*LAMP, *CONFIGS])
+
+
+def read_sample(name, split="dev"):
+    if name in CONFIGS:
+        split = split.replace("dev", "val")
+        return list(
+            read_originals(tasks()[name], DATA / "mini_longlamp" / CONFIGS[name] / f"{split}.json", None, split)
+        )
+    folder = DATA / "mini_lamp" / name.replace("-", "_")
+    outputs = folder / f"{split}_outputs.json"
+    return list(
+        read_originals(tasks()[name], folder / f"{split}_questions.json", outputs if outputs.exists() else None)
+    )
+
+
+def prompt_of(name, record, method="rag", number=10):
+    """Both messages of a prompt as one text."""
+    task = tasks()[name]
+    items = task.best_items(record, number) if method == "rag" else []
+    messages = load_prompt(task.prompts[method]).messages(profile=task.join(items), **task.values(record))
+    return "\n".join(message["content"] for message in messages)
+
+
+# The samples
+
+
+@each_task
+def test_the_sample_is_what_its_readme_says(name):
+    splits = {split: read_sample(name, split) for split in SPLITS}
+    assert [len(records) for records in splits.values()] == [4, 6, 2]
+    sizes = [len(record["profile"]) for records in splits.values() for record in records]
+    assert sizes.count(0) == 1
+    assert splits["dev"][-1]["profile"] == []
+    assert all(4 <= size <= 12 for size in sizes if size)
+    assert all(
+        ("target" in record) == (split != "test" or name in CONFIGS) for split in SPLITS for record in splits[split]
+    )
+    for record in splits["dev"]:
+        assert (record["task"], record["question"].strip() != "") == (name, True)
+        assert len({item["id"] for item in record["profile"]}) == len(record["profile"])
+
+
+def test_the_awkward_ones_are_there():
+    dev = {name: read_sample(name) for name in LAMP}
+    assert all(["date" not in item for item in records[0]["profile"]].count(True) == 1 for records in dev.values())
+    candidates = [record["question"].partition("[1]: ")[2] for record in dev["LaMP-1"]]
+    assert any(text.count('"') > 4 for text in candidates)
+    assert "4.0" in [record["target"] for record in dev["LaMP-3"]]
+    assert "4.0" in [item["score"] for record in read_sample("LaMP-3", "train") for item in record["profile"]]
+    assert "DYSTOPIA" in [item["tag"] for record in read_sample("LaMP-2", "train") for item in record["profile"]]
+    assert 12 in [len(record["profile"]) for record in read_sample("LaMP-7", "train")]
+    reviews = read_sample("LongLaMP-review")
+    assert {type(item["overall"]) for record in reviews for item in record["profile"]} == {str, float}
+
+
+# Queries, items, prompts
+
+
+@pytest.mark.parametrize(
+    ("name", "question", "query"),
+    [
+        ("LaMP-1", 'paper with the title "A "b"", which? [1] or [2]. [1]: "C" [2]: "D"', "C D"),
+        ("LaMP-1", '[1]: "A "quoted" title" [2]: "One: "two""', 'A "quoted" title One: "two"'),
+        ("LaMP-1", '"T"\n[1]: "A"\n[2]: "B"\n', "A B"),
+        ("LaMP-2", "tags: [comedy] description: A description: of sorts", "A description: of sorts"),
+        ("LaMP-3", "What? review:  Good", "Good"),
+        ("LaMP-4", "Generate a headline for the following article: x: y", "x: y"),
+        ("LaMP-5", "the following abstract of a paper: z", "z"),
+        ("LaMP-6", "Generate a subject for the following email: Re: hi", "Re: hi"),
+        ("LaMP-7", "before or after it: tweet", "tweet"),
+        ("LongLaMP-abstract", 'for the title "x: y" using the following items: 1. a', "1. a"),
+        ("LongLaMP-email", "Complete the following email: Re: hi", "Re: hi"),
+        ("LongLaMP-review", "Generate: the review", "Generate: the review"),
+        ("LongLaMP-topic", "Generate: the post", "Generate: the post"),
+    ],
+)
+def test_the_query_stands_behind_the_template_s_anchor(name, question, query):
+    assert tasks()[name].query({"id": "1", "question": question}) == query
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("LaMP-1", r'does not end in \[1\]: "\.\.\." \[2\]: "\.\.\."'),
+        ("LaMP-2", "has no 'description:'"),
+        ("LaMP-3", "has no 'review:'"),
+        ("LaMP-4", "has no 'article:'"),
+        ("LaMP-5", "has no 'paper:'"),
+        ("LaMP-6", "has no ':'"),
+        ("LaMP-7", "has no ':'"),
+        ("LongLaMP-abstract", "has no 'items:'"),
+        ("LongLaMP-email", "has no ':'"),
+    ],
+)
+def test_a_missing_anchor_names_the_record(name, missing, tmp_path):
+    record = {"task": name, "id": "77", "question": 'What "of" [1] or [2]', "profile": []}
+    with pytest.raises(UserError, match=rf"^id '77': field 'question' {missing}"):
+        tasks()[name].query(record)
+    dataset, ranked = tmp_path / "one.json", tmp_path / "ranked.json"
+    dataset.write_text(json.dumps([record]))
+    with pytest.raises(UserError, match=rf"record 0 \(id '77'\): field 'question' {missing}"):
+        rank_dataset.main(
+            ["--ranker", "bm25", "--input_dataset_addr", str(dataset), "--output_dataset_addr", str(ranked)]
+        )
+
+
+def test_what_retrieval_compares_is_what_lamp_compares():
+    item = {"id": "1", "date": "2020-01-02", "title": "T", "abstract": "A", "text": "X", "description": "D", "tag": "G"}
+    item |= {"score": "5", "overall": 4.0, "summary": "S", "reviewText": "R", "content": "C"}
+    compared = {"LaMP-1": "T A", "LaMP-2": "D", "LaMP-3": "X", "LaMP-4": "T X", "LaMP-5": "T A", "LaMP-6": "X"}
+    compared |= {"LaMP-7": "X", "LongLaMP-abstract": "T A", "LongLaMP-review": "4.0 S D R", "LongLaMP-topic": "S C"}
+    compared |= {"LongLaMP-email": "X"}
+    assert {name: tasks()[name].item_text(item) for name in compared} == compared
+
+
+@each_task
+def test_a_prompt_states_its_items_and_never_the_target(name):
+    task = tasks()[name]
+    for record in read_sample(name):
+        alone = prompt_of(name, record, "none")
+        told = prompt_of(name, record)
+        assert record["question"] in alone
+        assert alone == prompt_of(name, record, number=0)  # the paragraph with the profile goes as a whole
+        assert (told == alone) == (not record["profile"])
+        for item in record["profile"]:
+            assert task.stated(item) in told
+        shown = record | {"target": "c0ffee target"}
+        assert "c0ffee" not in prompt_of(name, shown) + prompt_of(name, shown, "none")
+    assert re.search(r"\{\w+\}", told) is None
+
+
+def test_how_items_are_stated_and_joined():
+    one, two, *_ = read_sample("LaMP-3")[0]["profile"]
+    stated = [f'the score {item["score"]} for the review "{item["text"]}"' for item in (one, two)]
+    assert ", and ".join(stated) in prompt_of("LaMP-3", read_sample("LaMP-3")[0], number=2)
+    paper = read_sample("LaMP-1")[0]
+    assert paper["profile"][0]["abstract"] not in prompt_of("LaMP-1", paper)  # citations are told by titles alone
+    long = {"title": "T", "abstract": " ".join(f"w{i}" for i in range(800))}
+    assert tasks()["LongLaMP-abstract"].stated(long).endswith('w749" is the abstract for the title "T"')
+
+
+# The whole way
+
+ANSWERS = {
+    "LaMP-1": ["[1]", "The answer is [2].", "[1]", "[2]", "1", "[1]"],
+    "LaMP-2": ["comedy", "Dark comedy!", "action", "horror", "romance", "thought-provoking"],
+    "LaMP-3": ["3", "4.0", "five", "2", "1", "5"],
+}
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Call a script; --openai goes to a server that answers by the number of the question, if it is told it."""
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+
+    def reply(request):
+        text = request["messages"][1]["content"]
+        return Reply(next(answer for question, answer in run_script.answers.items() if text.strip().endswith(question)))
+
+    with serve(reply) as server:
+
+        def run_script(script, *arguments):
+            return script.main([str(argument) for argument in arguments])
+
+        run_script.server, run_script.answers = server, {}
+        run_script.api = ["--model_addr", "m", "--openai", "--base_url", server.url, "--max_retries", 1]
+        yield run_script
+
+
+def save(records, path):
+    path.write_text(json.dumps(records, ensure_ascii=False), encoding="utf-8")
+    return path
+
+
+@each_task
+def test_from_its_own_files_to_the_table(name, run, tmp_path, capsys):
+    records = read_sample(name)
+    dataset, ranked, answers = save(records, tmp_path / "dev.json"), tmp_path / "ranked.json", tmp_path / "rag.json"
+    run(rank_dataset, "--ranker", "bm25", "--input_dataset_addr", dataset, "--output_dataset_addr", ranked)
+    for before, after in zip(records, read_dataset(ranked, ["profile", "target"]), strict=True):
+        assert sorted(map(json.dumps, before["profile"])) == sorted(map(json.dumps, after["profile"]))
+    written = ANSWERS.get(name, [f"{record['target']} and more" for record in records[:-1]] + [" "])
+    run.answers = {record["question"].strip(): text for record, text in zip(records, written, strict=True)}
+    assert (
+        run(baselines, *run.api, "--rag", "--num_contexts", 2, "--inputs_addr", ranked, "--output_addr", answers) == 0
+    )
+    assert run(baselines, *run.api, "--inputs_addr", dataset, "--output_addr", tmp_path / "none.json") == 0
+
+    if name in CONFIGS:
+        nltk.data.path.insert(0, str(write_nltk_data(tmp_path / "nltk")))
+    for metric in tasks()[name].metrics:
+        scores = tmp_path / f"{metric}.json"
+        capsys.readouterr()
+        evaluate = ["--strategy", metric, "--inputs_addr", dataset, "--response_addr", answers, "--score_addr", scores]
+        assert run(evaluate_responses, *evaluate) == 0
+        assert f"{scores}: score 0." in capsys.readouterr().out or name == "LaMP-3"
+        found = json.loads(scores.read_text())
+        assert (found["task"], found["strategy"], found["num_questions"]) == (name, metric, 6)
+        assert found["num_unanswered"] == [
+            answer[0]["output"] for answer in json.loads(answers.read_text()).values()
+        ].count(None)
+        assert "judge" not in read_manifest(scores)["fingerprint"]
+        run(evaluate_responses, *evaluate)
+        assert "already finished, left alone" in capsys.readouterr().out
+    first = tmp_path / f"{next(iter(tasks()[name].metrics))}.json"
+    assert run(make_table, "--system", "RAG", first) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].startswith(f"| System | {name} | Questions |")
+    assert table[2].startswith(f"| RAG | {json.loads(first.read_text())['score']:.4f} | 6 |")
+    page = tmp_path / "report.html"
+    assert run(report, "--inputs_addr", ranked, "--system", "RAG", answers, first, "--output_addr", page) == 0
+    assert run(dataset_statistics, "--inputs_addr", dataset) == 0
+
+
+def test_what_the_answers_are_read_as(run, tmp_path, capsys):
+    expected = {
+        "LaMP-1": ["[1]", "[2]", "[1]", "[2]", "[1]", "[1]"],
+        "LaMP-2": ["comedy", "dark comedy", "action", None, "romance", "thought-provoking"],
+        "LaMP-3": ["3", "4", None, "2", "1", "5"],
+    }
+    for name, values in expected.items():
+        records, answers = read_sample(name), tmp_path / f"{name}-answers.json"
+        run.answers = {record["question"].strip(): text for record, text in zip(records, ANSWERS[name], strict=True)}
+        run(baselines, *run.api, "--inputs_addr", save(records, tmp_path / f"{name}.json"), "--output_addr", answers)
+        assert [outputs[0]["output"] for outputs in json.loads(answers.read_text()).values()] == values
+    # By hand: errors 0 (3 for 3), 0 (4 for 4.0), 4 (none for 5: the farthest), 0 (2 for 2), 0 (1 for 1), 1 (5 for 4).
+    scores = {}
+    for metric in ("MAE", "RMSE"):
+        judge = ["--inputs_addr", tmp_path / "LaMP-3.json", "--response_addr", tmp_path / "LaMP-3-answers.json"]
+        run(evaluate_responses, "--strategy", metric, *judge, "--score_addr", tmp_path / f"{metric}.json")
+        scores[metric] = json.loads((tmp_path / f"{metric}.json").read_text())
+        assert "1 of them without an answer, counted as the rating that is farthest off" in capsys.readouterr().out
+        assert [entry["score"] for entry in scores[metric]["per_question_scores"]] == [0, 0, 4, 0, 0, 1]
+    assert scores["MAE"]["score"] == pytest.approx(5 / 6)
+    assert scores["RMSE"]["score"] == pytest.approx((17 / 6) ** 0.5)
+    # Of 15 tags four are found whenever they are right and never else; "violence" is missed, "romance" is wrong.
+    judge = ["--inputs_addr", tmp_path / "LaMP-2.json", "--response_addr", tmp_path / "LaMP-2-answers.json"]
+    run(evaluate_responses, "--strategy", "f1", *judge, "--score_addr", tmp_path / "f1.json")
+    assert json.loads((tmp_path / "f1.json").read_text())["score"] == pytest.approx(4 / 15)
+
+
+def test_a_response_file_of_the_users_own_is_scored_by_lamp_s_rule(run, tmp_path):
+    """To the letter: what our reader of a model's text takes for a label is none in a file."""
+    records = read_sample("LaMP-2")
+    answers = {record["id"]: [{"output": f" {record['target']}\n"}] for record in records}
+    answers[records[0]["id"]] = [{"output": records[0]["target"].upper()}]
+    judge = ["--inputs_addr", save(records, tmp_path / "dev.json"), "--score_addr", tmp_path / "scores.json"]
+    run(evaluate_responses, *judge, "--response_addr", save(answers, tmp_path / "mine.json"))
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert [entry["score"] for entry in scores["per_question_scores"]] == [0, 1, 1, 1, 1, 1]
+    assert scores["per_question_scores"][0]["details"] == [{"score": 0, "reference": "comedy", "label": ""}]
+
+
+def test_without_nltk_s_data_meteor_says_how_to_get_them(tmp_path):
+    records = read_sample("LongLaMP-topic")
+    answers = save({record["id"]: [{"output": "A post."}] for record in records}, tmp_path / "answers.json")
+    arguments = ["--strategy", "meteor", "--inputs_addr", save(records, tmp_path / "val.json")]
+    arguments += ["--response_addr", answers, "--score_addr", tmp_path / "scores.json"]
+    code = "import sys, nltk.data; nltk.data.path[:] = []; import evaluate_responses as script; from utils import cli; "
+    command = [sys.executable, "-c", f"{code} cli.run_script(script.main)", *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-2:] == [
+        "error: METEOR: NLTK's data are not there: the sentence splitter punkt_tab, or WordNet 3.0",
+        "  python -m nltk.downloader punkt_tab wordnet (on a node without internet: see docs/evaluation.md)",
+    ]
+    assert not (tmp_path / "scores.json").exists()
+
+
+@each_task
+def test_planning_is_refused(name, run, tmp_path):
+    dataset, out = save(read_sample(name), tmp_path / "dev.json"), tmp_path / "out.json"
+    with pytest.raises(UserError, match=f"{name} has no plans; answer it with baselines"):
+        run(planpers, *run.api, "--gold_plan", "--inputs_addr", dataset, "--output_addr", out)
+    with pytest.raises(UserError, match=f"{name} has no plans to learn from"):
+        run(train_planner, "--model_addr", "m", "--inputs_addr", dataset, "--output_dir", tmp_path / "planner")
+    judge = ["--inputs_addr", dataset, "--response_addr", dataset, "--score_addr", out, "--evaluator_llm", "j"]
+    with pytest.raises(UserError, match=rf"{name}'s [\w-]+ is computed, no judge is asked; leave it out"):
+        run(evaluate_responses, *judge)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "match"),
+    [
+        ("LaMP-2", {"target": "Comedy"}, r"record 0 \(id '20'\): field 'target' is 'Comedy', not one of sci-fi, "),
+        ("LaMP-1", {"target": "1"}, r"field 'target' is '1', not one of \[1\], \[2\]"),
+        ("LaMP-3", {"target": "four"}, "field 'target' is 'four', not a rating from 1 to 5"),
+        ("LaMP-3", {"target": "6"}, "field 'target' is '6', not a rating from 1 to 5"),
+        ("LaMP-4", {"target": None}, "field 'target' is missing or null; it must be a text"),
+    ],
+)
+def test_a_target_that_cannot_be_scored_is_refused(name, change, match, run, tmp_path):
+    records = read_sample(name)
+    dataset = save([records[0] | change, *records[1:]], tmp_path / "dev.json")
+    answers = save({record["id"]: [{"output": "x"}] for record in records}, tmp_path / "answers.json")
+    with pytest.raises(UserError, match=match):
+        run(
+            evaluate_responses,
+            "--inputs_addr",
+            dataset,
+            "--response_addr",
+            answers,
+            "--score_addr",
+            tmp_path / "s.json",
+        )
+    assert not (tmp_path / "s.json").exists()
+
+
+def test_the_choices_a_model_is_held_to_are_the_labels():
+    for name, choices in {"LaMP-1": ["[1]", "[2]"], "LaMP-2": TAGS, "LaMP-3": list("12345")}.items():
+        accepts = re.compile(tasks()[name].output.schema).fullmatch
+        assert all(map(accepts, choices))
+        assert not any(map(accepts, ["", "x", "comedy ", "[3]", "6", "4.0"]))
+    line, text = (re.compile(tasks()[name].output.schema).fullmatch for name in ("LaMP-4", "LongLaMP-topic"))
+    assert line("A title: é 漢")
+    assert text("Two.\n\nParts é")
+    assert not any(map(line, ["", " x", "two\nlines"]))
+    assert not any(map(text, ["", "\n"]))

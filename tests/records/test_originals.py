@@ -1,0 +1,162 @@
+"""LaMP's and LongLaMP's own files: what is wrong with one is said in one to three lines."""
+
+import json
+
+import pytest
+
+from utils.benchmarks import tasks
+from utils.cli import UserError
+from utils.records.originals import read_originals
+
+
+def item(number):
+    return {"id": f"p{number}", "title": f"Title {number}", "text": f"Text {number}", "date": "2020-01-01"}
+
+
+def questions(*ids):
+    ask = "Generate a headline for the following article: An article."
+    return [{"id": one, "input": ask, "profile": [item(1), item(2)]} for one in ids]
+
+
+def golds(*ids, task="LaMP_4"):
+    return {"task": task, "golds": [{"id": one, "output": f" Headline {one}\n"} for one in ids]}
+
+
+def read(folder, asked, answers=None, name="LaMP-4", rows=""):
+    """The records of two files with this content, a text as it stands and all else as JSON."""
+    paths = []
+    for file, content in (("questions.json", asked), ("outputs.json", answers)):
+        paths.append(folder / file)
+        paths[-1].write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return list(read_originals(tasks()[name], paths[0], None if answers is None else paths[1], rows))
+
+
+def test_questions_and_outputs_become_records(tmp_path):
+    asked = questions("10", 11)
+    asked[1] |= {"user_id": "u7", "date": "2021-05-06"}
+    one, other = read(tmp_path, asked, golds("11", "10"))
+    assert one == {
+        "task": "LaMP-4",
+        "id": "10",
+        "question": asked[0]["input"],
+        "target": "Headline 10",
+        "profile": asked[0]["profile"],
+    }
+    assert (other["id"], other["target"], other["user_id"], other["date"]) == ("11", "Headline 11", "u7", "2021-05-06")
+
+
+def test_a_test_set_has_no_targets(tmp_path):
+    assert all("target" not in record for record in read(tmp_path, questions("1", "2")))
+
+
+def test_questions_in_the_form_that_lamp_s_builder_of_emails_gives_its_test_set(tmp_path):
+    """It wraps them as if they were answers."""
+    email = {"id": "1", "input": "Generate a subject for the following email: Hi", "profile": []}
+    [record] = read(tmp_path, {"task": "LaMP_6", "golds": [email]}, name="LaMP-6")
+    assert (record["id"], record["question"]) == ("1", email["input"])
+
+
+def test_rows_without_ids_get_the_file_s_name_and_their_number(tmp_path):
+    review = {"overall": 4.0, "summary": "S", "description": "D", "reviewText": "R"}
+    row = {"reviewerId": "A1", "input": "Generate", "output": "Text", "profile": [review, review]}
+    records = read(tmp_path, [row, row], name="LongLaMP-review", rows="product_review_user-val")
+    assert [record["id"] for record in records] == ["product_review_user-val-0", "product_review_user-val-1"]
+    assert [item["id"] for item in records[1]["profile"]] == [f"product_review_user-val-1-{i}" for i in (0, 1)]
+    assert records[0]["reviewerId"] == "A1"
+    with pytest.raises(UserError, match=r"questions\.json: record 0: field 'id' is missing or null"):
+        read(tmp_path, [row], name="LongLaMP-review")
+
+
+def test_a_byte_order_mark_and_json_lines_are_read(tmp_path):
+    assert len(read(tmp_path, "\ufeff" + json.dumps(questions("1", "2")))) == 2
+    lines = tmp_path / "rows.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in questions("1", "2", "3")))
+    assert len(list(read_originals(tasks()["LaMP-4"], lines))) == 3
+
+
+def test_fields_may_be_empty_but_not_all_that_is_compared(tmp_path):
+    asked = questions("1")
+    asked[0]["profile"][0]["title"] = ""
+    assert read(tmp_path, asked)[0]["profile"][0]["title"] == ""
+    asked[0]["profile"][0]["text"] = " "
+    with pytest.raises(UserError, match=r"item 0 \(id 'p1'\): title and text: nothing but empty texts"):
+        read(tmp_path, asked)
+
+
+def changed(**fields):
+    return [questions("1")[0] | fields]
+
+
+PAGE = "\n<!DOCTYPE html>\n<html><body>Not here</body></html>"
+BAD = {
+    "another split": (questions("1", "2"), golds("1", "3"), r"record 1 \(id '2'\): .*outputs.json has no answer to it"),
+    "answers too many": (questions("1"), golds("1", "2", "3"), "2 answers to no question of .*: '2', '3'\n  give the"),
+    "another task": (questions("1"), golds("1", task="LaMP_5"), "answers of task 'LaMP_5', not of LaMP-4"),
+    "an answer twice": (questions("1"), golds("1", "1"), "two answers to id '1'; ids are unique"),
+    "no golds": (questions("1"), [], r'outputs.json: an empty list where \{"task": "...", "golds": \[...\]\} belongs'),
+    "a gold without output": (questions("1"), {"task": "LaMP_4", "golds": [{"id": "1"}]}, "golds, item 0: no object"),
+    "a gold that is no text": (
+        questions("1"),
+        {"task": "LaMP_4", "golds": [{"id": "1", "output": 4}]},
+        r"record 0 \(id '1'\): field 'output' is 4; it must be a text",
+    ),
+    "an empty gold": (
+        questions("1"),
+        {"task": "LaMP_4", "golds": [{"id": "1", "output": " "}]},
+        r"record 0 \(id '1'\): field 'target' is an empty text; it must be a text",
+    ),
+    "an id twice": (questions("1", "1"), None, "record 1: id '1' is record 0's too; ids are unique"),
+    "no questions": ([], None, "holds no questions"),
+    "an object": ({"a": 1}, None, "an object where an array of questions belongs"),
+    "a number": ("7", None, "questions.json: 7 where an array of questions belongs"),
+    "a web page for questions": (PAGE, None, "questions.json: a web page, not JSON.*\n  fetch the file again"),
+    "a web page for outputs": (questions("1"), PAGE, "outputs.json: a web page, not JSON.*\n  fetch the file again"),
+    "cut short": (json.dumps(questions("1", "2"))[:-20], None, "the JSON breaks off at line 1"),
+    "no input": (
+        changed(input=None),
+        None,
+        r"record 0 \(id '1'\): field 'input' is missing or null; it must be a text",
+    ),
+    "no anchor": (changed(input="Generate a headline"), None, r"\(id '1'\): field 'question' has no 'article:'"),
+    "no profile": (changed(profile=None), None, r"\(id '1'\): field 'profile' is missing or null; it must be a list"),
+    "an item that is none": (changed(profile=["x"]), None, "field 'profile', item 0 is the text 'x', not an item"),
+    "an item without its text": (
+        changed(profile=[item(1), {"id": "p9", "title": "T"}]),
+        None,
+        r"record 0 \(id '1'\): field 'profile', item 1 \(id 'p9'\): field 'text' is missing or null; it must be a text",
+    ),
+    "half a character": (changed(profile=[item(1) | {"text": "\ud83d"}]), None, "item 0 .*field 'text' is the text"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_wrong_is_said(case, tmp_path):
+    asked, answers, match = BAD[case]
+    with pytest.raises(UserError, match=match) as raised:
+        read(tmp_path, asked, answers)
+    assert str(tmp_path) in str(raised.value)
+    assert len(str(raised.value).splitlines()) <= 3
+
+
+def test_the_news_categories_that_lamp_2_was_before_are_refused(tmp_path):
+    news = {"id": "1", "text": "x", "title": "y", "category": "sports"}
+    asked = {"id": "1", "input": "Which category does this article relate to? article: x", "profile": [news]}
+    with pytest.raises(UserError, match=r"record 0: of the news categories.*\n.* the folder LaMP_2/new"):
+        read(tmp_path, [asked], name="LaMP-2")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"none\.json: no such file"):
+        list(read_originals(tasks()["LaMP-4"], tmp_path / "none.json"))
+    with pytest.raises(UserError, match=r"none\.json: no such file"):
+        list(read_originals(tasks()["LaMP-4"], tmp_path / "q.json", tmp_path / "none.json"))
+
+
+def test_records_come_one_at_a_time(tmp_path):
+    """A file may be larger than the memory: the first is there before the last is looked at."""
+    path = tmp_path / "questions.json"
+    path.write_text(json.dumps(questions("1"))[:-1] + ", " + " " * (1 << 21) + "oops]")
+    records = read_originals(tasks()["LaMP-4"], path)
+    assert next(records)["id"] == "1"
+    with pytest.raises(UserError, match="not JSON"):
+        next(records)

@@ -1,0 +1,108 @@
+"""The files that a benchmark is published in, as records: what a download, or a folder of the user's, is read by.
+
+LaMP: an array of questions `{id, input, profile}`, and of their right answers `{"task": "LaMP_4", "golds": [{id,
+output}]}`, which are withheld for test sets. LongLaMP: rows `{input, output, profile}`, whose ids are made from what
+the caller calls the file and from their number.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from utils.benchmarks.task import Record, Task
+from utils.cli import UserError
+from utils.cli.errors import first_five, kind, quote
+from utils.files.json_files import read_json, read_json_lines
+from utils.records.datasets import check_record
+from utils.records.stream import open_regular, stream_places
+
+
+def read_originals(
+    task: Task, questions_addr: str | Path, outputs_addr: str | Path | None = None, name: str = ""
+) -> Iterator[Record]:
+    """The records of a file of questions, checked, one in memory at a time.
+
+    Args:
+        outputs_addr: the right answers, where they stand in a file of their own.
+        name: what the ids of rows without any begin with, such as the config and the split.
+
+    Raises:
+        UserError: naming the file, the record and the field.
+    """
+    golds = None if outputs_addr is None else read_golds(task, outputs_addr)
+    seen: dict[str, int] = {}
+    for number, row in enumerate(_rows(Path(questions_addr))):
+        where = f"{questions_addr}: record {number}"
+        if not isinstance(row, dict):
+            raise UserError(f"{where}: {kind(row)} where a question object belongs")
+        row = row if "id" in row or not name else {"id": f"{name}-{number}", **row}
+        if golds is not None:
+            row = _with_gold(row, golds, f"{where} (id {quote(row.get('id'))})", outputs_addr)
+        record = task.convert(row, where)
+        check_record(record, where, ["profile", *(["target"] if "target" in record else [])])
+        if record["id"] in seen:
+            raise UserError(f"{where}: id {quote(record['id'])} is record {seen[record['id']]}'s too; ids are unique")
+        seen[record["id"]] = number
+        yield record
+    if not seen:
+        raise UserError(f"{questions_addr}: holds no questions")
+    if golds is not None and (foreign := [gold for gold in golds if gold not in seen]):
+        raise UserError(
+            f"{outputs_addr}: {len(foreign)} answers to no question of {questions_addr}: {first_five(foreign)}\n"
+            "  give the outputs of the same split"
+        )
+
+
+def read_golds(task: Task, path: str | Path) -> dict[str, Any]:
+    """The right answers by question id, from LaMP's file of them; UserError where it is another task's, or none."""
+    content = _read_json(Path(path))
+    if not isinstance(content, dict) or not isinstance(content.get("golds"), list):
+        raise UserError(f'{path}: {kind(content)} where {{"task": "...", "golds": [...]}} belongs')
+    if str(content.get("task")).replace("_", "-") != task.name:
+        raise UserError(f"{path}: answers of task {quote(content.get('task'))}, not of {task.name}")
+    golds: dict[str, Any] = {}
+    for number, gold in enumerate(content["golds"]):
+        if not isinstance(gold, dict) or "id" not in gold or "output" not in gold:
+            raise UserError(f"{path}: golds, item {number}: no object with 'id' and 'output'")
+        if str(gold["id"]) in golds:
+            raise UserError(f"{path}: two answers to id {quote(gold['id'])}; ids are unique")
+        golds[str(gold["id"])] = gold["output"]
+    return golds
+
+
+def _with_gold(row: dict[str, Any], golds: Mapping[str, Any], where: str, outputs_addr: str | Path) -> dict[str, Any]:
+    if str(row.get("id")) not in golds:
+        raise UserError(f"{where}: {outputs_addr} has no answer to it; give the outputs of the same split")
+    return {**row, "output": golds[str(row["id"])]}
+
+
+def _rows(path: Path) -> Iterator[Any]:
+    """A JSON array's items, or those of the `golds` that LaMP's builder of emails wraps its test questions in."""
+    try:
+        with open_regular(path) as file:
+            is_object = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and path.suffix != ".jsonl"
+            file.seek(0)
+            if not is_object:
+                yield from (row for row, *_ in stream_places(file, path.suffix))
+                return
+    except (OSError, ValueError, RecursionError):
+        content = read_json_lines(path) if path.suffix == ".jsonl" else _read_json(path)  # says what is wrong
+        if content == []:
+            return
+        raise UserError(f"{path}: {kind(content)} where an array of questions belongs") from None
+    content = _read_json(path)
+    if not isinstance(content.get("golds"), list):
+        raise UserError(f"{path}: an object where an array of questions belongs")
+    yield from content["golds"]
+
+
+def _read_json(path: Path) -> Any:
+    """The JSON in a file; UserError where there is none, and where it is what a server sends in place of a file."""
+    if path.is_file():
+        with path.open("rb") as file:
+            begin = file.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+        if begin.startswith((b"<!doctype", b"<html", b"<?xml")):
+            raise UserError(
+                f"{path}: a web page, not JSON: a server sends one for an address that is wrong\n  fetch the file again"
+            )
+    return read_json(path)
