@@ -15,6 +15,7 @@ from utils.benchmarks import tasks
 from utils.benchmarks.lamp import TAGS
 from utils.benchmarks.references import long_text_metrics, rating_metrics
 from utils.scoring import references
+from utils.scoring.pooled import ROOT_MEAN_SQUARE, macro_f1
 from utils.scoring.verdicts import no_answer
 
 PAIRS = 1000
@@ -184,9 +185,10 @@ def test_a_missing_answer_has_the_lowest_score_and_is_counted():
 
 def test_macro_f1_by_hand():
     """a: 1 of 2 found and nothing else called a, so 2/3; b: found once, called twice, so 2/3; c: nowhere, 0."""
-    assert references.macro_f1([("a", "a"), ("a", "b"), ("b", "b")], "abc") == pytest.approx((2 / 3 + 2 / 3) / 3)
-    assert references.macro_f1([], "abc") is None
-    assert references.root_mean_square([]) is None
+    assert macro_f1("abc").score([("a", "a"), ("a", "b"), ("b", "b")]) == pytest.approx((2 / 3 + 2 / 3) / 3)
+    assert macro_f1("abc").score([]) is None
+    assert ROOT_MEAN_SQUARE.score([3, 0.0, 0.0, 4]) == pytest.approx(2.5)
+    assert ROOT_MEAN_SQUARE.score([]) is None
 
 
 def test_details_that_give_no_score_are_refused():

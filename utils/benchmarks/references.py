@@ -10,9 +10,11 @@ from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.scoring import references
 from utils.scoring.direct import summarize_scores
+from utils.scoring.pooled import ROOT_MEAN_SQUARE, Pooled, macro_f1
 from utils.scoring.verdicts import Verdict, is_answered, origin
 
 Entry = dict[str, Any]
+POOLED = ("score", "score_unscored_as_zero")  # of a score file's head; no verdict is ever missing
 check_target = partial(check_text, field="target")
 
 
@@ -45,21 +47,15 @@ def long_text_metrics() -> dict[str, Metric]:
 def label_metrics(labels: Sequence[str]) -> dict[str, Metric]:
     """Of labels: accuracy, and the macro F1 over all of them."""
 
-    def macro_f1(entries: Sequence[Entry]) -> float | None:
-        return references.macro_f1([(it["reference"], it["label"]) for [it] in details_of(entries)], labels)
-
     def compute(record: Record, response: str) -> str:
         return references.read_label(response, labels)
 
     make = partial(_metric, compute=compute, details=_label_details, score=_score_label)
-    return {"accuracy": make("accuracy"), "f1": make("f1", over=macro_f1)}
+    return {"accuracy": make("accuracy"), "f1": make("f1", pooled=macro_f1(labels))}
 
 
 def rating_metrics() -> dict[str, Metric]:
     """Of ratings: the mean error, and the root of the mean squared error; a question's score is its error."""
-
-    def root_mean_square(entries: Sequence[Entry]) -> float | None:
-        return references.root_mean_square([entry["score"] for entry in entries])
 
     def compute(record: Record, response: str) -> float | str:
         rating = references.read_rating(response)
@@ -67,11 +63,7 @@ def rating_metrics() -> dict[str, Metric]:
 
     errors = {"lower_is_better": True, "worst": "as the rating that is farthest off"}
     make = partial(_metric, compute=compute, details=_rating_details, score=_score_rating, **errors)
-    return {"MAE": make("MAE"), "RMSE": make("RMSE", over=root_mean_square)}
-
-
-def details_of(entries: Sequence[Entry]) -> list[list[dict[str, Any]]]:
-    return [entry["details"] for entry in entries]
+    return {"MAE": make("MAE"), "RMSE": make("RMSE", pooled=ROOT_MEAN_SQUARE)}
 
 
 def _text_metric(name: str, score: Callable[[str, str], float]) -> Metric:
@@ -86,7 +78,7 @@ def _metric(
     compute: Callable[[Record, str], Any],
     details: Callable[[Record, Any], dict[str, Any]],
     score: Callable[[dict[str, Any]], float],
-    over: Callable[[Sequence[Entry]], float | None] | None = None,
+    pooled: Pooled | None = None,
     **others: Any,
 ) -> Metric:
     """A metric of one number a response.
@@ -115,9 +107,9 @@ def _metric(
 
     def summarize(entries: list[Entry]) -> dict[str, Any]:
         head = {"strategy": name, **summarize_scores(entries)}
-        return head if over is None else head | dict.fromkeys(("score", "score_unscored_as_zero"), over(entries))
+        return head if pooled is None else head | dict.fromkeys(POOLED, pooled.score(list(map(pooled.value, entries))))
 
-    return Metric(("target",), _shown, entry, summarize, score_of, compute=compute, over=over, **others)
+    return Metric(("target",), _shown, entry, summarize, score_of, compute=compute, pooled=pooled, **others)
 
 
 def _shown(record: Record) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from prompts import Messages, Prompt, join_posts
 from utils.parsing import Parsed
+from utils.scoring.pooled import Pooled
 from utils.scoring.verdicts import Verdict
 
 Parser = Callable[[str, bool], Parsed]  # a model's text, and whether it was cut at max_tokens
@@ -72,7 +73,7 @@ class Metric:
         num_systems: how many response files it compares.
         judge: who gives the verdicts; None: `compute` does, from the record and a response.
         unit: what a missing verdict is on, in the singular.
-        over: from the entries of several questions to their score, where that is not the mean of theirs.
+        pooled: how the scores of several questions make one, where that is not their mean.
         lower_is_better: scores are errors, 0 and up.
         worst: what an answer that is missing counts, in words.
     """
@@ -88,7 +89,7 @@ class Metric:
     judge: Judge | None = None
     compute: Callable[[Record, str], Any] | None = None
     unit: str = "response"
-    over: Callable[[Sequence[dict[str, Any]]], float | None] | None = None
+    pooled: Pooled | None = None
     lower_is_better: bool = False
     worst: str = "0"
 

@@ -7,8 +7,7 @@ reference.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -79,26 +78,3 @@ def meteor(reference: str, response: str) -> float:
             "METEOR: NLTK's data are not there: the sentence splitter punkt_tab, or WordNet 3.0\n"
             "  python -m nltk.downloader punkt_tab wordnet (on a node without internet: see docs/evaluation.md)"
         ) from None
-
-
-def root_mean_square(errors: Iterable[float]) -> float | None:
-    """Of RMSE the last step: from the questions' errors to one number."""
-    errors = list(errors)
-    return math.hypot(*errors) / math.sqrt(len(errors)) if errors else None
-
-
-def macro_f1(pairs: Iterable[tuple[str, str]], labels: Sequence[str]) -> float | None:
-    """The mean over all `labels` of each one's F1; 0 for a label that is neither a reference nor a response.
-
-    Args:
-        pairs: (reference, response); what is no label counts as a miss of the reference's.
-    """
-    counts = Counter(pairs)
-    references, responses = Counter(), Counter()
-    for (reference, response), count in counts.items():
-        references[reference] += count
-        responses[response] += count
-    if not counts:
-        return None
-    f1 = [2 * counts[one, one] / max(1, references[one] + responses[one]) for one in labels]
-    return math.fsum(f1) / len(f1)

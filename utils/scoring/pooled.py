@@ -1,0 +1,58 @@
+"""Scores of many questions together that are no mean of theirs: macro F1, and the root of a mean square. Pure.
+
+What such a score hangs on is how often each value stands among the questions, so it is a function of these counts; a
+table counts again what it draws at random, for an interval or a test, and has the score of all draws at once.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A score of questions together.
+
+    Attributes:
+        value: what of an entry of a score file it hangs on.
+        of: from V distinct values and how often each one is there, integers (D, V), the score of each of D draws (D,).
+    """
+
+    value: Callable[[dict[str, Any]], Hashable]
+    of: Callable[[Sequence[Any], "np.ndarray"], "np.ndarray"]
+
+    def score(self, values: Sequence[Hashable]) -> float | None:
+        """The score of questions with these values; None of no questions."""
+        import numpy as np
+
+        counts = Counter(values)
+        return float(self.of(list(counts), np.array([list(counts.values())]))[0]) if counts else None
+
+
+def macro_f1(labels: Sequence[str]) -> Pooled:
+    """The mean over all `labels` of each one's F1; 0 for a label that is neither a reference nor a response.
+
+    A response that is no label is a miss of the reference's.
+    """
+
+    def of(pairs: Sequence[tuple[str, str]], counts: "np.ndarray") -> "np.ndarray":
+        import numpy as np
+
+        is_reference, is_response = (np.array([[pair[i] == one for one in labels] for pair in pairs]) for i in (0, 1))
+        hits, named = counts @ (is_reference & is_response), counts @ is_reference + counts @ is_response
+        return (2 * hits / np.maximum(named, 1)).mean(axis=1)
+
+    return Pooled(lambda entry: (entry["details"][0]["reference"], entry["details"][0]["label"]), of)
+
+
+def _root_mean_square(errors: Sequence[float], counts: "np.ndarray") -> "np.ndarray":
+    import numpy as np
+
+    return np.sqrt(counts @ np.square(errors) / counts.sum(axis=1))
+
+
+ROOT_MEAN_SQUARE = Pooled(lambda entry: entry["score"], _root_mean_square)
