@@ -4,29 +4,37 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from utils.scoring.pooled import Pooled
+
 
 def mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
 def scores_by_group(
-    per_question: Iterable[dict[str, Any]], groups: Sequence[str | None]
-) -> dict[str | None, list[float]]:
-    """The question scores of each group, those that there are.
+    per_question: Iterable[dict[str, Any]], groups: Sequence[str | None], pooled: Pooled | None = None
+) -> dict[str | None, list[Any]]:
+    """The question scores of each group, those that there are, or the values that a pooled score hangs on.
 
     Args:
         per_question: entries of score files; every `group` is one of `groups`. One without details counts nowhere.
     """
-    scores: dict[str | None, list[float]] = {group: [] for group in groups}
+    scores: dict[str | None, list[Any]] = {group: [] for group in groups}
     for question in per_question:
         if question["details"] and question["score"] is not None:
-            scores[question["group"]].append(question["score"])
+            scores[question["group"]].append(question["score"] if pooled is None else pooled.value(question))
     return scores
 
 
-def group_means(per_question: Iterable[dict[str, Any]], groups: Sequence[str]) -> dict[str, float | None]:
-    """Mean question score of each group, as `scores_by_group` takes them; None where no question of it has a score."""
-    return {group: mean(scores) for group, scores in scores_by_group(per_question, groups).items()}
+def group_means(
+    per_question: Iterable[dict[str, Any]], groups: Sequence[str], pooled: Pooled | None = None
+) -> dict[str, float | None]:
+    """Mean question score of each group, as `scores_by_group` takes them, or its pooled score.
+
+    None where no question of it has a score.
+    """
+    average = mean if pooled is None else pooled.score
+    return {group: average(scores) for group, scores in scores_by_group(per_question, groups, pooled).items()}
 
 
 def macro_average(means: dict[str, float | None]) -> float | None:

@@ -42,8 +42,9 @@ def macro_f1(labels: Sequence[str]) -> Pooled:
     def of(pairs: Sequence[tuple[str, str]], counts: "np.ndarray") -> "np.ndarray":
         import numpy as np
 
-        is_reference, is_response = (np.array([[pair[i] == one for one in labels] for pair in pairs]) for i in (0, 1))
-        hits, named = counts @ (is_reference & is_response), counts @ is_reference + counts @ is_response
+        # Floats, for these products are numpy's fast ones; they hold whole numbers.
+        reference, response = (np.array([[float(pair[i] == one) for one in labels] for pair in pairs]) for i in (0, 1))
+        hits, named = counts @ (reference * response), counts @ (reference + response)
         return (2 * hits / np.maximum(named, 1)).mean(axis=1)
 
     return Pooled(lambda entry: (entry["details"][0]["reference"], entry["details"][0]["label"]), of)

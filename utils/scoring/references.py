@@ -6,7 +6,6 @@ rating is what Python reads as a number, and where it reads none, the end of the
 reference.
 """
 
-import math
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer
 
 LOWEST, HIGHEST = 1.0, 5.0  # the scale of ratings
+TOO_LARGE = 1e100
 ALPHA, BETA, GAMMA = 0.9, 3.0, 0.5  # of METEOR, as LongLaMP has them
 
 
@@ -27,18 +27,18 @@ def read_label(response: str, labels: Sequence[str]) -> str:
 
 
 def read_rating(response: str | None) -> float | None:
-    """The number that a response is, also one beyond the scale; None where it is no finite one."""
+    """The number that a response is, also one beyond the scale; None where it is none, or so large that sums break."""
     try:
         rating = float(response or "")
     except ValueError:
         return None
-    return rating if math.isfinite(rating) else None
+    return rating if abs(rating) < TOO_LARGE else None
 
 
 def rating_error(reference: float, rating: float | None) -> float:
     """How far a rating is from the reference; one that cannot be read is as far off as the scale goes.
 
-    LaMP takes NaN and the infinite as numbers, which leaves no mean; here they cannot be read.
+    LaMP takes NaN and the infinite as numbers, which leaves no mean; here these cannot be read.
     """
     if rating is None:
         return max(reference - LOWEST, HIGHEST - reference)

@@ -1,11 +1,14 @@
 """A table's columns of means: one for every group of questions, and one for the average of these."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from utils.benchmarks.task import Task
 from utils.scoring.means import group_means, macro_average, mean, scores_by_group
-from utils.tables.significance import Strata, bootstrap_interval
+from utils.scoring.pooled import Pooled
+from utils.tables.pooled import pooled_interval
+from utils.tables.significance import bootstrap_interval
 from utils.tables.system_scores import System
 
 MACRO = "Average (macro)"
@@ -26,7 +29,7 @@ def strata_by_column(by_group: dict[str, Values]) -> dict[str, list[Values]]:
 
 def column_means(system: System) -> dict[str, float | None]:
     """None for a mean over nothing."""
-    means = group_means(system.questions, system.task.groups)
+    means = group_means(system.questions, system.task.groups, system.metric.pooled)
     return {**means, MACRO: macro_average(means)} if len(means) > 1 else means
 
 
@@ -44,16 +47,19 @@ class Point:
 
 def points_of(system: System) -> dict[str, Point]:
     """By column."""
-    strata = strata_by_column(scores_by_group(system.questions, system.task.groups))
-    return {column: _point(its_mean, strata[column]) for column, its_mean in column_means(system).items()}
+    pooled = system.metric.pooled
+    strata = strata_by_column(scores_by_group(system.questions, system.task.groups, pooled))
+    return {column: _point(its_mean, strata[column], pooled) for column, its_mean in column_means(system).items()}
 
 
 def unplaced_point(system: System) -> Point:
     """Of the questions of no known group."""
     unplaced = [entry for entry in system.entries if entry["group"] is None]
-    scores = scores_by_group(unplaced, [None])[None]
-    return _point(mean(scores), [scores])
+    pooled = system.metric.pooled
+    scores = scores_by_group(unplaced, [None], pooled)[None]
+    return _point((pooled.score if pooled else mean)(scores), [scores], pooled)
 
 
-def _point(its_mean: float | None, strata: Strata) -> Point:
-    return Point(its_mean, bootstrap_interval(strata), sum(map(len, strata)))
+def _point(its_mean: float | None, strata: Sequence[Sequence[Any]], pooled: Pooled | None) -> Point:
+    interval = pooled_interval(strata, pooled.of) if pooled else bootstrap_interval(strata)
+    return Point(its_mean, interval, sum(map(len, strata)))

@@ -8,7 +8,9 @@ from typing import Any
 from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import quote
+from utils.scoring.pooled import Pooled
 from utils.tables.columns import strata_by_column
+from utils.tables.pooled import difference_of, pooled_interval, pooled_mean, swap_test
 from utils.tables.significance import (
     ALPHA,
     Strata,
@@ -29,7 +31,8 @@ T_TEST, PERMUTATION = "t-test p", "permutation p"
 class Pairing:
     """The scores of two systems on the same questions, and how many questions are left out; the counts are disjoint."""
 
-    scores: dict[str, list[tuple[float, float]]]  # (first, second) by group, in the order of the questions' ids
+    # (first, second) by group, in the order of the questions' ids; where scores are pooled, the values these hang on
+    scores: dict[str, list[tuple[Any, Any]]]
     paired: int
     only_first: int  # scored for the first system, but absent or without a score for the second
     only_second: int
@@ -43,6 +46,7 @@ class Result:
     Attributes:
         difference: the system's mean minus the baseline's.
         p_values: by T_TEST and, with intervals, PERMUTATION, and by `holm_name` of these.
+        test: the one that daggers go by.
         interval: of the difference, 95%; None without intervals too.
         effect_size: Cohen's d_z; None without intervals, and of an average, too.
     """
@@ -52,6 +56,7 @@ class Result:
     p_values: dict[str, float | None]
     interval: tuple[float, float] | None = None
     effect_size: float | None = None
+    test: str = T_TEST
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ class Contrast:
     baseline: str
     pairing: Pairing
     results: dict[str, Result]
+    lower_is_better: bool = False
 
 
 def compare(systems: list[System], baselines: list[str], intervals: bool, correct: bool) -> list[Contrast]:
@@ -78,16 +84,24 @@ def compare(systems: list[System], baselines: list[str], intervals: bool, correc
     contrasts = []
     for name in (name for name in by_name if name not in baselines):
         for baseline in baselines:
-            pairing = pair_questions(by_name[name].questions, by_name[baseline].questions, by_name[name].task)
-            by_group = {group: differences(pairs) for group, pairs in pairing.scores.items()}
-            results = {column: compare_strata(its, intervals) for column, its in strata_by_column(by_group).items()}
-            contrasts.append(Contrast(name, baseline, pairing, results))
+            metric = by_name[name].metric
+            questions = (by_name[name].questions, by_name[baseline].questions)
+            pairing = pair_questions(*questions, by_name[name].task, metric.pooled)
+            if metric.pooled is None:
+                by_group = {group: differences(pairs) for group, pairs in pairing.scores.items()}
+                results = {column: compare_strata(its, intervals) for column, its in strata_by_column(by_group).items()}
+            else:
+                strata = strata_by_column(pairing.scores)
+                results = {column: compare_pooled(its, metric.pooled, intervals) for column, its in strata.items()}
+            contrasts.append(Contrast(name, baseline, pairing, results, metric.lower_is_better))
     if correct:
         _add_holm([result for contrast in contrasts for result in contrast.results.values()])
     return contrasts
 
 
-def pair_questions(first: list[dict[str, Any]], second: list[dict[str, Any]], task: Task) -> Pairing:
+def pair_questions(
+    first: list[dict[str, Any]], second: list[dict[str, Any]], task: Task, pooled: Pooled | None = None
+) -> Pairing:
     """Pair the questions by id; only those that both systems have a score of are compared.
 
     Args:
@@ -98,7 +112,7 @@ def pair_questions(first: list[dict[str, Any]], second: list[dict[str, Any]], ta
         UserError: a question is of one group, or part of it, in one system and of another in the other.
     """
     first_by_id, second_by_id = ({question["id"]: question for question in system} for system in (first, second))
-    scores: dict[str, list[tuple[float, float]]] = {group: [] for group in task.groups}
+    scores: dict[str, list[tuple[Any, Any]]] = {group: [] for group in task.groups}
     counts: Counter[tuple[bool, bool]] = Counter()  # is there a score of the first, of the second?
     for question_id in sorted(first_by_id.keys() | second_by_id.keys()):
         both = [by_id[question_id] for by_id in (first_by_id, second_by_id) if question_id in by_id]
@@ -106,7 +120,7 @@ def pair_questions(first: list[dict[str, Any]], second: list[dict[str, Any]], ta
         one, other = (by_id.get(question_id, {}).get("score") for by_id in (first_by_id, second_by_id))
         counts[one is not None, other is not None] += 1
         if one is not None and other is not None:
-            scores[both[0]["group"]].append((one, other))
+            scores[both[0]["group"]].append((one, other) if pooled is None else tuple(map(pooled.value, both)))
     return Pairing(scores, counts[True, True], counts[True, False], counts[False, True], counts[False, False])
 
 
@@ -130,6 +144,14 @@ def compare_strata(strata: Strata, intervals: bool) -> Result:
     return Result(size, difference, p_values, bootstrap_interval(strata), standardized)
 
 
+def compare_pooled(strata: Sequence[Sequence[tuple[Any, Any]]], pooled: Pooled, intervals: bool) -> Result:
+    """Of scores that are no means: no t-test and no effect size, which are of means; always the swap test."""
+    difference = difference_of(pooled.of)
+    p_values = {T_TEST: None, PERMUTATION: swap_test(strata, pooled.of)}
+    interval = pooled_interval(strata, difference) if intervals else None
+    return Result(sum(map(len, strata)), pooled_mean(strata, difference), p_values, interval, test=PERMUTATION)
+
+
 def _add_holm(results: list[Result]) -> None:
     for test in list(results[0].p_values):
         adjusted = holm([result.p_values[test] for result in results])
@@ -149,10 +171,10 @@ def shown_p(result: Result, test: str) -> float | None:
 
 def has_dagger(contrasts: Sequence[Contrast], system: str, column: str) -> bool:
     """Is the system significantly better than every baseline in this column?"""
-    results = [contrast.results[column] for contrast in contrasts if contrast.system == system]
-    return bool(results) and all(map(_is_better, results))
+    results = [(one.results[column], -1 if one.lower_is_better else 1) for one in contrasts if one.system == system]
+    return bool(results) and all(_is_better(result, sign) for result, sign in results)
 
 
-def _is_better(result: Result) -> bool:
-    p = shown_p(result, T_TEST)
-    return p is not None and p < ALPHA and result.difference > 0
+def _is_better(result: Result, sign: int) -> bool:
+    p = shown_p(result, result.test)
+    return p is not None and p < ALPHA and sign * result.difference > 0

@@ -31,6 +31,7 @@ def read_compared(
     if not allow_partial:
         check_same_questions(systems)
     notes = [note for system in systems for note in _notes_on_system(system, unscored_as_zero)]
+    notes += ["Scores are errors: lower is better."] if systems[0].metric.lower_is_better else []
     notes += [*_notes_on_groups(systems), *_note_on_different_questions(systems), *_note_on_order(systems)]
     return systems, notes + judge_notes(unknown_judge)
 
@@ -38,10 +39,11 @@ def read_compared(
 def _notes_on_system(system: System, unscored_as_zero: bool) -> list[str]:
     notes = []
     unit = next(iter(system.task.metrics.values())).unit
+    worst = system.metric.worst
     treatment = "they count 0" if unscored_as_zero else "these questions are left out of its means"
     if unanswered := system.num_unanswered():
         verb = "counts" if unanswered == 1 else "count"
-        notes.append(f"{system.name}: {counted(unanswered, 'question')} without an answer, which {verb} 0.")
+        notes.append(f"{system.name}: {counted(unanswered, 'question')} without an answer, which {verb} {worst}.")
     if missing := system.unscored():
         units, questions = counted(sum(missing), unit), counted(len(missing), "question")
         notes.append(f"{system.name}: {units} without a verdict, in {questions}; {treatment}.")
@@ -94,6 +96,8 @@ def _note_on_order(systems: list[System]) -> list[str]:
     """The means over questions, which evaluate_responses.py prints, where two systems change places by them."""
     over_questions = {}
     for system in systems:
+        if system.metric.pooled is not None:
+            return []  # it has no mean over questions
         scores = scores_by_group(system.questions, system.task.groups)
         over_questions[system.name] = mean([score for its in scores.values() for score in its])
     macro = {system.name: column_means(system).get(MACRO) for system in systems}

@@ -32,17 +32,18 @@ def make_row(system: System) -> Row:
     return Row(system.name, column_means(system), counts)
 
 
-def best_of(rows: list[Row], column: str) -> set[str]:
+def best_of(rows: list[Row], column: str, lower_is_better: bool = False) -> set[str]:
     """Names of the rows with the best mean as it is shown, where there are two or more to choose from."""
     shown = {row.name: number(row.means[column]) for row in rows if row.means[column] is not None}
-    return {name for name, text in shown.items() if text == max(shown.values())} if len(shown) > 1 else set()
+    best = min if lower_is_better else max
+    return {name for name, text in shown.items() if text == best(shown.values())} if len(shown) > 1 else set()
 
 
 def means_table(
     systems: list[System], contrasts: Sequence[Contrast] = (), paper: Paper | None = None, notes: Sequence[str] = ()
 ) -> Table:
     rows = list(map(make_row, systems))
-    best = {column: best_of(rows, column) for column in rows[0].means}
+    best = {column: best_of(rows, column, systems[0].metric.lower_is_better) for column in rows[0].means}
     lines = []
     for row in rows:
         cells = [
@@ -116,17 +117,19 @@ def dagger_notes(
         return
     results = [result for contrast in contrasts for result in contrast.results.values()]
     whom = baselines[0] if len(baselines) == 1 else f"each of {', '.join(baselines)}"
-    tested = counted(sum(result.p_values[T_TEST] is not None for result in results), "comparison")
+    test = results[0].test
+    named = "t-test" if test == T_TEST else "permutation test"
+    tested = counted(sum(result.p_values[test] is not None for result in results), "comparison")
     correction = f"Holm's correction over {tested}" if correct else f"not corrected for the {tested}"
     daggers = any(has_dagger(contrasts, one.system, column) for one in contrasts for column in one.results)
     sign = "†: better" if daggers else "No system is better"
     if marked:
-        yield f"{sign} than {whom} (two-sided paired t-test, p < {ALPHA}, {correction})."
+        yield f"{sign} than {whom} (two-sided paired {named}, p < {ALPHA}, {correction})."
     else:
-        yield f"{T_TEST}: two-sided and paired, {correction}."
-    if untested := [result for result in results if result.p_values[T_TEST] is None]:
+        yield f"{test}: two-sided and paired, {correction}."
+    if untested := [result for result in results if result.p_values[test] is None]:
         yield (
-            f"{counted(len(untested), 'comparison')} without a t-test: fewer than two paired questions in a "
+            f"{counted(len(untested), 'comparison')} without a {named}: fewer than two paired questions in a "
             f"{task.group_words[0]}, or all differences equal."
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from utils.benchmarks import tasks
-from utils.benchmarks.task import Task
+from utils.benchmarks.task import Metric, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.fingerprints import REPORTED, differing_names, tell_apart
@@ -37,6 +37,7 @@ class System:
 
     Attributes:
         files: by path the entries of each.
+        strategy: the name of their metric; None: the task's first.
         partial_files: those that hold a part of a dataset.
     """
 
@@ -44,6 +45,11 @@ class System:
     task: Task
     files: dict[str, list[Entry]]
     partial_files: list[str] = field(default_factory=list)
+    strategy: str | None = None
+
+    @property
+    def metric(self) -> Metric:
+        return self.task.metrics[self.strategy or next(iter(self.task.metrics))]
 
     @property
     def paths(self) -> list[str]:
@@ -62,7 +68,7 @@ class System:
         return {question["id"] for question in self.questions if question["details"]}
 
     def num_unanswered(self) -> int:
-        """Questions that the system did not answer, which score 0."""
+        """Questions that the system did not answer, which have the worst score."""
         return sum(not question["answered"] for question in self.questions if question["details"])
 
     def unscored(self) -> list[int]:
@@ -129,6 +135,7 @@ def task_of_all(scores: dict[str, Scores]) -> Task:
 def _make_system(name: str, paths: list[str], task: Task, scores: dict[str, Scores]) -> System:
     system = System(name, task, {path: scores[path]["per_question_scores"] for path in paths})
     system.partial_files = [path for path in paths if scores[path].get("partial")]
+    system.strategy = scores[paths[0]]["strategy"]
     file_of: dict[str, str] = {}
     for path in paths:
         for entry in scores[path]["per_question_scores"]:

@@ -1,0 +1,99 @@
+"""Intervals and tests of scores that are no means of their questions', such as macro F1 (utils/scoring/pooled.py).
+
+A group of questions is a stratum, here of the values that the score hangs on; what is drawn at random is how often each
+value is there. What has several strata is the unweighted mean of theirs, as in significance.py.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from utils.tables.significance import DECIMALS, PERMUTATIONS, RESAMPLES
+
+if TYPE_CHECKING:
+    import numpy as np
+
+AT_ONCE = 1_000  # draws
+
+Of = Callable[[Sequence[Any], "np.ndarray"], "np.ndarray"]  # as `Pooled.of`
+Strata = Sequence[Sequence[Hashable]]
+
+
+def difference_of(of: Of) -> Of:
+    """The score of one system minus that of another, of questions whose values are pairs of both."""
+    return lambda pairs, counts: of([one for one, _ in pairs], counts) - of([other for _, other in pairs], counts)
+
+
+def pooled_mean(strata: Strata, of: Of) -> float | None:
+    """Unweighted mean of the strata's scores, None where a stratum is empty."""
+    import numpy as np
+
+    if not all(strata):
+        return None
+    counters = map(Counter, strata)
+    return _rounded(np.mean([of(list(counts), np.array([list(counts.values())]))[0] for counts in counters]))
+
+
+def pooled_interval(strata: Strata, of: Of, seed: int = 0) -> tuple[float, float] | None:
+    """95% percentile interval by a bootstrap over questions, as `bootstrap_interval`."""
+    import numpy as np
+
+    if min(map(len, strata)) < 2:
+        return None
+    rng = np.random.default_rng(seed)
+    drawn = np.mean([_resampled(stratum, of, rng) for stratum in strata], axis=0)
+    drawn.sort()
+    k = (RESAMPLES + 1) // 40
+    return _rounded(drawn[k - 1]), _rounded(drawn[-k])
+
+
+def _resampled(stratum: Sequence[Hashable], of: Of, rng: "np.random.Generator") -> "np.ndarray":
+    import numpy as np
+
+    counts = Counter(stratum)
+    shares = np.array(list(counts.values())) / len(stratum)
+    draws = (rng.multinomial(len(stratum), shares, rows) for rows in _batches(RESAMPLES))
+    return np.concatenate([of(list(counts), batch) for batch in draws])
+
+
+def swap_test(strata: Strata, of: Of, seed: int = 0) -> float | None:
+    """Two-sided p-value of the paired permutation test (approximate randomization; Noreen 1989, Yeh 2000).
+
+    Were the systems alike, each question's two answers could as well be the other's. p is (hits + 1) / (draws + 1), of
+    random swaps those whose scores are at least as far apart as the observed ones; None where a stratum is empty.
+
+    Args:
+        strata: pairs of values, of the first system and of the second.
+    """
+    import numpy as np
+
+    if not all(strata):
+        return None
+    rng = np.random.default_rng(seed)
+    drawn = np.mean([_swapped(stratum, of, rng) for stratum in strata], axis=0)
+    observed = abs(pooled_mean(strata, difference_of(of)))
+    hits = int(np.count_nonzero(abs(drawn) >= observed - 1e-9))  # floats of the same counts may differ in the last bits
+    return (hits + 1) / (PERMUTATIONS + 1)
+
+
+def _swapped(stratum: Sequence[tuple[Hashable, Hashable]], of: Of, rng: "np.random.Generator") -> "np.ndarray":
+    """Differences of the two scores where of each distinct pair a random number is swapped."""
+    import numpy as np
+
+    counts = Counter(stratum)
+    values = [*(one for one, _ in counts), *(other for _, other in counts)]
+    whole = np.array(list(counts.values()))
+    drawn = []
+    for rows in _batches(PERMUTATIONS):
+        swapped = rng.binomial(whole, 0.5, size=(rows, len(whole)))
+        kept = whole - swapped
+        drawn.append(of(values, np.hstack([kept, swapped])) - of(values, np.hstack([swapped, kept])))
+    return np.concatenate(drawn)
+
+
+def _batches(draws: int) -> Iterator[int]:
+    return (min(AT_ONCE, draws - start) for start in range(0, draws, AT_ONCE))
+
+
+def _rounded(value: float) -> float:
+    return round(float(value), DECIMALS) + 0.0  # -0.0 + 0.0 is 0.0
