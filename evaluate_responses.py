@@ -19,6 +19,7 @@ systems compared on each question, in both orders (two response files, one score
 import argparse
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from utils import cli
 from utils.benchmarks import metric_names, task_of
 from utils.benchmarks.task import Judge, Metric, Record, Task
 from utils.cli import UserError
-from utils.cli.progress import announce
+from utils.cli.progress import Progress, announce
 from utils.files.journal import Key
 from utils.files.json_files import read_json
 from utils.files.manifest import file_hash, run_fingerprint
@@ -240,11 +241,13 @@ def pass_over_unanswered(system: System, dry_run: bool) -> None:
 
 def compute_verdicts(systems: list[System], records: list[Record], metric: Metric) -> None:
     """The verdicts of a metric that asks no judge."""
-    for system in systems:
-        for record in records:
-            for key in sorted(system.pending.intersection(metric.keys(record))):
-                [response] = answers_to(system.responses, record["id"])
-                system.journal.add(key, {"value": metric.compute(record, response), "of": system.belongs[key]})
+    with closing(Progress(sum(len(system.pending) for system in systems), "verdicts")) as progress:
+        for system in systems:
+            for record in records:
+                for key in sorted(system.pending.intersection(metric.keys(record))):
+                    [response] = answers_to(system.responses, record["id"])
+                    system.journal.add(key, {"value": metric.compute(record, response), "of": system.belongs[key]})
+                    progress.update()
 
 
 def ask_judge(

@@ -36,6 +36,21 @@ CONFIGS = {
 }
 SPLITS = ("train", "dev", "test")
 
+# A change of a prompt changes every number measured with it: see tests/prompts/test_prompts.py.
+GOLDEN = {
+    "lamp/citation": "ef769a5870b2ca138ae095558ca3e714234503a1a10fb32e1ac0dc598a4a0327",
+    "lamp/email_subject": "879122dc1ef8bbd15a155839c0edb5fe89537d0e57313d9ad9212e983719678c",
+    "lamp/headline": "61fcfe256b375df1b4598fb309d2779b84c8705629c04388914fb630623ab2ca",
+    "lamp/movie_tag": "d0903d736f516c57d20876639008cec067ee07381e5978fb9d3ca8932bbc96a8",
+    "lamp/rating": "716e93de7c87856520842950cf09abdf5ee3e0e886ffe2f18c02a05f513c6da3",
+    "lamp/scholarly_title": "7296c7ede1fa8207aaafe55451b3c0c8f0da6831e2a18a4fda4b97f032bb0f48",
+    "lamp/tweet": "bc100f5a90071a31293a83eacec06a9ed470dfd7b0837aea26e6f02de44590c2",
+    "longlamp/abstract": "4aba1fd95c70e506b70f2f9e846537a3e8ba61bba746b7728e9f99c468b20d53",
+    "longlamp/email": "0fbf0b985e490a63ab5c26e2e2d9a45503036fee7c19fdab7fae8ca79c3f0b15",
+    "longlamp/review": "2a97ef1388c09c3d0e43e207a67367b0ac11756e4c2752c69fd010378ab72fa0",
+    "longlamp/topic": "c6116d09f7f2bd6b8e33a265110e7d9a644430712cfea82f3b4705135b930a89",
+}
+
 each_task = pytest.mark.parametrize("name", [*LAMP, *CONFIGS])
 
 
@@ -176,6 +191,15 @@ def test_how_items_are_stated_and_joined():
     assert paper["profile"][0]["abstract"] not in prompt_of("LaMP-1", paper)  # citations are told by titles alone
     long = {"title": "T", "abstract": " ".join(f"w{i}" for i in range(800))}
     assert tasks()["LongLaMP-abstract"].stated(long).endswith('w749" is the abstract for the title "T"')
+
+
+def test_every_prompt_file_is_as_it_was_pinned():
+    assert {prompt: load_prompt(prompt).digest for prompt in GOLDEN} == GOLDEN
+    asked = {prompt for name in [*LAMP, *CONFIGS] for prompt in tasks()[name].prompts.values()}
+    shipped = {f"{path.parent.name}/{path.stem}" for path in ROOT.glob("prompts/*lamp/*.txt")}
+    assert asked == shipped == GOLDEN.keys()
+    readme = (ROOT / "prompts/README.md").read_text(encoding="utf-8")
+    assert all(f"`{Path(prompt).name}.txt`" in readme for prompt in GOLDEN)
 
 
 # The whole way
