@@ -379,3 +379,17 @@ def test_the_choices_a_model_is_held_to_are_the_labels():
     assert text("Two.\n\nParts é")
     assert not any(map(line, ["", " x", "two\nlines"]))
     assert not any(map(text, ["", "\n"]))
+
+
+@pytest.mark.engine
+def test_a_real_model_is_held_to_the_choices(tmp_path):
+    """The demo's model, which says anything when it is free, gives a tag of the list at its first try."""
+    dataset, answers = save(read_sample("LaMP-2"), tmp_path / "dev.json"), tmp_path / "answers.json"
+    command = ["baselines.py", "--model_addr", "demo/models/chat", "--inputs_addr", dataset, "--output_addr", answers]
+    command += ["--rag", "--num_contexts", "2", "--max_tokens", "20", "--max_retries", "0", "--max_model_len", "2048"]
+    command += ["--constrained_decoding", "always"]
+    subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, check=True, capture_output=True, timeout=600)
+    outputs = [outputs[0] for outputs in json.loads(answers.read_text()).values()]
+    assert len(outputs) == 6
+    assert all(output["constrained"] and output["parsed"] == "strict" for output in outputs)
+    assert {output["output"] for output in outputs} <= set(TAGS)
