@@ -40,7 +40,7 @@ class Layout:
         return " ".join(str(item[field]) for field in self.compared)
 
     def check_profile(self, record: Record, where: str) -> None:
-        """The items, whose fields may be empty but not all, and the question's anchor."""
+        """The items, whose texts may be empty, and the question's anchor."""
         if not isinstance(record.get("profile"), list):
             raise UserError(f"{where}: field 'profile' is {kind(record.get('profile'))}; it must be a list of items")
         for number, item in enumerate(record["profile"]):
@@ -59,8 +59,6 @@ class Layout:
             is_number = field in NUMBERS and type(value) in (int, float)
             if not is_number and not (isinstance(value, str) and is_unicode(value)):
                 raise UserError(f"{where}: field {field!r} is {kind(value)}; it must be a text")
-        if not self.item_text(item).strip():
-            raise UserError(f"{where}: {' and '.join(self.compared)}: nothing but empty texts")
 
 
 def after(anchor: str) -> Callable[[str], str]:

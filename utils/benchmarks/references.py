@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from utils.benchmarks.checks import check_text
+from utils.benchmarks.checks import is_unicode
 from utils.benchmarks.task import Metric, Record
 from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.cli.errors import kind, quote
 from utils.scoring import references
 from utils.scoring.direct import summarize_scores
 from utils.scoring.pooled import ROOT_MEAN_SQUARE, Pooled, macro_f1
@@ -15,7 +15,13 @@ from utils.scoring.verdicts import Verdict, is_answered, origin
 
 Entry = dict[str, Any]
 POOLED = ("score", "score_unscored_as_zero")  # of a score file's head; no verdict is ever missing
-check_target = partial(check_text, field="target")
+
+
+def check_target(record: Record, where: str) -> None:
+    """An empty text is a reference too, to which nothing is like."""
+    value = record.get("target")
+    if not isinstance(value, str) or not is_unicode(value):
+        raise UserError(f"{where}: field 'target' is {kind(value)}; it must be a text")
 
 
 def check_label(record: Record, where: str, labels: Sequence[str]) -> None:
