@@ -152,6 +152,7 @@ def test_macro_f1_has_an_interval_and_the_swap_test_s_daggers(table_of):
     low, high = map(float, interval.strip("[]").split(", "))
     assert low < float(difference) < high
     assert (t_test, effect_size, paired) == ("–", "–", "60")
+    assert "Permutation test: 10,000 swaps of the two answers, two-sided." in text
     assert float(permutation.strip("<")) < 0.05
 
 

@@ -95,9 +95,10 @@ def intervals_table(systems: list[System], contrasts: list[Contrast], correct: b
             cells += [signed(result.effect_size, 2), str(result.num_questions)]
             rows.append([Cell(text) for text in cells])
     average = "; the average has none" if MACRO in columns_of(systems[0].task) else ""
+    drawn = "sign flips" if systems[0].metric.pooled is None else "swaps of the two answers"
     notes = [
         "Difference: system minus baseline, over the questions that both have a score of. "
-        f"Interval: bootstrap, {RESAMPLES:,} resamples. Permutation test: {PERMUTATIONS:,} sign flips, two-sided. "
+        f"Interval: bootstrap, {RESAMPLES:,} resamples. Permutation test: {PERMUTATIONS:,} {drawn}, two-sided. "
         f"Effect size: Cohen's d_z of the paired differences{average}."
     ]
     short = {**systems[0].task.short, MACRO: "Average"}
