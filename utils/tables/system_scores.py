@@ -142,7 +142,7 @@ def _make_system(name: str, paths: list[str], task: Task, scores: dict[str, Scor
         group, _, subgroup = task.group_words
         first = system.entries[0]
         raise UserError(
-            f"{_few(paths)}: question {quote(first['id'])}: no {group} is known for the {subgroup} "
+            f"{few(paths)}: question {quote(first['id'])}: no {group} is known for the {subgroup} "
             f"{quote(first.get('subgroup'))}, nor for any other question's\n"
             f"  add it to the {group} it belongs to at the top of {task.facts}"
         )
@@ -198,12 +198,12 @@ def check_same_content(questions: Iterable[tuple[dict[str, Any], list[str]]]) ->
             others = others or (paths, first_paths)
     if others is not None:
         raise UserError(
-            f"{_few(others[0])}: not what was judged in {_few(others[1])} under the same ids: {first_five(differing)}\n"
+            f"{few(others[0])}: not what was judged in {few(others[1])} under the same ids: {first_five(differing)}\n"
             "  another question, or another text shown with it, as of another commit of the dataset: judge both on one"
         )
 
 
-def _few(paths: list[str]) -> str:
+def few(paths: list[str]) -> str:
     return ", ".join(paths[:5]) + (", ..." if len(paths) > 5 else "")
 
 
@@ -213,7 +213,7 @@ def check_same_questions(systems: list[System]) -> None:
     for system in systems:
         if lacking := sorted(all_ids - system.asked_ids()):
             raise UserError(
-                f"--system {system.name!r} ({_few(system.paths)}) "
+                f"--system {system.name!r} ({few(system.paths)}) "
                 f"lacks {len(lacking)} of the {len(all_ids)} questions of all systems: {first_five(lacking)}\n"
                 "  give score files of the same questions, or --allow_partial to compare what is there"
             )
