@@ -20,7 +20,7 @@ from utils import cli
 from utils.cli import UserError
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.files.json_files import read_bytes
-from utils.tables.drawing import figure_style, new_figure, render_figure
+from utils.tables.drawing import figure_style, new_figure, render_figure, tidy
 from utils.tables.formats import counted
 
 if TYPE_CHECKING:
@@ -117,8 +117,7 @@ def make_figure(log: dict[str, dict[int, float]]) -> "Figure":
         panels[1].set_ylabel("aspect recall (0 to 1)")
         panels[1].set_ylim(0, 1)  # markers at 0 and 1 are whole, for nothing is clipped
     for panel in panels:
-        panel.grid(color="0.9", linewidth=0.6)
-        panel.spines[["top", "right"]].set_visible(False)
+        tidy(panel, "both")
     panels[-1].xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     panels[-1].set_xlabel("training step")
     return figure

@@ -17,7 +17,7 @@ from utils.cli import UserError
 from utils.cli.errors import printable, quote
 from utils.parsing.plans import one_line
 from utils.records.stream import DatasetFile
-from utils.tables.drawing import drawable, figure_style, new_figure, shorten
+from utils.tables.drawing import drawable, figure_style, new_figure, shorten, tidy
 from utils.tables.formats import plural
 
 if TYPE_CHECKING:
@@ -225,6 +225,4 @@ def draw_bars(panel: "Axes", bars: dict[int, int]) -> None:
     panel.locator_params(axis="x", nbins=4, integer=True)
     panel.tick_params(axis="x", labelsize=8)
     panel.tick_params(axis="y", length=0)
-    panel.grid(axis="x", color="0.9", linewidth=0.6)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
+    tidy(panel, "x")
