@@ -32,10 +32,7 @@ def column_means(system: System) -> dict[str, float | None]:
 
 @dataclass(frozen=True)
 class Point:
-    """A mean score, its 95% interval by a bootstrap over questions, and the number of questions that have a score.
-
-    Mean and interval are None where they are undefined.
-    """
+    """A mean score, its 95% interval by a bootstrap over questions, None where undefined, and how many have a score."""
 
     mean: float | None
     interval: tuple[float, float] | None

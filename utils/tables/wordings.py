@@ -1,7 +1,6 @@
-"""Whose words stood in the prompts behind score files, the judge's and the answers', and what held outputs to a schema.
+"""Whose words stood in the prompts behind score files, as manifests tell it, and what held outputs to a schema.
 
-The paper prints some of its prompts as text and others as images, so some of ours are in our own words
-(prompts/README.md). Who sets a score beside a published one has to know whose words made it. All is told by manifests.
+Some of our prompts are in our own words (prompts/README.md); who compares with a published score has to know of which.
 """
 
 from collections.abc import Iterable
@@ -13,7 +12,7 @@ from utils.tables.system_scores import System
 NOT_KNOWN = "not known"
 PUBLISHED = ("the paper's", "the public code's")
 
-Told = dict[str, dict[str, list[str]]]  # of a prompt or a kind of output what is told, and of which systems
+Told = dict[str, dict[str, dict[str, None]]]  # of a prompt or a kind of output what is told, and of which systems
 
 
 def wording_note(systems: Iterable[System]) -> str:
@@ -38,8 +37,7 @@ def collect(systems: Iterable[System]) -> tuple[Told, Told, Told]:
         for path in system.paths:
             for table, facts in zip(tables, _facts(path), strict=True):
                 for name, told in facts.items():
-                    names = table.setdefault(name, {}).setdefault(told, [])
-                    names += [] if system.name in names else [system.name]
+                    table.setdefault(name, {}).setdefault(told, {})[system.name] = None
     return tables
 
 
@@ -58,10 +56,8 @@ def _facts(path: str) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
 
 def _listed(table: Told) -> str:
     """`rag the paper's, planpers our own (PlanPers), another (Ours)`"""
-    return ", ".join(f"{name} {_told(its)}" for name, its in table.items())
-
-
-def _told(its: dict[str, list[str]]) -> str:
-    if len(its) == 1:
-        return next(iter(its))
-    return ", ".join(f"{told} ({', '.join(names)})" for told, names in its.items())
+    parts = []
+    for name, its in table.items():
+        by_system = ", ".join(f"{told} ({', '.join(names)})" for told, names in its.items())
+        parts.append(f"{name} {by_system if len(its) > 1 else next(iter(its))}")
+    return ", ".join(parts)
