@@ -19,31 +19,18 @@ Entry = dict[str, Any]  # of a score file: a question with its score
 
 # Of a score file's fingerprint what changes a verdict: who judged, asked what, and how the verdict was drawn.
 JUDGE_SETTINGS = (
-    "strategy",
-    "judge",
-    REPORTED,
-    "prompt",
-    "temperature",
-    "top_p",
-    "max_tokens",
-    "constrained_decoding",
-    "dtype",
-)
+    "strategy", "judge", REPORTED, "prompt", "temperature", "top_p", "max_tokens", "constrained_decoding", "dtype",
+)  # fmt: skip
 
 
 @dataclass
 class System:
-    """A row's name and everything its score files hold.
-
-    Attributes:
-        files: by path the entries of each.
-        partial_files: those that hold a part of a dataset.
-    """
+    """A row's name and everything its score files hold."""
 
     name: str
     task: Task
-    files: dict[str, list[Entry]]
-    partial_files: list[str] = field(default_factory=list)
+    files: dict[str, list[Entry]]  # by path the entries of each
+    partial_files: list[str] = field(default_factory=list)  # those that hold a part of a dataset
 
     @property
     def paths(self) -> list[str]:
@@ -81,23 +68,12 @@ def add_unscored_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def read_systems(arguments: list[list[str]], unscored_as_zero: bool = False) -> list[System]:
-    """Read the score files of every `[name, file, ...]`.
-
-    Args:
-        unscored_as_zero: as of `read_scores`.
+    """Read the score files of every `[name, file, ...]`; `unscored_as_zero` is as of `read_scores`.
 
     Raises:
         UserError: a name given twice or without files, a file of two systems, a file that is not a score file, a
             question that stands twice in a system, a system without a question of a known group, files of two tasks.
     """
-    _check_arguments(arguments)
-    paths = [path for _, *its_paths in arguments for path in its_paths]
-    scores = {path: read_scores(path, unscored_as_zero=unscored_as_zero) for path in paths}
-    task = task_of_all(scores)
-    return [_make_system(one_line(name), its_paths, task, scores) for name, *its_paths in arguments]
-
-
-def _check_arguments(arguments: list[list[str]]) -> None:
     names: set[str] = set()
     system_of: dict[str, str] = {}
     for name, *paths in arguments:
@@ -107,11 +83,15 @@ def _check_arguments(arguments: list[list[str]]) -> None:
             raise UserError(f"--system {name!r} is given twice; put all its files behind one --system")
         names.add(one_line(name))
         for path in paths:
-            if system_of.setdefault(os.path.realpath(path), name) != name:
+            if (other := system_of.setdefault(os.path.realpath(path), name)) != name:
                 raise UserError(
-                    f"{path}: stands behind --system {system_of[os.path.realpath(path)]!r} and --system {name!r}\n"
+                    f"{path}: stands behind --system {other!r} and --system {name!r}\n"
                     "  give each system its own score files"
                 )
+    files = [path for _, *paths in arguments for path in paths]
+    scores = {path: read_scores(path, unscored_as_zero=unscored_as_zero) for path in files}
+    task = task_of_all(scores)
+    return [_make_system(one_line(name), paths, task, scores) for name, *paths in arguments]
 
 
 def task_of_all(scores: dict[str, Scores]) -> Task:
@@ -161,33 +141,31 @@ def check_same_judge(paths: Iterable[str]) -> list[str]:
     Raises:
         UserError: two of them differ in one of `JUDGE_SETTINGS`.
     """
-    told = {path: _judge_settings(path) for path in paths}
-    known = [(path, settings) for path, settings in told.items() if settings is not None]
+    told = {}
+    unknown = []
+    for path in paths:
+        manifest = manifest_of(path)
+        if manifest is None:
+            unknown.append(path)
+        else:
+            told[path] = {name: manifest["fingerprint"].get(name) for name in JUDGE_SETTINGS}
     # All are compared with one, which knows what its judge's server reported where any does.
-    first, expected = max(known, key=lambda pair: pair[1][REPORTED] is not None, default=(None, {}))
-    for path, settings in known:
-        if differing := differing_names(expected, settings):
-            both = [(name, tell_apart(repr(settings[name]), repr(expected[name]), length=100)) for name in differing]
+    first = max(told, key=lambda path: told[path][REPORTED] is not None, default=None)
+    for path, settings in told.items():
+        if differing := differing_names(told[first], settings):
+            both = [(name, tell_apart(repr(settings[name]), repr(told[first][name]), length=100)) for name in differing]
             pairs = "; ".join(f"{name} {its}, not {first_ones}" for name, (its, first_ones) in both)
             raise UserError(
                 f"{path}: judged in another way than {first}\n  {pairs}\n"
                 "  scores of different judges, prompts or settings do not compare: judge both alike, or keep them apart"
             )
-    return [path for path, settings in told.items() if settings is None]
-
-
-def _judge_settings(path: str) -> dict[str, Any] | None:
-    manifest = manifest_of(path)
-    if manifest is None:
-        return None
-    return {name: manifest["fingerprint"].get(name) for name in JUDGE_SETTINGS}
+    return unknown
 
 
 def check_same_content(questions: Iterable[tuple[dict[str, Any], list[str]]]) -> None:
     """Raise UserError where one id stands for two things that judges were shown, as in two datasets.
 
-    Args:
-        questions: entries of score files, each with the files it may be from.
+    The questions are entries of score files, each with the files it may be from.
     """
     known: dict[str, tuple[str, list[str]]] = {}
     differing, others = [], None
