@@ -27,14 +27,13 @@ from utils.files.derived_files import add_overwrite_argument, prepare_derived, p
 from utils.files.json_files import read_json
 from utils.parsing.plans import one_line
 from utils.tables import paper_figures
-from utils.tables.columns import points_of
 from utils.tables.dataset_counts import communities_figure, read_columns
 from utils.tables.drawing import render_figure
 from utils.tables.formats import counted
 from utils.tables.notes import print_notes, read_compared
 from utils.tables.paper_figures import HATCHES, MOST_EVALUATORS, Evaluator
 from utils.tables.score_table import make_row
-from utils.tables.system_scores import System, add_unscored_argument
+from utils.tables.system_scores import System, add_unscored_argument, points_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -27,12 +27,11 @@ from utils.cli.errors import quote
 from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
 from utils.parsing.plans import one_line
 from utils.tables import score_table
-from utils.tables.columns import columns_of
 from utils.tables.comparisons import compare
 from utils.tables.formats import to_csv, to_latex, to_markdown
 from utils.tables.notes import print_notes, read_compared
 from utils.tables.paper_results import read_paper
-from utils.tables.system_scores import add_unscored_argument
+from utils.tables.system_scores import add_unscored_argument, columns_of
 
 SCRIPT = "utils/make_table.py"
 

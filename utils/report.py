@@ -30,10 +30,9 @@ from utils.records.datasets import read_dataset
 from utils.records.responses import match_responses, read_plans, read_responses
 from utils.tables import report_page
 from utils.tables.formats import counted
-from utils.tables.notes import read_compared
+from utils.tables.notes import read_compared, wording_note
 from utils.tables.report_page import Datasets, Side, is_whole, posts_used, rubric
 from utils.tables.system_scores import System
-from utils.tables.wordings import wording_note
 
 SCRIPT = "utils/report.py"
 

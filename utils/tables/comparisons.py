@@ -9,9 +9,8 @@ from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.tables import significance
-from utils.tables.columns import strata_by_column
 from utils.tables.significance import ALPHA, Strata, bootstrap_interval, permutation_test
-from utils.tables.system_scores import System
+from utils.tables.system_scores import System, strata_by_column
 
 T_TEST, PERMUTATION = "t-test p", "permutation p"
 

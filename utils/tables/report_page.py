@@ -12,10 +12,9 @@ from typing import Any
 from utils.benchmarks.task import Record, Task
 from utils.scoring.aspects import VERDICTS
 from utils.scoring.means import mean
-from utils.tables.columns import MACRO, points_of, unplaced_point
 from utils.tables.formats import plural
 from utils.tables.score_table import means_table
-from utils.tables.system_scores import Entry, System
+from utils.tables.system_scores import MACRO, Entry, System, points_of, unplaced_point
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 UNKNOWN = "unknown"  # the group of questions that none is known for

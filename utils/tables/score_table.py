@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from utils.benchmarks.task import Task
-from utils.tables.columns import MACRO, column_means, columns_of
 from utils.tables.comparisons import PERMUTATION, T_TEST, Contrast, has_dagger, is_corrected, shown_p
 from utils.tables.formats import Cell, Table, counted, interval_text, number, p_text, plural, signed
+from utils.tables.notes import wording_columns, wording_note
 from utils.tables.paper_results import Paper
 from utils.tables.significance import ALPHA, PERMUTATIONS, RESAMPLES
-from utils.tables.system_scores import System
-from utils.tables.wordings import wording_columns, wording_note
+from utils.tables.system_scores import MACRO, System, column_means, columns_of
 
 
 @dataclass(frozen=True)
