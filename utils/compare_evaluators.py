@@ -104,13 +104,7 @@ def check_files(args: argparse.Namespace) -> list[str]:
 def read_evaluators(arguments: list[list[str]], unscored_as_zero: bool) -> list[Evaluator]:
     """The evaluators of every `[name, file, ...]`, in the order of their names' first appearance.
 
-    Args:
-        unscored_as_zero: as of `read_scores`; a pairwise comparison without a verdict has no result all the same.
-
-    Raises:
-        UserError: a file that is not a score file, files that are of two tasks, or not of one strategy or not as many
-            as it takes, two files without a common question, a question that stands twice in an evaluator, or is not
-            the same in both systems.
+    With `unscored_as_zero`, as of `read_scores`, a pairwise comparison without a verdict has no result all the same.
     """
     evaluators: dict[str, Evaluator] = {}
     read: dict[str, Scores] = {}
@@ -274,7 +268,6 @@ def describe_humans(human: dict[str, Any]) -> str:
 
 
 def describe_left_out(row: dict[str, Any]) -> str | None:
-    """Which questions are not compared, None where all are."""
     missing = "result" if row["strategy"] == "pairwise" else "score of both systems"
     counts = {
         "rated but not in its files": row["not_in_files"],

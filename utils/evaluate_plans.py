@@ -74,7 +74,9 @@ def main(argv: list[str] | None = None) -> int:
     if task.gold_plan is None:
         raise UserError(f"{args.inputs_addr}: {task.name} has no gold plans to compare with")
     plans = read_plans(args.plans_addr)
-    planned = records_with_a_plan(records, plans, args)
+    missing = [record["id"] for record in records if record["id"] not in plans]
+    check_missing(missing, len(records), args)
+    planned = [record for record in records if record["id"] in plans]
     questions = [read_question(record, plans, task, args) for record in planned if task.gold_plan(record)]
     if not questions:
         needs = " and ".join(task.gold_plan_needs)
@@ -92,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     means = means_by_group(questions, task)
     left_out = {
         "without gold aspects": [record["id"] for record in planned if not task.gold_plan(record)],
-        "not in the file of plans": [record["id"] for record in records if record["id"] not in plans],
+        "not in the file of plans": missing,
     }
     print(describe_rules(args), to_markdown([make_table(means, left_out, task)]), sep="\n", end="")
     if outputs:
@@ -105,10 +107,9 @@ def main(argv: list[str] | None = None) -> int:
 # Reading
 
 
-def records_with_a_plan(records: list[Record], plans: dict[str, Any], args: argparse.Namespace) -> list[Record]:
-    """Those of `records` that stand in the file of plans, which may hold other datasets' questions too."""
-    missing = [record["id"] for record in records if record["id"] not in plans]
-    if len(missing) == len(records):
+def check_missing(missing: list[str], num_questions: int, args: argparse.Namespace) -> None:
+    """Raise UserError where no question stands in the file of plans, or not every one without --allow_partial."""
+    if len(missing) == num_questions:
         raise UserError(
             f"{args.plans_addr}: holds no plan for any question of {args.inputs_addr}\n"
             "  give the dataset these plans were made for"
@@ -116,9 +117,8 @@ def records_with_a_plan(records: list[Record], plans: dict[str, Any], args: argp
     if missing and not args.allow_partial:
         raise UserError(
             f"{args.plans_addr}: only a part of the questions has a plan; --allow_partial evaluates that part\n"
-            f"  {len(missing)} of {len(records)} questions without a plan: {first_five(missing)}"
+            f"  {len(missing)} of {num_questions} questions without a plan: {first_five(missing)}"
         )
-    return [record for record in records if record["id"] in plans]
 
 
 def read_question(record: Record, plans: dict[str, Any], task: Task, args: argparse.Namespace) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def mean_scores(questions: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What decides the figures; without the embedding rule nothing of it."""
+    """What decides the figures."""
     found = {"inputs_sha256": file_hash(args.inputs_addr), "plans_sha256": file_hash(args.plans_addr)}
     found["words_threshold"] = args.words_threshold
     if args.embedding_model != "none":

@@ -144,11 +144,7 @@ def check_known(ids: Iterable[str], questions: dict[str, Record], path: str) -> 
 def read_scores_into(
     sides: list[Side], files: dict[str, dict[str, list[str]]], datasets: Datasets
 ) -> tuple[list[System], list[str]]:
-    """Read the score files, as utils/make_table.py does, into the sides; the systems that have any, and notes on them.
-
-    Raises:
-        UserError: as `read_compared`, or scores of another task or other aspects than the dataset's.
-    """
+    """Read the score files into the sides, as utils/make_table.py does: the systems with any, and notes on them."""
     arguments = [[name, *kinds["scores"]] for name, kinds in files.items() if kinds["scores"]]
     if not arguments:
         return [], []
@@ -161,8 +157,8 @@ def read_scores_into(
         for entry in system.entries:
             asked = [title for title, *_ in rubric(system.task, datasets.questions[entry["id"]])]
             if not is_whole(entry) and [detail["aspect"] for detail in entry["details"]] != asked:
-                its = f"question {quote(entry['id'])} was judged by other aspects than its dataset's"
-                raise UserError(f"{where}: {its}")
+                one = f"{where}: question {quote(entry['id'])}"
+                raise UserError(f"{one} was judged by other aspects than its dataset's")
         [side] = (side for side in sides if side.name == system.name)
         side.verdicts = {entry["id"]: entry for entry in system.entries}
     judged = any(metric.judge for metric in datasets.task.metrics.values())

@@ -35,22 +35,17 @@ class Evaluator:
 
 
 def read_human(path: str) -> dict[str, list[str]]:
-    """The choices of the raters by question id, one or more a question, each one of `PREFERENCES`.
-
-    Raises:
-        UserError: a question has neither a choice nor a list of them, or there are no questions.
-    """
+    """The choices of the raters by question id, one or more a question, each one of `PREFERENCES`."""
     choices = read_json(path)
     if not isinstance(choices, dict) or not choices:
         raise UserError(f'{path}: not an object {{question id: "first", "second" or "tie"}}, or an empty one')
     choices = {question_id: [its] if isinstance(its, str) else its for question_id, its in choices.items()}
     for question_id, its in choices.items():
-        where = f"{path}: id {quote(question_id)}"
+        where, wanted = f"{path}: id {quote(question_id)}", '"first", "second" or "tie" belongs'
         if not isinstance(its, list) or not its:
-            raise UserError(f'{where}: {quote(its)} where "first", "second" or "tie" belongs, or a list of these')
-        for choice in its:
-            if not isinstance(choice, str) or choice not in PREFERENCES:
-                raise UserError(f'{where}: {quote(choice)} where "first", "second" or "tie" belongs')
+            raise UserError(f"{where}: {quote(its)} where {wanted}, or a list of these")
+        if wrong := [choice for choice in its if choice not in list(PREFERENCES)]:
+            raise UserError(f"{where}: {quote(wrong[0])} where {wanted}")
     return choices
 
 
@@ -150,13 +145,10 @@ def outcome(preference: float) -> int:
 def agreement(pairs: Pairs, tie_credit: float = 0.0) -> float | None:
     """Share of the questions with the same outcome on both sides, 0 to 1; None without questions.
 
-    Args:
-        tie_credit: what a question counts where the first side alone says tie.
+    Where the first side alone says tie, a question counts `tie_credit`.
     """
-    if not pairs:
-        return None
-    half_right = sum(mine == 0 != theirs for mine, theirs in pairs)
-    return (num_agreeing(pairs) + tie_credit * half_right) / len(pairs)
+    ties = sum(mine == 0 != theirs for mine, theirs in pairs)
+    return (num_agreeing(pairs) + tie_credit * ties) / len(pairs) if pairs else None
 
 
 def num_agreeing(pairs: Pairs) -> int:

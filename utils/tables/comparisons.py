@@ -111,7 +111,6 @@ def compare_strata(strata: Strata, intervals: bool) -> Result:
 
 
 def holm_name(test: str) -> str:
-    """The name of a test's corrected p-values."""
     return f"{test} (Holm)"
 
 
@@ -127,9 +126,6 @@ def is_corrected(contrasts: Sequence[Contrast]) -> bool:
 def has_dagger(contrasts: Sequence[Contrast], system: str, column: str) -> bool:
     """Is the system significantly better than every baseline in this column?"""
     results = [contrast.results[column] for contrast in contrasts if contrast.system == system]
-    return bool(results) and all(map(_is_better, results))
-
-
-def _is_better(result: Result) -> bool:
-    p = shown_p(result, T_TEST)
-    return p is not None and p < ALPHA and result.difference > 0
+    p_values = [shown_p(result, T_TEST) for result in results]
+    is_significant = bool(results) and all(p is not None and p < ALPHA for p in p_values)
+    return is_significant and all(result.difference > 0 for result in results)

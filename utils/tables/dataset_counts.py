@@ -62,11 +62,7 @@ class Column:
 
 
 def read_columns(paths: list[str]) -> list[Column]:
-    """Count files: the paper's in the paper's order, then the others as they were given.
-
-    Raises:
-        UserError: a file is given twice, files are of two tasks, or as for `count_file`.
-    """
+    """Count files: the paper's in the paper's order, then the others as they were given."""
     if twice := [path for path, count in Counter(paths).items() if count > 1]:
         raise UserError(f"--inputs_addr {twice[0]}: given twice; give a file once")
     counts = count_files(paths)
@@ -105,11 +101,7 @@ def _die_of_signals() -> None:
 
 
 def count_file(path: str) -> Counts:
-    """Count a dataset, a record in memory at a time.
-
-    Raises:
-        UserError: as `read_dataset`, or a field is neither missing nor what it must be.
-    """
+    """Count a dataset, a record in memory at a time; UserError where a field is neither missing nor as it must be."""
     file = DatasetFile(path)
     counts = Counts("")
     for number, record in enumerate(file.scan()):

@@ -128,10 +128,13 @@ def systems_figure(rows: list[Row]) -> "Figure":
 
 def draw_system(panel: "Axes", row: Row, groups: list[str], number: int, num_systems: int) -> "BarContainer":
     """The bars of one of the systems, with the scores printed on them; where there is none stands a dash."""
+    from matplotlib import colormaps
+
     width = 0.84 / num_systems
     places = [place + (number - (num_systems - 1) / 2) * width for place in range(len(groups))]
     means = [row.means[group] for group in groups]
-    color = shade(number, num_systems)
+    # Each is darker than the one before, also in grey and to the colour-blind.
+    color = colormaps["cividis"](0.95 - 0.8 * number / (num_systems - 1))
     hatch = {"hatch": HATCHES[number], "hatchcolor": "black" if sum(color[:3]) > 1 else "white"}
     bars = panel.bar(places, [mean or 0 for mean in means], width, color=color, edgecolor="black", lw=0.6, **hatch)
     texts = ["–" if mean is None else decimals(mean, 3) for mean in means]
@@ -141,15 +144,7 @@ def draw_system(panel: "Axes", row: Row, groups: list[str], number: int, num_sys
 
 
 def percent_text(first: float | None, last: float | None) -> str:
-    """The last score in percent of the first, a dash where that has no value."""
     return "–" if not first or last is None else f"{last / first:.0%}"
-
-
-def shade(number: int, count: int) -> tuple[float, ...]:
-    """The colour of one of `count` systems, each darker than the one before, also in grey and to the colour-blind."""
-    from matplotlib import colormaps
-
-    return colormaps["cividis"](0.95 - 0.8 * number / (count - 1))
 
 
 # Figure 4

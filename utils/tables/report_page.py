@@ -137,9 +137,8 @@ def failures(side: Side, question_id: str) -> list[str]:
 
     The first is the system's failure and may have a score, 0; the second is the judge's.
     """
-    found = []
-    if question_id not in side.responses or not (side.responses[question_id][0]["output"] or "").strip():
-        found.append("no answer")
+    [answer, *_] = side.responses.get(question_id, [{"output": None}])
+    found = [] if (answer["output"] or "").strip() else ["no answer"]
     if side.verdicts is not None:
         entry = side.verdicts.get(question_id)
         if entry is None or any(detail["score"] is None for detail in entry["details"]):
@@ -225,9 +224,8 @@ def words(task: Task) -> dict[str, str]:
     number = len(task.groups)
     average = f", the average (macro) the mean of the {NUMBERS.get(number, number)} {groups}" if number > 1 else ""
     lower = {"group": group, "subgroup": subgroup, "subgroups": plural(subgroup)}
-    return {"task": task.name, "average": average, **lower} | {
-        name.capitalize(): text.capitalize() for name, text in lower.items()
-    }
+    upper = {name.capitalize(): text.capitalize() for name, text in lower.items()}
+    return {"task": task.name, "average": average, **lower, **upper}
 
 
 def source_hash(source: str) -> str:

@@ -122,8 +122,7 @@ def dagger_notes(contrasts: list[Contrast], marked: bool, task: Task) -> Iterato
 def left_out_notes(contrasts: list[Contrast]) -> Iterator[str]:
     """The comparisons that could not use every question."""
     for contrast in contrasts:
-        pairing = contrast.pairing
-        if pairing.only_first or pairing.only_second or pairing.neither:
+        if contrast.pairing.only_first or contrast.pairing.only_second or contrast.pairing.neither:
             yield _describe_pairing(contrast)
 
 

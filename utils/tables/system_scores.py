@@ -76,8 +76,7 @@ def read_systems(arguments: list[list[str]], unscored_as_zero: bool = False) -> 
     """Read the score files of every `[name, file, ...]`; `unscored_as_zero` is as of `read_scores`.
 
     Raises:
-        UserError: a name given twice or without files, a file of two systems, a file that is not a score file, a
-            question that stands twice in a system, a system without a question of a known group, files of two tasks.
+        UserError: a name, a file or a question stands twice, or a system has none of them that is of use; two tasks.
     """
     names: set[str] = set()
     system_of: dict[str, str] = {}
@@ -146,11 +145,9 @@ def check_same_judge(paths: Iterable[str]) -> list[str]:
     Raises:
         UserError: two of them differ in one of `JUDGE_SETTINGS`.
     """
-    told = {}
-    unknown = []
+    told, unknown = {}, []
     for path in paths:
-        manifest = manifest_of(path)
-        if manifest is None:
+        if (manifest := manifest_of(path)) is None:
             unknown.append(path)
         else:
             told[path] = {name: manifest["fingerprint"].get(name) for name in JUDGE_SETTINGS}
@@ -167,11 +164,8 @@ def check_same_judge(paths: Iterable[str]) -> list[str]:
     return unknown
 
 
-def check_same_content(questions: Iterable[tuple[dict[str, Any], list[str]]]) -> None:
-    """Raise UserError where one id stands for two things that judges were shown, as in two datasets.
-
-    The questions are entries of score files, each with the files it may be from.
-    """
+def check_same_content(questions: Iterable[tuple[Entry, list[str]]]) -> None:  # each with the files it may be from
+    """Raise UserError where one id stands for two things that judges were shown, as in two datasets."""
     known: dict[str, tuple[str, list[str]]] = {}
     differing, others = [], None
     for question, paths in questions:
