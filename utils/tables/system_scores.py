@@ -65,11 +65,8 @@ class System:
 
 def add_unscored_argument(parser: argparse.ArgumentParser) -> None:
     """One rule for what the judge left out, to be chosen wherever scores are averaged."""
-    parser.add_argument(
-        "--unscored_as_zero",
-        action="store_true",
-        help="count an aspect without a verdict as 0 (default: leave its question out of the means)",
-    )
+    what = "count an aspect without a verdict as 0 (default: leave its question out of the means)"
+    parser.add_argument("--unscored_as_zero", action="store_true", help=what)
 
 
 def read_systems(arguments: list[list[str]], unscored_as_zero: bool = False) -> list[System]:
