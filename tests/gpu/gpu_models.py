@@ -91,7 +91,7 @@ def save_adapter(folder: Path, shape: str, _: str) -> None:
 
     torch.manual_seed(0)
     base = AutoModelForCausalLM.from_pretrained(CHAT, dtype=torch.bfloat16)
-    config = LoraConfig(r=16, lora_alpha=16, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    config = LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     get_peft_model(base, config).save_pretrained(folder)
 
 

@@ -36,7 +36,7 @@ class Machine:
         self.num_gpus = torch.cuda.device_count() if device == "cuda" and has_gpu() else 0
         assert device == "cpu" or self.num_gpus, "--device cuda: torch sees no GPU here"
         self._deadline = time.monotonic() + MINUTES * 60 if self.num_gpus else None
-        self.idle = self.memory()
+        self.sizes, self.idle = self._ask("memory.total"), self.memory()
 
     def pick(self, on_gpu: object, on_cpu: object) -> object:
         """One size of work for a GPU, another for a CPU, which has the same to do in little."""
@@ -84,17 +84,21 @@ class Machine:
 
     def memory(self) -> list[int]:
         """MiB in use on each visible GPU; nothing on a CPU, or where nvidia-smi doesn't tell, as of a part of one."""
-        lines = ask_nvidia_smi("memory.used") or [] if self.num_gpus else []
+        return self._ask("memory.used")
+
+    def _ask(self, field: str) -> list[int]:
+        lines = ask_nvidia_smi(field) or [] if self.num_gpus else []
         return [int(line) for line in lines] if all(line.isdigit() for line in lines) else []
 
     def wait_until_idle(self) -> int:
-        """Wait for the memory that runs held; returns the most MiB that a GPU holds over what it held at first."""
+        """Wait for the memory that runs held; returns what is left, as `above_idle` has it."""
         while (held := self.above_idle(self.memory())) >= NEAR and self.seconds_left() > 0:
             time.sleep(LOOK)
         return held
 
     def above_idle(self, used: list[int]) -> int:
-        return max((now - before for now, before in zip(used, self.idle, strict=True)), default=0)
+        """The most MiB that a GPU holds over what it held at first."""
+        return max((now - before for now, before in zip(used, self.idle, strict=False)), default=0)
 
     @contextmanager
     def watching(self) -> Iterator[list[list[int]]]:
@@ -103,7 +107,8 @@ class Machine:
 
         def watch() -> None:
             while not done.wait(LOOK):
-                samples.append(self.memory())
+                if len(used := self.memory()) == len(self.idle):  # else it could not tell at that moment
+                    samples.append(used)
 
         thread = threading.Thread(target=watch, daemon=True)
         if self.idle:

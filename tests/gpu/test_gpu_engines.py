@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from gpu_runs import CHAT, NEAR, SAMPLE, lowest_between_peaks, needs_package
 
+from utils.models.memory import ALLOWANCE, GB, GIB, load_config, read_size
+
 pytestmark = needs_package("vllm")
 
 LOADING = re.compile(r"^loading .* \(this may take a minute or more\)$", re.MULTILINE)
-CACHE = re.compile(r"KV cache size: ([\d,]+) tokens")  # vLLM's own line, from --log_level info on
+CACHE = re.compile(r"KV cache size: ([\d,]+) tokens")  # vLLM's own lines, from --log_level info on
+CAPTURED = re.compile(r"Graph capturing finished in .*")
 FORESEEN = re.compile(r"memory (\S+): .*; ([\d.]+) are left for a KV cache of ([\d.]+) KiB a token")  # preflight's
 LENGTH = 2048  # tokens of prompt and output, of all runs: what is left for the KV cache hangs on it
 
@@ -44,7 +47,7 @@ def planned(machine, adapter, tmp_path_factory):
                 "planpers.py", "--planner_model", adapter, "--model_addr", CHAT, "--inputs_addr", SAMPLE / "test.json",
                 "--output_addr", output, "--limit", machine.pick(12, 4), "--num_contexts", 1, "--temperature", 0,
                 "--max_tokens_plan", 24, "--max_tokens", 64, "--max_retries", 1, "--max_model_len", LENGTH,
-                *["--enforce_eager"] * (mode == "eager"),
+                "--log_level", "info", *["--enforce_eager"] * (mode == "eager"),
             )  # fmt: skip
         return output, printed[mode]
 
@@ -55,6 +58,10 @@ def planned(machine, adapter, tmp_path_factory):
 def test_one_engine_plans_with_an_adapter_and_answers_with_its_base(machine, planned, adapter, mode, figure):
     output, printed = planned(mode)
     assert len(LOADING.findall(printed)) == 1
+    if machine.num_gpus:
+        captured = CAPTURED.search(printed)
+        figure(captured[0] if captured else "no graphs were captured")
+        assert (captured is not None) == (mode == "graphs")
     answers = answers_of(output)
     usable = sum(answer["output"] is not None for answer in answers)
     held = [answer for answer in answers if answer["constrained"]]
@@ -65,7 +72,7 @@ def test_one_engine_plans_with_an_adapter_and_answers_with_its_base(machine, pla
     free = [(records[key], plan["raw"]) for key, plan in plans.items() if not plan["constrained"]][:4]
     of_adapter, of_base = likeliest_shares(adapter, free)
     figure(f"of the tokens of {len(free)} free plans PEFT finds {of_adapter:.3f} the likeliest, its base {of_base:.3f}")
-    assert of_adapter >= 0.9 > of_base
+    assert of_adapter >= 0.9 and of_adapter - of_base >= 0.05
 
 
 def likeliest_shares(adapter, plans):
@@ -117,7 +124,7 @@ def test_eager_answers_as_graphs_do(planned, figure):
 
 @pytest.fixture(scope="module")
 def two_models(machine, generator, tmp_path_factory):
-    """planpers.py with two base models: (what it printed, MiB over idle on the first GPU every 0.1 s, its words)."""
+    """planpers.py with two base models: (what it printed, MiB over idle every 0.1 s, its words)."""
     output = tmp_path_factory.mktemp("two_models") / "answers.json"
     words = (
         "planpers.py", "--planner_model", CHAT, "--model_addr", generator, "--inputs_addr", SAMPLE / "test.json",
@@ -127,10 +134,10 @@ def two_models(machine, generator, tmp_path_factory):
     machine.wait_until_idle()
     with machine.watching() as samples:
         printed = machine.run(*words)
-    return printed, [machine.above_idle(used[:1]) for used in samples], words
+    return printed, [machine.above_idle(used) for used in samples], words
 
 
-def test_the_first_model_s_memory_is_free_before_the_second_loads(machine, two_models, figure):
+def test_the_first_models_memory_is_free_before_the_second_loads(machine, two_models, figure):
     printed, used, _ = two_models
     assert len(LOADING.findall(printed)) == 2
     if not machine.idle:
@@ -152,14 +159,15 @@ def compare_caches(machine, folder, found, words, figure):
     """Hold vLLM's tokens of KV cache against those that preflight foresees for the same command."""
     if machine.num_gpus:
         said = machine.run("utils/preflight.py", "--command", *words)
-        gigabytes, kib = {name: sizes for name, *sizes in FORESEEN.findall(said)}[str(folder)]
-        foreseen = float(gigabytes) * 1e9 / (float(kib) * 1024)
+        gigabytes, kib = {name: map(float, sizes) for name, *sizes in FORESEEN.findall(said)}[str(folder)]
+        cache, token_bytes = gigabytes * GB, kib * 1024
     else:
-        from utils.models.memory import GIB, load_config, read_size
-
-        foreseen = GIB / read_size(folder, load_config(folder)).token_bytes()  # VLLM_CPU_KVCACHE_SPACE
-    tokens = int(found.replace(",", ""))
+        cache, token_bytes = GIB, read_size(folder, load_config(folder)).token_bytes()  # VLLM_CPU_KVCACHE_SPACE
+    tokens, foreseen = int(found.replace(",", "")), cache / token_bytes
     figure(f"{tokens} tokens, foreseen {foreseen:.0f}: {tokens / foreseen:.3f} of it")
+    if machine.num_gpus:
+        taken = (ALLOWANCE + cache - tokens * token_bytes) / GIB
+        figure(f"so vLLM took {taken:.1f} GiB on a GPU besides, {ALLOWANCE / GIB:g} were guessed")
     assert tokens == pytest.approx(foreseen, rel=0.1)
 
 
@@ -180,7 +188,7 @@ def test_two_gpus_share_the_7b_shape(machine, generator, tmp_path, figure):
 # What a judge shares, and what a killed run keeps
 
 
-def test_the_judge_s_prompts_come_from_the_prefix_cache(machine, tmp_path, figure):
+def test_the_judges_prompts_come_from_the_prefix_cache(machine, tmp_path, figure):
     records = read(SAMPLE / "train.json")
     responses = {r["id"]: [{"output": " ".join(post["text"] for post in r["profile"])[:2500]}] for r in records}
     (tmp_path / "responses.json").write_text(json.dumps(responses))

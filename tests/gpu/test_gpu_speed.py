@@ -5,10 +5,12 @@ import json
 from gpu_runs import CHAT, ENCODER, needs_package
 
 
-def measure(machine, tmp_path, script, *flags):
-    """The figures of a benchmark, as it writes them."""
+def measure(machine, tmp_path, script, runs, *flags):
+    """The figures of a benchmark, as it writes them; on a CPU of one run."""
     output = tmp_path / "figures.json"
-    machine.run(f"tests/speed/{script}.py", "--json_addr", output, "--runs", machine.pick(3, 1), *flags, one_gpu=True)
+    machine.run(
+        f"tests/speed/{script}.py", "--json_addr", output, "--runs", machine.pick(runs, 1), *flags, one_gpu=True
+    )
     return json.loads(output.read_text())
 
 
@@ -19,10 +21,10 @@ def note(figure, figures, names):
         figure(f"{words} {figures[name]['median']:.3g}{bar}")
 
 
-def test_ranking_beside_the_plain_loop_and_the_card_s_rate(machine, tmp_path, figure):
+def test_ranking_beside_the_plain_loop_and_the_cards_rate(machine, tmp_path, figure):
     shape = ["--contriever_shape"] if machine.num_gpus else []
     figures = measure(
-        machine, tmp_path, "ranking", "--model_name", ENCODER, "--posts", machine.pick(3000, 40), *shape
+        machine, tmp_path, "ranking", 3, "--model_name", ENCODER, "--posts", machine.pick(2000, 40), *shape
     )  # fmt: skip
     names = {
         "fp32_to_plain": "fp32: times the plain loop",
@@ -38,10 +40,10 @@ def test_ranking_beside_the_plain_loop_and_the_card_s_rate(machine, tmp_path, fi
 
 
 @needs_package("vllm")
-def test_judging_and_answering_beside_vllm_s_own_generate(machine, tmp_path, figure):
-    sizes = machine.pick((24, 128), (2, 8))
+def test_judging_and_answering_beside_vllms_own_generate(machine, tmp_path, figure):
+    sizes = machine.pick((24, 128), (1, 8))
     figures = measure(
-        machine, tmp_path, "engine", "--model_addr", CHAT, "--questions", sizes[0], "--max_tokens", sizes[1]
+        machine, tmp_path, "engine", 5, "--model_addr", CHAT, "--questions", sizes[0], "--max_tokens", sizes[1]
     )  # fmt: skip
     names = {
         "judging_to_bare": "verdicts a second: times LLM.generate's",
@@ -55,10 +57,10 @@ def test_judging_and_answering_beside_vllm_s_own_generate(machine, tmp_path, fig
     assert min(figures[name]["median"] for name in ("judging_to_bare", "generation_to_bare")) > 0.5
 
 
-def test_training_beside_a_plain_loop_and_the_card_s_rate(machine, generator, tmp_path, figure):
-    mean, longest = machine.pick((1900, 4096), (60, 256))
+def test_training_beside_a_plain_loop_and_the_cards_rate(machine, generator, tmp_path, figure):
+    mean, longest = machine.pick((1500, 2048), (60, 256))
     figures = measure(
-        machine, tmp_path, "training", "--model_addr", generator, "--batch_size", 1, "--accumulated", 4,
+        machine, tmp_path, "training", 2, "--model_addr", generator, "--batch_size", 1, "--accumulated", 4,
         "--mean_tokens", mean, "--max_seq_length", longest, "--gradient_checkpointing",
     )  # fmt: skip
     names = {
