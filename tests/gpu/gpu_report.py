@@ -112,6 +112,9 @@ class Reporter:
             self._done.append(check)
             self._path.write_text(make_report(self._done, self._machine), encoding="utf-8")
 
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        terminalreporter.write_line(f"the report is {self._path}")
+
 
 def describe_machine(root: Path, device: str) -> dict[str, str]:
     cards, driver = find_cards()

@@ -158,6 +158,7 @@ def test_the_kv_cache_is_what_preflight_foresaw(machine, two_models, generator, 
 def compare_caches(machine, folder, found, words, figure):
     """Hold vLLM's tokens of KV cache against those that preflight foresees for the same command."""
     if machine.num_gpus:
+        machine.wait_until_idle()  # preflight wants to see the memory free
         said = machine.run("utils/preflight.py", "--command", *words)
         gigabytes, kib = {name: map(float, sizes) for name, *sizes in FORESEEN.findall(said)}[str(folder)]
         cache, token_bytes = gigabytes * GB, kib * 1024

@@ -4,13 +4,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import gpu_models
 import pytest
 from gpu_report import Check, Reporter, describe_check, make_report
-from gpu_runs import CHAT, ROOT, lowest_between_peaks
+from gpu_runs import CHAT, ROOT, Machine, lowest_between_peaks
 from test_gpu_engines import FORESEEN
 
 NVIDIA_SMI = "#!/bin/sh\necho 'Pretended GPU, 81559, 580.65.06'\n"
@@ -111,6 +113,33 @@ def test_weights_are_random_and_in_shards_that_transformers_loads(tmp_path, monk
 )
 def test_the_lowest_point_between_two_plateaus(used, lowest):
     assert lowest_between_peaks(used) == lowest
+
+
+def test_what_gpus_hold_is_seen_and_waited_for(tmp_path, monkeypatch):
+    """Two pretended ones; nvidia-smi says what stands in a file, of one of them once that it doesn't know."""
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat {tmp_path}/used\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("gpu_runs.has_gpu", lambda: True)
+
+    def hold(*lines):
+        (tmp_path / "new").write_text("".join(f"{line}\n" for line in lines))
+        (tmp_path / "new").replace(tmp_path / "used")
+
+    hold(10, 500)
+    machine = Machine("cuda")
+    assert (machine.num_gpus, machine.idle, machine.pick("large", "small")) == (2, [10, 500], "large")
+    with machine.watching() as samples:
+        for lines in ((10, 500), ("[N/A]", 500), (5000, 600)):
+            hold(*lines)
+            seen = len(samples)
+            while "[N/A]" not in lines and list(lines) not in samples[seen:]:
+                time.sleep(0.01)
+    assert max(machine.above_idle(used) for used in samples) == 4990 and all(len(used) == 2 for used in samples)
+    threading.Timer(0.5, hold, (300, 500)).start()
+    assert machine.wait_until_idle() == 290
+    assert 0 < machine.seconds_left() <= 900
 
 
 @pytest.mark.skipif(not (CHAT / "config.json").exists(), reason="the demo's models are missing")

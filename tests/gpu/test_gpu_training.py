@@ -63,6 +63,7 @@ def test_a_step_of_the_7b_shape_fits_where_preflight_says_so(machine, data, gene
         data, tmp_path / "planner", model_addr=generator, inputs_addr=data / "long.json", max_seq_length=length,
         max_steps=2, gradient_accumulation_steps=1, num_contexts=1,
     )  # fmt: skip
+    machine.wait_until_idle()  # preflight wants to see the memory free
     process = machine.start("utils/preflight.py", "--command", "train_planner.py", *flags, one_gpu=True)
     said, _ = process.communicate()
     if process.returncode:
