@@ -72,11 +72,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def is_the_users_own(path: Path) -> bool:
-    """There without a manifest, so not written by this script: left alone, and said so.
-
-    Raises:
-        UserError: it does not end as a JSON array does.
-    """
+    """There without a manifest, so not written by this script: left alone, and said so; UserError where cut short."""
     if not path.is_file() or read_manifest(path) is not None:
         return False
     with path.open("rb") as file:
@@ -102,11 +98,7 @@ def check_commits(outputs: Iterable[Path], source: Source) -> None:
 
 
 def make_file(source: Source, category: str, split: str, path: Path, overwrite: bool, run: dict[str, Any]) -> None:
-    """Put one file in place with its manifest, whole or not at all, and say how many questions it holds.
-
-    Args:
-        run: what a manifest says of the run.
-    """
+    """Put one file in place, whole or not at all, and its manifest, which begins with `run`; say what it holds."""
     check_writable(path)
     lock = Lock(path)
     names = files_of(source, category, split)

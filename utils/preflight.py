@@ -163,9 +163,6 @@ def check_key(report: Report, path: str | None) -> None:
     report.ok(f"API key: in {path or 'OPENAI_API_KEY'}")
 
 
-# Data
-
-
 def find_needs(args: argparse.Namespace) -> tuple[list[str], bool]:
     """What is going to be read, as `Task.check` takes it, and does anything say so?"""
     judging = [args.strategy or "score"] if args.evaluator_llm else []
@@ -234,9 +231,6 @@ def check_plans(report: Report, path: str, records: list[Record]) -> None:
         report.note(f"{path}: lacks the plans of {len(missing)} of {len(records)} questions: {first_five(missing)}")
     else:
         report.ok(f"plans {path}: for all {len(records)} questions")
-
-
-# Disks
 
 
 def check_cache(report: Report, folder: Path) -> None:

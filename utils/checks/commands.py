@@ -38,8 +38,7 @@ def model_of(args: Namespace) -> str | None:
 def preflights_of(command: list[str]) -> list[list[str]]:
     """The flags of utils/preflight.py that check a command: one line of them, and one for a planner that it loads.
 
-    Raises:
-        UserError: it is no script that asks or loads a model.
+    UserError where it is no script that asks or loads a model.
     """
     script, *words = command or [""]
     if script not in CHECKED:

@@ -36,8 +36,7 @@ class Source(NamedTuple):
 def find_source(name: str, revision: str | None, cache_dir: str) -> Source:
     """The dataset in a folder, or on the hub; without an answer from the hub the commit that the cache holds.
 
-    Raises:
-        UserError: there is none, or it cannot be had; UnreachableError where only the hub's answer is missing.
+    UserError where there is none, or it cannot be had: UnreachableError where only the hub's answer is missing.
     """
     if not is_folder(name):
         return _find_on_hub(name, revision, cache_dir)
@@ -77,11 +76,7 @@ def _find_on_hub(name: str, revision: str | None, cache_dir: str) -> Source:
 
 
 def files_of(source: Source, config: str, split: str) -> list[str]:
-    """The files of one split of one config, in order: those that the card names, else those called so.
-
-    Raises:
-        UserError: there are none.
-    """
+    """The files of a config's split, in order: as the card names them, else those called so; UserError over none."""
     patterns = _card_patterns(source, config, split) or [f"*{config}/{split}/*", f"*{config}/{split}[-.]*"]
     readable = [path for path in sorted(source.sizes) if path.endswith(SUFFIXES)]
     found = [path for path in readable if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)]
