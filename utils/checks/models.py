@@ -102,27 +102,22 @@ def check_bfloat16(report: Report, dtype: str) -> None:
         what = f"{gpu} has compute capability {capability}, and bfloat16 and FlashAttention begin at {MEANT}"
         if dtype == "bfloat16":
             raise UserError(f"{what}\n  take another --dtype or a newer GPU")
-        report.note(
-            f"{what}: with --dtype auto vLLM takes float16 (for Gemma 2 float32, with twice the memory), "
-            "the planner is trained in fp32"
-        )
+        instead = "vLLM takes float16 (for Gemma 2 float32, with twice the memory), the planner is trained in fp32"
+        report.note(f"{what}: with --dtype auto {instead}")
 
 
 def check_compiler(report: Report) -> None:
     """Raise UserError unless Triton, which vLLM and the planner's training compute with on a GPU, can compile."""
     compiler = os.environ.get("CC", shutil.which("gcc") or shutil.which("clang"))
     if compiler is None:
-        raise UserError(
-            "no C compiler is here, and Triton needs one on a GPU\n  load a module that has gcc, or name one in CC"
-        )
+        remedy = "load a module that has gcc, or name one in CC"
+        raise UserError(f"no C compiler is here, and Triton needs one on a GPU\n  {remedy}")
     if shutil.which(compiler) is None:
         raise UserError(f"CC={compiler}: no such program, and Triton needs a C compiler on a GPU\n  name it alone")
     header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")  # the scheme that Triton takes
     if not header.is_file():
-        raise UserError(
-            f"{header}: no such file, and Triton needs it on a GPU\n"
-            "  install Python's headers (python3-dev), or take a Python that has them"
-        )
+        remedy = "install Python's headers (python3-dev), or take a Python that has them"
+        raise UserError(f"{header}: no such file, and Triton needs it on a GPU\n  {remedy}")
     report.ok(f"C compiler: {compiler}, with Python's headers")
 
 
@@ -150,7 +145,6 @@ def check_fit(report: Report, model: Model, gpu_memory: float, args: Namespace) 
         report.ok(sum_up)
         return
     way_out = f"--max_model_len {surest} or more GPUs" if surest else "larger GPUs or more of them"
-    report.note(
-        f"{sum_up}; may not fit: by published logs the allowance may be up to {most / GB:.1f}"
-        f"{' on each of several GPUs' if num_gpus > 1 else ''}; try it before a long job, or take {way_out}"
-    )
+    allowance = f"{most / GB:.1f}{' on each of several GPUs' if num_gpus > 1 else ''}"
+    doubt = f"may not fit: by published logs the allowance may be up to {allowance}"
+    report.note(f"{sum_up}; {doubt}; try it before a long job, or take {way_out}")

@@ -12,6 +12,7 @@ _seed1, a judge other than Qwen2.5 32B _<judge> to `_scores`: the same piece of 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
+from typing import NamedTuple
 
 from utils.studies.study import FIGURES, JUDGE, NUM_CONTEXTS, Study, short_name
 
@@ -58,8 +59,7 @@ class Step:
         return ["--overwrite", "changed"] if self.kind in ("rank", "answer", "judge") else ["--overwrite"]
 
 
-@dataclass(frozen=True)
-class Answers:
+class Answers(NamedTuple):
     """One file of answers: a model with a method on one split of one category."""
 
     model: str
@@ -84,12 +84,13 @@ def plan_study(study: Study) -> list[Step]:
     steps += [answer_step(study, one) for one in answers]
     for judge, split, category in product(study.all_judges, study.splits, study.categories):
         steps.append(judge_step(study, judge, [a for a in answers if (a.split, a.category) == (split, category)]))
-    shown = list(product(study.all_models, study.splits, study.all_judges))
-    steps += [table_step(study, answers, *one) for one in shown]
+    folders = [[a for a in answers if (a.model, a.split) == one] for one in product(study.all_models, study.splits)]
+    judged = list(product(folders, study.all_judges))
+    steps += [table_step(study, mine, judge) for mine, judge in judged]
     if study.figure == 4:
         steps += evaluator_steps(study, answers)
     elif study.figure:
-        steps += [figure_step(study, answers, *one) for one in shown]
+        steps += [figure_step(study, mine, judge) for mine, judge in judged]
     return steps
 
 
@@ -97,9 +98,6 @@ def all_answers(study: Study) -> Iterator[Answers]:
     for model, split, category, method in product(study.all_models, study.splits, study.categories, study.methods):
         for num_contexts, seed in product((None,) if method == "none" else study.num_contexts, study.seeds):
             yield Answers(model, split, category, method, num_contexts, seed)
-
-
-# Where everything is
 
 
 def data_file(study: Study, category: str, split: str) -> str:
@@ -197,16 +195,15 @@ def judge_step(study: Study, judge: str, answers: list[Answers]) -> Step:
     return Step("judge", job, "evaluate_responses.py", named, flags, outputs, study.arguments["judge"])
 
 
-# Tables and figures: of each model, split and judge
+# Tables and figures, of the answers of one model to one split
 
 
-def table_step(study: Study, answers: list[Answers], model: str, split: str, judge: str) -> Step:
+def table_step(study: Study, answers: list[Answers], judge: str) -> Step:
     """A row a method, number of posts and seed."""
-    mine = [one for one in answers if (one.model, one.split) == (model, split)]
-    rows = [(row_title(study, one), score_file(study, one, judge)) for one in mine]
-    baselines = baselines_of({row_title(study, one): one.method for one in mine})
-    flags = system_flags(rows) + (["--baseline", *baselines] if baselines else []) + unscored_flags(study)
-    return drawn_step(study, "table", model, split, judge_suffix(judge), flags, [path for _, path in rows])
+    names, files = [row_title(study, one) for one in answers], [score_file(study, one, judge) for one in answers]
+    baselines = baselines_of({name: one.method for name, one in zip(names, answers, strict=True)})
+    flags = system_flags(names, files) + (["--baseline", *baselines] if baselines else []) + unscored_flags(study)
+    return drawn_step(study, "table", answers[0], judge_suffix(judge), flags, files)
 
 
 def row_title(study: Study, answers: Answers) -> str:
@@ -227,10 +224,10 @@ def baselines_of(methods: dict[str, str]) -> list[str]:
     return [title for title, method in methods.items() if method in BASELINES and method not in compared]
 
 
-def system_flags(files: list[tuple[str, str]]) -> list[str]:
+def system_flags(names: list[str], files: list[str]) -> list[str]:
     """A --system for each name, with its files."""
     systems: dict[str, list[str]] = {}
-    for name, path in files:
+    for name, path in zip(names, files, strict=True):
         systems.setdefault(name, []).append(path)
     return [word for name, paths in systems.items() for word in ("--system", name, *paths)]
 
@@ -239,15 +236,13 @@ def unscored_flags(study: Study) -> list[str]:
     return ["--unscored_as_zero"] if study.unscored_as_zero else []
 
 
-def figure_step(study: Study, answers: list[Answers], model: str, split: str, judge: str) -> Step:
+def figure_step(study: Study, answers: list[Answers], judge: str) -> Step:
     """Figure 2, 3 or 16."""
-    methods = FIGURES[study.figure]
-    mine = [one for one in answers if (one.model, one.split) == (model, split) and one.method in methods]
-    mine.sort(key=lambda one: methods.index(one.method))
-    names = [TITLES[one.method] if study.figure == 3 else str(one.num_contexts) for one in mine]
-    files = [score_file(study, one, judge) for one in mine]
-    flags = ["--figure", str(study.figure), *system_flags(list(zip(names, files, strict=True))), *unscored_flags(study)]
-    return drawn_step(study, "figure", model, split, judge_suffix(judge), flags, files)
+    shown = [one for method in FIGURES[study.figure] for one in answers if one.method == method]
+    names = [TITLES[one.method] if study.figure == 3 else str(one.num_contexts) for one in shown]
+    files = [score_file(study, one, judge) for one in shown]
+    flags = ["--figure", str(study.figure), *system_flags(names, files), *unscored_flags(study)]
+    return drawn_step(study, "figure", answers[0], judge_suffix(judge), flags, files)
 
 
 def evaluator_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
@@ -260,17 +255,15 @@ def evaluator_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
         files = [score_file(study, by_method[method], judge) for method in FIGURES[4]]
         flags += ["--evaluator", short_name(judge), *files]
         made_from += files
-    (model,), (split,) = study.all_models, study.splits
-    step = drawn_step(study, "agreement", model, split, "", flags, made_from)
+    step = drawn_step(study, "agreement", answers[0], "", flags, made_from)
     (agreement,) = step.outputs
     yield step
-    yield drawn_step(study, "figure", model, split, "", ["--figure", "4", "--agreement_addr", agreement], [agreement])
+    yield drawn_step(study, "figure", answers[0], "", ["--figure", "4", "--agreement_addr", agreement], [agreement])
 
 
-def drawn_step(
-    study: Study, kind: str, model: str, split: str, suffix: str, flags: list[str], made_from: list[str]
-) -> Step:
-    (script, ending), name = DRAWN[kind], f"{study.name}{suffix}"
-    output = f"{study.output}/{short_name(model)}/{split}/{name}{ending}"
-    job = f"{kind}.{short_name(model)}.{split}.{name}"
+def drawn_step(study: Study, kind: str, one: Answers, suffix: str, flags: list[str], made_from: list[str]) -> Step:
+    """What is drawn beside one of the answers that it shows."""
+    (script, ending), model = DRAWN[kind], short_name(one.model)
+    output = f"{study.output}/{model}/{one.split}/{study.name}{suffix}{ending}"
+    job = f"{kind}.{model}.{one.split}.{study.name}{suffix}"
     return Step(kind, job, script, {"--output_addr": output}, flags, {output: made_from})
