@@ -163,19 +163,12 @@ def check_key(report: Report, path: str | None) -> None:
     report.ok(f"API key: in {path or 'OPENAI_API_KEY'}")
 
 
-def find_needs(args: argparse.Namespace) -> tuple[list[str], bool]:
-    """What is going to be read, as `Task.check` takes it, and does anything say so?"""
-    judging = [args.strategy or "score"] if args.evaluator_llm else []
-    if args.estimate:
-        return [*judging, "profile", "gold_plan", "score"], True
-    is_told = args.step is not None or bool(args.evaluator_llm and not args.model_addr)
-    return [*judging, *STEP_NEEDS[args.step or "none"]], is_told
-
-
 def check_dataset(report: Report, path: str, args: argparse.Namespace) -> list[Record]:
     """The questions, which have the fields that are going to be read; else it is said what reads those they lack."""
-    needs, is_told = find_needs(args)
-    records = read_dataset(path, needs)
+    judging = [args.strategy or "score"] if args.evaluator_llm else []
+    needs = ("profile", "gold_plan", "score") if args.estimate else STEP_NEEDS[args.step or "none"]
+    is_told = args.estimate or args.step is not None or (args.evaluator_llm and not args.model_addr)
+    records = read_dataset(path, [*judging, *needs])
     task = task_of(path, records)
     others = [] if is_told else list(task.fields)
     for number, record in enumerate(records if others else []):

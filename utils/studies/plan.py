@@ -77,7 +77,11 @@ class Answers(NamedTuple):
 
 def plan_study(study: Study) -> list[Step]:
     """All steps of a study, each after those that make what it reads."""
-    answers = list(all_answers(study))
+    answers = [
+        Answers(*which, method, num_contexts, seed)
+        for *which, method in product(study.all_models, study.splits, study.categories, study.methods)
+        for num_contexts, seed in product((None,) if method == "none" else study.num_contexts, study.seeds)
+    ]
     steps = [step for category in study.categories for step in rank_steps(study, category)]
     if "planpers" in study.methods:
         steps += [train_step(study, category) for category in study.categories]
@@ -92,12 +96,6 @@ def plan_study(study: Study) -> list[Step]:
     elif study.figure:
         steps += [figure_step(study, mine, judge) for mine, judge in judged]
     return steps
-
-
-def all_answers(study: Study) -> Iterator[Answers]:
-    for model, split, category, method in product(study.all_models, study.splits, study.categories, study.methods):
-        for num_contexts, seed in product((None,) if method == "none" else study.num_contexts, study.seeds):
-            yield Answers(model, split, category, method, num_contexts, seed)
 
 
 def data_file(study: Study, category: str, split: str) -> str:
