@@ -207,6 +207,9 @@ class APIChat:
         return -(-len(text.encode()) // BYTES_PER_TOKEN)
 
 
+Chat = LocalChat | APIChat
+
+
 def _tiktoken_encoder(model: str) -> Callable[[str], list[int]] | None:
     """tiktoken's encoder for a model it knows; None for others, and where its table can't be fetched in time."""
     import tiktoken
@@ -226,7 +229,7 @@ def _tiktoken_encoder(model: str) -> Callable[[str], list[int]] | None:
     return lambda text: found[0].encode(text, disallowed_special=())
 
 
-def render_all(chat: LocalChat | APIChat, groups: Iterable[Sequence[Messages]]) -> Iterator[list[Rendered]]:
+def render_all(chat: Chat, groups: Iterable[Sequence[Messages]]) -> Iterator[list[Rendered]]:
     """`render_groups` for so many groups that not all of them are to be held as text."""
     groups = iter(groups)
     while batch := list(islice(groups, RENDERED_AT_ONCE)):
@@ -234,7 +237,7 @@ def render_all(chat: LocalChat | APIChat, groups: Iterable[Sequence[Messages]]) 
 
 
 def choose_length(
-    chat: LocalChat | APIChat, max_model_len: int | None, max_tokens: int, wanted: int, flag: str = "--max_tokens"
+    chat: Chat, max_model_len: int | None, max_tokens: int, wanted: int, flag: str = "--max_tokens"
 ) -> int:
     """Tokens of prompt and output together: what the user set, else `wanted` or the model's own limit if less.
 
@@ -250,7 +253,7 @@ def choose_length(
     return length
 
 
-def choose_judge_length(chat: LocalChat | APIChat, max_model_len: int | None, max_tokens: int, longest: int) -> int:
+def choose_judge_length(chat: Chat, max_model_len: int | None, max_tokens: int, longest: int) -> int:
     """`choose_length` for a judge: what its longest prompt, of `longest` tokens, needs.
 
     A judge loaded for its full context leaves little memory for the KV cache of many prompts at a time.
@@ -275,9 +278,7 @@ class Fitted:
     context_cut: bool = False
 
 
-def fit_posts(
-    build: Callable[[list[str]], Messages], posts: list[str], chat: LocalChat | APIChat, budget: int
-) -> Fitted | None:
+def fit_posts(build: Callable[[list[str]], Messages], posts: list[str], chat: Chat, budget: int) -> Fitted | None:
     """Fit a prompt into a budget: whole posts go, the lowest-ranked first, and nothing else.
 
     A first post that is too long alone is cut at its end.
@@ -305,9 +306,7 @@ def fit_posts(
     return Fitted(cut_prompt, 1, len(posts) - 1, context_cut=True)
 
 
-def fit_profile(
-    prompt: Prompt, items: Sequence[str], chat: LocalChat | APIChat, budget: int, **values: str
-) -> Fitted | None:
+def fit_profile(prompt: Prompt, items: Sequence[str], chat: Chat, budget: int, **values: str) -> Fitted | None:
     """`fit_posts` for a prompt and a user's best items: the one way in which a prompt gets a profile.
 
     Args:
