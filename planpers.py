@@ -138,7 +138,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
     open_outputs(answers, plans)
-    if plans.journal and not plans.journal.missing(keys) and not plans.journal.holds(keys, plans.content):
+    if plans.journal and not plans.missing() and not plans.holds_pieces():
         publish_plans(plans, args, None)  # a run died before it could, or the file was lost
     # Without a journal the plans are finished, and their journal was deleted.
     made = plans.pieces if plans.journal else parsing.plans_by_key(read_plans(plans_output), lead_in)
