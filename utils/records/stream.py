@@ -45,7 +45,9 @@ class DatasetFile:
         seen = set()
         announce_file("reading", self.path)
         try:
-            with open_regular(self.path) as file:
+            if not self.path.is_file():  # nor is a pipe waited for
+                raise FileNotFoundError(self.path)
+            with open(self.path, "rb") as file:
                 for record, *place in stream_places(file, self.path.suffix):
                     check_record(record, str(self.path), needs)
                     if record["id"] in seen:
@@ -79,13 +81,6 @@ class DatasetFile:
         if record["id"] != self.ids[number]:
             raise UserError(f"{self.path}: was changed while it was read; run the same command again")
         return record
-
-
-def open_regular(path: Path) -> IO[bytes]:
-    """Open a file for reading; OSError where it is a folder, or a pipe, which would be waited for."""
-    if not path.is_file():
-        raise FileNotFoundError(path)
-    return path.open("rb")
 
 
 def stream_places(file: IO[bytes], suffix: str) -> Iterator[tuple[Any, int, int]]:
