@@ -12,6 +12,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,9 @@ def prepare_output(
         UserError: it cannot be written, or exists and was made with other settings, changed since, or written by
             something else; with `overwrite` the last three are free to be written.
     """
-    path = Path(path)
-    check_writable(path)
-    finish_interrupted_publish(path)
-    return is_finished(path, fingerprint, overwrite, may_change)
+    check_writable(Path(path))
+    finish_interrupted_publish(Path(path))
+    return is_finished(Path(path), fingerprint, overwrite, may_change)
 
 
 def is_finished(path: Path, fingerprint: dict[str, Any], overwrite: bool, may_change: Collection[str] = ()) -> bool:
@@ -216,7 +216,7 @@ def describe_run(
         "fingerprint": fingerprint,
         "device": device,
         **figures,
-        "versions": {"python": platform.python_version(), **_versions(PACKAGES)},
+        "versions": _versions(),
         "git_commit": _git_commit(),
     }
 
@@ -226,24 +226,19 @@ def without_password(value: Any) -> Any:
     return re.sub(r"(?<=://)[^/?#]*@", "", value) if isinstance(value, str) else value
 
 
-def _versions(packages: Iterable[str]) -> dict[str, str]:
-    versions = {}
-    for package in packages:
-        try:
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
 
 
 def _git_commit() -> str | None:
     """The commit of this code, with a + where files differ from it; None outside a git checkout."""
-    root = Path(__file__).resolve().parents[2]
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
     try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True)
-        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True)
+        told = subprocess.run(command, cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True)
     except FileNotFoundError:
         return None
-    if commit.returncode != 0:
-        return None
-    return commit.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+    return told.stdout.strip() if told.returncode == 0 else None
