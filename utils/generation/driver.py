@@ -12,14 +12,14 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from utils.cli import UserError, exit_on_signal
 from utils.cli.progress import Progress
 from utils.files.journal import Journal, Key
 from utils.files.outputs import is_failed
-from utils.generation.chat import APIChat, Fitted, LocalChat, Rendered
+from utils.generation.chat import Chat, Fitted, Rendered
 from utils.generation.requests import FORMATS, Engine, RefusedError, Sampling, UnavailableError
 from utils.parsing import Parsed
 
@@ -33,9 +33,8 @@ class Request:
     """One output to be had.
 
     Attributes:
-        key: its place in the journal.
-        prompt: the rendered prompt, None where it does not fit the model: then nothing is asked.
-        journal: where its record is kept (None in a dry run).
+        prompt: None where it does not fit the model: then nothing is asked.
+        journal: where its record is kept, under `key` (None in a dry run).
         record: fields that its record carries besides the output.
     """
 
@@ -47,10 +46,8 @@ class Request:
 
 def fitted_request(key: Key, fitted: Fitted | None, journal: Journal | None, **record: Any) -> Request:
     """The request for an output to a prompt that `fit_posts` made; `record` is kept with it."""
-    if fitted is None:
-        return Request(key, None, journal, record)
-    figures = ("num_contexts_used", "num_contexts_dropped", "context_cut")
-    return Request(key, fitted.prompt, journal, record | {name: getattr(fitted, name) for name in figures})
+    figures = {} if fitted is None else dict(vars(fitted))
+    return Request(key, figures.pop("prompt", None), journal, record | figures)
 
 
 @dataclass(frozen=True)
@@ -61,8 +58,7 @@ class Stage:
         model: which of the engine's models answers.
         requests: may be made as they are asked for, and so from what an earlier stage has finished.
         unit: what the outputs are called, in the plural.
-        total: how many outputs there are to be in the end.
-        done: how many of them an earlier run has finished.
+        total, done: how many outputs there are to be in the end, and of an earlier run.
         finish: called with the device when the last request is answered, before the next stage begins.
     """
 
@@ -90,7 +86,7 @@ class Policy:
 
     @classmethod
     def from_arguments(cls, args: Namespace, schema: dict[str, Any] | str) -> "Policy":
-        names = ("temperature", "top_p", "max_tokens", "seed", "max_retries", "constrained_decoding")
+        names = [field.name for field in fields(cls) if field.name != "schema"]
         return cls(**{name: getattr(args, name) for name in names}, schema=schema)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -139,21 +135,21 @@ def generate(open_engine: Callable[[], Engine], *stages: Stage) -> str:
         UserError: the engine cannot go on, or has never answered; what was finished is in the journal.
         KeyboardInterrupt: SIGINT or SIGTERM; likewise.
     """
+
+    async def run_stages() -> None:
+        try:
+            for stage in stages:
+                with closing(Progress(stage.total, stage.unit, stage.done, engine.concurrency)) as progress:
+                    await run_stage(engine, stage, progress)
+                if stage.finish is not None:
+                    stage.finish(engine.device)
+        finally:
+            await engine.close()
+
     with exit_on_signal():
         engine = open_engine()
-    asyncio.run(_generate(engine, stages))
+    asyncio.run(run_stages())
     return engine.device
-
-
-async def _generate(engine: Engine, stages: Iterable[Stage]) -> None:
-    try:
-        for stage in stages:
-            with closing(Progress(stage.total, stage.unit, stage.done, engine.concurrency)) as progress:
-                await run_stage(engine, stage, progress)
-            if stage.finish is not None:
-                stage.finish(engine.device)
-    finally:
-        await engine.close()
 
 
 async def run_stage(engine: Engine, stage: Stage, progress: Progress) -> None:
@@ -192,8 +188,8 @@ async def run_stage(engine: Engine, stage: Stage, progress: Progress) -> None:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
     if problem is not None and not has_answered:  # a wrong address is more likely than an outage
-        tries = stage.policy.max_retries + 1
-        raise UserError(f"{problem}\n  asked {tries} times; what is finished is kept, run the same command again")
+        again = f"asked {stage.policy.max_retries + 1} times; what is finished is kept, run the same command again"
+        raise UserError(f"{problem}\n  {again}")
     if is_gone:
         print(f"note: {problem}; nothing is answered any more, so the run ends early", file=sys.stderr)
 
@@ -258,21 +254,20 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def describe_requests(requests: Iterable[Request], chat: LocalChat | APIChat, policy: Policy) -> str:
+def describe_requests(requests: Iterable[Request], chat: Chat, policy: Policy) -> str:
     """What a run would ask (--dry_run): prompts, tokens, what would be cut, and the calls."""
     lengths, over, dropped, cut = [], [], 0, 0
     for request in requests:
         if request.prompt is None:
-            over.append(request.key)
+            over.append(str(request.key[0]))
             continue
         lengths.append(chat.length(request.prompt))
         dropped += request.record.get("num_contexts_dropped", 0)
         cut += request.record.get("context_cut", False)
-    lines = [
-        f"{len(lengths)} prompts, {sum(lengths)} tokens ({chat.counter}); longest {max(lengths, default=0)}",
-        f"{dropped} posts left out for length, {cut} cut at the end; {len(over)} prompts too long and not asked"
-        + (f": {', '.join(str(key[0]) for key in over[:5])}" if over else ""),
+    too_long = f"{len(over)} prompts too long and not asked" + (f": {', '.join(over[:5])}" if over else "")
+    return (
+        f"{len(lengths)} prompts, {sum(lengths)} tokens ({chat.counter}); longest {max(lengths, default=0)}\n"
+        f"{dropped} posts left out for length, {cut} cut at the end; {too_long}\n"
         f"{len(lengths)} calls, at most {len(lengths) * (policy.max_retries + 1)} with retries; "
-        f"at most {policy.max_tokens} tokens an output",
-    ]
-    return "\n".join(lines)
+        f"at most {policy.max_tokens} tokens an output"
+    )
