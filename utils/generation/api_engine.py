@@ -14,11 +14,12 @@ import json
 import math
 import sys
 import time
+from argparse import Namespace
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies
 
@@ -27,9 +28,6 @@ import openai
 from utils.cli import UserError
 from utils.generation.chat import Rendered
 from utils.generation.requests import FORMATS, Completion, RefusedError, Sampling, UnavailableError
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 LIBRARY_RETRIES = 3  # after 0.5, 1 and 2 seconds
 CONNECT_SECONDS = 30  # to be connected; the answer has --request_timeout
@@ -51,7 +49,7 @@ class MalformedError(UserError):
 class APIEngine:
     """Any OpenAI-compatible chat API."""
 
-    def __init__(self, args: "Namespace", api_key: str):
+    def __init__(self, args: Namespace, api_key: str):
         self._noted = -math.inf
         self._answered = 0  # completions so far
         self._format = 0  # the one of FORMATS that outputs are held to

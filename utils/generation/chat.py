@@ -51,7 +51,6 @@ class LocalChat:
     """Renders messages with a model's chat template.
 
     Attributes:
-        tokenizer: the model's.
         model_limit: the longest sequence the model was made for, in tokens; None where its config doesn't say.
         counter: how tokens are counted, for the manifest.
     """
@@ -88,22 +87,18 @@ class LocalChat:
         tokenizers that are found to read the text behind one as a text of its own.
         """
         texts = [[self._text(messages) for messages in group] for group in groups if group]
-        everywhere = self._shared_length([text for group in texts for text in group])
-        starts = [self._shared_length(group) for group in texts]
+        shared_length = _shared_lines if texts and self._restarts_at_lines else lambda texts: 0
+        everywhere = shared_length([text for group in texts for text in group])
+        starts = [shared_length(group) for group in texts]
         pieces = [texts[0][0][:everywhere]] if texts else []
         for group, start in zip(texts, starts, strict=True):
             pieces += [group[0][everywhere:start], *(text[start:] for text in group)]
         ids = iter(self._encode_all(pieces))
-        rendered = []
-        begin = next(ids, None)
+        begin, rendered = next(ids, None), []
         for group in groups:
             shared = begin + next(ids) if group else None
             rendered.append([shared + next(ids) for _ in group])
         return rendered
-
-    def _shared_length(self, texts: Sequence[str]) -> int:
-        """How many characters, alike in all texts, can be tokenized apart from the rest."""
-        return _shared_lines(texts) if texts and self._restarts_at_lines else 0
 
     def _text(self, messages: Messages) -> str:
         if self._merges_system:
@@ -150,7 +145,6 @@ class LocalChat:
         return next(special, self.tokenizer.eos_token_id)
 
     def length(self, rendered: Rendered) -> int:
-        """Tokens of a rendered prompt."""
         return len(rendered)
 
 
@@ -199,12 +193,10 @@ class APIChat:
         return [[self.render(messages) for messages in group] for group in groups]
 
     def length(self, rendered: Rendered) -> int:
-        return sum(TOKENS_PER_MESSAGE + self._count_text(message["content"]) for message in rendered)
-
-    def _count_text(self, text: str) -> int:
+        texts = [message["content"] for message in rendered]
         if self._encode:
-            return len(self._encode(text))
-        return -(-len(text.encode()) // BYTES_PER_TOKEN)
+            return sum(TOKENS_PER_MESSAGE + len(self._encode(text)) for text in texts)
+        return sum(TOKENS_PER_MESSAGE + math.ceil(len(text.encode()) / BYTES_PER_TOKEN) for text in texts)
 
 
 Chat = LocalChat | APIChat
@@ -286,7 +278,6 @@ def fit_posts(build: Callable[[list[str]], Messages], posts: list[str], chat: Ch
     Args:
         build: the messages for a list of posts.
         posts: the profile's texts, best first.
-        chat: renders and counts.
         budget: most tokens the prompt may have.
 
     Returns:
@@ -313,10 +304,12 @@ def fit_profile(prompt: Prompt, items: Sequence[str], chat: Chat, budget: int, *
         prompt: has the placeholders of `values`; where it has none for a profile there are no items.
         items: their texts, best first.
     """
-    shown = {"profile"} & prompt.placeholders
-    return fit_posts(
-        lambda kept: prompt.messages(**dict.fromkeys(shown, join_posts(kept)), **values), list(items), chat, budget
-    )
+
+    def build(kept: list[str]) -> Messages:
+        profile = {"profile": join_posts(kept)} if "profile" in prompt.placeholders else {}
+        return prompt.messages(**profile, **values)
+
+    return fit_posts(build, list(items), chat, budget)
 
 
 def _longest(most: int, render: Callable[[int], Rendered | None]) -> tuple[int, Rendered | None]:
