@@ -40,16 +40,12 @@ from utils.scoring.verdicts import is_outdated
 
 @dataclass(frozen=True)
 class Shard:
-    """What one shard has finished, by key, under the settings of its fingerprint.
-
-    Attributes:
-        manifest: empty where it is unfinished.
-    """
+    """What one shard has finished."""
 
     path: str
     fingerprint: dict[str, Any]
     entries: Pieces
-    manifest: dict[str, Any]
+    manifest: dict[str, Any]  # empty where it is unfinished
 
 
 def build_parser() -> argparse.ArgumentParser:

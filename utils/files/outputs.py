@@ -31,25 +31,16 @@ def is_failed(piece: Piece | None) -> bool:
 
 @dataclass
 class OutputFile:
-    """A final file with its journal.
-
-    Attributes:
-        fingerprint: the settings that decide its pieces.
-        keys: of the pieces that it is to have in the end.
-        collect: from pieces to the content of the file; None for one too large to be held in memory.
-        overwrite: the flag's value: None, "changed" or "all".
-        retry_failed: the flag of this name.
-        may_change: settings that earlier pieces may differ in; which of them still count, the caller says.
-        journal: None before `open`, and where the output is finished and its journal was deleted.
-    """
+    """A final file with its journal."""
 
     path: str
-    fingerprint: dict[str, Any]
-    keys: list[Key]
-    collect: Callable[[Pieces], Any] | None
-    overwrite: str | None = None
-    retry_failed: bool = False
-    may_change: Collection[str] = ()
+    fingerprint: dict[str, Any]  # the settings that decide its pieces
+    keys: list[Key]  # of the pieces that it is to have in the end
+    collect: Callable[[Pieces], Any] | None  # from pieces to the file's content; None for one too large for the memory
+    overwrite: str | None = None  # the flag's value: None, "changed" or "all"
+    retry_failed: bool = False  # the flag of this name
+    may_change: Collection[str] = ()  # settings of earlier pieces that may differ; which count then, the caller says
+    # None before `open`, and where the output is finished and its journal was deleted.
     journal: Journal | None = field(default=None, init=False)
 
     def check(self) -> None:
@@ -70,10 +61,7 @@ class OutputFile:
             self._refuse_other_pieces()
 
     def open(self, run: str | None = None) -> None:
-        """Take the output and read what is there.
-
-        Args:
-            run: of `overwrite_run`: what another run has finished is made anew from nothing.
+        """Take the output and read what is there; with `run` (of `overwrite_run`) what another has finished is no more.
 
         Raises:
             UserError: another process has it; as `prepare_output`; its journal is damaged, or was deleted and the

@@ -256,18 +256,12 @@ def choose_judge_length(chat: Chat, max_model_len: int | None, max_tokens: int, 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A rendered prompt within the budget, and what had to go.
-
-    Attributes:
-        num_contexts_used: posts in the prompt.
-        num_contexts_dropped: posts that were left out for length.
-        context_cut: the only post in the prompt was cut at its end.
-    """
+    """A rendered prompt within the budget, and what had to go."""
 
     prompt: Rendered
-    num_contexts_used: int
-    num_contexts_dropped: int
-    context_cut: bool = False
+    num_contexts_used: int  # posts in it
+    num_contexts_dropped: int  # posts that were left out for length
+    context_cut: bool = False  # the only post in it was cut at its end
 
 
 def fit_posts(build: Callable[[list[str]], Messages], posts: list[str], chat: Chat, budget: int) -> Fitted | None:

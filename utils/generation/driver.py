@@ -30,18 +30,12 @@ OUTAGE = 3  # requests in a row, or as many as are under way at a time if more, 
 
 @dataclass(frozen=True)
 class Request:
-    """One output to be had.
-
-    Attributes:
-        prompt: None where it does not fit the model: then nothing is asked.
-        journal: where its record is kept, under `key` (None in a dry run).
-        record: fields that its record carries besides the output.
-    """
+    """One output to be had."""
 
     key: Key
-    prompt: Rendered | None
-    journal: Journal | None
-    record: dict[str, Any] = field(default_factory=dict)
+    prompt: Rendered | None  # None where it does not fit the model: then nothing is asked
+    journal: Journal | None  # where its record is kept, under `key`; None in a dry run
+    record: dict[str, Any] = field(default_factory=dict)  # what its record holds besides the output
 
 
 def fitted_request(key: Key, fitted: Fitted | None, journal: Journal | None, **record: Any) -> Request:
@@ -52,23 +46,16 @@ def fitted_request(key: Key, fitted: Fitted | None, journal: Journal | None, **r
 
 @dataclass(frozen=True)
 class Stage:
-    """Requests that one model answers under one policy.
+    """Requests that one model answers under one policy."""
 
-    Attributes:
-        model: which of the engine's models answers.
-        requests: may be made as they are asked for, and so from what an earlier stage has finished.
-        unit: what the outputs are called, in the plural.
-        total, done: how many outputs there are to be in the end, and of an earlier run.
-        finish: called with the device when the last request is answered, before the next stage begins.
-    """
-
-    model: str
-    requests: Iterable[Request]
+    model: str  # which of the engine's
+    requests: Iterable[Request]  # may be made as they are asked for, from what an earlier stage has finished
     policy: "Policy"
     parse: Parser
-    unit: str
-    total: int
-    done: int = 0
+    unit: str  # what the outputs are called, in the plural
+    total: int  # how many there are to be in the end
+    done: int = 0  # how many of them an earlier run has finished
+    # Called with the device when the last request is answered, before the next stage begins.
     finish: Callable[[str], None] | None = None
 
 

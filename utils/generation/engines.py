@@ -20,17 +20,12 @@ from utils.models.hub import adapter_base, check_model, model_fingerprint, sugge
 
 @dataclass(frozen=True)
 class Model:
-    """A model as a run uses it.
-
-    Attributes:
-        identity: what tells it from any other, for the fingerprint.
-        length: tokens of prompt and output together.
-    """
+    """A model as a run uses it."""
 
     addr: str
-    identity: str
+    identity: str  # what tells it from any other, for the fingerprint
     chat: Chat
-    length: int
+    length: int  # tokens of prompt and output together
     policy: Policy
 
     def fit(self, prompt: Prompt, items: Sequence[str], **values: str) -> Fitted | None:

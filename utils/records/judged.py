@@ -29,23 +29,15 @@ MADE_FROM = ("inputs", "responses")  # of a score file's fingerprint what doesn'
 
 @dataclass
 class System:
-    """What is judged together: one response file, or the two of a pairwise comparison; and where its scores go.
-
-    Attributes:
-        response_addrs, responses: the response files, and what each holds.
-        questions: those that are to be judged, in the dataset's order; each has a response in each file.
-        belongs: what each verdict has to belong to, as `what_of` says it; of every question that has a response.
-        output: the score file, whose pieces are the verdicts.
-        pending: verdicts still to be asked for.
-    """
+    """What is judged together: one response file, or the two of a pairwise comparison; and where its scores go."""
 
     response_addrs: list[str]
-    responses: list[dict[str, list[dict[str, Any]]]]
-    questions: list[Record]
+    responses: list[dict[str, list[dict[str, Any]]]]  # what each of these files holds
+    questions: list[Record]  # to be judged, in the dataset's order; each has a response in each file
     metric: Metric
-    belongs: dict[Key, str]
-    output: OutputFile
-    pending: set[Key]
+    belongs: dict[Key, str]  # `what_of` each verdict has to be, of every question that has a response
+    output: OutputFile  # the score file, whose pieces are the verdicts
+    pending: set[Key]  # verdicts still to be asked for
 
 
 def answers_to(responses: list[dict[str, list[dict[str, Any]]]], question_id: str) -> list[str | None]:
