@@ -36,17 +36,9 @@ from utils.files.outputs import OutputFile, open_outputs
 from utils.generation.chat import VERDICT_TOKENS, Chat, choose_judge_length, open_chat, render_all
 from utils.generation.driver import Policy, Request, Stage, describe_records, describe_requests, generate
 from utils.generation.engines import batch_invariance, confirm_model, identify_model, open_engine
+from utils.records import judged
 from utils.records.datasets import read_dataset, select_questions
-from utils.records.judged import (
-    MADE_FROM,
-    System,
-    answers_to,
-    are_answered,
-    drop_others,
-    refuse_other_responses,
-    take_over,
-    what_verdicts_belong_to,
-)
+from utils.records.judged import System, answers_to, are_answered
 from utils.records.responses import match_responses, origin_of, read_responses, refuse_gaps
 from utils.records.scores import check_counts_unanswered, score_file
 from utils.scoring.verdicts import no_answer
@@ -101,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
     systems = read_systems(args, task, records, judging)
     if args.dry_run:
         for system in systems:
-            refuse_other_responses(system)
+            judged.refuse_other_responses(system)
             system.output.check()
         pass_over_unanswered(systems)
         if judging:
@@ -116,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
         system.pending |= set(system.output.keys) - system.output.pieces.keys()
     pass_over_unanswered(systems)
     if args.overwrite != "all":
-        take_over(systems)
+        judged.take_over(systems)
     asked, device = [set(system.pending) for system in systems], None
     if judging:
         device = ask_judge(args, systems, records, judging)
@@ -172,8 +164,8 @@ def read_systems(args: argparse.Namespace, task: Task, records: list[Record], ju
         keys = [key for question in questions for key in metric.keys(question)]
         asked = {question["id"] for question in questions}
         collect = partial(score_file, task, args.strategy, records, asked)
-        output = OutputFile(score_addr, fingerprint, keys, collect, args.overwrite, args.retry_failed, MADE_FROM)
-        belongs = what_verdicts_belong_to(records, responses, metric)
+        output = OutputFile(score_addr, fingerprint, keys, collect, args.overwrite, args.retry_failed, judged.MADE_FROM)
+        belongs = judged.what_verdicts_belong_to(records, responses, metric)
         systems.append(System(addresses, responses, questions, metric, belongs, output, set(keys)))
     return systems
 
@@ -189,14 +181,14 @@ def score_fingerprint(args: argparse.Namespace, judging: Judging | None) -> dict
 def open_systems(systems: list[System]) -> list[System]:
     """Open the score files and see what is missing; those that are finished are said, and left out."""
     for system in systems:
-        refuse_other_responses(system)
+        judged.refuse_other_responses(system)
     open_outputs(*(system.output for system in systems))
     unfinished = []
     for system in systems:
         if system.output.journal is None:
             check_counts_unanswered(system.output.path, read_json(system.output.path))
         else:
-            drop_others(system)
+            judged.drop_others(system)
         if not system.output.is_finished():
             system.pending = set(system.output.left())
             unfinished.append(system)

@@ -180,11 +180,7 @@ def answers_left(answers: OutputFile, plans: Pieces) -> list[Key]:
 
 
 def given_plans(args: argparse.Namespace, run: Run, keys: list[Key]) -> Pieces:
-    """The plans that need no planner, by key: gold ones, or those of --plans_addr; else none.
-
-    Raises:
-        UserError: --plans_addr lacks a plan.
-    """
+    """The plans that need no planner, by key: gold ones, or those of --plans_addr (UserError if it lacks one)."""
     if args.gold_plan:
         return {key: parsing.gold_plan(run.task.gold_plan(run.questions[key[0]]), run.lead_in) for key in keys}
     if not args.plans_addr:
@@ -243,8 +239,7 @@ def run_stages(
 ) -> str | None:
     """Plan, then answer: on one engine where one can serve both, else the planner is gone before the generator loads.
 
-    Returns:
-        The generator's device, None where nothing was left to answer.
+    Returns the generator's device, None where nothing was left to answer.
     """
     if plan_stage and answer_stage and share_base(args):
         length = max(planner.length, generator.length)

@@ -116,8 +116,7 @@ def main(argv: list[str] | None = None) -> int:
 def read_shard(path: str) -> Shard:
     """A shard's journal; for an output whose journal was deleted, the output.
 
-    Raises:
-        UserError: the file is missing or damaged, was not written by one of the scripts, or was changed since.
+    UserError where the file is missing or damaged, was not written by one of the scripts, or was changed since.
     """
     output = path.removesuffix(".journal.jsonl")
     journal = journal_path(output)
@@ -177,12 +176,8 @@ def shared_figures(shards: list[Shard]) -> dict[str, Any]:
 def judged_responses(shards: list[Shard], response_addr: list[str] | None) -> list[str]:
     """The response file that these scores were made from, or the two of a pairwise comparison in their order.
 
-    Args:
-        response_addr: where to look; None is where the shards' manifests say. A file is taken where its hash is the
-            one in the fingerprint, so others may be among them.
-
-    Raises:
-        UserError: it is not there, or was changed since it was judged.
+    It is looked for in `response_addr`, else where the shards' manifests say, by its hash: others may be among them.
+    UserError where it is not there, or was changed since it was judged.
     """
     told = (shard.manifest.get("arguments", {}).get("response_addr") or [] for shard in shards)
     named = list(dict.fromkeys(response_addr or chain.from_iterable(told)))

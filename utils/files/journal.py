@@ -52,11 +52,8 @@ class Journal:
     A new journal, or one that replaces another, is begun with its first piece: a run that is refused changes nothing.
 
     Attributes:
-        entries: finished pieces by key, those of earlier runs included.
-        added: keys of those that this run added, or put in place of failed ones.
-        resumed: how many of them an earlier run had finished.
+        resumed: how many pieces an earlier run had finished.
         published: the final file is there and was made with this fingerprint.
-        fingerprint: the settings it was opened with.
         begun_with: the settings in its first line, nothing where it is new.
     """
 
@@ -73,15 +70,14 @@ class Journal:
     ):
         """Open the journal of `output`, or begin one; with `anew` it goes on only with what `run` began.
 
-        Raises:
-            UserError: another run is writing it, a line other than a torn last one is damaged, or it belongs to
-                other settings and `overwrite` is not given.
+        UserError where another run is writing it, a line other than a torn last one is damaged, or it belongs to other
+        settings and `overwrite` is not given.
         """
         self.output, self.path = Path(output), journal_path(output)
         self.fingerprint = fingerprint
         self._opened = time.monotonic()
-        self.entries: dict[Key, Any] = {}
-        self.added: set[Key] = set()
+        self.entries: dict[Key, Any] = {}  # finished pieces, those of earlier runs included
+        self.added: set[Key] = set()  # those of this run, also in place of failed ones
         self.published = published
         self._lock = lock or Lock(output)
         self._run = run
@@ -143,13 +139,9 @@ class Journal:
             self.fingerprint = {REPORTED: fingerprint[REPORTED], **self.fingerprint}
 
     def confirm_model(self, reported: str | None, overwrite: bool) -> None:
-        """Is it still the model that this was begun with? To be asked before the first piece is added.
+        """Before the first piece is added: UserError where this was begun with another model, without `overwrite`.
 
-        Args:
-            reported: which model the server has by its own word, None where it doesn't say.
-
-        Raises:
-            UserError: another one, and `overwrite` is not given.
+        `reported` is which model the server has by its own word, None where it doesn't say.
         """
         if reported is None:
             return

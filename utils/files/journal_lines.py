@@ -19,10 +19,8 @@ SUM_FIELD = b',"crc32":'  # ends a journal's line, before the number
 def read_journal(path: str | Path) -> tuple[dict[str, Any], dict[Key, Any]]:
     """The fingerprint and the finished pieces of a journal, which may be in use; a torn last line does not count.
 
-    Where the pieces have been made from something else since it was begun, the fingerprint says so.
-
-    Raises:
-        UserError: it cannot be read, was not begun, or is damaged.
+    Where the pieces have been made from something else since it was begun, the fingerprint says so. UserError where it
+    cannot be read, was not begun, or is damaged.
     """
     check_regular(Path(path))
     try:

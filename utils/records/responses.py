@@ -95,10 +95,8 @@ def match_responses(
 ) -> list[dict[str, Any]]:
     """Those of `questions` that have a response.
 
-    Raises:
-        UserError: a question has no response, or a response belongs to no question of the dataset; names the
-            first five on each side and the remedy. With `allow_partial`, questions without a response are left
-            out; foreign ids are still refused.
+    UserError where a question has no response, or a response belongs to no question of the dataset: it names the first
+    five on each side and the remedy. With `allow_partial` only the second is refused.
     """
     known = set(dataset_ids)
     missing = [question["id"] for question in questions if question["id"] not in responses]

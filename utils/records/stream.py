@@ -1,7 +1,6 @@
 """Datasets read a record at a time: a file of a gigabyte takes no more memory than its largest record.
 
-`read_dataset` in utils/records/datasets.py is the other reader: it holds the whole file,
-and says what is wrong with one.
+`read_dataset` in utils/records/datasets.py is the other reader: it holds the whole file, and says what is wrong.
 """
 
 import codecs
@@ -22,25 +21,16 @@ CHUNK = 1 << 20  # bytes read at a time
 
 
 class DatasetFile:
-    """The questions of a dataset on disk, each read when it is asked for by its number.
-
-    Attributes:
-        ids: of the questions, in file order; filled by `scan`.
-        task: their benchmark; likewise.
-    """
+    """The questions of a dataset on disk, each read when it is asked for by its number."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self.ids: list[str] = []
-        self.task: Task | None = None
+        self.ids: list[str] = []  # of the questions, in file order; filled by `scan`
+        self.task: Task | None = None  # their benchmark; likewise
         self._places: list[tuple[int, int]] = []  # offset and length in bytes of each record
 
     def scan(self, needs: Iterable[str] = ()) -> Iterator[Record]:
-        """Every record, checked as `read_dataset` checks it; afterwards each can be read again by its number.
-
-        Raises:
-            UserError: as `read_dataset`.
-        """
+        """Every record, checked as `read_dataset` checks it; afterwards each can be read again by its number."""
         self.ids, self._places = [], []
         seen = set()
         announce_file("reading", self.path)
@@ -86,11 +76,7 @@ class DatasetFile:
 def stream_places(file: IO[bytes], suffix: str) -> Iterator[tuple[Any, int, int]]:
     """Each record of a dataset, with the offset and the length, in bytes, of where it stands.
 
-    Args:
-        suffix: of the file's name; ".jsonl" are JSON Lines, all else is a JSON array.
-
-    Raises:
-        ValueError, RecursionError: the file is neither.
+    A file of the suffix ".jsonl" is JSON Lines, all else a JSON array; ValueError or RecursionError where it is not.
     """
     offset = len(codecs.BOM_UTF8) if file.read(3) == codecs.BOM_UTF8 else 0
     file.seek(offset)

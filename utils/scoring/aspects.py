@@ -42,11 +42,7 @@ def entry(titles: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
-    """The `question_score` that an entry's details give, None for a question without aspects.
-
-    Raises:
-        ValueError: they are no scored aspects.
-    """
+    """The `question_score` that an entry's details give, None for a question without aspects; ValueError for others."""
     if not all(isinstance(one, dict) and "score" in one and isinstance(one.get("aspect"), str) for one in details):
         raise ValueError("field 'details' is not a list of scored aspects")
     return question_score([one["score"] for one in details], unscored_as_zero) if details else None

@@ -14,11 +14,7 @@ def entry(verdict: Verdict) -> dict[str, Any]:
 
 
 def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
-    """The level that an entry's details hold.
-
-    Raises:
-        ValueError: they hold none.
-    """
+    """The level that an entry's details hold; ValueError where they hold none."""
     if len(details) != 1 or not isinstance(details[0], dict):
         raise ValueError("field 'details' is not one level of direct scoring")
     level = details[0].get("score")
