@@ -16,8 +16,8 @@ systems compared on each question, in both orders (two response files, one score
       --inputs_addr test.json --response_addr planpers.json rag.json --score_addr planpers_rag_pairs.json
 """
 
-import argparse
 import sys
+from argparse import Namespace
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -56,7 +56,7 @@ class Judging:
     policy: Policy
 
     @classmethod
-    def from_arguments(cls, args: argparse.Namespace, judge: Judge) -> "Judging":
+    def from_arguments(cls, args: Namespace, judge: Judge) -> "Judging":
         prompt = load_prompt(judge.prompt, args.prompts_dir)
         return cls(judge, prompt, Policy.from_arguments(args, judge.output.schema))
 
@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
     return cli.report_missing(sum(missing), "verdict")
 
 
-def choose_metric(args: argparse.Namespace, task: Task) -> Metric:
+def choose_metric(args: Namespace, task: Task) -> Metric:
     """The metric that is asked for, else the benchmark's first; UserError where flags don't go with it."""
     args.strategy = args.strategy or next(iter(task.metrics))
     if args.strategy not in task.metrics:
@@ -141,7 +141,7 @@ def choose_metric(args: argparse.Namespace, task: Task) -> Metric:
     return metric
 
 
-def read_systems(args: argparse.Namespace, task: Task, records: list[Record], judging: Judging | None) -> list[System]:
+def read_systems(args: Namespace, task: Task, records: list[Record], judging: Judging | None) -> list[System]:
     """What is to be judged, with the responses read and held against the dataset."""
     metric = task.metrics[args.strategy]
     selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
@@ -170,7 +170,7 @@ def read_systems(args: argparse.Namespace, task: Task, records: list[Record], ju
     return systems
 
 
-def score_fingerprint(args: argparse.Namespace, judging: Judging | None) -> dict[str, Any]:
+def score_fingerprint(args: Namespace, judging: Judging | None) -> dict[str, Any]:
     """What decides the verdicts, besides the responses."""
     if judging is None:
         return {"script": "evaluate_responses.py", "strategy": args.strategy, "inputs": file_hash(args.inputs_addr)}
@@ -225,7 +225,7 @@ def lacking(systems: list[System], records: list[Record]) -> list[tuple[Record, 
     ]
 
 
-def ask_judge(args: argparse.Namespace, systems: list[System], records: list[Record], judging: Judging) -> str | None:
+def ask_judge(args: Namespace, systems: list[System], records: list[Record], judging: Judging) -> str | None:
     """Ask for the verdicts that are pending, or say what would be asked; returns the device, if one was used."""
     chat = open_chat(args, args.evaluator_llm)
     requests, max_model_len = fit_context(build_requests(systems, records, judging, chat), args, chat)
@@ -262,7 +262,7 @@ def build_requests(systems: list[System], records: list[Record], judging: Judgin
     ]
 
 
-def fit_context(requests: list[Request], args: argparse.Namespace, chat: Chat) -> tuple[list[Request], int]:
+def fit_context(requests: list[Request], args: Namespace, chat: Chat) -> tuple[list[Request], int]:
     """The requests with over-long prompts taken out, and the model length to load: what the longest prompt needs."""
     lengths = [chat.length(request.prompt) for request in requests]
     longest = max(lengths, default=1)  # nothing may be left to ask
@@ -277,7 +277,7 @@ def fit_context(requests: list[Request], args: argparse.Namespace, chat: Chat) -
     return list(map(fit, requests, lengths)), max_model_len
 
 
-def publish_scores(system: System, task: Task, args: argparse.Namespace, device: str | None) -> None:
+def publish_scores(system: System, task: Task, args: Namespace, device: str | None) -> None:
     """Write the score file, and say what it holds."""
     scores, verdicts = system.output.content(), system.output.pieces.values()
     names = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")

@@ -11,7 +11,7 @@ The output is {question id: [{"output": answer, "plan": what it was asked to cov
 plans are in <output>.plans.json. The same command again goes on from where a run stopped, in either stage.
 """
 
-import argparse
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -156,8 +156,8 @@ def main(argv: list[str] | None = None) -> int:
         publish_plans(plans, args, None)
     elif to_plan:
         requests = run.build_plans(planner, to_plan, plans.journal)
-        parse, finish = parsing.plan_parser(lead_in), partial(publish_plans, plans, args)
-        plan_stage = planner.stage(requests, parse, "plans", keys, to_plan, finish)
+        plan_stage = planner.stage(requests, parsing.plan_parser(lead_in), "plans", keys, to_plan)
+        plan_stage = replace(plan_stage, finish=partial(publish_plans, plans, args))
     if plan_stage and not answers.pieces.keys().isdisjoint(to_plan):  # whether these are outdated hangs on it
         run_stages(args, planner, generator, plan_stage, None)
         plan_stage, left = None, answers_left(answers, made)
@@ -179,7 +179,7 @@ def answers_left(answers: OutputFile, plans: Pieces) -> list[Key]:
     return [key for key in answers.keys if key in left or parsing.has_plan_now(answers.pieces[key], plans.get(key))]
 
 
-def given_plans(args: argparse.Namespace, run: Run, keys: list[Key]) -> Pieces:
+def given_plans(args: Namespace, run: Run, keys: list[Key]) -> Pieces:
     """The plans that need no planner, by key: gold ones, or those of --plans_addr (UserError if it lacks one)."""
     if args.gold_plan:
         return {key: parsing.gold_plan(run.task.gold_plan(run.questions[key[0]]), run.lead_in) for key in keys}
@@ -195,7 +195,7 @@ def given_plans(args: argparse.Namespace, run: Run, keys: list[Key]) -> Pieces:
     return {key: plans[key] for key in keys}
 
 
-def choose_planner(args: argparse.Namespace, lead_in: str | None) -> Model:
+def choose_planner(args: Namespace, lead_in: str | None) -> Model:
     """The planner: it runs here even where the generator is behind an API, and samples as the generator does."""
     identity = engines.identify_local_model(args.planner_model, args.cache_dir)
     chat = open_local_chat(args.planner_model, args.cache_dir)
@@ -205,7 +205,7 @@ def choose_planner(args: argparse.Namespace, lead_in: str | None) -> Model:
 
 
 def fingerprints(
-    args: argparse.Namespace, run: Run, planner: Model | None, generator: Model
+    args: Namespace, run: Run, planner: Model | None, generator: Model
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings that decide the plans, made by a planner or given, and those that decide the answers."""
     fingerprint = partial(run_fingerprint, "planpers.py", args)
@@ -231,11 +231,7 @@ def fingerprints(
 
 
 def run_stages(
-    args: argparse.Namespace,
-    planner: Model | None,
-    generator: Model,
-    plan_stage: Stage | None,
-    answer_stage: Stage | None,
+    args: Namespace, planner: Model | None, generator: Model, plan_stage: Stage | None, answer_stage: Stage | None
 ) -> str | None:
     """Plan, then answer: on one engine where one can serve both, else the planner is gone before the generator loads.
 
@@ -251,7 +247,7 @@ def run_stages(
     return None
 
 
-def share_base(args: argparse.Namespace) -> bool:
+def share_base(args: Namespace) -> bool:
     """Planner and generator are one base model, with or without adapters on it."""
     if args.openai:
         return False
@@ -259,7 +255,7 @@ def share_base(args: argparse.Namespace) -> bool:
     return len({model_fingerprint(base, args.cache_dir) for base in bases}) == 1
 
 
-def publish_plans(plans: OutputFile, args: argparse.Namespace, device: str | None) -> None:
+def publish_plans(plans: OutputFile, args: Namespace, device: str | None) -> None:
     pieces = plans.pieces.values()
     found = [plan["value"] for plan in pieces if plan["value"]]
     counts = {

@@ -167,7 +167,6 @@ class Journal:
         publish_staged(self.output, self._describe(arguments, device, figures))
 
     def _describe(self, arguments: dict[str, Any], device: str | None, figures: dict[str, Any]) -> dict[str, Any]:
-        """The manifest of the final file."""
         figures |= {
             **self._run_name(),
             "pieces": len(self.entries),

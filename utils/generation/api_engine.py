@@ -71,10 +71,8 @@ class APIEngine:
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
         """One completion; a request that fails is made again, --max_retries times.
 
-        Raises:
-            RefusedError: the API refuses this prompt's content.
-            UnavailableError: the API failed on every try.
-            UserError: what no further try can mend (key, model, parameters).
+        RefusedError where the API refuses this prompt's content, UnavailableError where it failed on every try,
+        UserError for what no further try can mend (key, model, parameters).
         """
         # An API can be told a JSON schema, but no regular expression: such an output is asked for freely.
         complete_once = self._complete_held if isinstance(sampling.schema, dict) else self._complete_once
@@ -156,7 +154,12 @@ class APIEngine:
             raise UnavailableError(f"the {self.device} cannot be reached: {error.message}") from None
         except (json.JSONDecodeError, UnicodeDecodeError):
             raise UnavailableError(f"the {self.device} answers with broken JSON; check --base_url") from None
-        choice = self._first_choice(response)
+        # A server that is no such API answers 200 with a web page or an error.
+        choices = getattr(response, "choices", None)
+        if not choices or not getattr(choices[0], "message", None):
+            found = self._one_line(getattr(response, "error", None) or response)
+            raise UnavailableError(f"the {self.device} sends no completion; check --base_url: {found}")
+        choice = choices[0]
         if choice.finish_reason == "content_filter":
             raise RefusedError("content_filter")
         usage, state = response.usage, response.system_fingerprint
@@ -186,14 +189,6 @@ class APIEngine:
         if (status in PASSING or status >= 500) and error.code != "insufficient_quota":
             return UnavailableError(f"the {self.device} answers {status}: {message}")
         return UserError(f"the {self.device} answers {status}: {message}")
-
-    def _first_choice(self, response: Any) -> Any:
-        """The completion in a response; a server that is no such API answers 200 with a web page or an error."""
-        choices = getattr(response, "choices", None)
-        if choices and getattr(choices[0], "message", None):
-            return choices[0]
-        found = self._one_line(getattr(response, "error", None) or response)
-        raise UnavailableError(f"the {self.device} sends no completion; check --base_url: {found}")
 
     def _one_line(self, found: object) -> str:
         """What a server sent, fit to be shown: it may be a web page, and some repeat the secrets they were given."""
@@ -296,10 +291,10 @@ class ThrottledClient(openai.DefaultAsyncHttpxClient):
 
 
 def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
-    """What a server has loaded a model from, by its list of models: a name of two servers' models may be one.
+    """What a server has loaded a model from, by its list of models, as vLLM's own tells it.
 
-    vLLM's own server tells it. None where the list has no more than the name, or is not to be had: many proxies have
-    none, and a server that is away may be back for the requests proper.
+    None where the list has no more than the name, or is not to be had: many proxies have none, and a server that is
+    away may be back for the requests proper.
     """
     with openai.OpenAI(api_key=api_key, base_url=base_url, max_retries=0, timeout=ROOT_SECONDS) as client:
         try:
@@ -340,18 +335,16 @@ def find_secrets(api_key: str, base_url: str) -> list[str]:
 
 
 def _response_format(kind: str, schema: dict[str, Any] | None) -> dict[str, Any] | openai.Omit:
-    """The parameter for one of FORMATS."""
+    """The parameter for one of FORMATS.
+
+    Without what OpenAI's strict mode does not document: that a text is not empty. The parser sees to it.
+    """
     if kind == "none":
         return openai.omit
     if kind == "json_object":
         return {"type": kind}
-    return {"type": kind, kind: {"name": "output", "schema": _strict_schema(schema), "strict": True}}
-
-
-def _strict_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema without what OpenAI's strict mode does not document: that a text is not empty. The parser sees to it."""
-    properties = {
+    fields = {
         name: {key: value for key, value in field.items() if key != "minLength"}
         for name, field in schema["properties"].items()
     }
-    return {**schema, "properties": properties}
+    return {"type": kind, kind: {"name": "output", "schema": {**schema, "properties": fields}, "strict": True}}

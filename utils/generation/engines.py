@@ -2,7 +2,7 @@
 
 import os
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,17 +32,9 @@ class Model:
         """`fit_profile` for its length."""
         return fit_profile(prompt, items, self.chat, self.length - self.policy.max_tokens, **values)
 
-    def stage(
-        self,
-        requests: Iterable[Request],
-        parse: Parser,
-        unit: str,
-        keys: list[Key],
-        left: list[Key],
-        finish: Callable[[str], None] | None = None,
-    ) -> Stage:
+    def stage(self, requests: Iterable[Request], parse: Parser, unit: str, keys: list[Key], left: list[Key]) -> Stage:
         """The requests for what is `left` of the pieces `keys`."""
-        return Stage(self.addr, requests, self.policy, parse, unit, len(keys), len(keys) - len(left), finish)
+        return Stage(self.addr, requests, self.policy, parse, unit, len(keys), len(keys) - len(left))
 
 
 def choose_generator(args: Namespace, schema: dict[str, Any] | str) -> Model:
@@ -116,10 +108,8 @@ def publish_records(
     output: OutputFile, args: Namespace, device: str | None, counts: dict[str, int], openai: bool, **figures: Any
 ) -> None:
     """Put an output in place, its records' figures in the manifest, and say what it holds; `openai` made it or not."""
-    figures = {"batch_invariant": batch_invariance(device, openai), "counts": counts} | (
-        describe_records(output.pieces.values()) | figures
-    )
-    output.publish(vars(args), device, **figures)
+    made = {"batch_invariant": batch_invariance(device, openai), "counts": counts}
+    output.publish(vars(args), device, **made, **describe_records(output.pieces.values()), **figures)
     print(f"{output.path}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
 
 

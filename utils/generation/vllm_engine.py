@@ -38,9 +38,8 @@ class VLLMEngine:
             args: the flags of `cli.add_engine_arguments`, --seed and --log_level.
             models: which can be asked: one base model (hub name or folder) and adapter folders on it.
 
-        Raises:
-            UserError: a GPU is here that torch cannot use, has less free memory than --gpu_memory_utilization asks
-                for, or cannot do --batch_invariant.
+        UserError where a GPU is here that torch cannot use, has less free memory than --gpu_memory_utilization asks
+        for, or cannot do --batch_invariant.
         """
         announce(f"loading {' and '.join(models)} (this may take a minute or more)")
         _quiet_libraries(args.log_level)
