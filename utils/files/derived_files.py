@@ -1,8 +1,7 @@
 """Derived files: tables, comparisons, reports and figures, which are made from other outputs and can be made again.
 
-One rule holds for all of them. What a script wrote, it makes again without asking, and replaces whole or not at all.
-What another program wrote is refused, and so is a file that was changed since: somebody may want to keep that. The
-manifest beside a file tells one from the other: it names the script, and has the hash of what it wrote.
+What a script wrote, it makes again without asking, and replaces whole or not at all. What another program wrote is
+refused, and so is a file that was changed since. The manifest beside it tells: it names the script, and has the hash.
 """
 
 import argparse

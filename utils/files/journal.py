@@ -1,17 +1,16 @@
-"""The journal that a run resumes from: `<output>.journal.jsonl`.
+"""The journal that a run resumes from, `<output>.journal.jsonl`; it stays, for a later run with more questions.
 
-Its first line is the run's fingerprint, then comes one line a finished piece of work. It stays when the output is
-finished, so a later run with more questions asks only for what is missing. Each line ends with a checksum, over the
-line and the header: neither a flipped bit nor another run's line is taken for a finished piece. Of two lines for one
-piece the last one counts. Where what the pieces are made from may change, a line says what it is from there on, and
-which of the pieces before it no longer count.
+Its first line is the run's fingerprint, then comes one line a finished piece, of two for one piece the last counts.
+Each ends with a checksum, over the line and the header: neither a flipped bit nor another run's line is taken for a
+piece. Where what the pieces are made from may change, a line says what it is from there on, and which of the pieces
+before it no longer count.
 """
 
 import hashlib
 import json
 import time
 import zlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -156,17 +155,12 @@ class Journal:
         self.fingerprint = {**self.fingerprint, REPORTED: reported}
 
     def publish(self, data: Any, arguments: dict[str, Any], device: str | None, **figures: Any) -> None:
-        """Put the final file in place, with a manifest that tells how it was made and what it took."""
-        publish(self.output, data, self._describe(arguments, device, figures))
+        """Put the final file in place, with a manifest that tells how it was made and what it took.
 
-    def publish_array(
-        self, items: Iterable[Any], arguments: dict[str, Any], device: str | None, **figures: Any
-    ) -> None:
-        """As `publish` of a list, with an item in memory at a time."""
-        write_array(staged_path(self.output), items, indent=2)
-        publish_staged(self.output, self._describe(arguments, device, figures))
-
-    def _describe(self, arguments: dict[str, Any], device: str | None, figures: dict[str, Any]) -> dict[str, Any]:
+        An iterator makes a list, with an item in memory at a time.
+        """
+        if isinstance(data, Iterator):
+            write_array(staged_path(self.output), data, indent=2)
         figures |= {
             **self._run_name(),
             "pieces": len(self.entries),
@@ -175,7 +169,11 @@ class Journal:
             "wall_seconds": round(time.monotonic() - self._opened, 3),
         }
         self._begin()  # a run without any piece has a journal too
-        return describe_run(arguments, self.fingerprint, device, **figures)
+        manifest = describe_run(arguments, self.fingerprint, device, **figures)
+        if isinstance(data, Iterator):
+            publish_staged(self.output, manifest)
+        else:
+            publish(self.output, data, manifest)
 
     def close(self) -> None:
         self._file.close()

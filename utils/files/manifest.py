@@ -1,8 +1,4 @@
-"""Files of a run: the final file and the manifest beside it.
-
-Three files belong to an output: the final file itself, `<output>.journal.jsonl` (utils/files/journal.py) and
-`<output>.manifest.json`, which tells how the output was made.
-"""
+"""A run's final file, and `<output>.manifest.json` beside it, which tells how it was made."""
 
 import hashlib
 import json

@@ -1,7 +1,7 @@
-"""An output of a script that asks or computes piece by piece: what is there, what is left, and putting it in place.
+"""An output of a script that asks or computes piece by piece.
 
-Every such script goes the same way: name the output and its pieces, `check` it in a dry run, else `open` it, see
-whether it `is_finished`, have what is `left` done, and `publish`.
+Every such script names the output and its pieces, has them `check`ed in a dry run, else opens them, sees whether it
+`is_finished`, has what is `left` done, and publishes.
 """
 
 import hashlib

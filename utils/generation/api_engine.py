@@ -1,12 +1,10 @@
-"""The engine behind an OpenAI-compatible chat API, and how it bears with a server in trouble.
+"""The engine behind an OpenAI-compatible chat API, and how it bears with a server in trouble. It imports openai.
 
 What passes is waited for, in three layers. `Throttle` holds requests back when the API says that they are too many.
 The client library makes a request again that met 408, 409, 429, 5xx, a lost connection or a time-out, within seconds.
 `APIEngine.complete` does so when the library has given up, or when something else than a completion came, with pauses
 that grow to minutes where nothing at all is answered. What cannot pass (key, model name, parameters, length) ends the
 run at once. A server that refuses to hold outputs to a schema is asked for less.
-
-Importing this imports openai.
 """
 
 import asyncio

@@ -190,7 +190,7 @@ class APIChat:
         return messages
 
     def render_groups(self, groups: Sequence[Sequence[Messages]]) -> list[list[Messages]]:
-        return [[self.render(messages) for messages in group] for group in groups]
+        return list(map(list, groups))
 
     def length(self, rendered: Rendered) -> int:
         texts = [message["content"] for message in rendered]

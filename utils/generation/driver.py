@@ -107,16 +107,11 @@ class Policy:
 
 
 def generate(open_engine: Callable[[], Engine], *stages: Stage) -> str:
-    """Have every request of every stage answered; each record is in its journal the moment it is finished.
+    """Have every request of every stage answered; returns the engine's device.
 
     One stage follows the other. Within one, requests enter the engine in their order and leave as they finish; no
-    batch waits for its slowest.
-
-    What a server failed to answer has no record, so the journal tells what is missing. Where it answers nothing any
-    more the stage ends early, and the rest is missing too.
-
-    Returns:
-        The device the engine runs on.
+    batch waits for its slowest. What a server failed to answer has no record, so the journal tells what is missing.
+    Where it answers nothing any more the stage ends early, and the rest is missing too.
 
     Raises:
         UserError: the engine cannot go on, or has never answered; what was finished is in the journal.
