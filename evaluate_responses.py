@@ -202,7 +202,7 @@ def pass_over_unanswered(systems: list[System]) -> None:
             answered = are_answered(answers_to(system.responses, question["id"]))
             for key in [] if all(answered) else system.pending.intersection(system.metric.keys(question)):
                 system.pending.remove(key)
-                if system.output.journal is not None:  # as it is in a dry run
+                if system.output.journal is not None:  # it is None in a dry run
                     system.output.journal.add(key, no_answer(answered))
 
 
