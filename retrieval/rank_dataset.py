@@ -149,7 +149,7 @@ def main(argv: list[str] | None = None) -> int:
         device = open_encoder().device
     announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
     records = (apply_order(record, ranked.pieces[record["id"],]) for record in source.records())
-    ranked.publish_array(records, vars(args), device, counts=dict(counts))
+    ranked.journal.publish(records, vars(args), device, counts=dict(counts))
     print(f"{output}: ranked {counts['questions']} questions with {counts['posts']} posts")
     return 0
 

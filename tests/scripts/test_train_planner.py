@@ -33,6 +33,7 @@ from utils.files.lock import Lock
 from utils.files.manifest import publish, read_folder_manifest, write_folder_manifest
 from utils.generation.chat import LocalChat
 from utils.generation.driver import Policy
+from utils.generation.engines import Model
 from utils.planner.checkpoints import open_run
 from utils.planner.examples import describe_examples
 
@@ -104,14 +105,16 @@ def test_prompt_is_what_planpers_sends_and_target_the_titles(chat, prompt, name,
     args = parse("--num_contexts", num_contexts, "--max_seq_length", 4096)
     # The same length less the target is more than enough here: nothing is left out on either side.
     policy = Policy(0.1, 0.95, 512, 0, 3, "fallback", {})
-    planner = planpers.Model("m", TASK, chat, 4096, policy, {"planner": prompt}, num_contexts, {})
+    planner = Model("m", "m", chat, 4096, policy)
+    run = planpers.Run(TASK, {record["id"]: record for record in records}, {"planner": prompt}, num_contexts, None)
+    asked = run.build_plans(planner, [(question_id, 0) for question_id in run.questions], None)
     examples = build_examples(TASK, records, f"{name}.json", prompt, chat, args)
     assert len(examples) == len(records) > 8
     for record, example in zip(records, examples, strict=True):
         posts = [post["text"] for post in record["profile"]][:num_contexts]
         messages = prompt.messages(question=record["question"], profile="\n\n".join(posts))
         assert list(example.prompt) == list(chat.render(messages))
-        assert list(example.prompt) == list(planner.fit("planner", record).prompt)
+        assert list(example.prompt) == list(next(asked).prompt)
         text = chat.tokenizer.decode(example.prompt)
         assert text.endswith("<|im_start|>assistant\n")
         assert text.count(HEADING) == (1 if posts else 0)

@@ -15,17 +15,9 @@ from utils.benchmarks.checks import check_profile, check_text
 from utils.benchmarks.task import Judge, Metric, Output, Record, Task
 from utils.cli.errors import UserError, kind
 from utils.files.json_files import read_json
+from utils.parsing import choices
 from utils.parsing.answers import ANSWER_SCHEMA, parse_answer
-from utils.parsing.choices import (
-    LEVEL_SCHEMA,
-    PREFERENCE_SCHEMA,
-    VERDICT_SCHEMA,
-    parse_level,
-    parse_preference,
-    parse_verdict,
-)
 from utils.scoring import aspects, direct, pairwise
-from utils.scoring.verdicts import Verdict
 
 # The communities of each of the hub's three files, as a public notebook prints them over train, validation and test
 # (Asym-LaMP-QA, wrangling.ipynb; its row counts are those of the paper's Table 1): 47, the paper says "over 45". Four
@@ -116,46 +108,36 @@ def pairwise_messages(prompt: Prompt, record: Record, responses: list[str], numb
     )
 
 
-def aspect_entry(record: Record, verdicts: list[Verdict]) -> dict[str, Any]:
-    return aspects.entry(gold_plan(record), verdicts)
-
-
-def direct_entry(record: Record, verdicts: list[Verdict]) -> dict[str, Any]:
-    return direct.entry(*verdicts)
-
-
-def pairwise_entry(record: Record, verdicts: list[Verdict]) -> dict[str, Any]:
-    return pairwise.entry(verdicts)
-
-
 METRICS = {
     "aspect": Metric(
         ("narrative", "rubric_aspects"),
         shown,
-        aspect_entry,
+        lambda record, verdicts: aspects.entry(gold_plan(record), verdicts),
         aspects.summarize,
         aspects.score_of,
         parts=rubric_parts,
-        judge=Judge("lampqa/aspect_judge", aspect_messages, Output(VERDICT_SCHEMA, parse_verdict)),
+        judge=Judge("lampqa/aspect_judge", aspect_messages, Output(choices.VERDICT_SCHEMA, choices.parse_verdict)),
         unit="aspect",
     ),
     "direct": Metric(
         ("narrative",),
         shown,
-        direct_entry,
+        lambda record, verdicts: direct.entry(*verdicts),
         direct.summarize,
         direct.score_of,
-        judge=Judge("lampqa/direct_judge", direct_messages, Output(LEVEL_SCHEMA, parse_level)),
+        judge=Judge("lampqa/direct_judge", direct_messages, Output(choices.LEVEL_SCHEMA, choices.parse_level)),
     ),
     "pairwise": Metric(
         ("narrative",),
         shown,
-        pairwise_entry,
+        lambda record, verdicts: pairwise.entry(verdicts),
         pairwise.summarize,
         None,
         num_verdicts=2,
         num_systems=2,
-        judge=Judge("lampqa/pairwise_judge", pairwise_messages, Output(PREFERENCE_SCHEMA, parse_preference)),
+        judge=Judge(
+            "lampqa/pairwise_judge", pairwise_messages, Output(choices.PREFERENCE_SCHEMA, choices.parse_preference)
+        ),
         unit="verdict",
     ),
 }

@@ -88,8 +88,9 @@ def read_bytes(path: str | Path) -> bytes:
             raise UserError(f"{path}: a pipe or a device; give a regular file")
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{path}: no such file") from None
+        problem = "no such file"
     except PermissionError:
-        raise UserError(f"{path}: no permission to read it") from None
+        problem = "no permission to read it"
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        problem = f"cannot be read: {error.strerror}"
+    raise UserError(f"{path}: {problem}")

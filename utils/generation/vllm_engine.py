@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import warnings
+from argparse import Namespace
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -21,8 +22,6 @@ from utils.models.hub import adapter_base, adapter_config, model_folder
 from utils.models.memory import check_gpu_count, check_gpu_free
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from vllm.sampling_params import SamplingParams
 
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"  # vLLM's environment variable
@@ -33,17 +32,15 @@ GONE_SECONDS = 30  # to wait for an engine's process that was told to end
 class VLLMEngine:
     """One base model, as it is or with a LoRA adapter on it, request by request."""
 
-    def __init__(self, args: "Namespace", models: list[str], max_model_len: int):
+    def __init__(self, args: Namespace, models: list[str], max_model_len: int):
         """Load the base model and the adapters.
 
         Args:
             args: the flags of `cli.add_engine_arguments`, --seed and --log_level.
-            models: which models can be asked: one base model (hub name or folder) and adapter folders on it.
-            max_model_len: tokens of prompt and output together.
+            models: which can be asked: one base model (hub name or folder) and adapter folders on it.
 
-        Raises:
-            UserError: a GPU is here that torch cannot use, has less free memory than --gpu_memory_utilization asks
-                for, or cannot do --batch_invariant.
+        UserError where a GPU is here that torch cannot use, has less free memory than --gpu_memory_utilization asks
+        for, or cannot do --batch_invariant.
         """
         announce(f"loading {' and '.join(models)} (this may take a minute or more)")
         _quiet_libraries(args.log_level)
@@ -54,9 +51,7 @@ class VLLMEngine:
             os.environ[BATCH_INVARIANT] = "1"  # before vllm is imported, which reads it; its processes inherit it
         if on_gpu:
             _check_gpus(count, args.gpu_memory_utilization)
-            _set_gpu_defaults()
-        else:
-            _set_cpu_defaults()
+        _set_defaults(on_gpu)
 
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.lora.request import LoRARequest
@@ -115,7 +110,7 @@ class VLLMEngine:
 
 
 def engine_settings(
-    args: "Namespace", base: str, adapters: list[str], max_model_len: int, on_gpu: bool
+    args: Namespace, base: str, adapters: list[str], max_model_len: int, on_gpu: bool
 ) -> dict[str, Any]:
     """vLLM's engine arguments for a base model with adapters; `args` as in `VLLMEngine`."""
     return {
@@ -176,13 +171,22 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _set_cpu_defaults() -> None:
-    """vLLM's settings for a machine without a GPU, where the user has not set them.
+def _set_defaults(on_gpu: bool) -> None:
+    """vLLM's settings, where the user has not set them.
 
-    Its own thread binding uses a single core of a virtual machine; its own KV cache takes a fixed share of all
+    On a GPU without what FlashInfer compiles at each start: for that it needs nvcc and ninja, which vLLM 0.32 looks for
+    before its other uses of FlashInfer, but not before these two: it would die of it. The sampler serves only requests
+    with neither a seed nor greedy decoding, which are none of ours but those of vLLM's warm-up; the all-reduce several
+    Hoppers, which have vLLM's own as well.
+
+    On a CPU its own thread binding uses a single core of a virtual machine; its own KV cache takes a fixed share of all
     memory whether that is free or not. It starts a process of its own for each engine's work, to bind its threads:
     nothing is bound here, and a start that is a fork with one process less takes 10 seconds instead of 30.
     """
+    if on_gpu:
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+        os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")
+        return
     from vllm.utils.cpu_resource_utils import get_memory_node_info
 
     free = get_memory_node_info().available_memory / 2**30  # heeds a container's limit
@@ -190,17 +194,6 @@ def _set_cpu_defaults() -> None:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("OMP_NUM_THREADS", str(_cores()))
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, min(8, int(free / 4)))))  # GiB
-
-
-def _set_gpu_defaults() -> None:
-    """vLLM's settings for a GPU, where the user has not set them: without what FlashInfer compiles at each start.
-
-    For that it needs nvcc and ninja, which vLLM 0.32 looks for before its other uses of FlashInfer, but not before
-    these two: it would die of it. The sampler serves only requests with neither a seed nor greedy decoding, which are
-    none of ours but those of vLLM's warm-up; the all-reduce several Hoppers, which have vLLM's own as well.
-    """
-    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-    os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")
 
 
 def _check_gpus(count: int, utilization: float) -> None:

@@ -12,11 +12,7 @@ def mean(values: Sequence[float]) -> float | None:
 def scores_by_group(
     per_question: Iterable[dict[str, Any]], groups: Sequence[str | None]
 ) -> dict[str | None, list[float]]:
-    """The question scores of each group, those that there are.
-
-    Args:
-        per_question: entries of score files; every `group` is one of `groups`. One without details counts nowhere.
-    """
+    """The question scores of each group, of entries of score files; one without details counts nowhere."""
     scores: dict[str | None, list[float]] = {group: [] for group in groups}
     for question in per_question:
         if question["details"] and question["score"] is not None:
