@@ -5,15 +5,19 @@ some embeddings, and the hashes of their texts. Every writer adds pairs of its o
 or not at all, so any number of processes may share a cache.
 """
 
+import functools
 import hashlib
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
+from retrieval import encoder
 from utils.cli import UserError, describe_os_error
+from utils.cli.progress import Progress
 from utils.files.writing import open_whole
 
 
@@ -91,3 +95,34 @@ class EmbeddingCache:
 
 def _text_hash(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
+
+
+class Embedder:
+    """Embeds the texts that a cache lacks.
+
+    Attributes:
+        encoder: gives the encoder. Only the first text to embed takes one: torch and the device, which is checked
+            then, take longer than a small file.
+        counts: "texts_embedded" and "texts_cut" (of those).
+    """
+
+    def __init__(self, load: Callable[[], encoder.Encoder], batch_size: int | None, cache: EmbeddingCache | None):
+        self.encoder = functools.cache(load)
+        self.cache, self._batch_size = cache, batch_size
+        self.counts: Counter[str] = Counter()
+
+    def embed(self, texts: list[str], progress: Progress) -> np.ndarray:
+        """The embeddings (len(texts), D) of distinct texts."""
+        known = self.cache.get(texts) if self.cache else {}
+        progress.update(len(known))
+        new = [text for text in texts if text not in known]
+        self.counts.update(texts_embedded=len(new), texts_cut=0)
+        if new:
+            computed, num_cut = encoder.embed_texts(self.encoder(), new, self._batch_size, progress)
+            self.counts.update(texts_cut=num_cut)
+            if self.cache:
+                self.cache.add(new, computed)
+            if not known:
+                return computed
+            known.update(zip(new, computed, strict=True))
+        return np.stack([known[text] for text in texts])
