@@ -42,12 +42,12 @@ def suggesting_openai() -> Iterator[None]:
 def check_model(
     name: str, cache_dir: str | None = None, safetensors_only: bool = False, why_offline: str = "HF_HUB_OFFLINE is set"
 ) -> None:
-    """Make sure that a model can be loaded, before anything expensive starts.
+    """Make sure that a model can be loaded, with a LoRA adapter its base model, before anything expensive starts.
+
+    Of a hub model that is not cached only the config is fetched, which pins the commit.
 
     Args:
         name: a folder with config.json or adapter_config.json and weights, or a hub name (`owner/model`, `model`).
-            It is a folder where it exists, starts with `.`, `/` or `~`, or has more than one `/`. A LoRA adapter's
-            base model is checked with it.
         cache_dir: where hub models are kept, None for Hugging Face's own cache.
         safetensors_only: a whole model's weights may not be pickled (*.bin), as an adapter's never may.
         why_offline: what is said of a model that is not cached where nothing is asked of the hub.
@@ -55,7 +55,7 @@ def check_model(
     Raises:
         UserError: the folder or its files are missing or cut short; the weights are pickled; the adapter is of no kind
             vLLM serves, or does not fit its base model; the hub has no such model, or cannot be reached and the cache
-            lacks it. Of a hub model that is not cached only the config is fetched, which pins the commit.
+            lacks it.
     """
     if is_folder(name):
         folder, remedy = Path(name), "give the folder that holds config.json and the weights"
@@ -63,7 +63,7 @@ def check_model(
         from huggingface_hub import constants
 
         check_cache_dir(cache_dir)
-        folder = _cached_snapshot(name, cache_dir)
+        folder = cached_folder(name, cache_dir)
         if folder is None and API_NAMES.match(name):
             raise NoModelError(f"{name}: no folder here, and not what a model on the hub is called")
         if not constants.HF_HUB_OFFLINE:
@@ -130,9 +130,9 @@ def skipping_absent_hub(name: str) -> Iterator[None]:
 
 
 def is_hub_away() -> bool:
-    """Is there no way to the hub (refused, no such host, no route)? One try: its client makes seven, in 23 s and more.
+    """Is there no way to the hub (refused, no such host, no route)? One that is slow, or in trouble, is there.
 
-    A hub that is slow, or in trouble, is there.
+    One try: its client makes seven, in 23 s and more.
     """
     from huggingface_hub import constants, get_session
     from huggingface_hub.errors import HTTPError
@@ -146,9 +146,20 @@ def is_hub_away() -> bool:
     return False
 
 
-def cached_folder(name: str, cache_dir: str | None = None) -> Path:
-    """Where the files of a model lie that `check_model` has found; of a hub model that is cached those that are."""
-    return Path(name) if is_folder(name) else _cached_snapshot(name, cache_dir)
+def cached_folder(name: str, cache_dir: str | None = None) -> Path | None:
+    """Where the files of a model lie: its folder, or of a hub model its main commit's in the cache, None without."""
+    if is_folder(name):
+        return Path(name)
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        raise UserError(f"{name!r}: neither a folder nor a name a hub model can have") from None
+    found = (try_to_load_from_cache(name, config, cache_dir=cache_dir) for config in CONFIGS)
+    return next((Path(path).parent for path in found if isinstance(path, str)), None)
 
 
 def check_cache_dir(cache_dir: str | None) -> None:
@@ -167,19 +178,24 @@ def model_fingerprint(name: str, cache_dir: str | None = None) -> str:
     """
     if not is_folder(name):
         return f"{name}@{cached_commit(name, cache_dir) or 'main'}"
-    folder = Path(name)
-    digest = hashlib.sha256()
-    for path in sorted({path for pattern in SETTINGS for path in folder.glob(pattern) if path.is_file()}):
-        _hash_file(digest, path, whole=True)
-    for path in _weights(folder):
-        _hash_file(digest, path, whole=(folder / "adapter_config.json").exists())
+    folder, digest = Path(name), hashlib.sha256()
+    settings = sorted({path for pattern in SETTINGS for path in folder.glob(pattern) if path.is_file()})
+    is_adapter = (folder / "adapter_config.json").exists()
+    for path, whole in [(path, True) for path in settings] + [(path, is_adapter) for path in _weights(folder)]:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        starts = range(0, size, PIECE) if whole or size <= 3 * PIECE else (0, (size - PIECE) // 2, size - PIECE)
+        with open(path, "rb") as file:
+            for start in starts:
+                file.seek(start)
+                digest.update(file.read(PIECE))
     return f"sha256:{digest.hexdigest()}"
 
 
 def cached_commit(name: str, cache_dir: str | None = None) -> str | None:
     """The commit of a cached hub model, to load that very one; None for a folder or one that is not cached."""
-    snapshot = None if is_folder(name) else _cached_snapshot(name, cache_dir)
-    return snapshot.name if snapshot else None
+    folder = None if is_folder(name) else cached_folder(name, cache_dir)
+    return folder and folder.name
 
 
 def adapter_base(name: str) -> str | None:
@@ -220,7 +236,7 @@ def read_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
 
 
 def is_folder(name: str) -> bool:
-    """Is this a folder's name, and not one on the hub?"""
+    """Is this a folder's name, and not one on the hub? Where it exists, begins as a path does, or has two slashes."""
     return Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
@@ -283,36 +299,6 @@ def _inner_name(name: str) -> str:
 def _weights(folder: Path) -> list[Path]:
     """The weights files, sorted by name; *.bin only where there are no safetensors, as transformers does."""
     return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
-
-
-def _hash_file(digest: "hashlib._Hash", path: Path, whole: bool) -> None:
-    size = path.stat().st_size
-    digest.update(f"{path.name} {size}\n".encode())
-    with open(path, "rb") as file:
-        if whole or size <= 3 * PIECE:
-            while chunk := file.read(PIECE):
-                digest.update(chunk)
-            return
-        for start in (0, (size - PIECE) // 2, size - PIECE):
-            file.seek(start)
-            digest.update(file.read(PIECE))
-
-
-def _cached_snapshot(name: str, cache_dir: str | None) -> Path | None:
-    """The folder in the hub's cache that holds the model's main commit."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        raise UserError(f"{name!r}: neither a folder nor a name a hub model can have") from None
-    for config in CONFIGS:
-        path = try_to_load_from_cache(name, config, cache_dir=cache_dir)
-        if isinstance(path, str):
-            return Path(path).parent
-    return None
 
 
 def _fetch_config(name: str, cache_dir: str | None) -> None:
