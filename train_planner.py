@@ -26,10 +26,10 @@ from utils.cli.errors import first_five
 from utils.cli.progress import announce
 from utils.files.manifest import describe_run, file_hash, warn_unless_ranked
 from utils.files.writing import check_could_write
-from utils.generation.chat import PAPER_LENGTH, LocalChat, fit_profile
+from utils.generation.chat import PAPER_LENGTH, LocalChat, fit_profile, limit_length
 from utils.generation.engines import identify_local_model
 from utils.models.devices import check_devices
-from utils.models.hub import adapter_base, cached_commit, skipping_absent_hub
+from utils.models.hub import adapter_base, pinned_source, skipping_absent_hub
 from utils.parsing.plans import gold_text, one_line, target_settings
 from utils.planner.checkpoints import open_run
 from utils.planner.examples import Example, describe_examples
@@ -114,7 +114,8 @@ def main(argv: list[str] | None = None) -> int:
     check_could_write(Path(args.output_dir) / "manifest.json")
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
     chat = LocalChat(args.model_addr, args.cache_dir)
-    fingerprint["max_seq_length"] = args.max_seq_length = choose_length(chat, args.max_seq_length)
+    args.max_seq_length = limit_length(chat, "--max_seq_length", args.max_seq_length, PAPER_LENGTH)
+    fingerprint["max_seq_length"] = args.max_seq_length
     examples = build_examples(task, records, args.inputs_addr, prompt, chat, args)
     validation = build_examples(task, validation_records, args.validation_addr, prompt, chat, args)
 
@@ -136,7 +137,7 @@ def main(argv: list[str] | None = None) -> int:
         from utils.planner.trainer import train
 
         manifest = describe_run(vars(args), fingerprint, None)
-        source = {"revision": cached_commit(args.model_addr, args.cache_dir) or "main", "cache_dir": args.cache_dir}
+        source = pinned_source(args.model_addr, args.cache_dir)
         with skipping_absent_hub(args.model_addr):
             figures = train(args, source, chat, examples, validation, manifest, run, lead_in)
         say(describe_result(args.output_dir, figures))
@@ -215,13 +216,6 @@ def num_processes() -> int:
 def effective_batch_size(args: argparse.Namespace) -> int:
     """Sequences that one step learns from."""
     return args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes()
-
-
-def choose_length(chat: LocalChat, max_seq_length: int | None) -> int:
-    limit = chat.model_limit
-    if max_seq_length and limit and max_seq_length > limit:
-        raise UserError(f"--max_seq_length {max_seq_length}: the model takes at most {limit} tokens")
-    return max_seq_length or min(PAPER_LENGTH, limit or PAPER_LENGTH)
 
 
 def build_examples(

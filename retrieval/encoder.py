@@ -19,7 +19,7 @@ import numpy as np
 from utils.cli import UserError
 from utils.cli.progress import Progress
 from utils.models.devices import has_gpu
-from utils.models.hub import cached_commit, skipping_absent_hub
+from utils.models.hub import pinned_source, skipping_absent_hub
 
 FULL_LENGTH = 512  # tokens: what one unit of --batch_size stands for
 GPU_BATCH_SIZE = 64
@@ -83,8 +83,7 @@ def load_encoder(
     if not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()
     devices = pick_devices(device)
-    revision = cached_commit(model_name, cache_dir) or "main"
-    source = {"cache_dir": cache_dir, "revision": revision, "trust_remote_code": False}
+    source = pinned_source(model_name, cache_dir)
     # torch's fused attention is slower in bfloat16 on a CPU than the products one after the other (half as fast).
     attention = "eager" if (devices, dtype) == (["cpu"], "bfloat16") else None
     settings = {"dtype": getattr(torch, dtype), "attn_implementation": attention, "output_loading_info": True}

@@ -198,6 +198,11 @@ def cached_commit(name: str, cache_dir: str | None = None) -> str | None:
     return folder and folder.name
 
 
+def pinned_source(name: str, cache_dir: str | None = None) -> dict[str, Any]:
+    """What transformers is to load of a model: this very commit, and no code; of the latter it would ask the user."""
+    return {"cache_dir": cache_dir, "revision": cached_commit(name, cache_dir) or "main", "trust_remote_code": False}
+
+
 def adapter_base(name: str) -> str | None:
     """The base model that a LoRA adapter folder names, None for anything else."""
     config = adapter_config(name)

@@ -44,7 +44,6 @@ _INTRODUCES = pattern(
 )
 
 WORDS_THRESHOLD = 0.6
-NO_LOSS = -100  # the label of a token that the planner is not to learn, as torch and TRL take it
 
 # Words that say nothing of what an aspect is about. "User" stands in many titles and in none alone.
 _LISTED = """

@@ -28,10 +28,10 @@ from utils.cli.progress import announce
 from utils.files.writing import naming
 from utils.generation.chat import LocalChat
 from utils.parsing import Parsed
-from utils.parsing.plans import NO_LOSS, coverage, plan_parser, share_words
+from utils.parsing.plans import coverage, plan_parser, share_words
 from utils.planner import base_model
 from utils.planner.checkpoints import Run
-from utils.planner.examples import Example
+from utils.planner.examples import NO_LOSS, Example
 from utils.planner.recorder import Recorder
 
 PLAN_TOKENS = 256  # a plan may have in an evaluation: three times what one takes, for an untrained model never ends
@@ -51,8 +51,7 @@ def train(
     """Train from the base model, or on from the run's checkpoint, up to --max_steps.
 
     Args:
-        args: train_planner.py's flags.
-        source: revision and cache of the base model.
+        source: of the base model, as `pinned_source` gives it.
         validation: where there is none, nothing is evaluated.
         manifest: what goes beside every adapter.
         lead_in: what the targets begin with (utils/parsing/plans).
@@ -84,7 +83,7 @@ def train(
     return {"steps": trainer.state.global_step, **recorder.best(trainer.state)}
 
 
-def make_config(args: Namespace, bf16: bool, evaluate: bool, evaluate_first: bool) -> SFTConfig:
+def make_config(args: Namespace, bf16: bool, evaluates: bool, evaluates_first: bool) -> SFTConfig:
     same = (
         "output_dir per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing learning_rate "
         "weight_decay warmup_steps max_steps seed save_steps"
@@ -97,9 +96,9 @@ def make_config(args: Namespace, bf16: bool, evaluate: bool, evaluate_first: boo
         bf16=bf16,
         use_cpu=not torch.cuda.is_available(),
         data_seed=args.seed,
-        eval_strategy="steps" if evaluate else "no",
-        eval_steps=args.eval_steps if evaluate else None,
-        eval_on_start=evaluate and evaluate_first,
+        eval_strategy="steps" if evaluates else "no",
+        eval_steps=args.eval_steps if evaluates else None,
+        eval_on_start=evaluates and evaluates_first,
         ddp_find_unused_parameters=False,
         logging_steps=1,
         report_to="none",
@@ -165,8 +164,7 @@ class PlannerTrainer(SFTTrainer):
         self._chat, self._max_seq_length, self._parse = chat, flags.max_seq_length, parse
         self._stopper = recorder.stopper
         self._random = [torch, torch.cuda] if torch.cuda.is_available() else [torch]  # which dropout draws from
-        self._lengths = [example.length for example in examples]
-        self._validation = validation
+        self._lengths, self._validation = [example.length for example in examples], validation
         self._sample = random.Random(flags.seed).sample(validation, min(flags.eval_generate, len(validation)))
 
     def get_train_dataloader(self) -> DataLoader:
@@ -299,10 +297,9 @@ class PlannerTrainer(SFTTrainer):
 
     def _mine(self, examples: list[Example]) -> list[Example]:
         """This process's share: by length, so that all are done at about the same time."""
-        index, num_processes = self.accelerator.process_index, self.accelerator.num_processes
-        if num_processes > 1:
+        if self.accelerator.num_processes > 1:
             examples = sorted(examples, key=lambda example: -example.length)
-        return examples[index::num_processes]
+        return examples[self.accelerator.process_index :: self.accelerator.num_processes]
 
     def _generate(self, example: Example) -> tuple[str, bool]:
         """The greedy plan for a question, and whether it was cut."""
@@ -315,9 +312,10 @@ class PlannerTrainer(SFTTrainer):
             pad_token_id=self._chat.tokenizer.pad_token_id,
             use_cache=True,
         )
-        mask = torch.ones_like(prompt)
         with self.accelerator.autocast():
-            output = self.model.generate(input_ids=prompt, attention_mask=mask, generation_config=config)
+            output = self.model.generate(
+                input_ids=prompt, attention_mask=torch.ones_like(prompt), generation_config=config
+            )
         plan = output[0, prompt.shape[1] :]
         is_cut = plan[-1] != self._chat.end_of_turn
         return self._chat.tokenizer.decode(plan, skip_special_tokens=True), bool(is_cut)
