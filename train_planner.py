@@ -224,11 +224,7 @@ def build_examples(
     """An example a question: the planner's prompt (paper, figure 15), and as target the titles of the aspects.
 
     The lowest-ranked posts go until both fit, the target stays whole. Questions without aspects have nothing to teach
-    and are left out.
-
-    Raises:
-        UserError: --max_seq_length is too small for a question and its target even without posts, or there is
-            nothing to learn from.
+    and are left out. UserError where that leaves none, or one does not fit --max_seq_length even without posts.
     """
     lead_in = choose_lead_in(args.planner_target, prompt)
     examples, too_long = [], []
@@ -237,12 +233,11 @@ def build_examples(
             continue
         target = chat.render_reply(gold_text(titles, lead_in))
         items, budget = task.best_items(record, args.num_contexts), args.max_seq_length - len(target)
-        fitted = fit_profile(prompt, items, chat, budget, **task.values(record))
-        if fitted is None:
-            too_long.append(record["id"])
-        else:
+        if fitted := fit_profile(prompt, items, chat, budget, **task.values(record)):
             num_dropped, is_cut = fitted.num_contexts_dropped, fitted.context_cut
             examples.append(Example(fitted.prompt, target, list(map(one_line, titles)), num_dropped, is_cut))
+        else:
+            too_long.append(record["id"])
     if too_long:
         raise UserError(
             f"--max_seq_length {args.max_seq_length}: too small for {len(too_long)} of {len(records)} questions of "

@@ -17,8 +17,8 @@ CONFIGS = ("config.json", "adapter_config.json")  # a whole model, a LoRA adapte
 # What changes a model's answers besides its weights: architecture, tokenizer, default sampling.
 SETTINGS = (*CONFIGS, "generation_config.json", "tokenizer*", "vocab*", "chat_template*")
 # Of a hub model what vLLM reads, in its topmost folder: no pickled weights, and none a second time in another format.
-FETCHED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
-NOT_FETCHED = ("*/*", "consolidated*")
+FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+NOT_FETCHED = ["*/*", "consolidated*"]
 # Of models behind APIs; no model on the hub has such a name without its owner's.
 API_NAMES = re.compile(r"(gpt-|chatgpt-|claude-|gemini-|o\d+(-|$))")
 CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # to reach the hub; how slow it may be does not matter
@@ -48,7 +48,6 @@ def check_model(
 
     Args:
         name: a folder with config.json or adapter_config.json and weights, or a hub name (`owner/model`, `model`).
-        cache_dir: where hub models are kept, None for Hugging Face's own cache.
         safetensors_only: a whole model's weights may not be pickled (*.bin), as an adapter's never may.
         why_offline: what is said of a model that is not cached where nothing is asked of the hub.
 
@@ -83,10 +82,9 @@ def check_model(
 
 
 def model_folder(name: str, cache_dir: str | None = None) -> Path:
-    """Where the files of a model lie, for what looks up no hub name in `cache_dir`; call `check_model` first.
+    """Where all files of a model lie, of a hub model those of the commit in its fingerprint; call `check_model` first.
 
-    Of a hub model that is the very commit the fingerprint names. What the cache lacks of it is fetched into it, unless
-    HF_HUB_OFFLINE is set.
+    What the cache lacks is fetched into it, unless HF_HUB_OFFLINE is set.
 
     Raises:
         UserError: the hub cannot be reached or refuses and the cache lacks weights; the hub has only pickled ones.
@@ -102,7 +100,7 @@ def model_folder(name: str, cache_dir: str | None = None) -> Path:
     if not any(folder.glob("*.safetensors")):
         announce(f"fetching the weights of {name} from the hub (gigabytes take minutes)")
     with _hub_errors(name), skipping_absent_hub(name):
-        wanted = {"allow_patterns": list(FETCHED), "ignore_patterns": list(NOT_FETCHED)}
+        wanted = {"allow_patterns": FETCHED, "ignore_patterns": NOT_FETCHED}
         snapshot_download(name, revision=folder.name, cache_dir=cache_dir, **wanted)
     if not any(folder.glob("*.safetensors")):
         raise UserError(
@@ -115,7 +113,7 @@ def model_folder(name: str, cache_dir: str | None = None) -> Path:
 
 @contextmanager
 def skipping_absent_hub(name: str) -> Iterator[None]:
-    """Within this a hub model is loaded from the cache alone if the hub is away; `local_files_only` does not do it all.
+    """Within this a hub model is loaded from the cache alone if the hub is away, as `local_files_only` does not do it.
 
     Else each file that is looked for in vain would take half a minute.
     """
@@ -169,12 +167,10 @@ def check_cache_dir(cache_dir: str | None) -> None:
 
 
 def model_fingerprint(name: str, cache_dir: str | None = None) -> str:
-    """What tells this model from any other, wherever it lies; call `check_model` first.
+    """What tells this model from any other, wherever it lies: `owner/model@commit`, or `sha256:...` for a folder.
 
-    Returns:
-        `owner/model@commit` for a hub model, `sha256:...` for a folder: over its settings files and the name, size
-        and three pieces of every weights file, so that a retrained checkpoint differs. An adapter's weights are
-        hashed whole.
+    The hash is over its settings files and the name, size and three pieces of every weights file, so that a retrained
+    checkpoint differs; an adapter's weights are hashed whole. Call `check_model` first.
     """
     if not is_folder(name):
         return f"{name}@{cached_commit(name, cache_dir) or 'main'}"
@@ -256,8 +252,7 @@ def _check_folder(folder: Path, remedy: str) -> None:
         raise UserError(f"{folder}: holds no weights (*.safetensors or *.bin)\n  {remedy}")
     for path in folder.glob("*.safetensors"):
         try:
-            with safe_open(path, "numpy"):
-                pass
+            safe_open(path, "numpy")
         except SafetensorError as error:  # as an interrupted copy leaves it
             raise UserError(f"{path}: damaged or half-written ({error})\n  {remedy}") from None
     for index in (*folder.glob("*.safetensors.index.json"), *folder.glob("*.bin.index.json")):

@@ -62,8 +62,7 @@ def train(
     base_model.quiet_libraries()
     bf16 = base_model.has_bf16()
     attention = base_model.choose_attention(args.attn_implementation, bf16, args.model_addr, source)
-    dtype = torch.bfloat16 if bf16 else torch.float32
-    model = base_model.load_base(args.model_addr, source, dtype, attention)
+    model = base_model.load_base(args.model_addr, source, torch.bfloat16 if bf16 else torch.float32, attention)
     recorder = Recorder(run, manifest)
     config = make_config(args, bf16, bool(validation), run.begins_with_evaluation)
     trainer = PlannerTrainer(args, model, config, chat, examples, validation, recorder, plan_parser(lead_in))
@@ -79,7 +78,7 @@ def train(
             flush=True,
         )
     with recorder.stopper:
-        trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
+        trainer.train(resume_from_checkpoint=run.checkpoint and str(run.checkpoint))
     return {"steps": trainer.state.global_step, **recorder.best(trainer.state)}
 
 
@@ -114,11 +113,10 @@ class ByLengthInSteps(SeedableRandomSampler):
 
     So its batches need little padding, and those that several processes compute at the same time are of similar length:
     accelerate deals them out in turn, and after each batch all wait for the slowest. The step learns from the same
-    sequences whatever its batches are, but for those that fill up an epoch.
+    sequences whatever its batches are.
 
-    Args:
-        at_once: an epoch is filled up to a multiple of it with the first sequences of its random order. Accelerate does
-            so for several processes, but would take the first of this order, the longest of its first step.
+    An epoch is filled up to a multiple of `at_once` with the first sequences of its random order. Accelerate does so
+    for several processes, but would take the first of this order, the longest of its first step.
     """
 
     def __init__(self, lengths: list[int], step_size: int, seed: int, at_once: int = 1):
@@ -174,11 +172,10 @@ class PlannerTrainer(SFTTrainer):
         return loader
 
     def _steps_by_length(self) -> ByLengthInSteps:
-        num_processes = self.accelerator.num_processes
-        at_once = self.args.per_device_train_batch_size * num_processes
+        at_once = self.args.per_device_train_batch_size * self.accelerator.num_processes
         step_size = at_once * self.args.gradient_accumulation_steps
-        # The last batch of a single process is smaller instead.
-        return ByLengthInSteps(self._lengths, step_size, self.args.seed, at_once if num_processes > 1 else 1)
+        fill_up = at_once if self.accelerator.num_processes > 1 else 1  # else its last batch is smaller
+        return ByLengthInSteps(self._lengths, step_size, self.args.seed, fill_up)
 
     def padding_share(self) -> float:
         """Of the tokens in the first epoch's batches, those that are padding."""
@@ -270,10 +267,7 @@ class PlannerTrainer(SFTTrainer):
         return loss / num_targets
 
     def _plan_figures(self) -> dict[str, float]:
-        """Aspect recall of greedy plans for the sample: mean share of gold titles that a planned one matches.
-
-        They match by shared words (utils/parsing/plans.share_words).
-        """
+        """Aspect recall of the sample's greedy plans: mean share of gold titles that share words with a planned one."""
         if not self._sample:
             return {}
 
