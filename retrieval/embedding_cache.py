@@ -25,14 +25,10 @@ class EmbeddingCache:
     """The embeddings that one encoder with one setting has computed; they stay on disk until they are asked for."""
 
     def __init__(self, folder: str | Path, identity: str):
-        """See what is there.
+        """See what is there; UserError where the folder cannot be made or written, or a file in it is damaged.
 
         Args:
-            folder: of the whole cache; made where it is missing.
             identity: all that decides an embedding besides the text: model, pooling, max length, dtype.
-
-        Raises:
-            UserError: the folder cannot be written, or a file in it is damaged.
         """
         self._folder = Path(folder) / hashlib.sha256(identity.encode()).hexdigest()[:16]
         self._parts: list[np.ndarray] = []
@@ -51,12 +47,8 @@ class EmbeddingCache:
 
     def get(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
         """The embeddings (D,) of those of `texts` that are there, by text."""
-        found = {}
-        for text in texts:
-            if (place := self._place_of.get(_text_hash(text))) is not None:
-                part, row = place
-                found[text] = np.array(self._parts[part][row])
-        return found
+        places = {text: self._place_of.get(_text_hash(text)) for text in texts}
+        return {text: np.array(self._parts[place[0]][place[1]]) for text, place in places.items() if place}
 
     def add(self, texts: Sequence[str], embeddings: np.ndarray) -> None:
         """Keep the embeddings (len(texts), D) of some texts."""

@@ -123,17 +123,10 @@ class Source:
     """The questions to rank, with --random_profile none of them with its own profile.
 
     They stay on disk, for a file may be larger than the memory.
-
-    Attributes:
-        sizes: posts of each question's profile, up to --limit.
     """
 
     def __init__(self, args: argparse.Namespace):
-        """Check the dataset, record by record.
-
-        Raises:
-            UserError: it is none; there is only one question to swap profiles, or they were swapped before.
-        """
+        """Check the dataset; UserError where it is none, or has no profiles to swap, or they were swapped before."""
         path = args.input_dataset_addr
         self.dataset = DatasetFile(path)
         sizes, swapped = [], []
@@ -151,7 +144,7 @@ class Source:
                     "  --random_profile starts from the original dataset"
                 )
             self._owners = random_cycle(len(sizes), args.seed)
-        self.sizes = [sizes[owner] for owner in self._owners[: args.limit]]
+        self.sizes = [sizes[owner] for owner in self._owners[: args.limit]]  # posts of each question's profile
 
     def read(self, number: int) -> Record:
         record, owner = self.dataset[number], self._owners[number]
@@ -163,19 +156,13 @@ class Source:
 
 def describe_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The run's fingerprint: what decides the order of the posts, and nothing else."""
-    fingerprint = {
-        "input_sha256": file_hash(args.input_dataset_addr),
-        "limit": args.limit,
-        "random_profile": args.random_profile,
-        "ranker": args.ranker,
-    }
+    settings = {name: getattr(args, name) for name in ("limit", "random_profile", "ranker")}
     if args.random_profile or args.ranker == "random":
-        fingerprint["seed"] = args.seed
+        settings["seed"] = args.seed
     if args.ranker == "dense":
-        fingerprint["model"] = model_fingerprint(args.model_name, args.cache_dir)
-        fingerprint["max_length"] = args.max_length
-        fingerprint["dtype"] = args.dtype
-    return fingerprint
+        model = model_fingerprint(args.model_name, args.cache_dir)
+        settings |= {"model": model, "max_length": args.max_length, "dtype": args.dtype}
+    return {"input_sha256": file_hash(args.input_dataset_addr), **settings}
 
 
 def random_cycle(size: int, seed: int) -> list[int]:
@@ -197,17 +184,17 @@ def order_by_ranker(
     task: Task, records: Iterable[Record], num_records: int, args: argparse.Namespace
 ) -> Iterator[tuple[Record, list[int]]]:
     """Each record with the order of its profile (best first), by a ranker that needs no model."""
-    from retrieval.rankers import rank_at_random, rank_by_bm25, rank_by_recency
+    from retrieval import rankers
 
     with closing(Progress(num_records, "questions")) as progress:
         for record in records:
             query, *posts = texts_of(task, record)
             if args.ranker == "bm25":
-                yield record, rank_by_bm25(query, posts)
+                yield record, rankers.rank_by_bm25(query, posts)
             elif args.ranker == "recency":
-                yield record, rank_by_recency(len(posts))
+                yield record, rankers.rank_by_recency(len(posts))
             else:
-                yield record, rank_at_random(len(posts), args.seed, record["id"])
+                yield record, rankers.rank_at_random(len(posts), args.seed, record["id"])
             progress.update()
 
 
@@ -248,12 +235,8 @@ def order_by_embeddings(
 
 
 def split_into_blocks(task: Task, records: Iterable[Record]) -> Iterator[tuple[list[Record], dict[str, int]]]:
-    """Questions in file order with the rows of their distinct texts; a new block begins after `BLOCK` texts.
-
-    A killed run loses at most the block it was at.
-    """
-    block: list[Record] = []
-    row_of: dict[str, int] = {}
+    """Questions in file order with the rows of their distinct texts, in blocks of `BLOCK`: a killed run loses one."""
+    block, row_of = [], {}
     for record in records:
         block.append(record)
         for text in texts_of(task, record):
