@@ -41,9 +41,7 @@ def device_name(count: int) -> str:
 
 
 def choose_attention(wanted: str, bf16: bool, model_addr: str, source: dict[str, Any]) -> str:
-    """The attention to load the model with, in bfloat16 or float32; FlashAttention 2 computes in 16 bits only.
-
-    "auto" takes none that leaves out a part of the model, and says where it has to take eager for that.
+    """The attention to load a model with; "auto" takes none that leaves out a part of it, and says where that is eager.
 
     Raises:
         UserError: FlashAttention 2 is asked for, and not there or not for this type; or what is asked for would leave

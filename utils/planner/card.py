@@ -29,9 +29,8 @@ def make_card(planner: str, manifest: dict[str, Any], log: list[dict[str, Any]])
     arguments, fingerprint, versions = (manifest[name] for name in ("arguments", "fingerprint", "versions"))
     model, identity, commit = arguments["model_addr"], fingerprint["model"], manifest["git_commit"]
     on_hub = None if is_folder(model) else model  # a folder has no name there
-    front_matter = ModelCardData(
-        base_model=on_hub, library_name="peft", pipeline_tag="text-generation", tags=["lora", "personalization"]
-    )
+    tags = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": ["lora", "personalization"]}
+    front_matter = ModelCardData(base_model=on_hub, **tags)
     if on_hub:
         base = f"{code(model)} (commit {code(identity.rpartition('@')[2])})"
     else:
