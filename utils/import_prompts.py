@@ -21,8 +21,9 @@ from collections.abc import Iterable
 from string import Formatter
 from typing import NamedTuple
 
-from prompts import PUBLIC_CODE, load_prompt, parse_prompt
+from prompts import load_prompt, parse_prompt
 from utils import cli
+from utils.benchmarks.lampqa import PUBLIC_CODE
 from utils.cli import UserError
 from utils.files.json_files import read_text
 from utils.files.writing import fill_folder, write_synced

@@ -508,7 +508,7 @@ def test_only_the_positions_of_targets_go_through_the_vocabulary(data):
     import torch
     from transformers import AutoModelForCausalLM
 
-    from utils.parsing.plans import NO_LOSS
+    from utils.planner.examples import NO_LOSS
     from utils.planner.trainer import target_loss
 
     model = AutoModelForCausalLM.from_pretrained(data / "model").eval()

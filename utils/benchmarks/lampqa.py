@@ -39,6 +39,18 @@ FILES = ("Art_and_Entertainment", "Lifestyle_and_Personal_Development", "Society
 
 ASPECT_FIELDS = ("aspect", "evidence", "reason")
 
+# Prompts that the paper prints as text: the files in prompts/lampqa/ hold them word for word.
+VERBATIM = {"no_personalization", "rag", "direct_judge", "aspect_extraction"}
+
+# SHA-256 of the files that utils/import_prompts.py makes from LaMP-Benchmark/LaMP-QA at commit 504410d.
+PUBLIC_CODE = {
+    "aspect_judge": "e6264989e2afb0526bbfe4b3059de5ccdedf3ebdf2173d00cfc78158547b4b8b",
+    "no_personalization": "744dbc913bdea89116112cc17ee256b27c9ae988fd5498a015e7d10f8b8be3d6",
+    "planner": "97dc0108df7fe4a987dcaa985028f568959b13877ac8442d250dc17271491f0c",
+    "planpers": "25a63ba6b28f8baa839e3606b0483163c54dd0eca9f273a7132a54556fdcdc85",
+    "rag": "6023f9353178253d8fb8f9c9075cda1a0a71df402034994741d8972bd1073ad9",
+}
+
 
 def place(record: Record) -> dict[str, str | None]:
     """Of a record, or of an entry of an older score file, which has its `category` too."""

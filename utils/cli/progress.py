@@ -100,10 +100,8 @@ class Progress:
 
 def _rate(a_second: float) -> str:
     """Pieces a second, minute or hour, whichever is the first to have one."""
-    rate, unit = next(
-        ((a_second * seconds, unit) for seconds, unit in ((1, "s"), (60, "min")) if a_second * seconds >= 1),
-        (a_second * 3600, "h"),
-    )
+    rates = ((a_second * seconds, unit) for seconds, unit in ((1, "s"), (60, "min")))
+    rate, unit = next((found for found in rates if found[0] >= 1), (a_second * 3600, "h"))
     return f"{rate:.0f}/{unit}" if rate >= 10 else f"{rate:.1f}/{unit}"
 
 

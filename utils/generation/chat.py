@@ -20,7 +20,7 @@ from typing import Any
 from prompts import Messages, Prompt, join_posts
 from utils.cli import UserError
 from utils.cli.progress import announce
-from utils.models.hub import adapter_base, cached_commit, skipping_absent_hub
+from utils.models.hub import adapter_base, pinned_source, skipping_absent_hub
 
 Rendered = array | Messages  # token ids (4 bytes each: a whole test set of prompts is held at once), or messages
 
@@ -62,8 +62,7 @@ class LocalChat:
 
         base = adapter_base(model_addr) or model_addr
         with_tokenizer = model_addr if (Path(model_addr) / "tokenizer_config.json").is_file() else base
-        source = {"cache_dir": cache_dir, "revision": cached_commit(base, cache_dir) or "main"}
-        source["trust_remote_code"] = False  # without a word here, transformers asks on the terminal
+        source = pinned_source(base, cache_dir)
         try:
             with skipping_absent_hub(base):
                 self.tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
@@ -235,13 +234,18 @@ def choose_length(
 
     UserError where that is more than the model can, or leaves nothing for the prompt.
     """
-    limit = chat.model_limit
-    if max_model_len and limit and max_model_len > limit:
-        raise UserError(f"--max_model_len {max_model_len}: the model takes at most {limit} tokens")
-    length = max_model_len or min(wanted, limit or wanted)
+    length = limit_length(chat, "--max_model_len", max_model_len, wanted)
     if max_tokens >= length:
         raise UserError(f"{flag} {max_tokens} leaves no room for the prompt: prompt and output share {length} tokens")
     return length
+
+
+def limit_length(chat: Chat, flag: str, length: int | None, wanted: int) -> int:
+    """What the user set, else `wanted` or the model's own limit if less; UserError where it is more than the limit."""
+    limit = chat.model_limit
+    if length and limit and length > limit:
+        raise UserError(f"{flag} {length}: the model takes at most {limit} tokens")
+    return length or min(wanted, limit or wanted)
 
 
 def choose_judge_length(chat: Chat, max_model_len: int | None, max_tokens: int, longest: int) -> int:

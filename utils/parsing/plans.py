@@ -44,7 +44,6 @@ _INTRODUCES = pattern(
 )
 
 WORDS_THRESHOLD = 0.6
-NO_LOSS = -100  # the label of a token that the planner is not to learn, as torch and TRL take it
 
 # Words that say nothing of what an aspect is about. "User" stands in many titles and in none alone.
 _LISTED = """
@@ -87,11 +86,10 @@ def _begins_with_introduction(lines: list[str]) -> bool:
     if _INTRODUCES.search(_plan_title(lines[0])) is not None:
         return True
     form = _line_form(lines[0])
-    others = [(_line_form(line), line) for line in lines[1:] if _plan_title(line)]
-    if not others or (form, True) in [(other, _ends_in_colon(line)) for other, line in others]:
+    others = [(_line_form(line), _ends_in_colon(line)) for line in lines[1:] if _plan_title(line)]
+    if not others or (form, True) in others:
         return False  # the only title, or one of several that are written alike
-    following = others[0][0]
-    return (following == "item" and form != "item") or (following == "plain" and form == "heading")
+    return (form, others[0][0]) in [("plain", "item"), ("heading", "item"), ("heading", "plain")]
 
 
 def _ends_in_colon(line: str) -> bool:
@@ -150,12 +148,10 @@ def target_settings(lead_in: str | None) -> dict[str, Any]:
 
 def plans_by_key(plans: dict[str, list[dict[str, Any]]], lead_in: str | None) -> dict[tuple[str, int], dict[str, Any]]:
     """The content of a file of plans, as a journal would hold it."""
+    numbered = {(question_id, i): plan for question_id, samples in plans.items() for i, plan in enumerate(samples)}
     return {
-        (question_id, i): given_plan(
-            plan["aspects"] or [], plan.get("reason") or "an empty plan", lead_in, plan.get("raw")
-        )
-        for question_id, samples in plans.items()
-        for i, plan in enumerate(samples)
+        key: given_plan(plan["aspects"] or [], plan.get("reason") or "an empty plan", lead_in, plan.get("raw"))
+        for key, plan in numbered.items()
     }
 
 
