@@ -10,6 +10,7 @@ import signal
 from pathlib import PurePath
 
 import pytest
+from zygote import Zygote
 
 # Every process of a run has a core to itself, and so do the processes it starts: more threads would only wait for each
 # other. Set before anything imports torch.
@@ -22,6 +23,23 @@ ENGINE = {"test_engines", "test_model_cache", "test_prepare_demo_models"}
 # Files that would be through last: what makes groups of their tests, found in the names.
 CASES = "baselines|evaluate_responses|planpers|rank_dataset bm25|rank_dataset|merge_shards"
 SPLIT = {"test_crashes": CASES, "test_damage": CASES}
+# What the scripts import to load a small model, but for vllm.
+WARM = (
+    "openai.resources.chat", "anyio._backends._asyncio", "transformers.models.auto", "transformers.models.bert",
+    "transformers.models.qwen2.modeling_qwen2", "transformers.models.bert.modeling_bert", "jinja2.sandbox",
+    "retrieval.rank_dataset", "retrieval.encoder", "retrieval.embedding_cache", "retrieval.rankers",
+    "utils.planner.trainer", "train_planner", "baselines", "planpers", "evaluate_responses", "utils.evaluate_plans",
+    "utils.preflight",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory):
+    """A process that has imported what takes seconds: its forks are runs of the scripts, with no cache and offline."""
+    folder = tmp_path_factory.mktemp("warm")
+    zygote = Zygote(folder, *WARM, HOME=str(folder), HF_HOME=str(folder / "hf"), HF_HUB_OFFLINE="1")
+    yield zygote
+    zygote.close()
 
 
 def pytest_configure():
