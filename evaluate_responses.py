@@ -68,9 +68,7 @@ class Judging:
 
 def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
-    parser.add_argument(
-        "--inputs_addr", required=True, metavar="FILE", help="the dataset"
-    )
+    parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="the dataset")
     parser.add_argument(
         "--strategy",
         choices=metric_names(),

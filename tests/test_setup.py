@@ -19,6 +19,7 @@ NOT_OURS = {"demo", "cache", "__pycache__"}  # made by tools and runs, as are na
 CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time"}
 TARGETS = {"help", "setup", "models", "demo", "test", "test-fast", "bench", "lint", "clean"}
 TORCH_ERRORS = ["torch-errors", "torch-errors-2"]  # in .venv: pip's over its own indexes, over PyTorch's
+NAMES = {"xdist": "pytest-xdist"}  # packages that are called otherwise than what is imported
 OPTIONAL = {"sentence_transformers"}  # a benchmark compares with it where it is installed
 
 # Logs what pip is asked for to the file `calls`; FAILS is a pattern of the requests that it refuses, ASKS of those
@@ -79,7 +80,7 @@ def test_every_imported_package_is_pinned():
     imports = {(name, path.relative_to(ROOT)) for path in our_files() for name in imported_packages(path)}
     assert {"torch", "vllm", "openai", "pytest"} <= {name for name, _ in imports}  # those inside functions too
     pins = read_pins("requirements.txt")
-    unpinned = {(name, str(path)) for name, path in imports if name not in pins}
+    unpinned = {(name, str(path)) for name, path in imports if NAMES.get(name, name) not in pins}
     assert unpinned == {(name, "tests/speed/ranking.py") for name in OPTIONAL}
 
 

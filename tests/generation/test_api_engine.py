@@ -117,7 +117,7 @@ def test_throttled_server_sees_no_more_than_it_allows_once_that_is_learnt(
 
 def test_nothing_is_sent_before_the_time_that_a_refusal_names(server, flags, output, questions, monkeypatch):
     came, is_told, refused = [], threading.Event(), Throttle.refused
-    monkeypatch.setattr(Throttle, "refused", lambda *arguments: (refused(*arguments), is_told.set()))
+    monkeypatch.setattr(Throttle, "refused", lambda *arguments: (refused(*arguments), is_told.set())[0])
 
     def faults(body, times):
         came.append((time.monotonic(), question_of(body)))
@@ -356,6 +356,27 @@ def test_a_limit_rises_by_a_quarter_and_to_no_more_than_the_user_allows():
         limits.append(throttle.limit)
         take_answers(throttle, 1)
     assert limits == [20, 25, 31, 32, 32]
+
+
+def test_pauses_without_a_time_double_until_something_is_answered():
+    throttle, pauses = Throttle(4), []
+
+    def refuse_one(named=0.0):
+        throttle._quiet_until = 0.0  # the pause before is over
+        [entered] = enter(throttle, 1)
+        pauses.append(throttle.refused(entered, named))
+        throttle.leave()
+
+    for named in (0, 0, 0, 7.0, 0):
+        refuse_one(named)
+    throttle._quiet_until = 0.0
+    take_answers(throttle, 1)
+    refuse_one()
+    refuse_one()
+    assert pauses == [0.0, 1.0, 2.0, 7.0, 8.0, 0.0, 1.0]
+    for _ in range(20):
+        refuse_one()
+    assert pauses[-1] == api_engine.LONGEST_PAUSE
 
 
 def test_a_limit_of_one_rises_too():

@@ -216,7 +216,9 @@ class Throttle:
 
     Refusals come in waves: of many requests sent at once, those over the API's limit. Each lowers the limit by one, a
     wave at most to half. Answers, `RISE_AFTER` times as many as the limit, raise it by a quarter again. No request is
-    sent before the time that a refusal names; where it names none, the client library holds back that request alone.
+    sent before the time that a refusal names. Where it names none, the client library holds back that request alone;
+    from the second wave without an answer between, all wait: 1 s, doubled with every wave, so that minutes in which
+    everything is refused do not use up the tries.
 
     Attributes:
         limit: requests that may be under way now.
@@ -228,7 +230,8 @@ class Throttle:
         self._answered = 0  # with a lowered limit, since it last rose
         self._freed = asyncio.Event()
         self._quiet_until = self._wave_began = -math.inf
-        self._floor = 1  # of this wave
+        self._floor = 1  # of the limit in this wave
+        self._pause = self._next_pause = 0.0  # of this wave and the next one, where the API names none
 
     async def enter(self) -> float:
         """Wait for a place; returns the time at which it was given."""
@@ -249,6 +252,7 @@ class Throttle:
 
     def accepted(self) -> None:
         """A request was answered."""
+        self._next_pause = 0.0
         if self.limit == self._most:
             return
         self._answered += 1
@@ -256,13 +260,20 @@ class Throttle:
             self.limit = min(self._most, self.limit + max(1, self.limit // 4))
             self._answered = 0
 
-    def refused(self, entered: float, pause: float) -> None:
-        """A request that entered at `entered` was refused; none may enter for `pause` seconds."""
+    def refused(self, entered: float, named: float) -> float:
+        """A request that entered at `entered` was refused for `named` seconds (0: for a time that is not told).
+
+        Returns:
+            The seconds for which none may enter now.
+        """
         now = time.monotonic()
         if entered >= self._wave_began:
             self._wave_began, self._floor = now, max(1, self.limit // 2)
+            self._pause, self._next_pause = self._next_pause, min(max(1.0, 2 * self._next_pause), LONGEST_PAUSE)
         self.limit = max(self._floor, self.limit - 1)
+        pause = named or self._pause
         self._quiet_until = max(self._quiet_until, now + pause)
+        return pause
 
 
 class ThrottledClient(openai.DefaultAsyncHttpxClient):
@@ -283,8 +294,7 @@ class ThrottledClient(openai.DefaultAsyncHttpxClient):
             if response.is_success:
                 self._throttle.accepted()
             elif response.status_code == 429:
-                pause = read_retry_after(response.headers)
-                self._throttle.refused(entered, pause)
+                pause = self._throttle.refused(entered, read_retry_after(response.headers))
                 quiet = f", none for {pause:.1f} s" if pause else ""
                 self._note(f"the API asks for less: at most {self._throttle.limit} requests at a time{quiet}")
             return response
