@@ -10,10 +10,12 @@ import ctypes
 import gc
 import hashlib
 import json
+import multiprocessing
 import os
 import resource
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -160,13 +162,29 @@ def live_in(place: tuple[str, dict[str, str]]) -> None:
     os.environ.update(environment)
 
 
-def find_first(folder: str) -> None:
-    """Import from this folder what it has."""
-    sys.path.insert(0, folder)
+def do(code: str) -> None:
+    """What a script around this one would do."""
+    exec(code, {})
 
 
-def pretend_a_gpu(_: None) -> None:
-    import_module("torch").cuda.is_available = lambda: True
+def be_two(_: None) -> None:
+    """Become two processes that know each other, as torch's launcher starts them; the first ends after the second."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    second = os.fork()
+    rank = str(int(second == 0))
+    os.environ.update(address, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", RANK=rank, LOCAL_RANK=rank)
+    if second:
+        atexit.register(lambda: os.waitpid(second, 0)[1] == 0 or os._exit(1))
+
+
+def fork_engines(_: None) -> None:
+    """Have vLLM fork its processes, which then have imported what this one has."""
+    get_context = multiprocessing.get_context
+    multiprocessing.get_context = lambda method=None: get_context("fork")
+    # A process of its own for a look at the model's class, once an architecture, is to keep CUDA out of this one.
+    import_module("vllm.model_executor.models.registry")._run_in_subprocess = lambda look: look()
 
 
 def limit_file_size(size: int) -> None:

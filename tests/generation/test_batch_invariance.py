@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
 NAME = "VLLM_BATCH_INVARIANT"
 REFUSAL = "error: --batch_invariant (VLLM_BATCH_INVARIANT=1) needs a GPU of compute capability 8.0 or more; "
+ON_A_GPU = "import torch; torch.cuda.is_available = lambda: True"
 NVIDIA_SMI = """#!/bin/sh
 case "$*" in *compute_cap*) echo "0, Pretended GPU, {}"; echo "1, Pretended GPU, 9.0";;
     *) echo "0, 80000, 81559"; echo "1, 80000, 81559";; esac
@@ -60,6 +61,11 @@ class AsyncLLM:
 }
 
 
+def vllm_first(folder):
+    """Code that has this folder's vllm imported."""
+    return f"import sys; sys.path.insert(0, {str(folder)!r})"
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return save_tiny_chat(tmp_path_factory.mktemp("chat"))
@@ -82,7 +88,7 @@ def run(warm, model, tmp_path):
         output = ["--output_addr", tmp_path / "answers.json"]
         done = warm.run(
             "baselines", ["--model_addr", model, "--inputs_addr", SAMPLE, *output, "--limit", "1", *flags],
-            live_in=(str(ROOT), environment), find_first=f"{tmp_path}/packages", pretend_a_gpu=None,
+            live_in=(str(ROOT), environment), do=f"{vllm_first(tmp_path / 'packages')}; {ON_A_GPU}",
         )  # fmt: skip
         assert done.returncode == code, done.errors
         return done

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_batch_invariance import VLLM
+from test_batch_invariance import ON_A_GPU, VLLM, vllm_first
 from test_train_planner import sample_records
 from tiny_chat import save_tiny_chat
 from tiny_encoder import save_tiny_encoder
@@ -183,10 +183,10 @@ def run(warm, tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.replace("print(os.environ.get('VLLM_BATCH_INVARIANT'), end='')", told))
 
-    def call(script, *arguments, setup=(), **variables):
+    def call(script, *arguments, code="", **variables):
         environment = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"} | variables
-        setup = {"live_in": (str(ROOT), environment), "find_first": f"{tmp_path}/packages", **dict(setup)}
-        return warm.run(script, arguments, **setup)
+        code = f"{vllm_first(tmp_path / 'packages')}; {code}"
+        return warm.run(script, arguments, live_in=(str(ROOT), environment), do=code)
 
     return call
 
@@ -267,7 +267,7 @@ def test_ranking_says_by_its_flag_that_the_cpu_is_meant(scripts, run, tmp_path):
     ],
 )
 def test_on_a_gpu_vllm_compiles_nothing_with_nvcc_and_reports_nothing(variables, told, scripts, run, tmp_path):
-    done = run(*scripts["answer"], "--limit", 1, setup={"pretend_a_gpu": None}, **variables)
+    done = run(*scripts["answer"], "--limit", 1, code=ON_A_GPU, **variables)
     assert done.returncode == 0, done.errors
     [[answer]] = json.loads((tmp_path / "out").read_text()).values()
     assert answer["output"] == f"None {told}"  # in a process of vllm's
