@@ -99,7 +99,7 @@ class Download:
         """Its stdout and stderr."""
         run = self.start(*flags, **setup)
         assert run.wait() == code, run.errors
-        printed = run._printed["stdout"].read_text(encoding="utf-8")
+        printed = run.printed
         assert TOKEN not in printed + run.errors and "Traceback" not in run.errors
         return printed, run.errors
 
