@@ -4,14 +4,18 @@ The tests of a file run one after the other in one of these processes, so that t
 with a language model are one group, and so run one at a time. What takes longest begins first.
 """
 
+import gc
 import os
 import re
 import signal
 from contextlib import contextmanager
+from functools import cache
 from pathlib import PurePath
 
 import pytest
 from zygote import Zygote
+
+from utils.files import manifest
 
 # Every process of a run has a core to itself, and so do the processes it starts: more threads would only wait for each
 # other. Set before anything imports torch.
@@ -33,6 +37,14 @@ WARM = (
     "utils.planner.trainer", "train_planner", "baselines", "planpers", "evaluate_responses", "utils.evaluate_plans",
     "utils.preflight",
 )  # fmt: skip
+API = (
+    "openai.resources.chat",
+    "anyio._backends._asyncio",
+    "baselines",
+    "planpers",
+    "evaluate_responses",
+    "utils.merge_shards",
+)
 VLLM = (
     "vllm.v1.engine.async_llm", "vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor", "vllm.lora.request",
     "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.llama", "vllm.model_executor.models.qwen2", "xgrammar",
@@ -47,10 +59,26 @@ def warm(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def warm_api(tmp_path_factory):
+    """The same, which has imported what a script needs behind an API, and no more: its forks are the quickest."""
+    with start_zygote(tmp_path_factory.mktemp("warm_api"), *API) as zygote:
+        yield zygote
+
+
+@pytest.fixture(scope="session")
 def warm_engine(tmp_path_factory):
-    """The same, which has imported vllm too: of its forks an engine starts in 3 seconds instead of 30."""
+    """What `warm` is, which has imported vllm too: of its forks an engine starts in 3 seconds instead of 30."""
     with start_zygote(tmp_path_factory.mktemp("warm_engine"), *WARM, *VLLM) as zygote:
         yield zygote
+
+
+@pytest.fixture(scope="session", autouse=True)
+def looked_up_once():
+    """What every manifest looks up of this machine: git and the packages' metadata take longer than most runs here."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_versions", "_git_commit"):
+            patch.setattr(manifest, name, cache(getattr(manifest, name)))
+        yield
 
 
 @contextmanager
@@ -87,6 +115,10 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_collection_modifyitems(config, items):
     if hasattr(config, "workerinput"):  # this is one of several processes
         items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("engine", "slow")])
+
+
+def pytest_collection_finish():
+    gc.freeze()  # else every collection goes through thousands of tests, and through torch
 
 
 def group_of(nodeid):
