@@ -83,7 +83,8 @@ def looked_up_once():
 
 @contextmanager
 def start_zygote(folder, *modules):
-    zygote = Zygote(folder, *modules, HOME=str(folder), HF_HOME=str(folder / "hf"), HF_HUB_OFFLINE="1")
+    places = {"HOME": str(folder), "HF_HOME": str(folder / "hf"), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    zygote = Zygote(folder, *modules, **places, HF_HUB_OFFLINE="1")
     yield zygote
     zygote.close()
 

@@ -36,6 +36,7 @@ class Zygote:
 
     def __init__(self, folder: Path, *modules: str, **environment: str):
         """Import `modules` once, with these variables; what the runs read and print is in `folder`."""
+        self.folder = folder
         self._streams = {name: folder / name for name in ("stdin", "stdout", "stderr")}
         command = [sys.executable, __file__, *modules]
         self._process = subprocess.Popen(
