@@ -1,4 +1,4 @@
-"""How the tests share the machine: `make test` runs them in one process a core (pytest-xdist).
+"""How the tests share the machine: `make test` runs them in one process a core and one more (pytest-xdist).
 
 The tests of a file run one after the other in one of these processes, so that they share what its fixtures made. Those
 with a language model are one group, and so run one at a time. What takes longest begins first.
@@ -96,8 +96,8 @@ def pytest_configure():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """One for each core that this process may use, which can be fewer than the machine has."""
-    return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+    """One for each core that this process may use, which can be fewer than are here, and one more: many tests wait."""
+    return min(len(os.sched_getaffinity(0)) + 1, MOST_PROCESSES)
 
 
 @pytest.hookimpl(optionalhook=True)
