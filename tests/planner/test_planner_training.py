@@ -184,20 +184,18 @@ def wait_for(condition):
         time.sleep(0.02)
 
 
-# train_planner.py, and each process writes down which sequences it computes, in which order.
+# For train_planner.py: each process writes down which sequences it computes, in which order.
 SEEN = """
-import json, os, sys, train_planner
-from utils.benchmarks.lampqa import TASK
+import json, os
 from utils.planner.trainer import PlannerTrainer
 compute_loss = PlannerTrainer.compute_loss
 
 def write_down(self, model, inputs, *args, **kwargs):
-    with open(f"{sys.argv[1]}/seen-{os.environ.get('RANK', 0)}.jsonl", "a") as file:
+    with open(f"{folder}/seen-{{os.environ.get('RANK', 0)}}.jsonl", "a") as file:
         print(json.dumps(inputs["input_ids"].tolist()), file=file)
     return compute_loss(self, model, inputs, *args, **kwargs)
 
 PlannerTrainer.compute_loss = write_down
-assert train_planner.main(sys.argv[3:]) == 0
 """
 
 
@@ -206,16 +204,13 @@ def seen_by(folder, rank):
     return [sequence for line in open(folder / f"seen-{rank}.jsonl") for sequence in json.loads(line)]
 
 
-def test_two_processes_learn_what_one_learns_with_twice_the_accumulation(data, tmp_path):
+def test_two_processes_learn_what_one_learns_with_twice_the_accumulation(data, warm, tmp_path):
     """Without dropout, whose draws differ between processes. Eight questions are two epochs of two steps."""
-    (tmp_path / "run.py").write_text(SEEN)
-    for name, launcher, accumulated in [("one", (), 4), ("two", TWO, 2)]:
+    for name, setup, accumulated in [("one", {}, 4), ("two", {"be_two": None}, 2)]:
         (tmp_path / name).mkdir()
         more = {"lora_dropout": 0, "max_steps": 4, "save_steps": 4, "gradient_accumulation_steps": accumulated}
         flags = short_run(data, tmp_path / name / "planner", **more)
-        run = train(*flags, launcher=(*launcher, tmp_path / "run.py", tmp_path / name), OMP_NUM_THREADS="1",
-                    PYTHONPATH=str(ROOT))  # fmt: skip
-        printed = finish(run)
+        printed = learn(warm, *flags, **setup, do=SEEN.format(folder=tmp_path / name))
     assert "1 on a device x 2 accumulated x 2 processes = 4 sequences a step" in printed
     assert printed.count("sequences a step") == 1  # one process speaks for all
     losses = {name: losses_of(tmp_path / name / "planner") for name in ("one", "two")}
