@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from hub_server import MODEL, serve
-from test_learnt_planner import EngineWatch, engines_of
+from test_learnt_planner import engines_of, lives_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = ROOT / "demo/models/chat"
@@ -64,12 +64,7 @@ def run(warm_engine):
     """A run to its end; the lives of the engines that it took."""
 
     def call(script, **flags):
-        run = warm_engine.start(script, words(flags), fork_engines=None)
-        watch = EngineWatch(run.pid)
-        watch.start()
-        assert run.wait() == 0, run.errors
-        watch.join()
-        return engines_of(watch.lives.values())
+        return engines_of(lives_of(warm_engine.start(script, words(flags), fork_engines=None)))
 
     return call
 

@@ -136,6 +136,15 @@ class EngineWatch(threading.Thread):
             time.sleep(0.05)
 
 
+def lives_of(run):
+    """The lives of vLLM's processes below a run, in order, once it has ended well."""
+    watch = EngineWatch(run.pid)
+    watch.start()
+    assert run.wait() == 0, run.errors
+    watch.join()
+    return sorted(watch.lives.values())
+
+
 @pytest.fixture
 def plan_and_answer(data, warm_engine):
     """Greedy plans and short answers for three questions; the lives of the processes that this took, in order."""
@@ -147,11 +156,7 @@ def plan_and_answer(data, warm_engine):
             "--max_model_len", "1024", "--max_tokens_plan", "200", "--max_tokens", "16", "--max_retries", "1", "--rag",
         ]  # fmt: skip
         run = warm_engine.start("planpers", [*arguments, *more], fork_engines=None)
-        watch = EngineWatch(run.pid)
-        watch.start()
-        assert run.wait() == 0, run.errors
-        watch.join()
-        return sorted(watch.lives.values())
+        return lives_of(run)
 
     return call
 
