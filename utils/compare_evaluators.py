@@ -23,8 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import argparse
 import json
 import os
-from collections.abc import Iterator
-from itertools import chain, combinations
+from itertools import chain
 from typing import Any
 
 from utils import cli
@@ -35,15 +34,8 @@ from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
 from utils.records.scores import Scores, read_scores
 from utils.scoring.pairwise import SYSTEMS
-from utils.tables.agreement import (
-    PREFERENCES,
-    Evaluator,
-    evaluator_figures,
-    human_figures,
-    majority,
-    pair_figures,
-    read_human,
-)
+from utils.tables import agreement
+from utils.tables.agreement import Evaluator
 from utils.tables.formats import Cell, Table, counted, interval_text, number, signed, to_markdown
 from utils.tables.notes import judge_notes
 from utils.tables.significance import differences
@@ -55,50 +47,37 @@ PAPER_KAPPA = 0.726  # of the paper's two raters (section 5.2)
 
 
 def build_parser() -> cli.FlagParser:
+    # fmt: off
     parser = cli.make_parser(__doc__)
-    parser.add_argument(
-        "--evaluator",
-        nargs="+",
-        action="append",
-        required=True,
-        metavar=("NAME", "FILE"),
+    add = parser.add_argument
+    add("--evaluator", nargs="+", action="append", required=True, metavar=("NAME", "FILE"),
         help="a row: its name, then the first system's score file and the second's, or one pairwise score file; "
-        "files behind the same name are pooled",
-    )
-    parser.add_argument(
-        "--human_addr",
-        metavar="FILE",
-        help="the humans' choices, first, second or tie (default: compare the evaluators with each other only)",
-    )
+        "files behind the same name are pooled")
+    add("--human_addr", metavar="FILE",
+        help="the humans' choices, first, second or tie (default: compare the evaluators with each other only)")
+    # fmt: on
     add_unscored_argument(parser)
     add_output_arguments(parser, "where all figures go, as JSON")
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the tables; returns 0. Raises UserError before anything is written."""
     args = build_parser().parse_args(argv)
-    inputs = check_files(args)
-    if args.output_addr is not None:
-        cli.check_outputs([args.output_addr], inputs)
+    outputs = [] if args.output_addr is None else [args.output_addr]
+    cli.check_outputs(outputs, check_files(args))
     evaluators = read_evaluators(args.evaluator, args.unscored_as_zero)
     unknown_judge = [path for evaluator in evaluators for path in check_same_judge(chain(*evaluator.files))]
     check_order(evaluators)
-    choices = {} if args.human_addr is None else read_human(args.human_addr)
-    check_enough(args, evaluators, choices)
-    if args.output_addr is not None:
-        prepare_derived([args.output_addr], SCRIPT, args.overwrite)
+    choices = {} if args.human_addr is None else agreement.read_human(args.human_addr)
+    check_enough(args.human_addr, evaluators, choices)
+    prepare_derived(outputs, SCRIPT, args.overwrite)
 
-    human = {question_id: PREFERENCES[majority(its) or "tie"] for question_id, its in choices.items()}
-    figures = {
-        "human": human_figures(choices) if choices else None,
-        "evaluators": [evaluator_figures(evaluator, human) for evaluator in evaluators],
-        "pairs": [pair_figures(one, other) for one, other in combinations(evaluators, 2)],
-    }
-    tables = make_tables(figures)
+    figures = agreement.all_figures(evaluators, choices)
+    tables = [human_table(figures["human"], figures["evaluators"])] if choices else []
+    tables += [pairs_table(figures["pairs"])] if figures["pairs"] else []
     tables[0].notes.extend(judge_notes(unknown_judge))
     print(to_markdown(tables), end="")
-    if args.output_addr is not None:
+    if outputs:
         text = json.dumps(figures, ensure_ascii=False, indent=2) + "\n"
         publish_derived({Path(args.output_addr): text.encode()}, SCRIPT, args)
     return 0
@@ -125,23 +104,15 @@ def check_files(args: argparse.Namespace) -> list[str]:
 def read_evaluators(arguments: list[list[str]], unscored_as_zero: bool) -> list[Evaluator]:
     """The evaluators of every `[name, file, ...]`, in the order of their names' first appearance.
 
-    Args:
-        unscored_as_zero: as of `read_scores`; a pairwise comparison without a verdict has no result all the same.
-
-    Raises:
-        UserError: a file that is not a score file, files that are of two tasks, or not of one strategy or not as many
-            as it takes, two files without a common question, a question that stands twice in an evaluator, or is not
-            the same in both systems.
+    With `unscored_as_zero`, as of `read_scores`, a pairwise comparison without a verdict has no result all the same.
     """
     evaluators: dict[str, Evaluator] = {}
     read: dict[str, Scores] = {}
     for name, *paths in arguments:
-        files = {path: read_scores(path, pairs=True, unscored_as_zero=unscored_as_zero) for path in paths}
-        read |= files
-        strategies = {path: scores["strategy"] for path, scores in files.items()}
-        evaluator = evaluators.setdefault(one_line(name), Evaluator(one_line(name), strategies[paths[0]]))
-        check_strategies(evaluator, strategies)
-        systems = {path: index_entries(path, scores["per_question_scores"]) for path, scores in files.items()}
+        read |= {path: read_scores(path, pairs=True, unscored_as_zero=unscored_as_zero) for path in paths}
+        evaluator = evaluators.setdefault(one_line(name), Evaluator(one_line(name), read[paths[0]]["strategy"]))
+        check_strategies(evaluator, {path: read[path]["strategy"] for path in paths})
+        systems = {path: index_entries(path, read[path]["per_question_scores"]) for path in paths}
         check_new(evaluator, systems)
         check_same_content((entry, [path]) for path, entries in systems.items() for entry in entries.values())
         add_questions(evaluator, list(systems.values()))
@@ -151,7 +122,6 @@ def read_evaluators(arguments: list[list[str]], unscored_as_zero: bool) -> list[
 
 
 def check_strategies(evaluator: Evaluator, strategies: dict[str, str]) -> None:
-    """Raise UserError unless the files are of the evaluator's strategy, and as many as that takes."""
     for path, strategy in strategies.items():
         if strategy != evaluator.strategy:
             raise UserError(
@@ -177,7 +147,6 @@ def index_entries(path: str, entries: list[Entry]) -> dict[str, Entry]:
 
 
 def check_new(evaluator: Evaluator, systems: dict[str, dict[str, Entry]]) -> None:
-    """Raise UserError where files share no question, or have one that the evaluator has from other files."""
     if not set.intersection(*map(set, systems.values())):
         raise UserError(
             f"{' and '.join(systems)}: have no question in common\n  give two systems' score files of one dataset"
@@ -196,12 +165,11 @@ def add_questions(evaluator: Evaluator, systems: list[dict[str, Entry]]) -> None
         entries = [system.get(question_id, {}) for system in systems]
         if evaluator.strategy == "pairwise":
             preference = RESULTS.get(entries[0]["result"])
-            if not entries[0]["details"]:
-                evaluator.not_asked.add(question_id)
+            evaluator.not_asked |= set() if entries[0]["details"] else {question_id}
         else:
-            first, second = (entry.get("score") for entry in entries)
-            preference = None if first is None or second is None else differences([(first, second)])[0]
-            evaluator.scores += [score for score in (first, second) if score is not None]
+            scores = [entry["score"] for entry in entries if entry.get("score") is not None]
+            preference = differences([scores])[0] if len(scores) == 2 else None
+            evaluator.scores += scores
         evaluator.preferences[question_id] = preference
 
 
@@ -221,32 +189,28 @@ def check_order(evaluators: list[Evaluator]) -> None:
                 )
 
 
-def judged_responses(paths: list[str]) -> Iterator[tuple[str, str]]:
+def judged_responses(paths: list[str]) -> list[tuple[str, str]]:
     """The score file, and the hash of the responses judged in it, of the first and of the second system.
 
     Nothing where that is not known: without a manifest, or changed since.
     """
     found = []
     for path in paths:
-        manifest = manifest_of(path)
-        if manifest is None:
-            return
+        manifest = manifest_of(path) or {"fingerprint": {}}
         responses = manifest["fingerprint"].get("responses")
         found += [(path, digest) for digest in (responses if isinstance(responses, list) else [responses])]
-    if len(found) == len(SYSTEMS) and all(isinstance(digest, str) for _, digest in found):
-        yield from found
+    is_known = len(found) == len(SYSTEMS) and all(isinstance(digest, str) for _, digest in found)
+    return found if is_known else []
 
 
-def check_enough(args: argparse.Namespace, evaluators: list[Evaluator], choices: dict[str, list[str]]) -> None:
+def check_enough(human_addr: str | None, evaluators: list[Evaluator], choices: dict[str, list[str]]) -> None:
     """Raise UserError where there is nothing to compare, or an evaluator and the humans judged other questions."""
-    if args.human_addr is None:
-        if len(evaluators) < 2:
-            raise UserError("--evaluator: one alone has nothing to be compared with; give another one, or --human_addr")
-        return
-    for evaluator in evaluators:
+    if not choices and len(evaluators) < 2:
+        raise UserError("--evaluator: one alone has nothing to be compared with; give another one, or --human_addr")
+    for evaluator in evaluators if choices else []:
         if choices.keys().isdisjoint(evaluator.preferences):
             raise UserError(
-                f"{args.human_addr}: has no question in common with --evaluator {quote(evaluator.name)} "
+                f"{human_addr}: has no question in common with --evaluator {quote(evaluator.name)} "
                 f"({', '.join(evaluator.files[0])})\n  give the choices on the questions that these files score"
             )
 
@@ -254,27 +218,17 @@ def check_enough(args: argparse.Namespace, evaluators: list[Evaluator], choices:
 # The tables
 
 
-def make_tables(figures: dict[str, Any]) -> list[Table]:
-    """The evaluators against the humans, if there are any, and against each other, if there are two or more."""
-    tables = [human_table(figures["human"], figures["evaluators"])] if figures["human"] else []
-    return [*tables, pairs_table(figures["pairs"])] if figures["pairs"] else tables
-
-
 def human_table(human: dict[str, Any], rows: list[dict[str, Any]]) -> Table:
     columns = ["Evaluator", "Strategy", "Questions", "Left out", "Accuracy", "95% interval", "Decided by humans"]
     columns += ["On these, ties half right", "On these, ties wrong", "Kappa", "Spearman", "Mean score", "Swap rate"]
     lines = []
     for row in rows:
-        cells = [row["name"], row["strategy"], str(row["num_questions"]), str(row["not_in_files"] + row["unscored"])]
-        cells += [
-            number(row["accuracy"]),
-            interval_text(row["accuracy_interval"], number),
-            str(row["num_human_decided"]),
-        ]
-        cells += [number(row["accuracy_ties_half"]), number(row["accuracy_ties_wrong"])]
-        cells += [signed(row["kappa"]), signed(row["spearman"])]
-        cells += [number(row["mean_score"]), number(row["position_swap_rate"])]
-        lines.append([Cell(text) for text in cells])
+        texts = [row["name"], row["strategy"], str(row["num_questions"]), str(row["not_in_files"] + row["unscored"])]
+        texts += [number(row["accuracy"]), interval_text(row["accuracy_interval"], number)]
+        texts += [str(row["num_human_decided"]), number(row["accuracy_ties_half"]), number(row["accuracy_ties_wrong"])]
+        texts += [signed(row["kappa"]), signed(row["spearman"])]
+        texts += [number(row["mean_score"]), number(row["position_swap_rate"])]
+        lines.append(list(map(Cell, texts)))
     notes = [
         "Accuracy: share of the questions where evaluator and humans name the same outcome: first, second or tie. An "
         "evaluator's tie: equal scores; in pairwise, the preference flips with the order. Interval: Wilson.",
@@ -294,9 +248,9 @@ def pairs_table(rows: list[dict[str, Any]]) -> Table:
     columns = ["Evaluator", "Evaluator", "Questions", "Scored by one only", "Agreement", "Kappa", "Spearman"]
     lines = []
     for row in rows:
-        cells = [*row["evaluators"], str(row["num_questions"]), str(row["num_one_only"])]
-        cells += [number(row["agreement"]), signed(row["kappa"]), signed(row["spearman"])]
-        lines.append([Cell(text) for text in cells])
+        texts = [*row["evaluators"], str(row["num_questions"]), str(row["num_one_only"])]
+        texts += [number(row["agreement"]), signed(row["kappa"]), signed(row["spearman"])]
+        lines.append(list(map(Cell, texts)))
     notes = ["Agreement: share of the questions where both name the same outcome: first, second or tie."]
     return Table(columns, lines, notes, num_names=2)
 
@@ -314,7 +268,6 @@ def describe_humans(human: dict[str, Any]) -> str:
 
 
 def describe_left_out(row: dict[str, Any]) -> str | None:
-    """Which questions are not compared, None where all are."""
     missing = "result" if row["strategy"] == "pairwise" else "score of both systems"
     counts = {
         "rated but not in its files": row["not_in_files"],

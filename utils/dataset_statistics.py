@@ -24,20 +24,20 @@ from utils.files.derived_files import add_overwrite_argument, prepare_derived, p
 from utils.tables.dataset_counts import Column, communities_figure, count_communities, read_columns
 from utils.tables.drawing import render_figure
 from utils.tables.formats import Cell, Table, counted, plural, to_csv, to_latex, to_markdown
+from utils.tables.notes import print_notes
 
 SCRIPT = "utils/dataset_statistics.py"
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = cli.make_parser(__doc__)
-    parser.add_argument("--inputs_addr", required=True, nargs="+", metavar="FILE", help="datasets, a column each")
-    parser.add_argument(
-        "--format",
-        choices=["markdown", "latex", "csv"],
-        default="markdown",
-        help="csv holds full-precision numbers, a line each; its notes go to stderr (%(default)s)",
-    )
-    parser.add_argument("--plot_addr", metavar="FILE", help="PNG to draw the communities to (default: none)")
+    # fmt: off
+    add = parser.add_argument
+    add("--inputs_addr", required=True, nargs="+", metavar="FILE", help="datasets, a column each")
+    add("--format", choices=["markdown", "latex", "csv"], default="markdown",
+        help="csv holds full-precision numbers, a line each; its notes go to stderr (%(default)s)")
+    add("--plot_addr", metavar="FILE", help="PNG to draw the communities to (default: none)")
+    # fmt: on
     add_overwrite_argument(parser)
     return parser
 
@@ -55,10 +55,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{args.plot_addr}: {counted(count_communities(columns), subgroup)}", file=sys.stderr)
     if args.format == "csv":
         print(to_csv(csv_rows(columns)), end="")
-        print("".join(f"note: {note}\n" for note in notes), file=sys.stderr, end="")
+        print_notes(notes)
     else:
-        table = make_table(columns, notes)
-        print({"markdown": to_markdown, "latex": to_latex}[args.format]([table]), end="")
+        print({"markdown": to_markdown, "latex": to_latex}[args.format]([make_table(columns, notes)]), end="")
     return 0
 
 
@@ -71,7 +70,6 @@ def statistics(column: Column) -> Iterator[tuple[str, tuple[float, ...] | None, 
 
 
 def mean_and_deviation(sizes: list[int]) -> tuple[float, float] | None:
-    """Mean and population standard deviation; None of nothing."""
     return (fmean(sizes), pstdev(sizes)) if sizes else None
 
 
@@ -81,12 +79,9 @@ def make_table(columns: list[Column], notes: list[str]) -> Table:
     for same in zip(*map(statistics, columns), strict=True):
         rows.append([same[0][0], *(numbers_text(found) or "–" for _, found, _ in same)])
         rows.append(["– in the paper", *(numbers_text(printed) for _, _, printed in same)])
-    return Table(
-        ["", *(column.name for column in columns)],
-        [[Cell(text) for text in row] for row in rows if any(row[1:])],
-        notes,
-        above=["", *(column.group for column in columns)],
-    )
+    lines = [list(map(Cell, row)) for row in rows if any(row[1:])]
+    heads, above = ["", *(column.name for column in columns)], ["", *(column.group for column in columns)]
+    return Table(heads, lines, notes, above=above)
 
 
 def numbers_text(numbers: Iterable[float] | None) -> str:
@@ -104,7 +99,7 @@ def csv_rows(columns: list[Column]) -> Iterator[list[Any]]:
 
 
 def make_notes(columns: list[Column]) -> list[str]:
-    """What a reader must know before comparing the numbers, a line each."""
+    """What a reader must know before comparing the numbers."""
     notes = ["Mean ± population standard deviation over a file's questions; a word is what white space separates."]
     if columns[0].counts.task.paper_files():
         notes[0] += " The paper says neither which deviation it prints nor what its lengths are counted in."

@@ -25,7 +25,7 @@ from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.cli.progress import Progress, announce
-from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
 from utils.files.manifest import file_hash
 from utils.models.hub import check_model, model_fingerprint
 from utils.parsing.plans import WORDS_THRESHOLD, coverage, one_line, same_title, share_words
@@ -41,84 +41,63 @@ Rule = Callable[[str, str], bool]
 
 
 def build_parser() -> cli.FlagParser:
+    # fmt: off
     parser = cli.make_parser(__doc__)
-    parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="dataset with the gold aspects")
-    parser.add_argument(
-        "--plans_addr", required=True, metavar="FILE", help="plans, the <output>.plans.json of planpers.py"
-    )
-    parser.add_argument("--allow_partial", action="store_true", help="evaluate only the questions that have a plan")
-    parser.add_argument("--output_addr", metavar="FILE", help="where the figures of every question go, as JSON")
-    add_overwrite_argument(parser)
-    parser.without_effect(
-        "--overwrite", lambda args: args.output_addr is None, "without --output_addr", "give --output_addr"
-    )
-    parser.add_argument(
-        "--words_threshold",
-        type=cli.fraction,
-        default=WORDS_THRESHOLD,
-        help="Dice coefficient of their words from which two titles match (%(default)s)",
-    )
+    add = parser.add_argument
+    add("--inputs_addr", required=True, metavar="FILE", help="dataset with the gold aspects")
+    add("--plans_addr", required=True, metavar="FILE", help="plans, the <output>.plans.json of planpers.py")
+    add("--allow_partial", action="store_true", help="evaluate only the questions that have a plan")
+    add_output_arguments(parser, "where the figures of every question go, as JSON")
+    add("--words_threshold", type=cli.fraction, default=WORDS_THRESHOLD,
+        help="Dice coefficient of their words from which two titles match (%(default)s)")
     cli.add_log_argument(parser)
-    group = parser.add_argument_group("encoder")
-    group.add_argument(
-        "--embedding_model",
-        default="facebook/contriever-msmarco",
-        metavar="MODEL",
-        help="BERT-like encoder, by hub name or folder; none leaves the embedding rule out (%(default)s)",
-    )
-    group.add_argument(
-        "--embedding_threshold",
-        type=cli.fraction,
-        default=0.8,
-        help="cosine of their embeddings from which two titles match (%(default)s)",
-    )
-    group.add_argument("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
-    group.add_argument(
-        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU if any (%(default)s)"
-    )
-    parser.without_effect(
-        "--embedding_threshold --cache_dir --device",
-        lambda args: args.embedding_model == "none",
-        "with --embedding_model none",
-    )
+    add = parser.add_argument_group("encoder").add_argument
+    add("--embedding_model", default="facebook/contriever-msmarco", metavar="MODEL",
+        help="BERT-like encoder, by hub name or folder; none leaves the embedding rule out (%(default)s)")
+    add("--embedding_threshold", type=cli.fraction, default=0.8,
+        help="cosine of their embeddings from which two titles match (%(default)s)")
+    add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU if any (%(default)s)")
+    idle = "--embedding_threshold --cache_dir --device"
+    parser.without_effect(idle, lambda args: args.embedding_model == "none", "with --embedding_model none")
     return parser
+    # fmt: on
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the table; returns 0. Raises UserError before the encoder loads."""
     args = build_parser().parse_args(argv)
     cli.set_up_logging(args.log_level)
-    if args.output_addr is not None:
-        cli.check_outputs([args.output_addr], [args.inputs_addr, args.plans_addr])
+    outputs = [] if args.output_addr is None else [args.output_addr]
+    cli.check_outputs(outputs, [args.inputs_addr, args.plans_addr])
     records = read_dataset(args.inputs_addr, needs=["gold_plan"])
     task = task_of(args.inputs_addr, records)
     if task.gold_plan is None:
         raise UserError(f"{args.inputs_addr}: {task.name} has no gold plans to compare with")
     plans = read_plans(args.plans_addr)
-    planned = records_with_a_plan(records, plans, args)
+    missing = [record["id"] for record in records if record["id"] not in plans]
+    check_missing(missing, len(records), args)
+    planned = [record for record in records if record["id"] in plans]
     questions = [read_question(record, plans, task, args) for record in planned if task.gold_plan(record)]
     if not questions:
         needs = " and ".join(task.gold_plan_needs)
         raise UserError(f"{args.inputs_addr}: no question with a plan has {needs} to compare it with")
     if args.embedding_model != "none":
         check_model(args.embedding_model, args.cache_dir)
-    if args.output_addr is not None:
-        prepare_derived([args.output_addr], SCRIPT, args.overwrite)
+    prepare_derived(outputs, SCRIPT, args.overwrite)
     if any(len(plans[record["id"]]) > 1 for record in planned):
         print(f"note: {args.plans_addr}: only the first plan of each question is evaluated", file=sys.stderr)
 
     rules = make_rules(questions, args)
     for question in questions:
-        question["scores"] = {
-            name: question_scores(question["gold"], question["planned"], rule) for name, rule in rules.items()
-        }
+        titles = question["gold"], question["planned"]
+        question["scores"] = {name: question_scores(*titles, rule) for name, rule in rules.items()}
     means = means_by_group(questions, task)
     left_out = {
         "without gold aspects": [record["id"] for record in planned if not task.gold_plan(record)],
-        "not in the file of plans": [record["id"] for record in records if record["id"] not in plans],
+        "not in the file of plans": missing,
     }
     print(describe_rules(args), to_markdown([make_table(means, left_out, task)]), sep="\n", end="")
-    if args.output_addr is not None:
+    if outputs:
         everything = {"settings": settings(args), "means": means, "left_out": left_out, "per_question": questions}
         text = json.dumps(everything, ensure_ascii=False, indent=2) + "\n"
         publish_derived({Path(args.output_addr): text.encode()}, SCRIPT, args)
@@ -128,14 +107,9 @@ def main(argv: list[str] | None = None) -> int:
 # Reading
 
 
-def records_with_a_plan(records: list[Record], plans: dict[str, Any], args: argparse.Namespace) -> list[Record]:
-    """Those of `records` that stand in the file of plans, which may hold other datasets' questions too.
-
-    Raises:
-        UserError: one doesn't, without --allow_partial; or none does.
-    """
-    missing = [record["id"] for record in records if record["id"] not in plans]
-    if len(missing) == len(records):
+def check_missing(missing: list[str], num_questions: int, args: argparse.Namespace) -> None:
+    """Raise UserError where no question stands in the file of plans, or not every one without --allow_partial."""
+    if len(missing) == num_questions:
         raise UserError(
             f"{args.plans_addr}: holds no plan for any question of {args.inputs_addr}\n"
             "  give the dataset these plans were made for"
@@ -143,18 +117,12 @@ def records_with_a_plan(records: list[Record], plans: dict[str, Any], args: argp
     if missing and not args.allow_partial:
         raise UserError(
             f"{args.plans_addr}: only a part of the questions has a plan; --allow_partial evaluates that part\n"
-            f"  {len(missing)} of {len(records)} questions without a plan: {first_five(missing)}"
+            f"  {len(missing)} of {num_questions} questions without a plan: {first_five(missing)}"
         )
-    return [record for record in records if record["id"] in plans]
 
 
-def read_question(
-    record: Record, plans: dict[str, list[dict[str, Any]]], task: Task, args: argparse.Namespace
-) -> dict[str, Any]:
-    """What is compared: its id, its group under the group's word, and two lists of titles, "gold" and "planned".
-
-    "planned" is empty where there is no plan. UserError where the question's group is not known.
-    """
+def read_question(record: Record, plans: dict[str, Any], task: Task, args: argparse.Namespace) -> dict[str, Any]:
+    """What is compared: two lists of titles; UserError where the question's group is not known."""
     place = task.place(record)
     group_word, _, subgroup_word = task.group_words
     if place["group"] is None:
@@ -222,26 +190,21 @@ def means_by_group(questions: list[dict[str, Any]], task: Task) -> dict[str, dic
 
 def mean_scores(questions: list[dict[str, Any]]) -> dict[str, Any]:
     """Two counts, and for each rule the means over the questions, each with "planned" and "scores" by rule."""
-    return {
-        "questions": len(questions),
-        "without_a_plan": sum(not question["planned"] for question in questions),
-        "scores": {
-            rule: {measure: mean([question["scores"][rule][measure] for question in questions]) for measure in MEASURES}
-            for rule in questions[0]["scores"]
-        },
+    scores = {
+        rule: {measure: mean([question["scores"][rule][measure] for question in questions]) for measure in MEASURES}
+        for rule in questions[0]["scores"]
     }
+    without_a_plan = sum(not question["planned"] for question in questions)
+    return {"questions": len(questions), "without_a_plan": without_a_plan, "scores": scores}
 
 
 # What is written
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What decides the figures; without the embedding rule nothing of it."""
-    found = {
-        "inputs_sha256": file_hash(args.inputs_addr),
-        "plans_sha256": file_hash(args.plans_addr),
-        "words_threshold": args.words_threshold,
-    }
+    """What decides the figures."""
+    found = {"inputs_sha256": file_hash(args.inputs_addr), "plans_sha256": file_hash(args.plans_addr)}
+    found["words_threshold"] = args.words_threshold
     if args.embedding_model != "none":
         found["embedding_model"] = model_fingerprint(args.embedding_model, args.cache_dir)
         found["embedding_threshold"] = args.embedding_threshold
@@ -249,14 +212,11 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def describe_rules(args: argparse.Namespace) -> str:
-    rules = [
-        "exact: the same words, whatever their case and what stands between them",
-        f"words: Dice coefficient of their words at least {args.words_threshold}",
-        f"embedding: cosine by {args.embedding_model} at least {args.embedding_threshold}",
-    ]
-    if args.embedding_model == "none":
-        rules.pop()
-    return f"Two titles match by these rules: {'; '.join(rules)}.\n"
+    text = "Two titles match by these rules: exact: the same words, whatever their case and what stands between them; "
+    text += f"words: Dice coefficient of their words at least {args.words_threshold}"
+    if args.embedding_model != "none":
+        text += f"; embedding: cosine by {args.embedding_model} at least {args.embedding_threshold}"
+    return f"{text}.\n"
 
 
 def make_table(means: dict[str, dict[str, Any]], left_out: dict[str, list[str]], task: Task) -> Table:

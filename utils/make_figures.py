@@ -26,21 +26,14 @@ from utils.cli.errors import quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.files.json_files import read_json
 from utils.parsing.plans import one_line
-from utils.tables.columns import points_of
+from utils.tables import paper_figures
 from utils.tables.dataset_counts import communities_figure, read_columns
 from utils.tables.drawing import render_figure
 from utils.tables.formats import counted
-from utils.tables.notes import read_compared
-from utils.tables.paper_figures import (
-    HATCHES,
-    MOST_EVALUATORS,
-    Evaluator,
-    posts_figure,
-    systems_figure,
-    trade_off_figure,
-)
+from utils.tables.notes import print_notes, read_compared
+from utils.tables.paper_figures import HATCHES, MOST_EVALUATORS, Evaluator
 from utils.tables.score_table import make_row
-from utils.tables.system_scores import System, add_unscored_argument
+from utils.tables.system_scores import System, add_unscored_argument, points_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,31 +46,19 @@ LARGEST_K = 9_999
 
 
 def build_parser() -> argparse.ArgumentParser:
+    # fmt: off
     parser = cli.make_parser(__doc__)
-    parser.add_argument("--figure", required=True, choices=list(SOURCES), help="which of the paper's figures to draw")
-    parser.add_argument(
-        "--system",
-        nargs="+",
-        action="append",
-        metavar=("NAME", "FILE"),
+    add = parser.add_argument
+    add("--figure", required=True, choices=list(SOURCES), help="which of the paper's figures to draw")
+    add("--system", nargs="+", action="append", metavar=("NAME", "FILE"),
         help="figures 2, 3 and 16: a name, then one or more score files of evaluate_responses.py; give it once a "
-        "system. In 2 and 16 the name is the number of posts; in 3 the systems stand as they are given",
-    )
-    parser.add_argument(
-        "--agreement_addr", metavar="FILE", help="figure 4: the file that utils/compare_evaluators.py wrote"
-    )
-    parser.add_argument("--inputs_addr", nargs="+", metavar="FILE", help="figure 5: datasets")
-    parser.add_argument(
-        "--output_addr",
-        required=True,
-        metavar="FILE",
-        help="where the figure goes, with .png and .pdf put behind it",
-    )
-    parser.add_argument(
-        "--allow_partial",
-        action="store_true",
-        help="figures 2, 3 and 16: take systems that were not scored on the same questions",
-    )
+        "system. In 2 and 16 the name is the number of posts; in 3 the systems stand as they are given")
+    add("--agreement_addr", metavar="FILE", help="figure 4: the file that utils/compare_evaluators.py wrote")
+    add("--inputs_addr", nargs="+", metavar="FILE", help="figure 5: datasets")
+    add("--output_addr", required=True, metavar="FILE", help="where the figure goes, with .png and .pdf put behind it")
+    add("--allow_partial", action="store_true",
+        help="figures 2, 3 and 16: take systems that were not scored on the same questions")
+    # fmt: on
     add_unscored_argument(parser)
     add_overwrite_argument(parser)
     return parser
@@ -87,11 +68,12 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     check_flags(args)
     kinds = output_files(args.output_addr)
-    cli.check_outputs(list(map(str, kinds)), input_files(args))
+    inputs = [path for _, *paths in args.system or [] for path in paths] + (args.inputs_addr or [])
+    cli.check_outputs(list(map(str, kinds)), [*inputs, *filter(None, [args.agreement_addr])])
     figure, notes = make_figure(args)
     prepare_derived(kinds, SCRIPT, args.overwrite)
     publish_derived(render_figure(figure, kinds, DOTS_PER_INCH), SCRIPT, args)
-    print("".join(f"note: {note}\n" for note in notes), file=sys.stderr, end="")
+    print_notes(notes)
     print(f"figure {args.figure}: {', '.join(map(str, kinds))}")
     return 0
 
@@ -119,40 +101,28 @@ def output_files(address: str) -> dict[Path, str]:
     return {path.with_name(f"{name}.{kind}"): kind for kind in ("png", "pdf")}
 
 
-def input_files(args: argparse.Namespace) -> list[str]:
-    paths = [path for _, *paths in args.system or [] for path in paths]
-    return [*paths, *(args.inputs_addr or []), *([args.agreement_addr] if args.agreement_addr else [])]
-
-
 def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     """Read the input of the figure and draw it; the notes are what its readers must know."""
     if args.figure == "5":
         return communities_figure(read_columns(args.inputs_addr)), []
     if args.figure == "4":
-        return trade_off_figure(read_evaluators(args.agreement_addr)), []
-    check_names(args)
-    systems, notes = read_scored(args)
+        return paper_figures.trade_off_figure(read_evaluators(args.agreement_addr)), []
+    names = [one_line(name) for name, *_ in args.system]
     if args.figure == "3":
-        return systems_figure([make_row(system) for system in systems]), notes
+        if not 2 <= len(names) <= len(HATCHES):
+            raise UserError(f"--system: given {counted(len(names), 'time')}; figure 3 has 2 to {len(HATCHES)} systems")
+        systems, notes = read_scored(args)
+        return paper_figures.systems_figure(list(map(make_row, systems))), notes
+    check_numbers_of_posts(names)
+    systems, notes = read_scored(args)
     points = {int(system.name): points_of(system) for system in systems}
-    return posts_figure(dict(sorted(points.items()))), notes
+    return paper_figures.posts_figure(dict(sorted(points.items()))), notes
 
 
 # Reading
 
 
-def check_names(args: argparse.Namespace) -> None:
-    """Raise UserError unless there are as many systems as the figure takes, and their names are what it needs."""
-    if args.figure != "3":
-        check_numbers_of_posts([one_line(name) for name, *_ in args.system])
-    elif not 2 <= len(args.system) <= len(HATCHES):
-        raise UserError(
-            f"--system: given {counted(len(args.system), 'time')}; figure 3 has 2 to {len(HATCHES)} systems"
-        )
-
-
 def check_numbers_of_posts(names: list[str]) -> None:
-    """Raise UserError unless these are two or more different numbers of posts."""
     numbers: set[int] = set()
     for name in names:
         if not (name.isascii() and name.isdigit() and len(name) <= len(str(LARGEST_K))):
@@ -167,21 +137,16 @@ def check_numbers_of_posts(names: list[str]) -> None:
 def read_scored(args: argparse.Namespace) -> tuple[list[System], list[str]]:
     """The systems, and notes on them; UserError too where no question of any system has a score."""
     systems, notes = read_compared(args.system, args.unscored_as_zero, args.allow_partial)
-    task = systems[0].task
     scored = {question["group"] for system in systems for question in system.questions if question["score"] is not None}
     if not scored:
         raise UserError(f"{systems[0].paths[0]}: no question of any system has a score; there is nothing to draw")
-    if missing := [group for group in task.groups if group not in scored]:
+    if missing := [group for group in systems[0].task.groups if group not in scored]:
         notes.append(f"No score in {', '.join(missing)}, and so no average.")
     return systems, notes
 
 
 def read_evaluators(path: str) -> list[Evaluator]:
-    """The evaluators of the file that utils/compare_evaluators.py wrote, as they stand there.
-
-    Raises:
-        UserError: it is no such file, has too few or too many evaluators, or lacks all values of a series.
-    """
+    """The evaluators of the file that utils/compare_evaluators.py wrote, as they stand there."""
     data = read_json(path)
     entries = data.get("evaluators") if isinstance(data, dict) else None
     if not isinstance(entries, list):
@@ -208,9 +173,8 @@ def read_evaluator(entry: Any, where: str) -> Evaluator:
     for field, value in (("accuracy", accuracy), ("mean_score", mean_score)):
         if value is not None and not _is_share(value):
             raise UserError(f"{where}: field {field!r} is {quote(value)}; it must be a number from 0 to 1, or null")
-    if interval is not None and not (
-        isinstance(interval, list) and len(interval) == 2 and all(map(_is_share, interval))
-    ):
+    is_interval = isinstance(interval, list) and len(interval) == 2 and all(map(_is_share, interval))
+    if interval is not None and not is_interval:
         raise UserError(f"{where}: field 'accuracy_interval' is {quote(interval)}; it must be two shares, or null")
     return Evaluator(one_line(entry["name"]), entry["strategy"], accuracy, interval and tuple(interval), mean_score)
 

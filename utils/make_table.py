@@ -21,34 +21,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 
 import argparse
 
-from utils.cli import UserError, check_outputs, make_parser, run_script
+from utils import cli
+from utils.cli import UserError
 from utils.cli.errors import quote
-from utils.cli.flags import FlagParser
 from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
 from utils.parsing.plans import one_line
-from utils.tables.columns import columns_of
+from utils.tables import score_table
 from utils.tables.comparisons import compare
 from utils.tables.formats import to_csv, to_latex, to_markdown
-from utils.tables.notes import read_compared
+from utils.tables.notes import print_notes, read_compared
 from utils.tables.paper_results import read_paper
-from utils.tables.score_table import (
-    csv_rows,
-    dagger_notes,
-    intervals_table,
-    left_out_notes,
-    means_table,
-    paper_notes,
-)
-from utils.tables.system_scores import add_unscored_argument
-from utils.tables.wordings import wording_columns, wording_note
+from utils.tables.system_scores import add_unscored_argument, columns_of
 
 SCRIPT = "utils/make_table.py"
 
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    check_arguments(args)
     names = [one_line(name) for name, *_ in args.system]
+    check_arguments(args, names)
     paper = None if args.paper is None else read_paper(args.paper, args.paper_table, names)
     systems, notes = read_compared(args.system, args.unscored_as_zero, args.allow_partial)
     task = systems[0].task
@@ -56,15 +47,13 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(f"--paper: the paper has no numbers on {task.name}, which these scores are of; leave it out")
     contrasts = compare(systems, args.baseline, args.intervals, args.holm)
     marked = args.format != "csv"  # whose cells are numbers alone
-    notes += [*dagger_notes(contrasts, args.baseline, args.holm, marked, task), *paper_notes(paper, names, marked)]
-    notes += [] if paper is None else [wording_note(systems)]
-    notes += [] if args.intervals else left_out_notes(contrasts)
-    tables = [means_table(systems, contrasts, paper, notes)]
-    tables += [intervals_table(systems, contrasts, args.holm)] if args.intervals else []
+    notes += [*score_table.dagger_notes(contrasts, marked, task), *score_table.paper_notes(paper, systems, marked)]
+    notes += [] if args.intervals else score_table.left_out_notes(contrasts)
+    tables = [score_table.means_table(systems, contrasts, paper, notes)]
+    tables += [score_table.intervals_table(systems, contrasts)] if args.intervals else []
     if args.format == "csv":
-        wordings = {} if paper is None else {system.name: wording_columns(system) for system in systems}
-        text = to_csv(csv_rows(systems, contrasts, paper, wordings))
-        print("".join(f"note: {note}\n" for table in tables for note in table.notes), file=sys.stderr, end="")
+        text = to_csv(score_table.csv_rows(systems, contrasts, paper))
+        print_notes(note for table in tables for note in table.notes)
     else:
         text = {"markdown": to_markdown, "latex": to_latex}[args.format](tables)
     if args.output_addr is None:
@@ -75,65 +64,36 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def build_parser() -> FlagParser:
-    parser = make_parser(__doc__)
-    parser.add_argument(
-        "--system",
-        nargs="+",
-        action="append",
-        required=True,
-        metavar=("NAME", "FILE"),
-        help="a row: its name, then one or more score files of evaluate_responses.py; give it once a row",
-    )
-    add_comparison_arguments(parser)
+def build_parser() -> cli.FlagParser:
+    # fmt: off
+    parser = cli.make_parser(__doc__)
+    add = parser.add_argument
+    add("--system", nargs="+", action="append", required=True, metavar=("NAME", "FILE"),
+        help="a row: its name, then one or more score files of evaluate_responses.py; give it once a row")
+    add("--baseline", nargs="+", metavar="NAME",
+        help="rows that the others are compared with; a dagger where one is better than each (default: no daggers)")
+    add("--holm", action="store_true", help="correct the p-values over all comparisons in the table")
+    add("--intervals", action="store_true",
+        help="a second table: interval, permutation test and effect size of each comparison; in csv more columns")
+    add("--paper", metavar="MODEL",
+        help="beside each cell what the paper prints for this model, and the difference to it; "
+        "rows are matched by their names")
+    add("--paper_table", choices=["2", "3"], default="2",
+        help="of the paper: 2 is the test set, 3 validation (%(default)s)")
     parser.without_effect("--paper_table", lambda args: args.paper is None, "without --paper", "give --paper")
-    parser.add_argument(
-        "--format",
-        choices=["markdown", "latex", "csv"],
-        default="markdown",
-        help="csv holds full-precision numbers, its notes go to stderr (%(default)s)",
-    )
+    add("--format", choices=["markdown", "latex", "csv"], default="markdown",
+        help="csv holds full-precision numbers, its notes go to stderr (%(default)s)")
     add_output_arguments(parser, "where the table goes (default: stdout)")
     add_unscored_argument(parser)
-    parser.add_argument(
-        "--allow_partial", action="store_true", help="take systems that were not scored on the same questions"
-    )
+    add("--allow_partial", action="store_true", help="take systems that were not scored on the same questions")
     return parser
+    # fmt: on
 
 
-def add_comparison_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the systems are compared with: each other, and the paper."""
-    parser.add_argument(
-        "--baseline",
-        nargs="+",
-        metavar="NAME",
-        help="rows that the others are compared with; a dagger where one is better than each (default: no daggers)",
-    )
-    parser.add_argument("--holm", action="store_true", help="correct the p-values over all comparisons in the table")
-    parser.add_argument(
-        "--intervals",
-        action="store_true",
-        help="a second table: interval, permutation test and effect size of each comparison; in csv more columns",
-    )
-    parser.add_argument(
-        "--paper",
-        metavar="MODEL",
-        help="beside each cell what the paper prints for this model, and the difference to it; "
-        "rows are matched by their names",
-    )
-    parser.add_argument(
-        "--paper_table",
-        choices=["2", "3"],
-        default="2",
-        help="of the paper: 2 is the test set, 3 validation (%(default)s)",
-    )
-
-
-def check_arguments(args: argparse.Namespace) -> None:
+def check_arguments(args: argparse.Namespace, names: list[str]) -> None:
     """Raise UserError where flags contradict each other; puts the names of --baseline into one line each."""
     if args.output_addr is not None:
-        check_outputs([args.output_addr], [path for _, *paths in args.system for path in paths])
-    names = [one_line(name) for name, *_ in args.system]
+        cli.check_outputs([args.output_addr], [path for _, *paths in args.system for path in paths])
     args.baseline = list(dict.fromkeys(map(one_line, args.baseline or [])))
     for name in args.baseline:
         if name not in names:
@@ -146,4 +106,4 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run_script(main)
+    cli.run_script(main)

@@ -20,7 +20,7 @@ from utils import cli
 from utils.cli import UserError
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.files.json_files import read_bytes
-from utils.tables.drawing import figure_style, new_figure, render_figure
+from utils.tables.drawing import figure_style, new_figure, render_figure, tidy
 from utils.tables.formats import counted
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ def main(argv: list[str] | None = None) -> int:
 def read_log(path: Path) -> dict[str, dict[int, float]]:
     """The values of each of `DRAWN` by step, steps ascending; where a step is logged twice, the last one.
 
-    Raises:
-        UserError: the file is missing, or a line is damaged. A last line that a run is still writing is left out.
+    A last line that a run is still writing is left out.
     """
     if not path.exists():
         raise UserError(f"{path}: no such file; give the folder of a training run")
@@ -102,11 +101,7 @@ def running_mean(values: dict[int, float]) -> dict[int, float]:
 
 @figure_style()
 def make_figure(log: dict[str, dict[int, float]]) -> "Figure":
-    """The losses, and below them the aspect recall where there is any; shades of grey are enough to read it.
-
-    Args:
-        log: as `read_log` gives it, with at least one loss.
-    """
+    """The losses, of which there is one, and below them the aspect recall, if any; grey is enough to read it."""
     recall = log["eval_aspect_recall"]
     heights = PANEL_HEIGHT if recall else PANEL_HEIGHT[:1]
     figure = new_figure(WIDTH, sum(heights))
@@ -117,8 +112,7 @@ def make_figure(log: dict[str, dict[int, float]]) -> "Figure":
         panels[1].set_ylabel("aspect recall (0 to 1)")
         panels[1].set_ylim(0, 1)  # markers at 0 and 1 are whole, for nothing is clipped
     for panel in panels:
-        panel.grid(color="0.9", linewidth=0.6)
-        panel.spines[["top", "right"]].set_visible(False)
+        tidy(panel, "both")
     panels[-1].xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     panels[-1].set_xlabel("training step")
     return figure
@@ -133,13 +127,13 @@ def draw_losses(panel: "Axes", training: dict[int, float], validation: dict[int,
     if mean:
         label = f"training, mean of the last {WINDOW} logged steps"
         _draw(panel, mean, color="tab:blue", linewidth=1.6, label=label)
+    dots = {"color": "black", "marker": "o"}
     if validation:
-        style = {"color": "black", "linestyle": "--", "marker": "o", "markersize": 5}
-        _draw(panel, validation, linewidth=1, label="validation", **style)
+        _draw(panel, validation, **dots, linestyle="--", linewidth=1, markersize=5, label="validation")
     if finite := {step: loss for step, loss in validation.items() if math.isfinite(loss)}:
         step = min(finite, key=finite.__getitem__)
-        style = {"color": "black", "linestyle": "", "marker": "o", "markersize": 11, "fillstyle": "none"}
-        _draw(panel, {step: finite[step]}, label=f"lowest validation: {finite[step]:.3f} at step {step}", **style)
+        label = f"lowest validation: {finite[step]:.3f} at step {step}"
+        _draw(panel, {step: finite[step]}, **dots, linestyle="", markersize=11, fillstyle="none", label=label)
     panel.set_ylabel("cross-entropy a target token (nats)")
     panel.legend(frameon=False)
 

@@ -28,33 +28,25 @@ from utils.files.manifest import file_hash, manifest_of
 from utils.parsing.plans import one_line
 from utils.records.datasets import read_dataset
 from utils.records.responses import match_responses, read_plans, read_responses
+from utils.tables import report_page
 from utils.tables.formats import counted
-from utils.tables.notes import read_compared
-from utils.tables.report_page import Datasets, Side, is_whole, make_index, make_page, make_texts, posts_used, rubric
+from utils.tables.notes import read_compared, wording_note
+from utils.tables.report_page import Datasets, Side, is_whole, posts_used, rubric
 from utils.tables.system_scores import System
-from utils.tables.wordings import wording_note
 
 SCRIPT = "utils/report.py"
 
 
 def build_parser() -> argparse.ArgumentParser:
+    # fmt: off
     parser = cli.make_parser(__doc__)
-    parser.add_argument(
-        "--inputs_addr",
-        nargs="+",
-        required=True,
-        metavar="FILE",
-        help="datasets the systems answered from; ranked ones where the posts they used are to be shown",
-    )
-    parser.add_argument(
-        "--system",
-        nargs="+",
-        action="append",
-        required=True,
-        metavar=("NAME", "FILE"),
-        help="a column: its name, then its files of responses, scores and plans; give it once a system",
-    )
-    parser.add_argument("--output_addr", required=True, metavar="FILE", help="where the report goes")
+    add = parser.add_argument
+    add("--inputs_addr", nargs="+", required=True, metavar="FILE",
+        help="datasets the systems answered from; ranked ones where the posts they used are to be shown")
+    add("--system", nargs="+", action="append", required=True, metavar=("NAME", "FILE"),
+        help="a column: its name, then its files of responses, scores and plans; give it once a system")
+    add("--output_addr", required=True, metavar="FILE", help="where the report goes")
+    # fmt: on
     add_overwrite_argument(parser)
     return parser
 
@@ -67,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     sides = [read_side(name, kinds, datasets.questions) for name, kinds in files.items()]
     systems, notes = read_scores_into(sides, files, datasets)
     notes += posts_notes(sides, datasets)
-    page = make_page(datasets.task, make_index(sides, datasets, systems, notes), make_texts(sides, datasets))
+    page = report_page.make_page(sides, datasets, systems, notes)
     prepare_derived([args.output_addr], SCRIPT, args.overwrite)
     publish_derived({Path(args.output_addr): page.encode()}, SCRIPT, args)
     held = f"{counted(len(datasets.questions), 'question')}, {counted(len(sides), 'system')}"
@@ -107,11 +99,7 @@ def kind_of(path: str) -> str:
 
 
 def read_datasets(paths: list[str]) -> Datasets:
-    """Read the datasets; a question may stand in several, ranked in different ways.
-
-    Raises:
-        UserError: two files have the same id for different questions, or are of two tasks.
-    """
+    """Read the datasets; a question may stand in several, ranked in different ways."""
     files = {path: read_dataset(path, needs=["profile", "gold_plan"]) for path in paths}
     datasets = Datasets(task_of(", ".join(paths), [records[0] for records in files.values()]))
     for path, records in files.items():
@@ -126,14 +114,12 @@ def read_datasets(paths: list[str]) -> Datasets:
 
 
 def read_side(name: str, kinds: dict[str, list[str]], questions: dict[str, Record]) -> Side:
-    """Responses and plans of a system."""
     side = Side(name)
     for path in kinds["responses"]:
         responses = read_responses(path)
         match_responses(list(questions.values()), responses, path, questions, allow_partial=True)
         add_new(side.responses, responses, path)
-        manifest = manifest_of(path)
-        if manifest is not None:
+        if (manifest := manifest_of(path)) is not None:
             side.inputs |= dict.fromkeys(responses, manifest["fingerprint"].get("inputs"))
     for path in kinds["plans"]:
         plans = read_plans(path)
@@ -158,16 +144,11 @@ def check_known(ids: Iterable[str], questions: dict[str, Record], path: str) -> 
 def read_scores_into(
     sides: list[Side], files: dict[str, dict[str, list[str]]], datasets: Datasets
 ) -> tuple[list[System], list[str]]:
-    """Read the score files, as utils/make_table.py does, into the sides; the systems that have any, and notes on them.
-
-    Raises:
-        UserError: as `read_compared`, or scores of another task or other aspects than the dataset's.
-    """
+    """Read the score files into the sides, as utils/make_table.py does: the systems with any, and notes on them."""
     arguments = [[name, *kinds["scores"]] for name, kinds in files.items() if kinds["scores"]]
     if not arguments:
         return [], []
     systems, notes = read_compared(arguments, allow_partial=True)
-    by_name = {side.name: side for side in sides}
     for system in systems:
         where = ", ".join(system.paths)
         if system.task.name != datasets.task.name:
@@ -176,25 +157,21 @@ def read_scores_into(
         for entry in system.entries:
             asked = [title for title, *_ in rubric(system.task, datasets.questions[entry["id"]])]
             if not is_whole(entry) and [detail["aspect"] for detail in entry["details"]] != asked:
-                raise UserError(
-                    f"{where}: question {quote(entry['id'])} was judged by other aspects than its dataset's"
-                )
-        by_name[system.name].verdicts = {entry["id"]: entry for entry in system.entries}
+                one = f"{where}: question {quote(entry['id'])}"
+                raise UserError(f"{one} was judged by other aspects than its dataset's")
+        [side] = (side for side in sides if side.name == system.name)
+        side.verdicts = {entry["id"]: entry for entry in system.entries}
     judged = any(metric.judge for metric in datasets.task.metrics.values())
-    return systems, [*notes, *([wording_note(systems)] if judged else [])]
+    return systems, [*notes, wording_note(systems)] if judged else notes
 
 
 def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:
     """Of which systems the posts they used cannot be shown."""
     for side in sides:
-        missing = [
-            question_id
-            for question_id, answers in side.responses.items()
-            if answers[0].get("num_contexts_used") and posts_used(side, question_id, datasets) is None
-        ]
-        if missing:
+        used = (key for key, answers in side.responses.items() if answers[0].get("num_contexts_used"))
+        if missing := sum(posts_used(side, question_id, datasets) is None for question_id in used):
             yield (
-                f"{side.name}: the posts used in {counted(len(missing), 'answer')} are not shown; by the manifest "
+                f"{side.name}: the posts used in {counted(missing, 'answer')} are not shown; by the manifest "
                 "beside its responses, or for want of one, they are from no --inputs_addr."
             )
 

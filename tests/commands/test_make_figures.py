@@ -16,7 +16,6 @@ from utils import compare_evaluators, dataset_statistics, make_figures
 from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
 from utils.make_figures import main, output_files, read_evaluators
-from utils.tables.columns import Point, columns_of
 from utils.tables.drawing import render_figure, shorten
 from utils.tables.paper_figures import (
     DARK,
@@ -30,6 +29,7 @@ from utils.tables.paper_figures import (
     trade_off_figure,
 )
 from utils.tables.score_table import Row
+from utils.tables.system_scores import Point, columns_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests" / "data" / "mini_lampqa"

@@ -19,10 +19,10 @@ from utils.benchmarks.lampqa import CATEGORIES, TASK
 from utils.cli import UserError
 from utils.make_table import main
 from utils.tables import comparisons
-from utils.tables.columns import columns_of
 from utils.tables.formats import Cell, Table, p_text, signed, to_latex
 from utils.tables.paper_results import PAPER_RESULTS
 from utils.tables.score_table import Row, best_of
+from utils.tables.system_scores import columns_of
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = (

@@ -19,10 +19,9 @@ from utils.benchmarks.lampqa import CATEGORIES, TASK
 from utils.cli import UserError
 from utils.files.manifest import file_hash
 from utils.report import main
-from utils.tables.columns import MACRO
 from utils.tables.report_page import score_panels, to_json
 from utils.tables.significance import bootstrap_interval
-from utils.tables.system_scores import System
+from utils.tables.system_scores import MACRO, System
 
 SAMPLE = str(Path(__file__).parents[1] / "data/mini_lampqa/test.json")
 CHROMIUM = shutil.which("chromium")

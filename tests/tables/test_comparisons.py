@@ -8,9 +8,8 @@ import pytest
 from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, TASK
 from utils.cli import UserError
 from utils.scoring.means import group_means, macro_average
-from utils.tables.columns import MACRO
 from utils.tables.comparisons import PERMUTATION, T_TEST, Result, compare, pair_questions
-from utils.tables.system_scores import System
+from utils.tables.system_scores import MACRO, System
 
 ARTS, LIFESTYLE, SOCIETY = CATEGORIES
 

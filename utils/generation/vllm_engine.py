@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -46,8 +47,6 @@ class VLLMEngine:
         """
         announce(f"loading {' and '.join(models)} (this may take a minute or more)")
         _quiet_libraries(args.log_level)
-        # Spawned processes import this file, which ties their lives to ours (see the end); forked ones don't.
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # vLLM would report every start
         on_gpu, count = has_gpu(), args.tensor_parallel_size
         if args.batch_invariant or is_batch_invariant():
@@ -62,13 +61,16 @@ class VLLMEngine:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.lora.request import LoRARequest
         from vllm.platforms import current_platform
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
         adapters = [model for model in models if adapter_base(model)]
         base = next((model for model in models if model not in adapters), None) or adapter_base(models[0])
         settings = engine_settings(args, base, adapters, max_model_len, on_gpu)
         self._adapters = {adapter: LoRARequest(adapter, n, adapter) for n, adapter in enumerate(adapters, 1)}
-        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
+        config = AsyncEngineArgs(**settings).create_engine_config(UsageContext.ENGINE_CONTEXT)
+        _tie_engine_processes("spawn" if on_gpu else "fork")
+        self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
         # Twice what the scheduler runs at a time: a finished request is followed by one that already waits.
         self.concurrency = 2 * self._engine.vllm_config.scheduler_config.max_num_seqs
         self.device = f"{count} x {current_platform.get_device_name()}" if on_gpu else f"CPU, {_cores()} cores"
@@ -162,12 +164,11 @@ def is_batch_invariant() -> bool:
 
 
 def _quiet_libraries(log_level: str) -> None:
-    """Keep vLLM and PyTorch silent below errors, in their own processes too, unless --log_level asks for more."""
+    """Keep vLLM silent below errors, in its own processes too, unless --log_level asks for more."""
     quiet = log_level == "warning"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR" if quiet else log_level.upper())
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     if quiet:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         os.environ.setdefault("PYTHONWARNINGS", "ignore")
 
 
@@ -179,12 +180,14 @@ def _set_cpu_defaults() -> None:
     """vLLM's settings for a machine without a GPU, where the user has not set them.
 
     Its own thread binding uses a single core of a virtual machine; its own KV cache takes a fixed share of all
-    memory whether that is free or not.
+    memory whether that is free or not. It starts a process of its own for each engine's work, to bind its threads:
+    nothing is bound here, and a start that is a fork with one process less takes 10 seconds instead of 30.
     """
     from vllm.utils.cpu_resource_utils import get_memory_node_info
 
     free = get_memory_node_info().available_memory / 2**30  # heeds a container's limit
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("OMP_NUM_THREADS", str(_cores()))
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, min(8, int(free / 4)))))  # GiB
 
@@ -236,6 +239,17 @@ def _lora_settings(adapters: list[str]) -> dict[str, Any]:
     return {"enable_lora": True, "max_lora_rank": fitting[0], "max_loras": len(adapters)}
 
 
+def _tie_engine_processes(method: str) -> None:
+    """Have vLLM start its processes so, and these set themselves up first, in `_set_up_engine_process`.
+
+    A fork has imported what a spawned process imports again, but must not come after CUDA's start. vLLM's own config
+    says spawn on a CPU; a fork of it is safe where no operation of torch has run on more threads than one before.
+    """
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = method
+    if method == "fork":
+        os.register_at_fork(after_in_child=_set_up_engine_process)  # twice, for a second engine, does no harm
+
+
 def _set_up_engine_process() -> None:
     """Have the kernel kill this process when its parent is gone, so a killed run leaves no GPU occupied.
 
@@ -247,9 +261,12 @@ def _set_up_engine_process() -> None:
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setpgrp()
+    signal.set_wakeup_fd(-1)  # a fork's signals are not to wake its parent's event loop
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
+    if os.environ.get("PYTHONWARNINGS") == "ignore":  # a fork has read it long ago
+        warnings.simplefilter("ignore")
 
 
-# vLLM runs its engine in processes of its own. Python's spawn imports the script, and so this file, in each.
+# Python's spawn imports the script, and so this file, in each process of vLLM's.
 if "--multiprocessing-fork" in sys.orig_argv and "VLLM_LOGGING_LEVEL" in os.environ:
     _set_up_engine_process()

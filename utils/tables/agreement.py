@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from statistics import fmean
 from typing import Any
 
@@ -17,66 +18,58 @@ Pairs = Sequence[tuple[float, float]]  # two sides' preferences on the same ques
 
 @dataclass
 class Evaluator:
-    """What one judge with one strategy says of two systems.
-
-    Attributes:
-        files: as they were given, the first system's and the second's, or a pairwise one alone.
-        preferences: by question id the first system's score minus the second's, -1 to 1; of a pairwise comparison
-            1, 0 or -1. None where a system lacks a score, or the comparison a result.
-        not_asked: ids of the questions whose pairwise result stands without a judge, for an answer is missing.
-        scores: all question scores of both systems, 0 to 1; none of a pairwise comparison.
-    """
+    """What one judge with one strategy says of two systems."""
 
     name: str
     strategy: str
-    files: list[list[str]] = field(default_factory=list)
+    files: list[list[str]] = field(default_factory=list)  # the first system's and the second's, or a pairwise one
+    # By question id the first system's score minus the second's, -1 to 1; of a pairwise comparison 1, 0 or -1. None
+    # where a system lacks a score, or the comparison a result.
     preferences: dict[str, float | None] = field(default_factory=dict)
-    not_asked: set[str] = field(default_factory=set)
-    scores: list[float] = field(default_factory=list)
+    not_asked: set[str] = field(default_factory=set)  # whose pairwise result needs no judge, for an answer is missing
+    scores: list[float] = field(default_factory=list)  # of both systems, 0 to 1; none of a pairwise comparison
 
     @property
     def decided(self) -> dict[str, float]:
-        """The preferences that there are."""
         return {question_id: its for question_id, its in self.preferences.items() if its is not None}
 
 
 def read_human(path: str) -> dict[str, list[str]]:
-    """The choices of the raters by question id, one or more a question, each one of `PREFERENCES`.
-
-    Raises:
-        UserError: a question has neither a choice nor a list of them, or there are no questions.
-    """
+    """The choices of the raters by question id, one or more a question, each one of `PREFERENCES`."""
     choices = read_json(path)
     if not isinstance(choices, dict) or not choices:
         raise UserError(f'{path}: not an object {{question id: "first", "second" or "tie"}}, or an empty one')
     choices = {question_id: [its] if isinstance(its, str) else its for question_id, its in choices.items()}
     for question_id, its in choices.items():
-        where = f"{path}: id {quote(question_id)}"
+        where, wanted = f"{path}: id {quote(question_id)}", '"first", "second" or "tie" belongs'
         if not isinstance(its, list) or not its:
-            raise UserError(f'{where}: {quote(its)} where "first", "second" or "tie" belongs, or a list of these')
-        for choice in its:
-            if not isinstance(choice, str) or choice not in PREFERENCES:
-                raise UserError(f'{where}: {quote(choice)} where "first", "second" or "tie" belongs')
+            raise UserError(f"{where}: {quote(its)} where {wanted}, or a list of these")
+        if wrong := [choice for choice in its if choice not in list(PREFERENCES)]:
+            raise UserError(f"{where}: {quote(wrong[0])} where {wanted}")
     return choices
 
 
 # Figures
 
 
+def all_figures(evaluators: Sequence[Evaluator], choices: dict[str, list[str]]) -> dict[str, Any]:
+    """The humans' own figures, if there are any, each evaluator's against them, and each two evaluators'."""
+    human = {question_id: PREFERENCES[majority(its) or "tie"] for question_id, its in choices.items()}
+    return {
+        "human": human_figures(choices) if choices else None,
+        "evaluators": [evaluator_figures(evaluator, human) for evaluator in evaluators],
+        "pairs": [pair_figures(one, other) for one, other in combinations(evaluators, 2)],
+    }
+
+
 def majority(choices: Sequence[str]) -> str | None:
-    """What more than half of the raters choose, None where there is no such choice."""
+    """What more than half of the raters choose, if anything."""
     [(choice, count)] = Counter(choices).most_common(1)
     return choice if 2 * count > len(choices) else None
 
 
 def human_figures(choices: dict[str, list[str]]) -> dict[str, Any]:
-    """The humans' own figures.
-
-    Returns:
-        num_questions; num_raters: the most that a question has; num_rated_by_all: questions that have as many; the
-        outcomes first, second and tie in questions, and no_majority, those of the ties that are ties for lack of a
-        majority; kappa: Cohen's, of two raters over the questions that both rated, else None.
-    """
+    """Counts of questions; num_raters is the most that one has, and kappa is of two raters, else None."""
     outcomes = Counter(majority(its) for its in choices.values())
     num_raters = max(map(len, choices.values()))
     rated_by_all = [its for its in choices.values() if len(its) == num_raters]
@@ -96,20 +89,11 @@ def human_figures(choices: dict[str, list[str]]) -> dict[str, Any]:
 
 
 def evaluator_figures(evaluator: Evaluator, human: dict[str, int]) -> dict[str, Any]:
-    """An evaluator against the humans; what has no value is None.
+    """An evaluator against the humans, whose choices (1, 0 or -1) may be none; what has no value is None.
 
-    Args:
-        human: 1, 0 or -1 by question id; may be empty.
-
-    Returns:
-        num_questions: those compared, which both judged. Left out: not_in_files and unscored of the humans' questions,
-            not_rated of the evaluator's scored ones.
-        accuracy: share of the questions with the same outcome (first, second, tie), and its 95% Wilson interval.
-        num_human_decided: questions that the humans call no tie, and the accuracy on these with the evaluator's ties
-            as half right (accuracy_ties_half) and as wrong (accuracy_ties_wrong).
-        kappa, spearman: -1 to 1.
-        mean_score: of all question scores in the files of both systems, 0 to 1; None of pairwise.
-        position_swap_rate: share of ties among all questions that a pairwise judge decided, 0 to 1; else None.
+    Compared is what both judged: of the humans' questions not_in_files and unscored are left out, of the evaluator's
+    scored ones not_rated. Where the humans decided there are accuracies of their own, with the evaluator's ties as half
+    right and as wrong. The position-swap rate is the share of ties among all questions that a pairwise judge decided.
     """
     preferences = evaluator.decided
     pairs = pair_up(preferences, human)
@@ -153,23 +137,18 @@ def pair_up(one: dict[str, float], other: dict[str, float]) -> list[tuple[float,
     return [(one[question_id], other[question_id]) for question_id in sorted(one.keys() & other.keys())]
 
 
-def outcome(preference: float) -> str:
-    """The system that is preferred, "first" or "second", or "tie"."""
-    if preference == 0:
-        return "tie"
-    return "first" if preference > 0 else "second"
+def outcome(preference: float) -> int:
+    """1 where the first system is preferred, -1 where the second is, 0 for a tie."""
+    return (preference > 0) - (preference < 0)
 
 
 def agreement(pairs: Pairs, tie_credit: float = 0.0) -> float | None:
     """Share of the questions with the same outcome on both sides, 0 to 1; None without questions.
 
-    Args:
-        tie_credit: what a question counts where the first side alone says tie.
+    Where the first side alone says tie, a question counts `tie_credit`.
     """
-    if not pairs:
-        return None
-    half_right = sum(mine == 0 != theirs for mine, theirs in pairs)
-    return (num_agreeing(pairs) + tie_credit * half_right) / len(pairs)
+    ties = sum(mine == 0 != theirs for mine, theirs in pairs)
+    return (num_agreeing(pairs) + tie_credit * ties) / len(pairs) if pairs else None
 
 
 def num_agreeing(pairs: Pairs) -> int:
@@ -189,8 +168,7 @@ def wilson_interval(pairs: Pairs) -> tuple[float, float] | None:
 def cohens_kappa(pairs: Pairs) -> float | None:
     """Agreement on the three outcomes beyond chance, unweighted: (p_o - p_e) / (1 - p_e), at most 1 (Cohen 1960).
 
-    Returns:
-        None without questions, and where both sides say one and the same of every question (p_e = 1).
+    None without questions, and where both sides say one and the same of every question (p_e = 1).
     """
     one, other = Counter(outcome(mine) for mine, _ in pairs), Counter(outcome(theirs) for _, theirs in pairs)
     by_chance = sum(one[name] * other[name] for name in one)  # times the questions' number squared

@@ -8,19 +8,9 @@ from typing import Any
 from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import quote
-from utils.tables.columns import strata_by_column
-from utils.tables.significance import (
-    ALPHA,
-    Strata,
-    bootstrap_interval,
-    differences,
-    effect_size,
-    holm,
-    mean_over_strata,
-    permutation_test,
-    t_test,
-)
-from utils.tables.system_scores import System
+from utils.tables import significance
+from utils.tables.significance import ALPHA, Strata, bootstrap_interval, permutation_test
+from utils.tables.system_scores import System, strata_by_column
 
 T_TEST, PERMUTATION = "t-test p", "permutation p"
 
@@ -36,22 +26,15 @@ class Pairing:
     neither: int  # in a file, but scored for none
 
 
-@dataclass(frozen=True)
+@dataclass
 class Result:
-    """A system against a baseline in one column, over the questions that both have a score of; None is undefined.
-
-    Attributes:
-        difference: the system's mean minus the baseline's.
-        p_values: by T_TEST and, with intervals, PERMUTATION, and by `holm_name` of these.
-        interval: of the difference, 95%; None without intervals too.
-        effect_size: Cohen's d_z; None without intervals, and of an average, too.
-    """
+    """A system against a baseline in one column, over the questions that both have a score of; None is undefined."""
 
     num_questions: int
-    difference: float | None
-    p_values: dict[str, float | None]
-    interval: tuple[float, float] | None = None
-    effect_size: float | None = None
+    difference: float | None  # the system's mean minus the baseline's
+    p_values: dict[str, float | None]  # by T_TEST and, with intervals, PERMUTATION, and by `holm_name` of these
+    interval: tuple[float, float] | None = None  # of the difference, 95%; None without intervals too
+    effect_size: float | None = None  # Cohen's d_z; None without intervals, and of an average, too
 
 
 @dataclass(frozen=True)
@@ -70,29 +53,25 @@ def compare(systems: list[System], baselines: list[str], intervals: bool, correc
     Args:
         intervals: also what is drawn at random: interval and permutation test.
         correct: also Holm's p-values, over all comparisons of the table, test by test.
-
-    Raises:
-        UserError: a question is of one group in one system and of another in the other.
     """
     by_name = {system.name: system for system in systems}
     contrasts = []
     for name in (name for name in by_name if name not in baselines):
         for baseline in baselines:
             pairing = pair_questions(by_name[name].questions, by_name[baseline].questions, by_name[name].task)
-            by_group = {group: differences(pairs) for group, pairs in pairing.scores.items()}
+            by_group = {group: significance.differences(pairs) for group, pairs in pairing.scores.items()}
             results = {column: compare_strata(its, intervals) for column, its in strata_by_column(by_group).items()}
             contrasts.append(Contrast(name, baseline, pairing, results))
-    if correct:
-        _add_holm([result for contrast in contrasts for result in contrast.results.values()])
+    results = [result for contrast in contrasts for result in contrast.results.values()]
+    for test in list(results[0].p_values) if correct else []:
+        adjusted = significance.holm([result.p_values[test] for result in results])
+        for result, p in zip(results, adjusted, strict=True):
+            result.p_values[holm_name(test)] = p
     return contrasts
 
 
 def pair_questions(first: list[dict[str, Any]], second: list[dict[str, Any]], task: Task) -> Pairing:
-    """Pair the questions by id; only those that both systems have a score of are compared.
-
-    Args:
-        first, second: entries of all score files of a system, each id once, each of a group of the task; "score" is
-            0 to 1 or None.
+    """Pair the questions of two systems by id; only those that both have a score of are compared.
 
     Raises:
         UserError: a question is of one group, or part of it, in one system and of another in the other.
@@ -122,23 +101,16 @@ def _check_same_place(both: list[dict[str, Any]], task: Task) -> None:
 
 
 def compare_strata(strata: Strata, intervals: bool) -> Result:
-    size, difference, p_values = sum(map(len, strata)), mean_over_strata(strata), {T_TEST: t_test(strata)[1]}
-    if not intervals:
-        return Result(size, difference, p_values)
-    p_values[PERMUTATION] = permutation_test(strata)
-    standardized = effect_size(strata[0]) if len(strata) == 1 else None
-    return Result(size, difference, p_values, bootstrap_interval(strata), standardized)
-
-
-def _add_holm(results: list[Result]) -> None:
-    for test in list(results[0].p_values):
-        adjusted = holm([result.p_values[test] for result in results])
-        for result, p in zip(results, adjusted, strict=True):
-            result.p_values[holm_name(test)] = p
+    p_values = {T_TEST: significance.t_test(strata)[1]}
+    result = Result(sum(map(len, strata)), significance.mean_over_strata(strata), p_values)
+    if intervals:
+        result.p_values[PERMUTATION] = permutation_test(strata)
+        result.interval = bootstrap_interval(strata)
+        result.effect_size = significance.effect_size(strata[0]) if len(strata) == 1 else None
+    return result
 
 
 def holm_name(test: str) -> str:
-    """The name of a test's corrected p-values."""
     return f"{test} (Holm)"
 
 
@@ -147,12 +119,13 @@ def shown_p(result: Result, test: str) -> float | None:
     return result.p_values.get(holm_name(test), result.p_values[test])
 
 
+def is_corrected(contrasts: Sequence[Contrast]) -> bool:
+    return any(holm_name(T_TEST) in result.p_values for one in contrasts for result in one.results.values())
+
+
 def has_dagger(contrasts: Sequence[Contrast], system: str, column: str) -> bool:
     """Is the system significantly better than every baseline in this column?"""
     results = [contrast.results[column] for contrast in contrasts if contrast.system == system]
-    return bool(results) and all(map(_is_better, results))
-
-
-def _is_better(result: Result) -> bool:
-    p = shown_p(result, T_TEST)
-    return p is not None and p < ALPHA and result.difference > 0
+    p_values = [shown_p(result, T_TEST) for result in results]
+    is_significant = bool(results) and all(p is not None and p < ALPHA for p in p_values)
+    return is_significant and all(result.difference > 0 for result in results)

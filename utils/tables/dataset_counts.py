@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.benchmarks import tasks
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import printable, quote
 from utils.parsing.plans import one_line
 from utils.records.stream import DatasetFile
-from utils.tables.drawing import drawable, figure_style, new_figure, shorten
+from utils.tables.drawing import drawable, figure_style, new_figure, shorten, tidy
 from utils.tables.formats import plural
 
 if TYPE_CHECKING:
@@ -30,20 +30,13 @@ MOST_COMMUNITIES, MOST_PANELS = 200, 20  # that are drawn: more take minutes, an
 
 @dataclass
 class Counts:
-    """What a file holds.
+    """What a file holds."""
 
-    Attributes:
-        task_name: for a task itself goes from no process to another.
-        sizes: by field, of every question where it is there.
-        communities: questions by community, which is a subgroup, or a group that has none.
-        group_of: by community, None where that is not known.
-    """
-
-    task_name: str
+    task_name: str  # for a task itself goes from no process to another
     num_questions: int = 0
-    sizes: dict[str, list[int]] = field(default_factory=dict)
-    communities: Counter[str] = field(default_factory=Counter)
-    group_of: dict[str, str | None] = field(default_factory=dict)
+    sizes: dict[str, list[int]] = field(default_factory=dict)  # by field, of every question where it is there
+    communities: Counter[str] = field(default_factory=Counter)  # of subgroups, or of groups that have none
+    group_of: dict[str, str | None] = field(default_factory=dict)  # by community, None where that is not known
 
     @property
     def task(self) -> Task:
@@ -69,12 +62,7 @@ class Column:
 
 
 def read_columns(paths: list[str]) -> list[Column]:
-    """Count files: the paper's in the paper's order, then the others as they were given.
-
-    Raises:
-        UserError: a file is given twice, where its questions would count twice, files are of two tasks, or as for
-            `count_file`.
-    """
+    """Count files: the paper's in the paper's order, then the others as they were given."""
     if twice := [path for path, count in Counter(paths).items() if count > 1]:
         raise UserError(f"--inputs_addr {twice[0]}: given twice; give a file once")
     counts = count_files(paths)
@@ -113,21 +101,19 @@ def _die_of_signals() -> None:
 
 
 def count_file(path: str) -> Counts:
-    """Count a dataset, a record in memory at a time.
-
-    Raises:
-        UserError: as `read_dataset`, or a field is neither missing nor what it must be.
-    """
+    """Count a dataset, a record in memory at a time; UserError where a field is neither missing nor as it must be."""
     file = DatasetFile(path)
     counts = Counts("")
     for number, record in enumerate(file.scan()):
-        where = f"{path}: record {number} (id {quote(record['id'])})"
-        for name, (kind, _) in file.task.sizes.items():
-            value = _value(record, name, kind, where)
-            sizes = counts.sizes.setdefault(name, [])
-            if value is not None:
-                sizes.append(len(value.split() if kind is str else value))
-        _value(record, file.task.placed_by, str, where)
+        kinds = {name: kind for name, (kind, _) in file.task.sizes.items()}
+        for name, kind in {**kinds, file.task.placed_by: str}.items():
+            value = record.get(name)
+            if value is not None and not isinstance(value, kind):
+                where, wanted = f"{path}: record {number} (id {quote(record['id'])})", "text" if kind is str else "list"
+                raise UserError(f"{where}: field {name!r} is {quote(value)}; it must be a {wanted} or missing")
+            if name in kinds:
+                size = [] if value is None else [len(value.split() if kind is str else value)]
+                counts.sizes.setdefault(name, []).extend(size)
         place = file.task.place(record)
         community = place.get("subgroup", place["group"])
         if community is not None:
@@ -138,14 +124,6 @@ def count_file(path: str) -> Counts:
     return counts
 
 
-def _value(record: Record, name: str, kind: type, where: str) -> Any:
-    value = record.get(name)
-    if value is not None and not isinstance(value, kind):
-        wanted = "text" if kind is str else "list"
-        raise UserError(f"{where}: field {name!r} is {quote(value)}; it must be a {wanted} or missing")
-    return value
-
-
 # The figure
 
 
@@ -153,10 +131,9 @@ def questions_by_panel(columns: list[Column]) -> dict[str, Counter[str]]:
     """Questions by community: a panel a split, over its files, and one for every other file."""
     panels: dict[str, Counter[str]] = {}
     for column in columns:
-        counts = column.counts
         panel = panels.setdefault(column.name, Counter())
-        panel.update(counts.communities)
-        if unnamed := counts.num_questions - counts.communities.total():
+        panel.update(column.counts.communities)
+        if unnamed := column.counts.num_questions - column.counts.communities.total():
             panel[f"(no {column.counts.task.group_words[2]})"] += unnamed
     return panels
 
@@ -175,17 +152,12 @@ def communities_by_group(columns: list[Column]) -> dict[str, list[str]]:
 
 
 def count_communities(columns: list[Column]) -> int:
-    """How many communities occur in any panel."""
     return len(set().union(*questions_by_panel(columns).values()))
 
 
 @figure_style()
 def communities_figure(columns: list[Column]) -> "Figure":
-    """A panel of bars each, with the communities from the top down; black on white is enough to read it.
-
-    Raises:
-        UserError: more communities or files than a figure holds.
-    """
+    """A panel of bars each, with the communities from the top down; black on white is enough to read it."""
     counts_by_panel = questions_by_panel(columns)
     num_communities, num_panels = count_communities(columns), len(counts_by_panel)
     if num_communities > MOST_COMMUNITIES or num_panels > MOST_PANELS:
@@ -225,6 +197,4 @@ def draw_bars(panel: "Axes", bars: dict[int, int]) -> None:
     panel.locator_params(axis="x", nbins=4, integer=True)
     panel.tick_params(axis="x", labelsize=8)
     panel.tick_params(axis="y", length=0)
-    panel.grid(axis="x", color="0.9", linewidth=0.6)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
+    tidy(panel, "x")

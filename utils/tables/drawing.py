@@ -4,9 +4,10 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 DOTS_PER_INCH = 150
@@ -41,17 +42,24 @@ def new_figure(width: float, height: float) -> "Figure":
     return figure
 
 
+@figure_style()
 def render_figure(figure: "Figure", kinds: dict[Path, str], dots_per_inch: int = DOTS_PER_INCH) -> dict[Path, bytes]:
     """The content of every file of `kinds`, each "png" or "pdf". The same figure gives the same bytes."""
-    return {path: _render(figure, kind, dots_per_inch) for path, kind in kinds.items()}
+    contents = {}
+    for path, kind in kinds.items():
+        content = io.BytesIO()
+        metadata = {"CreationDate": None} if kind == "pdf" else None  # a date would make every file another
+        figure.savefig(content, format=kind, dpi=dots_per_inch, metadata=metadata)
+        contents[path] = content.getvalue()
+    return contents
 
 
-@figure_style()
-def _render(figure: "Figure", kind: str, dots_per_inch: int) -> bytes:
-    content = io.BytesIO()
-    metadata = {"CreationDate": None} if kind == "pdf" else None  # a date would make every file another
-    figure.savefig(content, format=kind, dpi=dots_per_inch, metadata=metadata)
-    return content.getvalue()
+def tidy(panel: "Axes", axis: str = "y", **ticks: Any) -> None:
+    """Faint lines behind what is drawn, no frame; `ticks` is the look of all ticks."""
+    panel.tick_params(**ticks)
+    panel.grid(axis=axis, color="0.9", linewidth=0.6)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
 
 
 def drawable(text: str) -> str:

@@ -22,22 +22,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table for readers.
-
-    Attributes:
-        num_names: the first columns, as many, are names, aligned left; the others are numbers.
-        short: by a name what stands for it on a page, which is narrower than a screen; a note tells it.
-        beside: what each of the figures is that cells have beside them.
-        above: what stands above each column's name; side by side it may be the same.
-    """
+    """A table for readers."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     notes: list[str]
-    num_names: int = 1
-    short: Mapping[str, str] = field(default_factory=dict)
-    beside: Sequence[str] = ()
-    above: Sequence[str] = ()
+    num_names: int = 1  # the first columns, as many, are names, aligned left; the others are numbers
+    short: Mapping[str, str] = field(default_factory=dict)  # on a narrow page, for a name; a note tells it
+    beside: Sequence[str] = ()  # what each of the figures is that cells have beside them
+    above: Sequence[str] = ()  # what stands above each column's name; side by side it may be the same
 
 
 def to_markdown(tables: Sequence[Table]) -> str:
@@ -48,12 +41,10 @@ def to_markdown(tables: Sequence[Table]) -> str:
 def _markdown_table(table: Table) -> str:
     above = table.above or [""] * len(table.columns)
     heads = [", ".join(filter(None, names)) for names in zip(above, table.columns, strict=True)]
-    lines = [markdown_line(heads)]
-    lines.append("|" + ":---|" * table.num_names + "---:|" * (len(table.columns) - table.num_names))
-    lines += [markdown_line(map(_markdown_cell, row)) for row in table.rows]
-    if table.notes:
-        lines += ["", *(f"- {note}" for note in table.notes)]
-    return "\n".join(lines) + "\n"
+    rule = "|" + ":---|" * table.num_names + "---:|" * (len(heads) - table.num_names)
+    lines = [_markdown_line(heads), rule, *(_markdown_line(map(_markdown_cell, row)) for row in table.rows)]
+    notes = ["", *(f"- {note}" for note in table.notes)] if table.notes else []
+    return "\n".join(lines + notes) + "\n"
 
 
 def _markdown_cell(cell: Cell) -> str:
@@ -61,13 +52,12 @@ def _markdown_cell(cell: Cell) -> str:
     return (f"**{cell.text}**" if cell.bold else cell.text) + cell.after + beside
 
 
-def markdown_line(cells: Iterable[str]) -> str:
-    """A row of a Markdown table."""
+def _markdown_line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 
 def to_latex(tables: Sequence[Table]) -> str:
-    """A `latex_box` a table, made narrow for a page, for a document that loads booktabs."""
+    """A `_latex_box` a table, made narrow for a page, for a document that loads booktabs."""
     return r"% \usepackage{booktabs}" + "\n" + "\n\\bigskip\n\n".join(map(_latex_table, tables))
 
 
@@ -75,7 +65,7 @@ def _latex_table(table: Table) -> str:
     """All names of a row but its last stand above the rows that share them."""
     shared = table.num_names - 1
     heads = table.columns[shared:]
-    lines = [latex_line(latex_text(table.short.get(head, head)) for head in heads), r"\midrule"]
+    lines = [_latex_line(latex_text(table.short.get(head, head)) for head in heads), r"\midrule"]
     if any(table.above):
         widths = [(name, len(list(same))) for name, same in groupby(table.above[table.num_names :])]
         spans = [rf"\multicolumn{{{width}}}{{c}}{{{latex_text(name)}}}" for name, width in widths]
@@ -85,11 +75,11 @@ def _latex_table(table: Table) -> str:
         for line in textwrap.wrap(above, LONGEST_LINE):
             lines.append(rf"\multicolumn{{{len(heads)}}}{{@{{}}l@{{}}}}{{{latex_text(line)}}} \\")
         for row in rows:
-            lines += map(latex_line, _latex_rows(table, row[shared:]))
+            lines += map(_latex_line, _latex_rows(table, row[shared:]))
     used = {*heads, *(row[shared].text for row in table.rows)}
     meanings = [f"{short}: {name}" for name, short in table.short.items() if name in used]
     notes = [f"{'; '.join(meanings)}."] if meanings else []
-    return latex_box("l" + "r" * (len(heads) - 1), lines, [*notes, *table.notes])
+    return _latex_box("l" + "r" * (len(heads) - 1), lines, [*notes, *table.notes])
 
 
 def _latex_rows(table: Table, row: Sequence[Cell]) -> Iterator[list[str]]:
@@ -98,13 +88,13 @@ def _latex_rows(table: Table, row: Sequence[Cell]) -> Iterator[list[str]]:
     first, *rest = textwrap.wrap(table.short.get(name.text, name.text), LONGEST_NAME) or [""]
     yield [latex_text(first), *map(_latex_cell, cells)]
     for line in rest:
-        yield [rf"\quad {latex_text(line)}", *("" for _ in cells)]
+        yield [rf"\quad {latex_text(line)}", *[""] * len(cells)]
     if any(cell.beside for cell in cells):
         for i, what in enumerate(table.beside):
             yield [rf"\quad {latex_text(what)}", *(latex_text(cell.beside[i]) if cell.beside else "" for cell in cells)]
 
 
-def latex_box(alignment: str, lines: Iterable[str], notes: Iterable[str]) -> str:
+def _latex_box(alignment: str, lines: Iterable[str], notes: Iterable[str]) -> str:
     """A tabular of these lines and the notes below it, in small letters, in a box as wide as the text around it.
 
     The notes are no rows of the tabular, for one that is wider than the table would pull its last column away.
@@ -121,8 +111,7 @@ def _latex_cell(cell: Cell) -> str:
     return (rf"\textbf{{{text}}}" if cell.bold else text) + latex_text(cell.after)
 
 
-def latex_line(cells: Iterable[str]) -> str:
-    """A row of a tabular, of cells that LaTeX can read."""
+def _latex_line(cells: Iterable[str]) -> str:
     # The braces keep a name that begins with [ or * from being read as an argument of the break before it.
     return " & ".join(f"{{{cell}}}" for cell in cells) + r" \\"
 
@@ -136,7 +125,6 @@ _LATEX_TEXT = str.maketrans(
 
 
 def latex_text(text: str) -> str:
-    """The text with every character that means something to LaTeX spelled out."""
     return text.translate(_LATEX_TEXT)
 
 

@@ -1,20 +1,27 @@
 """Notes: what a reader must know before comparing the numbers of systems, a line each."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Iterator
 from itertools import combinations
 
+from prompts import wording
 from utils.cli.errors import quote
+from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
 from utils.scoring.means import mean, scores_by_group
-from utils.tables.columns import MACRO, column_means
+from utils.tables import system_scores
 from utils.tables.formats import counted, number, plural
-from utils.tables.system_scores import (
-    System,
-    check_same_content,
-    check_same_judge,
-    check_same_questions,
-    read_systems,
-)
+from utils.tables.system_scores import MACRO, System, column_means, few
+
+NOT_KNOWN = "not known"
+PUBLISHED = ("the paper's", "the public code's")
+
+Told = dict[str, dict[str, dict[str, None]]]  # of a prompt or a kind of output what is told, and of which systems
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """To stderr, where the output itself has no place for them."""
+    print("".join(f"note: {note}\n" for note in notes), file=sys.stderr, end="")
 
 
 def read_compared(
@@ -25,72 +32,62 @@ def read_compared(
     Raises:
         UserError: as `read_systems`, or they are not scored alike, or, unless `allow_partial`, on other questions.
     """
-    systems = read_systems(arguments, unscored_as_zero)
-    unknown_judge = check_same_judge(path for system in systems for path in system.paths)
-    check_same_content((question, system.paths) for system in systems for question in system.questions)
+    systems = system_scores.read_systems(arguments, unscored_as_zero)
+    unknown_judge = system_scores.check_same_judge(path for system in systems for path in system.paths)
+    contents = ((question, system.paths) for system in systems for question in system.questions)
+    system_scores.check_same_content(contents)
     if not allow_partial:
-        check_same_questions(systems)
+        system_scores.check_same_questions(systems)
     notes = [note for system in systems for note in _notes_on_system(system, unscored_as_zero)]
     notes += [*_notes_on_groups(systems), *_note_on_different_questions(systems), *_note_on_order(systems)]
     return systems, notes + judge_notes(unknown_judge)
 
 
-def _notes_on_system(system: System, unscored_as_zero: bool) -> list[str]:
-    notes = []
+def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     unit = next(iter(system.task.metrics.values())).unit
-    treatment = "they count 0" if unscored_as_zero else "these questions are left out of its means"
     if unanswered := system.num_unanswered():
         verb = "counts" if unanswered == 1 else "count"
-        notes.append(f"{system.name}: {counted(unanswered, 'question')} without an answer, which {verb} 0.")
+        yield f"{system.name}: {counted(unanswered, 'question')} without an answer, which {verb} 0."
     if missing := system.unscored():
         units, questions = counted(sum(missing), unit), counted(len(missing), "question")
-        notes.append(f"{system.name}: {units} without a verdict, in {questions}; {treatment}.")
+        treatment = "they count 0" if unscored_as_zero else "these questions are left out of its means"
+        yield f"{system.name}: {units} without a verdict, in {questions}; {treatment}."
     if system.partial_files:
-        notes.append(f"{system.name}: scored only in part in {_first_five(system.partial_files)}.")
+        yield f"{system.name}: scored only in part in {_few(system.partial_files)}."
     if empty := [question["id"] for question in system.questions if not question["details"]]:
-        questions = counted(len(empty), "question")
-        notes.append(f"{system.name}: {questions} without {plural(unit)}, not scored: {_first_five(empty)}.")
-    return notes
+        yield f"{system.name}: {counted(len(empty), 'question')} without {plural(unit)}, not scored: {_few(empty)}."
 
 
-def _notes_on_groups(systems: list[System]) -> list[str]:
+def _notes_on_groups(systems: list[System]) -> Iterator[str]:
     """Of whom a file is not of one group, as a hub's may be, and which subgroups are of no known one."""
     task = systems[0].task
     group_word, _, subgroup_word = task.group_words
     mixed: dict[str, dict[str, None]] = {}  # names by what a file holds: those of all systems have the same questions
     for system in systems:
         for entries in system.files.values():
-            places = {
-                (entry["group"], entry["subgroup"]) for entry in entries if entry["group"] and "subgroup" in entry
-            }
+            places = {(one["group"], one["subgroup"]) for one in entries if one["group"] and "subgroup" in one}
             found = {group: sorted(name for its, name in places if its == group) for group in task.groups}
             held = [f"{group} ({', '.join(names)})" for group, names in found.items() if names]
             if len(held) > 1:
                 mixed.setdefault("; ".join(held), {})[system.name] = None
-    notes = [
-        f"Questions of more than one {group_word} in one score file, {_first_five(list(names))}: {held}."
-        for held, names in mixed.items()
-    ]
-    unplaced = {e["id"]: e for system in systems for e in system.entries if e["group"] is None}.values()
-    if unplaced:
+    for held, names in mixed.items():
+        yield f"Questions of more than one {group_word} in one score file, {_few(names)}: {held}."
+    if unplaced := {e["id"]: e for system in systems for e in system.entries if e["group"] is None}.values():
         names = ", ".join(sorted({quote(entry.get("subgroup")) for entry in unplaced}))
-        notes.append(
+        yield (
             f"Warning: {counted(len(unplaced), 'question')} in no column, for no {group_word} is known for the "
             f"{subgroup_word} {one_line(names)}; {task.facts} has the {plural(subgroup_word)}."
         )
-    return notes
 
 
-def _note_on_different_questions(systems: list[System]) -> list[str]:
+def _note_on_different_questions(systems: list[System]) -> Iterator[str]:
     all_ids = set().union(*(system.asked_ids() for system in systems))
     lacking = {system.name: len(all_ids) - len(system.asked_ids()) for system in systems}
-    if not any(lacking.values()):
-        return []
-    parts = ", ".join(f"{name} lacks {count} of {len(all_ids)}" for name, count in lacking.items() if count)
-    return [f"Warning: not all systems were scored on the same questions; their numbers do not compare: {parts}."]
+    if parts := ", ".join(f"{name} lacks {count} of {len(all_ids)}" for name, count in lacking.items() if count):
+        yield f"Warning: not all systems were scored on the same questions; their numbers do not compare: {parts}."
 
 
-def _note_on_order(systems: list[System]) -> list[str]:
+def _note_on_order(systems: list[System]) -> Iterator[str]:
     """The means over questions, which evaluate_responses.py prints, where two systems change places by them."""
     over_questions = {}
     for system in systems:
@@ -98,18 +95,68 @@ def _note_on_order(systems: list[System]) -> list[str]:
         over_questions[system.name] = mean([score for its in scores.values() for score in its])
     macro = {system.name: column_means(system).get(MACRO) for system in systems}
     known = [(macro[name], over_questions[name]) for name in macro if macro[name] is not None]
-    if not any((one[0] - other[0]) * (one[1] - other[1]) < 0 for one, other in combinations(known, 2)):
-        return []
-    means = ", ".join(f"{name} {number(its_mean)}" for name, its_mean in over_questions.items())
-    return [f"Over all questions, which is not the macro average, systems stand in another order: {means}."]
+    if any((one[0] - other[0]) * (one[1] - other[1]) < 0 for one, other in combinations(known, 2)):
+        means = ", ".join(f"{name} {number(its_mean)}" for name, its_mean in over_questions.items())
+        yield f"Over all questions, which is not the macro average, systems stand in another order: {means}."
 
 
 def judge_notes(unknown: list[str]) -> list[str]:
     """On the files of which it is not known how they were judged."""
-    if not unknown:
-        return []
-    return [f"Not known by which judge and prompt: {_first_five(unknown)} (no manifest beside it, or changed since)."]
+    told = f"Not known by which judge and prompt: {_few(unknown)} (no manifest beside it, or changed since)."
+    return [told] if unknown else []
 
 
-def _first_five(names: Sequence[str]) -> str:
-    return ", ".join(map(one_line, names[:5])) + (", ..." if len(names) > 5 else "")
+def _few(names: Iterable[str]) -> str:
+    return few(list(map(one_line, names)))
+
+
+# Whose words stood in the prompts behind score files, as manifests tell it, and what held outputs to a schema. Some of
+# our prompts are in our own words (prompts/README.md): who compares with a published score has to know of which.
+
+
+def wording_note(systems: Iterable[System]) -> str:
+    """A line for the readers of a table that is set beside the paper's."""
+    judge, answers, constrained = collect(systems)
+    text = f"Wording of the judge's prompt: {_listed(judge)}; of the answers': {_listed(answers)}."
+    if any(told not in PUBLISHED for table in (judge, answers) for its in table.values() for told in its):
+        text += " Levels need not be the paper's."
+    return f"{text} Constrained decoding: {_listed(constrained)}; the paper's code has none."
+
+
+def wording_columns(system: System) -> dict[str, str]:
+    """The same of one system, for CSV, which has no place for notes."""
+    names = ("Judge prompt", "Answer prompts", "Constrained decoding")
+    return {name: _listed(table) for name, table in zip(names, collect([system]), strict=True)}
+
+
+def collect(systems: Iterable[System]) -> tuple[Told, Told, Told]:
+    """By prompt whose words it was in, of the judge and of the answers; and --constrained_decoding of both."""
+    tables: tuple[Told, Told, Told] = {}, {}, {}
+    for system in systems:
+        for path in system.paths:
+            for table, facts in zip(tables, _facts(path), strict=True):
+                for name, told in facts.items():
+                    table.setdefault(name, {}).setdefault(told, {})[system.name] = None
+    return tables
+
+
+def _facts(path: str) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """What the manifest beside a score file tells."""
+    manifest = manifest_of(path) or {"fingerprint": {}}
+    fingerprint, [origin] = manifest["fingerprint"], manifest.get("answers") or [None]
+    answers = origin or {"prompt": {}, "constrained_decoding": NOT_KNOWN}
+    told = [
+        {name: wording(name, digest) for name, digest in prompts.items()} or {"prompt": NOT_KNOWN}
+        for prompts in (fingerprint.get("prompt", {}), answers["prompt"])
+    ]
+    judged = fingerprint.get("constrained_decoding", NOT_KNOWN)
+    return *told, {"judge": judged, "answers": answers["constrained_decoding"]}
+
+
+def _listed(table: Told) -> str:
+    """`rag the paper's, planpers our own (PlanPers), another (Ours)`"""
+    parts = []
+    for name, its in table.items():
+        by_system = ", ".join(f"{told} ({', '.join(names)})" for told, names in its.items())
+        parts.append(f"{name} {by_system if len(its) > 1 else next(iter(its))}")
+    return ", ".join(parts)

@@ -2,13 +2,14 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from utils.tables.columns import Point
-from utils.tables.drawing import drawable, figure_style, new_figure, shorten
+from utils.tables.drawing import drawable, figure_style, new_figure, shorten, tidy
 from utils.tables.score_table import Row
+from utils.tables.system_scores import Point
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 COLUMN, PAGE = 3.3, 6.9  # inches: the widths a paper has
 PANEL = 1.2  # inches: the narrowest axis of numbers of posts
 TEXT, SMALL_TEXT = 8, 7  # points
+TICKS = {"labelsize": SMALL_TEXT, "pad": 2}
 CHARACTER = 0.061  # inches: a letter of SMALL_TEXT, rather more than the mean
 DARK, LIGHT = "#173f70", "#dd8452"  # of two series; also in grey one is dark, the other pale
 HATCHES = ("", "////", "....", "xxxx", "----", "oo")  # a system each
@@ -26,6 +28,8 @@ COLUMN_SYSTEMS = 2  # whose bars, with numbers on them, fit in a column
 LEVEL_SYSTEMS = 4  # of more, the numbers stand on end
 COLUMN_EVALUATORS, MOST_EVALUATORS = 4, 9  # that fit in a column, and in a page's width
 SMALLEST_SPAN = 0.1  # of the scores on an axis: with less, noise would look like an effect
+
+Points = list[tuple[float, float | None]]  # places on the axis with their values
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,11 @@ def posts_figure(points: dict[int, dict[str, Point]]) -> "Figure":
     figure = new_figure(COLUMN, 0.6 + 1.25 * rows)
     panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
     for panel, group in zip(panels, groups, strict=False):
-        draw_points(panel, {k: by_group[group] for k, by_group in points.items() if by_group[group].mean is not None})
+        its = {k: by_group[group] for k, by_group in points.items() if by_group[group].mean is not None}
+        style = {"color": DARK, "marker": "o", "markersize": 3.5, "linewidth": 1.2}
+        panel.plot(list(its), [point.mean for point in its.values()], clip_on=False, **style)
+        draw_intervals(panel, {k: point.interval for k, point in its.items() if point.interval is not None})
+        tidy(panel, **TICKS, labelbottom=True)  # also above a place without a panel
         panel.set_title(wrapped(group, 22), fontsize=SMALL_TEXT)
     for panel in panels[len(groups) :]:
         panel.set_visible(False)
@@ -67,15 +75,6 @@ def posts_figure(points: dict[int, dict[str, Point]]) -> "Figure":
     lines += ["the axis of scores does not start at 0"] if low > 0 else []
     figure.supxlabel("\n".join(lines), fontsize=SMALL_TEXT)
     return figure
-
-
-def draw_points(panel: "Axes", points: dict[int, Point]) -> None:
-    """A line through the means, with an upright bar from end to end of each interval."""
-    style = {"color": DARK, "marker": "o", "markersize": 3.5, "linewidth": 1.2}
-    panel.plot(list(points), [point.mean for point in points.values()], clip_on=False, **style)
-    draw_intervals(panel, {k: point.interval for k, point in points.items() if point.interval is not None})
-    tidy(panel)
-    panel.tick_params(labelbottom=True)  # also above a place without a panel
 
 
 def score_limits(points: list[Point]) -> tuple[float, float]:
@@ -116,23 +115,26 @@ def systems_figure(rows: list[Row]) -> "Figure":
     labels = [f"{percent}\n{wrapped(group, 14)}" for percent, group in zip(percents, groups, strict=True)]
     panel.set_xticks(range(len(groups)), labels)
     panel.set_xlim(-0.5, len(groups) - 0.5)
+    tidy(panel, **TICKS)
     panel.tick_params(axis="x", length=0)
     highest = max(row.means[group] or 0 for row in rows for group in groups)
     panel.set_ylim(0, (1.15 if len(rows) <= LEVEL_SYSTEMS else 1.25) * highest or 1)  # room for the numbers
     panel.set_ylabel("score (0 to 1)", fontsize=TEXT, labelpad=2)
     relative = f"%: {shorten(rows[-1].name)}, relative to {shorten(rows[0].name)}"
     figure.supxlabel(wrapped(relative, int(0.9 * width / CHARACTER)), fontsize=SMALL_TEXT)
-    tidy(panel)
     add_legend(figure, bars, [wrapped(row.name, 38, lines=2) for row in rows])
     return figure
 
 
 def draw_system(panel: "Axes", row: Row, groups: list[str], number: int, num_systems: int) -> "BarContainer":
-    """Draw the bars of one of the systems, with the scores printed on them; where there is none stands a dash."""
+    """The bars of one of the systems, with the scores printed on them; where there is none stands a dash."""
+    from matplotlib import colormaps
+
     width = 0.84 / num_systems
     places = [place + (number - (num_systems - 1) / 2) * width for place in range(len(groups))]
     means = [row.means[group] for group in groups]
-    color = shade(number, num_systems)
+    # Each is darker than the one before, also in grey and to the colour-blind.
+    color = colormaps["cividis"](0.95 - 0.8 * number / (num_systems - 1))
     hatch = {"hatch": HATCHES[number], "hatchcolor": "black" if sum(color[:3]) > 1 else "white"}
     bars = panel.bar(places, [mean or 0 for mean in means], width, color=color, edgecolor="black", lw=0.6, **hatch)
     texts = ["–" if mean is None else decimals(mean, 3) for mean in means]
@@ -142,15 +144,7 @@ def draw_system(panel: "Axes", row: Row, groups: list[str], number: int, num_sys
 
 
 def percent_text(first: float | None, last: float | None) -> str:
-    """The last score in percent of the first, a dash where that has no value."""
     return "–" if not first or last is None else f"{last / first:.0%}"
-
-
-def shade(number: int, count: int) -> tuple[float, ...]:
-    """The colour of one of `count` systems, each darker than the one before, also in grey and to the colour-blind."""
-    from matplotlib import colormaps
-
-    return colormaps["cividis"](0.95 - 0.8 * number / (count - 1))
 
 
 # Figure 4
@@ -171,8 +165,8 @@ def trade_off_figure(evaluators: list[Evaluator]) -> "Figure":
     lines = [draw_series(panel, agreement, strategies, color=DARK, marker="o")]
     lines += [draw_series(panel, score, strategies, **style)]
     draw_intervals(panel, intervals)
-    print_values(panel, {place: (value, f"{value:.0%}") for place, value in agreement if value is not None}, "right")
-    print_values(panel, {place: (value, decimals(value, 2)) for place, value in score if value is not None}, "left")
+    print_values(panel, agreement, "{:.0%}".format, "right")
+    print_values(panel, score, partial(decimals, digits=2), "left")
     for i, one in enumerate(evaluators):
         if one.accuracy is None and one.mean_score is None:
             panel.text(i, 0.5, "no data", rotation=90, ha="center", va="center", fontsize=SMALL_TEXT, color=DARK)
@@ -182,14 +176,12 @@ def trade_off_figure(evaluators: list[Evaluator]) -> "Figure":
     panel.set_ylim(0, 1)
     panel.set_xlabel("evaluator", fontsize=TEXT)
     panel.set_ylabel("agreement, score (0 to 1)", fontsize=TEXT)
-    tidy(panel)
+    tidy(panel, **TICKS)
     add_legend(figure, lines, [f"agreement with humans{' (bars: 95% intervals)' if intervals else ''}", "mean score"])
     return figure
 
 
-def draw_series(
-    panel: "Axes", points: list[tuple[float, float | None]], strategies: list[str], **style: Any
-) -> "Line2D":
+def draw_series(panel: "Axes", points: Points, strategies: list[str], **style: Any) -> "Line2D":
     """Draw a line through the points; it breaks where one has no value, and where another strategy begins."""
     line: list[tuple[float, float]] = []
     for i, (place, value) in enumerate(points):
@@ -199,20 +191,18 @@ def draw_series(
     return panel.plot(*zip(*line, strict=True), markersize=5, linewidth=1.2, clip_on=False, **style)[0]
 
 
-def print_values(panel: "Axes", values: dict[float, tuple[float, str]], end: str) -> None:
+def print_values(panel: "Axes", points: Points, form: Callable[[float], str], end: str) -> None:
     """A text by each point, a little above it, whose left or right `end` is at the point."""
-    offset = (4 if end == "left" else -4, 1)
-    for place, (value, text) in values.items():
-        panel.annotate(
-            text, (place, value), offset, textcoords="offset points", ha=end, va="bottom", fontsize=SMALL_TEXT
-        )
+    style = {"textcoords": "offset points", "ha": end, "va": "bottom", "fontsize": SMALL_TEXT}
+    for point in points:
+        if point[1] is not None:
+            panel.annotate(form(point[1]), point, (4 if end == "left" else -4, 1), **style)
 
 
 # All figures
 
 
 def draw_intervals(panel: "Axes", intervals: dict[float, tuple[float, float]]) -> None:
-    """An upright bar from end to end of each interval."""
     middles = [(low + high) / 2 for low, high in intervals.values()]
     halves = [(high - low) / 2 for low, high in intervals.values()]
     panel.errorbar(list(intervals), middles, halves, fmt="none", ecolor=DARK, elinewidth=0.9, capsize=2, clip_on=False)
@@ -224,14 +214,6 @@ def add_legend(figure: "Figure", handles: Sequence[Any], labels: list[str]) -> N
     columns = max(1, int(figure.get_figwidth() / (CHARACTER * (longest + 6))))  # 6: the mark, and the space around it
     style = {"frameon": False, "fontsize": SMALL_TEXT, "handlelength": 2.6}  # long enough for a dashed line
     figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(labels)), **style)
-
-
-def tidy(panel: "Axes") -> None:
-    """Small numbers, faint lines behind what is drawn, no frame."""
-    panel.grid(axis="y", color="0.9", linewidth=0.6)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.tick_params(labelsize=SMALL_TEXT, pad=2)
 
 
 def decimals(value: float, digits: int) -> str:

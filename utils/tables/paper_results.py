@@ -25,10 +25,7 @@ class Paper:
 
 
 def read_paper(model: str, table: str, names: Collection[str]) -> Paper:
-    """What the paper's Table 2 or 3 prints for a model.
-
-    Args:
-        names: of the systems that are to stand beside it.
+    """What the paper's Table 2 or 3 prints for a model; `names` are the systems that are to stand beside it.
 
     Raises:
         UserError: the paper has no such model, or none of the systems is named as one of its methods.
@@ -45,8 +42,9 @@ def read_paper(model: str, table: str, names: Collection[str]) -> Paper:
     scores: dict[Place, float] = {}
     daggers: set[Place] = set()
     for method, printed in methods.items():
-        scores |= {(method, column): score for column, score in zip(data["columns"], printed["scores"], strict=True)}
-        daggers |= {(method, c) for c, dagger in zip(data["columns"], printed["daggers"], strict=True) if dagger}
+        for column, score, dagger in zip(data["columns"], printed["scores"], printed["daggers"], strict=True):
+            scores[method, column] = score
+            daggers |= {(method, column)} if dagger else set()
     misprints = {
         (misprint["method"], misprint["column"]): misprint["note"]
         for misprint in data["misprints"]

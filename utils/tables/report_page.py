@@ -12,10 +12,9 @@ from typing import Any
 from utils.benchmarks.task import Record, Task
 from utils.scoring.aspects import VERDICTS
 from utils.scoring.means import mean
-from utils.tables.columns import MACRO, points_of, unplaced_point
 from utils.tables.formats import plural
 from utils.tables.score_table import means_table
-from utils.tables.system_scores import Entry, System
+from utils.tables.system_scores import MACRO, Entry, System, points_of, unplaced_point
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 UNKNOWN = "unknown"  # the group of questions that none is known for
@@ -35,17 +34,12 @@ class Datasets:
 
 @dataclass
 class Side:
-    """What the report shows of one system, by question id.
-
-    Attributes:
-        inputs: hash of the dataset file a question was answered from; absent where that is not known.
-        verdicts: entries of the score files, None for a system that has none.
-    """
+    """What the report shows of one system, by question id."""
 
     name: str
     responses: dict[str, list[Shown]] = field(default_factory=dict)
-    inputs: dict[str, str] = field(default_factory=dict)
-    verdicts: dict[str, Entry] | None = None
+    inputs: dict[str, str] = field(default_factory=dict)  # hash of the dataset file it was answered from, where known
+    verdicts: dict[str, Entry] | None = None  # entries of the score files, None for a system that has none
     plans: dict[str, list[Shown]] = field(default_factory=dict)
 
 
@@ -79,11 +73,13 @@ def make_index(sides: list[Side], datasets: Datasets, systems: list[System], not
     """
     entries = [index_entry(sides, datasets.task, record) for record in datasets.questions.values()]
     names = [side.name for side in sides]
+    table = means_table(systems) if systems else None
+    rows = [[{"text": cell.text, "bold": cell.bold} for cell in row] for row in table.rows] if table else []
     return {
         "systems": names,
         "judged": [names.index(system.name) for system in systems],
         "verdicts": VERDICTS,
-        "table": table_of(systems) if systems else None,
+        "table": {"columns": table.columns, "rows": rows} if table else None,
         "panels": score_panels(systems) if systems else [],
         "subgroups": heat_map(entries, datasets.task),
         "notes": notes,
@@ -91,19 +87,10 @@ def make_index(sides: list[Side], datasets: Datasets, systems: list[System], not
     }
 
 
-def table_of(systems: list[System]) -> Shown:
-    """The table of utils/make_table.py, without what needs a baseline."""
-    table = means_table(systems)
-    rows = [[{"text": cell.text, "bold": cell.bold} for cell in row] for row in table.rows]
-    return {"columns": table.columns, "rows": rows}
-
-
 def score_panels(systems: list[System]) -> list[Shown]:
-    """Mean scores with 95% intervals: a panel a group with questions, and the average.
+    """Mean scores with 95% intervals, a `Point` a system: a panel a group with questions, and the average.
 
-    Returns:
-        By panel its group and by system, in the order given, a `Point`: the mean is the table's, which has no column
-        for questions of no known group; what it would have, stands here too.
+    The means are the table's, which has no column for questions of no known group; what it would have, stands here too.
     """
     task = systems[0].task
     asked = {entry["group"] for system in systems for entry in system.entries}
@@ -117,27 +104,18 @@ def score_panels(systems: list[System]) -> list[Shown]:
 
 
 def heat_map(questions: list[Shown], task: Task) -> list[Shown]:
-    """Mean scores of subgroups, by group and name.
-
-    Args:
-        questions: the page's index entries: subgroup, group and by system a score or None.
-
-    Returns:
-        By subgroup its name, its group, its number of questions, and by system [mean or None, number of questions
-        with a score].
-    """
+    """Of each subgroup in the page's index, by group and name, a cell a system: [mean or None, number of scores]."""
     found: dict[tuple[str, str], list[Shown]] = {}
     for question in questions:
         if question["subgroup"] is not None:
             found.setdefault((question["group"], question["subgroup"]), []).append(question)
     order = [*task.groups, UNKNOWN]
     rows = []
-    for group, subgroup in sorted(found, key=lambda place: (order.index(place[0]), place[1])):
-        its_questions = found[group, subgroup]
-        by_system = zip(*(question["scores"] for question in its_questions), strict=True)
+    for (group, subgroup), its in sorted(found.items(), key=lambda item: (order.index(item[0][0]), item[0][1])):
+        by_system = zip(*(question["scores"] for question in its), strict=True)
         known = [[score for score in scores if score is not None] for scores in by_system]
         cells = [[mean(scores), len(scores)] for scores in known]
-        rows.append({"subgroup": subgroup, "group": group, "questions": len(its_questions), "cells": cells})
+        rows.append({"subgroup": subgroup, "group": group, "questions": len(its), "cells": cells})
     return rows
 
 
@@ -159,9 +137,8 @@ def failures(side: Side, question_id: str) -> list[str]:
 
     The first is the system's failure and may have a score, 0; the second is the judge's.
     """
-    found = []
-    if question_id not in side.responses or not (side.responses[question_id][0]["output"] or "").strip():
-        found.append("no answer")
+    [answer, *_] = side.responses.get(question_id, [{"output": None}])
+    found = [] if (answer["output"] or "").strip() else ["no answer"]
     if side.verdicts is not None:
         entry = side.verdicts.get(question_id)
         if entry is None or any(detail["score"] is None for detail in entry["details"]):
@@ -179,12 +156,8 @@ def make_texts(sides: list[Side], datasets: Datasets) -> Iterator[Shown]:
     for question_id, record in datasets.questions.items():
         posts: dict[str, int] = {}  # the place of each text: systems share most of them
         answers = [describe_answer(side, question_id, datasets, posts) for side in sides]
-        yield {
-            "unseen": {name: as_text(record.get(name)) for name in needed if name not in task.gold_plan_needs},
-            "aspects": rubric(task, record),
-            "posts": list(posts),
-            "answers": answers,
-        }
+        unseen = {name: as_text(record.get(name)) for name in needed if name not in task.gold_plan_needs}
+        yield {"unseen": unseen, "aspects": rubric(task, record), "posts": list(posts), "answers": answers}
 
 
 def describe_answer(side: Side, question_id: str, datasets: Datasets, posts: dict[str, int]) -> Shown | None:
@@ -205,27 +178,21 @@ def describe_answer(side: Side, question_id: str, datasets: Datasets, posts: dic
         "plan": titles or [],
         "plan_raw": as_text(plan.get("raw")),
         "posts": None if used is None else [posts.setdefault(text, len(posts)) for text in used],
-        "verdicts": [
-            [detail["score"], as_text(detail.get("raw")), as_text(detail.get("reason"))] for detail in entry["details"]
-        ],
+        "verdicts": [[one["score"], as_text(one.get("raw")), as_text(one.get("reason"))] for one in entry["details"]],
     }
 
 
 def answer_notes(answer: Shown, num_others: int) -> list[str]:
-    notes = []
-    if answer.get("reason"):
-        notes.append(f"reason: {as_text(answer['reason'])}")
-    if answer.get("no_plan"):
-        notes.append(f"answered without a plan: {as_text(answer['no_plan'])}")
-    if answer.get("truncated"):
-        notes.append("cut at --max_tokens")
-    if answer.get("parsed") == "repaired":
-        notes.append("read from damaged JSON")
-    if answer.get("num_contexts_dropped"):
-        notes.append(f"{as_text(answer['num_contexts_dropped'])} posts left out for length")
-    if num_others:
-        notes.append(f"the first of {num_others + 1} answers")
-    return notes
+    said = {field: as_text(answer.get(field)) for field in ("reason", "no_plan", "num_contexts_dropped")}
+    notes = {
+        f"reason: {said['reason']}": answer.get("reason"),
+        f"answered without a plan: {said['no_plan']}": answer.get("no_plan"),
+        "cut at --max_tokens": answer.get("truncated"),
+        "read from damaged JSON": answer.get("parsed") == "repaired",
+        f"{said['num_contexts_dropped']} posts left out for length": answer.get("num_contexts_dropped"),
+        f"the first of {num_others + 1} answers": num_others,
+    }
+    return [note for note, is_so in notes.items() if is_so]
 
 
 def as_text(value: Any) -> str | None:
@@ -236,21 +203,19 @@ def as_text(value: Any) -> str | None:
 # The page
 
 
-def make_page(task: Task, index: Shown, texts: Iterator[Shown]) -> str:
+def make_page(sides: list[Side], datasets: Datasets, systems: list[System], notes: list[str]) -> str:
     """The template with its data, and the policy that lets its own style and script run and nothing else."""
     page = TEMPLATE.read_text(encoding="utf-8")
-    for name, text in words(task).items():
+    for name, text in words(datasets.task).items():
         page = page.replace(f"{{{{{name}}}}}", text)
     style, script = (re.search(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)[1] for tag in ("style", "script"))
-    policy = (
-        f"default-src 'none'; style-src '{source_hash(style)}'; script-src '{source_hash(script)}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    page = page.replace("{{policy}}", policy)
+    policy = f"default-src 'none'; style-src '{source_hash(style)}'; script-src '{source_hash(script)}'; "
+    page = page.replace("{{policy}}", policy + "base-uri 'none'; form-action 'none'")
     head, rest = page.split("{{index}}")
     middle, end = rest.split("{{texts}}")
-    blocks = (f'<script type="application/json" id="text-{i}">{to_json(text)}</script>' for i, text in enumerate(texts))
-    return f"{head}{to_json(index)}{middle}" + "\n".join(blocks) + end
+    texts = enumerate(make_texts(sides, datasets))
+    blocks = (f'<script type="application/json" id="text-{i}">{to_json(text)}</script>' for i, text in texts)
+    return f"{head}{to_json(make_index(sides, datasets, systems, notes))}{middle}" + "\n".join(blocks) + end
 
 
 def words(task: Task) -> dict[str, str]:
@@ -259,9 +224,8 @@ def words(task: Task) -> dict[str, str]:
     number = len(task.groups)
     average = f", the average (macro) the mean of the {NUMBERS.get(number, number)} {groups}" if number > 1 else ""
     lower = {"group": group, "subgroup": subgroup, "subgroups": plural(subgroup)}
-    return {"task": task.name, "average": average, **lower} | {
-        name.capitalize(): text.capitalize() for name, text in lower.items()
-    }
+    upper = {name.capitalize(): text.capitalize() for name, text in lower.items()}
+    return {"task": task.name, "average": average, **lower, **upper}
 
 
 def source_hash(source: str) -> str:

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from utils.benchmarks.task import Task
-from utils.tables.columns import MACRO, column_means, columns_of
-from utils.tables.comparisons import PERMUTATION, T_TEST, Contrast, has_dagger, shown_p
+from utils.tables.comparisons import PERMUTATION, T_TEST, Contrast, has_dagger, is_corrected, shown_p
 from utils.tables.formats import Cell, Table, counted, interval_text, number, p_text, plural, signed
+from utils.tables.notes import wording_columns, wording_note
 from utils.tables.paper_results import Paper
 from utils.tables.significance import ALPHA, PERMUTATIONS, RESAMPLES
-from utils.tables.system_scores import System
+from utils.tables.system_scores import MACRO, System, column_means, columns_of
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,11 @@ def means_table(
     best = {column: best_of(rows, column) for column in rows[0].means}
     lines = []
     for row in rows:
-        cells = [
-            Cell(
-                number(mean),
-                "†" if has_dagger(contrasts, row.name, column) else "",
-                row.name in best[column],
-                _paper_texts(row, column, paper),
-            )
-            for column, mean in row.means.items()
-        ]
-        lines.append([Cell(row.name), *cells, *(Cell(str(count)) for count in row.counts.values())])
+        cells = [Cell(row.name)]
+        for column, mean in row.means.items():
+            dagger = "†" if has_dagger(contrasts, row.name, column) else ""
+            cells.append(Cell(number(mean), dagger, row.name in best[column], _paper_texts(row, column, paper)))
+        lines.append(cells + [Cell(str(count)) for count in row.counts.values()])
     heads = ["System", *rows[0].means, *rows[0].counts]
     short = {**systems[0].task.short, MACRO: "Average"}
     short |= zip(rows[0].counts, ("Qns.", "Unans.", "Unsc."), strict=True)
@@ -70,29 +65,23 @@ def _paper_texts(row: Row, column: str, paper: Paper | None) -> tuple[str, ...]:
 
 
 def _to_paper(row: Row, column: str, paper: Paper) -> float | None:
-    """The difference to the paper's score, None where one of the two is not there."""
     mean, score = row.means[column], paper.scores.get((row.name, column))
     return None if mean is None or score is None else mean - score
 
 
-def intervals_table(systems: list[System], contrasts: list[Contrast], correct: bool) -> Table:
+def intervals_table(systems: list[System], contrasts: list[Contrast]) -> Table:
     """A line for every comparison."""
-    suffix = " (Holm)" if correct else ""
+    suffix = " (Holm)" if is_corrected(contrasts) else ""
     columns = ["System", "Baseline", "Column", "Difference", "95% interval", f"t-test p{suffix}"]
     columns += [f"Permutation p{suffix}", "Effect size", "Paired questions"]
     rows = []
     for contrast in contrasts:
         for column, result in contrast.results.items():
-            cells = [
-                contrast.system,
-                contrast.baseline,
-                column,
-                signed(result.difference),
-                interval_text(result.interval),
-            ]
-            cells += [p_text(shown_p(result, T_TEST)), p_text(shown_p(result, PERMUTATION))]
-            cells += [signed(result.effect_size, 2), str(result.num_questions)]
-            rows.append([Cell(text) for text in cells])
+            texts = [contrast.system, contrast.baseline, column]
+            texts += [signed(result.difference), interval_text(result.interval)]
+            texts += [p_text(shown_p(result, T_TEST)), p_text(shown_p(result, PERMUTATION))]
+            texts += [signed(result.effect_size, 2), str(result.num_questions)]
+            rows.append(list(map(Cell, texts)))
     average = "; the average has none" if MACRO in columns_of(systems[0].task) else ""
     notes = [
         "Difference: system minus baseline, over the questions that both have a score of. "
@@ -101,26 +90,25 @@ def intervals_table(systems: list[System], contrasts: list[Contrast], correct: b
     ]
     short = {**systems[0].task.short, MACRO: "Average"}
     short |= {"Difference": "Diff.", f"Permutation p{suffix}": "Perm. p", "Paired questions": "Pairs"}
-    short |= {f"t-test p{suffix}": "t-test p"} if correct else {}
+    short |= {f"t-test p{suffix}": "t-test p"} if suffix else {}
     return Table(columns, rows, [*notes, *map(_describe_pairing, contrasts)], num_names=3, short=short)
 
 
 # What a reader must know of these tables' cells
 
 
-def dagger_notes(
-    contrasts: list[Contrast], baselines: list[str], correct: bool, marked: bool, task: Task
-) -> Iterator[str]:
+def dagger_notes(contrasts: list[Contrast], marked: bool, task: Task) -> Iterator[str]:
     """What a dagger means where there is one, how was tested where cells are not `marked`, and what could not be."""
     if not contrasts:
         return
     results = [result for contrast in contrasts for result in contrast.results.values()]
-    whom = baselines[0] if len(baselines) == 1 else f"each of {', '.join(baselines)}"
     tested = counted(sum(result.p_values[T_TEST] is not None for result in results), "comparison")
-    correction = f"Holm's correction over {tested}" if correct else f"not corrected for the {tested}"
-    daggers = any(has_dagger(contrasts, one.system, column) for one in contrasts for column in one.results)
-    sign = "†: better" if daggers else "No system is better"
+    correction = f"Holm's correction over {tested}" if is_corrected(contrasts) else f"not corrected for the {tested}"
     if marked:
+        baselines = list(dict.fromkeys(contrast.baseline for contrast in contrasts))
+        whom = baselines[0] if len(baselines) == 1 else f"each of {', '.join(baselines)}"
+        daggers = any(has_dagger(contrasts, one.system, column) for one in contrasts for column in one.results)
+        sign = "†: better" if daggers else "No system is better"
         yield f"{sign} than {whom} (two-sided paired t-test, p < {ALPHA}, {correction})."
     else:
         yield f"{T_TEST}: two-sided and paired, {correction}."
@@ -147,9 +135,10 @@ def _describe_pairing(contrast: Contrast) -> str:
     )
 
 
-def paper_notes(paper: Paper | None, names: list[str], marked: bool) -> Iterator[str]:
+def paper_notes(paper: Paper | None, systems: list[System], marked: bool) -> Iterator[str]:
     if paper is None:
         return
+    names = [system.name for system in systems]
     daggers = marked and any(method in names for method, _ in paper.daggers)
     own = ", with its own daggers" if daggers else ""
     yield f"With each mean: the paper's {paper.title}{own}, and the difference to it."
@@ -158,31 +147,29 @@ def paper_notes(paper: Paper | None, names: list[str], marked: bool) -> Iterator
     for (method, column), note in paper.misprints.items():
         if method in names:
             yield f"{method}, {column}: {note}"
+    yield wording_note(systems)
 
 
 # The same as CSV
 
 
-def csv_rows(
-    systems: list[System], contrasts: list[Contrast], paper: Paper | None, wordings: dict[str, dict[str, str]]
-) -> list[list[Any]]:
-    """Header and rows: all that the tables show of a system, in one row; behind it what `wordings` has of it."""
-    rows = map(make_row, systems)
-    records = [_csv_record(row, contrasts, paper) | wordings.get(row.name, {}) for row in rows]
+def csv_rows(systems: list[System], contrasts: list[Contrast], paper: Paper | None) -> list[list[Any]]:
+    """Header and rows: all that the tables and their notes on the paper show of a system, in one row."""
+    records = [_csv_record(system, contrasts, paper) for system in systems]
     columns = list(dict.fromkeys(column for record in records for column in record))
     return [columns, *([record.get(column) for column in columns] for record in records)]
 
 
-def _csv_record(row: Row, contrasts: list[Contrast], paper: Paper | None) -> dict[str, Any]:
+def _csv_record(system: System, contrasts: list[Contrast], paper: Paper | None) -> dict[str, Any]:
+    row = make_row(system)
     record = {"System": row.name, **row.means, **row.counts}
-    if paper is not None:
-        for column in row.means:
-            record[f"{column}: paper"] = paper.scores.get((row.name, column))
-            record[f"{column}: difference to paper"] = _to_paper(row, column, paper)
+    for column in row.means if paper is not None else ():
+        record[f"{column}: paper"] = paper.scores.get((row.name, column))
+        record[f"{column}: difference to paper"] = _to_paper(row, column, paper)
     for contrast in contrasts:
         if contrast.system == row.name:
             record |= _csv_contrast(contrast)
-    return record
+    return record if paper is None else record | wording_columns(system)
 
 
 def _csv_contrast(contrast: Contrast) -> dict[str, Any]:

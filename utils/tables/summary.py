@@ -7,7 +7,7 @@ from utils.tables.formats import counted
 
 
 def describe_scores(task: Task, score_addr: str, scores: Scores, tokens: dict[str, int | None]) -> str:
-    """Of a score file, what is told when it is written: the mean, or who wins, and what is not in that."""
+    """What is told of a score file when it is written: the mean, or who wins, and what is not in that."""
     text = f"{score_addr}: {describe_wins(scores) if 'wins' in scores else describe_mean(task, scores)}"
     if "partial" in scores:
         text += f"; a part: {scores['partial']['questions_judged']} of {scores['partial']['questions_in_dataset']}"

@@ -1,10 +1,10 @@
-"""The score files of the systems that are compared: read, and checked for what must be alike."""
+"""The systems that are compared: their score files, read and checked for what must be alike, and their means."""
 
 import argparse
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from utils.benchmarks import tasks
 from utils.benchmarks.task import Task
@@ -14,36 +14,28 @@ from utils.files.fingerprints import REPORTED, differing_names, tell_apart
 from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
 from utils.records.scores import Scores, read_scores
+from utils.scoring.means import group_means, macro_average, mean, scores_by_group
+from utils.tables.significance import Strata, bootstrap_interval
+
+MACRO = "Average (macro)"
 
 Entry = dict[str, Any]  # of a score file: a question with its score
+Values = TypeVar("Values")
 
 # Of a score file's fingerprint what changes a verdict: who judged, asked what, and how the verdict was drawn.
 JUDGE_SETTINGS = (
-    "strategy",
-    "judge",
-    REPORTED,
-    "prompt",
-    "temperature",
-    "top_p",
-    "max_tokens",
-    "constrained_decoding",
-    "dtype",
-)
+    "strategy", "judge", REPORTED, "prompt", "temperature", "top_p", "max_tokens", "constrained_decoding", "dtype",
+)  # fmt: skip
 
 
 @dataclass
 class System:
-    """A row's name and everything its score files hold.
-
-    Attributes:
-        files: by path the entries of each.
-        partial_files: those that hold a part of a dataset.
-    """
+    """A row's name and everything its score files hold."""
 
     name: str
     task: Task
-    files: dict[str, list[Entry]]
-    partial_files: list[str] = field(default_factory=list)
+    files: dict[str, list[Entry]]  # by path the entries of each
+    partial_files: list[str] = field(default_factory=list)  # those that hold a part of a dataset
 
     @property
     def paths(self) -> list[str]:
@@ -73,31 +65,16 @@ class System:
 
 def add_unscored_argument(parser: argparse.ArgumentParser) -> None:
     """One rule for what the judge left out, to be chosen wherever scores are averaged."""
-    parser.add_argument(
-        "--unscored_as_zero",
-        action="store_true",
-        help="count an aspect without a verdict as 0 (default: leave its question out of the means)",
-    )
+    what = "count an aspect without a verdict as 0 (default: leave its question out of the means)"
+    parser.add_argument("--unscored_as_zero", action="store_true", help=what)
 
 
 def read_systems(arguments: list[list[str]], unscored_as_zero: bool = False) -> list[System]:
-    """Read the score files of every `[name, file, ...]`.
-
-    Args:
-        unscored_as_zero: as of `read_scores`.
+    """Read the score files of every `[name, file, ...]`; `unscored_as_zero` is as of `read_scores`.
 
     Raises:
-        UserError: a name given twice or without files, a file of two systems, a file that is not a score file, a
-            question that stands twice in a system, a system without a question of a known group, files of two tasks.
+        UserError: a name, a file or a question stands twice, or a system has none of them that is of use; two tasks.
     """
-    _check_arguments(arguments)
-    paths = [path for _, *its_paths in arguments for path in its_paths]
-    scores = {path: read_scores(path, unscored_as_zero=unscored_as_zero) for path in paths}
-    task = task_of_all(scores)
-    return [_make_system(one_line(name), its_paths, task, scores) for name, *its_paths in arguments]
-
-
-def _check_arguments(arguments: list[list[str]]) -> None:
     names: set[str] = set()
     system_of: dict[str, str] = {}
     for name, *paths in arguments:
@@ -107,11 +84,15 @@ def _check_arguments(arguments: list[list[str]]) -> None:
             raise UserError(f"--system {name!r} is given twice; put all its files behind one --system")
         names.add(one_line(name))
         for path in paths:
-            if system_of.setdefault(os.path.realpath(path), name) != name:
+            if (other := system_of.setdefault(os.path.realpath(path), name)) != name:
                 raise UserError(
-                    f"{path}: stands behind --system {system_of[os.path.realpath(path)]!r} and --system {name!r}\n"
+                    f"{path}: stands behind --system {other!r} and --system {name!r}\n"
                     "  give each system its own score files"
                 )
+    files = [path for _, *paths in arguments for path in paths]
+    scores = {path: read_scores(path, unscored_as_zero=unscored_as_zero) for path in files}
+    task = task_of_all(scores)
+    return [_make_system(one_line(name), paths, task, scores) for name, *paths in arguments]
 
 
 def task_of_all(scores: dict[str, Scores]) -> Task:
@@ -142,7 +123,7 @@ def _make_system(name: str, paths: list[str], task: Task, scores: dict[str, Scor
         group, _, subgroup = task.group_words
         first = system.entries[0]
         raise UserError(
-            f"{_few(paths)}: question {quote(first['id'])}: no {group} is known for the {subgroup} "
+            f"{few(paths)}: question {quote(first['id'])}: no {group} is known for the {subgroup} "
             f"{quote(first.get('subgroup'))}, nor for any other question's\n"
             f"  add it to the {group} it belongs to at the top of {task.facts}"
         )
@@ -161,34 +142,27 @@ def check_same_judge(paths: Iterable[str]) -> list[str]:
     Raises:
         UserError: two of them differ in one of `JUDGE_SETTINGS`.
     """
-    told = {path: _judge_settings(path) for path in paths}
-    known = [(path, settings) for path, settings in told.items() if settings is not None]
+    told, unknown = {}, []
+    for path in paths:
+        if (manifest := manifest_of(path)) is None:
+            unknown.append(path)
+        else:
+            told[path] = {name: manifest["fingerprint"].get(name) for name in JUDGE_SETTINGS}
     # All are compared with one, which knows what its judge's server reported where any does.
-    first, expected = max(known, key=lambda pair: pair[1][REPORTED] is not None, default=(None, {}))
-    for path, settings in known:
-        if differing := differing_names(expected, settings):
-            both = [(name, tell_apart(repr(settings[name]), repr(expected[name]), length=100)) for name in differing]
+    first = max(told, key=lambda path: told[path][REPORTED] is not None, default=None)
+    for path, settings in told.items():
+        if differing := differing_names(told[first], settings):
+            both = [(name, tell_apart(repr(settings[name]), repr(told[first][name]), length=100)) for name in differing]
             pairs = "; ".join(f"{name} {its}, not {first_ones}" for name, (its, first_ones) in both)
             raise UserError(
                 f"{path}: judged in another way than {first}\n  {pairs}\n"
                 "  scores of different judges, prompts or settings do not compare: judge both alike, or keep them apart"
             )
-    return [path for path, settings in told.items() if settings is None]
+    return unknown
 
 
-def _judge_settings(path: str) -> dict[str, Any] | None:
-    manifest = manifest_of(path)
-    if manifest is None:
-        return None
-    return {name: manifest["fingerprint"].get(name) for name in JUDGE_SETTINGS}
-
-
-def check_same_content(questions: Iterable[tuple[dict[str, Any], list[str]]]) -> None:
-    """Raise UserError where one id stands for two things that judges were shown, as in two datasets.
-
-    Args:
-        questions: entries of score files, each with the files it may be from.
-    """
+def check_same_content(questions: Iterable[tuple[Entry, list[str]]]) -> None:  # each with the files it may be from
+    """Raise UserError where one id stands for two things that judges were shown, as in two datasets."""
     known: dict[str, tuple[str, list[str]]] = {}
     differing, others = [], None
     for question, paths in questions:
@@ -198,12 +172,12 @@ def check_same_content(questions: Iterable[tuple[dict[str, Any], list[str]]]) ->
             others = others or (paths, first_paths)
     if others is not None:
         raise UserError(
-            f"{_few(others[0])}: not what was judged in {_few(others[1])} under the same ids: {first_five(differing)}\n"
+            f"{few(others[0])}: not what was judged in {few(others[1])} under the same ids: {first_five(differing)}\n"
             "  another question, or another text shown with it, as of another commit of the dataset: judge both on one"
         )
 
 
-def _few(paths: list[str]) -> str:
+def few(paths: list[str]) -> str:
     return ", ".join(paths[:5]) + (", ..." if len(paths) > 5 else "")
 
 
@@ -213,7 +187,53 @@ def check_same_questions(systems: list[System]) -> None:
     for system in systems:
         if lacking := sorted(all_ids - system.asked_ids()):
             raise UserError(
-                f"--system {system.name!r} ({_few(system.paths)}) "
+                f"--system {system.name!r} ({few(system.paths)}) "
                 f"lacks {len(lacking)} of the {len(all_ids)} questions of all systems: {first_five(lacking)}\n"
                 "  give score files of the same questions, or --allow_partial to compare what is there"
             )
+
+
+# A table's columns of means: one for every group of questions, and one for the average of these
+
+
+def columns_of(task: Task) -> list[str]:
+    """Its groups, and their average where there are several."""
+    return [*task.groups, MACRO] if len(task.groups) > 1 else list(task.groups)
+
+
+def strata_by_column(by_group: dict[str, Values]) -> dict[str, list[Values]]:
+    """What each column is the mean of: a group alone, or as the average every group as a stratum of its own."""
+    strata = {group: [values] for group, values in by_group.items()}
+    return {**strata, MACRO: list(by_group.values())} if len(by_group) > 1 else strata
+
+
+def column_means(system: System) -> dict[str, float | None]:
+    """None for a mean over nothing."""
+    means = group_means(system.questions, system.task.groups)
+    return {**means, MACRO: macro_average(means)} if len(means) > 1 else means
+
+
+@dataclass(frozen=True)
+class Point:
+    """A mean score, its 95% interval by a bootstrap over questions, None where undefined, and how many have a score."""
+
+    mean: float | None
+    interval: tuple[float, float] | None
+    questions: int = 0
+
+
+def points_of(system: System) -> dict[str, Point]:
+    """By column."""
+    strata = strata_by_column(scores_by_group(system.questions, system.task.groups))
+    return {column: _point(its_mean, strata[column]) for column, its_mean in column_means(system).items()}
+
+
+def unplaced_point(system: System) -> Point:
+    """Of the questions of no known group."""
+    unplaced = [entry for entry in system.entries if entry["group"] is None]
+    scores = scores_by_group(unplaced, [None])[None]
+    return _point(mean(scores), [scores])
+
+
+def _point(its_mean: float | None, strata: Strata) -> Point:
+    return Point(its_mean, bootstrap_interval(strata), sum(map(len, strata)))
