@@ -71,7 +71,7 @@ def warm_api(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def warm_engine(tmp_path_factory):
-    """What `warm` is, which has imported vllm too: of its forks an engine starts in 3 seconds instead of 30."""
+    """What `warm` is, which has imported vllm too: a script and its engine start in 3 seconds."""
     with start_zygote(tmp_path_factory.mktemp("warm_engine"), *WARM, *VLLM) as zygote:
         yield zygote
 

@@ -10,7 +10,6 @@ import ctypes
 import gc
 import hashlib
 import json
-import multiprocessing
 import os
 import resource
 import select
@@ -180,11 +179,8 @@ def be_two(_: None) -> None:
         atexit.register(lambda: os.waitpid(second, 0)[1] == 0 or os._exit(1))
 
 
-def fork_engines(_: None) -> None:
-    """Have vLLM fork its processes, which then have imported what this one has."""
-    get_context = multiprocessing.get_context
-    multiprocessing.get_context = lambda method=None: get_context("fork")
-    # A process of its own for a look at the model's class, once an architecture, is to keep CUDA out of this one.
+def look_at_models(_: None) -> None:
+    """Have vLLM look at a model's class here: for each architecture it starts a process once, which keeps CUDA out."""
     import_module("vllm.model_executor.models.registry")._run_in_subprocess = lambda look: look()
 
 

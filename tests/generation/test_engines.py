@@ -85,7 +85,7 @@ def test_constrained_verdicts_take_one_try_and_share_their_prompts(free_run, war
         "--evaluator_llm", CHAT, "--inputs_addr", SAMPLE, "--response_addr", responses, "--score_addr", scores,
         "--limit", "3", "--constrained_decoding", "always", "--max_tokens", "16",
     ]  # fmt: skip
-    done = warm_engine.run("evaluate_responses", arguments, fork_engines=None)
+    done = warm_engine.run("evaluate_responses", arguments, look_at_models=None)
     assert done.returncode == 0, done.errors
     result = json.loads(scores.read_text())
     details = [detail for entry in result["per_question_scores"] for detail in entry["details"]]
@@ -115,7 +115,7 @@ def test_a_lora_adapter_answers_on_its_base_model(warm_engine, tmp_path):
             "--model_addr", model, "--inputs_addr", SAMPLE, "--output_addr", output, "--limit", "2",
             "--temperature", "0", "--max_tokens", "24", "--constrained_decoding", "always",
         ]  # fmt: skip
-        done = warm_engine.run("baselines", arguments, fork_engines=None)
+        done = warm_engine.run("baselines", arguments, look_at_models=None)
         assert done.returncode == 0, done.errors
         texts[name] = [samples[0]["output"] for samples in json.loads(output.read_text()).values()]
     assert all(texts["base"]) and all(texts["adapter"])

@@ -64,7 +64,7 @@ def run(warm_engine):
     """A run to its end; the lives of the engines that it took."""
 
     def call(script, **flags):
-        return engines_of(lives_of(warm_engine.start(script, words(flags), fork_engines=None)))
+        return engines_of(lives_of(warm_engine.start(script, words(flags), look_at_models=None)))
 
     return call
 
@@ -85,14 +85,14 @@ def test_offline_the_pipeline_runs_from_the_cache_dir(fetched, run, warm_engine,
         assert f"\nbase_model: {MODEL}\n" in card and f"`{snapshot.name}`" in card and str(tmp_path) not in card
     engines = run(
         "planpers.py", planner_model=adapter, model_addr=MODEL, cache_dir=cache, inputs_addr=DATA / "test.json",
-        output_addr=tmp_path / "answers.json", limit=2, num_contexts=2, max_tokens_plan=24, max_tokens=24,
+        output_addr=tmp_path / "answers.json", limit=1, num_contexts=2, max_tokens_plan=24, max_tokens=24,
         constrained_decoding="always",
     )  # fmt: skip
     assert len(engines) == 1
     assert all(samples[0]["output"] for samples in json.loads((tmp_path / "answers.json").read_text()).values())
     run(
         "evaluate_responses.py", evaluator_llm=MODEL, cache_dir=cache, inputs_addr=DATA / "test.json",
-        response_addr=tmp_path / "answers.json", score_addr=tmp_path / "scores.json", limit=2, max_tokens=16,
+        response_addr=tmp_path / "answers.json", score_addr=tmp_path / "scores.json", limit=1, max_tokens=16,
         constrained_decoding="always",
     )  # fmt: skip
     assert json.loads((tmp_path / "scores.json").read_text())["num_unscored"] == 0

@@ -155,7 +155,7 @@ def plan_and_answer(data, warm_engine):
             "--output_addr", output, "--limit", "3", "--num_contexts", "2", "--temperature", "0", "--dtype", "float32",
             "--max_model_len", "1024", "--max_tokens_plan", "200", "--max_tokens", "16", "--max_retries", "1", "--rag",
         ]  # fmt: skip
-        run = warm_engine.start("planpers", [*arguments, *more], fork_engines=None)
+        run = warm_engine.start("planpers", [*arguments, *more], look_at_models=None)
         return lives_of(run)
 
     return call
