@@ -29,7 +29,9 @@ import os
 AT_IMPORT = os.environ.get("VLLM_BATCH_INVARIANT")
 class AsyncEngineArgs:
     def __init__(self, **settings): pass
+    def create_engine_config(self, context): return self
 """,
+    "usage/usage_lib.py": "class UsageContext: ENGINE_CONTEXT = None",
     "lora/request.py": "LoRARequest = None",
     "platforms.py": """
 from types import SimpleNamespace
@@ -49,7 +51,7 @@ ITS_PROCESS = "import os; print(os.environ.get('VLLM_BATCH_INVARIANT'), end='')"
 class AsyncLLM:
     vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=2))
     @classmethod
-    def from_engine_args(cls, settings):
+    def from_vllm_config(cls, config, disable_log_stats):
         return cls()
     async def generate(self, prompt, params, number, lora_request):
         process = subprocess.run([sys.executable, "-c", ITS_PROCESS], capture_output=True, text=True).stdout
