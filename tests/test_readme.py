@@ -54,7 +54,7 @@ def test_the_script_takes_the_command(command):
 
 def test_every_script_has_a_command():
     scripts = {str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.py"), *ROOT.glob("*/*.py"))
-               if "def build_parser" in path.read_text(encoding="utf-8") and path.parent.name != "tests"}  # fmt: skip
+               if "def build_parser" in path.read_text(encoding="utf-8") and path.parent != ROOT / "tests"}  # fmt: skip
     shown = {script for command in COMMANDS for script, *_ in commands_of(command)}
     assert scripts - {"utils/prepare_demo_models.py"} == shown - {"mine.py"}  # `make models` runs that one
 
