@@ -139,5 +139,5 @@ def test_the_readme_leads_to_every_page():
 
 
 def test_files_it_names_exist():
-    for name in set(re.findall(r"`((?!vllm/|flashinfer/|xgrammar/|mine)[\w/]+\.(?:py|txt|md))`", PAGES)):
+    for name in set(re.findall(r"`((?!vllm/|flashinfer/|xgrammar/|mine|gpu_report)[\w/]+\.(?:py|txt|md))`", PAGES)):
         assert (ROOT / name).exists(), name
