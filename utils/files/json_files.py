@@ -88,9 +88,8 @@ def read_bytes(path: str | Path) -> bytes:
             raise UserError(f"{path}: a pipe or a device; give a regular file")
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        problem = "no such file"
+        raise UserError(f"{path}: no such file") from None
     except PermissionError:
-        problem = "no permission to read it"
+        raise UserError(f"{path}: no permission to read it") from None
     except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-    raise UserError(f"{path}: {problem}")
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
