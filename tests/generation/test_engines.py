@@ -122,16 +122,33 @@ def test_a_lora_adapter_answers_on_its_base_model(warm_engine, tmp_path):
     assert texts["base"] != texts["adapter"]
 
 
+def test_two_engines_write_what_one_writes(warm_engine, tmp_path):
+    """Greedy in fp32: what is computed beside an answer rounds its log-probability otherwise there, not its text."""
+    texts = []
+    for engines in (1, 2):
+        output = tmp_path / f"{engines}.json"
+        arguments = [
+            "--model_addr", CHAT, "--inputs_addr", SAMPLE, "--output_addr", output, "--limit", "4",
+            "--temperature", "0", "--dtype", "float32", "--max_tokens", "24", "--data_parallel_size", engines,
+        ]  # fmt: skip
+        done = warm_engine.run("baselines", arguments, look_at_models=None)
+        assert done.returncode == 0 and "interrupted" not in done.errors, done.errors
+        texts.append([samples[0]["output"] for samples in json.loads(output.read_text()).values()])
+    assert texts[0] == texts[1] and all(texts[0])
+
+
+@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
-def test_a_run_that_is_ended_leaves_no_engine_behind(tmp_path, ending):
+def test_a_run_that_is_ended_leaves_no_engine_behind(tmp_path, ending, count):
     """An engine that outlives its script keeps the GPU's memory, and the same command again finds none free."""
     with open(tmp_path / "log", "w") as log:
         script = subprocess.Popen(
             [sys.executable, "baselines.py", "--model_addr", CHAT, "--inputs_addr", SAMPLE,
-             "--output_addr", tmp_path / "answers.json", "--max_tokens", "400"],
+             "--output_addr", tmp_path / "answers.json", "--max_tokens", "400",
+             "--data_parallel_size", str(count)],
             cwd=ROOT, stderr=log, start_new_session=True,
         )  # fmt: skip
-    wait_for(lambda: engine_processes(script.pid), 600)
+    wait_for(lambda: len(engine_processes(script.pid)) >= count, 600)
     engines = engine_processes(script.pid)
     # SIGTERM as a scheduler sends it: to the whole process group. The script alone is to heed it.
     (os.killpg if ending == signal.SIGTERM else os.kill)(script.pid, ending)
@@ -141,6 +158,7 @@ def test_a_run_that_is_ended_leaves_no_engine_behind(tmp_path, ending):
         assert script.returncode == 130
         printed = (tmp_path / "log").read_text()
         assert printed.endswith("run the same command again\n") and "Traceback" not in printed
+        assert printed.count("interrupted") == 1  # by the script alone
 
 
 def wait_for(condition, seconds: float) -> None:

@@ -11,7 +11,7 @@ STEPS = {"retrieval/rank_dataset.py": "rank", "train_planner.py": "train"}  # el
 CHECKED = (*STEPS, "baselines.py", "planpers.py", "evaluate_responses.py")
 DATASETS = ("input_dataset_addr", "inputs_addr", "validation_addr")  # flags that name them
 MODELS = ("model_addr", "evaluator_llm", "model_name")  # that name what a script asks or loads
-MEMORY = ("cache_dir", "max_model_len", "tensor_parallel_size", "gpu_memory_utilization", "dtype")
+MEMORY = ("cache_dir", "max_model_len", "tensor_parallel_size", "data_parallel_size", "gpu_memory_utilization", "dtype")
 
 
 def parser_of(script: str) -> FlagParser:

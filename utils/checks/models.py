@@ -74,7 +74,7 @@ def check_memory(report: Report, args: Namespace, models: list[Model | None]) ->
 
 def check_gpus(report: Report, args: Namespace) -> float | None:
     """Bytes of the smallest GPU that is to be used, None where there is none to compute for."""
-    count = args.tensor_parallel_size
+    count = memory.count_gpus(args)
     if args.gpu_memory is not None:
         report.note(f"GPU: computed for {count} of {args.gpu_memory:g} GB; those here are not looked at")
         return args.gpu_memory * GB
@@ -82,7 +82,7 @@ def check_gpus(report: Report, args: Namespace) -> float | None:
         report.note("GPU: none here, so memory is not checked; --gpu_memory GB computes for one that is elsewhere")
         return None
     gpus = memory.find_gpus()
-    report.attempt(memory.check_gpu_count, len(gpus), count)
+    report.attempt(memory.check_gpu_count, len(gpus), args)
     report.attempt(check_bfloat16, report, args.dtype)
     for index, gpu in enumerate(gpus[:count]):
         report.attempt(check_gpu, report, index, gpu, args.gpu_memory_utilization)

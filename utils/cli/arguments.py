@@ -54,7 +54,7 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
         "give --openai",
     )
     parser.without_effect(
-        "--cache_dir --tensor_parallel_size --gpu_memory_utilization --dtype --enforce_eager",
+        "--cache_dir --tensor_parallel_size --data_parallel_size --gpu_memory_utilization --dtype --enforce_eager",
         lambda args: args.openai and not vars(args).get("planner_model"),  # a planner runs here all the same
         "with --openai, for no model is loaded here",
     )
@@ -66,6 +66,8 @@ def add_memory_arguments(group: argparse._ActionsContainer) -> None:
     add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
     add("--tensor_parallel_size", type=positive_int, default=1,
         help="GPUs that share one copy of the model (%(default)s)")
+    add("--data_parallel_size", type=positive_int, default=1,
+        help="copies of the model that share the work, each on GPUs of its own (%(default)s)")
     add("--gpu_memory_utilization", type=fraction, default=0.9, help="share of each GPU's memory to use (%(default)s)")
     add("--dtype", default="auto", choices=["auto", "bfloat16", "float16", "float32"],
         help="weights' type (%(default)s)")

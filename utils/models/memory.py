@@ -3,6 +3,7 @@
 Sizes are bytes; GB is 10^9 of them.
 """
 
+from argparse import Namespace
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -156,10 +157,17 @@ def find_gpus() -> list[Gpu]:
         raise UserError(f"the GPUs cannot be used: {str(error).strip().splitlines()[0]}; see nvidia-smi") from None
 
 
-def check_gpu_count(found: int, wanted: int) -> None:
-    """Raise UserError where fewer GPUs are here than --tensor_parallel_size asks for."""
-    if wanted > found:
-        raise UserError(f"--tensor_parallel_size {wanted}: only {found} GPUs are here")
+def count_gpus(args: Namespace) -> int:
+    """How many GPUs the flags of `cli.add_memory_arguments` ask for."""
+    return args.tensor_parallel_size * args.data_parallel_size
+
+
+def check_gpu_count(found: int, args: Namespace) -> None:
+    """Raise UserError where fewer GPUs are here than these flags ask for."""
+    if count_gpus(args) > found:
+        copies = args.data_parallel_size
+        flags = f"--tensor_parallel_size {args.tensor_parallel_size}" + f" --data_parallel_size {copies}" * (copies > 1)
+        raise UserError(f"{flags}: only {found} GPUs are here")
 
 
 def check_gpu_free(index: int, free: float, total: float, utilization: float) -> None:
