@@ -94,7 +94,7 @@ def load(args: argparse.Namespace, dtype: str) -> Encoder:
         vocab_size=encoder.model.config.vocab_size, attn_implementation=encoder.model.config._attn_implementation
     )
     model = BertModel(shape, add_pooling_layer=False).eval()
-    return replace(encoder, model=model.to(encoder.model.device, getattr(torch, dtype)))
+    return replace(encoder, model=model.to(encoder.model.device, getattr(torch, dtype)), replicas=())
 
 
 def make_ways(
