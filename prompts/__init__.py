@@ -109,10 +109,9 @@ def _check_placeholders(text: str, names: Set[str], where: str, exact: bool) -> 
 
 
 def choose_lead_in(planner_target: str, planner: Prompt) -> str | None:
-    """What a plan begins with by --planner_target: None for the paper's way, which is the titles alone.
+    """What a plan begins with by --planner_target, None for the paper's way: the titles alone.
 
-    Raises:
-        UserError: the planner's prompt comes without a lead-in.
+    UserError where the planner's prompt comes without a lead-in.
     """
     if planner_target == "paper":
         return None

@@ -7,12 +7,9 @@ follow and it is none, or it alone is marked as a heading. Any other line that e
 of texts is a plan too. A title that stands there before (whatever its case) is not repeated, and one that max_tokens
 may have cut is left out unless it is the only one.
 
-In the planner's target and in the generator's prompt a plan is its titles, one a line (paper, section 4). With
---planner_target reference it is as in the public code: a lead-in, then a dash and a title a line; in the generator's
-prompt it is then the planner's text as it came. `lead_in` is None for the paper's way.
-
-Two titles match by one of these rules, each for its own purpose: `same_title` (strict), `share_words` (what training
-reports as aspect recall) or the likeness of their embeddings (utils/evaluate_plans.py).
+In the planner's target and in the generator's prompt a plan is its titles, one a line (paper, section 4); `lead_in` is
+then None. With --planner_target reference it is as in the public code: a lead-in, then a dash and a title a line; in
+the generator's prompt it is then the planner's text as it came.
 """
 
 import re
@@ -214,10 +211,9 @@ def share_words(a: str, b: str, threshold: float = WORDS_THRESHOLD) -> bool:
 
 
 def coverage(wanted: Sequence[str], given: Sequence[str], matches: Callable[[str, str], bool]) -> float:
-    """Share of the `wanted` titles that match any of the `given`: 0 to 1.
+    """Share of the `wanted` titles that match any of the `given`, 0 to 1; one may match several, of none it is 0.
 
-    With the gold titles wanted it is a plan's recall, with the planned ones wanted its precision. One title may match
-    several. Nothing wanted is 0: an empty plan has no precision to speak of.
+    With the gold titles wanted it is a plan's recall, with the planned ones wanted its precision.
     """
     if not wanted:
         return 0.0
