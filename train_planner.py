@@ -26,10 +26,10 @@ from utils.cli.errors import first_five
 from utils.cli.progress import announce
 from utils.files.manifest import describe_run, file_hash, warn_unless_ranked
 from utils.files.writing import check_could_write
-from utils.generation.chat import PAPER_LENGTH, LocalChat, fit_profile
+from utils.generation.chat import PAPER_LENGTH, LocalChat, fit_profile, limit_length
 from utils.generation.engines import identify_local_model
 from utils.models.devices import check_devices
-from utils.models.hub import adapter_base, cached_commit, skipping_absent_hub
+from utils.models.hub import adapter_base, pinned_source, skipping_absent_hub
 from utils.parsing.plans import gold_text, one_line, target_settings
 from utils.planner.checkpoints import open_run
 from utils.planner.examples import Example, describe_examples
@@ -114,7 +114,8 @@ def main(argv: list[str] | None = None) -> int:
     check_could_write(Path(args.output_dir) / "manifest.json")
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
     chat = LocalChat(args.model_addr, args.cache_dir)
-    fingerprint["max_seq_length"] = args.max_seq_length = choose_length(chat, args.max_seq_length)
+    args.max_seq_length = limit_length(chat, "--max_seq_length", args.max_seq_length, PAPER_LENGTH)
+    fingerprint["max_seq_length"] = args.max_seq_length
     examples = build_examples(task, records, args.inputs_addr, prompt, chat, args)
     validation = build_examples(task, validation_records, args.validation_addr, prompt, chat, args)
 
@@ -136,7 +137,7 @@ def main(argv: list[str] | None = None) -> int:
         from utils.planner.trainer import train
 
         manifest = describe_run(vars(args), fingerprint, None)
-        source = {"revision": cached_commit(args.model_addr, args.cache_dir) or "main", "cache_dir": args.cache_dir}
+        source = pinned_source(args.model_addr, args.cache_dir)
         with skipping_absent_hub(args.model_addr):
             figures = train(args, source, chat, examples, validation, manifest, run, lead_in)
         say(describe_result(args.output_dir, figures))
@@ -217,24 +218,13 @@ def effective_batch_size(args: argparse.Namespace) -> int:
     return args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes()
 
 
-def choose_length(chat: LocalChat, max_seq_length: int | None) -> int:
-    limit = chat.model_limit
-    if max_seq_length and limit and max_seq_length > limit:
-        raise UserError(f"--max_seq_length {max_seq_length}: the model takes at most {limit} tokens")
-    return max_seq_length or min(PAPER_LENGTH, limit or PAPER_LENGTH)
-
-
 def build_examples(
     task: Task, records: list[Record], path: str | None, prompt: Prompt, chat: LocalChat, args: argparse.Namespace
 ) -> list[Example]:
     """An example a question: the planner's prompt (paper, figure 15), and as target the titles of the aspects.
 
     The lowest-ranked posts go until both fit, the target stays whole. Questions without aspects have nothing to teach
-    and are left out.
-
-    Raises:
-        UserError: --max_seq_length is too small for a question and its target even without posts, or there is
-            nothing to learn from.
+    and are left out. UserError where that leaves none, or one does not fit --max_seq_length even without posts.
     """
     lead_in = choose_lead_in(args.planner_target, prompt)
     examples, too_long = [], []
@@ -243,12 +233,11 @@ def build_examples(
             continue
         target = chat.render_reply(gold_text(titles, lead_in))
         items, budget = task.best_items(record, args.num_contexts), args.max_seq_length - len(target)
-        fitted = fit_profile(prompt, items, chat, budget, task.join, **task.values(record))
-        if fitted is None:
-            too_long.append(record["id"])
-        else:
+        if fitted := fit_profile(prompt, items, chat, budget, task.join, **task.values(record)):
             num_dropped, is_cut = fitted.num_contexts_dropped, fitted.context_cut
             examples.append(Example(fitted.prompt, target, list(map(one_line, titles)), num_dropped, is_cut))
+        else:
+            too_long.append(record["id"])
     if too_long:
         raise UserError(
             f"--max_seq_length {args.max_seq_length}: too small for {len(too_long)} of {len(records)} questions of "

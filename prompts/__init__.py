@@ -4,10 +4,7 @@ A benchmark has a folder of them, and a prompt is named by both: `lampqa/rag`. T
 `{names}` what a prompt is filled with, each exactly once; one of the user's own has to hold the same.
 
 A file whose last line is `[end]` is taken to the character: nothing is stripped, no paragraph is left out, and other
-names in braces than its placeholders are text.
-
-Pure apart from reading those files. Values are put in as they are: braces, quotes or another placeholder's name
-inside a post stay what they were.
+names in braces than its placeholders are text. Values are put in as they are, whatever is in them.
 """
 
 import hashlib
@@ -25,18 +22,6 @@ Messages = list[dict[str, str]]
 
 FOLDER = Path(__file__).parent
 
-# Of lampqa/, those that the paper prints as text: the files here hold them word for word.
-VERBATIM = {"no_personalization", "rag", "direct_judge", "aspect_extraction"}
-
-# SHA-256 of the files that utils/import_prompts.py makes from LaMP-Benchmark/LaMP-QA at commit 504410d.
-PUBLIC_CODE = {
-    "aspect_judge": "e6264989e2afb0526bbfe4b3059de5ccdedf3ebdf2173d00cfc78158547b4b8b",
-    "no_personalization": "744dbc913bdea89116112cc17ee256b27c9ae988fd5498a015e7d10f8b8be3d6",
-    "planner": "97dc0108df7fe4a987dcaa985028f568959b13877ac8442d250dc17271491f0c",
-    "planpers": "25a63ba6b28f8baa839e3606b0483163c54dd0eca9f273a7132a54556fdcdc85",
-    "rag": "6023f9353178253d8fb8f9c9075cda1a0a71df402034994741d8972bd1073ad9",
-}
-
 _NAME = re.compile(r"\{([A-Za-z_]\w*)\}")
 _PARTS = re.compile(r"\[system\]\n(.*)\n\[user\]\n(.*)", re.DOTALL)
 _EXACT_PARTS = re.compile(r"\[system\]\n(.*)\n\[user\]\n(.*?)(?:\n\[assistant\]\n(.*))?\n\[end\]", re.DOTALL)
@@ -44,22 +29,15 @@ _EXACT_PARTS = re.compile(r"\[system\]\n(.*)\n\[user\]\n(.*?)(?:\n\[assistant\]\
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt's parts, and the SHA-256 of its file.
-
-    Attributes:
-        placeholders: what it is filled with.
-        exact: the file ends with `[end]`: its paragraphs stay, whatever their placeholders hold.
-        lead_in: of the planner's, what its target begins with in the public code; None where the file has no
-            `[assistant]` part.
-    """
+    """A prompt's parts, and the SHA-256 of its file."""
 
     name: str
     system: str
     user: str
     digest: str
-    placeholders: frozenset[str]
-    exact: bool = False
-    lead_in: str | None = None
+    placeholders: frozenset[str]  # what it is filled with
+    exact: bool = False  # the file ends with `[end]`: its paragraphs stay, whatever their placeholders hold
+    lead_in: str | None = None  # what the planner's target begins with in the public code: its `[assistant]` part
 
     def messages(self, **values: str) -> Messages:
         """The chat messages with every placeholder replaced by its value, in one pass.
@@ -68,14 +46,13 @@ class Prompt:
         where there are none; but not of an exact prompt.
         """
         assert values.keys() == self.placeholders, f"{self.name} takes {sorted(self.placeholders)}"
-        pattern = _placeholder_pattern(self.placeholders)
 
         def fill(part: str) -> str:
             if not self.exact:
-                paragraphs = _paragraphs(self.placeholders, part)
+                paragraphs = [(text, _NAME.findall(text)) for text in part.split("\n\n")]
                 kept = [text for text, names in paragraphs if not names or any(values[name] for name in names)]
                 part = "\n\n".join(kept)
-            return pattern.sub(lambda match: values[match[1]], part)
+            return _NAME.sub(lambda match: values.get(match[1], match[0]), part)
 
         return [{"role": role, "content": fill(part)} for role, part in (("system", self.system), ("user", self.user))]
 
@@ -131,29 +108,10 @@ def _check_placeholders(text: str, names: Set[str], where: str, exact: bool) -> 
         raise UserError(f"{where}: must hold each of {wanted} exactly once{others}")
 
 
-def wording(name: str, digest: str) -> str:
-    """Whose words a prompt of this name and hash is in: what a manifest's `prompt` says of a run.
-
-    Returns:
-        "the paper's", "our own", "the public code's", or "another".
-    """
-    if digest == PUBLIC_CODE.get(name):
-        return "the public code's"
-    if digest not in _shipped_digests(name):
-        return "another"
-    return "the paper's" if name in VERBATIM and digest == load_prompt(f"lampqa/{name}").digest else "our own"
-
-
-@cache
-def _shipped_digests(name: str) -> set[str]:
-    return {hashlib.sha256(path.read_bytes()).hexdigest() for path in FOLDER.glob(f"*/{name}.txt")}
-
-
 def choose_lead_in(planner_target: str, planner: Prompt) -> str | None:
-    """What a plan begins with by --planner_target: None for the paper's way, which is the titles alone.
+    """What a plan begins with by --planner_target, None for the paper's way: the titles alone.
 
-    Raises:
-        UserError: the planner's prompt comes without a lead-in.
+    UserError where the planner's prompt comes without a lead-in.
     """
     if planner_target == "paper":
         return None
@@ -169,18 +127,6 @@ def choose_lead_in(planner_target: str, planner: Prompt) -> str | None:
 def join_posts(texts: list[str]) -> str:
     """The profile block of a prompt: the posts, best first, a blank line between them."""
     return "\n\n".join(texts)
-
-
-@cache
-def _paragraphs(placeholders: frozenset[str], part: str) -> list[tuple[str, list[str]]]:
-    """Each paragraph of a prompt's part, with the placeholders in it."""
-    pattern = _placeholder_pattern(placeholders)
-    return [(paragraph, pattern.findall(paragraph)) for paragraph in part.split("\n\n")]
-
-
-@cache
-def _placeholder_pattern(placeholders: frozenset[str]) -> re.Pattern[str]:
-    return re.compile(r"\{(" + "|".join(sorted(placeholders)) + r")\}")
 
 
 def _check_folder(folder: Path, shipped: Path) -> None:

@@ -5,15 +5,19 @@ some embeddings, and the hashes of their texts. Every writer adds pairs of its o
 or not at all, so any number of processes may share a cache.
 """
 
+import functools
 import hashlib
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
+from retrieval import encoder
 from utils.cli import UserError, describe_os_error
+from utils.cli.progress import Progress
 from utils.files.writing import open_whole
 
 
@@ -21,14 +25,10 @@ class EmbeddingCache:
     """The embeddings that one encoder with one setting has computed; they stay on disk until they are asked for."""
 
     def __init__(self, folder: str | Path, identity: str):
-        """See what is there.
+        """See what is there; UserError where the folder cannot be made or written, or a file in it is damaged.
 
         Args:
-            folder: of the whole cache; made where it is missing.
             identity: all that decides an embedding besides the text: model, pooling, max length, dtype.
-
-        Raises:
-            UserError: the folder cannot be written, or a file in it is damaged.
         """
         self._folder = Path(folder) / hashlib.sha256(identity.encode()).hexdigest()[:16]
         self._parts: list[np.ndarray] = []
@@ -47,12 +47,8 @@ class EmbeddingCache:
 
     def get(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
         """The embeddings (D,) of those of `texts` that are there, by text."""
-        found = {}
-        for text in texts:
-            if (place := self._place_of.get(_text_hash(text))) is not None:
-                part, row = place
-                found[text] = np.array(self._parts[part][row])
-        return found
+        places = {text: self._place_of.get(_text_hash(text)) for text in texts}
+        return {text: np.array(self._parts[place[0]][place[1]]) for text, place in places.items() if place}
 
     def add(self, texts: Sequence[str], embeddings: np.ndarray) -> None:
         """Keep the embeddings (len(texts), D) of some texts."""
@@ -91,3 +87,34 @@ class EmbeddingCache:
 
 def _text_hash(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
+
+
+class Embedder:
+    """Embeds the texts that a cache lacks.
+
+    Attributes:
+        encoder: gives the encoder. Only the first text to embed takes one: torch and the device, which is checked
+            then, take longer than a small file.
+        counts: "texts_embedded" and "texts_cut" (of those).
+    """
+
+    def __init__(self, load: Callable[[], encoder.Encoder], batch_size: int | None, cache: EmbeddingCache | None):
+        self.encoder = functools.cache(load)
+        self.cache, self._batch_size = cache, batch_size
+        self.counts: Counter[str] = Counter()
+
+    def embed(self, texts: list[str], progress: Progress) -> np.ndarray:
+        """The embeddings (len(texts), D) of distinct texts."""
+        known = self.cache.get(texts) if self.cache else {}
+        progress.update(len(known))
+        new = [text for text in texts if text not in known]
+        self.counts.update(texts_embedded=len(new), texts_cut=0)
+        if new:
+            computed, num_cut = encoder.embed_texts(self.encoder(), new, self._batch_size, progress)
+            self.counts.update(texts_cut=num_cut)
+            if self.cache:
+                self.cache.add(new, computed)
+            if not known:
+                return computed
+            known.update(zip(new, computed, strict=True))
+        return np.stack([known[text] for text in texts])

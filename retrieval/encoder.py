@@ -19,7 +19,7 @@ import numpy as np
 from utils.cli import UserError
 from utils.cli.progress import Progress
 from utils.models.devices import has_gpu
-from utils.models.hub import cached_commit, skipping_absent_hub
+from utils.models.hub import pinned_source, skipping_absent_hub
 
 FULL_LENGTH = 512  # tokens: what one unit of --batch_size stands for
 GPU_BATCH_SIZE = 64
@@ -38,16 +38,12 @@ Batch = tuple[list[int], list[np.ndarray]]  # rows of texts, and the token ids o
 
 @dataclass(frozen=True)
 class Encoder:
-    """A loaded model with its tokenizer; texts are cut at `max_length` tokens, special ones included.
-
-    Attributes:
-        replicas: copies of the model on further GPUs; the batches are shared out among all.
-    """
+    """A loaded model with its tokenizer."""
 
     model: Any
     tokenizer: Any
-    max_length: int
-    replicas: tuple[Any, ...] = ()
+    max_length: int  # tokens at which texts are cut, special ones included
+    replicas: tuple[Any, ...] = ()  # copies of the model on further GPUs; the batches are shared out among all
 
     @property
     def device(self) -> str:
@@ -71,9 +67,8 @@ def load_encoder(
         UserError: there is no GPU, or one that torch cannot use; the model cannot be loaded, or it reads fewer than
             `max_length` tokens; or a GPU has no memory left for it.
     """
-    # Weights come from safetensors where there are any. A model that has only pytorch_model.bin is read by
-    # torch.load(weights_only=True), transformers' default, so no pickled code is run; but transformers would then
-    # also ask the hub, from a background thread, to convert the model.
+    # A model that has only pytorch_model.bin is read by torch.load(weights_only=True), transformers' default, so no
+    # pickled code is run; but transformers would then also ask the hub, from a background thread, to convert the model.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     import torch
     import transformers
@@ -83,16 +78,14 @@ def load_encoder(
     if not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()
     devices = pick_devices(device)
-    revision = cached_commit(model_name, cache_dir) or "main"
-    source = {"cache_dir": cache_dir, "revision": revision, "trust_remote_code": False}
+    source = pinned_source(model_name, cache_dir)
     # torch's fused attention is slower in bfloat16 on a CPU than the products one after the other (half as fast).
     attention = "eager" if (devices, dtype) == (["cpu"], "bfloat16") else None
     settings = {"dtype": getattr(torch, dtype), "attn_implementation": attention, "output_loading_info": True}
     try:
         with skipping_absent_hub(model_name):
             config = transformers.AutoConfig.from_pretrained(model_name, **source)
-            limit = getattr(config, "max_position_embeddings", max_length)
-            if max_length > limit:
+            if max_length > (limit := getattr(config, "max_position_embeddings", max_length)):
                 raise UserError(f"{model_name}: reads at most {limit} tokens; give --max_length {limit} or less")
             tokenizer = transformers.AutoTokenizer.from_pretrained(model_name, **source)
             model, report = transformers.AutoModel.from_pretrained(model_name, **settings, **source)
@@ -128,12 +121,11 @@ def pick_devices(device: str) -> list[str]:
     """Where the model and its replicas go; UserError if one is asked for that is not there, or that torch can't use."""
     import torch
 
-    on_gpu = device != "cpu" and has_gpu()
-    if device == "cuda" and not on_gpu:
+    if device != "cpu" and has_gpu():
+        return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    if device == "cuda":
         raise UserError("--device cuda: torch sees no GPU here")
-    if not on_gpu:
-        return ["cpu"]
-    return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    return ["cpu"]
 
 
 def embed_texts(
@@ -142,7 +134,6 @@ def embed_texts(
     """Embed every text: the mean of the last hidden state over its tokens, not normalised.
 
     Args:
-        texts: any order, best without repeats; texts of similar length are batched together.
         batch_size: how many texts of 512 tokens a batch may hold (of shorter ones more). None is 64 on a GPU, and
             2 a thread on a CPU, where a larger one counts as that. It changes scores by no more than rounding.
 
@@ -226,10 +217,7 @@ def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[np.ndarray],
 
 
 def _embed_batches(encoder: Encoder, batches: Iterator[Batch]) -> Iterator[tuple[list[int], np.ndarray]]:
-    """The rows of every batch and their embeddings, in order.
-
-    With replicas each model takes the next batch when it is done with one.
-    """
+    """The rows of every batch and their embeddings, in order; each replica takes the next batch when it has none."""
     pad = encoder.tokenizer.pad_token_id
     if not encoder.replicas:  # in this thread, where a signal ends it at once
         yield from ((rows, _embed_batch(encoder.model, pad, token_ids)) for rows, token_ids in batches)

@@ -1,27 +1,96 @@
-"""How the tests share the machine: `make test` runs them in one process a core (pytest-xdist).
+"""How the tests share the machine: `make test` runs them in one process a core and one more (pytest-xdist).
 
 The tests of a file run one after the other in one of these processes, so that they share what its fixtures made. Those
 with a language model are one group, and so run one at a time. What takes longest begins first.
 """
 
+import gc
 import os
 import re
 import signal
+from contextlib import contextmanager
+from functools import cache
 from pathlib import PurePath
 
 import pytest
+from zygote import Zygote
+
+from utils.files import manifest
 
 # Every process of a run has a core to itself, and so do the processes it starts: more threads would only wait for each
 # other. Set before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB: else a quarter of the free memory
+# The tests' servers speak plain HTTP on loopback. Every client would read all authorities, which takes longer than most
+# of its requests; here is a folder without any.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = os.path.dirname(__file__)
 
 # More processes than this would be through long before the longest group.
 MOST_PROCESSES = 16
 # Files with tests that load a language model into an engine: whole ones, since a scheduler knows tests by name alone.
-ENGINE = {"test_engines", "test_model_cache", "test_prepare_demo_models"}
+ENGINE = {"test_engines", "test_learnt_planner", "test_model_cache", "test_prepare_demo_models"}
 # Files that would be through last: what makes groups of their tests, found in the names.
 CASES = "baselines|evaluate_responses|planpers|rank_dataset bm25|rank_dataset|merge_shards"
 SPLIT = {"test_crashes": CASES, "test_damage": CASES}
+# What the scripts import to load a small model, but for vllm.
+WARM = (
+    "openai.resources.chat", "anyio._backends._asyncio", "transformers.models.auto", "transformers.models.bert",
+    "transformers.models.qwen2.modeling_qwen2", "transformers.models.bert.modeling_bert", "jinja2.sandbox",
+    "retrieval.rank_dataset", "retrieval.encoder", "retrieval.embedding_cache", "retrieval.rankers",
+    "utils.planner.trainer", "train_planner", "baselines", "planpers", "evaluate_responses", "utils.evaluate_plans",
+    "utils.preflight",
+)  # fmt: skip
+API = (
+    "openai.resources.chat",
+    "anyio._backends._asyncio",
+    "baselines",
+    "planpers",
+    "evaluate_responses",
+    "utils.merge_shards",
+)
+VLLM = (
+    "vllm.v1.engine.async_llm", "vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor", "vllm.lora.request",
+    "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.llama", "vllm.model_executor.models.qwen2", "xgrammar",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory):
+    """A process that has imported what takes seconds: its forks are runs of the scripts, with no cache and offline."""
+    with start_zygote(tmp_path_factory.mktemp("warm"), *WARM) as zygote:
+        yield zygote
+
+
+@pytest.fixture(scope="session")
+def warm_api(tmp_path_factory):
+    """The same, which has imported what a script needs behind an API, and no more: its forks are the quickest."""
+    with start_zygote(tmp_path_factory.mktemp("warm_api"), *API) as zygote:
+        yield zygote
+
+
+@pytest.fixture(scope="session")
+def warm_engine(tmp_path_factory):
+    """What `warm` is, which has imported vllm too: a script and its engine start in 3 seconds."""
+    with start_zygote(tmp_path_factory.mktemp("warm_engine"), *WARM, *VLLM) as zygote:
+        yield zygote
+
+
+@pytest.fixture(scope="session", autouse=True)
+def looked_up_once():
+    """What every manifest looks up of this machine: git and the packages' metadata take longer than most runs here."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_versions", "_git_commit"):
+            patch.setattr(manifest, name, cache(getattr(manifest, name)))
+        yield
+
+
+@contextmanager
+def start_zygote(folder, *modules):
+    places = {"HOME": str(folder), "HF_HOME": str(folder / "hf"), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    zygote = Zygote(folder, *modules, **places, HF_HUB_OFFLINE="1")
+    yield zygote
+    zygote.close()
 
 
 def pytest_configure():
@@ -31,8 +100,8 @@ def pytest_configure():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """One for each core that this process may use, which can be fewer than the machine has."""
-    return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+    """One for each core that this process may use, which can be fewer than are here, and one more: many tests wait."""
+    return min(len(os.sched_getaffinity(0)) + 1, MOST_PROCESSES)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -51,6 +120,10 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_collection_modifyitems(config, items):
     if hasattr(config, "workerinput"):  # this is one of several processes
         items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("engine", "slow")])
+
+
+def pytest_collection_finish():
+    gc.freeze()  # else every collection goes through thousands of tests, and through torch
 
 
 def group_of(nodeid):

@@ -54,7 +54,7 @@ def test_the_script_takes_the_command(command):
 
 def test_every_script_has_a_command():
     scripts = {str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.py"), *ROOT.glob("*/*.py"))
-               if "def build_parser" in path.read_text(encoding="utf-8") and path.parent.name != "tests"}  # fmt: skip
+               if "def build_parser" in path.read_text(encoding="utf-8") and path.parent != ROOT / "tests"}  # fmt: skip
     shown = {script for command in COMMANDS for script, *_ in commands_of(command)}
     assert scripts - {"utils/prepare_demo_models.py"} == shown - {"mine.py"}  # `make models` runs that one
 
@@ -139,5 +139,5 @@ def test_the_readme_leads_to_every_page():
 
 
 def test_files_it_names_exist():
-    for name in set(re.findall(r"`((?!vllm/|flashinfer/|xgrammar/|mine)[\w/]+\.(?:py|txt|md))`", PAGES)):
+    for name in set(re.findall(r"`((?!vllm/|flashinfer/|xgrammar/|mine|gpu_report)[\w/]+\.(?:py|txt|md))`", PAGES)):
         assert (ROOT / name).exists(), name

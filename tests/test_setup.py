@@ -17,7 +17,7 @@ from utils.check_machine import GB, find_note, find_problem, look, read_memory
 ROOT = Path(__file__).resolve().parent.parent
 NOT_OURS = {"demo", "cache", "__pycache__"}  # made by tools and runs, as are names with a dot in front
 CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time"}
-TARGETS = {"help", "setup", "models", "demo", "test", "test-fast", "bench", "lint", "clean"}
+TARGETS = {"help", "setup", "models", "demo", "test", "test-fast", "test-gpu", "bench", "lint", "clean"}
 TORCH_ERRORS = ["torch-errors", "torch-errors-2"]  # in .venv: pip's over its own indexes, over PyTorch's
 # Packages that are called otherwise than what is imported.
 NAMES = {"xdist": "pytest-xdist", "rouge_score": "rouge-score", "sklearn": "scikit-learn"}
@@ -138,6 +138,18 @@ def test_with_a_gpu_the_other_file_is_installed(checkout):
     done = make(checkout, "setup")
     assert done.returncode == 0, done.stderr
     assert done.calls == ["install -qq -r requirements.txt"]
+
+
+def test_what_waits_for_a_gpu_is_run_where_there_is_one(checkout):
+    done = make(checkout, "test-gpu")
+    assert (done.returncode, done.calls, done.stderr) == (0, [], "")
+    assert done.stdout == "test-gpu: no GPU is here (nvidia-smi lists none), so nothing is run\n"
+    write_script(checkout / "bin/nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-1)'\n")
+    write_script(checkout / "bin/python", PYTHON.replace('"-m pip"', '"-m p"'))  # logs pytest too
+    done = make(checkout, "test-gpu")
+    assert done.returncode == 0, done.stderr
+    assert done.calls[0] == "install -qq -r requirements.txt"
+    assert done.calls[-1] == "-m pytest -q tests/gpu --device cuda"
 
 
 def test_the_choice_can_be_made_by_hand(checkout):

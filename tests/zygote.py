@@ -14,6 +14,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -32,24 +33,35 @@ SECONDS = 600  # for a run to end: one that takes longer hangs, on the busiest m
 class Zygote:
     """One run at a time."""
 
-    def __init__(self, folder: Path, *modules: str):
-        """Import `modules` once; what the runs print goes to `folder`."""
-        self._printed = {name: folder / name for name in ("stdout", "stderr")}
+    def __init__(self, folder: Path, *modules: str, **environment: str):
+        """Import `modules` once, with these variables; what the runs read and print is in `folder`."""
+        self.folder = folder
+        self._streams = {name: folder / name for name in ("stdin", "stdout", "stderr")}
         command = [sys.executable, __file__, *modules]
-        self._process = subprocess.Popen(command, cwd=ROOT, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | environment, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
 
     def close(self) -> None:
         self._process.stdin.close()
         self._process.wait(SECONDS)
         self._process.stdout.close()
 
-    def start(self, module: str, arguments: Sequence[object], **setup: Any) -> "Run":
-        """Begin a run of the script that is this module, after functions of this file with their arguments."""
+    def start(self, script: str, arguments: Sequence[object], stdin: str = "", **setup: Any) -> "Run":
+        """Begin a run of a script (its path from the root, or its module), after functions of this file."""
+        module = script.removesuffix(".py").replace("/", ".")
         words = list(map(str, arguments))
-        printed = {name: str(path) for name, path in self._printed.items()}
-        line = json.dumps({"module": module, "arguments": words, "setup": setup, **printed})
+        self._streams["stdin"].write_text(stdin)
+        streams = {name: str(path) for name, path in self._streams.items()}
+        line = json.dumps({"module": module, "arguments": words, "setup": setup, **streams})
         self._process.stdin.write(line.encode() + b"\n")
-        return Run(int(self._read()), self._read, self._printed)
+        return Run(int(self._read()), self._read, self._streams)
+
+    def run(self, script: str, arguments: Sequence[object], stdin: str = "", **setup: Any) -> "Run":
+        """A run from its begin to its end."""
+        run = self.start(script, arguments, stdin, **setup)
+        run.wait()
+        return run
 
     def _read(self, seconds: float = SECONDS) -> bytes:
         """The next line of the zygote."""
@@ -63,11 +75,11 @@ class Run:
 
     Attributes:
         returncode: as subprocess has it, less than 0 for a signal; None before `wait`.
-        errors: what it wrote to stderr, after `wait`.
+        printed, errors: what it wrote to stdout and to stderr, after `wait`.
     """
 
-    def __init__(self, pid: int, read: Any, printed: dict[str, Path]):
-        self.pid, self._read, self._printed = pid, read, printed
+    def __init__(self, pid: int, read: Any, streams: dict[str, Path]):
+        self.pid, self._read, self._streams = pid, read, streams
         self.returncode: int | None = None
 
     def send(self, signum: int) -> None:
@@ -87,8 +99,12 @@ class Run:
         return self.returncode
 
     @property
+    def printed(self) -> str:
+        return self._streams["stdout"].read_text(encoding="utf-8")
+
+    @property
     def errors(self) -> str:
-        return self._printed["stderr"].read_text(encoding="utf-8")
+        return self._streams["stderr"].read_text(encoding="utf-8")
 
 
 # In the zygote
@@ -111,7 +127,7 @@ def main() -> None:
 def become(run: dict[str, Any]) -> NoReturn:
     """Run the script in this process, and leave it."""
     for number, path, flags in (
-        (0, os.devnull, os.O_RDONLY),
+        (0, run["stdin"], os.O_RDONLY),
         (1, run["stdout"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
         (2, run["stderr"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
     ):
@@ -136,6 +152,36 @@ def become(run: dict[str, Any]) -> NoReturn:
 
 
 # What may be done to a run before it begins
+
+
+def live_in(place: tuple[str, dict[str, str]]) -> None:
+    """Have this working folder and this environment. What a module that is imported already made of its own stays."""
+    folder, environment = place
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def do(code: str) -> None:
+    """What a script around this one would do."""
+    exec(code, {})
+
+
+def be_two(_: None) -> None:
+    """Become two processes that know each other, as torch's launcher starts them; the first ends after the second."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    second = os.fork()
+    rank = str(int(second == 0))
+    os.environ.update(address, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", RANK=rank, LOCAL_RANK=rank)
+    if second:
+        atexit.register(lambda: os.waitpid(second, 0)[1] == 0 or os._exit(1))
+
+
+def look_at_models(_: None) -> None:
+    """Have vLLM look at a model's class here: for each architecture it starts a process once, which keeps CUDA out."""
+    import_module("vllm.model_executor.models.registry")._run_in_subprocess = lambda look: look()
 
 
 def limit_file_size(size: int) -> None:

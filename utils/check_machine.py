@@ -47,38 +47,31 @@ def find_problem(found, kind):
     """
     if found["system"] != "Linux":
         name = {"Darwin": "macOS"}.get(found["system"], found["system"])
-        return "this is {}, and vllm's wheels are for Linux: {}; on Windows, WSL 2 is one".format(name, CONTAINER)
+        return "this is %s, and vllm's wheels are for Linux: %s; on Windows, WSL 2 is one" % (name, CONTAINER)
     if found["processor"] not in PROCESSORS:
-        return "this processor is {}, and vllm has wheels for x86_64 and aarch64: {}".format(
-            found["processor"], CONTAINER
-        )
+        return "this processor is %s, and vllm has wheels for x86_64 and aarch64: %s" % (found["processor"], CONTAINER)
     if kind == "cpu" and found["processor"] == "x86_64" and "avx2" not in found["features"]:
         return "this processor lacks AVX2, which vllm's CPU build is compiled for: use a machine that has it"
     if not PYTHONS[0] <= found["python"] <= PYTHONS[1]:
-        return (
-            "{} is Python {}, and the pinned packages are for 3.11 to 3.14: "
-            "name one of these, as in `make setup PYTHON=python3.12`"
-        ).format(found["executable"], dotted(found["python"]))
+        way_out = "name one of these, as in `make setup PYTHON=python3.12`"
+        here = "%s is Python %s" % (found["executable"], dotted(found["python"]))
+        return "%s, and the pinned packages are for 3.11 to 3.14: %s" % (here, way_out)
     if not found["has_venv"]:
-        return "{} has no venv with pip: install it (Debian, Ubuntu: apt install python3-venv)".format(
-            found["executable"]
-        )
+        way_out = "install it (Debian, Ubuntu: apt install python3-venv)"
+        return "%s has no venv with pip: %s" % (found["executable"], way_out)
     if found["glibc"] is None or found["glibc"] < GLIBC:
-        here = "no glibc (musl?)" if found["glibc"] is None else "glibc {}".format(dotted(found["glibc"]))
-        return "this system has {}, and vllm's wheels need 2.28 or newer (Debian 10, Ubuntu 20.04, RHEL 8): {}".format(
-            here, CONTAINER
-        )
+        here = "no glibc (musl?)" if found["glibc"] is None else "glibc " + dotted(found["glibc"])
+        needed = "2.28 or newer (Debian 10, Ubuntu 20.04, RHEL 8)"
+        return "this system has %s, and vllm's wheels need %s: %s" % (here, needed, CONTAINER)
     here, elsewhere = DISK[kind]
     if found["shares_disk"]:
         here, elsewhere = here + elsewhere, 0
     if found["free"] < here:
-        return "{:.0f} GB are free in this folder, and .venv and the demo need {:.0f}: free some, or move it".format(
-            found["free"] // GB, here // GB
-        )
+        sizes = (found["free"] // GB, here // GB)
+        return "%d GB are free in this folder, and .venv and the demo need %d: free some, or move it" % sizes
     if found["free_for_downloads"] < elsewhere:
-        return "{:.0f} GB are free in {}, and pip's downloads need {:.0f}: name another folder by TMPDIR".format(
-            found["free_for_downloads"] // GB, tempfile.gettempdir(), elsewhere // GB
-        )
+        sizes = (found["free_for_downloads"] // GB, tempfile.gettempdir(), elsewhere // GB)
+        return "%d GB are free in %s, and pip's downloads need %d: name another folder by TMPDIR" % sizes
     return None
 
 
@@ -86,11 +79,8 @@ def find_note(found, kind):
     """What is said of too little memory, None where there is enough: other programs may have it for now."""
     if kind == "gpu" or found["memory"] is None or found["memory"] >= DEMO_MEMORY:
         return None
-    return (
-        "{:.1f} GB of memory are free, and the demo takes up to {:.0f}: end other programs before `make demo`".format(
-            found["memory"] / float(GB), DEMO_MEMORY // GB
-        )
-    )
+    sizes = (found["memory"] / float(GB), DEMO_MEMORY // GB)
+    return "%.1f GB of memory are free, and the demo takes up to %d: end other programs before `make demo`" % sizes
 
 
 def dotted(version):
@@ -125,9 +115,8 @@ def has_venv():
 
 
 def free_space(folder):
-    """Bytes that a user may still write there."""
     found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    return found.f_bavail * found.f_frsize  # what a user may still write, in bytes
 
 
 def read_memory(folder="/proc", limits="/sys/fs/cgroup"):
@@ -150,12 +139,9 @@ def main(argv):
         kind = "cpu" if any(line.startswith("torch==") and "+cpu" in line for line in file) else "gpu"
     found = look()
     problem, note = find_problem(found, kind), find_note(found, kind)
-    if problem:
-        sys.stderr.write("error: {}\n".format(problem))
-        return 1
-    if note:
-        sys.stderr.write("note: {}\n".format(note))
-    return 0
+    if problem or note:
+        sys.stderr.write("error: %s\n" % problem if problem else "note: %s\n" % note)
+    return 1 if problem else 0
 
 
 if __name__ == "__main__":

@@ -36,13 +36,12 @@ QUESTIONS = {tuple(stem.rsplit("_", 1)): printed["questions"] for stem, printed 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = cli.make_parser(__doc__)
-    parser.add_argument("--dataset_save_directory", required=True, metavar="DIR", help="where the nine files go")
-    parser.add_argument("--cache_dir", default="./cache", help="where the hub's own files are kept (%(default)s)")
-    parser.add_argument(
-        "--dataset_name", default="alireza7/LaMP-QA", help="hub name, or a folder with a copy of it (%(default)s)"
-    )
-    parser.add_argument("--revision", help="branch, tag or commit on the hub (default: the newest)")
-    parser.add_argument("--overwrite", action="store_true", help="replace an output that was made with other settings")
+    add = parser.add_argument
+    add("--dataset_save_directory", required=True, metavar="DIR", help="where the nine files go")
+    add("--cache_dir", default="./cache", help="where the hub's own files are kept (%(default)s)")
+    add("--dataset_name", default="alireza7/LaMP-QA", help="hub name, or a folder with a copy of it (%(default)s)")
+    add("--revision", help="branch, tag or commit on the hub (default: the newest)")
+    add("--overwrite", action="store_true", help="replace an output that was made with other settings")
     return parser
 
 
@@ -66,18 +65,14 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if not args.overwrite:
         check_commits(outputs.values(), source)
-    described = describe_run(vars(args), {}, None)  # it takes longer than a small file
+    run = describe_run(vars(args), {}, None)  # it takes longer than a small file
     for (category, split), path in outputs.items():
-        make_file(source, category, split, path, args.overwrite, described)
+        make_file(source, category, split, path, args.overwrite, run)
     return 0
 
 
 def is_the_users_own(path: Path) -> bool:
-    """There without a manifest, so not written by this script: left alone, and said so.
-
-    Raises:
-        UserError: it does not end as a JSON array does.
-    """
+    """There without a manifest, so not written by this script: left alone, and said so; UserError where cut short."""
     if not path.is_file() or read_manifest(path) is not None:
         return False
     with path.open("rb") as file:
@@ -92,51 +87,38 @@ def check_commits(outputs: Iterable[Path], source: Source) -> None:
     """Raise UserError where finished files are of another commit than the source: no mix is made of two."""
     manifests = {path: read_manifest(path) for path in outputs if path.exists()}
     commits = {path: found["fingerprint"].get("commit") for path, found in manifests.items() if found}
-    others = {path: commit for path, commit in commits.items() if commit not in (None, source.commit)}
-    if not others or source.commit is None:
-        return
-    path, commit = next(iter(others.items()))
-    more = f" ({len(others) - 1} more files differ too)" if len(others) > 1 else ""
-    raise UserError(
-        f"{path}: made from commit {commit}; {source.name} is at {source.commit}{more}\n"
-        f"  --revision {commit} goes on with that one, --overwrite makes all of them anew"
-    )
+    others = [path for path, commit in commits.items() if commit not in (None, source.commit)]
+    if others and source.commit is not None:
+        path, commit = others[0], commits[others[0]]
+        more = f" ({len(others) - 1} more files differ too)" if len(others) > 1 else ""
+        raise UserError(
+            f"{path}: made from commit {commit}; {source.name} is at {source.commit}{more}\n"
+            f"  --revision {commit} goes on with that one, --overwrite makes all of them anew"
+        )
 
 
-def make_file(
-    source: Source, category: str, split: str, path: Path, overwrite: bool, described: dict[str, Any]
-) -> None:
-    """Put one file in place with its manifest, whole or not at all, and say how many questions it holds.
-
-    Args:
-        described: the part of the manifest that is the run's.
-    """
+def make_file(source: Source, category: str, split: str, path: Path, overwrite: bool, run: dict[str, Any]) -> None:
+    """Put one file in place, whole or not at all, and its manifest, which begins with `run`; say what it holds."""
     check_writable(path)
     lock = Lock(path)
-    try:
-        names = files_of(source, category, split)
-        fingerprint = {"dataset_name": source.name, "commit": source.commit, "category": category, "split": split}
-        if source.commit is None:  # its content alone tells a folder from another
-            fingerprint |= {"dataset_name": "a folder", "sha256": [file_hash(source.folder / name) for name in names]}
-        if prepare_output(path, fingerprint, overwrite):
-            print(f"{path}: already there, left alone")
-            return
-        started = time.monotonic()
-        files = [fetch(source, name) for name in names]
-        hashes = [checked_hash(file) for file in files]
-        num_questions = write_questions(source, files, path, f"{category}, {split}")
-        figures = {
-            "questions": num_questions,
-            "source_sha256": dict(zip(names, hashes, strict=True)),
-            "wall_seconds": round(time.monotonic() - started, 3),
-        }
-        publish_staged(path, {**described, "fingerprint": fingerprint, **figures})
-    finally:
-        lock.release()
+    names = files_of(source, category, split)
+    fingerprint = {"dataset_name": source.name, "commit": source.commit, "category": category, "split": split}
+    if source.commit is None:  # its content alone tells a folder from another
+        fingerprint |= {"dataset_name": "a folder", "sha256": [file_hash(source.folder / name) for name in names]}
+    if prepare_output(path, fingerprint, overwrite):
+        print(f"{path}: already there, left alone")
+        return
+    started = time.monotonic()
+    files = [fetch(source, name) for name in names]
+    hashes = {name: checked_hash(file) for name, file in zip(names, files, strict=True)}
+    questions = write_questions(source, files, path, f"{category}, {split}")
+    figures = {"questions": questions, "source_sha256": hashes, "wall_seconds": round(time.monotonic() - started, 3)}
+    publish_staged(path, {**run, "fingerprint": fingerprint, **figures})
+    lock.release()
     expected = QUESTIONS[category, split]
-    note = "" if num_questions == expected else f"; the paper's Table 1 says {expected}"
+    note = "" if questions == expected else f"; the paper's Table 1 says {expected}"
     at = f" of commit {source.commit[:12]}" if source.commit else ""
-    print(f"{path}: {num_questions} questions{at}{note}", flush=True)
+    print(f"{path}: {questions} questions{at}{note}", flush=True)
 
 
 def checked_hash(path: Path) -> str:
@@ -154,21 +136,17 @@ def write_questions(source: Source, files: list[Path], path: Path, what: str) ->
     try:
         return write_array(staged_path(path), (record for file in files for record in read_records(file)), indent=4)
     except (ValueError, RecursionError) as error:
-        reason = describe_damage(files) or str(error).splitlines()[0]
+        reason = error
+        try:  # the reader of datasets says what is wrong, and where
+            for file in files:
+                if file.suffix != ".parquet":
+                    read_dataset(file)
+        except UserError as refusal:
+            reason = refusal
         blobs = " ".join(os.path.normpath(cached_blob(file)) for file in files)
         again = "copy it again" if source.commit is None else f"delete {blobs} to have it fetched again"
-        raise UserError(f"{source.name}, {what}: cannot be downloaded: {reason}\n  {again}") from None
-
-
-def describe_damage(files: list[Path]) -> str | None:
-    """What the reader of datasets says against the first of these that it refuses."""
-    for file in files:
-        if file.suffix != ".parquet":
-            try:
-                read_dataset(file)
-            except UserError as error:
-                return str(error).splitlines()[0]
-    return None
+        problem = f"cannot be downloaded: {str(reason).splitlines()[0]}"
+        raise UserError(f"{source.name}, {what}: {problem}\n  {again}") from None
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:

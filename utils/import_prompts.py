@@ -18,11 +18,12 @@ import argparse
 import ast
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from string import Formatter
+from typing import NamedTuple
 
-from prompts import PUBLIC_CODE, load_prompt, parse_prompt
+from prompts import load_prompt, parse_prompt
 from utils import cli
+from utils.benchmarks.lampqa import PUBLIC_CODE
 from utils.cli import UserError
 from utils.files.json_files import read_text
 from utils.files.writing import fill_folder, write_synced
@@ -65,11 +66,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def read_prompts(code_dir: Path) -> dict[str, str]:
-    """The text of each prompt's file, by the prompt's name.
-
-    Raises:
-        UserError: a file, a function, a constant or a placeholder is missing, or of another shape than at `COMMIT`.
-    """
+    """The text of each prompt's file, by the prompt's name; UserError where anything is of another shape than meant."""
     if not code_dir.is_dir():
         raise UserError(f"--code_dir {code_dir}: no such folder")
     try:
@@ -81,7 +78,10 @@ def read_prompts(code_dir: Path) -> dict[str, str]:
 
 def read_prompt(name: str, source: "Source", function_name: str) -> str:
     function = source.function(function_name)
-    parts = {role: as_template(source.message(function, role)) for role in ("system", "user")}
+    parts = {}
+    for role in ("system", "user"):  # our placeholders are called as the records' fields are in the public code
+        pieces = source.message(function, role)
+        parts[role] = "".join(piece if isinstance(piece, str) else f"{{{piece.name}}}" for piece in pieces)
     if "{profile}" in parts["user"]:
         source.check_posts(function)
     if name == "planner":
@@ -89,15 +89,9 @@ def read_prompt(name: str, source: "Source", function_name: str) -> str:
     text = "".join(f"[{role}]\n{content}\n" for role, content in parts.items()) + "[end]\n"
     prompt = parse_prompt(f"lampqa/{name}", text, f"{source.path}: what {function_name} builds")
     if (prompt.system, prompt.user) != (parts["system"], parts["user"]) or "\r" in text:
-        raise source.refusal(
-            f"{function_name} has a text with a line [user] or the like, or a carriage return", function
-        )
+        problem = f"{function_name} has a text with a line [user] or the like, or a carriage return"
+        raise source.refusal(problem, function)
     return text
-
-
-def as_template(pieces: "Pieces") -> str:
-    """A text with our placeholders, which are called as the records' fields are in the public code."""
-    return "".join(piece if isinstance(piece, str) else f"{{{piece.name}}}" for piece in pieces)
 
 
 def is_finished(output: Path, files: dict[str, str]) -> bool:
@@ -113,8 +107,7 @@ def is_finished(output: Path, files: dict[str, str]) -> bool:
 # What stands in the public code
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """What is filled into a text: a field of a record, or a variable."""
 
     name: str
@@ -154,7 +147,7 @@ class Source:
         if not values:
             raise self.refusal(f"has no constant {name}")
         pieces = self.pieces(values[-1], self.tree)
-        if not all(isinstance(piece, str) for piece in pieces) or _grows(self.tree.body, name):
+        if not _is_fixed(pieces) or _grows(self.tree.body, name):
             raise self.refusal(f"{name} is not a text that stands there as a whole", values[-1])
         return "".join(pieces)
 
@@ -210,8 +203,8 @@ class Source:
         found = []
         for node in ast.walk(function):
             if isinstance(node, ast.Dict):
-                entries = {key.value: value for key, value in zip(node.keys, node.values, strict=True) if _is_text(key)}
-                if _is_text(entries.get("role")) and entries["role"].value == role and "content" in entries:
+                entries = dict(zip(map(_text, node.keys), node.values, strict=True))
+                if _text(entries.get("role")) == role and "content" in entries:
                     found.append(entries["content"])
         if len(found) != 1:
             raise self.refusal(f"{function.name} has {len(found)} messages of the role {role}, not one", function)
@@ -220,7 +213,7 @@ class Source:
     def check_posts(self, function: ast.FunctionDef) -> None:
         """Raise UserError where posts are joined otherwise than `prompts.join_posts` does."""
         joined = [node.value for node in ast.walk(function) if isinstance(node, ast.Attribute) and node.attr == "join"]
-        if [node.value for node in joined if _is_text(node)] != ["\n\n"]:
+        if [text for text in map(_text, joined) if text is not None] != ["\n\n"]:
             raise self.refusal(f"{function.name} joins the posts otherwise than by an empty line", function)
 
     def lead_in(self, function: ast.FunctionDef) -> str:
@@ -230,27 +223,28 @@ class Source:
         is_list = isinstance(aspects, Field) and _grows(lines, aspects.name) and len(lines) == 1
         if not is_list or self.pieces(lines[0].value, function) != ["- ", Field("aspect"), "\n"]:
             raise self.refusal(f"{function.name}: the target does not end in a line '- title' an aspect", function)
-        if not all(isinstance(piece, str) for piece in before):
+        if not _is_fixed(before):
             raise self.refusal(f"{function.name}: the target's lead-in is not a fixed text", function)
         return "".join(before)
 
 
-def _is_text(node: ast.AST | None) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+def _is_fixed(pieces: Pieces) -> bool:
+    return all(isinstance(piece, str) for piece in pieces)
+
+
+def _text(node: ast.AST | None) -> str | None:
+    """The text of a string; None for anything else."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
 def _assigned(nodes: Iterable[ast.AST], name: str) -> list[ast.expr]:
     """The values that a name is given, in their order."""
     assignments = [node for node in nodes if isinstance(node, ast.Assign)]
-    return [node.value for node in assignments for target in node.targets if _is_name(target, name)]
+    return [node.value for node in assignments for target in node.targets if getattr(target, "id", None) == name]
 
 
 def _grows(nodes: Iterable[ast.AST], name: str) -> bool:
-    return any(isinstance(node, ast.AugAssign) and _is_name(node.target, name) for node in nodes)
-
-
-def _is_name(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
+    return any(isinstance(node, ast.AugAssign) and getattr(node.target, "id", None) == name for node in nodes)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ where the shards' manifests say it was, and must not have changed since.
 
 import argparse
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.benchmarks import task_of
-from utils.benchmarks.task import Metric, Record
+from utils.benchmarks.task import Record
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.files.fingerprints import REPORTED, differences
-from utils.files.journal import Journal, Key
+from utils.files.journal import Key, journal_path
 from utils.files.journal_lines import read_journal
 from utils.files.manifest import file_hash, manifest_of, read_manifest
-from utils.files.outputs import OutputFile, Piece, Pieces, is_failed
+from utils.files.outputs import OutputFile, Pieces, is_failed
 from utils.generation.driver import describe_records
 from utils.records.datasets import read_dataset, select_questions
 from utils.records.responses import collect_responses, read_plans, read_responses
@@ -40,32 +40,27 @@ from utils.scoring.verdicts import is_outdated
 
 @dataclass(frozen=True)
 class Shard:
-    """What one shard has finished, by key, under the settings of its fingerprint.
-
-    Attributes:
-        manifest: empty where it is unfinished.
-    """
+    """What one shard has finished."""
 
     path: str
     fingerprint: dict[str, Any]
     entries: Pieces
-    manifest: dict[str, Any]
+    manifest: dict[str, Any]  # empty where it is unfinished
 
 
 def build_parser() -> argparse.ArgumentParser:
+    # fmt: off
     parser = cli.make_parser(__doc__)
-    parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="dataset that the shards worked on")
-    parser.add_argument("--shard_addr", required=True, nargs="+", metavar="FILE", help="outputs or journals of shards")
-    parser.add_argument("--output_addr", required=True, metavar="FILE", help="where the merged file goes")
-    parser.add_argument(
-        "--response_addr",
-        nargs="+",
-        metavar="FILE",
-        help="what was judged, for scores made with --allow_partial (default: where the shards' manifests say)",
-    )
-    group = parser.add_argument_group("run")
-    group.add_argument("--limit", type=cli.positive_int, metavar="N", help="only the first N questions (default: all)")
-    group.add_argument("--overwrite", action="store_true", help="replace an output that was made with other settings")
+    add = parser.add_argument
+    add("--inputs_addr", required=True, metavar="FILE", help="dataset that the shards worked on")
+    add("--shard_addr", required=True, nargs="+", metavar="FILE", help="outputs or journals of shards")
+    add("--output_addr", required=True, metavar="FILE", help="where the merged file goes")
+    add("--response_addr", nargs="+", metavar="FILE",
+        help="what was judged, for scores made with --allow_partial (default: where the shards' manifests say)")
+    add = parser.add_argument_group("run").add_argument
+    add("--limit", type=cli.positive_int, metavar="N", help="only the first N questions (default: all)")
+    add("--overwrite", action="store_true", help="replace an output that was made with other settings")
+    # fmt: on
     return parser
 
 
@@ -76,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     fingerprint = shared_fingerprint(shards)
     kind, strategy = kind_of(fingerprint, shards[0].path), fingerprint.get("strategy")
     records = read_dataset(args.inputs_addr, needs=[strategy] if strategy else [])
-    metric = task_of(args.inputs_addr, records).metrics[strategy] if strategy else None
+    task = task_of(args.inputs_addr, records)
     if fingerprint["inputs"] != file_hash(args.inputs_addr):
         raise UserError(f"{args.inputs_addr}: not the dataset that {shards[0].path} was made from")
     entries = merge_entries(shards)
@@ -87,26 +82,31 @@ def main(argv: list[str] | None = None) -> int:
         cli.check_outputs([args.output_addr], args.response_addr)
         responses = [read_responses(path) for path in args.response_addr]
         questions = [question for question in questions if all(question["id"] in one for one in responses)]
-    keys = expected_keys(questions, entries, metric)
+    if strategy is not None:
+        keys = [key for question in questions for key in task.metrics[strategy].keys(question)]
+        collect = partial(score_file, task, strategy, records, {question["id"] for question in questions})
+    else:  # as many outputs a question as any question has
+        number = max((key[1] for key in entries), default=0) + 1
+        keys = [(question["id"], i) for question in questions for i in range(number)]
+        collect = partial(collect_responses, records, field="aspects" if kind == "plans" else "output")
     check_complete(args, records, keys, entries)
 
-    asked = {question["id"] for question in questions}
-    collect = collector(args, kind, strategy, records, asked)
     output = OutputFile(args.output_addr, fingerprint, keys, collect, "changed" if args.overwrite else None)
     output.open()
-    journal = output.journal
-    if journal is not None and is_other_merge(journal, entries):
+    held = output.pieces if output.journal else entries  # of an earlier merge
+    usable = [key for key in held.keys() & entries if not is_failed(held[key])]
+    if any(held[key]["value"] != entries[key]["value"] for key in usable):  # the shards were run again
         if not args.overwrite:
             raise UserError(
                 f"{args.output_addr}: an earlier merge, of other answers than the shards have now\n"
                 "  give another output, or --overwrite to replace it"
             )
-        journal.forget()
-    new = [key for key in keys if is_new(key, entries[key], journal)] if journal else []
+        output.journal.forget()
+    new = [key for key in keys if key not in held or (is_failed(held[key]) and not is_failed(entries[key]))]
     if not new and output.is_finished():
         return 0
     for key in new:
-        journal.add(key, entries[key])
+        output.journal.add(key, entries[key])
     figures = {"counts": {kind: len(keys)}, **describe_records(output.pieces.values()), **shared_figures(shards)}
     output.publish(vars(args), None, **figures, merged=[shard.path for shard in shards])
     print(f"{args.output_addr}: {len(keys)} {kind} of {len(shards)} shards, {len(questions)} questions")
@@ -116,11 +116,10 @@ def main(argv: list[str] | None = None) -> int:
 def read_shard(path: str) -> Shard:
     """A shard's journal; for an output whose journal was deleted, the output.
 
-    Raises:
-        UserError: the file is missing or damaged, was not written by one of the scripts, or was changed since.
+    UserError where the file is missing or damaged, was not written by one of the scripts, or was changed since.
     """
     output = path.removesuffix(".journal.jsonl")
-    journal = Path(f"{output}.journal.jsonl")
+    journal = journal_path(output)
     if journal.exists():
         fingerprint, entries = read_journal(journal)
         manifest = read_manifest(output)
@@ -138,11 +137,11 @@ def read_shard(path: str) -> Shard:
     if kind == "scores":
         raise UserError(f"{path}: its journal was deleted; scores are merged from journals ({journal.name})")
     field, samples = ("aspects", read_plans(path)) if kind == "plans" else ("output", read_responses(path))
-    entries = {}
-    for question_id, outputs in samples.items():
-        for number, output in enumerate(outputs):
-            rest = {name: value for name, value in output.items() if name != field}
-            entries[question_id, number] = {"value": output[field], **rest}
+    entries = {
+        (question_id, i): {"value" if name == field else name: value for name, value in one.items()}
+        for question_id, outputs in samples.items()
+        for i, one in enumerate(outputs)
+    }
     return Shard(path, fingerprint, entries, manifest)
 
 
@@ -168,24 +167,20 @@ def shared_figures(shards: list[Shard]) -> dict[str, Any]:
     """What all shards' manifests say alike of how they were made, which their fingerprints don't; else None."""
     shared = {}
     for name in ("batch_invariant", "judged", "answers"):
+        told = [shard.manifest.get(name) for shard in shards]
         if any(name in shard.manifest for shard in shards):
-            told = [shard.manifest.get(name) for shard in shards]
-            shared[name] = told[0] if all(one == told[0] for one in told) else None
+            shared[name] = told[0] if told.count(told[0]) == len(told) else None
     return shared
 
 
 def judged_responses(shards: list[Shard], response_addr: list[str] | None) -> list[str]:
     """The response file that these scores were made from, or the two of a pairwise comparison in their order.
 
-    Args:
-        response_addr: where to look; None is where the shards' manifests say. A file is taken where its hash is the
-            one in the fingerprint, so others may be among them.
-
-    Raises:
-        UserError: it is not there, or was changed since it was judged.
+    It is looked for in `response_addr`, else where the shards' manifests say, by its hash: others may be among them.
+    UserError where it is not there, or was changed since it was judged.
     """
-    named = response_addr or [path for shard in shards for path in _named_responses(shard)]
-    named = list(dict.fromkeys(named))
+    told = (shard.manifest.get("arguments", {}).get("response_addr") or [] for shard in shards)
+    named = list(dict.fromkeys(response_addr or chain.from_iterable(told)))
     found = {file_hash(path): path for path in named if Path(path).is_file()}
     hashes = shards[0].fingerprint["responses"]
     hashes = [hashes] if isinstance(hashes, str) else hashes
@@ -197,10 +192,6 @@ def judged_responses(shards: list[Shard], response_addr: list[str] | None) -> li
     return [found[digest] for digest in hashes]
 
 
-def _named_responses(shard: Shard) -> list[str]:
-    return shard.manifest.get("arguments", {}).get("response_addr") or []
-
-
 def merge_entries(shards: list[Shard]) -> Pieces:
     """All entries by key; UserError where two shards have different values for one."""
     merged: Pieces = {}
@@ -208,70 +199,32 @@ def merge_entries(shards: list[Shard]) -> Pieces:
     differing: list[Key] = []
     for shard in shards:
         for key, entry in shard.entries.items():
-            if key not in merged:
-                merged[key], origin[key] = entry, shard.path
-            elif merged[key]["value"] != entry["value"]:
+            if merged.setdefault(key, entry)["value"] != entry["value"]:
                 differing.append(key)
-                other = (origin[key], shard.path)
+                others = f"{origin[key]} and {shard.path}"
+            origin.setdefault(key, shard.path)
         if any(map(is_outdated, shard.entries.values())):
             raise UserError(
                 f"{shard.path}: made before missing answers counted 0\n"
                 "  run its evaluate_responses.py command again, which asks the judge nothing twice"
             )
     if differing:
-        raise UserError(
-            f"{other[0]} and {other[1]}: differ in {len(differing)} pieces they both have: "
-            f"{first_five(key[0] for key in differing)}\n  give one of them only"
-        )
+        named = first_five(key[0] for key in differing)
+        raise UserError(f"{others}: differ in {len(differing)} pieces they both have: {named}\n  give one of them only")
     return merged
-
-
-def expected_keys(questions: list[Record], entries: Pieces, metric: Metric | None) -> list[Key]:
-    """The pieces a whole file has: a metric's verdicts, or as many outputs a question as any question has."""
-    if metric is not None:
-        return [key for question in questions for key in metric.keys(question)]
-    number = max((key[1] for key in entries), default=0) + 1
-    return [(question["id"], i) for question in questions for i in range(number)]
 
 
 def check_complete(args: argparse.Namespace, records: list[Record], keys: list[Key], entries: Pieces) -> None:
     """Raise UserError where a piece is missing, or belongs to no question of the dataset."""
     known = {record["id"] for record in records}
-    if foreign := [key for key in entries if key[0] not in known]:
+    if foreign := [key[0] for key in entries if key[0] not in known]:
+        what = f"{len(foreign)} pieces of no question of {args.inputs_addr}"
+        raise UserError(f"--shard_addr: {what}: {first_five(foreign)}")
+    if missing := [key[0] for key in keys if key not in entries]:
         raise UserError(
-            f"--shard_addr: {len(foreign)} pieces of no question of {args.inputs_addr}: "
-            f"{first_five(key[0] for key in foreign)}"
-        )
-    if missing := [key for key in keys if key not in entries]:
-        raise UserError(
-            f"--shard_addr: {len(missing)} of {len(keys)} pieces are missing: {first_five(key[0] for key in missing)}\n"
+            f"--shard_addr: {len(missing)} of {len(keys)} pieces are missing: {first_five(missing)}\n"
             "  run their shard again, which does only what is missing, or give its file too"
         )
-
-
-def is_other_merge(journal: Journal, entries: Pieces) -> bool:
-    """What is there already differs from what the shards have, for they were run again."""
-    return any(
-        entries[key]["value"] != entry["value"]
-        for key, entry in journal.entries.items()
-        if key in entries and not is_failed(entry)
-    )
-
-
-def is_new(key: Key, entry: Piece, journal: Journal) -> bool:
-    """An earlier merge had no such piece, or a failed one that its shard has asked for again."""
-    if key not in journal.entries:
-        return True
-    return is_failed(journal.entries[key]) and not is_failed(entry)
-
-
-def collector(
-    args: argparse.Namespace, kind: str, strategy: str | None, records: list[Record], asked: set[str]
-) -> Callable[[Pieces], Any]:
-    """What makes the file's content of its pieces."""
-    if strategy is not None:
-        return partial(score_file, task_of(args.inputs_addr, records), strategy, records, asked)
-    return partial(collect_responses, records, field="aspects" if kind == "plans" else "output")
 
 
 if __name__ == "__main__":

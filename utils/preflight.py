@@ -26,11 +26,10 @@ from utils import cli
 from utils.benchmarks import metric_names, task_of
 from utils.benchmarks.task import Record, Task
 from utils.checks.commands import preflights_of
-from utils.checks.estimate import add_estimate_arguments, describe_estimate
+from utils.checks.estimate import describe_estimate
 from utils.checks.models import check_models
 from utils.checks.report import Report
-from utils.cli import UserError
-from utils.cli.errors import first_five
+from utils.cli.errors import UserError, first_five
 from utils.files.journal_lines import read_journal
 from utils.files.lock import Lock
 from utils.files.manifest import is_downloaded, manifest_of, read_manifest
@@ -47,63 +46,61 @@ QUESTION_BYTES = 64_000
 
 
 def build_parser() -> cli.FlagParser:
+    # fmt: off
     parser = cli.make_parser(__doc__)
-    parser.add_argument("--inputs_addr", nargs="+", metavar="FILE", help="datasets, ranked or not")
-    parser.add_argument(
-        "--step",
-        choices=list(STEP_NEEDS),
+    add, without_effect = parser.add_argument, parser.without_effect
+    add("--inputs_addr", nargs="+", metavar="FILE", help="datasets, ranked or not")
+    add("--step", choices=list(STEP_NEEDS),
         help="what is to read them, a judge aside: ranking, training, a method's answers or a merge "
-        "(default: judging with --evaluator_llm alone, else any step)",
-    )
-    parser.add_argument("--output_addr", nargs="+", metavar="FILE", help="where outputs are to go")
-    parser.add_argument("--plans_addr", metavar="FILE", help="plans that planpers.py is to answer with")
+        "(default: judging with --evaluator_llm alone, else any step)")
+    add("--output_addr", nargs="+", metavar="FILE", help="where outputs are to go")
+    add("--plans_addr", metavar="FILE", help="plans that planpers.py is to answer with")
+
     group = parser.add_argument_group("model")
-    group.add_argument("--model_addr", nargs="+", metavar="MODEL", help="hub names, folders, adapters, or API models")
-    group.add_argument(
-        "--evaluator_llm", metavar="MODEL", help="the judge, which evaluate_responses.py loads for its longest prompt"
-    )
-    group.add_argument(
-        "--response_addr", nargs="+", metavar="FILE", help="responses it is to judge (default: of --max_tokens each)"
-    )
-    group.add_argument("--strategy", choices=metric_names(), help="how it judges (default: the benchmark's first)")
+    add = group.add_argument
+    add("--model_addr", nargs="+", metavar="MODEL", help="hub names, folders, adapters, or API models")
+    add("--evaluator_llm", metavar="MODEL", help="the judge, which evaluate_responses.py loads for its longest prompt")
+    add("--response_addr", nargs="+", metavar="FILE", help="responses it is to judge (default: of --max_tokens each)")
+    add("--strategy", choices=metric_names(), help="how it judges (default: the benchmark's first)")
     cli.add_memory_arguments(group)
-    group.add_argument(
-        "--max_model_len",
-        type=cli.positive_int,
+    add("--max_model_len", type=cli.positive_int,
         help=f"tokens of prompt and output together (default: {PAPER_LENGTH}, or the model's limit if less; "
-        "a judge's: what its longest prompt needs)",
-    )
-    group.add_argument(
-        "--gpu_memory",
-        type=cli.non_negative_float,
-        metavar="GB",
-        help="compute for GPUs of 10^9 times this many bytes instead of those here (default: those here)",
-    )
-    parser.without_effect(
-        "--strategy", lambda args: args.evaluator_llm is None, "without --evaluator_llm", "give --evaluator_llm"
-    )
+        "a judge's: what its longest prompt needs)")
+    add("--gpu_memory", type=cli.non_negative_float, metavar="GB",
+        help="compute for GPUs of 10^9 times this many bytes instead of those here (default: those here)")
+    without_effect("--strategy", lambda args: args.evaluator_llm is None,
+        "without --evaluator_llm", "give --evaluator_llm")
     cli.add_key_arguments(parser.add_argument_group("API"))
-    parser.without_effect("--api_key_addr", lambda args: not args.openai, "without --openai", "give --openai")
+    without_effect("--api_key_addr", lambda args: not args.openai, "without --openai", "give --openai")
     memory_flags = "--tensor_parallel_size --gpu_memory_utilization --dtype --gpu_memory"
-    parser.without_effect(memory_flags, lambda args: args.openai, "with --openai, for no model is loaded")
-    parser.without_effect(
-        memory_flags,
-        lambda args: not (args.model_addr or args.evaluator_llm),
-        "without a model",
-        "give --model_addr or --evaluator_llm",
-    )
-    add_estimate_arguments(parser)
-    parser.add_argument(
-        "--command",
-        nargs=argparse.PARSER,
-        metavar="WORD",
-        help="after all other flags: a script with its flags, which say all of the above (default: the flags do)",
-    )
+    without_effect(memory_flags, lambda args: args.openai, "with --openai, for no model is loaded")
+    without_effect(memory_flags, lambda args: not (args.model_addr or args.evaluator_llm),
+        "without a model", "give --model_addr or --evaluator_llm")
+
+    add = parser.add_argument_group("estimate").add_argument
+    add("--estimate", action="store_true", help="count prompts and tokens of every step, for each model")
+    add("--num_contexts", type=cli.non_negative_int, default=10, help="posts in a prompt (%(default)s)")
+    for flag, tokens, what in (
+        ("--max_tokens", 2048, "an output may have"),
+        ("--max_tokens_plan", 512, "a plan may have"),
+        ("--answer_tokens", 400, "that answers are assumed to have"),
+        ("--plan_tokens", 40, "that plans are assumed to have"),
+        ("--verdict_tokens", 15, "that verdicts are assumed to have"),
+    ):
+        add(flag, type=cli.positive_int, default=tokens, help=f"tokens {what} (%(default)s)")
+    without_effect("--num_contexts --max_tokens_plan --answer_tokens --plan_tokens --verdict_tokens",
+        lambda args: not args.estimate, "without --estimate", "give --estimate")
+    without_effect("--max_tokens",
+        lambda args: not args.estimate and (args.evaluator_llm is None or args.response_addr is not None),
+        "without --estimate, or a judge whose responses are still to be made", "give --estimate")
+    parser.add_argument("--command", nargs=argparse.PARSER, metavar="WORD",
+        help="after all other flags: a script with its flags, which say all of the above (default: the flags do)")
+    # fmt: on
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    words = sys.argv[1:] if argv is None else list(argv)
+    words = sys.argv[1:] if argv is None else argv
     lines = [words]
     if "--command" in words:
         place = words.index("--command")
@@ -114,38 +111,30 @@ def main(argv: list[str] | None = None) -> int:
 def check(args: argparse.Namespace) -> int:
     check_flags(args)
     args.why_offline = go_offline()
-    report = Report()
-    datasets: list[tuple[str, list[Record]]] = []
-    for path in args.inputs_addr or []:
-        with report.attempt():
-            datasets.append((path, check_dataset(report, path, args)))
-    are_whole = len(datasets) == len(args.inputs_addr or [])
+    report, paths = Report(), args.inputs_addr or []
+    found = [(path, report.attempt(check_dataset, report, path, args)) for path in paths]
+    datasets = [(path, records) for path, records in found if records]
+    are_whole = len(datasets) == len(paths)
     records = [record for _, its_records in datasets for record in its_records]
-    with report.attempt():
-        if args.step != "train":  # whose files go into no table
-            check_ids(datasets)
+    if args.step != "train":  # whose files go into no table
+        report.attempt(check_ids, datasets)
     if args.openai:
-        with report.attempt():
-            read_api_key(args.api_key_addr)
-            report.ok(f"API key: in {args.api_key_addr or 'OPENAI_API_KEY'}")
+        report.attempt(check_key, report, args.api_key_addr)
     elif args.model_addr or args.evaluator_llm:
         check_models(report, args, records)
     for path in args.response_addr or [] if are_whole else []:
-        with report.attempt():
-            check_responses(report, path, [its_records for _, its_records in datasets])
-    with report.attempt():
-        if args.plans_addr:
-            check_plans(report, args.plans_addr, records)
-    with report.attempt():
-        if args.cache_dir:
-            check_cache(report, Path(args.cache_dir))
+        report.attempt(check_responses, report, path, [its_records for _, its_records in datasets])
+    if args.plans_addr:
+        report.attempt(check_plans, report, args.plans_addr, records)
+    if args.cache_dir:
+        report.attempt(check_cache, report, Path(args.cache_dir))
     check_outputs(report, args.output_addr or [], len(records))
     if args.estimate and not are_whole:
         report.note("estimate: left out, for a dataset is not whole")
     elif args.estimate:
         for model in args.model_addr:
-            with report.attempt():
-                print(f"\n{describe_estimate(args, model, records)}")
+            if text := report.attempt(describe_estimate, args, model, records):
+                print(f"\n{text}")
     return cli.USER_ERROR if report.failed else 0
 
 
@@ -169,19 +158,17 @@ def go_offline() -> str:
     return "HF_HUB_OFFLINE is set" if is_offline else "a check fetches nothing"
 
 
-def find_needs(args: argparse.Namespace) -> tuple[list[str], bool]:
-    """What is going to be read, as `Task.check` takes it, and does anything say so?"""
-    judging = [args.strategy or "score"] if args.evaluator_llm else []
-    if args.estimate:
-        return [*judging, "profile", "gold_plan", "score"], True
-    is_told = args.step is not None or bool(args.evaluator_llm and not args.model_addr)
-    return [*judging, *STEP_NEEDS[args.step or "none"]], is_told
+def check_key(report: Report, path: str | None) -> None:
+    read_api_key(path)
+    report.ok(f"API key: in {path or 'OPENAI_API_KEY'}")
 
 
 def check_dataset(report: Report, path: str, args: argparse.Namespace) -> list[Record]:
     """The questions, which have the fields that are going to be read; else it is said what reads those they lack."""
-    needs, is_told = find_needs(args)
-    records = read_dataset(path, needs)
+    judging = [args.strategy or "score"] if args.evaluator_llm else []
+    needs = ("profile", "gold_plan", "score") if args.estimate else STEP_NEEDS[args.step or "none"]
+    is_told = args.estimate or args.step is not None or (args.evaluator_llm and not args.model_addr)
+    records = read_dataset(path, [*judging, *needs])
     task = task_of(path, records)
     others = [] if is_told else list(task.fields)
     for number, record in enumerate(records if others else []):
@@ -196,14 +183,11 @@ def check_dataset(report: Report, path: str, args: argparse.Namespace) -> list[R
 
 
 def readers_of(task: Task, field: str) -> str:
-    """Who reads a field of the records."""
     if field == "profile":
         return "ranking, training, RAG and PlanPers"
     readers = ["training", "gold plans"] if field in task.gold_plan_needs else []
-    metrics = [metric for metric in task.metrics.values() if field in metric.needs]
-    if metrics:
-        is_all = len(metrics) == len(task.metrics)
-        readers.append("judges" if is_all else f"judges of {metrics[0].unit}s")
+    if units := [metric.unit for metric in task.metrics.values() if field in metric.needs]:
+        readers.append("judges" if len(units) == len(task.metrics) else f"judges of {units[0]}s")
     return " and ".join([", ".join(readers[:-1]), readers[-1]] if len(readers) > 1 else readers)
 
 
@@ -230,7 +214,7 @@ def check_responses(report: Report, path: str, datasets: list[list[Record]]) -> 
         refuse_gaps(path)
         match_responses(records, responses, path, ids)
     except UserError as error:
-        report.note("; ".join(line.strip() for line in str(error).splitlines()))
+        report.note(str(error))
 
 
 def check_plans(report: Report, path: str, records: list[Record]) -> None:
@@ -254,16 +238,10 @@ def check_outputs(report: Report, paths: list[str], questions: int) -> None:
     """Can each output be written, and has every disk room for those that go there? Nothing is made, no file stays."""
     disks: dict[int, list[Path]] = {}  # by device a folder for each output: what exists of the path to it
     for path in map(Path, paths):
-        with report.attempt():
-            folder = check_output(report, path)
+        if folder := report.attempt(check_output, report, path):
             disks.setdefault(folder.stat().st_dev, []).append(folder)
     for folders in disks.values():
-        with report.attempt():
-            free, need = disk_usage(folders[0]).free, len(folders) * max(questions, 1) * QUESTION_BYTES
-            what = f"disk of {folders[0]}: {size_text(free)} free, the outputs there take up to {size_text(need)}"
-            if free < need:
-                raise UserError(f"{what}\n  free some, or give outputs on another disk")
-            report.ok(what)
+        report.attempt(check_room, report, folders[0], len(folders) * max(questions, 1) * QUESTION_BYTES)
 
 
 def check_output(report: Report, path: Path) -> Path:
@@ -276,6 +254,14 @@ def check_output(report: Report, path: Path) -> Path:
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
     return folder
+
+
+def check_room(report: Report, folder: Path, need: int) -> None:
+    free = disk_usage(folder).free
+    what = f"disk of {folder}: {size_text(free)} free, the outputs there take up to {size_text(need)}"
+    if free < need:
+        raise UserError(f"{what}\n  free some, or give outputs on another disk")
+    report.ok(what)
 
 
 def describe_output(path: Path) -> str:

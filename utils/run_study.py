@@ -26,8 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.checks.commands import parser_of
-from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.cli.errors import UserError, quote
 from utils.cli.flags import drop_flags
 from utils.files.manifest import without_password
 from utils.studies.checks import check_study
@@ -43,21 +42,18 @@ NOT_HERE = {  # flags that would make a part of the work, or another piece of it
     "--limit", "--num_generated_outputs", "--strategy", "--num_shards", "--shard_index", "--dry_run", "--overwrite",
     "--help", "-h", "--rag", "--random_profile", "--retry_failed",
 }  # fmt: skip
-NO_HUMANS = (
-    "figure 4 is not drawn: human_addr, a file of people's choices for utils/compare_evaluators.py, is not given"
-)
 
 
 def build_parser() -> argparse.ArgumentParser:
+    # fmt: off
     parser = cli.make_parser(__doc__)
-    parser.add_argument("--study_addr", required=True, metavar="FILE", help="the study, a TOML file")
-    parser.add_argument("--sbatch", action="store_true", help="submit the commands to SLURM instead of running them")
-    parser.add_argument(
-        "--dry_run",
-        action="store_true",
-        help="print the commands and why, then what a run would refuse; run and submit nothing",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace an output that was made with other settings")
+    add = parser.add_argument
+    add("--study_addr", required=True, metavar="FILE", help="the study, a TOML file")
+    add("--sbatch", action="store_true", help="submit the commands to SLURM instead of running them")
+    add("--dry_run", action="store_true",
+        help="print the commands and why, then what a run would refuse; run and submit nothing")
+    add("--overwrite", action="store_true", help="replace an output that was made with other settings")
+    # fmt: on
     return parser
 
 
@@ -80,17 +76,17 @@ def main(argv: list[str] | None = None) -> int:
             print(f"note: jobs fetch no models; first: {command}", file=sys.stderr)
         print_jobs(study, jobs) if args.dry_run else submit_jobs(study, jobs)
     elif args.dry_run:
-        print_commands(pending)
+        for number, one in enumerate(pending, 1):
+            print(f"# step {number} of {len(pending)}")
+            print_command(one)
     else:
         code = run_steps([one.step for one in pending], args.overwrite, describe_results(steps))
     if args.dry_run:  # with the commands in sight
         check_study(study, steps, pending, args.sbatch)
     if study.figure == 4 and study.human_addr is None and code == 0:
-        print(f"note: {NO_HUMANS}", file=sys.stderr)
+        missing = "human_addr, a file of people's choices for utils/compare_evaluators.py, is not given"
+        print(f"note: figure 4 is not drawn: {missing}", file=sys.stderr)
     return code
-
-
-# Before anything runs
 
 
 def check_commands(study: Study, steps: list[Step]) -> list[Step]:
@@ -108,35 +104,41 @@ def check_commands(study: Study, steps: list[Step]) -> list[Step]:
         def refuse(message: str, where: str = where) -> NoReturn:
             raise UserError(f"{where}: {message}")
 
+        outputs = list(step.outputs)
         given = {word.partition("=")[0]: word for word in step.given if word.startswith("-")}
-        taken = NOT_HERE.union(replace(step, given=[]).words(list(step.outputs), overwrite=False))
+        taken = NOT_HERE.union(replace(step, given=[]).words(outputs, overwrite=False))
         for flag, word in given.items():
             if flag in taken:
-                refuse(
-                    f"found {quote(without_password(word))}, expected none of the flags that a study sets itself or "
-                    "that make a part of the work"
-                )
+                expected = "none of the flags that a study sets itself or that make a part of the work"
+                refuse(f"found {quote(without_password(word))}, expected {expected}")
         parser = parser_of(step.script)
         parser.refuse = refuse
-        refused = parser.idle_flags(step.words(list(step.outputs), overwrite=False)[1:])
+        refused = parser.idle_flags(step.words(outputs, overwrite=False)[1:])
         named = {flag: value for flag, value in step.named.items() if flag not in refused}
         flags, kept = drop_flags(step.flags, refused), drop_flags(step.given, refused)
         checked.append(replace(step, named=named, flags=flags, given=kept))
         used |= {(step.kind, flag) for flag in given.keys() - refused.keys()}
         idle |= {(step.kind, flag): f"{where}: {refused[flag]}" for flag in given.keys() & refused.keys()}
-    for one, message in idle.items():
-        if one not in used:
-            raise UserError(message)
+    if useless := [message for one, message in idle.items() if one not in used]:
+        raise UserError(useless[0])
     return checked
 
 
 def refuse_replacing(pending: list[Pending], overwrite: bool) -> None:
     """Raise UserError where something else is in an output's place, unless the user lets it be replaced."""
-    refusals = {output: text for one in pending for output, text in one.refusals.items()}
+    refusals = [f"{output}: {text}" for one in pending for output, text in one.refusals.items()]
     if refusals and not overwrite:
-        lines = [f"{output}: {text}" for output, text in refusals.items()]
-        more = f" and {len(lines) - 1} other outputs" if len(lines) > 1 else ""
-        raise UserError(f"{lines[0]}\n  set the study back, give another output, or --overwrite to redo it{more}")
+        more = f" and {len(refusals) - 1} other outputs" if len(refusals) > 1 else ""
+        raise UserError(f"{refusals[0]}\n  set the study back, give another output, or --overwrite to redo it{more}")
+
+
+def describe_results(steps: list[Step]) -> str:
+    """Where the tables and figures are, for the last line: what the study is for."""
+    text = ""
+    for kind in ("table", "figure"):
+        if outputs := [output for step in steps if step.kind == kind for output in step.outputs]:
+            text += f"; {kind}{'s' if len(outputs) > 1 else ''}: {', '.join(outputs)}"
+    return text
 
 
 # Running
@@ -154,26 +156,10 @@ def print_command(one: Pending) -> None:
     print(shlex.join(map(without_password, ["python", *command_of(one)])), flush=True)
 
 
-def print_commands(pending: list[Pending]) -> None:
-    for number, one in enumerate(pending, 1):
-        print(f"# step {number} of {len(pending)}")
-        print_command(one)
-
-
-def describe_results(steps: list[Step]) -> str:
-    """Where the tables and figures are, for the last line: what the study is for."""
-    text = ""
-    for kind in ("table", "figure"):
-        if outputs := [output for step in steps if step.kind == kind for output in step.outputs]:
-            text += f"; {kind}{'s' if len(outputs) > 1 else ''}: {', '.join(outputs)}"
-    return text
-
-
-def run_steps(steps: list[Step], overwrite: bool, results: str = "") -> int:
+def run_steps(steps: list[Step], overwrite: bool, results: str) -> int:
     """Run those of the steps that, when their turn comes, are not up to date; returns the first exit code but 0.
 
-    Args:
-        results: what the last line is to say behind the time.
+    The last line ends with `results`.
     """
     started = time.monotonic()
     for number, step in enumerate(steps, 1):
@@ -185,8 +171,8 @@ def run_steps(steps: list[Step], overwrite: bool, results: str = "") -> int:
         refuse_replacing([one], overwrite)
         print_command(one)
         if (code := run(command_of(one))) != 0:
-            print(f"step {number} of {len(steps)} ended with exit code {code}; ", end="", file=sys.stderr)
-            print("the same command goes on from here", file=sys.stderr)
+            text = f"step {number} of {len(steps)} ended with exit code {code}; the same command goes on from here"
+            print(text, file=sys.stderr)
             return code
     print(f"done: {len(steps)} steps, {time_since(started)}{results}")
     return 0
@@ -201,8 +187,7 @@ def run(words: list[str]) -> int:
 
     It has a process group of its own: a signal for this script reaches it once, from here.
     """
-    prctl = ctypes.CDLL(None).prctl
-    command = [sys.executable, *words]
+    prctl, command = ctypes.CDLL(None).prctl, [sys.executable, *words]
     # The kernel is to kill it when this process is gone, however that ended: nobody would wait for it.
     process = subprocess.Popen(command, preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL), process_group=0)
     try:

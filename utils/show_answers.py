@@ -12,8 +12,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
-from utils.cli import UserError
-from utils.cli.errors import printable, quote
+from utils.cli.errors import UserError, printable, quote
 from utils.records.datasets import read_dataset
 from utils.records.responses import read_responses
 from utils.records.scores import read_scores
@@ -24,12 +23,11 @@ WIDTH = 100  # characters a line
 
 def build_parser() -> argparse.ArgumentParser:
     parser = cli.make_parser(__doc__)
-    parser.add_argument("--inputs_addr", required=True, metavar="FILE", help="dataset the questions are from")
-    parser.add_argument("--response_addr", required=True, metavar="FILE", help="responses of one system")
-    parser.add_argument("--score_addr", required=True, metavar="FILE", help="their scores by evaluate_responses.py")
-    parser.add_argument(
-        "--num_questions", type=cli.positive_int, default=3, help="how many to print, the first ones (%(default)s)"
-    )
+    add = parser.add_argument
+    add("--inputs_addr", required=True, metavar="FILE", help="dataset the questions are from")
+    add("--response_addr", required=True, metavar="FILE", help="responses of one system")
+    add("--score_addr", required=True, metavar="FILE", help="their scores by evaluate_responses.py")
+    add("--num_questions", type=cli.positive_int, default=3, help="how many to print, the first ones (%(default)s)")
     return parser
 
 
@@ -48,17 +46,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def describe_answer(question: str, answer: str | None, entry: dict[str, Any]) -> str:
     """One question with its answer, its aspects and their verdicts, as lines of at most `WIDTH` characters."""
-    score = "unscored" if entry["score"] is None else f"{entry['score']:.2f}"
-    score += "" if entry["answered"] else ", for there is no answer"
     lines = [f"{printable(question)}  [{printable(entry['id'])}]", ""]
     for paragraph in printable(answer or "(no answer)").splitlines():
         lines += textwrap.wrap(paragraph, WIDTH, initial_indent="  | ", subsequent_indent="  | ") or ["  |"]
-    lines += ["", f"  score {score}"]
-    lines += [
-        f"    {VERDICTS[detail['score']]:<14} {printable(detail['aspect'])}"
-        for detail in entry["details"]
-        if "aspect" in detail
-    ]
+    score = "unscored" if entry["score"] is None else f"{entry['score']:.2f}"
+    lines += ["", f"  score {score}{'' if entry['answered'] else ', for there is no answer'}"]
+    for detail in entry["details"]:
+        if "aspect" in detail:
+            lines.append(f"    {VERDICTS[detail['score']]:<14} {printable(detail['aspect'])}")
     return "\n".join(lines) + "\n"
 
 

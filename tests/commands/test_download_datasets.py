@@ -99,7 +99,7 @@ class Download:
         """Its stdout and stderr."""
         run = self.start(*flags, **setup)
         assert run.wait() == code, run.errors
-        printed = run._printed["stdout"].read_text(encoding="utf-8")
+        printed = run.printed
         assert TOKEN not in printed + run.errors and "Traceback" not in run.errors
         return printed, run.errors
 
@@ -434,6 +434,7 @@ def test_killed_while_a_file_is_written(download, copy, signum):
     assert download.finished() == expected(FILES | {ART: content}) and not half.exists()
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(hub, download):
     started = time.monotonic()
     download.run()
@@ -469,6 +470,7 @@ def test_killed_at_random_moments(hub, download):
         assert watcher.seen[path] == {expected(FILES)[path.name]}  # whenever it was there, it was whole
 
 
+@pytest.mark.slow
 def test_killed_before_each_step_of_putting_a_file_in_place(hub, download):
     download.run()  # all is in the cache
     kept = download.folder / "kept"

@@ -11,12 +11,13 @@ import pytest
 from tiny_chat import make_tokenizer
 
 import prompts
-from prompts import PUBLIC_CODE, choose_lead_in, join_posts, load_prompt, parse_prompt, wording
-from utils.benchmarks.lampqa import aspect_messages, gold_plan
+from prompts import choose_lead_in, join_posts, load_prompt, parse_prompt
+from utils.benchmarks.lampqa import PUBLIC_CODE, aspect_messages, gold_plan
 from utils.cli import UserError
 from utils.generation.chat import LocalChat, merge_system
 from utils.import_prompts import main, read_prompts
 from utils.parsing.plans import gold_text, plan_parser, plan_pattern, plan_text
+from utils.tables.notes import wording
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMATTERS, EVALUATOR = "data/formetters.py", "evaluation/evaluator.py"

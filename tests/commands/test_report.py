@@ -337,14 +337,14 @@ def setting(field, value):
 PAINTED = "new Promise((go) => requestAnimationFrame(() => setTimeout(go)))"
 
 
-class Page:
-    """A page in headless Chromium, driven by the DevTools protocol over a pipe."""
+class Browser:
+    """Headless Chromium, driven by the DevTools protocol over a pipe; its pages are kept by their sessions."""
 
-    def __init__(self, path, width=1280, height=900, dark=False, place=""):
+    def __init__(self, folder):
         to_browser, commands = os.pipe()
         answers, from_browser = os.pipe()
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run"]
-        flags += [f"--window-size={width},{height}", f"--user-data-dir={path.parent / 'browser'}", "about:blank"]
+        flags += [f"--user-data-dir={folder}", "about:blank"]
         pipes = f'exec "$@" 3</proc/self/fd/{to_browser} 4>/proc/self/fd/{from_browser}'  # where Chromium looks
         self.process = subprocess.Popen(
             ["sh", "-c", pipes, "sh", CHROMIUM, *flags],
@@ -355,32 +355,13 @@ class Page:
         os.close(to_browser)
         os.close(from_browser)
         self.commands, self.answers = os.fdopen(commands, "wb"), os.fdopen(answers, "rb")
-        self.watchdog = threading.Timer(600, self.process.kill)  # seconds; a browser that hangs ends the test
-        self.watchdog.daemon = True
-        self.watchdog.start()
-        self.number, self.session, self.events = 0, None, []
-        target = next(t for t in self.send("Target.getTargets")["targetInfos"] if t["type"] == "page")["targetId"]
-        self.session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.send(f"{domain}.enable")
-        if width < 600:
-            self.send(
-                "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=True
-            )
-        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self.send("Emulation.setEmulatedMedia", features=scheme)
-        self.send("Page.navigate", url=path.as_uri() + place)
-        self.wait_for_load()
+        self.number, self.pages = 0, {}
 
-    def wait_for_load(self):
-        while not any(event["method"] == "Page.loadEventFired" for event in self.events):
-            self.read()
-
-    def send(self, method, **params):
+    def send(self, method, session=None, **params):
         self.number += 1
         message = {"id": self.number, "method": method, "params": params}
-        if self.session is not None:
-            message["sessionId"] = self.session
+        if session is not None:
+            message["sessionId"] = session
         self.commands.write(json.dumps(message).encode() + b"\0")
         self.commands.flush()
         while (answer := self.read()).get("id") != self.number:
@@ -389,15 +370,52 @@ class Page:
         return answer["result"]
 
     def read(self):
-        """The next message; events are kept."""
+        """The next message; events are kept by the page they are of."""
         letters = bytearray()
         while (letter := self.answers.read(1)) not in (b"\0", b""):
             letters += letter
         assert letter, "the browser is gone"
         message = json.loads(letters)
-        if "method" in message:
-            self.events.append(message)
+        if "method" in message and message.get("sessionId") in self.pages:
+            self.pages[message["sessionId"]].events.append(message)
         return message
+
+    def close(self):
+        with contextlib.suppress(BrokenPipeError):
+            self.commands.write(b'{"id":0,"method":"Browser.close"}\0')
+            self.commands.close()
+        self.process.wait(timeout=600)
+        self.answers.close()
+
+
+class Page:
+    """A page in a profile of its own."""
+
+    def __init__(self, browser, path, width=1280, height=900, dark=False, place=""):
+        self.browser, self.events = browser, []
+        self.watchdog = threading.Timer(600, browser.process.kill)  # seconds; a browser that hangs ends the test
+        self.watchdog.daemon = True
+        self.watchdog.start()
+        self.profile = browser.send("Target.createBrowserContext")["browserContextId"]
+        target = browser.send("Target.createTarget", url="about:blank", browserContextId=self.profile)["targetId"]
+        self.session = browser.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        browser.pages[self.session] = self
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.send(f"{domain}.enable")
+        self.send(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self.send("Emulation.setEmulatedMedia", features=scheme)
+        self.send("Page.navigate", url=path.as_uri() + place)
+        self.wait_for_load()
+
+    def wait_for_load(self):
+        while not any(event["method"] == "Page.loadEventFired" for event in self.events):
+            self.browser.read()
+
+    def send(self, method, **params):
+        return self.browser.send(method, self.session, **params)
 
     def run(self, code):
         """The value of an expression, or of what it promises."""
@@ -438,19 +456,23 @@ class Page:
 
     def close(self):
         self.watchdog.cancel()
-        with contextlib.suppress(BrokenPipeError):
-            self.commands.write(b'{"id":0,"method":"Browser.close"}\0')
-            self.commands.close()
-        self.process.wait(timeout=600)
-        self.answers.close()
+        self.browser.send("Target.disposeBrowserContext", browserContextId=self.profile)
+        del self.browser.pages[self.session]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = Browser(tmp_path_factory.mktemp("browser"))
+    yield browser
+    browser.close()
 
 
 @pytest.fixture
-def open_page():
+def open_page(browser):
     with contextlib.ExitStack() as pages:
 
         def open_one(*arguments, **more):
-            page = Page(*arguments, **more)
+            page = Page(browser, *arguments, **more)
             pages.callback(page.close)
             return page
 
@@ -885,8 +907,8 @@ def test_search(searchable, query, expected):
 
 
 @pytest.fixture(scope="module")
-def searchable(tmp_path_factory):
-    page = Page(Files(tmp_path_factory.mktemp("searchable")).two_systems())
+def searchable(browser, tmp_path_factory):
+    page = Page(browser, Files(tmp_path_factory.mktemp("searchable")).two_systems())
     yield page
     page.close()
 

@@ -18,7 +18,7 @@ import pytest
 
 from utils.cli import UserError
 from utils.files.fingerprints import differences
-from utils.files.journal import Journal, check_journal, open_journal, overwrite_run
+from utils.files.journal import Journal
 from utils.files.journal_lines import read_journal
 from utils.files.lock import Lock
 from utils.files.manifest import (
@@ -32,6 +32,7 @@ from utils.files.manifest import (
     without_password,
     write_folder_manifest,
 )
+from utils.files.outputs import OutputFile, overwrite_run
 from utils.files.writing import write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,6 +73,20 @@ def write_journal(output, entries=ENTRIES, settings=SETTINGS):
     return journal_of(output)
 
 
+def output_file(output, settings, overwrite, keys):
+    return OutputFile(str(output), settings, list(keys), None, "changed" if overwrite else None)
+
+
+def check_journal(output, settings, overwrite, keys):
+    output_file(output, settings, overwrite, keys).check()
+
+
+def open_journal(output, settings, overwrite, keys, run=None):
+    opened = output_file(output, settings, overwrite, keys)
+    opened.open(run)
+    return opened.journal
+
+
 def read_entries(output, settings=SETTINGS):
     journal = Journal(output, settings)
     journal.close()
@@ -89,10 +104,9 @@ def names_in(folder):
 # The journal
 
 
-def test_a_new_journal_is_empty_and_misses_everything(output):
+def test_a_new_journal_is_empty(output):
     journal = Journal(output, SETTINGS)
     assert (journal.entries, journal.resumed, journal.published) == ({}, 0, False)
-    assert journal.missing([("b", 0), ("a", 0)]) == [("b", 0), ("a", 0)]
 
 
 def test_a_piece_is_in_the_file_the_moment_it_is_added(output):
@@ -109,7 +123,6 @@ def test_the_next_run_resumes(output):
     journal = Journal(output, SETTINGS)
     assert journal.entries == ENTRIES
     assert journal.resumed == 3
-    assert journal.missing([("q2", 0), ("q1", 0), ("q1", 2)]) == [("q2", 0), ("q1", 2)]
     journal.add(("q2", 0), {"value": "new"})
     journal.close()
     assert journal.resumed == 3  # of earlier runs
@@ -546,7 +559,7 @@ def test_a_finished_run_of_other_settings_keeps_its_journal_until_overwritten(ou
 def write_finished(output, run=None, settings=SETTINGS, **figures):
     """Make an output of all entries, or what `run` has left to do of it."""
     journal = open_journal(output, settings, run is not None, ENTRIES, run)
-    for key in journal.missing(ENTRIES):
+    for key in [key for key in ENTRIES if key not in journal.entries]:
         journal.add(key, ENTRIES[key])
     journal.publish(["all"], {}, None, **figures)
     journal.close()
@@ -563,7 +576,8 @@ def test_a_run_that_makes_an_output_anew_goes_on_until_it_is_finished(output):
     assert (output.read_bytes(), Path(f"{output}.manifest.json").read_bytes()) == before
     assert overwrite_run("all", [output]) == run
     journal = open_journal(output, SETTINGS, True, ENTRIES, run)
-    assert journal.entries == {("q1", 0): "new"} and not journal.holds([("q1", 0)], lambda: ["all"])
+    assert journal.entries == {("q1", 0): "new"}
+    assert not journal.published
     journal.close()
     write_finished(output, run)  # the bytes may well be the same
     assert (output.read_bytes(), read_manifest(output)["overwrite"]) == (before[0], run)
@@ -819,37 +833,53 @@ def commit_in(folder):
 # What a journal holds and publishes
 
 
-def never():
+def never(pieces):
     pytest.fail("nothing is to be compared")
+
+
+def open_output(output, keys, collect):
+    opened = OutputFile(str(output), SETTINGS, list(keys), collect)
+    opened.open()
+    return opened
+
+
+def test_what_is_missing_is_told_in_order(output):
+    write_journal(output)
+    opened = open_output(output, [("q2", 0), ("q1", 0), ("q1", 2)], never)
+    assert opened.missing() == opened.left() == [("q2", 0), ("q1", 2)]
+    assert not opened.holds_pieces()
 
 
 def test_an_unpublished_journal_holds_nothing_however_full(output):
     write_journal(output)
-    journal = open_journal(output, SETTINGS, overwrite=False, keys=ENTRIES)
-    assert journal.missing(ENTRIES) == []
-    assert journal.holds(ENTRIES, never) is False
+    opened = open_output(output, ENTRIES, never)
+    assert opened.missing() == []
+    assert opened.holds_pieces() is False
 
 
-def test_a_published_journal_holds_its_pieces_and_no_others(output):
+def test_a_published_output_holds_its_pieces_and_no_others(output):
     write_journal(output)
     finish(output, {"q1": ["two\nlines", None]})
-    journal = open_journal(output, SETTINGS, overwrite=False, keys=ENTRIES)
-    assert journal.holds(ENTRIES, lambda: {"q1": ["two\nlines", None]}) is True
-    assert journal.holds([("q1", 0)], lambda: {"q1": ["two\nlines", None]}) is True
-    assert journal.holds([*ENTRIES, ("q2", 0)], never) is False
+    opened = open_output(output, ENTRIES, lambda pieces: {"q1": ["two\nlines", None]})
+    assert opened.holds_pieces() is True
+    opened.keys = [("q1", 0)]
+    assert opened.holds_pieces() is True
+    opened.keys, opened.collect = [*ENTRIES, ("q2", 0)], never
+    assert opened.holds_pieces() is False
 
 
 def test_a_run_that_died_before_its_second_publishing_is_not_finished(output):
+    def collect(pieces):
+        return list(pieces.values())
+
     write_journal(output, {("q1", 0): "a"})
     finish(output, ["a"])
     write_journal(output, {("q2", 0): "b"})
-    journal = open_journal(output, SETTINGS, overwrite=False, keys=ENTRIES)
-    assert journal.missing([("q1", 0), ("q2", 0)]) == []
-    assert journal.holds(journal.entries, lambda: list(journal.entries.values())) is False
-    journal.publish(list(journal.entries.values()), {}, None)
-    journal.close()
-    journal = open_journal(output, SETTINGS, overwrite=False, keys=ENTRIES)
-    assert journal.holds(journal.entries, lambda: list(journal.entries.values())) is True
+    opened = open_output(output, [("q1", 0), ("q2", 0)], collect)
+    assert opened.missing() == [] and opened.holds_pieces() is False
+    opened.publish({}, None)
+    opened.journal.close()
+    assert open_output(output, [("q1", 0), ("q2", 0)], collect).holds_pieces() is True
 
 
 def test_a_journal_publishes_with_what_the_run_took(output):

@@ -17,9 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
 NAME = "VLLM_BATCH_INVARIANT"
 REFUSAL = "error: --batch_invariant (VLLM_BATCH_INVARIANT=1) needs a GPU of compute capability 8.0 or more; "
-ON_A_GPU = (
-    "import torch; torch.cuda.is_available = lambda: True; import {0}; from utils import cli; cli.run_script({0}.main)"
-)
+ON_A_GPU = "import torch; torch.cuda.is_available = lambda: True"
 NVIDIA_SMI = """#!/bin/sh
 case "$*" in *compute_cap*) echo "0, Pretended GPU, {}"; echo "1, Pretended GPU, 9.0";;
     *) echo "0, 80000, 81559"; echo "1, 80000, 81559";; esac
@@ -31,7 +29,9 @@ import os
 AT_IMPORT = os.environ.get("VLLM_BATCH_INVARIANT")
 class AsyncEngineArgs:
     def __init__(self, **settings): pass
+    def create_engine_config(self, context): return self
 """,
+    "usage/usage_lib.py": "class UsageContext: ENGINE_CONTEXT = None",
     "lora/request.py": "LoRARequest = None",
     "platforms.py": """
 from types import SimpleNamespace
@@ -51,7 +51,7 @@ ITS_PROCESS = "import os; print(os.environ.get('VLLM_BATCH_INVARIANT'), end='')"
 class AsyncLLM:
     vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=2))
     @classmethod
-    def from_engine_args(cls, settings):
+    def from_vllm_config(cls, config, disable_log_stats):
         return cls()
     async def generate(self, prompt, params, number, lora_request):
         process = subprocess.run([sys.executable, "-c", ITS_PROCESS], capture_output=True, text=True).stdout
@@ -63,16 +63,21 @@ class AsyncLLM:
 }
 
 
+def vllm_first(folder):
+    """Code that has this folder's vllm imported."""
+    return f"import sys; sys.path.insert(0, {str(folder)!r})"
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return save_tiny_chat(tmp_path_factory.mktemp("chat"))
 
 
 @pytest.fixture
-def pretend(tmp_path):
-    """Put a GPU of this compute capability, and a second one of 9.0, into the environment that is returned."""
+def run(warm, model, tmp_path):
+    """A run on a GPU of this compute capability, beside a second one of 9.0."""
 
-    def make(capability):
+    def call(capability, *flags, code=0, variable=None):
         for name, text in VLLM.items():
             path = tmp_path / "packages/vllm" / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,18 +86,16 @@ def pretend(tmp_path):
         (tmp_path / "bin/nvidia-smi").write_text(NVIDIA_SMI.format(capability))
         (tmp_path / "bin/nvidia-smi").chmod(0o755)
         environment = {name: value for name, value in os.environ.items() if name not in (NAME, "CUDA_VISIBLE_DEVICES")}
-        path = f"{tmp_path}/bin:{environment['PATH']}"
-        return environment | {"PATH": path, "PYTHONPATH": f"{tmp_path}/packages:{ROOT}"}
+        environment |= {"PATH": f"{tmp_path}/bin:{environment['PATH']}"} | ({NAME: variable} if variable else {})
+        output = ["--output_addr", tmp_path / "answers.json"]
+        done = warm.run(
+            "baselines", ["--model_addr", model, "--inputs_addr", SAMPLE, *output, "--limit", "1", *flags],
+            live_in=(str(ROOT), environment), do=f"{vllm_first(tmp_path / 'packages')}; {ON_A_GPU}",
+        )  # fmt: skip
+        assert done.returncode == code, done.errors
+        return done
 
-    return make
-
-
-def run(environment, model, output, *flags, code=0, script="baselines"):
-    arguments = ["--model_addr", model, "--inputs_addr", SAMPLE, "--output_addr", output, "--limit", "1", *flags]
-    command = [sys.executable, "-c", ON_A_GPU.format(script), *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, env=environment)
-    assert done.returncode == code, done.stderr
-    return done
+    return call
 
 
 def manifest_of(path):
@@ -111,39 +114,34 @@ def manifest_of(path):
     ],
 )
 def test_vllm_and_its_processes_are_told_and_the_manifest_says_so(
-    pretend, model, tmp_path, capability, flags, variable, found, recorded
+    run, tmp_path, capability, flags, variable, found, recorded
 ):
-    environment = pretend(capability) | ({NAME: variable} if variable else {})
-    run(environment, model, tmp_path / "answers.json", *flags)
+    run(capability, *flags, variable=variable)
     [[answer]] = json.loads((tmp_path / "answers.json").read_text()).values()
     assert answer["output"] == found
     assert manifest_of(tmp_path / "answers.json")["batch_invariant"] is recorded
 
 
-def test_a_run_may_go_on_without_it(pretend, model, tmp_path):
+def test_a_run_may_go_on_without_it(run):
     """On another kind of GPU, say: it is no setting that makes an output another one's."""
-    run(pretend("9.0"), model, tmp_path / "answers.json", "--batch_invariant")
-    assert "already finished" in run(pretend("7.5"), model, tmp_path / "answers.json").stdout
+    run("9.0", "--batch_invariant")
+    assert "already finished" in run("7.5").printed
 
 
 @pytest.mark.parametrize(("flags", "variable"), [(["--batch_invariant"], None), ([], "1")])
-def test_an_older_gpu_is_refused_before_vllm_is_imported(pretend, model, tmp_path, flags, variable):
-    environment = pretend("7.5") | ({NAME: variable} if variable else {})
-    done = run(environment, model, tmp_path / "answers.json", *flags, code=2)
-    assert done.stderr.splitlines()[-1] == f"{REFUSAL}here it is 7.5"
+def test_an_older_gpu_is_refused_before_vllm_is_imported(run, tmp_path, flags, variable):
+    done = run("7.5", *flags, variable=variable, code=2)
+    assert done.errors.splitlines()[-1] == f"{REFUSAL}here it is 7.5"
     assert not (tmp_path / "answers.json").exists()
 
 
 @pytest.mark.parametrize(("flags", "variable"), [(["--batch_invariant"], "0"), ([], "1")])
-def test_on_a_cpu_it_is_refused(model, tmp_path, flags, variable):
+def test_on_a_cpu_it_is_refused(warm, model, tmp_path, flags, variable):
     """vLLM itself dies of it in the first step."""
-    command = [sys.executable, "baselines.py", "--model_addr", model, "--inputs_addr", SAMPLE]
-    done = subprocess.run(
-        [*map(str, command), "--output_addr", tmp_path / "answers.json", *flags],
-        cwd=ROOT, capture_output=True, text=True, timeout=600,
-        env={**os.environ, NAME: variable, "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"{REFUSAL}none is here")
+    arguments = ["--model_addr", model, "--inputs_addr", SAMPLE, "--output_addr", tmp_path / "answers.json", *flags]
+    environment = {**os.environ, NAME: variable, "CUDA_VISIBLE_DEVICES": ""}
+    done = warm.run("baselines", arguments, live_in=(str(ROOT), environment))
+    assert (done.returncode, done.errors.splitlines()[-1]) == (2, f"{REFUSAL}none is here")
 
 
 @pytest.mark.parametrize("script", ["baselines", "planpers", "evaluate_responses"])

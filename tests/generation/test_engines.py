@@ -1,7 +1,7 @@
 """The real vLLM on this machine (no GPU needed) and the real openai client, through the real scripts.
 
-The model is the demo's, made by `make models`. A run loads it once, which takes half a minute, so each test looks at
-everything its run can show.
+The model is the demo's, made by `make models`. A run that starts vLLM as a user's does takes half a minute: each test
+looks at everything its run can show. Those that look at answers alone are forks of a process that has imported vllm.
 """
 
 import contextlib
@@ -78,13 +78,15 @@ def test_the_manifest_says_how_it_was_made(free_run):
     assert {"torch", "transformers"} <= manifest["versions"].keys()
 
 
-def test_constrained_verdicts_take_one_try_and_share_their_prompts(free_run, tmp_path):
+def test_constrained_verdicts_take_one_try_and_share_their_prompts(free_run, warm_engine, tmp_path):
     responses, _ = free_run
     scores = tmp_path / "scores.json"
-    run(
-        "evaluate_responses.py", "--evaluator_llm", CHAT, "--inputs_addr", SAMPLE, "--response_addr", responses,
-        "--score_addr", scores, "--limit", "3", "--constrained_decoding", "always", "--max_tokens", "16",
-    )  # fmt: skip
+    arguments = [
+        "--evaluator_llm", CHAT, "--inputs_addr", SAMPLE, "--response_addr", responses, "--score_addr", scores,
+        "--limit", "3", "--constrained_decoding", "always", "--max_tokens", "16",
+    ]  # fmt: skip
+    done = warm_engine.run("evaluate_responses", arguments, look_at_models=None)
+    assert done.returncode == 0, done.errors
     result = json.loads(scores.read_text())
     details = [detail for entry in result["per_question_scores"] for detail in entry["details"]]
     assert result["num_unscored"] == 0 and len(details) == 5 + 5 + 6
@@ -97,7 +99,7 @@ def test_constrained_verdicts_take_one_try_and_share_their_prompts(free_run, tmp
     assert tokens["cached_tokens"] > 0.5 * tokens["prompt_tokens"]
 
 
-def test_a_lora_adapter_answers_on_its_base_model(tmp_path):
+def test_a_lora_adapter_answers_on_its_base_model(warm_engine, tmp_path):
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -109,25 +111,44 @@ def test_a_lora_adapter_answers_on_its_base_model(tmp_path):
     texts = {}
     for name, model in (("base", CHAT), ("adapter", tmp_path / "adapter")):
         output = tmp_path / f"{name}.json"
-        run(
-            "baselines.py", "--model_addr", model, "--inputs_addr", SAMPLE, "--output_addr", output, "--limit", "2",
+        arguments = [
+            "--model_addr", model, "--inputs_addr", SAMPLE, "--output_addr", output, "--limit", "2",
             "--temperature", "0", "--max_tokens", "24", "--constrained_decoding", "always",
-        )  # fmt: skip
+        ]  # fmt: skip
+        done = warm_engine.run("baselines", arguments, look_at_models=None)
+        assert done.returncode == 0, done.errors
         texts[name] = [samples[0]["output"] for samples in json.loads(output.read_text()).values()]
     assert all(texts["base"]) and all(texts["adapter"])
     assert texts["base"] != texts["adapter"]
 
 
+def test_two_engines_write_what_one_writes(warm_engine, tmp_path):
+    """Greedy in fp32: what is computed beside an answer rounds its log-probability otherwise there, not its text."""
+    texts = []
+    for engines in (1, 2):
+        output = tmp_path / f"{engines}.json"
+        arguments = [
+            "--model_addr", CHAT, "--inputs_addr", SAMPLE, "--output_addr", output, "--limit", "4",
+            "--temperature", "0", "--dtype", "float32", "--max_tokens", "24", "--data_parallel_size", engines,
+        ]  # fmt: skip
+        done = warm_engine.run("baselines", arguments, look_at_models=None)
+        assert done.returncode == 0 and "interrupted" not in done.errors, done.errors
+        texts.append([samples[0]["output"] for samples in json.loads(output.read_text()).values()])
+    assert texts[0] == texts[1] and all(texts[0])
+
+
+@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
-def test_a_run_that_is_ended_leaves_no_engine_behind(tmp_path, ending):
+def test_a_run_that_is_ended_leaves_no_engine_behind(tmp_path, ending, count):
     """An engine that outlives its script keeps the GPU's memory, and the same command again finds none free."""
     with open(tmp_path / "log", "w") as log:
         script = subprocess.Popen(
             [sys.executable, "baselines.py", "--model_addr", CHAT, "--inputs_addr", SAMPLE,
-             "--output_addr", tmp_path / "answers.json", "--max_tokens", "400"],
+             "--output_addr", tmp_path / "answers.json", "--max_tokens", "400",
+             "--data_parallel_size", str(count)],
             cwd=ROOT, stderr=log, start_new_session=True,
         )  # fmt: skip
-    wait_for(lambda: engine_processes(script.pid), 600)
+    wait_for(lambda: len(engine_processes(script.pid)) >= count, 600)
     engines = engine_processes(script.pid)
     # SIGTERM as a scheduler sends it: to the whole process group. The script alone is to heed it.
     (os.killpg if ending == signal.SIGTERM else os.kill)(script.pid, ending)
@@ -137,6 +158,7 @@ def test_a_run_that_is_ended_leaves_no_engine_behind(tmp_path, ending):
         assert script.returncode == 130
         printed = (tmp_path / "log").read_text()
         assert printed.endswith("run the same command again\n") and "Traceback" not in printed
+        assert printed.count("interrupted") == 1  # by the script alone
 
 
 def wait_for(condition, seconds: float) -> None:

@@ -3,10 +3,7 @@
 import gc
 import hashlib
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -75,12 +72,6 @@ class Case:
         del raised
         gc.collect()  # the exception holds the frames that hold the lock
         return told
-
-    def start(self, name="out.json"):
-        return subprocess.Popen(
-            [sys.executable, self.script, *self.flags, str(self.folder / name)],
-            cwd=ROOT, env={**os.environ}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
 
     def records(self, name="out.json"):
         """What the run keeps of each piece."""
@@ -160,20 +151,20 @@ def test_a_run_that_goes_on_is_the_whole_one(case, kind):
     assert case.records() == case.records("whole/out.json") and case.content() == case.content("whole/out.json")
 
 
-def test_a_killed_run_goes_on(case, kind):
+def test_a_killed_run_goes_on(case, kind, warm_api):
     case.server.reply, case.server.delay = kind[0], 0.05
-    run = case.start()
+    arguments = [*case.flags, case.folder / "out.json"]
+    run = warm_api.start(case.script, arguments)
     case.server.wait_for(case.size // 2)
-    run.send_signal(signal.SIGKILL)
-    run.communicate()
+    run.send(signal.SIGKILL)
+    assert run.wait() == -signal.SIGKILL, run.errors
     case.server.delay = 0
     finished = set(case.records())
     assert 0 < len(finished) < case.size
-    again = case.start()
-    errors = again.communicate(timeout=600)[1]
-    assert again.returncode == 0, errors
+    again = warm_api.run(case.script, arguments)
+    assert again.returncode == 0, again.errors
     assert case.manifest()["resumed"] == len(finished)
-    assert len(notes(errors)) == (1 if kind[2] else 0)
+    assert len(notes(again.errors)) == (1 if kind[2] else 0)
     check_run(case, kind)
     assert case.run("whole.json") == 0 and case.content() == case.content("whole.json")
 

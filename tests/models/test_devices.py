@@ -6,13 +6,11 @@ lines from test_batch_invariance.py.
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from test_batch_invariance import ON_A_GPU, VLLM
+from test_batch_invariance import ON_A_GPU, VLLM, vllm_first
 from test_train_planner import sample_records
 from tiny_chat import save_tiny_chat
 from tiny_encoder import save_tiny_encoder
@@ -176,8 +174,8 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Run Python in the root, with an nvidia-smi that knows GPUs and a vllm that tells what it finds."""
+def run(warm, tmp_path):
+    """Run a script in the root, with an nvidia-smi that knows GPUs and a vllm that tells what it finds."""
     install(tmp_path / "bin", TWO_GPUS)
     told = f"print(*map(os.environ.get, {SETTINGS}), end='')"
     for name, text in (VLLM | {"utils/cpu_resource_utils.py": CPU_RESOURCES}).items():
@@ -185,11 +183,10 @@ def run(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.replace("print(os.environ.get('VLLM_BATCH_INVARIANT'), end='')", told))
 
-    def call(*command, **variables):
-        environment = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
-        environment |= {"PYTHONPATH": f"{tmp_path}/packages:{ROOT}"} | variables
-        command = [sys.executable, *map(str, command)]
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    def call(script, *arguments, code="", **variables):
+        environment = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"} | variables
+        code = f"{vllm_first(tmp_path / 'packages')}; {code}"
+        return warm.run(script, arguments, live_in=(str(ROOT), environment), do=code)
 
     return call
 
@@ -230,12 +227,12 @@ NAMES = ["rank", "train", "answer", "plan and answer", "judge", "preflight", "pr
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_ends_before_it_loads_a_model(name, scripts, run, tmp_path):
     done = run(*scripts[name])
-    said = done.stdout.splitlines()[-1] if "preflight" in name else done.stderr.partition("error: ")[2]
+    said = done.printed.splitlines()[-1] if "preflight" in name else done.errors.partition("error: ")[2]
     assert (done.returncode, said.partition(", but torch sees none")[0]) == (
         2,
         f"FAIL {CARD} is here" if "preflight" in name else f"{CARD} is here",
     )
-    assert "Traceback" not in done.stderr and "vllm is imported" not in done.stderr
+    assert "Traceback" not in done.errors and "vllm is imported" not in done.errors
     made = [path for path in (*tmp_path.glob("out*"), *tmp_path.glob("out/*")) if path.is_file()]
     assert [path.name for path in made if path.stat().st_size] == []  # an empty journal says that nothing is done
 
@@ -245,12 +242,12 @@ def test_a_script_ends_before_it_loads_a_model(name, scripts, run, tmp_path):
 def test_it_goes_on_where_the_cpu_is_meant(name, scripts, run, tmp_path):
     done = run(*scripts[name], CUDA_VISIBLE_DEVICES="")
     if name in ("answer", "plan and answer", "judge"):  # none of what the pretended vllm says is a plan or a verdict
-        assert "vllm is imported" in done.stderr
+        assert "vllm is imported" in done.errors
         return
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.errors
     if name in ("rank", "train"):  # and what is finished is left alone on any machine
         done = run(*scripts[name])
-        assert (done.returncode, done.stdout.partition(": already ")[0]) == (0, str(tmp_path / "out")), done.stderr
+        assert (done.returncode, done.printed.partition(": already ")[0]) == (0, str(tmp_path / "out")), done.errors
 
 
 @without_a_gpu
@@ -270,9 +267,8 @@ def test_ranking_says_by_its_flag_that_the_cpu_is_meant(scripts, run, tmp_path):
     ],
 )
 def test_on_a_gpu_vllm_compiles_nothing_with_nvcc_and_reports_nothing(variables, told, scripts, run, tmp_path):
-    script, *arguments = scripts["answer"]
-    done = run("-c", ON_A_GPU.format(script.removesuffix(".py")), *arguments, "--limit", 1, **variables)
-    assert done.returncode == 0, done.stderr
+    done = run(*scripts["answer"], "--limit", 1, code=ON_A_GPU, **variables)
+    assert done.returncode == 0, done.errors
     [[answer]] = json.loads((tmp_path / "out").read_text()).values()
     assert answer["output"] == f"None {told}"  # in a process of vllm's
 
@@ -280,7 +276,7 @@ def test_on_a_gpu_vllm_compiles_nothing_with_nvcc_and_reports_nothing(variables,
 @without_a_gpu
 def test_on_a_cpu_it_reports_nothing_either(scripts, run, tmp_path):
     done = run(*scripts["answer"], "--limit", 1, CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.errors
     [[answer]] = json.loads((tmp_path / "out").read_text()).values()
     assert answer["output"] == "None None None 1"
 

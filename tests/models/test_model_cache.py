@@ -1,6 +1,7 @@
 """A model by its hub name, kept in --cache_dir: fetched into it by the hub's own client, then used without internet.
 
-The real scripts and the real vLLM, with a hub on loopback; Hugging Face's own cache is an empty folder.
+The real scripts and the real vLLM, with a hub on loopback; Hugging Face's own cache is an empty folder. What runs
+without internet are forks of a process that never had any.
 """
 
 import json
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from hub_server import MODEL, serve
+from test_learnt_planner import engines_of, lives_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = ROOT / "demo/models/chat"
@@ -22,19 +24,8 @@ OTHERS = dict.fromkeys(["pytorch_model.bin", "consolidated.safetensors", "onnx/m
 pytestmark = pytest.mark.engine
 
 
-def run(environment, *command, **flags):
-    arguments = [str(part) for name, value in flags.items() for part in (f"--{name}", value)]
-    environment = {**os.environ, **environment, "VLLM_CPU_KVCACHE_SPACE": "1"}
-    done = subprocess.run(
-        [sys.executable, *map(str, command), *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=900, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-def without_internet(home):
-    return {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
+def words(flags):
+    return [str(part) for name, value in flags.items() for part in (f"--{name}", value)]
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +36,15 @@ def fetched(tmp_path_factory):
     files = {path.name: path.read_bytes() for path in CHAT.iterdir()} | OTHERS
     with serve(files, lfs_from=1_000_000) as hub:
         environment = {"HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.url}
-        run(
-            environment, "baselines.py", model_addr=MODEL, cache_dir=folder / "cache", inputs_addr=DATA / "test.json",
-            output_addr=folder / "answers.json", limit=1, max_tokens=16, constrained_decoding="always",
+        flags = {
+            "model_addr": MODEL, "cache_dir": folder / "cache", "inputs_addr": DATA / "test.json", "limit": 1,
+            "output_addr": folder / "answers.json", "max_tokens": 16, "constrained_decoding": "always",
+        }  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "baselines.py", *words(flags)],
+            cwd=ROOT, capture_output=True, text=True, timeout=900, env=os.environ | environment,
         )  # fmt: skip
+        assert done.returncode == 0, done.stderr
     yield folder, hub
     shutil.rmtree(folder)  # half a gigabyte
 
@@ -63,14 +59,23 @@ def test_online_a_run_fetches_what_it_reads_into_the_cache_dir(fetched):
     assert manifest["fingerprint"]["model"] == f"{MODEL}@{commit}"
 
 
-def test_offline_the_pipeline_runs_from_the_cache_dir(fetched, tmp_path):
+@pytest.fixture
+def run(warm_engine):
+    """A run to its end; the lives of the engines that it took."""
+
+    def call(script, **flags):
+        return engines_of(lives_of(warm_engine.start(script, words(flags), look_at_models=None)))
+
+    return call
+
+
+def test_offline_the_pipeline_runs_from_the_cache_dir(fetched, run, warm_engine, tmp_path):
     """Train a planner, plan and answer on one engine, judge: all know the model by its hub name only."""
     cache = fetched[0] / "cache"
     snapshot = next(cache.glob("models--*/snapshots/*"))
     assert (snapshot / "model.safetensors").is_symlink() and (snapshot.parent.parent / "refs/main").is_file()
-    environment = without_internet(tmp_path / "home")
     run(
-        environment, "train_planner.py", model_addr=MODEL, cache_dir=cache, inputs_addr=DATA / "train.json",
+        "train_planner.py", model_addr=MODEL, cache_dir=cache, inputs_addr=DATA / "train.json",
         output_dir=tmp_path / "planner", num_contexts=1, gradient_accumulation_steps=1, max_steps=1, save_steps=1,
     )  # fmt: skip
     adapter = tmp_path / "planner/checkpoint-1"
@@ -78,20 +83,20 @@ def test_offline_the_pipeline_runs_from_the_cache_dir(fetched, tmp_path):
     for folder in (adapter, adapter.parent):
         card = (folder / "README.md").read_text()
         assert f"\nbase_model: {MODEL}\n" in card and f"`{snapshot.name}`" in card and str(tmp_path) not in card
-    done = run(
-        environment, "planpers.py", planner_model=adapter, model_addr=MODEL, cache_dir=cache, log_level="info",
-        inputs_addr=DATA / "test.json", output_addr=tmp_path / "answers.json", limit=2, num_contexts=2,
-        max_tokens_plan=24, max_tokens=24, constrained_decoding="always",
+    engines = run(
+        "planpers.py", planner_model=adapter, model_addr=MODEL, cache_dir=cache, inputs_addr=DATA / "test.json",
+        output_addr=tmp_path / "answers.json", limit=1, num_contexts=2, max_tokens_plan=24, max_tokens=24,
+        constrained_decoding="always",
     )  # fmt: skip
-    assert (done.stdout + done.stderr).count("Initializing a V1 LLM engine") == 1, done.stderr
+    assert len(engines) == 1
     assert all(samples[0]["output"] for samples in json.loads((tmp_path / "answers.json").read_text()).values())
     run(
-        environment, "evaluate_responses.py", evaluator_llm=MODEL, cache_dir=cache, inputs_addr=DATA / "test.json",
-        response_addr=tmp_path / "answers.json", score_addr=tmp_path / "scores.json", limit=2, max_tokens=16,
+        "evaluate_responses.py", evaluator_llm=MODEL, cache_dir=cache, inputs_addr=DATA / "test.json",
+        response_addr=tmp_path / "answers.json", score_addr=tmp_path / "scores.json", limit=1, max_tokens=16,
         constrained_decoding="always",
     )  # fmt: skip
     assert json.loads((tmp_path / "scores.json").read_text())["num_unscored"] == 0
     for name in ("answers.json", "answers.json.plans.json", "scores.json"):
         manifest = (tmp_path / f"{name}.manifest.json").read_text()
         assert f"{MODEL}@{snapshot.name}" in manifest and str(snapshot) not in manifest
-    assert not list((tmp_path / "home").rglob("models--*"))
+    assert not list(warm_engine.folder.rglob("models--*"))

@@ -1,4 +1,4 @@
-"""Real training of the planner on a tiny random model, and what it learnt as PEFT and vLLM speak it."""
+"""Real training of the planner on a tiny random model: one run, several, on one device and on two."""
 
 import json
 import os
@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from itertools import chain, groupby
 from pathlib import Path
@@ -72,222 +71,20 @@ def finish(process):
     return printed
 
 
-# What it learns
-
-
-@pytest.fixture(scope="module")
-def overfitted(data, tmp_path_factory):
-    """Trained on the eight questions until it knows them by heart; with the model as it was in memory at the end."""
-    import train_planner
-    from utils.planner import base_model
-
-    output = tmp_path_factory.mktemp("overfitted") / "planner"
-    loaded = []
-    load_base = base_model.load_base
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base_model, "load_base", lambda *args: loaded.append(load_base(*args)) or loaded[0])
-        flags = flags_of(
-            data, output, validation_addr=data / "train.json", max_steps=80, save_steps=40, eval_generate=8,
-            per_device_train_batch_size=8, gradient_accumulation_steps=1,
-            lora_rank=32, lora_alpha=32, lora_dropout=0,
-        )  # fmt: skip
-        code = train_planner.main([*flags, "--lora_target_modules", "all-linear", "--no-gradient_checkpointing"])
-    assert code == 0
-    return output, loaded[0]
-
-
-def test_it_learns_its_targets_by_heart(overfitted):
-    output, _ = overfitted
-    assert losses_of(output)[0] > 5
-    assert losses_of(output)[-1] < 0.1
-    evaluations = [entry for entry in log_of(output) if "eval_loss" in entry]
-    assert [entry["step"] for entry in evaluations] == [40, 80]
-    assert evaluations[1]["eval_loss"] < 0.1
-    assert evaluations[1]["eval_aspect_recall"] == 1 and evaluations[1]["eval_plans"] == 8
-    assert (output / "best").readlink() == Path("checkpoint-80")
-    state = json.loads((output / "trainer_state.json").read_text())
-    assert [entry["eval_loss"] for entry in state["log_history"] if "eval_loss" in entry] == [
-        entry["eval_loss"] for entry in evaluations
-    ]
-
-
-def test_only_the_adapter_changes(overfitted, data):
-    import torch
-    from safetensors.torch import load_file
-
-    output, model = overfitted
-    before = load_file(data / "model/model.safetensors")
-    after = {name.replace(".base_layer", ""): value for name, value in model.state_dict().items()}
-    for name, value in before.items():
-        assert torch.equal(after[name].cpu(), value.to(after[name].dtype)), name
-    adapters = [load_file(output / f"checkpoint-{step}" / "adapter_model.safetensors") for step in (40, 80)]
-    assert all("lora_" in name for name in adapters[0])
-    assert all(not torch.equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
-    assert all(value.abs().sum() > 0 for name, value in adapters[0].items() if "lora_B" in name)  # zero at the start
-
-
-def test_a_checkpoint_says_how_it_was_made(overfitted, data):
-    output, _ = overfitted
-    manifest = json.loads((output / "best/manifest.json").read_text())
-    assert manifest["fingerprint"]["model"].startswith("sha256:")
-    assert manifest["fingerprint"]["effective_batch_size"] == 8
-    assert manifest["arguments"]["lora_rank"] == 32
-    assert (manifest["step"], manifest["best_step"]) == (80, 80)
-    assert {"torch", "transformers", "peft", "trl"} <= manifest["versions"].keys()
-    adapter = json.loads((output / "best/adapter_config.json").read_text())
-    assert adapter["base_model_name_or_path"] == str(data / "model")
-    assert (adapter["r"], adapter["lora_alpha"], adapter["bias"]) == (32, 32, "none")
-
-
-@pytest.fixture(scope="module")
-def plans_by_peft(overfitted, data):
-    """Greedy plans of the first three questions by PEFT's own generate, in float32."""
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    from prompts import join_posts, load_prompt
-    from utils.generation.chat import LocalChat
-
-    output, _ = overfitted
-    chat = LocalChat(str(output / "best"))
-    base = AutoModelForCausalLM.from_pretrained(data / "model", dtype=torch.float32)
-    model = PeftModel.from_pretrained(base, output / "best").eval()
-    plans = []
-    for record in json.loads((data / "train.json").read_text())[:3]:
-        posts = join_posts([post["text"] for post in record["profile"]])
-        prompt = chat.render(load_prompt("lampqa/planner").messages(question=record["question"], profile=posts))
-        ids = torch.tensor([list(prompt)])
-        generated = model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=200, do_sample=False
-        )
-        plans.append(chat.tokenizer.decode(generated[0, len(prompt) :], skip_special_tokens=True))
-    return plans
-
-
-def test_the_plan_of_a_seen_question_is_its_target(plans_by_peft, data):
-    records = json.loads((data / "train.json").read_text())[:3]
-    gold = ["\n".join(aspect["aspect"] for aspect in record["rubric_aspects"]) for record in records]
-    assert plans_by_peft == gold
-
-
-# What vLLM makes of it
-
-
-class EngineWatch(threading.Thread):
-    """Sees vLLM's processes below one process come and go: `lives` is [first seen, last seen, name] by pid."""
-
-    def __init__(self, pid):
-        super().__init__(daemon=True)
-        self.pid = pid
-        self.lives = {}
-
-    def run(self):
-        import psutil
-
-        while psutil.pid_exists(self.pid):
-            try:
-                for child in psutil.Process(self.pid).children(recursive=True):
-                    if (name := " ".join(child.cmdline())).startswith("VLLM::"):
-                        parent = child.parent()
-                        if parent is not None and parent.cmdline() == child.cmdline():
-                            continue  # forked a moment ago, to run another program
-                        first, *_ = self.lives.get(child.pid, [time.monotonic()])
-                        self.lives[child.pid] = [first, time.monotonic(), name]
-            except psutil.NoSuchProcess:
-                continue
-            time.sleep(0.05)
-
-
-def plan_and_answer(data, planner, generator, output, *more):
-    """Greedy plans and short answers for three questions; the lives of the processes that this took, in order."""
-    process = subprocess.Popen(
-        [sys.executable, "planpers.py", "--model_addr", generator, "--planner_model", planner, "--inputs_addr",
-         data / "train.json", "--output_addr", output, "--limit", "3", "--num_contexts", "2", "--temperature", "0",
-         "--dtype", "float32", "--max_model_len", "1024", "--max_tokens_plan", "200", "--max_tokens", "16",
-         "--max_retries", "1", "--rag", *more],
-        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    watch = EngineWatch(process.pid)
-    watch.start()
-    finish(process)
-    watch.join()
-    return sorted(watch.lives.values())
-
-
-def engines_of(lives):
-    return [life for life in lives if "EngineCore" in life[2]]
-
-
-def test_one_engine_plans_as_peft_does_and_answers_with_the_base_model(overfitted, data, plans_by_peft, tmp_path):
-    planner, _ = overfitted
-    lives = plan_and_answer(data, planner / "best", data / "model", tmp_path / "answers.json")
-    assert len(engines_of(lives)) == 1
-    plans = json.loads((tmp_path / "answers.json.plans.json").read_text())
-    assert [samples[0]["raw"] for samples in plans.values()] == plans_by_peft
-    assert all(samples[0]["parsed"] == "strict" and not samples[0]["constrained"] for samples in plans.values())
-    answers = json.loads((tmp_path / "answers.json").read_text())
-    assert [samples[0]["plan"] for samples in answers.values()] == plans_by_peft
-    for samples in answers.values():  # a random model's, held to the schema
-        assert samples[0]["constrained"] and samples[0]["raw"].startswith('{"personalized_answer":')
-
-
-def test_on_different_base_models_the_planner_is_gone_before_the_generator_loads(
-    overfitted, data, plans_by_peft, tmp_path
-):
-    """On two devices, where there are not just one: the workers hold a GPU's memory until they end."""
-    import torch
-
-    devices = "1" if torch.cuda.device_count() == 1 else "2"
-    planner, _ = overfitted
-    other = save_tiny_chat(tmp_path / "other", seed=1)
-    lives = plan_and_answer(data, planner / "best", other, tmp_path / "answers.json", "--tensor_parallel_size", devices)
-    _, (generator_begins, *_) = engines_of(lives)
-    planners = [last_seen for first_seen, last_seen, _ in lives if first_seen < generator_begins]
-    assert len(planners) == len(lives) / 2 and max(planners) < generator_begins
-    plans = json.loads((tmp_path / "answers.json.plans.json").read_text())
-    assert [samples[0]["raw"] for samples in plans.values()] == plans_by_peft
-    assert len(json.loads((tmp_path / "answers.json").read_text())) == 3
-
-
-def test_the_reference_target_is_learnt_remembered_and_handed_over_as_it_came(data, tmp_path):
-    """With prompts as utils/import_prompts.py writes them; vLLM is held to the form, which is what was learnt."""
-    prompts, lead_in = tmp_path / "prompts_paper", "What (they) want:\n"
-    prompts.mkdir()
-    target = f"[assistant]\n{lead_in}{{plan}}\n[end]\n"
-    (prompts / "planner.txt").write_text(f"[system]\nList.\n[user]\n\n{{profile}}\n? {{question}}\n\n{target}")
-    flags = flags_of(
-        data, tmp_path / "planner", validation_addr=data / "train.json", max_steps=80, save_steps=80, eval_generate=8,
-        per_device_train_batch_size=8, gradient_accumulation_steps=1, lora_rank=32, lora_alpha=32, lora_dropout=0,
-        lora_target_modules="all-linear", planner_target="reference", prompts_dir=prompts,
-    )  # fmt: skip
-    finish(train(*flags))
-    (evaluation,) = [entry for entry in log_of(tmp_path / "planner") if "eval_loss" in entry]
-    assert (evaluation["eval_aspect_recall"], evaluation["eval_plans_without_an_aspect"]) == (1, 0)
-    remembered = json.loads((tmp_path / "planner/best/manifest.json").read_text())["fingerprint"]
-    assert (remembered["planner_target"], remembered["lead_in"]) == ("reference", lead_in)
-
-    flags = ["--prompts_dir", prompts, "--constrained_decoding", "always"]
-    plan_and_answer(data, tmp_path / "planner/best", data / "model", tmp_path / "answers.json", *flags)
-    records = json.loads((data / "train.json").read_text())[:3]
-    titles = [[aspect["aspect"] for aspect in record["rubric_aspects"]] for record in records]
-    targets = [lead_in + "".join(f"- {title}\n" for title in its) for its in titles]
-    plans = json.loads((tmp_path / "answers.json.plans.json").read_text())
-    assert [samples[0]["raw"] for samples in plans.values()] == targets
-    assert [(samples[0]["aspects"], samples[0]["constrained"]) for samples in plans.values()] == [
-        (its, True) for its in titles
-    ]
-    answers = json.loads((tmp_path / "answers.json").read_text())
-    assert [samples[0]["plan"] for samples in answers.values()] == targets
+def learn(warm, *arguments, **setup):
+    """A run as a fork of the warmed process, to its end; what it printed."""
+    run = warm.run("train_planner", arguments, **setup)
+    assert run.returncode == 0, run.errors
+    return run.printed + run.errors
 
 
 # Killed, resumed, and on several devices
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(data, tmp_path_factory):
+def uninterrupted(data, warm, tmp_path_factory):
     output = tmp_path_factory.mktemp("uninterrupted") / "planner"
-    printed = finish(train(*short_run(data, output)))
+    printed = learn(warm, *short_run(data, output))
     return output, printed
 
 
@@ -351,17 +148,17 @@ def test_the_card_is_true(uninterrupted, data):
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
-def test_a_run_that_is_ended_goes_on_as_if_nothing_had_happened(uninterrupted, data, tmp_path, ending):
+def test_a_run_that_is_ended_goes_on_as_if_nothing_had_happened(uninterrupted, data, warm, tmp_path, ending):
     from safetensors.numpy import load_file
 
     expected, _ = uninterrupted
     output = tmp_path / "planner"
-    process = train(*short_run(data, output))
+    run = warm.start("train_planner", short_run(data, output))
     log = output / "training_log.jsonl"
     wait_for(lambda: log.exists() and '"step": 5' in log.read_text())
-    process.send_signal(ending)
-    printed, _ = process.communicate(timeout=900)
-    assert process.returncode == (130 if ending == signal.SIGTERM else -9), printed
+    run.send(ending)
+    assert run.wait() == (130 if ending == signal.SIGTERM else -9), run.errors
+    printed = run.printed + run.errors
     assert "Traceback" not in printed
     assert not (output / "checkpoint-8").exists()
     if ending == signal.SIGTERM:
@@ -372,12 +169,12 @@ def test_a_run_that_is_ended_goes_on_as_if_nothing_had_happened(uninterrupted, d
         (output / "checkpoint-6").mkdir(exist_ok=True)  # as a kill while it is written leaves it
         (output / "checkpoint-6/adapter_model.safetensors").write_bytes(b"half")
         (output / "checkpoint-6/manifest.json").unlink(missing_ok=True)
-    assert f"going on from {output}/checkpoint-{step}\n" in finish(train(*short_run(data, output)))
+    assert f"going on from {output}/checkpoint-{step}\n" in learn(warm, *short_run(data, output))
     assert {path.name for path in output.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-6", "checkpoint-8"}
     assert log_of(output) == log_of(expected)
     weights = [load_file(folder / "checkpoint-8/adapter_model.safetensors") for folder in (output, expected)]
     assert all((weights[0][name] == weights[1][name]).all() for name in weights[1])
-    assert "already finished" in finish(train(*short_run(data, output)))
+    assert "already finished" in learn(warm, *short_run(data, output))
 
 
 def wait_for(condition):
@@ -387,20 +184,18 @@ def wait_for(condition):
         time.sleep(0.02)
 
 
-# train_planner.py, and each process writes down which sequences it computes, in which order.
+# For train_planner.py: each process writes down which sequences it computes, in which order.
 SEEN = """
-import json, os, sys, train_planner
-from utils.benchmarks.lampqa import TASK
+import json, os
 from utils.planner.trainer import PlannerTrainer
 compute_loss = PlannerTrainer.compute_loss
 
 def write_down(self, model, inputs, *args, **kwargs):
-    with open(f"{sys.argv[1]}/seen-{os.environ.get('RANK', 0)}.jsonl", "a") as file:
+    with open(f"{folder}/seen-{{os.environ.get('RANK', 0)}}.jsonl", "a") as file:
         print(json.dumps(inputs["input_ids"].tolist()), file=file)
     return compute_loss(self, model, inputs, *args, **kwargs)
 
 PlannerTrainer.compute_loss = write_down
-assert train_planner.main(sys.argv[3:]) == 0
 """
 
 
@@ -409,16 +204,13 @@ def seen_by(folder, rank):
     return [sequence for line in open(folder / f"seen-{rank}.jsonl") for sequence in json.loads(line)]
 
 
-def test_two_processes_learn_what_one_learns_with_twice_the_accumulation(data, tmp_path):
+def test_two_processes_learn_what_one_learns_with_twice_the_accumulation(data, warm, tmp_path):
     """Without dropout, whose draws differ between processes. Eight questions are two epochs of two steps."""
-    (tmp_path / "run.py").write_text(SEEN)
-    for name, launcher, accumulated in [("one", (), 4), ("two", TWO, 2)]:
+    for name, setup, accumulated in [("one", {}, 4), ("two", {"be_two": None}, 2)]:
         (tmp_path / name).mkdir()
         more = {"lora_dropout": 0, "max_steps": 4, "save_steps": 4, "gradient_accumulation_steps": accumulated}
         flags = short_run(data, tmp_path / name / "planner", **more)
-        run = train(*flags, launcher=(*launcher, tmp_path / "run.py", tmp_path / name), OMP_NUM_THREADS="1",
-                    PYTHONPATH=str(ROOT))  # fmt: skip
-        printed = finish(run)
+        printed = learn(warm, *flags, **setup, do=SEEN.format(folder=tmp_path / name))
     assert "1 on a device x 2 accumulated x 2 processes = 4 sequences a step" in printed
     assert printed.count("sequences a step") == 1  # one process speaks for all
     losses = {name: losses_of(tmp_path / name / "planner") for name in ("one", "two")}
@@ -436,7 +228,7 @@ def test_two_processes_learn_what_one_learns_with_twice_the_accumulation(data, t
 
 
 @pytest.mark.parametrize(("batch", "accumulated"), [(2, 2), (4, 1)])
-def test_a_step_learns_the_same_whatever_its_batches_are(data, tmp_path, batch, accumulated):
+def test_a_step_learns_the_same_whatever_its_batches_are(data, warm, tmp_path, batch, accumulated):
     """Eight questions, steps of four: two epochs, each in an order of its own; targets of one title and of all."""
     records = json.loads((data / "train.json").read_text())
     for record in records[::2]:
@@ -446,30 +238,30 @@ def test_a_step_learns_the_same_whatever_its_batches_are(data, tmp_path, batch, 
     for name, sizes in [("single", (1, 4)), ("batches", (batch, accumulated))]:
         more = dict(zip(("per_device_train_batch_size", "gradient_accumulation_steps"), sizes, strict=True))
         more |= {"lora_dropout": 0, "max_steps": 4, "save_steps": 4, "inputs_addr": tmp_path / "train.json"}
-        printed[name] = finish(train(*short_run(data, tmp_path / name, **more)))
+        printed[name] = learn(warm, *short_run(data, tmp_path / name, **more))
     assert losses_of(tmp_path / "batches") == pytest.approx(losses_of(tmp_path / "single"), rel=5e-4)
     assert "\n0.0% of the tokens are padding" in printed["single"]
     assert 0 < float(re.search(r"\n(.*)% of the tokens are padding", printed["batches"])[1]) < 30
 
 
 @pytest.mark.parametrize(("batch", "accumulated"), [(2, 1), (1, 2)])
-def test_several_processes_go_on_within_an_epoch(data, tmp_path, batch, accumulated):
+def test_several_processes_go_on_within_an_epoch(data, warm, tmp_path, batch, accumulated):
     """The third of four steps ends in the middle of the second epoch."""
     output = tmp_path / "planner"
     more = {"lora_dropout": 0, "max_steps": 4}
     more |= {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulated}
     flags = short_run(data, output, **more)
-    finish(train(*flags, launcher=TWO, OMP_NUM_THREADS="1"))
+    learn(warm, *flags, be_two=None)
     expected = losses_of(output)
     shutil.rmtree(output / "checkpoint-4")
-    assert "going on from" in finish(train(*flags, launcher=TWO, OMP_NUM_THREADS="1"))
+    assert "going on from" in learn(warm, *flags, be_two=None)
     assert losses_of(output) == pytest.approx(expected, rel=1e-6)
 
 
-def test_several_processes_save_together_what_is_finished(data, tmp_path):
+def test_several_processes_save_together_what_is_finished(data, warm, tmp_path):
     """The launcher gets the signal, and hands it on. Each process goes on with its own random numbers, for dropout."""
     flags = {name: short_run(data, tmp_path / name, max_steps=4, save_steps=4) for name in ("whole", "stopped")}
-    finish(train(*flags["whole"], launcher=TWO, OMP_NUM_THREADS="1"))
+    learn(warm, *flags["whole"], be_two=None)
     process = train(*flags["stopped"], launcher=TWO, OMP_NUM_THREADS="1")
     log = tmp_path / "stopped/training_log.jsonl"
     wait_for(lambda: log.exists() and '"step": 1' in log.read_text())
@@ -478,7 +270,7 @@ def test_several_processes_save_together_what_is_finished(data, tmp_path):
     (step,) = re.findall(r"^stopped after step (\d); checkpoint-\1 is kept, run the same", printed, re.M)  # one speaks
     checkpoint = tmp_path / f"stopped/checkpoint-{step}"
     assert {path.name for path in checkpoint.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
-    assert f"going on from {checkpoint}" in finish(train(*flags["stopped"], launcher=TWO, OMP_NUM_THREADS="1"))
+    assert f"going on from {checkpoint}" in learn(warm, *flags["stopped"], be_two=None)
     assert log_of(tmp_path / "stopped") == log_of(tmp_path / "whole")
 
 
@@ -508,7 +300,7 @@ def test_only_the_positions_of_targets_go_through_the_vocabulary(data):
     import torch
     from transformers import AutoModelForCausalLM
 
-    from utils.parsing.plans import NO_LOSS
+    from utils.planner.examples import NO_LOSS
     from utils.planner.trainer import target_loss
 
     model = AutoModelForCausalLM.from_pretrained(data / "model").eval()
@@ -657,46 +449,45 @@ def test_an_earlier_run_is_replaced_when_training_begins_and_nothing_else_goes(t
         (["--attn_implementation", "flash_attention_2"], "--attn_implementation flash_attention_2: flash-attn is not"),
     ],
 )
-def test_what_the_model_cannot_do_is_named_and_the_earlier_run_stays(uninterrupted, data, flags, message):
+def test_what_the_model_cannot_do_is_named_and_the_earlier_run_stays(uninterrupted, data, warm, flags, message):
     output, _ = uninterrupted
     before = {path: path.stat().st_mtime_ns for path in output.rglob("*")}
-    process = train(*short_run(data, output, seed=1), *flags, "--overwrite")
-    printed, _ = process.communicate(timeout=900)
-    assert process.returncode == 2
-    assert "error: " + message.format(model=data / "model") in printed and "Traceback" not in printed
+    run = warm.run("train_planner", [*short_run(data, output, seed=1), *flags, "--overwrite"])
+    assert run.returncode == 2
+    assert "error: " + message.format(model=data / "model") in run.errors and "Traceback" not in run.errors
     assert {path: path.stat().st_mtime_ns for path in output.rglob("*")} == before
 
 
 # train_planner.py on a GPU that has FlashAttention 2 and no bfloat16, as far as choosing goes.
 IN_FP32 = """
-from utils import cli
 from utils.planner import base_model, trainer as planner_trainer
 base_model.is_flash_attn_2_available = lambda: True
 base_model.has_bf16 = lambda: False
-import train_planner
-cli.run_script(train_planner.main)
 """
 
 
-def train_in_fp32(data, output, *flags, code=IN_FP32):
-    settings = flags_of(data, output, max_steps=1, eval_generate=0, gradient_accumulation_steps=1)
-    return subprocess.run([sys.executable, "-c", code, *settings, *flags], cwd=ROOT, capture_output=True, text=True)
+@pytest.fixture
+def train_in_fp32(data, warm, tmp_path):
+    def call(*flags, code=""):
+        settings = flags_of(data, tmp_path / "planner", max_steps=1, eval_generate=0, gradient_accumulation_steps=1)
+        return warm.run("train_planner", [*settings, *flags], do=IN_FP32 + code)
+
+    return call
 
 
-def test_flash_attention_is_not_taken_in_fp32(data, tmp_path):
-    done = train_in_fp32(data, tmp_path / "planner")
-    assert done.returncode == 0, done.stderr
-    assert "; fp32; attention: sdpa; " in done.stdout
+def test_flash_attention_is_not_taken_in_fp32(train_in_fp32, tmp_path):
+    done = train_in_fp32()
+    assert done.returncode == 0, done.errors
+    assert "; fp32; attention: sdpa; " in done.printed
     manifest = json.loads((tmp_path / "planner/manifest.json").read_text())
     assert (manifest["attention"], manifest["bf16"]) == ("sdpa", False)
 
 
-def test_flash_attention_in_fp32_is_refused_before_the_weights_load(data, tmp_path):
-    code = IN_FP32.replace("import train_planner", "base_model.load_base = None\nimport train_planner")
-    done = train_in_fp32(data, tmp_path / "planner", "--attn_implementation", "flash_attention_2", code=code)
+def test_flash_attention_in_fp32_is_refused_before_the_weights_load(train_in_fp32, tmp_path):
+    done = train_in_fp32("--attn_implementation", "flash_attention_2", code="base_model.load_base = None")
     assert done.returncode == 2
     expected = "--attn_implementation flash_attention_2: takes no fp32, and this device has no bf16"
-    assert done.stderr == f"error: {expected}\n" or done.stderr.endswith(f"\nerror: {expected}\n")
+    assert done.errors == f"error: {expected}\n" or done.errors.endswith(f"\nerror: {expected}\n")
     assert not list((tmp_path / "planner").glob("checkpoint-*"))
 
 
@@ -827,15 +618,14 @@ def own_loss(model, examples):
 
 
 @pytest.mark.parametrize("loss", ["PlannerTrainer", "SFTTrainer"])
-def test_gemma_learns_with_both_of_its_caps(gemma, data, gemma_examples, tmp_path, loss):
+def test_gemma_learns_with_both_of_its_caps(gemma, data, gemma_examples, train_in_fp32, tmp_path, loss):
     """At a learning rate of 0: a step of all eight questions, then their validation. SFTTrainer's loss is a GPU's."""
-    patch = f"planner_trainer.PlannerTrainer.compute_loss = planner_trainer.{loss}.compute_loss\nimport train_planner"
-    code = IN_FP32.replace("import train_planner", patch)
+    code = f"planner_trainer.PlannerTrainer.compute_loss = planner_trainer.{loss}.compute_loss"
     flags = ["--model_addr", gemma, "--validation_addr", data / "train.json", "--learning_rate", "0"]
-    done = train_in_fp32(data, tmp_path / "planner", *flags, "--gradient_accumulation_steps", "8", code=code)
-    assert done.returncode == 0, done.stderr
-    assert f"note: {gemma}: sdpa would leave out its attn_logit_softcapping; attention is eager\n" in done.stderr
-    assert "; fp32; attention: eager; " in done.stdout
+    done = train_in_fp32(*flags, "--gradient_accumulation_steps", "8", code=code)
+    assert done.returncode == 0, done.errors
+    assert f"note: {gemma}: sdpa would leave out its attn_logit_softcapping; attention is eager\n" in done.errors
+    assert "; fp32; attention: eager; " in done.printed
     assert json.loads((tmp_path / "planner/manifest.json").read_text())["attention"] == "eager"
     expected = own_loss(load(gemma, "eager"), gemma_examples)
     (evaluation,) = [entry["eval_loss"] for entry in log_of(tmp_path / "planner") if "eval_loss" in entry]
@@ -871,12 +661,10 @@ def test_plans_of_an_evaluation_have_the_cap(gemma, gemma_examples):
     assert plan_of(load(gemma, "sdpa"), example) != expected
 
 
-def test_sdpa_is_refused_for_gemma_before_the_weights_load(gemma, data, tmp_path):
-    code = IN_FP32.replace("import train_planner", "base_model.load_base = None\nimport train_planner")
-    flags = ["--model_addr", gemma, "--attn_implementation", "sdpa"]
-    done = train_in_fp32(data, tmp_path / "planner", *flags, code=code)
+def test_sdpa_is_refused_for_gemma_before_the_weights_load(gemma, train_in_fp32, tmp_path):
+    done = train_in_fp32("--model_addr", gemma, "--attn_implementation", "sdpa", code="base_model.load_base = None")
     assert done.returncode == 2
     reason = f"{gemma}: sdpa would leave out its attn_logit_softcapping; give auto"
-    assert done.stderr.endswith(f"error: --attn_implementation sdpa: {reason}\n")
-    assert "Traceback" not in done.stderr
+    assert done.errors.endswith(f"error: --attn_implementation sdpa: {reason}\n")
+    assert "Traceback" not in done.errors
     assert not list((tmp_path / "planner").glob("checkpoint-*"))

@@ -401,7 +401,6 @@ SMALL = """
 import torch
 from transformers import BertModel
 import retrieval.rank_dataset
-from utils.cli import run_script
 forward, padded = BertModel.forward, []
 def small_forward(self, input_ids, **more):
     padded.append(input_ids.numel())
@@ -411,11 +410,10 @@ def small_forward(self, input_ids, **more):
 BertModel.forward = small_forward
 retrieval.rank_dataset.BLOCK = 6
 torch.get_num_threads = lambda: 8
-run_script(retrieval.rank_dataset.main)
 """
 
 
-def test_out_of_memory_names_a_batch_size_that_ranks_the_same(tmp_path, encoder_folder):
+def test_out_of_memory_names_a_batch_size_that_ranks_the_same(warm, tmp_path, encoder_folder):
     """With the error that torch raises on a CPU; what is ranked until then is kept."""
     records = many_records(8)
     for record in records:
@@ -424,16 +422,16 @@ def test_out_of_memory_names_a_batch_size_that_ranks_the_same(tmp_path, encoder_
     source, output = write(tmp_path / "in.json", records), tmp_path / "ranked.json"
     flags = ["--model_name", str(encoder_folder), "--device", "cpu"]
     rank(source, tmp_path / "expected.json", *flags)
-    command = [sys.executable, "-c", SMALL, "--input_dataset_addr", source, "--output_dataset_addr", output, *flags]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    arguments = ["--input_dataset_addr", source, "--output_dataset_addr", output, *flags]
+    done = warm.run("retrieval/rank_dataset.py", arguments, do=SMALL)
     assert done.returncode == 2
-    assert done.stderr.endswith(
+    assert done.errors.endswith(
         "error: out of memory: 6 texts of up to 302 tokens at a time, on cpu\n"
         "  give --batch_size 1; what is ranked so far is kept\n"
     )
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.errors
     assert not output.exists()
-    subprocess.run([*command, "--batch_size", "1"], cwd=ROOT, check=True)
+    assert warm.run("retrieval/rank_dataset.py", [*arguments, "--batch_size", "1"], do=SMALL).returncode == 0
     assert output.read_bytes() == (tmp_path / "expected.json").read_bytes()
     assert manifest(output)["resumed"] == 2
 

@@ -1,7 +1,8 @@
 """Keys, tokens and passwords are shown nowhere, and nothing that comes with a model is run.
 
-The scripts are run as real processes against a server that repeats what it was sent, with the libraries' own debug
-messages on; then every byte they wrote, to a file or a stream, is searched.
+The scripts are run as real processes (most as forks of one that has imported what they need) against a server that
+repeats what it was sent, with the libraries' own debug messages on; then every byte they wrote, to a file or a stream,
+is searched.
 """
 
 import base64
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -132,15 +134,29 @@ def folder(tmp_path):
     return tmp_path
 
 
-def run(folder, script, arguments, stdin="", **environment):
-    """Run a script in the folder; its exit code and what it showed."""
-    inherited = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-    home = {"HOME": str(folder / "home"), "HF_HOME": str(folder / "home/hf"), "OMP_NUM_THREADS": "1"}
+@pytest.fixture
+def run(warm, folder):
+    """Run a script as a fork of a process that has imported what it needs: its exit code and what it showed."""
+
+    def call(script, arguments, stdin="", **environment):
+        done = warm.run(script, arguments, stdin, live_in=(str(folder), environment_of(folder) | environment))
+        return done.returncode, done.printed + done.errors
+
+    return call
+
+
+def run_plain(folder, script, arguments, stdin="", **environment):
+    """Run a script as a user does, so that what its imports say is seen too."""
     done = subprocess.run(
-        [sys.executable, ROOT / script, *map(str, arguments)], cwd=folder, env=inherited | home | environment,
+        [sys.executable, ROOT / script, *map(str, arguments)], cwd=folder, env=environment_of(folder) | environment,
         input=stdin, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600,
     )  # fmt: skip
     return done.returncode, done.stdout
+
+
+def environment_of(folder):
+    inherited = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+    return inherited | {"HOME": str(folder / "home"), "HF_HOME": str(folder / "home/hf"), "OMP_NUM_THREADS": "1"}
 
 
 def leaks(folder, shown, but=()):
@@ -164,12 +180,13 @@ API_CASES = [("baselines.py", name) for name in REPLIES] + [
 
 
 @pytest.mark.parametrize(("script", "name"), API_CASES)
-def test_the_key_stays_out_of_everything(folder, script, name):
+def test_the_key_stays_out_of_everything(folder, run, script, name):
     (folder / "key.txt").write_text(KEY)
     with serve(REPLIES[name]) as server:
         arguments = ["--openai", "--api_key_addr", "key.txt", "--base_url", f"http://127.0.0.1:{server.server_port}/v1"]
         arguments += [*COMMANDS[script], "--log_level", "debug", "--max_retries", "0"]
-        _, shown = run(folder, script, arguments, HF_TOKEN=TOKEN)
+        one = partial(run_plain, folder) if name == "a completion" else run
+        _, shown = one(script, arguments, HF_TOKEN=TOKEN)
         assert KEY in server.sent[0]
     assert "Sending HTTP Request" in shown  # the client library does speak
     assert leaks(folder, shown, but=["key.txt"]) == []
@@ -188,23 +205,23 @@ def test_the_key_stays_out_of_everything(folder, script, name):
         ("a refused prompt", "warning", "flag"),
     ],
 )
-def test_a_password_in_the_address_stays_out_of_everything(folder, name, level, place):
+def test_a_password_in_the_address_stays_out_of_everything(folder, run, name, level, place):
     with serve(REPLIES[name]) as server:
         url = f"http://{USER}:{PASSWORD}@127.0.0.1:{server.server_port}/v1"
         arguments = ["--openai", *COMMANDS["baselines.py"], "--log_level", level, "--max_retries", "0"]
         arguments += ["--base_url", url] if place == "flag" else []
-        _, shown = run(folder, "baselines.py", arguments, OPENAI_API_KEY=KEY, OPENAI_BASE_URL=url)
+        _, shown = run("baselines.py", arguments, OPENAI_API_KEY=KEY, OPENAI_BASE_URL=url)
         assert server.sent
     assert leaks(folder, shown) == []
 
 
 @pytest.mark.parametrize("name", ["a completion", "a refused key"])
-def test_a_proxys_password_stays_out_of_everything(folder, name):
+def test_a_proxys_password_stays_out_of_everything(folder, run, name):
     with serve(REPLIES[name]) as server:
         proxy = f"http://{USER}:{PASSWORD}@127.0.0.1:{server.server_port}"
         arguments = ["--openai", "--base_url", "http://api.invalid/v1", *COMMANDS["baselines.py"]]
         arguments += ["--log_level", "debug", "--max_retries", "0"]
-        _, shown = run(folder, "baselines.py", arguments, OPENAI_API_KEY=KEY, HTTP_PROXY=proxy, http_proxy=proxy)
+        _, shown = run("baselines.py", arguments, OPENAI_API_KEY=KEY, HTTP_PROXY=proxy, http_proxy=proxy)
         assert "http://api.invalid" in server.sent[0]
         assert SECRETS["user and password, as they are sent"] in server.sent[0]
     assert leaks(folder, shown) == []
@@ -221,7 +238,8 @@ def test_the_token_stays_out_of_everything(folder, name, given):
     arguments = ["--model_addr", "owner/model", *COMMANDS["baselines.py"][2:], "--log_level", "debug"]
     with serve(REPLIES[name]) as server:
         endpoint = f"http://127.0.0.1:{server.server_port}"
-        _, shown = run(folder, "baselines.py", arguments, HF_ENDPOINT=endpoint, HF_HUB_VERBOSITY="debug", **token)
+        more = {"HF_ENDPOINT": endpoint, "HF_HUB_VERBOSITY": "debug", **token}  # read when the client is imported
+        _, shown = run_plain(folder, "baselines.py", arguments, **more)
         assert any(TOKEN in sent for sent in server.sent)
     assert "error: owner/model: " in shown
     assert leaks(folder, shown, but=["token"]) == []
@@ -253,7 +271,7 @@ def test_scripts_with_a_model_of_their_own_show_no_secret_of_the_environment(fol
         "utils/evaluate_plans.py": [*PLANS, "--embedding_model", models / "encoder", "--device", "cpu"],
     }[script]
     secrets = {"HF_TOKEN": TOKEN, "OPENAI_API_KEY": KEY, "HTTPS_PROXY": f"http://{USER}:{PASSWORD}@127.0.0.1:9"}
-    code, shown = run(folder, script, [*arguments, "--log_level", "debug"], "\n", HF_HUB_OFFLINE="1", **secrets)
+    code, shown = run_plain(folder, script, [*arguments, "--log_level", "debug"], "\n", HF_HUB_OFFLINE="1", **secrets)
     assert code == 0, shown
     assert leaks(folder, shown) == []
 
@@ -317,10 +335,10 @@ LOADERS = {
     ("script", "known"),
     [(script, known) for script in LOADERS for known in (True, False)],
 )
-def test_code_in_a_models_folder_is_never_run(folder, models, script, known):
+def test_code_in_a_models_folder_is_never_run(folder, run, models, script, known):
     name, arguments = LOADERS[script]
     marker = with_code(models / name, folder / "model", known)
-    code, shown = run(folder, script, arguments, "y\n" * 9, HF_HUB_OFFLINE="1")  # whatever is asked is affirmed
+    code, shown = run(script, arguments, "y\n" * 9, HF_HUB_OFFLINE="1")  # whatever is asked is affirmed
     assert not marker.exists(), shown
     assert "Traceback" not in shown
     assert code == (0 if known else 2), shown
@@ -329,10 +347,10 @@ def test_code_in_a_models_folder_is_never_run(folder, models, script, known):
 
 
 @pytest.mark.parametrize("script", LOADERS)
-def test_pickled_weights_are_refused_and_never_run(folder, models, script):
+def test_pickled_weights_are_refused_and_never_run(folder, run, models, script):
     name, arguments = LOADERS[script]
     marker = with_pickle(models / name, folder / "model")
-    code, shown = run(folder, script, arguments, "y\n", HF_HUB_OFFLINE="1")
+    code, shown = run(script, arguments, "y\n", HF_HUB_OFFLINE="1")
     assert not marker.exists(), shown
     assert code == 2 and "Traceback" not in shown, shown
     [error] = errors(shown)
@@ -340,14 +358,14 @@ def test_pickled_weights_are_refused_and_never_run(folder, models, script):
 
 
 @pytest.mark.parametrize("script", ["baselines.py", "planpers.py"])
-def test_a_pickled_adapter_is_refused_and_never_run(folder, models, script):
+def test_a_pickled_adapter_is_refused_and_never_run(folder, run, models, script):
     (folder / "source").mkdir()
     config = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": str(models / "chat")}
     (folder / "source/adapter_config.json").write_text(json.dumps(config))
     marker = with_pickle(folder / "source", folder / "model", "adapter_model.bin")
     arguments = ["--inputs_addr", "data.json", "--output_addr", "out/a.json", "--model_addr"]
     arguments += ["./model"] if script == "baselines.py" else [models / "chat", "--planner_model", "./model"]
-    code, shown = run(folder, script, arguments, "y\n", HF_HUB_OFFLINE="1")
+    code, shown = run(script, arguments, "y\n", HF_HUB_OFFLINE="1")
     assert not marker.exists(), shown
     assert code == 2 and "Traceback" not in shown, shown
     [error] = errors(shown)

@@ -20,7 +20,6 @@ from train_planner import (
     build_examples,
     build_parser,
     check_single_device,
-    choose_length,
     describe_batch,
     describe_result,
     fill_in_defaults,
@@ -31,8 +30,9 @@ from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
 from utils.files.lock import Lock
 from utils.files.manifest import publish, read_folder_manifest, write_folder_manifest
-from utils.generation.chat import LocalChat
+from utils.generation.chat import PAPER_LENGTH, LocalChat, limit_length
 from utils.generation.driver import Policy
+from utils.generation.engines import Model
 from utils.planner.checkpoints import open_run
 from utils.planner.examples import describe_examples
 
@@ -104,14 +104,16 @@ def test_prompt_is_what_planpers_sends_and_target_the_titles(chat, prompt, name,
     args = parse("--num_contexts", num_contexts, "--max_seq_length", 4096)
     # The same length less the target is more than enough here: nothing is left out on either side.
     policy = Policy(0.1, 0.95, 512, 0, 3, "fallback", {})
-    planner = planpers.Model("m", TASK, chat, 4096, policy, {"planner": prompt}, num_contexts, {})
+    planner = Model("m", "m", chat, 4096, policy)
+    run = planpers.Run(TASK, {record["id"]: record for record in records}, {"planner": prompt}, num_contexts, None)
+    asked = run.build_plans(planner, [(question_id, 0) for question_id in run.questions], None)
     examples = build_examples(TASK, records, f"{name}.json", prompt, chat, args)
     assert len(examples) == len(records) > 8
     for record, example in zip(records, examples, strict=True):
         posts = [post["text"] for post in record["profile"]][:num_contexts]
         messages = prompt.messages(question=record["question"], profile="\n\n".join(posts))
         assert list(example.prompt) == list(chat.render(messages))
-        assert list(example.prompt) == list(planner.fit("planner", record).prompt)
+        assert list(example.prompt) == list(next(asked).prompt)
         text = chat.tokenizer.decode(example.prompt)
         assert text.endswith("<|im_start|>assistant\n")
         assert text.count(HEADING) == (1 if posts else 0)
@@ -271,11 +273,11 @@ def test_a_length_too_small_for_a_question_names_it(chat, prompt):
     [(32768, None, 8192), (4096, None, 4096), (None, None, 8192), (4096, 4096, 4096), (32768, 10000, 10000)],
 )
 def test_the_length_is_the_papers_or_the_models(limit, wanted, expected):
-    assert choose_length(SimpleNamespace(model_limit=limit), wanted) == expected
+    assert limit_length(SimpleNamespace(model_limit=limit), "--max_seq_length", wanted, PAPER_LENGTH) == expected
 
 
 def test_no_more_than_the_model_takes():
-    assert refusal(choose_length, SimpleNamespace(model_limit=4096), 4097) == (
+    assert refusal(limit_length, SimpleNamespace(model_limit=4096), "--max_seq_length", 4097, PAPER_LENGTH) == (
         "--max_seq_length 4097: the model takes at most 4096 tokens"
     )
 
@@ -666,7 +668,7 @@ def test_a_run_hands_over_examples_manifest_and_checkpoint(command, folder, file
     assert train_planner.main(command) == 0
     (call,) = calls
     assert (len(call.examples), len(call.validation), call.run.checkpoint) == (2, 2, None)
-    assert call.source == {"revision": "main", "cache_dir": None}
+    assert call.source == {"revision": "main", "cache_dir": None, "trust_remote_code": False}
     expected = {**fingerprint("--max_steps", 8), "max_seq_length": 4096}  # the model takes no more
     assert call.manifest["fingerprint"] == expected
     assert call.manifest["arguments"]["max_seq_length"] == 4096

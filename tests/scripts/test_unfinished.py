@@ -4,8 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from api_server import Reply, default_reply, serve
@@ -15,7 +13,6 @@ from utils.files.journal import Journal
 from utils.files.journal_lines import read_journal
 from utils.files.manifest import read_manifest
 
-ROOT = Path(__file__).resolve().parents[2]
 SAME = "the same command asks for it again"
 
 
@@ -32,8 +29,8 @@ def failing(*texts):
 class Work:
     """A folder with a dataset of six questions, and the scripts run on it."""
 
-    def __init__(self, folder, server):
-        self.folder, self.server = folder, server
+    def __init__(self, folder, server, zygote):
+        self.folder, self.server, self._zygote = folder, server, zygote
         self.write("data.json", [make_question(n, category="law", profile=[{"text": f"Post {n}."}]) for n in range(6)])
         self.write("key.txt", "sk-test")
 
@@ -45,13 +42,11 @@ class Work:
 
     def run(self, script, *flags):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
-        command = [sys.executable, ROOT / script, "--inputs_addr", "data.json"]
+        command = ["--inputs_addr", "data.json"]
         if not script.startswith("utils/"):
             command += ["--openai", "--base_url", self.server.url, "--api_key_addr", "key.txt", "--max_retries", "0"]
-        command += flags
-        return subprocess.run(
-            [*map(str, command)], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=600
-        )
+        run = self._zygote.run(script, [*command, *flags], live_in=(str(self.folder), environment))
+        return subprocess.CompletedProcess(run.pid, run.returncode, run.printed, run.errors)
 
     def answer(self, *flags, output="rag.json"):
         return self.run("baselines.py", "--model_addr", "m", "--rag", "--output_addr", output, *flags)
@@ -65,9 +60,9 @@ class Work:
 
 
 @pytest.fixture
-def work(tmp_path):
+def work(tmp_path, warm_api):
     with serve() as server:
-        yield Work(tmp_path, server)
+        yield Work(tmp_path, server, warm_api)
 
 
 def test_answers_that_a_server_failed_to_give(work):

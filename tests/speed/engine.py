@@ -26,19 +26,23 @@ from measure import add_arguments, peak_memory, print_spread, write_figures
 import baselines
 import evaluate_responses
 from prompts import load_prompt
+from utils.benchmarks.lampqa import TASK
 from utils.cli import make_parser, positive_int, run_script
 from utils.cli.progress import Progress
 from utils.files.journal import Journal
+from utils.files.outputs import OutputFile, open_outputs
 from utils.generation.chat import LocalChat
 from utils.generation.driver import Policy, Request, Stage, run_stage
 from utils.generation.vllm_engine import VLLMEngine, engine_settings, sampling_params
-from utils.parsing.answers import ANSWER_SCHEMA, parse_answer
-from utils.records.datasets import read_dataset
+from utils.records.datasets import STEP_NEEDS, read_dataset
+from utils.records.judged import System, what_verdicts_belong_to
 
 SAMPLE = Path(__file__).resolve().parent.parent / "data/mini_lampqa"
 MODEL_LENGTH = 4096  # tokens
 VERDICT_TOKENS = 15  # what a free-form verdict takes
 KV_SPACE = "1"  # GiB, on a CPU, of each engine
+GPU_SHARE = "0.28"  # of a GPU's memory, of each engine: three are loaded at a time
+METRIC = TASK.metrics["aspect"]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -62,22 +66,25 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         judging = judge_arguments(args)
         answering = answer_arguments(args)
-        ours = VLLMEngine(judging, [args.model_addr], MODEL_LENGTH)
-        bare = load_bare(judging, args.model_addr, prefix_cache=True)
-        naive = load_bare(judging, args.model_addr, prefix_cache=False)
-        rows = []
-        for run in range(args.runs + 1):
-            row = await one_run(args, judging, answering, (ours, bare, naive), Path(folder) / str(run))
-            if run == 0:  # compiles grammars and the like
-                continue
-            rows.append(row)
-            print(f"run {run}: " + ", ".join(f"{name} {value:.3g}" for name, value in row.items()), flush=True)
-        processes = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
-        memory = sum(peak_memory(process) for process in processes)
-        print(f"peak memory at most {memory / 1e9:.2f} GB, of the three engines together")
-        for engine in (bare, naive):  # else the end of this process may wait for theirs
-            engine.llm_engine.engine_core.shutdown()
-        await ours.close()
+        engines: list[Any] = []
+        try:
+            engines.append(VLLMEngine(judging, [args.model_addr], MODEL_LENGTH))
+            engines += [load_bare(judging, args.model_addr, prefix_cache) for prefix_cache in (True, False)]
+            rows = []
+            for run in range(args.runs + 1):
+                row = await one_run(args, judging, answering, engines, Path(folder) / str(run))
+                if run == 0:  # compiles grammars and the like
+                    continue
+                rows.append(row)
+                print(f"run {run}: " + ", ".join(f"{name} {value:.3g}" for name, value in row.items()), flush=True)
+            processes = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
+            memory = sum(peak_memory(process) for process in processes)
+            print(f"peak memory at most {memory / 1e9:.2f} GB, of the three engines together")
+        finally:
+            for engine in engines[1:]:  # else the end of this process may wait for theirs
+                engine.llm_engine.engine_core.shutdown()
+            for engine in engines[:1]:
+                await engine.close()
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     return {
         "model": args.model_addr,
@@ -107,8 +114,8 @@ async def one_run(
     chat = LocalChat(args.model_addr)
     figures: dict[str, float] = {}
     verdicts = judge_requests(judging, chat, folder)
-    policy = Policy.from_arguments(judging, evaluate_responses.STRATEGIES["aspect"].schema)
-    stage = Stage(args.model_addr, verdicts, policy, evaluate_responses.parse_verdict, "verdicts", len(verdicts))
+    policy = Policy.from_arguments(judging, METRIC.judge.output.schema)
+    stage = Stage(args.model_addr, verdicts, policy, METRIC.judge.output.parse, "verdicts", len(verdicts))
     for who in ("ours", "bare", "naive") if int(folder.name) % 2 == 0 else ("naive", "bare", "ours"):
         if who == "ours":
             figures["our verdicts/s"] = len(verdicts) / await timed_stage(ours, stage)
@@ -120,8 +127,8 @@ async def one_run(
         else:
             figures["naive verdicts/s"] = len(verdicts) / timed_bare(naive, verdicts, [free_text()] * len(verdicts))[0]
     answers = answer_requests(answering, chat, folder)
-    policy = Policy.from_arguments(answering, ANSWER_SCHEMA)
-    stage = Stage(args.model_addr, answers, policy, parse_answer, "answers", len(answers))
+    policy = Policy.from_arguments(answering, TASK.output.schema)
+    stage = Stage(args.model_addr, answers, policy, TASK.output.parse, "answers", len(answers))
     for who in ("ours", "bare") if int(folder.name) % 2 == 0 else ("bare", "ours"):
         if who == "ours":
             seconds = await timed_stage(ours, stage)
@@ -138,6 +145,7 @@ def judge_arguments(args: argparse.Namespace) -> argparse.Namespace:
     parser = evaluate_responses.build_parser()
     command = ["--evaluator_llm", args.model_addr, "--inputs_addr", str(SAMPLE / "train.json"), "--response_addr", "-"]
     command += ["--score_addr", "-", "--limit", str(args.questions), "--max_tokens", "32"]
+    command += ["--gpu_memory_utilization", GPU_SHARE]
     return parser.parse_args([*command, "--constrained_decoding", "always", "--max_retries", "0"])
 
 
@@ -151,19 +159,23 @@ def answer_arguments(args: argparse.Namespace) -> argparse.Namespace:
 
 def judge_requests(judging: argparse.Namespace, chat: LocalChat, folder: Path) -> list[Request]:
     """A request for every aspect of the first questions; the response is put together from the user's posts."""
-    records = read_dataset(SAMPLE / "train.json", needs=["narrative", "rubric_aspects"])[: judging.limit]
-    responses = {r["id"]: [{"output": " ".join(post["text"] for post in r["profile"])[:2500]}] for r in records}
-    pending = {key for record in records for key in evaluate_responses.SCORINGS["aspect"].keys(record)}
-    journal = Journal(folder / "scores.json", {"benchmark": True})
-    system = evaluate_responses.System("-", "aspect", [responses], records, {}, pending, journal)
-    return evaluate_responses.build_requests([system], records, load_prompt("lampqa/aspect_judge"), chat)
+    records = read_dataset(SAMPLE / "train.json", needs=["aspect"])[: judging.limit]
+    responses = [{r["id"]: [{"output": " ".join(post["text"] for post in r["profile"])[:2500]}] for r in records}]
+    keys = [key for record in records for key in METRIC.keys(record)]
+    output = OutputFile(str(folder / "scores.json"), {"benchmark": True}, keys, lambda verdicts: verdicts, None)
+    open_outputs(output)
+    belongs = what_verdicts_belong_to(records, responses, METRIC)
+    system = System(["-"], responses, records, METRIC, belongs, output, set(keys))
+    asking = evaluate_responses.describe_judging(judging, METRIC.judge)
+    return evaluate_responses.build_requests([system], records, METRIC, asking, chat)
 
 
 def answer_requests(answering: argparse.Namespace, chat: LocalChat, folder: Path) -> list[Request]:
-    records = read_dataset(SAMPLE / "train.json", needs=["profile"])
+    records = read_dataset(SAMPLE / "train.json", needs=STEP_NEEDS["rag"])
     journal = Journal(folder / "answers.json", {"benchmark": True})
     keys = [(record["id"], 0) for record in records]
-    return list(baselines.build_requests(records, keys, answering, load_prompt("lampqa/rag"), chat, journal))
+    prompt = load_prompt(TASK.prompts["rag"])
+    return list(baselines.build_requests(TASK, records, keys, answering, prompt, chat, journal))
 
 
 def load_bare(judging: argparse.Namespace, model: str, prefix_cache: bool) -> Any:

@@ -15,7 +15,6 @@ import random
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import numpy as np
 from measure import add_arguments, log_normal, matrix_rate, peak_memory, print_spread, write_figures
 
-from retrieval.embedding_cache import EmbeddingCache
+from retrieval.embedding_cache import Embedder, EmbeddingCache
 from retrieval.encoder import Encoder, load_encoder
 from retrieval.rank_dataset import Record, order_by_embeddings
 from utils.benchmarks.lampqa import TASK
@@ -95,7 +94,7 @@ def load(args: argparse.Namespace, dtype: str) -> Encoder:
         vocab_size=encoder.model.config.vocab_size, attn_implementation=encoder.model.config._attn_implementation
     )
     model = BertModel(shape, add_pooling_layer=False).eval()
-    return replace(encoder, model=model.to(encoder.model.device, getattr(torch, dtype)))
+    return replace(encoder, model=model.to(encoder.model.device, getattr(torch, dtype)), replicas=())
 
 
 def make_ways(
@@ -201,7 +200,7 @@ def our_ranking(
 ) -> Orders:
     """The order of every profile, as retrieval/rank_dataset.py finds it."""
     num_texts = sum(len(record["profile"]) + 1 for record in records)
-    orders = order_by_embeddings(TASK, records, num_texts, lambda: encoder, batch_size, Counter(), cache)
+    orders = order_by_embeddings(TASK, records, num_texts, Embedder(lambda: encoder, batch_size, cache))
     return [order for _, order in orders]
 
 

@@ -35,9 +35,8 @@ import train_planner
 from utils.cli import make_parser, positive_int, run_script
 from utils.files.manifest import describe_run
 from utils.generation.chat import LocalChat
-from utils.parsing.plans import NO_LOSS
 from utils.planner.checkpoints import Run
-from utils.planner.examples import Example
+from utils.planner.examples import NO_LOSS, Example
 
 TARGET = 60  # tokens
 LOG_SPREAD = 0.5

@@ -881,20 +881,21 @@ def test_a_killed_study_goes_on(work, signum, place):
         return default_reply(request)
 
     work.server.reply = reply
-    try:
-        command = [sys.executable, ROOT / "utils/run_study.py", "--study_addr", "study.toml"]
-        with subprocess.Popen(command, cwd=work.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            work.server.wait_for(asked + 5)
+    command = [sys.executable, ROOT / "utils/run_study.py", "--study_addr", "study.toml"]
+    with subprocess.Popen(command, cwd=work.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            wait_until(lambda: len(work.server.requests) >= asked + 5 or process.poll() is not None)
+            assert process.poll() is None, process.stderr.read()
             assert len(processes_in(work.folder)) == 2
             process.send_signal(signum)
             _, errors = process.communicate(timeout=600)
-        assert process.returncode == (-signum if signum == signal.SIGKILL else 130)
-        if signum != signal.SIGKILL:
-            assert errors.decode().count("interrupted; what is finished is kept, run the same command again\n") == 2
-        wait_until(lambda: not processes_in(work.folder))
-    finally:
-        hold.set()
-        work.server.reply = default_reply
+            wait_until(lambda: not processes_in(work.folder))
+        finally:
+            hold.set()  # else a run that failed here would wait for its answers, and its end be waited for
+            work.server.reply = default_reply
+    assert process.returncode == (-signum if signum == signal.SIGKILL else 130)
+    if signum != signal.SIGKILL:
+        assert errors.decode().count("interrupted; what is finished is kept, run the same command again\n") == 2
     assert not (work.folder / FOLDER / ART / place).exists()
     assert work.run() == 0
     expected = ["baselines.py", "evaluate_responses.py"] if place == "none.json" else ["evaluate_responses.py"]

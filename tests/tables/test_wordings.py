@@ -11,9 +11,9 @@ import pytest
 import baselines
 import evaluate_responses
 import planpers
-from prompts import PUBLIC_CODE
 from tests.api_server import serve
 from utils import make_table, merge_shards, report
+from utils.benchmarks.lampqa import PUBLIC_CODE
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = str(ROOT / "tests/data/mini_lampqa/test.json")

@@ -27,14 +27,7 @@ def metric_names() -> list[str]:
 
 
 def task_of(where: str, records: Iterable[Mapping[str, Any]]) -> "Task":
-    """The benchmark that all of these records are of.
-
-    Args:
-        where: what an error begins with.
-
-    Raises:
-        UserError: of an unknown one, or of several.
-    """
+    """The benchmark that all of these records are of; UserError, beginning with `where`, of an unknown or several."""
     names = list(dict.fromkeys(record.get("task", FIRST) for record in records))
     if len(names) > 1:
         raise UserError(f"{where}: records of {quote(names[0])} and of {quote(names[1])}; one file is of one task")

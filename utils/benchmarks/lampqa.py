@@ -15,17 +15,9 @@ from utils.benchmarks.checks import check_profile, check_text
 from utils.benchmarks.task import Judge, Metric, Output, Record, Task
 from utils.cli.errors import UserError, kind
 from utils.files.json_files import read_json
+from utils.parsing import choices
 from utils.parsing.answers import ANSWER_SCHEMA, parse_answer
-from utils.parsing.choices import (
-    LEVEL_SCHEMA,
-    PREFERENCE_SCHEMA,
-    VERDICT_SCHEMA,
-    parse_level,
-    parse_preference,
-    parse_verdict,
-)
 from utils.scoring import aspects, direct, pairwise
-from utils.scoring.verdicts import Verdict
 
 # The communities of each of the hub's three files, as a public notebook prints them over train, validation and test
 # (Asym-LaMP-QA, wrangling.ipynb; its row counts are those of the paper's Table 1): 47, the paper says "over 45". Four
@@ -46,6 +38,18 @@ COMMUNITIES = {slug: category for category, slugs in _SLUGS.items() for slug in 
 FILES = ("Art_and_Entertainment", "Lifestyle_and_Personal_Development", "Society_and_Culture")  # a category each
 
 ASPECT_FIELDS = ("aspect", "evidence", "reason")
+
+# Prompts that the paper prints as text: the files in prompts/lampqa/ hold them word for word.
+VERBATIM = {"no_personalization", "rag", "direct_judge", "aspect_extraction"}
+
+# SHA-256 of the files that utils/import_prompts.py makes from LaMP-Benchmark/LaMP-QA at commit 504410d.
+PUBLIC_CODE = {
+    "aspect_judge": "e6264989e2afb0526bbfe4b3059de5ccdedf3ebdf2173d00cfc78158547b4b8b",
+    "no_personalization": "744dbc913bdea89116112cc17ee256b27c9ae988fd5498a015e7d10f8b8be3d6",
+    "planner": "97dc0108df7fe4a987dcaa985028f568959b13877ac8442d250dc17271491f0c",
+    "planpers": "25a63ba6b28f8baa839e3606b0483163c54dd0eca9f273a7132a54556fdcdc85",
+    "rag": "6023f9353178253d8fb8f9c9075cda1a0a71df402034994741d8972bd1073ad9",
+}
 
 
 def place(record: Record) -> dict[str, str | None]:
@@ -116,46 +120,36 @@ def pairwise_messages(prompt: Prompt, record: Record, responses: list[str], numb
     )
 
 
-def aspect_entry(record: Record, verdicts: list[Verdict]) -> dict[str, Any]:
-    return aspects.entry(gold_plan(record), verdicts)
-
-
-def direct_entry(record: Record, verdicts: list[Verdict]) -> dict[str, Any]:
-    return direct.entry(*verdicts)
-
-
-def pairwise_entry(record: Record, verdicts: list[Verdict]) -> dict[str, Any]:
-    return pairwise.entry(verdicts)
-
-
 METRICS = {
     "aspect": Metric(
         ("narrative", "rubric_aspects"),
         shown,
-        aspect_entry,
+        lambda record, verdicts: aspects.entry(gold_plan(record), verdicts),
         aspects.summarize,
         aspects.score_of,
         parts=rubric_parts,
-        judge=Judge("lampqa/aspect_judge", aspect_messages, Output(VERDICT_SCHEMA, parse_verdict)),
+        judge=Judge("lampqa/aspect_judge", aspect_messages, Output(choices.VERDICT_SCHEMA, choices.parse_verdict)),
         unit="aspect",
     ),
     "direct": Metric(
         ("narrative",),
         shown,
-        direct_entry,
+        lambda record, verdicts: direct.entry(*verdicts),
         direct.summarize,
         direct.score_of,
-        judge=Judge("lampqa/direct_judge", direct_messages, Output(LEVEL_SCHEMA, parse_level)),
+        judge=Judge("lampqa/direct_judge", direct_messages, Output(choices.LEVEL_SCHEMA, choices.parse_level)),
     ),
     "pairwise": Metric(
         ("narrative",),
         shown,
-        pairwise_entry,
+        lambda record, verdicts: pairwise.entry(verdicts),
         pairwise.summarize,
         None,
         num_verdicts=2,
         num_systems=2,
-        judge=Judge("lampqa/pairwise_judge", pairwise_messages, Output(PREFERENCE_SCHEMA, parse_preference)),
+        judge=Judge(
+            "lampqa/pairwise_judge", pairwise_messages, Output(choices.PREFERENCE_SCHEMA, choices.parse_preference)
+        ),
         unit="verdict",
     ),
 }

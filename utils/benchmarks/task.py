@@ -44,54 +44,35 @@ class Output:
 
 @dataclass(frozen=True)
 class Judge:
-    """What a judging model is asked for a verdict, and how its output is read.
+    """What a judging model is asked for a verdict, and how its output is read."""
 
-    Attributes:
-        prompt: its file, as `prompts.load_prompt` takes it.
-        messages: from the prompt, the record, the responses, and the number of the verdict.
-    """
-
-    prompt: str
-    messages: Callable[[Prompt, Record, list[str], int], Messages]
+    prompt: str  # its file, as `prompts.load_prompt` takes it
+    messages: Callable[[Prompt, Record, list[str], int], Messages]  # from that, a record, responses, a verdict's number
     output: Output
 
 
 @dataclass(frozen=True)
 class Metric:
-    """How responses are scored: from verdicts, which a judge gives or a function computes, to a score file.
+    """How responses are scored: from verdicts, which a judge gives or a function computes, to a score file."""
 
-    Attributes:
-        needs: fields of a record that it reads, of `Task.fields`.
-        shown: what a verdict hangs on besides the responses: of it a hash is kept, for only like compares with like.
-        parts: what each verdict is on, such as an aspect; None where a verdict is on the whole response.
-        entry: from a record and its verdicts, in the order of `keys`: `answered`, `score` and `details` of its entry in
-            the score file.
-        summarize: from all entries to the head of the score file.
-        score_of: from an entry's details to its score, 0 to 1 unless lower is better; None where a verdict is missing,
-            unless these count 0. ValueError where the details are no such metric's. None: no single system is scored.
-        num_verdicts: a question, where there are no `parts`.
-        num_systems: how many response files it compares.
-        judge: who gives the verdicts; None: `compute` does, from the record and a response.
-        unit: what a missing verdict is on, in the singular.
-        pooled: how the scores of several questions make one, where that is not their mean.
-        lower_is_better: scores are errors, 0 and up.
-        worst: what an answer that is missing counts, in words.
-    """
-
-    needs: tuple[str, ...]
+    needs: tuple[str, ...]  # fields of a record that it reads, of `Task.fields`
+    # What a verdict hangs on besides the responses: of it a hash is kept, for only like compares with like.
     shown: Callable[[Record], list[Any]]
+    # A record's `answered`, `score` and `details` in the score file, from its verdicts in the order of `keys`.
     entry: Callable[[Record, list[Verdict]], dict[str, Any]]
-    summarize: Callable[[list[dict[str, Any]]], dict[str, Any]]
+    summarize: Callable[[list[dict[str, Any]]], dict[str, Any]]  # from all entries to the head of the score file
+    # From an entry's details to its score, 0 to 1 unless lower is better; None where a verdict is missing, unless these
+    # count 0. ValueError where the details are no such metric's. None: no single system is scored.
     score_of: Callable[[list[dict[str, Any]], bool], float | None] | None
-    parts: Callable[[Record], list[Any]] | None = None
-    num_verdicts: int = 1
-    num_systems: int = 1
-    judge: Judge | None = None
-    compute: Callable[[Record, str], Any] | None = None
-    unit: str = "response"
-    pooled: Pooled | None = None
-    lower_is_better: bool = False
-    worst: str = "0"
+    parts: Callable[[Record], list[Any]] | None = None  # what each verdict is on; None: on the whole response
+    num_verdicts: int = 1  # a question, where there are no `parts`
+    num_systems: int = 1  # response files that it compares
+    judge: Judge | None = None  # who gives the verdicts; None: `compute` does
+    compute: Callable[[Record, str], Any] | None = None  # from a record and a response
+    unit: str = "response"  # what a missing verdict is on
+    pooled: Pooled | None = None  # how the scores of several questions make one, where that is not their mean
+    lower_is_better: bool = False  # scores are errors, 0 and up
+    worst: str = "0"  # what an answer that is missing counts, in words
 
     def keys(self, record: Record) -> list[tuple[str, int]]:
         """Of a question's verdicts: (question id, number of the verdict)."""
@@ -108,57 +89,41 @@ SIZES = {"profile": (list, "Profile size (items)"), "question": (str, "Question 
 
 @dataclass(frozen=True)
 class Task:
-    """A benchmark.
+    """A benchmark."""
 
-    Attributes:
-        name: stands in each record as `task`.
-        groups: a table's columns of means, in order.
-        place: of a record, its `group`, one of `groups` or None where that is not known, and where groups have parts,
-            its `subgroup`: both stand in the score file.
-        placed_by: the field, a text, that `place` reads.
-        group_words: what a group is called, in the singular and the plural, and what a subgroup is.
-        short: by a group's name what stands for it on a narrow page.
-        fields: of a record besides id and question; each with what raises UserError where it is not as it must be,
-            called with the record and what an error begins with. A field is checked where a step reads it.
-        query, item_text: what retrieval compares.
-        stated, join: an item as a prompt has it, its `item_text` where None, and what makes one text of several.
-        prompts: by method (none, rag, planner, planpers) the prompt's file, as `prompts.load_prompt` takes it.
-        values: what a prompt may see of a record besides profile and plan: never what only the scorer may see.
-        output: of an answer.
-        metrics: by name, the default one first.
-        gold_plan: the titles of a plan that is right; None where the benchmark has none, and planning is refused.
-        gold_plan_needs: fields that it reads.
-        arrange: the order of retrieved items in a prompt, from best first.
-        sizes: what utils/dataset_statistics.py measures: by field its kind, list (counted in items) or str (in words),
-            and the row's name in the table.
-        convert: from a question of the benchmark's own files, with its right answer as `output` where that is known, to
-            a record; raises UserError, which begins with the second argument. None: its own files are such records.
-        paper_files: what the benchmark's paper prints of its files, by a file's name without its ending: their `group`,
-            `split` and number of `questions`, and mean and deviation of each of `sizes`.
-        facts: where the benchmark's facts stand, for messages.
-    """
-
-    name: str
-    groups: tuple[str, ...]
+    name: str  # stands in each record as `task`
+    groups: tuple[str, ...]  # a table's columns of means, in order
+    # Of a record its `group`, None where that is not known, and where groups have parts its `subgroup`: both stand in
+    # the score file.
     place: Callable[[Record], dict[str, str | None]]
+    # Of a record besides id and question, checked where a step reads them: each raises UserError where the record's is
+    # not as it must be, called with the record and what an error begins with.
     fields: Mapping[str, Callable[[Record, str], None]]
-    prompts: Mapping[str, str]
-    output: Output
-    metrics: Mapping[str, Metric]
-    facts: str
-    group_words: tuple[str, str, str] = ("group", "groups", "subgroup")
-    placed_by: str = "group"
-    short: Mapping[str, str] = field(default_factory=dict)
-    query: Callable[[Record], str] = lambda record: record["question"]
+    prompts: Mapping[str, str]  # by method (none, rag, planner, planpers) its file, as `prompts.load_prompt` takes it
+    output: Output  # of an answer
+    metrics: Mapping[str, Metric]  # by name, the default one first
+    facts: str  # where the benchmark's facts stand, for messages
+    group_words: tuple[str, str, str] = ("group", "groups", "subgroup")  # what one, several and a part are called
+    placed_by: str = "group"  # the field, a text, that `place` reads
+    short: Mapping[str, str] = field(default_factory=dict)  # by a group's name what stands for it on a narrow page
+    query: Callable[[Record], str] = lambda record: record["question"]  # what retrieval compares with `item_text`
     item_text: Callable[[Item], str] = lambda item: item["text"]
+    # An item as a prompt has it, `item_text` where None, and what makes one text of several.
     stated: Callable[[Item], str] | None = None
     join: Callable[[list[str]], str] = join_posts
+    # What a prompt may see of a record besides profile and plan: never what only the scorer may see.
     values: Callable[[Record], dict[str, str]] = lambda record: {"question": record["question"]}
-    gold_plan: Callable[[Record], list[str]] | None = None
-    gold_plan_needs: tuple[str, ...] = ()
-    arrange: Callable[[Sequence[Item]], Sequence[Item]] = best_first
+    gold_plan: Callable[[Record], list[str]] | None = None  # titles; None where there is none, and planning is refused
+    gold_plan_needs: tuple[str, ...] = ()  # fields that it reads
+    arrange: Callable[[Sequence[Item]], Sequence[Item]] = best_first  # retrieved items for a prompt, from best first
+    # What utils/dataset_statistics.py measures: by field its kind, list (counted in items) or str (in words), and the
+    # row's name in the table.
     sizes: Mapping[str, tuple[type, str]] = field(default_factory=lambda: SIZES)
+    # From a question of the benchmark's own files, with its right answer as `output` where that is known, to a record;
+    # raises UserError, which begins with the second argument. None: its own files are such records.
     convert: Callable[[dict[str, Any], str], Record] | None = None
+    # What the benchmark's paper prints of its files, by a file's name without its ending: their `group`, `split` and
+    # number of `questions`, and mean and deviation of each of `sizes`.
     paper_files: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
 
     def best_items(self, record: Record, number: int) -> list[str]:
@@ -166,12 +131,7 @@ class Task:
         return [(self.stated or self.item_text)(item) for item in self.arrange(record["profile"][:number])]
 
     def check(self, record: Record, where: str, needs: Iterable[str]) -> None:
-        """Check the fields that are read.
-
-        Args:
-            where: what an error begins with.
-            needs: fields, "gold_plan", metrics by name, or "score" for the first of these.
-        """
+        """Check what is read; `needs` are fields, "gold_plan", metrics by name, or "score" for the first of these."""
         wanted = self.fields_for(needs)
         for name, check_field in self.fields.items():
             if name in wanted:

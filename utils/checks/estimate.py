@@ -1,7 +1,7 @@
 """What the benchmark's steps would ask of a model: for --estimate, and for the length that a judge is loaded for.
 
 Nothing is asked. Prompts are rendered as the scripts render them, so their figures are those of --dry_run; how long
-outputs are is assumed.
+outputs are is assumed. `args` are the flags of utils/preflight.py.
 """
 
 from argparse import Namespace
@@ -10,61 +10,27 @@ from itertools import product
 from typing import Any
 
 from prompts import Messages, load_prompt
-from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Metric, Record, Task
 from utils.checks.report import Report
 from utils.cli import UserError
-from utils.generation.chat import (
-    PAPER_LENGTH,
-    VERDICT_TOKENS,
-    APIChat,
-    Fitted,
-    LocalChat,
-    choose_judge_length,
-    choose_length,
-    fit_profile,
-    render_all,
-)
-from utils.parsing.plans import one_line, plan_text
+from utils.generation import chat as chats
+from utils.generation.chat import PAPER_LENGTH, VERDICT_TOKENS, APIChat, LocalChat, choose_length
+from utils.parsing.plans import gold_text
 from utils.records.judged import are_answered
 from utils.records.responses import read_responses
 
 STAND_IN = "x"  # for a response that is still to be made: a token
 
-Responses = dict[str, list[dict[str, Any]]]
 Chat = LocalChat | APIChat
 
 
-def add_estimate_arguments(parser: cli.FlagParser) -> None:
-    group = parser.add_argument_group("estimate")
-    group.add_argument("--estimate", action="store_true", help="count prompts and tokens of every step, for each model")
-    group.add_argument("--num_contexts", type=cli.non_negative_int, default=10, help="posts in a prompt (%(default)s)")
-    for flag, tokens, what in (
-        ("--max_tokens", 2048, "an output may have"),
-        ("--max_tokens_plan", 512, "a plan may have"),
-        ("--answer_tokens", 400, "that answers are assumed to have"),
-        ("--plan_tokens", 40, "that plans are assumed to have"),
-        ("--verdict_tokens", 15, "that verdicts are assumed to have"),
-    ):
-        group.add_argument(flag, type=cli.positive_int, default=tokens, help=f"tokens {what} (%(default)s)")
-    parser.without_effect(
-        "--num_contexts --max_tokens_plan --answer_tokens --plan_tokens --verdict_tokens",
-        lambda args: not args.estimate,
-        "without --estimate",
-        "give --estimate",
-    )
-    parser.without_effect(
-        "--max_tokens",
-        lambda args: not args.estimate and (args.evaluator_llm is None or args.response_addr is not None),
-        "without --estimate, or a judge whose responses are still to be made",
-        "give --estimate",
-    )
-
-
 def describe_estimate(args: Namespace, model: str, records: list[Record]) -> str:
-    """A table of what every step asks of `model`, and what it rests on; `args` are the flags of utils/preflight.py."""
-    chat = open_counter(args, model)
+    """A table of what every step asks of `model`, and what it rests on."""
+    try:
+        chat = APIChat(model) if args.openai else LocalChat(model, args.cache_dir)
+    except UserError:  # its tokenizer is not here
+        chat = APIChat(model)
     rows = [["step", "API calls" if args.openai else "prompts", "prompt tokens", "output tokens"]]
     for step, lengths, output_tokens in count_steps(args, records, chat):
         numbers = (len(lengths), sum(lengths), len(lengths) * output_tokens)
@@ -77,19 +43,7 @@ def describe_estimate(args: Namespace, model: str, records: list[Record]) -> str
         f"{args.plan_tokens} a plan, {args.verdict_tokens} a verdict",
         "  PlanPers' answers are counted with the gold plans; retries come on top",
     ]
-    if args.openai:
-        lines.append("  the planner runs here, not behind the API")
-    return "\n".join(lines)
-
-
-def open_counter(args: Namespace, model: str) -> Chat:
-    """The model's own tokenizer where it is here, else the counter for API models."""
-    if args.openai:
-        return APIChat(model)
-    try:
-        return LocalChat(model, args.cache_dir)
-    except UserError:
-        return APIChat(model)
+    return "\n".join([*lines, *(["  the planner runs here, not behind the API"] if args.openai else [])])
 
 
 def count_steps(args: Namespace, records: list[Record], chat: Chat) -> Iterator[tuple[str, list[int], int]]:
@@ -112,13 +66,15 @@ def count_steps(args: Namespace, records: list[Record], chat: Chat) -> Iterator[
         yield "judge, one system", lengths, args.verdict_tokens
 
 
-def fit_prompt(task: Task, method: str, record: Record, num_contexts: int, chat: Chat, budget: int) -> Fitted | None:
+def fit_prompt(
+    task: Task, method: str, record: Record, num_contexts: int, chat: Chat, budget: int
+) -> chats.Fitted | None:
     """A question's prompt as its script fits it; PlanPers' with the gold plan, as `planpers.py --gold_plan`."""
     titles = task.gold_plan(record) if method == "planpers" else []
     prompt = load_prompt(task.prompts["rag" if method == "planpers" and not titles else method])
-    plan = {"plan": plan_text(list(map(one_line, titles)))} if titles else {}
+    plan = {"plan": gold_text(titles)} if titles else {}
     items = [] if method == "none" else task.best_items(record, num_contexts)
-    return fit_profile(prompt, items, chat, budget, task.join, **task.values(record), **plan)
+    return chats.fit_profile(prompt, items, chat, budget, task.join, **task.values(record), **plan)
 
 
 def judge_length(report: Report, args: Namespace, records: list[Record], chat: LocalChat) -> int:
@@ -126,28 +82,28 @@ def judge_length(report: Report, args: Namespace, records: list[Record], chat: L
 
     Without --response_addr every response is taken to have --max_tokens; without records it is a generator's length.
     """
-    name = f"judge {args.evaluator_llm}"
+    name, addresses = f"judge {args.evaluator_llm}", args.response_addr or []
     if args.max_model_len or not records:
         length = choose_length(chat, args.max_model_len, VERDICT_TOKENS, PAPER_LENGTH)
         if not args.max_model_len:
             report.note(f"{name}: {length} tokens assumed; its prompts tell, so give --inputs_addr")
         return length
-    files = [read_responses(address) for address in args.response_addr or []]
     metrics = task_of("--inputs_addr", records).metrics
     metric = metrics[args.strategy or next(iter(metrics))]
-    longest = max(judge_lengths(metric, records, files, chat), default=1)
-    source = ", ".join(args.response_addr or [])
-    if not files:
+    longest = max(judge_lengths(metric, records, list(map(read_responses, addresses)), chat), default=1)
+    source = ", ".join(addresses)
+    if not addresses:
         longest += metric.num_systems * (args.max_tokens - 1)
         source = f"responses of {args.max_tokens} tokens, as none are given"
-    length = choose_judge_length(chat, None, VERDICT_TOKENS, longest)
-    report.note(
-        f"{name}: {length} tokens, as its longest prompt has {longest} and a verdict {VERDICT_TOKENS} ({source})"
-    )
+    length = chats.choose_judge_length(chat, None, VERDICT_TOKENS, longest)
+    needs = f"its longest prompt has {longest} and a verdict {VERDICT_TOKENS}"
+    report.note(f"{name}: {length} tokens, as {needs} ({source})")
     return length
 
 
-def judge_lengths(metric: Metric, records: list[Record], files: list[Responses], chat: Chat) -> Iterator[int]:
+def judge_lengths(
+    metric: Metric, records: list[Record], files: list[dict[str, list[dict[str, Any]]]], chat: Chat
+) -> Iterator[int]:
     """Tokens of each prompt for a judge of these responses; without a file, of responses of one token."""
     prompt, number = load_prompt(metric.judge.prompt), metric.num_systems
     files = files or [{record["id"]: [{"output": STAND_IN}] for record in records}] * number
@@ -158,5 +114,5 @@ def judge_lengths(metric: Metric, records: list[Record], files: list[Responses],
             if all(are_answered(outputs)):
                 yield [metric.judge.messages(prompt, record, outputs, i) for _, i in metric.keys(record)]
 
-    for group in render_all(chat, build_groups()):
+    for group in chats.render_all(chat, build_groups()):
         yield from map(chat.length, group)

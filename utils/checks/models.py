@@ -4,9 +4,8 @@ import os
 import shutil
 import sysconfig
 from argparse import Namespace
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from utils.checks.estimate import judge_length
 from utils.checks.report import Report
@@ -18,43 +17,25 @@ from utils.models.hub import adapter_base, cached_commit, cached_folder, check_m
 from utils.models.memory import GB
 
 
-@dataclass(frozen=True)
-class Generator:
-    """A model that writes text, in vLLM; lengths are tokens of prompt and output together."""
+class Model(NamedTuple):
+    """A model that is whole; lengths are tokens of prompt and output together."""
 
     name: str
-    size: memory.ModelSize
-    length: int  # that it is to be loaded for
-    limit: int | None  # that it was made for; None where its config doesn't say
+    size: memory.ModelSize | None  # None of an encoder, which takes the memory it needs, not a share of the GPU
+    length: int = 0  # that vLLM is to load it for
+    limit: int | None = None  # that it was made for; None where its config doesn't say
 
 
 def check_models(report: Report, args: Namespace, records: list[dict[str, Any]]) -> None:
     """Check --model_addr, --evaluator_llm, which is to see `records`, the GPUs, and what of the models fits on them."""
     models = [(name, None) for name in args.model_addr or []]
     models += [(args.evaluator_llm, records)] if args.evaluator_llm else []
-    found = []
-    for name, judged in models:
-        with report.attempt():
-            found.append(check_local_model(report, name, args, judged))
-    with report.attempt():
-        if found == [None] * len(models):  # an encoder takes the memory it needs, not a share of the GPU
-            if args.gpu_memory is None:
-                check_devices()
-            return
-        gpu_memory = check_gpus(report, args)
-        if gpu_memory is None:
-            return
-        for generator in filter(None, found):
-            with report.attempt():
-                check_fit(report, generator, gpu_memory, args)
-        if args.gpu_memory is None:
-            check_compiler(report)
+    found = [report.attempt(check_local_model, report, name, args, judged) for name, judged in models]
+    report.attempt(check_memory, report, args, found)
 
 
-def check_local_model(
-    report: Report, name: str, args: Namespace, judged: list[dict[str, Any]] | None
-) -> Generator | None:
-    """A generator that is whole, or None for an encoder; `judged` are the questions that it is to see as a judge."""
+def check_local_model(report: Report, name: str, args: Namespace, judged: list[dict[str, Any]] | None) -> Model:
+    """Raise UserError unless a model is whole; `judged` are the questions that it is to see as a judge."""
     with suggesting_openai():
         check_model(name, args.cache_dir, why_offline=args.why_offline)
     base = adapter_base(name) or name
@@ -63,7 +44,7 @@ def check_local_model(
     config = memory.load_config(folder)
     if memory.is_encoder(config):
         report.ok(f"model {name}: an encoder, {source}")
-        return None
+        return Model(name, None)
     check_model(name, args.cache_dir, safetensors_only=True)  # as vLLM reads them
     size = memory.read_size(folder, config, args.dtype)
     chat = LocalChat(name, args.cache_dir)
@@ -73,12 +54,27 @@ def check_local_model(
         length = judge_length(report, args, judged, chat)
     what = f"adapter on {base}, " if base != name else ""
     report.ok(f"model {name}: {what}{size.parameters:,} parameters, {source}")
-    return Generator(name, size, length, chat.model_limit)
+    return Model(name, size, length, chat.model_limit)
+
+
+def check_memory(report: Report, args: Namespace, models: list[Model | None]) -> None:
+    """The GPUs, and what of the models fits on them; None stands for a model that is not whole."""
+    if all(model and model.size is None for model in models):
+        if args.gpu_memory is None:
+            check_devices()
+        return
+    if (gpu_memory := check_gpus(report, args)) is None:
+        return
+    for model in models:
+        if model and model.size:
+            report.attempt(check_fit, report, model, gpu_memory, args)
+    if args.gpu_memory is None:
+        report.attempt(check_compiler, report)
 
 
 def check_gpus(report: Report, args: Namespace) -> float | None:
     """Bytes of the smallest GPU that is to be used, None where there is none to compute for."""
-    count, utilization = args.tensor_parallel_size, args.gpu_memory_utilization
+    count = memory.count_gpus(args)
     if args.gpu_memory is not None:
         report.note(f"GPU: computed for {count} of {args.gpu_memory:g} GB; those here are not looked at")
         return args.gpu_memory * GB
@@ -86,15 +82,16 @@ def check_gpus(report: Report, args: Namespace) -> float | None:
         report.note("GPU: none here, so memory is not checked; --gpu_memory GB computes for one that is elsewhere")
         return None
     gpus = memory.find_gpus()
-    with report.attempt():
-        memory.check_gpu_count(len(gpus), count)
-    with report.attempt():
-        check_bfloat16(report, args.dtype)
+    report.attempt(memory.check_gpu_count, len(gpus), args)
+    report.attempt(check_bfloat16, report, args.dtype)
     for index, gpu in enumerate(gpus[:count]):
-        with report.attempt():
-            memory.check_gpu_free(index, gpu.free, gpu.total, utilization)
-            report.ok(f"GPU {index}: {gpu.name}, {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB free")
+        report.attempt(check_gpu, report, index, gpu, args.gpu_memory_utilization)
     return min(gpu.total for gpu in gpus[:count])
+
+
+def check_gpu(report: Report, index: int, gpu: memory.Gpu, utilization: float) -> None:
+    memory.check_gpu_free(index, gpu.free, gpu.total, utilization)
+    report.ok(f"GPU {index}: {gpu.name}, {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB free")
 
 
 def check_bfloat16(report: Report, dtype: str) -> None:
@@ -105,31 +102,26 @@ def check_bfloat16(report: Report, dtype: str) -> None:
         what = f"{gpu} has compute capability {capability}, and bfloat16 and FlashAttention begin at {MEANT}"
         if dtype == "bfloat16":
             raise UserError(f"{what}\n  take another --dtype or a newer GPU")
-        report.note(
-            f"{what}: with --dtype auto vLLM takes float16 (for Gemma 2 float32, with twice the memory), "
-            "the planner is trained in fp32"
-        )
+        instead = "vLLM takes float16 (for Gemma 2 float32, with twice the memory), the planner is trained in fp32"
+        report.note(f"{what}: with --dtype auto {instead}")
 
 
 def check_compiler(report: Report) -> None:
     """Raise UserError unless Triton, which vLLM and the planner's training compute with on a GPU, can compile."""
     compiler = os.environ.get("CC", shutil.which("gcc") or shutil.which("clang"))
     if compiler is None:
-        raise UserError(
-            "no C compiler is here, and Triton needs one on a GPU\n  load a module that has gcc, or name one in CC"
-        )
+        remedy = "load a module that has gcc, or name one in CC"
+        raise UserError(f"no C compiler is here, and Triton needs one on a GPU\n  {remedy}")
     if shutil.which(compiler) is None:
         raise UserError(f"CC={compiler}: no such program, and Triton needs a C compiler on a GPU\n  name it alone")
     header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")  # the scheme that Triton takes
     if not header.is_file():
-        raise UserError(
-            f"{header}: no such file, and Triton needs it on a GPU\n"
-            "  install Python's headers (python3-dev), or take a Python that has them"
-        )
+        remedy = "install Python's headers (python3-dev), or take a Python that has them"
+        raise UserError(f"{header}: no such file, and Triton needs it on a GPU\n  {remedy}")
     report.ok(f"C compiler: {compiler}, with Python's headers")
 
 
-def check_fit(report: Report, model: Generator, gpu_memory: float, args: Namespace) -> None:
+def check_fit(report: Report, model: Model, gpu_memory: float, args: Namespace) -> None:
     """Raise UserError unless the model, and one sequence of the length it is loaded for, fit on the GPUs.
 
     A note where they fit by the guessed allowance, and not if vLLM takes the most that logs of others have.
@@ -153,7 +145,6 @@ def check_fit(report: Report, model: Generator, gpu_memory: float, args: Namespa
         report.ok(sum_up)
         return
     way_out = f"--max_model_len {surest} or more GPUs" if surest else "larger GPUs or more of them"
-    report.note(
-        f"{sum_up}; may not fit: by published logs the allowance may be up to {most / GB:.1f}"
-        f"{' on each of several GPUs' if num_gpus > 1 else ''}; try it before a long job, or take {way_out}"
-    )
+    allowance = f"{most / GB:.1f}{' on each of several GPUs' if num_gpus > 1 else ''}"
+    doubt = f"may not fit: by published logs the allowance may be up to {allowance}"
+    report.note(f"{sum_up}; {doubt}; try it before a long job, or take {way_out}")

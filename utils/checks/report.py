@@ -1,7 +1,7 @@
 """Checks that are all made, whatever fails, each told in one line."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Any
 
 from utils.cli import UserError
 
@@ -17,16 +17,19 @@ class Report:
         print(f"ok   {text}", flush=True)
 
     def note(self, text: str) -> None:
-        print(f"note {text}", flush=True)
+        print(f"note {in_one_line(text)}", flush=True)
 
-    @contextmanager
-    def attempt(self) -> Iterator[None]:
-        """Within this a UserError is a line, and what comes behind is done all the same."""
+    def attempt(self, check: Callable[..., Any], *args: Any) -> Any:
+        """What a check returns; None over a UserError, which is told, and what comes behind is done all the same."""
         try:
-            yield
+            return check(*args)
         except UserError as error:
             self.failed = True
-            text = "; ".join(line.strip() for line in str(error).splitlines())
+            text = in_one_line(str(error))
             if text not in self._told:  # two checks may stumble over one file
                 self._told.add(text)
                 print(f"FAIL {text}", flush=True)
+
+
+def in_one_line(text: str) -> str:
+    return "; ".join(line.strip() for line in text.splitlines())

@@ -13,14 +13,7 @@ from utils.cli.arguments import (
     prepare_run,
     set_up_logging,
 )
-from utils.cli.ending import (
-    INTERRUPTED,
-    LEAVE_SECONDS,
-    RESUME_HINT,
-    exit_on_signal,
-    report_missing,
-    run_script,
-)
+from utils.cli.ending import INTERRUPTED, LEAVE_SECONDS, RESUME_HINT, exit_on_signal, report_missing, run_script
 from utils.cli.errors import UserError, describe_missing, describe_os_error
 from utils.cli.flags import (
     USER_ERROR,

@@ -24,42 +24,29 @@ def set_up_logging(level: str) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
+# fmt: off
 def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, required: bool = True) -> None:
     """Which model answers, and how it is loaded: `model_flag` is --model_addr or --evaluator_llm."""
     group = parser.add_argument_group("model")
     group.add_argument(model_flag, required=required, metavar="MODEL", help=model_help)
     add_memory_arguments(group)
-    group.add_argument(
-        "--enforce_eager", action="store_true", help="no CUDA graphs: starts sooner, runs slower (always so on a CPU)"
-    )
-    group.add_argument(
-        "--batch_invariant",
-        action="store_true",
+    add = group.add_argument
+    add("--enforce_eager", action="store_true", help="no CUDA graphs: starts sooner, runs slower (always so on a CPU)")
+    add("--batch_invariant", action="store_true",
         help="compute an output as if it were asked alone, so that shards and resumed runs write what one run would; "
-        "slower, and for GPUs of compute capability 8.0 or more (off; VLLM_BATCH_INVARIANT=1 does the same)",
-    )
+        "slower, and for GPUs of compute capability 8.0 or more (off; VLLM_BATCH_INVARIANT=1 does the same)")
+
     group = parser.add_argument_group("API")
     add_key_arguments(group)
-    group.add_argument(
-        "--base_url",
-        metavar="URL",
+    add = group.add_argument
+    add("--base_url", metavar="URL",
         default=os.environ.get("OPENAI_BASE_URL") or None,  # here, so that the manifest names it
-        help="address of the API (default: OPENAI_BASE_URL, else OpenAI's)",
-    )
-    group.add_argument("--model_id", metavar="NAME", help="which model the API has (default: as it calls it itself)")
-    group.add_argument(
-        "--max_concurrency",
-        type=positive_int,
-        default=32,
-        help="API requests under way at a time; fewer where the API asks for it (%(default)s)",
-    )
-    group.add_argument(
-        "--request_timeout",
-        type=positive_int,
-        default=600,
-        metavar="SECONDS",
-        help="an API request without an answer is made again after this time (%(default)s)",
-    )
+        help="address of the API (default: OPENAI_BASE_URL, else OpenAI's)")
+    add("--model_id", metavar="NAME", help="which model the API has (default: as it calls it itself)")
+    add("--max_concurrency", type=positive_int, default=32,
+        help="API requests under way at a time; fewer where the API asks for it (%(default)s)")
+    add("--request_timeout", type=positive_int, default=600, metavar="SECONDS",
+        help="an API request without an answer is made again after this time (%(default)s)")
     parser.without_effect(
         "--api_key_addr --base_url --model_id --max_concurrency --request_timeout",
         lambda args: not args.openai,
@@ -67,7 +54,7 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
         "give --openai",
     )
     parser.without_effect(
-        "--cache_dir --tensor_parallel_size --gpu_memory_utilization --dtype --enforce_eager",
+        "--cache_dir --tensor_parallel_size --data_parallel_size --gpu_memory_utilization --dtype --enforce_eager",
         lambda args: args.openai and not vars(args).get("planner_model"),  # a planner runs here all the same
         "with --openai, for no model is loaded here",
     )
@@ -75,22 +62,15 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
 
 def add_memory_arguments(group: argparse._ActionsContainer) -> None:
     """Where hub models are, and what decides how much GPU memory one takes."""
-    group.add_argument("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
-    group.add_argument(
-        "--tensor_parallel_size",
-        type=positive_int,
-        default=1,
-        help="GPUs that share one copy of the model (%(default)s)",
-    )
-    group.add_argument(
-        "--gpu_memory_utilization", type=fraction, default=0.9, help="share of each GPU's memory to use (%(default)s)"
-    )
-    group.add_argument(
-        "--dtype",
-        default="auto",
-        choices=["auto", "bfloat16", "float16", "float32"],
-        help="weights' type (%(default)s)",
-    )
+    add = group.add_argument
+    add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
+    add("--tensor_parallel_size", type=positive_int, default=1,
+        help="GPUs that share one copy of the model (%(default)s)")
+    add("--data_parallel_size", type=positive_int, default=1,
+        help="copies of the model that share the work, each on GPUs of its own (%(default)s)")
+    add("--gpu_memory_utilization", type=fraction, default=0.9, help="share of each GPU's memory to use (%(default)s)")
+    add("--dtype", default="auto", choices=["auto", "bfloat16", "float16", "float32"],
+        help="weights' type (%(default)s)")
 
 
 def add_key_arguments(group: argparse._ActionsContainer) -> None:
@@ -103,87 +83,55 @@ def add_sampling_arguments(
     parser: argparse.ArgumentParser, *, temperature_default: float, max_tokens: int, max_model_len: str
 ) -> None:
     """How text is sampled; `max_model_len` is the help text for that flag's default."""
-    group = parser.add_argument_group("sampling")
-    group.add_argument("--temperature", type=temperature, default=temperature_default, help="0 is greedy (%(default)s)")
-    group.add_argument("--top_p", type=fraction, default=0.95, help="nucleus sampling (%(default)s)")
-    group.add_argument(
-        "--max_tokens", type=positive_int, default=max_tokens, help="tokens an output may have (%(default)s)"
-    )
-    group.add_argument(
-        "--max_model_len", type=positive_int, help=f"tokens of prompt and output together (default: {max_model_len})"
-    )
-    group.add_argument("--seed", type=non_negative_int, default=0, help="seed of all sampling (%(default)s)")
-    group.add_argument(
-        "--max_retries",
-        type=non_negative_int,
-        default=3,
+    add = parser.add_argument_group("sampling").add_argument
+    add("--temperature", type=temperature, default=temperature_default, help="0 is greedy (%(default)s)")
+    add("--top_p", type=fraction, default=0.95, help="nucleus sampling (%(default)s)")
+    add("--max_tokens", type=positive_int, default=max_tokens, help="tokens an output may have (%(default)s)")
+    add("--max_model_len", type=positive_int, help=f"tokens of prompt and output together (default: {max_model_len})")
+    add("--seed", type=non_negative_int, default=0, help="seed of all sampling (%(default)s)")
+    add("--max_retries", type=non_negative_int, default=3,
         help="how often an output that cannot be used is asked for again (at --temperature 0 once, held to its schema: "
         "a greedy model only repeats itself, so such an output shows 2 attempts), "
-        "and how often an API request that failed for good is made again (%(default)s)",
-    )
-    group.add_argument(
-        "--constrained_decoding",
-        choices=["fallback", "always", "never"],
-        default="fallback",
+        "and how often an API request that failed for good is made again (%(default)s)")
+    add("--constrained_decoding", choices=["fallback", "always", "never"], default="fallback",
         help="hold the output to its JSON schema: on the last try, always, or never, "
-        "which raises the temperature by 0.1 a retry as the paper's code does (%(default)s)",
-    )
+        "which raises the temperature by 0.1 a retry as the paper's code does (%(default)s)")
 
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+def add_run_arguments(parser: FlagParser) -> None:
     """Which part of the data to work on, and what to do with what is already there."""
     group = parser.add_argument_group("run")
-    group.add_argument("--limit", type=positive_int, metavar="N", help="only the first N questions (default: all)")
+    add = group.add_argument
     num_shards, shard_index = slurm_shard()
-    group.add_argument(
-        "--num_shards",
-        type=int,
-        default=num_shards,
-        help="parts the questions are split into; in a SLURM array its size, else 1 (%(default)s)",
-    )
-    group.add_argument(
-        "--shard_index",
-        type=int,
-        default=shard_index,
-        help="the part to work on, from 0; in a SLURM array the task's place in it (%(default)s)",
-    )
+    add("--limit", type=positive_int, metavar="N", help="only the first N questions (default: all)")
+    add("--num_shards", type=int, default=num_shards,
+        help="parts the questions are split into; in a SLURM array its size, else 1 (%(default)s)")
+    add("--shard_index", type=int, default=shard_index,
+        help="the part to work on, from 0; in a SLURM array the task's place in it (%(default)s)")
     add_overwrite_argument(group)
-    group.add_argument(
-        "--retry_failed",
-        action="store_true",
+    add("--retry_failed", action="store_true",
         help="ask again for what the model gave no usable output for, also in a finished output, with new seeds; "
-        "everything else is kept (off)",
-    )
+        "everything else is kept (off)")
     parser.without_effect(
         "--retry_failed", lambda args: args.overwrite == "all", "with --overwrite, which asks for everything again"
     )
-    group.add_argument("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
-    group.add_argument(
-        "--dry_run",
-        action="store_true",
-        help="render every prompt, count its tokens and say what would be cut and asked; load no weights",
-    )
+    add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
+    add("--dry_run", action="store_true",
+        help="render every prompt, count its tokens and say what would be cut and asked; load no weights")
     add_log_argument(group)
 
 
 def add_overwrite_argument(group: argparse._ActionsContainer) -> None:
     group.add_argument(
-        "--overwrite",
-        nargs="?",
-        const="all",
-        choices=["all", "changed"],
+        "--overwrite", nargs="?", const="all", choices=["all", "changed"],
         help="make the output anew from nothing, also a finished one; interrupted, the same command goes on. With "
-        "`changed` only what was made with other settings or from other files (default: replace nothing)",
-    )
+        "`changed` only what was made with other settings or from other files (default: replace nothing)")
 
 
-def add_log_argument(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--log_level",
-        choices=["debug", "info", "warning"],
-        default="warning",
-        help="what the libraries below may print (%(default)s)",
-    )
+def add_log_argument(group: argparse._ActionsContainer) -> None:
+    group.add_argument("--log_level", choices=["debug", "info", "warning"], default="warning",
+                       help="what the libraries below may print (%(default)s)")
+# fmt: on
 
 
 def slurm_shard() -> tuple[int, int]:

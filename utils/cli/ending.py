@@ -35,13 +35,13 @@ def run_script(main: Callable[[], int]) -> None:
     sys.unraisablehook = _leave_if_interrupted
     try:
         code = _exit_code(main)
-        _stop_on_signal(code)
+        _on_signals(lambda *_: os._exit(code))  # nothing is left to interrupt
     except KeyboardInterrupt as interrupt:
         code, hint = INTERRUPTED, str(interrupt) or RESUME_HINT
         _on_signals(partial(_leave, hint=hint))  # SLURM sends a task several: given twice rather than not at all
         warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # the signal came before it was
         print(hint, file=sys.stderr)
-        _stop_on_signal(code)
+        _on_signals(lambda *_: os._exit(code))
     sys.exit(code)
 
 
@@ -81,11 +81,6 @@ def _drop_unwritten() -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _stop_on_signal(code: int) -> None:
-    """From here on there is nothing left to interrupt: a signal ends the process on the spot, with this code."""
-    _on_signals(lambda *_: os._exit(code))
-
-
 def _on_signals(handler: Callable[[int, object], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)
@@ -107,7 +102,6 @@ def exit_on_signal() -> Iterator[None]:
     For code that may swallow the exception, as vLLM's start-up does. Nothing is lost: what is finished is on disk,
     and the engine's processes die with this one.
     """
-
     before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 USER_ERROR = 2  # exit code: the user can mend it
@@ -16,26 +16,19 @@ Condition = Callable[[argparse.Namespace], bool]
 
 @dataclass(frozen=True)
 class Rule:
-    """Flags that have no effect in a mode.
+    """Flags that have no effect in a mode."""
 
-    Attributes:
-        flags: as they are written, such as "--num_contexts".
-        when: is this the mode?
-        why: they have no effect in it.
-        remedy: what to do, besides leaving them out; may be empty.
-    """
-
-    flags: tuple[str, ...]
-    when: Condition
-    why: str
-    remedy: str
+    flags: tuple[str, ...]  # as they are written, such as "--num_contexts"
+    when: Condition  # is this the mode?
+    why: str  # they have no effect in it
+    remedy: str  # what to do, besides leaving them out; may be empty
 
     def refusal(self, given: Iterable[str]) -> str:
         """The message over those of its flags that are given."""
         found = [flag for flag in self.flags if flag in given]
         verb, them = ("has", "it") if len(found) == 1 else ("have", "them")
-        ways_out = [*([self.remedy] if self.remedy else []), f"leave {them} out"]
-        return f"{', '.join(found)}: {verb} no effect {self.why}\n  {', or '.join(ways_out)}"
+        remedy = f"{self.remedy}, or " if self.remedy else ""
+        return f"{', '.join(found)}: {verb} no effect {self.why}\n  {remedy}leave {them} out"
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -78,18 +71,12 @@ class FlagParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:
         """What argparse calls over any mistake; where a flag is misspelt, that is told rather than what it led to."""
-        unknown = list(dict.fromkeys(self._unknown_flags()))  # without values: one may be a key
-        if unknown:
+        flags = dict.fromkeys(word.partition("=")[0] for word in self._words)  # without values: one may be a key
+        looks_like_one = re.compile(r"--?[^\W\d]\S*").fullmatch  # not -1, nor a value with spaces in it
+        if unknown := [flag for flag in flags if looks_like_one(flag) and flag not in self._option_string_actions]:
             meant = ", ".join(nearest(flag, self._option_string_actions) for flag in unknown)
             self.refuse(f"unrecognized arguments: {', '.join(unknown)}; did you mean {meant}?")
         self.refuse(f"{message}; --help lists the flags")
-
-    def _unknown_flags(self) -> Iterator[str]:
-        for word in self._words:
-            flag = word.partition("=")[0]
-            looks_like_one = re.fullmatch(r"--?[^\W\d]\S*", flag)  # not -1, nor a value with spaces in it
-            if looks_like_one and flag not in self._option_string_actions:
-                yield flag
 
     def refuse(self, message: str) -> None:
         """End the process over a mistake in its command line; a study puts something else here."""
@@ -119,39 +106,22 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     return difflib.get_close_matches(name, longer or choices, n=1, cutoff=0)[0]
 
 
-# Value types: argparse makes a mistake in the command line of a ValueError or ArgumentTypeError.
+def value_type(name: str, kind: type, is_valid: Callable[[float], bool], problem: str) -> Callable[[str], float]:
+    """A flag's `type`; argparse makes a mistake in the command line of a ValueError or ArgumentTypeError."""
+
+    def read(text: str) -> float:
+        if not is_valid(value := kind(text)):
+            raise argparse.ArgumentTypeError(f"{text} {problem}")
+        return value
+
+    read.__name__ = name  # by which argparse calls it over a text that is no number
+    return read
 
 
-def positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
-
-
-def non_negative_int(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return value
-
-
-def non_negative_float(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 up")
-    return value
-
-
-def temperature(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 2:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 2")
-    return value
-
-
-def fraction(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
-    return value
+positive_int = value_type("positive_int", int, lambda value: value >= 1, "is not a positive number")
+non_negative_int = value_type("non_negative_int", int, lambda value: value >= 0, "is negative")
+non_negative_float = value_type(
+    "non_negative_float", float, lambda value: 0 <= value < math.inf, "is not a number from 0 up"
+)
+temperature = value_type("temperature", float, lambda value: 0 <= value <= 2, "is not between 0 and 2")
+fraction = value_type("fraction", float, lambda value: 0 < value <= 1, "is not above 0 and at most 1")

@@ -40,15 +40,12 @@ class Progress:
     """Counts finished pieces and shows how many, how fast and how long the rest will take."""
 
     def __init__(self, total: int, unit: str, initial: int = 0, at_once: int = 1):
-        """Begin, and say so, at `initial` of `total` pieces, which an earlier run has finished.
+        """Begin, and say so, at `initial` of `total` pieces, which an earlier run has finished; `unit` is a plural.
 
-        Args:
-            unit: what the pieces are called, in the plural.
-            at_once: how many are worked on at a time. Of pieces that began together the first ones are finished when
-                the last ones nearly are, so by their number alone the rest would seem to take hours.
+        Of pieces that are worked on `at_once` the first ones are finished when the last ones nearly are, so by their
+        number alone the rest would seem to take hours.
         """
-        self.total = total
-        self.unit = unit
+        self.total, self.unit = total, unit
         self.initial = self.done = initial
         self._enough = min(max(at_once, ENOUGH), math.ceil((total - initial) / 2))
         self._counts: dict[str, int | str] = {}
@@ -100,10 +97,8 @@ class Progress:
 
 def _rate(a_second: float) -> str:
     """Pieces a second, minute or hour, whichever is the first to have one."""
-    rate, unit = next(
-        ((a_second * seconds, unit) for seconds, unit in ((1, "s"), (60, "min")) if a_second * seconds >= 1),
-        (a_second * 3600, "h"),
-    )
+    rates = ((a_second * seconds, unit) for seconds, unit in ((1, "s"), (60, "min")))
+    rate, unit = next((found for found in rates if found[0] >= 1), (a_second * 3600, "h"))
     return f"{rate:.0f}/{unit}" if rate >= 10 else f"{rate:.1f}/{unit}"
 
 

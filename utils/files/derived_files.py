@@ -1,8 +1,7 @@
 """Derived files: tables, comparisons, reports and figures, which are made from other outputs and can be made again.
 
-One rule holds for all of them. What a script wrote, it makes again without asking, and replaces whole or not at all.
-What another program wrote is refused, and so is a file that was changed since: somebody may want to keep that. The
-manifest beside a file tells one from the other: it names the script, and has the hash of what it wrote.
+What a script wrote, it makes again without asking, and replaces whole or not at all. What another program wrote is
+refused, and so is a file that was changed since. The manifest beside it tells: it names the script, and has the hash.
 """
 
 import argparse
@@ -13,14 +12,7 @@ from typing import Any
 
 from utils.cli import UserError
 from utils.cli.flags import FlagParser
-from utils.files.manifest import (
-    NOT_OURS,
-    describe_run,
-    file_hash,
-    finish_interrupted_publish,
-    publish_all,
-    read_manifest,
-)
+from utils.files import manifest
 from utils.files.writing import check_writable, staged_path
 
 
@@ -44,28 +36,24 @@ def add_output_arguments(parser: FlagParser, what: str) -> None:
 
 
 def prepare_derived(paths: Iterable[str | Path], script: str, overwrite: bool) -> None:
-    """Make sure that `script` may write these files.
+    """Make sure that `script`, a path such as "utils/make_table.py", may write these files.
 
-    Args:
-        script: its path from the root of the repository, as "utils/make_table.py".
-
-    Raises:
-        UserError: one cannot be written; or, without `overwrite`, is there and not as `script` wrote it.
+    UserError where one cannot be written; or, without `overwrite`, is there and not as `script` wrote it.
     """
     for path in map(Path, paths):
         check_writable(path)
-        finish_interrupted_publish(path)
+        manifest.finish_interrupted_publish(path)
         if path.exists() and not overwrite and not is_own(path, script):
-            raise UserError(f"{path}: {NOT_OURS}\n  give another output, or --overwrite to replace it")
+            raise UserError(f"{path}: {manifest.NOT_OURS}\n  give another output, or --overwrite to replace it")
 
 
 def is_own(path: Path, script: str) -> bool:
     """Is the file as `script` wrote it, or did that die while it put a newer one in its place?"""
-    manifest = read_manifest(path)
-    if manifest is None or manifest["fingerprint"].get("script") != script:
+    told = manifest.read_manifest(path)
+    if told is None or told["fingerprint"].get("script") != script:
         return False
     there = [file for file in (path, staged_path(path)) if file.exists()]
-    return any(file_hash(file) == manifest["output_sha256"] for file in there)
+    return any(manifest.file_hash(file) == told["output_sha256"] for file in there)
 
 
 def publish_derived(contents: dict[Path, bytes], script: str, args: argparse.Namespace) -> None:
@@ -73,9 +61,9 @@ def publish_derived(contents: dict[Path, bytes], script: str, args: argparse.Nam
 
     In the manifest is the hash of every file that a flag names: what the derived ones were made from.
     """
-    inputs = {word: file_hash(word) for word in _words(list(vars(args).values())) if os.path.isfile(word)}
+    inputs = {word: manifest.file_hash(word) for word in _words(list(vars(args).values())) if os.path.isfile(word)}
     inputs = {path: digest for path, digest in inputs.items() if Path(path) not in contents}
-    publish_all(contents, describe_run(vars(args), {"script": script, "inputs": inputs}, None))
+    manifest.publish_all(contents, manifest.describe_run(vars(args), {"script": script, "inputs": inputs}, None))
 
 
 def _words(values: list[Any]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -19,10 +19,8 @@ SUM_FIELD = b',"crc32":'  # ends a journal's line, before the number
 def read_journal(path: str | Path) -> tuple[dict[str, Any], dict[Key, Any]]:
     """The fingerprint and the finished pieces of a journal, which may be in use; a torn last line does not count.
 
-    Where the pieces have been made from something else since it was begun, the fingerprint says so.
-
-    Raises:
-        UserError: it cannot be read, was not begun, or is damaged.
+    Where the pieces have been made from something else since it was begun, the fingerprint says so. UserError where it
+    cannot be read, was not begun, or is damaged.
     """
     check_regular(Path(path))
     try:
@@ -34,23 +32,6 @@ def read_journal(path: str | Path) -> tuple[dict[str, Any], dict[Key, Any]]:
             return {**header["fingerprint"], **changes}, entries
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def read_all_pieces(path: Path, is_wanted: Callable[[dict[str, Any]], bool]) -> Iterator[tuple[Key, Any]]:
-    """Every piece that was ever written to a journal, in order, also what was replaced or no longer counts.
-
-    Args:
-        is_wanted: called with the fingerprint in the first line; where it says no, nothing else is read.
-
-    Raises:
-        UserError: damaged.
-    """
-    with open(path, "rb") as file:
-        header, header_sum = read_header(file, path)
-        if header is not None and is_wanted(header["fingerprint"]):
-            for entry, _ in _read_lines(file, path, header_sum):
-                if "key" in entry:
-                    yield tuple(entry["key"]), entry["value"]
 
 
 def read_header(file: IO[bytes], path: Path) -> tuple[dict[str, Any] | None, int]:
@@ -71,7 +52,7 @@ def read_entries(file: IO[bytes], path: Path, header_sum: int) -> tuple[dict[Key
     entries: dict[Key, Any] = {}
     changes: dict[str, Any] = {}
     end = file.tell()
-    for entry, size in _read_lines(file, path, header_sum):
+    for entry, size in read_lines(file, path, header_sum):
         end += size
         if "key" in entry:
             entries[tuple(entry["key"])] = entry["value"]
@@ -82,7 +63,7 @@ def read_entries(file: IO[bytes], path: Path, header_sum: int) -> tuple[dict[Key
     return entries, changes, end
 
 
-def _read_lines(file: IO[bytes], path: Path, header_sum: int) -> Iterator[tuple[dict[str, Any], int]]:
+def read_lines(file: IO[bytes], path: Path, header_sum: int) -> Iterator[tuple[dict[str, Any], int]]:
     """Every whole line after the header, and its length in bytes."""
     for number, line in enumerate(file, 2):
         if not line.endswith(b"\n"):

@@ -16,16 +16,11 @@ from utils.files.writing import naming
 class Lock:
     """An output is this process's alone while this object lives.
 
-    `<output>.lock` names host and process, and goes with the lock. The kernel lets the lock itself go when its process
-    dies, however it dies: a file that is left over is taken over by the next run.
+    The kernel lets the lock go when its process dies, however it dies: a file left over is taken over by the next run.
     """
 
     def __init__(self, output: str | Path):
-        """Take the lock.
-
-        Raises:
-            UserError: another process holds it, named by host and pid.
-        """
+        """Take the lock; UserError where another process holds it, named by host and pid."""
         path = Path(f"{output}.lock")
         file = _open_locked(path, Path(output))
         try:
@@ -48,8 +43,9 @@ def _open_locked(path: Path, output: Path) -> IO[bytes]:
         except BlockingIOError:
             raise UserError(f"{output}: {_holder(file)} is writing it; wait for it, or end it") from None
         except OSError:  # a file system that knows no locks: all there is to go by is the name in the file
-            if (holder := _living_holder(file)) is not None:
-                raise UserError(f"{output}: {holder} is writing it\n  if that process is gone, delete {path}") from None
+            if not _is_gone(file):
+                problem = f"{_holder(file)} is writing it\n  if that process is gone, delete {path}"
+                raise UserError(f"{output}: {problem}") from None
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file
@@ -79,9 +75,7 @@ def _holder(file: IO[bytes]) -> str:
     return f"process {holder[1]} on {holder[0]}" if holder else "another process"
 
 
-def _living_holder(file: IO[bytes]) -> str | None:
-    """The holder named in a lock file, None where nobody is or the process is known to be gone."""
+def _is_gone(file: IO[bytes]) -> bool:
+    """Nobody is named in a lock file, or a process of this host that is gone."""
     holder = _read_holder(file)
-    if holder is None or (holder[0] == socket.gethostname() and not Path(f"/proc/{holder[1]}").exists()):
-        return None
-    return _holder(file)
+    return holder is None or (holder[0] == socket.gethostname() and not Path(f"/proc/{holder[1]}").exists())

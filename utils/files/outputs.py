@@ -1,14 +1,24 @@
-"""An output of a script that asks or computes piece by piece: what is there, what is left, and putting it in place.
+"""An output of a script that asks or computes piece by piece.
 
-Every such script goes the same way: name the output and its pieces, `check` it in a dry run, else `open` it, see
-whether it `is_finished`, have what is `left` done, and `publish`.
+Every such script names the output and its pieces, has them `check`ed in a dry run, else opens them, sees whether it
+`is_finished`, has what is `left` done, and publishes.
 """
 
-from collections.abc import Callable, Collection, Iterable
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from utils.files.journal import Journal, Key, check_journal, open_journal, overwrite_run
+from utils.cli import UserError
+from utils.files.fingerprints import differences
+from utils.files.journal import Journal, Key, is_other, journal_path, keys_hash
+from utils.files.journal_lines import read_entries, read_header
+from utils.files.lock import Lock
+from utils.files.manifest import is_finished, manifest_of, prepare_output, read_manifest
+from utils.files.writing import check_could_write, check_regular, check_writable
 
 Piece = dict[str, Any]  # {"value": ... or None, ...}
 Pieces = dict[Key, Piece]
@@ -21,67 +31,110 @@ def is_failed(piece: Piece | None) -> bool:
 
 @dataclass
 class OutputFile:
-    """A final file with its journal.
-
-    Attributes:
-        fingerprint: the settings that decide its pieces.
-        keys: of the pieces that it is to have in the end.
-        collect: from pieces to the content of the file; None for one too large to be held in memory.
-        overwrite: the flag's value: None, "changed" or "all".
-        retry_failed: the flag of this name.
-        may_change: settings that earlier pieces may differ in; which of them still count, the caller says.
-        journal: None before `open`, and where the output is finished and its journal was deleted.
-    """
+    """A final file with its journal."""
 
     path: str
-    fingerprint: dict[str, Any]
-    keys: list[Key]
-    collect: Callable[[Pieces], Any] | None
-    overwrite: str | None = None
-    retry_failed: bool = False
-    may_change: Collection[str] = ()
+    fingerprint: dict[str, Any]  # the settings that decide its pieces
+    keys: list[Key]  # of the pieces that it is to have in the end
+    collect: Callable[[Pieces], Any] | None  # from pieces to the file's content; None for one too large for the memory
+    overwrite: str | None = None  # the flag's value: None, "changed" or "all"
+    retry_failed: bool = False  # the flag of this name
+    may_change: Collection[str] = ()  # settings of earlier pieces that may differ; which count then, the caller says
+    # None before `open`, and where the output is finished and its journal was deleted.
     journal: Journal | None = field(default=None, init=False)
 
     def check(self) -> None:
         """Raise UserError where `open` would; nothing is made: for a dry run."""
-        check_journal(self.path, self.fingerprint, self.overwrite, self.keys, self.retry_failed, self.may_change)
+        path, journal, overwrite = Path(self.path), journal_path(self.path), bool(self.overwrite)
+        check_could_write(path)
+        if Path(f"{path}.lock").exists():
+            Lock(path).release()
+        published = is_finished(path, self.fingerprint, overwrite, self.may_change) and self.overwrite != "all"
+        check_regular(journal)
+        if journal.exists():
+            with open(journal, "rb") as file:
+                found, header_sum = read_header(file, journal)
+                begun_with = found and found["fingerprint"]
+                if found and not is_other(begun_with, self.fingerprint, overwrite, journal, self.may_change):
+                    read_entries(file, journal, header_sum)
+        elif published:
+            self._refuse_other_pieces()
 
     def open(self, run: str | None = None) -> None:
-        """Take the output and read what is there; `run` is of `overwrite_run`.
+        """Take the output and read what is there; with `run` (of `overwrite_run`) what another has finished is no more.
 
         Raises:
-            UserError: another process has it, it was made otherwise, or it is damaged.
+            UserError: another process has it; as `prepare_output`; its journal is damaged, or was deleted and the
+                output was not made for these very pieces or some are to be replaced.
         """
-        overwrite = bool(self.overwrite)
-        self.journal = open_journal(
-            self.path, self.fingerprint, overwrite, self.keys, run, self.retry_failed, self.may_change
-        )
+        path, overwrite = Path(self.path), bool(self.overwrite)
+        check_writable(path)
+        lock = Lock(path)
+        published = prepare_output(path, self.fingerprint, overwrite, self.may_change)
+        anew = run is not None and self._is_finished_by_another(run)
+        published = published and not anew
+        if published and not journal_path(path).exists():
+            self._refuse_other_pieces()
+            return
+        self.journal = Journal(path, self.fingerprint, overwrite, published, lock, run, anew, self.may_change)
+        if published:
+            self.journal.take_over_reported(read_manifest(path)["fingerprint"])
+
+    def _refuse_other_pieces(self) -> None:
+        """Raise UserError where a finished output without a journal has not these very pieces, or is to get others."""
+        if self.retry_failed:
+            raise UserError(
+                f"{self.path}: its journal was deleted, so nothing in it can be asked for again\n"
+                "  --overwrite makes it anew, without --retry_failed it is left alone"
+            )
+        manifest = read_manifest(self.path)
+        if manifest.get("keys_sha256") != keys_hash(self.keys):
+            raise UserError(
+                f"{self.path}: holds {manifest.get('pieces', 0)} pieces, others than the {len(self.keys)} of this run, "
+                "and its journal was deleted, so none can be added\n  delete it to begin anew, or give another output"
+            )
+
+    def _is_finished_by_another(self, run: str) -> bool:
+        """Something is there that `run` is to make anew, even if its journal is of these settings.
+
+        Not so what has other settings, where that journal is of an unfinished run that was to replace it.
+        """
+        if not Path(self.path).exists():
+            return False
+        if (manifest := manifest_of(self.path)) is None:
+            return True
+        is_going_on = manifest.get("overwrite") == run or manifest.get("missing")
+        return not is_going_on and not differences(manifest["fingerprint"], self.fingerprint, self.may_change)
 
     @property
     def pieces(self) -> Pieces:
         return self.journal.entries
 
+    def missing(self) -> list[Key]:
+        """The pieces that are not there, in order."""
+        return [key for key in self.keys if key not in self.pieces]
+
     def left(self) -> list[Key]:
-        """The pieces that are not finished, with --retry_failed those that failed too, in order."""
+        """The pieces that are to be done: those that are missing, with --retry_failed also those that failed."""
         if self.journal is None:
             return []
-        failed = {key for key in self.keys if self.retry_failed and is_failed(self.pieces.get(key))}
-        return [key for key in self.keys if key not in self.pieces or key in failed]
+        missing = set(self.missing())
+        return [key for key in self.keys if key in missing or (self.retry_failed and is_failed(self.pieces[key]))]
 
     def is_finished(self) -> bool:
-        """Nothing is left and the file holds what its pieces make; it is said.
-
-        A file may not hold it, where a run died between its last piece and publishing.
-        """
-        if self.journal is not None and (self.left() or not self._holds()):
+        """Nothing is left and the file holds what its pieces make; it is said."""
+        if self.journal is not None and (self.left() or not self.holds_pieces()):
             return False
         print(f"{self.path}: already finished, left alone")
         return True
 
-    def _holds(self) -> bool:
-        if self.collect is None:
-            return self.journal.holds_exactly(self.keys)
-        return self.journal.holds(self.keys, self.content)
+    def holds_pieces(self) -> bool:
+        """No piece is missing, and the file holds what they make: not where a run died before publishing."""
+        if not self.journal.published or self.missing():
+            return False
+        if self.collect is None:  # too large to be read again: it was published with these pieces and no others
+            return read_manifest(self.path).get("keys_sha256") == keys_hash(self.keys)
+        return json.loads(Path(self.path).read_text(encoding="utf-8")) == self.content()
 
     def content(self) -> Any:
         return self.collect(self.pieces)
@@ -92,14 +145,7 @@ class OutputFile:
 
     def publish(self, arguments: dict[str, Any], device: str | None, **figures: Any) -> None:
         """Put the file in place, with a manifest that tells how it was made and what it took."""
-        figures = {"missing": len(self.journal.missing(self.keys)), **figures}
-        self.journal.publish(self.content(), arguments, device, **figures)
-
-    def publish_array(
-        self, items: Iterable[Any], arguments: dict[str, Any], device: str | None, **figures: Any
-    ) -> None:
-        """As `publish` of a list, with an item in memory at a time."""
-        self.journal.publish_array(items, arguments, device, **figures)
+        self.journal.publish(self.content(), arguments, device, **{"missing": len(self.missing()), **figures})
 
 
 def open_outputs(*outputs: OutputFile) -> None:
@@ -107,3 +153,36 @@ def open_outputs(*outputs: OutputFile) -> None:
     run = overwrite_run(outputs[0].overwrite, [output.path for output in outputs])
     for output in outputs:
         output.open(run)
+
+
+def overwrite_run(overwrite: str | None, outputs: Sequence[str]) -> str | None:
+    """The name of the run that makes these outputs anew: of the one that was interrupted, else a new one.
+
+    None unless `overwrite`, the flag's value, is "all".
+
+    It stands in every journal that the run begins and every manifest that it writes. While an output lacks it, or lacks
+    what a server failed to give, the same command is that run again and begins nothing from nothing.
+    """
+    if overwrite != "all":
+        return None
+    for output in outputs:
+        check_writable(Path(output))
+    command = hashlib.sha256(json.dumps(list(map(str, outputs))).encode()).hexdigest()[:16]
+    for name in (name for output in outputs for name in _runs_of(output)):
+        if name.startswith(command) and not all(_is_made_by(output, name) for output in outputs):
+            return name
+    return f"{command}-{secrets.token_hex(8)}"
+
+
+def _runs_of(output: str) -> list[str]:
+    """Names of the runs with --overwrite that began its journal, and that wrote it."""
+    path, told = journal_path(output), [read_manifest(output)]
+    if path.is_file():
+        with open(path, "rb") as file:
+            told.append(read_header(file, path)[0])
+    return [one["overwrite"] for one in told if one is not None and "overwrite" in one]
+
+
+def _is_made_by(output: str, run: str) -> bool:
+    manifest = manifest_of(output) if Path(output).exists() else None
+    return manifest is not None and manifest.get("overwrite") == run and not manifest.get("missing")

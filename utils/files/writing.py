@@ -14,24 +14,23 @@ from utils.cli import UserError, describe_os_error
 
 def check_writable(path: Path) -> None:
     """Make the folder of `path`; UserError where a file of that name could not be written."""
-    try:
-        if path.is_dir():
-            raise UserError(f"{path}: is a folder; give the name of a file in it")
+    with _told_as_mistake(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # What a killed run left of it goes with the next one's.
-        probe = _probe_of(path)
-        probe.touch()
-        probe.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {describe_os_error(error)}") from None
+        probe_folder(path)
 
 
 def check_could_write(path: Path) -> None:
     """As `check_writable`, but nothing is made: for a check before a run, or a dry one."""
-    try:
+    with _told_as_mistake(path):
         if path.parent.exists():
             path.parent.mkdir(exist_ok=True)  # as a run does: an error where it is a file
         probe_folder(path)
+
+
+@contextmanager
+def _told_as_mistake(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {describe_os_error(error)}") from None
 
@@ -39,22 +38,15 @@ def check_could_write(path: Path) -> None:
 def probe_folder(path: Path) -> Path:
     """The folder of `path`, or the nearest above it that exists: the others are made by the run. No file stays there.
 
-    Raises:
-        OSError: no file can be made in it.
-        UserError: `path` is a folder itself.
+    OSError where no file can be made in it, UserError where `path` is a folder itself.
     """
     if path.is_dir():
         raise UserError(f"{path}: is a folder; give the name of a file in it")
-    _probe_of(path).exists()  # an error where the name is too long
+    path.with_name(f"{path.name}.manifest.json.tmp").exists()  # an error where the longest name is too long
     folder = next(folder for folder in path.absolute().parents if folder.exists())
     with tempfile.TemporaryFile(dir=folder):
         pass  # a file without a name, where the file system knows such
     return folder
-
-
-def _probe_of(path: Path) -> Path:
-    """A name as long as the longest beside an output."""
-    return path.with_name(f"{path.name}.manifest.json.probe")
 
 
 def check_regular(path: Path) -> None:
@@ -95,10 +87,8 @@ def write_synced(path: Path, text: str) -> None:
 def write_array(path: Path, items: Iterable[Any], indent: int) -> int:
     """Write a JSON array to disk, an item in memory at a time, or leave no file; returns its length.
 
-    The text is that of json.dumps(list(items), ensure_ascii=False, indent=indent) and a line break.
-
-    Raises:
-        ValueError: there are no items, or one cannot be written.
+    The text is that of json.dumps(list(items), ensure_ascii=False, indent=indent) and a line break. ValueError where
+    there are no items, or one cannot be written.
     """
     number, margin = 0, " " * indent
     with open_whole(path) as file:
@@ -129,8 +119,7 @@ def open_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 def fill_folder(folder: Path) -> Iterator[Path]:
     """An empty folder beside `folder`, which is renamed when this is left: it is there whole or not at all.
 
-    Raises:
-        UserError: it cannot be made; the flag that names it is --output_dir.
+    UserError where it cannot be made; the flag that names it is --output_dir.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     try:

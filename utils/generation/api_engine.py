@@ -1,12 +1,10 @@
-"""The engine behind an OpenAI-compatible chat API, and how it bears with a server in trouble.
+"""The engine behind an OpenAI-compatible chat API, and how it bears with a server in trouble. It imports openai.
 
 What passes is waited for, in three layers. `Throttle` holds requests back when the API says that they are too many.
 The client library makes a request again that met 408, 409, 429, 5xx, a lost connection or a time-out, within seconds.
 `APIEngine.complete` does so when the library has given up, or when something else than a completion came, with pauses
 that grow to minutes where nothing at all is answered. What cannot pass (key, model name, parameters, length) ends the
 run at once. A server that refuses to hold outputs to a schema is asked for less.
-
-Importing this imports openai.
 """
 
 import asyncio
@@ -14,11 +12,12 @@ import json
 import math
 import sys
 import time
+from argparse import Namespace
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies
 
@@ -27,9 +26,6 @@ import openai
 from utils.cli import UserError
 from utils.generation.chat import Rendered
 from utils.generation.requests import FORMATS, Completion, RefusedError, Sampling, UnavailableError
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 LIBRARY_RETRIES = 3  # after 0.5, 1 and 2 seconds
 CONNECT_SECONDS = 30  # to be connected; the answer has --request_timeout
@@ -51,7 +47,7 @@ class MalformedError(UserError):
 class APIEngine:
     """Any OpenAI-compatible chat API."""
 
-    def __init__(self, args: "Namespace", api_key: str):
+    def __init__(self, args: Namespace, api_key: str):
         self._noted = -math.inf
         self._answered = 0  # completions so far
         self._format = 0  # the one of FORMATS that outputs are held to
@@ -73,10 +69,8 @@ class APIEngine:
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
         """One completion; a request that fails is made again, --max_retries times.
 
-        Raises:
-            RefusedError: the API refuses this prompt's content.
-            UnavailableError: the API failed on every try.
-            UserError: what no further try can mend (key, model, parameters).
+        RefusedError where the API refuses this prompt's content, UnavailableError where it failed on every try,
+        UserError for what no further try can mend (key, model, parameters).
         """
         # An API can be told a JSON schema, but no regular expression: such an output is asked for freely.
         complete_once = self._complete_held if isinstance(sampling.schema, dict) else self._complete_once
@@ -123,8 +117,7 @@ class APIEngine:
     ) -> Completion:
         """A completion with the first of FORMATS, behind the present one, that the API takes.
 
-        Raises:
-            MalformedError: it takes none, so its refusals were of something else, and nothing is remembered.
+        MalformedError where it takes none, so its refusals were of something else, and nothing is remembered.
         """
         last = refusal
         for number in range(self._format + 1, len(FORMATS)):
@@ -159,7 +152,12 @@ class APIEngine:
             raise UnavailableError(f"the {self.device} cannot be reached: {error.message}") from None
         except (json.JSONDecodeError, UnicodeDecodeError):
             raise UnavailableError(f"the {self.device} answers with broken JSON; check --base_url") from None
-        choice = self._first_choice(response)
+        # A server that is no such API answers 200 with a web page or an error.
+        choices = getattr(response, "choices", None)
+        if not choices or not getattr(choices[0], "message", None):
+            found = self._one_line(getattr(response, "error", None) or response)
+            raise UnavailableError(f"the {self.device} sends no completion; check --base_url: {found}")
+        choice = choices[0]
         if choice.finish_reason == "content_filter":
             raise RefusedError("content_filter")
         usage, state = response.usage, response.system_fingerprint
@@ -190,14 +188,6 @@ class APIEngine:
             return UnavailableError(f"the {self.device} answers {status}: {message}")
         return UserError(f"the {self.device} answers {status}: {message}")
 
-    def _first_choice(self, response: Any) -> Any:
-        """The completion in a response; a server that is no such API answers 200 with a web page or an error."""
-        choices = getattr(response, "choices", None)
-        if choices and getattr(choices[0], "message", None):
-            return choices[0]
-        found = self._one_line(getattr(response, "error", None) or response)
-        raise UnavailableError(f"the {self.device} sends no completion; check --base_url: {found}")
-
     def _one_line(self, found: object) -> str:
         """What a server sent, fit to be shown: it may be a web page, and some repeat the secrets they were given."""
         text = str(found)
@@ -219,13 +209,10 @@ class Throttle:
     sent before the time that a refusal names. Where it names none, the client library holds back that request alone;
     from the second wave without an answer between, all wait: 1 s, doubled with every wave, so that minutes in which
     everything is refused do not use up the tries.
-
-    Attributes:
-        limit: requests that may be under way now.
     """
 
     def __init__(self, most: int):
-        self.limit = self._most = most
+        self.limit = self._most = most  # of requests that may be under way now
         self._under_way = 0
         self._answered = 0  # with a lowered limit, since it last rose
         self._freed = asyncio.Event()
@@ -263,8 +250,7 @@ class Throttle:
     def refused(self, entered: float, named: float) -> float:
         """A request that entered at `entered` was refused for `named` seconds (0: for a time that is not told).
 
-        Returns:
-            The seconds for which none may enter now.
+        Returns the seconds for which none may enter now.
         """
         now = time.monotonic()
         if entered >= self._wave_began:
@@ -303,10 +289,10 @@ class ThrottledClient(openai.DefaultAsyncHttpxClient):
 
 
 def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
-    """What a server has loaded a model from, by its list of models: a name of two servers' models may be one.
+    """What a server has loaded a model from, by its list of models, as vLLM's own tells it.
 
-    vLLM's own server tells it. None where the list has no more than the name, or is not to be had: many proxies have
-    none, and a server that is away may be back for the requests proper.
+    None where the list has no more than the name, or is not to be had: many proxies have none, and a server that is
+    away may be back for the requests proper.
     """
     with openai.OpenAI(api_key=api_key, base_url=base_url, max_retries=0, timeout=ROOT_SECONDS) as client:
         try:
@@ -347,18 +333,16 @@ def find_secrets(api_key: str, base_url: str) -> list[str]:
 
 
 def _response_format(kind: str, schema: dict[str, Any] | None) -> dict[str, Any] | openai.Omit:
-    """The parameter for one of FORMATS."""
+    """The parameter for one of FORMATS.
+
+    Without what OpenAI's strict mode does not document: that a text is not empty. The parser sees to it.
+    """
     if kind == "none":
         return openai.omit
     if kind == "json_object":
         return {"type": kind}
-    return {"type": kind, kind: {"name": "output", "schema": _strict_schema(schema), "strict": True}}
-
-
-def _strict_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema without what OpenAI's strict mode does not document: that a text is not empty. The parser sees to it."""
-    properties = {
+    fields = {
         name: {key: value for key, value in field.items() if key != "minLength"}
         for name, field in schema["properties"].items()
     }
-    return {**schema, "properties": properties}
+    return {"type": kind, kind: {"name": "output", "schema": {**schema, "properties": fields}, "strict": True}}

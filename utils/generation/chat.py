@@ -17,10 +17,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from prompts import Messages, Prompt, join_posts
+from prompts import Messages, Prompt
 from utils.cli import UserError
 from utils.cli.progress import announce
-from utils.models.hub import adapter_base, cached_commit, skipping_absent_hub
+from utils.models.hub import adapter_base, pinned_source, skipping_absent_hub
 
 Rendered = array | Messages  # token ids (4 bytes each: a whole test set of prompts is held at once), or messages
 
@@ -51,7 +51,6 @@ class LocalChat:
     """Renders messages with a model's chat template.
 
     Attributes:
-        tokenizer: the model's.
         model_limit: the longest sequence the model was made for, in tokens; None where its config doesn't say.
         counter: how tokens are counted, for the manifest.
     """
@@ -63,8 +62,7 @@ class LocalChat:
 
         base = adapter_base(model_addr) or model_addr
         with_tokenizer = model_addr if (Path(model_addr) / "tokenizer_config.json").is_file() else base
-        source = {"cache_dir": cache_dir, "revision": cached_commit(base, cache_dir) or "main"}
-        source["trust_remote_code"] = False  # without a word here, transformers asks on the terminal
+        source = pinned_source(base, cache_dir)
         try:
             with skipping_absent_hub(base):
                 self.tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
@@ -88,22 +86,18 @@ class LocalChat:
         tokenizers that are found to read the text behind one as a text of its own.
         """
         texts = [[self._text(messages) for messages in group] for group in groups if group]
-        everywhere = self._shared_length([text for group in texts for text in group])
-        starts = [self._shared_length(group) for group in texts]
+        shared_length = _shared_lines if texts and self._restarts_at_lines else lambda texts: 0
+        everywhere = shared_length([text for group in texts for text in group])
+        starts = [shared_length(group) for group in texts]
         pieces = [texts[0][0][:everywhere]] if texts else []
         for group, start in zip(texts, starts, strict=True):
             pieces += [group[0][everywhere:start], *(text[start:] for text in group)]
         ids = iter(self._encode_all(pieces))
-        rendered = []
-        begin = next(ids, None)
+        begin, rendered = next(ids, None), []
         for group in groups:
             shared = begin + next(ids) if group else None
             rendered.append([shared + next(ids) for _ in group])
         return rendered
-
-    def _shared_length(self, texts: Sequence[str]) -> int:
-        """How many characters, alike in all texts, can be tokenized apart from the rest."""
-        return _shared_lines(texts) if texts and self._restarts_at_lines else 0
 
     def _text(self, messages: Messages) -> str:
         if self._merges_system:
@@ -150,7 +144,6 @@ class LocalChat:
         return next(special, self.tokenizer.eos_token_id)
 
     def length(self, rendered: Rendered) -> int:
-        """Tokens of a rendered prompt."""
         return len(rendered)
 
 
@@ -196,15 +189,16 @@ class APIChat:
         return messages
 
     def render_groups(self, groups: Sequence[Sequence[Messages]]) -> list[list[Messages]]:
-        return [[self.render(messages) for messages in group] for group in groups]
+        return list(map(list, groups))
 
     def length(self, rendered: Rendered) -> int:
-        return sum(TOKENS_PER_MESSAGE + self._count_text(message["content"]) for message in rendered)
-
-    def _count_text(self, text: str) -> int:
+        texts = [message["content"] for message in rendered]
         if self._encode:
-            return len(self._encode(text))
-        return -(-len(text.encode()) // BYTES_PER_TOKEN)
+            return sum(TOKENS_PER_MESSAGE + len(self._encode(text)) for text in texts)
+        return sum(TOKENS_PER_MESSAGE + math.ceil(len(text.encode()) / BYTES_PER_TOKEN) for text in texts)
+
+
+Chat = LocalChat | APIChat
 
 
 def _tiktoken_encoder(model: str) -> Callable[[str], list[int]] | None:
@@ -226,7 +220,7 @@ def _tiktoken_encoder(model: str) -> Callable[[str], list[int]] | None:
     return lambda text: found[0].encode(text, disallowed_special=())
 
 
-def render_all(chat: LocalChat | APIChat, groups: Iterable[Sequence[Messages]]) -> Iterator[list[Rendered]]:
+def render_all(chat: Chat, groups: Iterable[Sequence[Messages]]) -> Iterator[list[Rendered]]:
     """`render_groups` for so many groups that not all of them are to be held as text."""
     groups = iter(groups)
     while batch := list(islice(groups, RENDERED_AT_ONCE)):
@@ -234,23 +228,27 @@ def render_all(chat: LocalChat | APIChat, groups: Iterable[Sequence[Messages]]) 
 
 
 def choose_length(
-    chat: LocalChat | APIChat, max_model_len: int | None, max_tokens: int, wanted: int, flag: str = "--max_tokens"
+    chat: Chat, max_model_len: int | None, max_tokens: int, wanted: int, flag: str = "--max_tokens"
 ) -> int:
     """Tokens of prompt and output together: what the user set, else `wanted` or the model's own limit if less.
 
-    Raises:
-        UserError: more than the model can, or nothing left for the prompt.
+    UserError where that is more than the model can, or leaves nothing for the prompt.
     """
-    limit = chat.model_limit
-    if max_model_len and limit and max_model_len > limit:
-        raise UserError(f"--max_model_len {max_model_len}: the model takes at most {limit} tokens")
-    length = max_model_len or min(wanted, limit or wanted)
+    length = limit_length(chat, "--max_model_len", max_model_len, wanted)
     if max_tokens >= length:
         raise UserError(f"{flag} {max_tokens} leaves no room for the prompt: prompt and output share {length} tokens")
     return length
 
 
-def choose_judge_length(chat: LocalChat | APIChat, max_model_len: int | None, max_tokens: int, longest: int) -> int:
+def limit_length(chat: Chat, flag: str, length: int | None, wanted: int) -> int:
+    """What the user set, else `wanted` or the model's own limit if less; UserError where it is more than the limit."""
+    limit = chat.model_limit
+    if length and limit and length > limit:
+        raise UserError(f"{flag} {length}: the model takes at most {limit} tokens")
+    return length or min(wanted, limit or wanted)
+
+
+def choose_judge_length(chat: Chat, max_model_len: int | None, max_tokens: int, longest: int) -> int:
     """`choose_length` for a judge: what its longest prompt, of `longest` tokens, needs.
 
     A judge loaded for its full context leaves little memory for the KV cache of many prompts at a time.
@@ -261,35 +259,23 @@ def choose_judge_length(chat: LocalChat | APIChat, max_model_len: int | None, ma
 
 @dataclass(frozen=True)
 class Fitted:
-    """A rendered prompt within the budget, and what had to go.
-
-    Attributes:
-        num_contexts_used: posts in the prompt.
-        num_contexts_dropped: posts that were left out for length.
-        context_cut: the only post in the prompt was cut at its end.
-    """
+    """A rendered prompt within the budget, and what had to go."""
 
     prompt: Rendered
-    num_contexts_used: int
-    num_contexts_dropped: int
-    context_cut: bool = False
+    num_contexts_used: int  # posts in it
+    num_contexts_dropped: int  # posts that were left out for length
+    context_cut: bool = False  # the only post in it was cut at its end
 
 
-def fit_posts(
-    build: Callable[[list[str]], Messages], posts: list[str], chat: LocalChat | APIChat, budget: int
-) -> Fitted | None:
+def fit_posts(build: Callable[[list[str]], Messages], posts: list[str], chat: Chat, budget: int) -> Fitted | None:
     """Fit a prompt into a budget: whole posts go, the lowest-ranked first, and nothing else.
 
-    A first post that is too long alone is cut at its end.
+    A first post that is too long alone is cut at its end. None where the prompt is over the budget even without posts.
 
     Args:
         build: the messages for a list of posts.
         posts: the profile's texts, best first.
-        chat: renders and counts.
         budget: most tokens the prompt may have.
-
-    Returns:
-        None where the prompt is over the budget even without posts.
     """
 
     def render_within(kept: list[str]) -> Rendered | None:
@@ -306,24 +292,19 @@ def fit_posts(
 
 
 def fit_profile(
-    prompt: Prompt,
-    items: Sequence[str],
-    chat: LocalChat | APIChat,
-    budget: int,
-    join: Callable[[list[str]], str] = join_posts,
-    **values: str,
+    prompt: Prompt, items: Sequence[str], chat: Chat, budget: int, join: Callable[[list[str]], str], **values: str
 ) -> Fitted | None:
     """`fit_posts` for a prompt and a user's best items: the one way in which a prompt gets a profile.
 
-    Args:
-        prompt: has the placeholders of `values`; where it has none for a profile there are no items.
-        items: their texts, best first.
-        join: makes one text of several of them.
+    It has the placeholders of `values`; where it has none for a profile there are no items. `join` makes one text of
+    several of them.
     """
-    shown = {"profile"} & prompt.placeholders
-    return fit_posts(
-        lambda kept: prompt.messages(**dict.fromkeys(shown, join(kept)), **values), list(items), chat, budget
-    )
+
+    def build(kept: list[str]) -> Messages:
+        profile = {"profile": join(kept)} if "profile" in prompt.placeholders else {}
+        return prompt.messages(**profile, **values)
+
+    return fit_posts(build, list(items), chat, budget)
 
 
 def _longest(most: int, render: Callable[[int], Rendered | None]) -> tuple[int, Rendered | None]:

@@ -12,14 +12,14 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from utils.cli import UserError, exit_on_signal
 from utils.cli.progress import Progress
 from utils.files.journal import Journal, Key
 from utils.files.outputs import is_failed
-from utils.generation.chat import APIChat, Fitted, LocalChat, Rendered
+from utils.generation.chat import Chat, Fitted, Rendered
 from utils.generation.requests import FORMATS, Engine, RefusedError, Sampling, UnavailableError
 from utils.parsing import Parsed
 
@@ -30,49 +30,32 @@ OUTAGE = 3  # requests in a row, or as many as are under way at a time if more, 
 
 @dataclass(frozen=True)
 class Request:
-    """One output to be had.
-
-    Attributes:
-        key: its place in the journal.
-        prompt: the rendered prompt, None where it does not fit the model: then nothing is asked.
-        journal: where its record is kept (None in a dry run).
-        record: fields that its record carries besides the output.
-    """
+    """One output to be had."""
 
     key: Key
-    prompt: Rendered | None
-    journal: Journal | None
-    record: dict[str, Any] = field(default_factory=dict)
+    prompt: Rendered | None  # None where it does not fit the model: then nothing is asked
+    journal: Journal | None  # where its record is kept, under `key`; None in a dry run
+    record: dict[str, Any] = field(default_factory=dict)  # what its record holds besides the output
 
 
 def fitted_request(key: Key, fitted: Fitted | None, journal: Journal | None, **record: Any) -> Request:
     """The request for an output to a prompt that `fit_posts` made; `record` is kept with it."""
-    if fitted is None:
-        return Request(key, None, journal, record)
-    figures = ("num_contexts_used", "num_contexts_dropped", "context_cut")
-    return Request(key, fitted.prompt, journal, record | {name: getattr(fitted, name) for name in figures})
+    figures = {} if fitted is None else dict(vars(fitted))
+    return Request(key, figures.pop("prompt", None), journal, record | figures)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Requests that one model answers under one policy.
+    """Requests that one model answers under one policy."""
 
-    Attributes:
-        model: which of the engine's models answers.
-        requests: may be made as they are asked for, and so from what an earlier stage has finished.
-        unit: what the outputs are called, in the plural.
-        total: how many outputs there are to be in the end.
-        done: how many of them an earlier run has finished.
-        finish: called with the device when the last request is answered, before the next stage begins.
-    """
-
-    model: str
-    requests: Iterable[Request]
+    model: str  # which of the engine's
+    requests: Iterable[Request]  # may be made as they are asked for, from what an earlier stage has finished
     policy: "Policy"
     parse: Parser
-    unit: str
-    total: int
-    done: int = 0
+    unit: str  # what the outputs are called, in the plural
+    total: int  # how many there are to be in the end
+    done: int = 0  # how many of them an earlier run has finished
+    # Called with the device when the last request is answered, before the next stage begins.
     finish: Callable[[str], None] | None = None
 
 
@@ -90,7 +73,7 @@ class Policy:
 
     @classmethod
     def from_arguments(cls, args: Namespace, schema: dict[str, Any] | str) -> "Policy":
-        names = ("temperature", "top_p", "max_tokens", "seed", "max_retries", "constrained_decoding")
+        names = [field.name for field in fields(cls) if field.name != "schema"]
         return cls(**{name: getattr(args, name) for name in names}, schema=schema)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -124,36 +107,31 @@ class Policy:
 
 
 def generate(open_engine: Callable[[], Engine], *stages: Stage) -> str:
-    """Have every request of every stage answered; each record is in its journal the moment it is finished.
+    """Have every request of every stage answered; returns the engine's device.
 
     One stage follows the other. Within one, requests enter the engine in their order and leave as they finish; no
-    batch waits for its slowest.
-
-    What a server failed to answer has no record, so the journal tells what is missing. Where it answers nothing any
-    more the stage ends early, and the rest is missing too.
-
-    Returns:
-        The device the engine runs on.
+    batch waits for its slowest. What a server failed to answer has no record, so the journal tells what is missing.
+    Where it answers nothing any more the stage ends early, and the rest is missing too.
 
     Raises:
         UserError: the engine cannot go on, or has never answered; what was finished is in the journal.
         KeyboardInterrupt: SIGINT or SIGTERM; likewise.
     """
+
+    async def run_stages() -> None:
+        try:
+            for stage in stages:
+                with closing(Progress(stage.total, stage.unit, stage.done, engine.concurrency)) as progress:
+                    await run_stage(engine, stage, progress)
+                if stage.finish is not None:
+                    stage.finish(engine.device)
+        finally:
+            await engine.close()
+
     with exit_on_signal():
         engine = open_engine()
-    asyncio.run(_generate(engine, stages))
+    asyncio.run(run_stages())
     return engine.device
-
-
-async def _generate(engine: Engine, stages: Iterable[Stage]) -> None:
-    try:
-        for stage in stages:
-            with closing(Progress(stage.total, stage.unit, stage.done, engine.concurrency)) as progress:
-                await run_stage(engine, stage, progress)
-            if stage.finish is not None:
-                stage.finish(engine.device)
-    finally:
-        await engine.close()
 
 
 async def run_stage(engine: Engine, stage: Stage, progress: Progress) -> None:
@@ -192,8 +170,8 @@ async def run_stage(engine: Engine, stage: Stage, progress: Progress) -> None:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
     if problem is not None and not has_answered:  # a wrong address is more likely than an outage
-        tries = stage.policy.max_retries + 1
-        raise UserError(f"{problem}\n  asked {tries} times; what is finished is kept, run the same command again")
+        again = f"asked {stage.policy.max_retries + 1} times; what is finished is kept, run the same command again"
+        raise UserError(f"{problem}\n  {again}")
     if is_gone:
         print(f"note: {problem}; nothing is answered any more, so the run ends early", file=sys.stderr)
 
@@ -258,21 +236,20 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def describe_requests(requests: Iterable[Request], chat: LocalChat | APIChat, policy: Policy) -> str:
+def describe_requests(requests: Iterable[Request], chat: Chat, policy: Policy) -> str:
     """What a run would ask (--dry_run): prompts, tokens, what would be cut, and the calls."""
     lengths, over, dropped, cut = [], [], 0, 0
     for request in requests:
         if request.prompt is None:
-            over.append(request.key)
+            over.append(str(request.key[0]))
             continue
         lengths.append(chat.length(request.prompt))
         dropped += request.record.get("num_contexts_dropped", 0)
         cut += request.record.get("context_cut", False)
-    lines = [
-        f"{len(lengths)} prompts, {sum(lengths)} tokens ({chat.counter}); longest {max(lengths, default=0)}",
-        f"{dropped} posts left out for length, {cut} cut at the end; {len(over)} prompts too long and not asked"
-        + (f": {', '.join(str(key[0]) for key in over[:5])}" if over else ""),
+    too_long = f"{len(over)} prompts too long and not asked" + (f": {', '.join(over[:5])}" if over else "")
+    return (
+        f"{len(lengths)} prompts, {sum(lengths)} tokens ({chat.counter}); longest {max(lengths, default=0)}\n"
+        f"{dropped} posts left out for length, {cut} cut at the end; {too_long}\n"
         f"{len(lengths)} calls, at most {len(lengths) * (policy.max_retries + 1)} with retries; "
-        f"at most {policy.max_tokens} tokens an output",
-    ]
-    return "\n".join(lines)
+        f"at most {policy.max_tokens} tokens an output"
+    )

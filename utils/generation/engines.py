@@ -1,25 +1,56 @@
 """Which engine a run has: its model identified before anything expensive starts, and opened."""
 
 import os
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from prompts import Prompt
 from utils.cli import UserError
+from utils.files.journal import Journal, Key
+from utils.files.outputs import OutputFile
+from utils.generation.chat import PAPER_LENGTH, Chat, Fitted, choose_length, fit_profile, open_chat
+from utils.generation.driver import Parser, Policy, Request, Stage, describe_records
 from utils.generation.requests import Engine
 from utils.generation.vllm_engine import BATCH_INVARIANT, VLLMEngine, is_batch_invariant
 from utils.models.hub import adapter_base, check_model, model_fingerprint, suggesting_openai
 
-if TYPE_CHECKING:
-    from argparse import Namespace
 
-    from utils.files.journal import Journal
+@dataclass(frozen=True)
+class Model:
+    """A model as a run uses it."""
+
+    addr: str
+    identity: str  # what tells it from any other, for the fingerprint
+    chat: Chat
+    length: int  # tokens of prompt and output together
+    policy: Policy
+
+    def fit(
+        self, prompt: Prompt, items: Sequence[str], join: Callable[[list[str]], str], **values: str
+    ) -> Fitted | None:
+        """`fit_profile` for its length."""
+        return fit_profile(prompt, items, self.chat, self.length - self.policy.max_tokens, join, **values)
+
+    def stage(self, requests: Iterable[Request], parse: Parser, unit: str, keys: list[Key], left: list[Key]) -> Stage:
+        """The requests for what is `left` of the pieces `keys`."""
+        return Stage(self.addr, requests, self.policy, parse, unit, len(keys), len(keys) - len(left))
 
 
-def identify_model(args: "Namespace", model_addr: str) -> str:
-    """Make sure that the model's files, or the API's key, are there: before anything expensive starts.
+def choose_generator(args: Namespace, schema: dict[str, Any] | str) -> Model:
+    """The generator that `args` asks for, before it is loaded; `args.max_model_len` is then its length."""
+    identity = identify_model(args, args.model_addr)
+    chat = open_chat(args, args.model_addr)
+    args.max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, PAPER_LENGTH)
+    return Model(args.model_addr, identity, chat, args.max_model_len, Policy.from_arguments(args, schema))
 
-    Returns:
-        What tells this model from any other, for the fingerprint: of one behind an API its name, not its address.
+
+def identify_model(args: Namespace, model_addr: str) -> str:
+    """What tells this model from any other, for the fingerprint: of one behind an API its name, not its address.
+
+    It makes sure that the model's files, or the API's key, are there: before anything expensive starts.
     """
     if args.model_id is not None and not args.model_id.strip():
         raise UserError("--model_id: says which model an API has; give a name")
@@ -44,7 +75,7 @@ def identify_local_model(model_addr: str, cache_dir: str | None) -> str:
     return identity
 
 
-def confirm_model(args: "Namespace", model_addr: str, journals: "list[Journal]") -> None:
+def confirm_model(args: Namespace, model_addr: str, journals: list[Journal]) -> None:
     """Before an API is asked for what these journals lack: raise UserError where it has another model than they had.
 
     Where it doesn't say, or didn't then, the model's name has to do, and so it has with --model_id.
@@ -57,7 +88,7 @@ def confirm_model(args: "Namespace", model_addr: str, journals: "list[Journal]")
             journal.confirm_model(root, args.overwrite)
 
 
-def open_engine(args: "Namespace", model_addr: str, max_model_len: int) -> Engine:
+def open_engine(args: Namespace, model_addr: str, max_model_len: int) -> Engine:
     """The engine that `args` asks for; loads the model's weights unless it is behind an API."""
     if args.openai:
         from utils.generation.api_engine import APIEngine  # imports openai
@@ -73,6 +104,15 @@ def batch_invariance(device: str | None, openai: bool = False) -> bool | None:
     was begun on another kind of GPU may go on.
     """
     return None if device is None or openai else is_batch_invariant()
+
+
+def publish_records(
+    output: OutputFile, args: Namespace, device: str | None, counts: dict[str, int], openai: bool, **figures: Any
+) -> None:
+    """Put an output in place, its records' figures in the manifest, and say what it holds; `openai` made it or not."""
+    made = {"batch_invariant": batch_invariance(device, openai), "counts": counts}
+    output.publish(vars(args), device, **made, **describe_records(output.pieces.values()), **figures)
+    print(f"{output.path}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
 
 
 def read_api_key(path: str | None) -> str:

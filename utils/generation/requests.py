@@ -10,38 +10,27 @@ FORMATS = ("json_schema", "json_object", "none")  # what a server may hold an ou
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one output is sampled.
-
-    Attributes:
-        schema: what the output is held to: a JSON schema, a regular expression (vLLM only), or None.
-    """
+    """How one output is sampled."""
 
     temperature: float
     top_p: float
     max_tokens: int
     seed: int
-    schema: dict[str, Any] | str | None = None
+    schema: dict[str, Any] | str | None = None  # to hold it to: JSON, or a regular expression (vLLM only)
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One output.
-
-    Attributes:
-        cached_tokens: of the prompt's those that were not computed again, None where a server doesn't tell.
-        log_prob: the sum over its tokens, None where the engine doesn't tell.
-        response_format: where a server refused the schema, the one of `FORMATS` that it took instead; else None.
-        system_fingerprint: what a server calls the state it answered in, None where it doesn't say.
-    """
+    """One output."""
 
     text: str
     finish_reason: str
     prompt_tokens: int
-    cached_tokens: int | None
+    cached_tokens: int | None  # of the prompt's those not computed again, None where a server doesn't tell
     completion_tokens: int
-    log_prob: float | None = None
-    response_format: str | None = None
-    system_fingerprint: str | None = None
+    log_prob: float | None = None  # the sum over its tokens, None where the engine doesn't tell
+    response_format: str | None = None  # the one of FORMATS that a server took in place of the schema it refused
+    system_fingerprint: str | None = None  # what a server calls the state it answered in, None where it doesn't say
 
 
 class RefusedError(Exception):

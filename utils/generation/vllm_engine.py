@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import warnings
+from argparse import Namespace
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -18,11 +19,9 @@ from utils.generation.chat import Rendered
 from utils.generation.requests import Completion, Sampling
 from utils.models.devices import ask_nvidia_smi, find_capabilities, has_gpu
 from utils.models.hub import adapter_base, adapter_config, model_folder
-from utils.models.memory import check_gpu_count, check_gpu_free
+from utils.models.memory import check_gpu_count, check_gpu_free, count_gpus
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from vllm.sampling_params import SamplingParams
 
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"  # vLLM's environment variable
@@ -33,30 +32,26 @@ GONE_SECONDS = 30  # to wait for an engine's process that was told to end
 class VLLMEngine:
     """One base model, as it is or with a LoRA adapter on it, request by request."""
 
-    def __init__(self, args: "Namespace", models: list[str], max_model_len: int):
+    def __init__(self, args: Namespace, models: list[str], max_model_len: int):
         """Load the base model and the adapters.
 
         Args:
             args: the flags of `cli.add_engine_arguments`, --seed and --log_level.
-            models: which models can be asked: one base model (hub name or folder) and adapter folders on it.
-            max_model_len: tokens of prompt and output together.
+            models: which can be asked: one base model (hub name or folder) and adapter folders on it.
 
-        Raises:
-            UserError: a GPU is here that torch cannot use, has less free memory than --gpu_memory_utilization asks
-                for, or cannot do --batch_invariant.
+        UserError where a GPU is here that torch cannot use, has less free memory than --gpu_memory_utilization asks
+        for, or cannot do --batch_invariant.
         """
         announce(f"loading {' and '.join(models)} (this may take a minute or more)")
         _quiet_libraries(args.log_level)
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # vLLM would report every start
-        on_gpu, count = has_gpu(), args.tensor_parallel_size
+        on_gpu, count = has_gpu(), count_gpus(args)
         if args.batch_invariant or is_batch_invariant():
             _check_batch_invariance(count, on_gpu)
             os.environ[BATCH_INVARIANT] = "1"  # before vllm is imported, which reads it; its processes inherit it
         if on_gpu:
-            _check_gpus(count, args.gpu_memory_utilization)
-            _set_gpu_defaults()
-        else:
-            _set_cpu_defaults()
+            _check_gpus(args)
+        _set_defaults(on_gpu, args.data_parallel_size)
 
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.lora.request import LoRARequest
@@ -71,8 +66,8 @@ class VLLMEngine:
         config = AsyncEngineArgs(**settings).create_engine_config(UsageContext.ENGINE_CONTEXT)
         _tie_engine_processes("spawn" if on_gpu else "fork")
         self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
-        # Twice what the scheduler runs at a time: a finished request is followed by one that already waits.
-        self.concurrency = 2 * self._engine.vllm_config.scheduler_config.max_num_seqs
+        # Twice what the schedulers run at a time: a finished request is followed by one that already waits.
+        self.concurrency = 2 * self._engine.vllm_config.scheduler_config.max_num_seqs * args.data_parallel_size
         self.device = f"{count} x {current_platform.get_device_name()}" if on_gpu else f"CPU, {_cores()} cores"
         self._count = 0
 
@@ -115,7 +110,7 @@ class VLLMEngine:
 
 
 def engine_settings(
-    args: "Namespace", base: str, adapters: list[str], max_model_len: int, on_gpu: bool
+    args: Namespace, base: str, adapters: list[str], max_model_len: int, on_gpu: bool
 ) -> dict[str, Any]:
     """vLLM's engine arguments for a base model with adapters; `args` as in `VLLMEngine`."""
     return {
@@ -124,6 +119,7 @@ def engine_settings(
         "load_format": "safetensors",  # no pickled weights
         "dtype": args.dtype,
         "tensor_parallel_size": args.tensor_parallel_size,
+        "data_parallel_size": args.data_parallel_size,  # vLLM's client gives a request to the engine with the fewest
         "gpu_memory_utilization": args.gpu_memory_utilization,
         "enforce_eager": args.enforce_eager or not on_gpu,
         "max_model_len": max_model_len,
@@ -176,43 +172,41 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _set_cpu_defaults() -> None:
-    """vLLM's settings for a machine without a GPU, where the user has not set them.
+def _set_defaults(on_gpu: bool, engines: int) -> None:
+    """vLLM's settings for so many engines at a time, where the user has not set them.
 
-    Its own thread binding uses a single core of a virtual machine; its own KV cache takes a fixed share of all
+    On a GPU without what FlashInfer compiles at each start: for that it needs nvcc and ninja, which vLLM 0.32 looks for
+    before its other uses of FlashInfer, but not before these two: it would die of it. The sampler serves only requests
+    with neither a seed nor greedy decoding, which are none of ours but those of vLLM's warm-up; the all-reduce several
+    Hoppers, which have vLLM's own as well.
+
+    On a CPU its own thread binding uses a single core of a virtual machine; its own KV cache takes a fixed share of all
     memory whether that is free or not. It starts a process of its own for each engine's work, to bind its threads:
     nothing is bound here, and a start that is a fork with one process less takes 10 seconds instead of 30.
     """
+    if on_gpu:
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+        os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")
+        return
     from vllm.utils.cpu_resource_utils import get_memory_node_info
 
     free = get_memory_node_info().available_memory / 2**30  # heeds a container's limit
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    os.environ.setdefault("OMP_NUM_THREADS", str(_cores()))
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, min(8, int(free / 4)))))  # GiB
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // engines)))
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, min(8, int(free / 4 / engines)))))  # GiB
 
 
-def _set_gpu_defaults() -> None:
-    """vLLM's settings for a GPU, where the user has not set them: without what FlashInfer compiles at each start.
-
-    For that it needs nvcc and ninja, which vLLM 0.32 looks for before its other uses of FlashInfer, but not before
-    these two: it would die of it. The sampler serves only requests with neither a seed nor greedy decoding, which are
-    none of ours but those of vLLM's warm-up; the all-reduce several Hoppers, which have vLLM's own as well.
-    """
-    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-    os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")
-
-
-def _check_gpus(count: int, utilization: float) -> None:
+def _check_gpus(args: Namespace) -> None:
     """Refuse too few GPUs, or one that another process holds, before minutes of loading end in vLLM's own error."""
     lines = ask_nvidia_smi("index,memory.free,memory.total")
     rows = [re.fullmatch(r"(\d+), (\d+), (\d+)", line) for line in lines or []]
     if lines is None or not all(rows):
         return  # a part of a GPU named by its UUID, or one without memory of its own: vLLM looks itself, later
-    check_gpu_count(len(rows), count)
-    for row in rows[:count]:
+    check_gpu_count(len(rows), args)
+    for row in rows[: count_gpus(args)]:
         index, free, total = map(int, row.groups())
-        check_gpu_free(index, free * 2**20, total * 2**20, utilization)
+        check_gpu_free(index, free * 2**20, total * 2**20, args.gpu_memory_utilization)
 
 
 def _check_batch_invariance(count: int, on_gpu: bool) -> None:
@@ -240,14 +234,27 @@ def _lora_settings(adapters: list[str]) -> dict[str, Any]:
 
 
 def _tie_engine_processes(method: str) -> None:
-    """Have vLLM start its processes so, and these set themselves up first, in `_set_up_engine_process`.
+    """Have vLLM start its processes so, and these set themselves up first.
 
     A fork has imported what a spawned process imports again, but must not come after CUDA's start. vLLM's own config
     says spawn on a CPU; a fork of it is safe where no operation of torch has run on more threads than one before.
     """
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = method
     if method == "fork":
-        os.register_at_fork(after_in_child=_set_up_engine_process)  # twice, for a second engine, does no harm
+        os.register_at_fork(after_in_child=_set_up_fork)  # twice, for a second engine, does no harm
+
+
+def _set_up_fork() -> None:
+    """`_set_up_engine_process`, without what a fork has of the script, and a spawned process hasn't."""
+    import torch
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    if os.environ.get("PYTHONWARNINGS") == "ignore":
+        warnings.simplefilter("ignore")
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    _set_up_engine_process()
 
 
 def _set_up_engine_process() -> None:
@@ -261,10 +268,7 @@ def _set_up_engine_process() -> None:
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setpgrp()
-    signal.set_wakeup_fd(-1)  # a fork's signals are not to wake its parent's event loop
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
-    if os.environ.get("PYTHONWARNINGS") == "ignore":  # a fork has read it long ago
-        warnings.simplefilter("ignore")
 
 
 # Python's spawn imports the script, and so this file, in each process of vLLM's.

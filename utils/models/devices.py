@@ -83,11 +83,7 @@ def _find_gpu() -> str | None:
 
 
 def _way_out(cuda: str | None) -> str:
-    """What to do about a GPU that torch does not see.
-
-    Args:
-        cuda: the version of CUDA that torch is built for, None for its CPU build.
-    """
+    """What to do about a GPU that a torch does not see which is built for this version of CUDA, None for a CPU's."""
     if cuda is None:
         return "this torch is the build for CPUs; for the GPU: make setup REQUIREMENTS=requirements.txt"
     driver = (_call_nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader") or ["not told"])[0]

@@ -17,8 +17,8 @@ CONFIGS = ("config.json", "adapter_config.json")  # a whole model, a LoRA adapte
 # What changes a model's answers besides its weights: architecture, tokenizer, default sampling.
 SETTINGS = (*CONFIGS, "generation_config.json", "tokenizer*", "vocab*", "chat_template*")
 # Of a hub model what vLLM reads, in its topmost folder: no pickled weights, and none a second time in another format.
-FETCHED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
-NOT_FETCHED = ("*/*", "consolidated*")
+FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+NOT_FETCHED = ["*/*", "consolidated*"]
 # Of models behind APIs; no model on the hub has such a name without its owner's.
 API_NAMES = re.compile(r"(gpt-|chatgpt-|claude-|gemini-|o\d+(-|$))")
 CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # to reach the hub; how slow it may be does not matter
@@ -42,20 +42,19 @@ def suggesting_openai() -> Iterator[None]:
 def check_model(
     name: str, cache_dir: str | None = None, safetensors_only: bool = False, why_offline: str = "HF_HUB_OFFLINE is set"
 ) -> None:
-    """Make sure that a model can be loaded, before anything expensive starts.
+    """Make sure that a model can be loaded, with a LoRA adapter its base model, before anything expensive starts.
+
+    Of a hub model that is not cached only the config is fetched, which pins the commit.
 
     Args:
         name: a folder with config.json or adapter_config.json and weights, or a hub name (`owner/model`, `model`).
-            It is a folder where it exists, starts with `.`, `/` or `~`, or has more than one `/`. A LoRA adapter's
-            base model is checked with it.
-        cache_dir: where hub models are kept, None for Hugging Face's own cache.
         safetensors_only: a whole model's weights may not be pickled (*.bin), as an adapter's never may.
         why_offline: what is said of a model that is not cached where nothing is asked of the hub.
 
     Raises:
         UserError: the folder or its files are missing or cut short; the weights are pickled; the adapter is of no kind
             vLLM serves, or does not fit its base model; the hub has no such model, or cannot be reached and the cache
-            lacks it. Of a hub model that is not cached only the config is fetched, which pins the commit.
+            lacks it.
     """
     if is_folder(name):
         folder, remedy = Path(name), "give the folder that holds config.json and the weights"
@@ -63,7 +62,7 @@ def check_model(
         from huggingface_hub import constants
 
         check_cache_dir(cache_dir)
-        folder = _cached_snapshot(name, cache_dir)
+        folder = cached_folder(name, cache_dir)
         if folder is None and API_NAMES.match(name):
             raise NoModelError(f"{name}: no folder here, and not what a model on the hub is called")
         if not constants.HF_HUB_OFFLINE:
@@ -83,10 +82,9 @@ def check_model(
 
 
 def model_folder(name: str, cache_dir: str | None = None) -> Path:
-    """Where the files of a model lie, for what looks up no hub name in `cache_dir`; call `check_model` first.
+    """Where all files of a model lie, of a hub model those of the commit in its fingerprint; call `check_model` first.
 
-    Of a hub model that is the very commit the fingerprint names. What the cache lacks of it is fetched into it, unless
-    HF_HUB_OFFLINE is set.
+    What the cache lacks is fetched into it, unless HF_HUB_OFFLINE is set.
 
     Raises:
         UserError: the hub cannot be reached or refuses and the cache lacks weights; the hub has only pickled ones.
@@ -102,7 +100,7 @@ def model_folder(name: str, cache_dir: str | None = None) -> Path:
     if not any(folder.glob("*.safetensors")):
         announce(f"fetching the weights of {name} from the hub (gigabytes take minutes)")
     with _hub_errors(name), skipping_absent_hub(name):
-        wanted = {"allow_patterns": list(FETCHED), "ignore_patterns": list(NOT_FETCHED)}
+        wanted = {"allow_patterns": FETCHED, "ignore_patterns": NOT_FETCHED}
         snapshot_download(name, revision=folder.name, cache_dir=cache_dir, **wanted)
     if not any(folder.glob("*.safetensors")):
         raise UserError(
@@ -115,7 +113,7 @@ def model_folder(name: str, cache_dir: str | None = None) -> Path:
 
 @contextmanager
 def skipping_absent_hub(name: str) -> Iterator[None]:
-    """Within this a hub model is loaded from the cache alone if the hub is away; `local_files_only` does not do it all.
+    """Within this a hub model is loaded from the cache alone if the hub is away, as `local_files_only` does not do it.
 
     Else each file that is looked for in vain would take half a minute.
     """
@@ -130,9 +128,9 @@ def skipping_absent_hub(name: str) -> Iterator[None]:
 
 
 def is_hub_away() -> bool:
-    """Is there no way to the hub (refused, no such host, no route)? One try: its client makes seven, in 23 s and more.
+    """Is there no way to the hub (refused, no such host, no route)? One that is slow, or in trouble, is there.
 
-    A hub that is slow, or in trouble, is there.
+    One try: its client makes seven, in 23 s and more.
     """
     from huggingface_hub import constants, get_session
     from huggingface_hub.errors import HTTPError
@@ -146,9 +144,20 @@ def is_hub_away() -> bool:
     return False
 
 
-def cached_folder(name: str, cache_dir: str | None = None) -> Path:
-    """Where the files of a model lie that `check_model` has found; of a hub model that is cached those that are."""
-    return Path(name) if is_folder(name) else _cached_snapshot(name, cache_dir)
+def cached_folder(name: str, cache_dir: str | None = None) -> Path | None:
+    """Where the files of a model lie: its folder, or of a hub model its main commit's in the cache, None without."""
+    if is_folder(name):
+        return Path(name)
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        raise UserError(f"{name!r}: neither a folder nor a name a hub model can have") from None
+    found = (try_to_load_from_cache(name, config, cache_dir=cache_dir) for config in CONFIGS)
+    return next((Path(path).parent for path in found if isinstance(path, str)), None)
 
 
 def check_cache_dir(cache_dir: str | None) -> None:
@@ -158,28 +167,36 @@ def check_cache_dir(cache_dir: str | None) -> None:
 
 
 def model_fingerprint(name: str, cache_dir: str | None = None) -> str:
-    """What tells this model from any other, wherever it lies; call `check_model` first.
+    """What tells this model from any other, wherever it lies: `owner/model@commit`, or `sha256:...` for a folder.
 
-    Returns:
-        `owner/model@commit` for a hub model, `sha256:...` for a folder: over its settings files and the name, size
-        and three pieces of every weights file, so that a retrained checkpoint differs. An adapter's weights are
-        hashed whole.
+    The hash is over its settings files and the name, size and three pieces of every weights file, so that a retrained
+    checkpoint differs; an adapter's weights are hashed whole. Call `check_model` first.
     """
     if not is_folder(name):
         return f"{name}@{cached_commit(name, cache_dir) or 'main'}"
-    folder = Path(name)
-    digest = hashlib.sha256()
-    for path in sorted({path for pattern in SETTINGS for path in folder.glob(pattern) if path.is_file()}):
-        _hash_file(digest, path, whole=True)
-    for path in _weights(folder):
-        _hash_file(digest, path, whole=(folder / "adapter_config.json").exists())
+    folder, digest = Path(name), hashlib.sha256()
+    settings = sorted({path for pattern in SETTINGS for path in folder.glob(pattern) if path.is_file()})
+    is_adapter = (folder / "adapter_config.json").exists()
+    for path, whole in [(path, True) for path in settings] + [(path, is_adapter) for path in _weights(folder)]:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        starts = range(0, size, PIECE) if whole or size <= 3 * PIECE else (0, (size - PIECE) // 2, size - PIECE)
+        with open(path, "rb") as file:
+            for start in starts:
+                file.seek(start)
+                digest.update(file.read(PIECE))
     return f"sha256:{digest.hexdigest()}"
 
 
 def cached_commit(name: str, cache_dir: str | None = None) -> str | None:
     """The commit of a cached hub model, to load that very one; None for a folder or one that is not cached."""
-    snapshot = None if is_folder(name) else _cached_snapshot(name, cache_dir)
-    return snapshot.name if snapshot else None
+    folder = None if is_folder(name) else cached_folder(name, cache_dir)
+    return folder and folder.name
+
+
+def pinned_source(name: str, cache_dir: str | None = None) -> dict[str, Any]:
+    """What transformers is to load of a model: this very commit, and no code; of the latter it would ask the user."""
+    return {"cache_dir": cache_dir, "revision": cached_commit(name, cache_dir) or "main", "trust_remote_code": False}
 
 
 def adapter_base(name: str) -> str | None:
@@ -220,7 +237,7 @@ def read_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
 
 
 def is_folder(name: str) -> bool:
-    """Is this a folder's name, and not one on the hub?"""
+    """Is this a folder's name, and not one on the hub? Where it exists, begins as a path does, or has two slashes."""
     return Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
@@ -235,8 +252,7 @@ def _check_folder(folder: Path, remedy: str) -> None:
         raise UserError(f"{folder}: holds no weights (*.safetensors or *.bin)\n  {remedy}")
     for path in folder.glob("*.safetensors"):
         try:
-            with safe_open(path, "numpy"):
-                pass
+            safe_open(path, "numpy")
         except SafetensorError as error:  # as an interrupted copy leaves it
             raise UserError(f"{path}: damaged or half-written ({error})\n  {remedy}") from None
     for index in (*folder.glob("*.safetensors.index.json"), *folder.glob("*.bin.index.json")):
@@ -283,36 +299,6 @@ def _inner_name(name: str) -> str:
 def _weights(folder: Path) -> list[Path]:
     """The weights files, sorted by name; *.bin only where there are no safetensors, as transformers does."""
     return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
-
-
-def _hash_file(digest: "hashlib._Hash", path: Path, whole: bool) -> None:
-    size = path.stat().st_size
-    digest.update(f"{path.name} {size}\n".encode())
-    with open(path, "rb") as file:
-        if whole or size <= 3 * PIECE:
-            while chunk := file.read(PIECE):
-                digest.update(chunk)
-            return
-        for start in (0, (size - PIECE) // 2, size - PIECE):
-            file.seek(start)
-            digest.update(file.read(PIECE))
-
-
-def _cached_snapshot(name: str, cache_dir: str | None) -> Path | None:
-    """The folder in the hub's cache that holds the model's main commit."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        raise UserError(f"{name!r}: neither a folder nor a name a hub model can have") from None
-    for config in CONFIGS:
-        path = try_to_load_from_cache(name, config, cache_dir=cache_dir)
-        if isinstance(path, str):
-            return Path(path).parent
-    return None
 
 
 def _fetch_config(name: str, cache_dir: str | None) -> None:

@@ -8,8 +8,8 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from utils.cli import UserError
 from utils.cli.progress import announce_file
@@ -23,27 +23,20 @@ class UnreachableError(UserError):
     """The hub gives no answer, and the cache does not hold what is wanted."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """A dataset on the hub as of a commit, or in a folder (commit None).
-
-    Attributes:
-        folder: holds its card; of a dataset on the hub it is the commit's in the cache.
-        sizes: bytes of each of its files, by the path from `folder`.
-    """
+class Source(NamedTuple):
+    """A dataset on the hub as of a commit, or in a folder (commit None)."""
 
     name: str
     commit: str | None
-    folder: Path
-    sizes: dict[str, int]
+    folder: Path  # holds its card; of a dataset on the hub it is the commit's in the cache
+    sizes: dict[str, int]  # bytes of each of its files, by the path from `folder`
     cache_dir: str
 
 
 def find_source(name: str, revision: str | None, cache_dir: str) -> Source:
     """The dataset in a folder, or on the hub; without an answer from the hub the commit that the cache holds.
 
-    Raises:
-        UserError: there is none, or it cannot be had; UnreachableError where only the hub's answer is missing.
+    UserError where there is none, or it cannot be had: UnreachableError where only the hub's answer is missing.
     """
     if not is_folder(name):
         return _find_on_hub(name, revision, cache_dir)
@@ -83,11 +76,7 @@ def _find_on_hub(name: str, revision: str | None, cache_dir: str) -> Source:
 
 
 def files_of(source: Source, config: str, split: str) -> list[str]:
-    """The files that hold one split of one config, in order: those that the card names, else those called so.
-
-    Raises:
-        UserError: there are none.
-    """
+    """The files of a config's split, in order: as the card names them, else those called so; UserError over none."""
     patterns = _card_patterns(source, config, split) or [f"*{config}/{split}/*", f"*{config}/{split}[-.]*"]
     readable = [path for path in sorted(source.sizes) if path.endswith(SUFFIXES)]
     found = [path for path in readable if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)]
@@ -160,18 +149,17 @@ def _explaining(name: str, revision: str | None, cache_dir: str) -> Iterator[Non
             raise
         cause = (isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__) or error
         status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else None
-        if status is not None and status < 500:
-            refused = f"the hub answers {status}; is the token right (`hf auth whoami`)?"
-            raise UserError(f"{name}: cannot be downloaded: {refused}") from None
-        copy = "without internet copy the dataset's folder here and give it as --dataset_name"
-        if constants.HF_HUB_OFFLINE:
-            missing = f"not whole in --cache_dir {cache_dir}, and HF_HUB_OFFLINE is set"
-            raise UnreachableError(f"{name}: {missing}\n  {copy}") from None
+        problem = f"the hub cannot be reached ({type(cause).__name__})"
         if status is not None:
             problem = f"the hub answers {status}"
         elif "Consistency check" in str(error):
             problem = "a file came with another size than the hub says"
-        else:
-            problem = f"the hub cannot be reached ({type(cause).__name__})"
+        if status is not None and status < 500:
+            problem += "; is the token right (`hf auth whoami`)?"
+            raise UserError(f"{name}: cannot be downloaded: {problem}") from None
+        copy = "without internet copy the dataset's folder here and give it as --dataset_name"
+        if constants.HF_HUB_OFFLINE:
+            missing = f"not whole in --cache_dir {cache_dir}, and HF_HUB_OFFLINE is set"
+            raise UnreachableError(f"{name}: {missing}\n  {copy}") from None
         again = f"run the same command again, or {copy}"
         raise UnreachableError(f"{name}: cannot be downloaded: {problem}\n  {again}") from None

@@ -3,10 +3,11 @@
 Sizes are bytes; GB is 10^9 of them.
 """
 
+from argparse import Namespace
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from utils.cli import UserError
 from utils.models.hub import read_headers
@@ -34,53 +35,37 @@ _CAST = ("F64", "F32", "F16", "BF16")  # safetensors' names of what --dtype chan
 _BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}  # of the others; 1 where it is not here
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU; `free` and `total` in bytes."""
+class Gpu(NamedTuple):
+    """One GPU."""
 
     name: str
-    free: int
-    total: int
+    free: int  # bytes
+    total: int  # bytes
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What decides how much memory a model takes.
+    """What decides how much memory a model takes."""
 
-    Attributes:
-        parameters: numbers in its weights.
-        weights: bytes of its weights as vLLM holds them.
-        layers, kv_heads, head_dim: what its KV cache has for every token, twice.
-        value_bytes: bytes of one number in the KV cache.
-        heads: attention heads; vLLM shares them out between the GPUs.
-    """
-
-    parameters: int
-    weights: int
-    layers: int
+    parameters: int  # numbers in its weights
+    weights: int  # bytes of its weights as vLLM holds them
+    layers: int  # of these, and of the next two, the KV cache has as many for every token, twice
     kv_heads: int
     head_dim: int
-    value_bytes: int
-    heads: int
+    value_bytes: int  # of one number in the KV cache
+    heads: int  # of attention; vLLM shares them out between the GPUs
 
     def token_bytes(self, num_gpus: int = 1) -> int:
         """Bytes of KV cache a token on each GPU, which holds one head at least; layers with a window may need less."""
         return 2 * self.layers * max(1, self.kv_heads // num_gpus) * self.head_dim * self.value_bytes
 
 
-@dataclass(frozen=True)
-class Fit:
-    """How a model fits on each of its GPUs.
-
-    Attributes:
-        weights: bytes of weights on each GPU.
-        cache: bytes left for the KV cache on each GPU; negative where not even the weights fit.
-        token_bytes: bytes of KV cache a token on each GPU.
-    """
+class Fit(NamedTuple):
+    """How a model fits on each of its GPUs, in bytes."""
 
     weights: int
-    cache: int
-    token_bytes: int
+    cache: int  # left for the KV cache; negative where not even the weights fit
+    token_bytes: int  # of KV cache a token
 
     @property
     def tokens(self) -> int:
@@ -142,14 +127,15 @@ def read_size(folder: Path, config: Any, dtype: str = "auto") -> ModelSize:
     if not heads or not getattr(text, "num_hidden_layers", None):
         raise UserError(f"{folder}: its config.json has no attention layers; how much memory it needs is not known")
     value_bytes = 4 if dtype == "float32" else 2
-    tensors = {name: (prod(shape), kind) for name, (shape, kind) in read_headers(folder).items()}
-    if getattr(text, "tie_word_embeddings", False):  # where a file holds the output layer too, vLLM leaves it out
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("lm_head.weight")}
+    tied = getattr(text, "tie_word_embeddings", False)  # where a file holds the output layer too, vLLM leaves it out
+    tensors = [
+        (prod(shape), value_bytes if kind in _CAST else _BYTES.get(kind, 1))
+        for name, (shape, kind) in read_headers(folder).items()
+        if not (tied and name.endswith("lm_head.weight"))
+    ]
     return ModelSize(
-        parameters=sum(count for count, _ in tensors.values()),
-        weights=sum(
-            count * (value_bytes if kind in _CAST else _BYTES.get(kind, 1)) for count, kind in tensors.values()
-        ),
+        parameters=sum(count for count, _ in tensors),
+        weights=sum(count * size for count, size in tensors),
         layers=text.num_hidden_layers,
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
@@ -159,11 +145,7 @@ def read_size(folder: Path, config: Any, dtype: str = "auto") -> ModelSize:
 
 
 def find_gpus() -> list[Gpu]:
-    """The GPUs that this process may use, in torch's order; none on a machine without.
-
-    Raises:
-        UserError: one is there but cannot be used.
-    """
+    """The GPUs that this process may use, in torch's order, if any; UserError where one is there but cannot be used."""
     import torch
 
     try:
@@ -175,18 +157,21 @@ def find_gpus() -> list[Gpu]:
         raise UserError(f"the GPUs cannot be used: {str(error).strip().splitlines()[0]}; see nvidia-smi") from None
 
 
-def check_gpu_count(found: int, wanted: int) -> None:
-    """Raise UserError where fewer GPUs are here than --tensor_parallel_size asks for."""
-    if wanted > found:
-        raise UserError(f"--tensor_parallel_size {wanted}: only {found} GPUs are here")
+def count_gpus(args: Namespace) -> int:
+    """How many GPUs the flags of `cli.add_memory_arguments` ask for."""
+    return args.tensor_parallel_size * args.data_parallel_size
+
+
+def check_gpu_count(found: int, args: Namespace) -> None:
+    """Raise UserError where fewer GPUs are here than these flags ask for."""
+    if count_gpus(args) > found:
+        copies = args.data_parallel_size
+        flags = f"--tensor_parallel_size {args.tensor_parallel_size}" + f" --data_parallel_size {copies}" * (copies > 1)
+        raise UserError(f"{flags}: only {found} GPUs are here")
 
 
 def check_gpu_free(index: int, free: float, total: float, utilization: float) -> None:
-    """Raise UserError where a GPU has less than `utilization` of its memory free: vLLM would end in an error later.
-
-    Args:
-        free, total: bytes.
-    """
+    """Raise UserError where a GPU has less than `utilization` of its bytes free: vLLM would end in an error later."""
     if free < utilization * total:
         raise UserError(
             f"GPU {index} has {free / GIB:.1f} of {total / GIB:.1f} GiB free, "

@@ -106,10 +106,8 @@ def from_object(text: str, field: Field) -> tuple[object, str]:
         found, _ = decoder.raw_decode(body, body.index("{"))
     except (ValueError, RecursionError):
         return None, "none"
-    for key, value in found.items():
-        if field.spelled.fullmatch(key):
-            return value, "repaired"
-    return None, "none"
+    values = [value for key, value in found.items() if field.spelled.fullmatch(key)]
+    return (values[0], "repaired") if values else (None, "none")
 
 
 def value_starts(text: str, field: Field, first_object: bool = False) -> list[int]:
@@ -142,12 +140,8 @@ def read_text(text: str, start: int, cut: bool) -> tuple[str, bool] | None:
     """(value, truncated) of the string, list or object that starts there; None where something else does."""
     if text[start : start + 1] in ("[", "{"):
         return _read_items(text, start)
-    opening = _OPENING_QUOTE.match(text, start)
-    return None if opening is None else _read_string(text, opening, cut)
-
-
-def _read_string(text: str, opening: re.Match[str], cut: bool) -> tuple[str, bool]:
-    """(value, truncated) of an answer's string."""
+    if (opening := _OPENING_QUOTE.match(text, start)) is None:
+        return None
     later = _AFTER_QUOTE_CUT if cut else _AFTER_QUOTE
     first = later if opening[0] in "'‘’" else _AFTER_FIRST_QUOTE  # it's a quote or an apostrophe
     span = _closing_quote(text, opening, first, later, weak_end=not cut)

@@ -7,12 +7,9 @@ follow and it is none, or it alone is marked as a heading. Any other line that e
 of texts is a plan too. A title that stands there before (whatever its case) is not repeated, and one that max_tokens
 may have cut is left out unless it is the only one.
 
-In the planner's target and in the generator's prompt a plan is its titles, one a line (paper, section 4). With
---planner_target reference it is as in the public code: a lead-in, then a dash and a title a line; in the generator's
-prompt it is then the planner's text as it came. `lead_in` is None for the paper's way.
-
-Two titles match by one of these rules, each for its own purpose: `same_title` (strict), `share_words` (what training
-reports as aspect recall) or the likeness of their embeddings (utils/evaluate_plans.py).
+In the planner's target and in the generator's prompt a plan is its titles, one a line (paper, section 4); `lead_in` is
+then None. With --planner_target reference it is as in the public code: a lead-in, then a dash and a title a line; in
+the generator's prompt it is then the planner's text as it came.
 """
 
 import re
@@ -44,7 +41,6 @@ _INTRODUCES = pattern(
 )
 
 WORDS_THRESHOLD = 0.6
-NO_LOSS = -100  # the label of a token that the planner is not to learn, as torch and TRL take it
 
 # Words that say nothing of what an aspect is about. "User" stands in many titles and in none alone.
 _LISTED = """
@@ -87,11 +83,10 @@ def _begins_with_introduction(lines: list[str]) -> bool:
     if _INTRODUCES.search(_plan_title(lines[0])) is not None:
         return True
     form = _line_form(lines[0])
-    others = [(_line_form(line), line) for line in lines[1:] if _plan_title(line)]
-    if not others or (form, True) in [(other, _ends_in_colon(line)) for other, line in others]:
+    others = [(_line_form(line), _ends_in_colon(line)) for line in lines[1:] if _plan_title(line)]
+    if not others or (form, True) in others:
         return False  # the only title, or one of several that are written alike
-    following = others[0][0]
-    return (following == "item" and form != "item") or (following == "plain" and form == "heading")
+    return (form, others[0][0]) in [("plain", "item"), ("heading", "item"), ("heading", "plain")]
 
 
 def _ends_in_colon(line: str) -> bool:
@@ -150,12 +145,10 @@ def target_settings(lead_in: str | None) -> dict[str, Any]:
 
 def plans_by_key(plans: dict[str, list[dict[str, Any]]], lead_in: str | None) -> dict[tuple[str, int], dict[str, Any]]:
     """The content of a file of plans, as a journal would hold it."""
+    numbered = {(question_id, i): plan for question_id, samples in plans.items() for i, plan in enumerate(samples)}
     return {
-        (question_id, i): given_plan(
-            plan["aspects"] or [], plan.get("reason") or "an empty plan", lead_in, plan.get("raw")
-        )
-        for question_id, samples in plans.items()
-        for i, plan in enumerate(samples)
+        key: given_plan(plan["aspects"] or [], plan.get("reason") or "an empty plan", lead_in, plan.get("raw"))
+        for key, plan in numbered.items()
     }
 
 
@@ -218,10 +211,9 @@ def share_words(a: str, b: str, threshold: float = WORDS_THRESHOLD) -> bool:
 
 
 def coverage(wanted: Sequence[str], given: Sequence[str], matches: Callable[[str, str], bool]) -> float:
-    """Share of the `wanted` titles that match any of the `given`: 0 to 1.
+    """Share of the `wanted` titles that match any of the `given`, 0 to 1; one may match several, of none it is 0.
 
-    With the gold titles wanted it is a plan's recall, with the planned ones wanted its precision. One title may match
-    several. Nothing wanted is 0: an empty plan has no precision to speak of.
+    With the gold titles wanted it is a plan's recall, with the planned ones wanted its precision.
     """
     if not wanted:
         return 0.0

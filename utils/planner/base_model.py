@@ -41,9 +41,7 @@ def device_name(count: int) -> str:
 
 
 def choose_attention(wanted: str, bf16: bool, model_addr: str, source: dict[str, Any]) -> str:
-    """The attention to load the model with, in bfloat16 or float32; FlashAttention 2 computes in 16 bits only.
-
-    "auto" takes none that leaves out a part of the model, and says where it has to take eager for that.
+    """The attention to load a model with; "auto" takes none that leaves out a part of it, and says where that is eager.
 
     Raises:
         UserError: FlashAttention 2 is asked for, and not there or not for this type; or what is asked for would leave
@@ -54,7 +52,7 @@ def choose_attention(wanted: str, bf16: bool, model_addr: str, source: dict[str,
         raise UserError("--attn_implementation flash_attention_2: flash-attn is not installed, or there is no GPU")
     if wanted == "flash_attention_2" and not bf16:
         raise UserError("--attn_implementation flash_attention_2: takes no fp32, and this device has no bf16")
-    unfit = unfit_attention(AutoConfig.from_pretrained(model_addr, trust_remote_code=False, **source))
+    unfit = unfit_attention(AutoConfig.from_pretrained(model_addr, **source))
     if wanted in unfit:
         raise UserError(f"--attn_implementation {wanted}: {model_addr}: {unfit[wanted]}; give auto")
     if wanted != "auto":
@@ -91,12 +89,7 @@ def unfit_attention(config: Any) -> dict[str, str]:
 def load_base(model_addr: str, source: dict[str, Any], dtype: torch.dtype, attention: str) -> Any:
     try:
         return AutoModelForCausalLM.from_pretrained(
-            model_addr,
-            dtype=dtype,
-            attn_implementation=attention,
-            use_safetensors=True,
-            trust_remote_code=False,
-            **source,
+            model_addr, dtype=dtype, attn_implementation=attention, use_safetensors=True, **source
         )
     except (OSError, ValueError) as error:
         raise UserError(f"{model_addr}: cannot be loaded: {str(error).strip().splitlines()[0]}") from error

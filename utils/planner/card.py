@@ -24,15 +24,13 @@ def make_card(planner: str, manifest: dict[str, Any], log: list[dict[str, Any]])
 
     Args:
         planner: the adapter, as seen from the card's folder: "" for the folder itself.
-        manifest: as it lies beside the adapter, with step, best_step and best_loss.
-        log: what was logged up to this step.
+        manifest: as it lies beside the adapter.
     """
     arguments, fingerprint, versions = (manifest[name] for name in ("arguments", "fingerprint", "versions"))
     model, identity, commit = arguments["model_addr"], fingerprint["model"], manifest["git_commit"]
     on_hub = None if is_folder(model) else model  # a folder has no name there
-    front_matter = ModelCardData(
-        base_model=on_hub, library_name="peft", pipeline_tag="text-generation", tags=["lora", "personalization"]
-    )
+    tags = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": ["lora", "personalization"]}
+    front_matter = ModelCardData(base_model=on_hub, **tags)
     if on_hub:
         base = f"{code(model)} (commit {code(identity.rpartition('@')[2])})"
     else:
@@ -46,6 +44,7 @@ def make_card(planner: str, manifest: dict[str, Any], log: list[dict[str, Any]])
         if arguments[flag]
     ]
     settings = {name: fingerprint[name] for name in SETTINGS if fingerprint.get(name) is not None}
+    settings |= {name: " ".join(value) for name, value in settings.items() if isinstance(value, list)}
     parts = [
         f"---\n{front_matter.to_yaml().strip()}\n---",
         "# A planner for personalized question answering",
@@ -57,7 +56,7 @@ def make_card(planner: str, manifest: dict[str, Any], log: list[dict[str, Any]])
         "## How it was trained",
         f"Up to step {manifest['step']}, with train_planner.py on {manifest['device']}: {', '.join(made_with)}.",
         "\n".join(data),
-        "\n".join(f"- {name}: {code(in_words(value))}" for name, value in settings.items()),
+        "\n".join(f"- {name}: {code(value)}" for name, value in settings.items()),
         "## Scores on the validation data",
         describe_scores(log, manifest["best_step"]),
     ]
@@ -89,13 +88,9 @@ def describe_scores(log: list[dict[str, Any]], best_step: int | None) -> str:
     return "\n".join(rows)
 
 
-def in_words(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def code(text: str) -> str:
-    """A code span, in which nothing is markup whatever the text holds."""
-    text = " ".join(text.split())
+def code(value: Any) -> str:
+    """A code span, in which nothing is markup whatever the value's text holds."""
+    text = " ".join(str(value).split())
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     space = " " if "`" in text else ""
     return f"{fence}{space}{text}{space}{fence}"

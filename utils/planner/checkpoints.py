@@ -20,18 +20,12 @@ from utils.files.writing import check_writable, replace_link, staged_path
 
 @dataclass(frozen=True)
 class Run:
-    """The folder of a run, as `open_run` found it.
-
-    Attributes:
-        checkpoint: the last whole one, to go on from; None to begin.
-        lock: held by the first of several processes; None in the others.
-        replaced: checkpoints of an earlier run, to be deleted when this one begins.
-    """
+    """The folder of a run, as `open_run` found it."""
 
     folder: Path
-    checkpoint: Path | None
-    lock: Lock | None
-    replaced: list[Path]
+    checkpoint: Path | None  # the last whole one, to go on from; None to begin
+    lock: Lock | None  # held by the first of several processes; None in the others
+    replaced: list[Path]  # checkpoints of an earlier run, to be deleted when this one begins
 
     @property
     def begins_with_evaluation(self) -> bool:

@@ -3,26 +3,18 @@
 from array import array
 from dataclasses import dataclass
 
-from utils.parsing.plans import NO_LOSS
+NO_LOSS = -100  # the label of a token that the planner is not to learn, as torch and TRL take it
 
 
 @dataclass(frozen=True)
 class Example:
-    """One question to learn from.
+    """One question to learn from."""
 
-    Attributes:
-        prompt: token ids of the planner's prompt, up to where it begins to speak.
-        target: token ids of the aspects' titles, one a line, and the end of the turn.
-        aspects: those titles.
-        num_dropped: posts left out so that prompt and target fit.
-        is_cut: the only post was cut at its end.
-    """
-
-    prompt: array
-    target: array
-    aspects: list[str]
-    num_dropped: int
-    is_cut: bool
+    prompt: array  # token ids of the planner's prompt, up to where it begins to speak
+    target: array  # token ids of the aspects' titles, one a line, and the end of the turn
+    aspects: list[str]  # those titles
+    num_dropped: int  # posts left out so that prompt and target fit
+    is_cut: bool  # the only post was cut at its end
 
     @property
     def length(self) -> int:
@@ -32,10 +24,7 @@ class Example:
     @property
     def row(self) -> dict[str, list[int]]:
         """What the trainer takes: the whole prompt is labelled with `NO_LOSS`."""
-        return {
-            "input_ids": [*self.prompt, *self.target],
-            "labels": [NO_LOSS] * len(self.prompt) + list(self.target),
-        }
+        return {"input_ids": [*self.prompt, *self.target], "labels": [NO_LOSS] * len(self.prompt) + list(self.target)}
 
 
 def describe_examples(path: str, examples: list[Example]) -> str:

@@ -24,15 +24,11 @@ class Recorder(TrainerCallback):
 
     training_log.jsonl has every figure, a line a step or evaluation; a resumed run begins it with what its checkpoint
     had logged. A checkpoint without manifest.json is not whole.
-
-    Attributes:
-        manifest: what goes beside every adapter.
-        stopper: is told of every step and checkpoint.
     """
 
     def __init__(self, run: Run, manifest: dict[str, Any]):
-        self.manifest = manifest
-        self.stopper = Stopper()
+        self.manifest = manifest  # what goes beside every adapter
+        self.stopper = Stopper()  # is told of every step and checkpoint
         self._run = run
         self._log: Any = None
         self._progress: Progress | None = None

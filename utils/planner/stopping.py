@@ -22,16 +22,12 @@ class Stopper:
     """Notes the signals that come while it is entered; the training asks for them where it can be gone on from.
 
     A second signal, or no time left after a SIGTERM, ends the process on the spot.
-
-    Attributes:
-        asked: a signal came.
-        step: the last finished step.
-        saved: the step of the checkpoint that a next run goes on from; 0 for none.
     """
 
     def __init__(self) -> None:
-        self.asked = False
-        self.step = self.saved = 0
+        self.asked = False  # a signal came
+        self.step = 0  # the last finished one
+        self.saved = 0  # the step of the checkpoint that a next run goes on from; 0 for none
         self._first = 0.0
         self._at_once = False
 

@@ -10,8 +10,7 @@ def find_lead_in(
 ) -> str | None:
     """What plans begin with: as the planner's checkpoint remembers it, or a run that planned; else by the flag.
 
-    Raises:
-        UserError: the flag says otherwise than what is remembered, or needs a prompt that has a lead-in.
+    UserError where the flag says otherwise than what is remembered, or needs a prompt that has a lead-in.
     """
     source = planner_model or plans_addr
     manifest = None

@@ -28,10 +28,10 @@ from utils.cli.progress import announce
 from utils.files.writing import naming
 from utils.generation.chat import LocalChat
 from utils.parsing import Parsed
-from utils.parsing.plans import NO_LOSS, coverage, plan_parser, share_words
+from utils.parsing.plans import coverage, plan_parser, share_words
 from utils.planner import base_model
 from utils.planner.checkpoints import Run
-from utils.planner.examples import Example
+from utils.planner.examples import NO_LOSS, Example
 from utils.planner.recorder import Recorder
 
 PLAN_TOKENS = 256  # a plan may have in an evaluation: three times what one takes, for an untrained model never ends
@@ -51,8 +51,7 @@ def train(
     """Train from the base model, or on from the run's checkpoint, up to --max_steps.
 
     Args:
-        args: train_planner.py's flags.
-        source: revision and cache of the base model.
+        source: of the base model, as `pinned_source` gives it.
         validation: where there is none, nothing is evaluated.
         manifest: what goes beside every adapter.
         lead_in: what the targets begin with (utils/parsing/plans).
@@ -63,8 +62,7 @@ def train(
     base_model.quiet_libraries()
     bf16 = base_model.has_bf16()
     attention = base_model.choose_attention(args.attn_implementation, bf16, args.model_addr, source)
-    dtype = torch.bfloat16 if bf16 else torch.float32
-    model = base_model.load_base(args.model_addr, source, dtype, attention)
+    model = base_model.load_base(args.model_addr, source, torch.bfloat16 if bf16 else torch.float32, attention)
     recorder = Recorder(run, manifest)
     config = make_config(args, bf16, bool(validation), run.begins_with_evaluation)
     trainer = PlannerTrainer(args, model, config, chat, examples, validation, recorder, plan_parser(lead_in))
@@ -80,11 +78,11 @@ def train(
             flush=True,
         )
     with recorder.stopper:
-        trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
+        trainer.train(resume_from_checkpoint=run.checkpoint and str(run.checkpoint))
     return {"steps": trainer.state.global_step, **recorder.best(trainer.state)}
 
 
-def make_config(args: Namespace, bf16: bool, evaluate: bool, evaluate_first: bool) -> SFTConfig:
+def make_config(args: Namespace, bf16: bool, evaluates: bool, evaluates_first: bool) -> SFTConfig:
     same = (
         "output_dir per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing learning_rate "
         "weight_decay warmup_steps max_steps seed save_steps"
@@ -97,9 +95,9 @@ def make_config(args: Namespace, bf16: bool, evaluate: bool, evaluate_first: boo
         bf16=bf16,
         use_cpu=not torch.cuda.is_available(),
         data_seed=args.seed,
-        eval_strategy="steps" if evaluate else "no",
-        eval_steps=args.eval_steps if evaluate else None,
-        eval_on_start=evaluate and evaluate_first,
+        eval_strategy="steps" if evaluates else "no",
+        eval_steps=args.eval_steps if evaluates else None,
+        eval_on_start=evaluates and evaluates_first,
         ddp_find_unused_parameters=False,
         logging_steps=1,
         report_to="none",
@@ -115,11 +113,10 @@ class ByLengthInSteps(SeedableRandomSampler):
 
     So its batches need little padding, and those that several processes compute at the same time are of similar length:
     accelerate deals them out in turn, and after each batch all wait for the slowest. The step learns from the same
-    sequences whatever its batches are, but for those that fill up an epoch.
+    sequences whatever its batches are.
 
-    Args:
-        at_once: an epoch is filled up to a multiple of it with the first sequences of its random order. Accelerate does
-            so for several processes, but would take the first of this order, the longest of its first step.
+    An epoch is filled up to a multiple of `at_once` with the first sequences of its random order. Accelerate does so
+    for several processes, but would take the first of this order, the longest of its first step.
     """
 
     def __init__(self, lengths: list[int], step_size: int, seed: int, at_once: int = 1):
@@ -165,8 +162,7 @@ class PlannerTrainer(SFTTrainer):
         self._chat, self._max_seq_length, self._parse = chat, flags.max_seq_length, parse
         self._stopper = recorder.stopper
         self._random = [torch, torch.cuda] if torch.cuda.is_available() else [torch]  # which dropout draws from
-        self._lengths = [example.length for example in examples]
-        self._validation = validation
+        self._lengths, self._validation = [example.length for example in examples], validation
         self._sample = random.Random(flags.seed).sample(validation, min(flags.eval_generate, len(validation)))
 
     def get_train_dataloader(self) -> DataLoader:
@@ -176,11 +172,10 @@ class PlannerTrainer(SFTTrainer):
         return loader
 
     def _steps_by_length(self) -> ByLengthInSteps:
-        num_processes = self.accelerator.num_processes
-        at_once = self.args.per_device_train_batch_size * num_processes
+        at_once = self.args.per_device_train_batch_size * self.accelerator.num_processes
         step_size = at_once * self.args.gradient_accumulation_steps
-        # The last batch of a single process is smaller instead.
-        return ByLengthInSteps(self._lengths, step_size, self.args.seed, at_once if num_processes > 1 else 1)
+        fill_up = at_once if self.accelerator.num_processes > 1 else 1  # else its last batch is smaller
+        return ByLengthInSteps(self._lengths, step_size, self.args.seed, fill_up)
 
     def padding_share(self) -> float:
         """Of the tokens in the first epoch's batches, those that are padding."""
@@ -272,10 +267,7 @@ class PlannerTrainer(SFTTrainer):
         return loss / num_targets
 
     def _plan_figures(self) -> dict[str, float]:
-        """Aspect recall of greedy plans for the sample: mean share of gold titles that a planned one matches.
-
-        They match by shared words (utils/parsing/plans.share_words).
-        """
+        """Aspect recall of the sample's greedy plans: mean share of gold titles that share words with a planned one."""
         if not self._sample:
             return {}
 
@@ -299,10 +291,9 @@ class PlannerTrainer(SFTTrainer):
 
     def _mine(self, examples: list[Example]) -> list[Example]:
         """This process's share: by length, so that all are done at about the same time."""
-        index, num_processes = self.accelerator.process_index, self.accelerator.num_processes
-        if num_processes > 1:
+        if self.accelerator.num_processes > 1:
             examples = sorted(examples, key=lambda example: -example.length)
-        return examples[index::num_processes]
+        return examples[self.accelerator.process_index :: self.accelerator.num_processes]
 
     def _generate(self, example: Example) -> tuple[str, bool]:
         """The greedy plan for a question, and whether it was cut."""
@@ -315,9 +306,10 @@ class PlannerTrainer(SFTTrainer):
             pad_token_id=self._chat.tokenizer.pad_token_id,
             use_cache=True,
         )
-        mask = torch.ones_like(prompt)
         with self.accelerator.autocast():
-            output = self.model.generate(input_ids=prompt, attention_mask=mask, generation_config=config)
+            output = self.model.generate(
+                input_ids=prompt, attention_mask=torch.ones_like(prompt), generation_config=config
+            )
         plan = output[0, prompt.shape[1] :]
         is_cut = plan[-1] != self._chat.end_of_turn
         return self._chat.tokenizer.decode(plan, skip_special_tokens=True), bool(is_cut)

@@ -31,17 +31,9 @@ STEP_NEEDS: dict[str, tuple[str, ...]] = {
 
 
 def read_dataset(path: str | Path, needs: Iterable[str] = ()) -> list[Record]:
-    """Read a dataset and check id and question of every record, and what is needed of it.
+    """The records of a dataset in file order, ids as strings, each checked for id, question and what is needed of it.
 
-    Args:
-        path: a JSON array, or JSON Lines where the name ends in .jsonl.
-        needs: what the script goes on to use, as `Task.check` takes it.
-
-    Returns:
-        The records in file order, ids as strings.
-
-    Raises:
-        UserError: naming the file, the record and the field.
+    `needs` is what the script goes on to use, as `Task.check` takes it. A UserError names file, record and field.
     """
     path = Path(path)
     announce_file("reading", path)
@@ -63,11 +55,7 @@ def read_dataset(path: str | Path, needs: Iterable[str] = ()) -> list[Record]:
 
 
 def check_record(record: Any, where: str, needs: Iterable[str]) -> None:
-    """Check one record of a dataset as `read_dataset` does, and make its id a string.
-
-    Args:
-        where: what an error begins with.
-    """
+    """Check one record as `read_dataset` does, and make its id a string; an error begins with `where`."""
     if not isinstance(record, dict):
         raise UserError(f"{where}: {kind(record)} where a question object belongs")
     record["id"] = check_id(record.get("id"), where)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,7 @@ from typing import Any
 from utils.benchmarks.task import Metric, Record
 from utils.cli import UserError
 from utils.files.fingerprints import differences
-from utils.files.journal import Journal, Key
-from utils.files.journal_lines import read_all_pieces
+from utils.files.journal_lines import Key, read_header, read_lines
 from utils.files.manifest import manifest_of
 from utils.files.outputs import OutputFile, is_failed
 from utils.files.writing import check_could_write
@@ -30,35 +29,15 @@ MADE_FROM = ("inputs", "responses")  # of a score file's fingerprint what doesn'
 
 @dataclass
 class System:
-    """What is judged together: one response file, or the two of a pairwise comparison; and where its scores go.
-
-    Attributes:
-        response_addrs, responses: the response files, and what each holds.
-        questions: those that are to be judged, in the dataset's order; each has a response in each file.
-        belongs: what each verdict has to belong to, as `what_of` says it; of every question that has a response.
-        output: the score file, whose pieces are the verdicts.
-        pending: verdicts still to be asked for.
-    """
+    """What is judged together: one response file, or the two of a pairwise comparison; and where its scores go."""
 
     response_addrs: list[str]
-    responses: list[dict[str, list[dict[str, Any]]]]
-    questions: list[Record]
+    responses: list[dict[str, list[dict[str, Any]]]]  # what each of these files holds
+    questions: list[Record]  # to be judged, in the dataset's order; each has a response in each file
     metric: Metric
-    belongs: dict[Key, str]
-    output: OutputFile
-    pending: set[Key]
-
-    @property
-    def score_addr(self) -> str:
-        return self.output.path
-
-    @property
-    def journal(self) -> Journal | None:
-        return self.output.journal
-
-    @property
-    def fingerprint(self) -> dict[str, Any]:
-        return self.output.fingerprint
+    belongs: dict[Key, str]  # `what_of` each verdict has to be, of every question that has a response
+    output: OutputFile  # the score file, whose pieces are the verdicts
+    pending: set[Key]  # verdicts still to be asked for
 
 
 def answers_to(responses: list[dict[str, list[dict[str, Any]]]], question_id: str) -> list[str | None]:
@@ -100,13 +79,13 @@ def counts(key: Key, verdict: Verdict, begun_with: dict[str, Any], system: Syste
     if is_outdated(verdict) or key not in system.belongs:
         return False
     if what_of(verdict) is None:
-        return not differences(begun_with, system.fingerprint)
+        return not differences(begun_with, system.output.fingerprint)
     return what_of(verdict) == system.belongs[key]
 
 
 def drop_others(system: System) -> None:
     """Verdicts in a system's journal on other questions, aspects or answers than it has now no longer count."""
-    journal = system.journal
+    journal = system.output.journal
     journal.drop([key for key, one in journal.entries.items() if not counts(key, one, journal.begun_with, system)])
 
 
@@ -115,16 +94,16 @@ def refuse_other_responses(system: System) -> None:
 
     Or it cannot be written.
     """
+    path, fingerprint = system.output.path, system.output.fingerprint
     if system.output.overwrite:
         return
-    path = Path(system.score_addr)
-    check_could_write(path)
-    manifest = manifest_of(path) if path.is_file() else None
-    if manifest is None or differences(manifest["fingerprint"], system.fingerprint, MADE_FROM):
+    check_could_write(Path(path))
+    manifest = manifest_of(path) if Path(path).is_file() else None
+    if manifest is None or differences(manifest["fingerprint"], fingerprint, MADE_FROM):
         return  # opening it tells
-    if not (differing := differences(manifest["fingerprint"], system.fingerprint, ("inputs",))):
+    if not (differing := differences(manifest["fingerprint"], fingerprint, ("inputs",))):
         return
-    judged = _judged_files(manifest, system.score_addr)
+    judged = _judged_files(manifest, path)
     if judged is None:
         problem = f"was made with other settings: {differing}"
     elif [*map(os.path.realpath, judged)] != [*map(os.path.realpath, system.response_addrs)]:
@@ -151,7 +130,7 @@ def take_over(systems: list[System]) -> None:
     A verdict that the judge failed to give is none. The tokens of what another score file paid for are not counted
     again.
     """
-    folders = {Path(system.score_addr).parent for system in systems if system.pending}
+    folders = {Path(system.output.path).parent for system in systems if system.pending}
     for path in sorted(path for folder in folders for path in folder.glob("*.journal.jsonl") if path.is_file()):
         try:
             found = _find_verdicts(path, systems)
@@ -160,38 +139,29 @@ def take_over(systems: list[System]) -> None:
             continue
         for number, verdicts in found.items():
             system = systems[number]
-            if path != system.journal.path:
-                kept = {key: _without_tokens(one) for key, one in verdicts.items()}
-                verdicts = {key: {**one, "taken_from": path.name} for key, one in kept.items()}
             for key, verdict in verdicts.items():
-                system.journal.add(key, verdict)
+                if path != system.output.journal.path:
+                    verdict = {name: value for name, value in verdict.items() if name not in TOKEN_COUNTS}
+                    verdict["taken_from"] = path.name
+                system.output.journal.add(key, verdict)
             system.pending -= verdicts.keys()
-            print(f"note: {system.score_addr}: {len(verdicts)} verdicts are in {path} already", file=sys.stderr)
+            print(f"note: {system.output.path}: {len(verdicts)} verdicts are in {path} already", file=sys.stderr)
 
 
 def _find_verdicts(path: Path, systems: list[System]) -> dict[int, dict[Key, Verdict]]:
-    """Of a journal the verdicts that systems, by their number, lack."""
-    begun_with: dict[str, Any] = {}
-    alike: dict[int, System] = {}
-
-    def is_wanted(fingerprint: dict[str, Any]) -> bool:
-        begun_with.update(fingerprint)
-        for number, system in enumerate(systems):
-            if system.pending and not differences(fingerprint, system.fingerprint, MADE_FROM):
-                alike[number] = system
-        return bool(alike)
-
+    """Of a journal the verdicts that systems, by their number, lack; also what was replaced or no longer counts."""
     found: dict[int, dict[Key, Verdict]] = {}
-    for key, verdict in read_all_pieces(path, is_wanted):
-        for number, system in alike.items():
-            if key in system.pending and not is_failed(verdict) and counts(key, verdict, begun_with, system):
-                found.setdefault(number, {})[key] = {**verdict, "of": system.belongs[key]}
+    with open(path, "rb") as file:
+        header, header_sum = read_header(file, path)
+        begun_with = header["fingerprint"] if header else {}
+        alike = {
+            number: system
+            for number, system in enumerate(systems)
+            if header and system.pending and not differences(begun_with, system.output.fingerprint, MADE_FROM)
+        }
+        for line, _ in read_lines(file, path, header_sum) if alike else ():
+            key, verdict = tuple(line.get("key", ())), line.get("value")
+            for number, system in alike.items():
+                if key in system.pending and not is_failed(verdict) and counts(key, verdict, begun_with, system):
+                    found.setdefault(number, {})[key] = {**verdict, "of": system.belongs[key]}
     return found
-
-
-def _without_tokens(verdict: Verdict) -> Verdict:
-    return {name: value for name, value in verdict.items() if name not in TOKEN_COUNTS}
-
-
-def count_taken_over(verdicts: Collection[Verdict]) -> int:
-    return sum("taken_from" in verdict for verdict in verdicts)

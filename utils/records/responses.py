@@ -4,7 +4,7 @@ A response file is `{question id: [{"output": text or null, ...}, ...]}`, a file
 `{question id: [{"aspects": [title, ...] or null, ...}, ...]}`. Fields we don't know are kept.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,11 @@ def collect_responses(
 def count_responses(responses: dict[str, list[dict[str, Any]]]) -> dict[str, int]:
     """What became of the answers, for the manifest and the last line a script prints."""
     outputs = [output for outputs in responses.values() for output in outputs]
+    missing = sum(output["output"] is None for output in outputs)
     return {
         "questions": len(responses),
-        "answers": sum(output["output"] is not None for output in outputs),
-        "without an answer": sum(output["output"] is None for output in outputs),
+        "answers": len(outputs) - missing,
+        "without an answer": missing,
         "repaired": sum(output.get("parsed") == "repaired" for output in outputs),
         "truncated": sum(output.get("truncated", False) for output in outputs),
         "posts left out for length": sum(output.get("num_contexts_dropped", 0) for output in outputs),
@@ -46,47 +47,43 @@ def count_responses(responses: dict[str, list[dict[str, Any]]]) -> dict[str, int
 
 def read_responses(path: str | Path) -> dict[str, list[dict[str, Any]]]:
     """Read a response file; UserError unless every question has at least one object with an `output`."""
-    responses = _read_samples(path, "response", "output", "...")
-    for where, response in _each(responses, path, "response"):
-        output = response["output"]
+
+    def check(output: Any, where: str) -> None:
         if output is not None and not (isinstance(output, str) and is_unicode(output)):
             raise UserError(f"{where}: 'output' is {kind(output)}, not a text")
-    return responses
+
+    return _read_samples(path, "response", "output", "...", check)
 
 
 def read_plans(path: str | Path) -> dict[str, list[dict[str, Any]]]:
     """Read a file of plans; UserError unless every question has at least one, with a list of titles or null."""
-    plans = _read_samples(path, "plan", "aspects", "[...]")
-    for where, plan in _each(plans, path, "plan"):
-        aspects = plan["aspects"]
+
+    def check(aspects: Any, where: str) -> None:
         if aspects is not None and not isinstance(aspects, list):
             raise UserError(f"{where}: 'aspects' is {kind(aspects)}, not a list of titles")
         for title in aspects or []:
             if not isinstance(title, str) or not title.strip() or not is_unicode(title):
                 raise UserError(f"{where}: 'aspects' holds {kind(title)} for a title")
-    return plans
+
+    return _read_samples(path, "plan", "aspects", "[...]", check)
 
 
-def _read_samples(path: str | Path, noun: str, field: str, value: str) -> dict[str, list[dict[str, Any]]]:
-    """A file `{question id: [{field: value}, ...]}` with at least one object a question."""
+def _read_samples(
+    path: str | Path, noun: str, field: str, value: str, check: Callable[[Any, str], None]
+) -> dict[str, list[dict[str, Any]]]:
+    """A file `{question id: [{field: value}, ...]}` with at least one object a question; `check` is of the values."""
     samples = read_json(path)
     if not isinstance(samples, dict):
         raise UserError(f"{path}: holds {kind(samples)}; {noun}s are an object {{question id: [{{{field}}}]}}")
     for question_id, its_samples in samples.items():
+        where = f"{path}: id {quote(question_id)}"
         if not isinstance(its_samples, list) or not its_samples:
-            found = kind(its_samples)
-            raise UserError(f'{path}: id {quote(question_id)}: {found} where [{{"{field}": {value}}}] belongs')
-    for where, sample in _each(samples, path, noun):
-        if not isinstance(sample, dict) or field not in sample:
-            raise UserError(f"{where} has no field {field!r}")
-    return samples
-
-
-def _each(samples: dict[str, list[Any]], path: str | Path, noun: str) -> Iterator[tuple[str, Any]]:
-    """Every sample, with the words that name its place."""
-    for question_id, its_samples in samples.items():
+            raise UserError(f'{where}: {kind(its_samples)} where [{{"{field}": {value}}}] belongs')
         for number, sample in enumerate(its_samples):
-            yield f"{path}: id {quote(question_id)}: {noun} {number}", sample
+            if not isinstance(sample, dict) or field not in sample:
+                raise UserError(f"{where}: {noun} {number} has no field {field!r}")
+            check(sample[field], f"{where}: {noun} {number}")
+    return samples
 
 
 def match_responses(
@@ -98,10 +95,8 @@ def match_responses(
 ) -> list[dict[str, Any]]:
     """Those of `questions` that have a response.
 
-    Raises:
-        UserError: a question has no response, or a response belongs to no question of the dataset; names the
-            first five on each side and the remedy. With `allow_partial`, questions without a response are left
-            out; foreign ids are still refused.
+    UserError where a question has no response, or a response belongs to no question of the dataset: it names the first
+    five on each side and the remedy. With `allow_partial` only the second is refused.
     """
     known = set(dataset_ids)
     missing = [question["id"] for question in questions if question["id"] not in responses]

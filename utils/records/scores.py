@@ -63,15 +63,12 @@ def metric_of(task: Task, scores: Scores) -> tuple[str, Metric | None]:
 def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = False) -> Scores:
     """Read a score file; UserError unless every question has the score, or the result, that its verdicts give.
 
-    A file of before missing answers counted 0 is refused, and one without questions.
+    A file of before missing answers counted 0 is refused, and one without questions. `task` and `strategy` are always
+    there, and so is the group of every entry: those of before they told it have it from what they tell.
 
     Args:
         pairs: take a comparison of two systems too, whose questions have a result instead of a score.
         unscored_as_zero: give a question that lacks a verdict the score that it has if this counts 0.
-
-    Returns:
-        Its content. `task` and `strategy` are always there, and so is the group of every entry: those of before they
-        told it have it from what they tell.
     """
     scores = read_json(path)
     if not isinstance(scores, dict) or not isinstance(scores.get("per_question_scores"), list):
@@ -126,19 +123,18 @@ def _check_entry(metric: Metric, entry: Record, where: str) -> None:
         expected = metric.score_of(details if isinstance(details, list) else [None], False)
     except ValueError as error:
         raise UserError(f"{where}: {error}") from None
-    if not _same_score(entry.get("score"), expected):
+    score = entry.get("score")
+    if score is None or expected is None:
+        is_right = score is expected
+    else:
+        is_right = type(score) in (int, float) and math.isclose(score, expected, abs_tol=1e-9)
+    if not is_right:
         its = f"{metric.unit}s give" if metric.parts else "level is"
-        raise UserError(f"{where}: its score is {quote(entry.get('score'))}, but its {its} {expected}")
+        raise UserError(f"{where}: its score is {quote(score)}, but its {its} {expected}")
     if type(answered) is not bool:
         raise UserError(f"{where}: field 'answered' is {kind(answered)}; it must be true or false")
-    if not answered and entry["score"] and not metric.lower_is_better:
-        raise UserError(f"{where}: its score is {quote(entry['score'])} without an answer, which is 0")
-
-
-def _same_score(score: Any, expected: float | None) -> bool:
-    if score is None or expected is None:
-        return score is expected
-    return type(score) in (int, float) and math.isclose(score, expected, abs_tol=1e-9)
+    if not answered and score and not metric.lower_is_better:
+        raise UserError(f"{where}: its score is {quote(score)} without an answer, which is 0")
 
 
 def _check_result(entry: Record, where: str) -> None:

@@ -1,7 +1,6 @@
 """Datasets read a record at a time: a file of a gigabyte takes no more memory than its largest record.
 
-`read_dataset` in utils/records/datasets.py is the other reader: it holds the whole file,
-and says what is wrong with one.
+`read_dataset` in utils/records/datasets.py is the other reader: it holds the whole file, and says what is wrong.
 """
 
 import codecs
@@ -22,30 +21,23 @@ CHUNK = 1 << 20  # bytes read at a time
 
 
 class DatasetFile:
-    """The questions of a dataset on disk, each read when it is asked for by its number.
-
-    Attributes:
-        ids: of the questions, in file order; filled by `scan`.
-        task: their benchmark; likewise.
-    """
+    """The questions of a dataset on disk, each read when it is asked for by its number."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self.ids: list[str] = []
-        self.task: Task | None = None
+        self.ids: list[str] = []  # of the questions, in file order; filled by `scan`
+        self.task: Task | None = None  # their benchmark; likewise
         self._places: list[tuple[int, int]] = []  # offset and length in bytes of each record
 
     def scan(self, needs: Iterable[str] = ()) -> Iterator[Record]:
-        """Every record, checked as `read_dataset` checks it; afterwards each can be read again by its number.
-
-        Raises:
-            UserError: as `read_dataset`.
-        """
+        """Every record, checked as `read_dataset` checks it; afterwards each can be read again by its number."""
         self.ids, self._places = [], []
         seen = set()
         announce_file("reading", self.path)
         try:
-            with open_regular(self.path) as file:
+            if not self.path.is_file():  # nor is a pipe waited for
+                raise FileNotFoundError(self.path)
+            with open(self.path, "rb") as file:
                 for record, *place in stream_places(file, self.path.suffix):
                     check_record(record, str(self.path), needs)
                     if record["id"] in seen:
@@ -81,21 +73,10 @@ class DatasetFile:
         return record
 
 
-def open_regular(path: Path) -> IO[bytes]:
-    """Open a file for reading; OSError where it is a folder, or a pipe, which would be waited for."""
-    if not path.is_file():
-        raise FileNotFoundError(path)
-    return path.open("rb")
-
-
 def stream_places(file: IO[bytes], suffix: str) -> Iterator[tuple[Any, int, int]]:
     """Each record of a dataset, with the offset and the length, in bytes, of where it stands.
 
-    Args:
-        suffix: of the file's name; ".jsonl" are JSON Lines, all else is a JSON array.
-
-    Raises:
-        ValueError, RecursionError: the file is neither.
+    A file of the suffix ".jsonl" is JSON Lines, all else a JSON array; ValueError or RecursionError where it is not.
     """
     offset = len(codecs.BOM_UTF8) if file.read(3) == codecs.BOM_UTF8 else 0
     file.seek(offset)

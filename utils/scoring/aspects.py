@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from utils.scoring.direct import summarize_scores
 from utils.scoring.means import mean
 from utils.scoring.verdicts import Verdict, is_answered, origin, score
 
@@ -41,39 +42,15 @@ def entry(titles: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
-    """The `question_score` that an entry's details give, None for a question without aspects.
-
-    Raises:
-        ValueError: they are no scored aspects.
-    """
+    """The `question_score` that an entry's details give, None for a question without aspects; ValueError for others."""
     if not all(isinstance(one, dict) and "score" in one and isinstance(one.get("aspect"), str) for one in details):
         raise ValueError("field 'details' is not a list of scored aspects")
     return question_score([one["score"] for one in details], unscored_as_zero) if details else None
 
 
 def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
-    """The head of a score file.
-
-    Args:
-        per_question: `{"id", "answered", "score", "details": [{"aspect", "score", ...}]}` a question; "score" is its
-            `question_score`. A question without details is named in the result and counts nowhere else.
-
-    Returns:
-        score: mean over the questions that have a score, None where there is none.
-        num_questions, num_scored_questions: questions with aspects, and those of them that have a score.
-        num_unanswered: questions without an answer, which score 0.
-        num_unscored: aspects without a verdict.
-        score_unscored_as_zero: mean over all num_questions, missing verdicts counting 0.
-        questions_without_aspects: their ids.
-    """
+    """The head of a score file: `direct.summarize_scores` of the questions with aspects, and the ids of the others."""
     asked = [question for question in per_question if question["details"]]
-    scores = [question["score"] for question in asked if question["score"] is not None]
-    return {
-        "score": mean(scores),
-        "num_questions": len(asked),
-        "num_scored_questions": len(scores),
-        "num_unanswered": sum(not question["answered"] for question in asked),
-        "num_unscored": sum(detail["score"] is None for question in asked for detail in question["details"]),
-        "score_unscored_as_zero": mean([score_of(question["details"], True) for question in asked]),
-        "questions_without_aspects": [q["id"] for q in per_question if not q["details"]],
-    }
+    as_zero = mean([score_of(question["details"], True) for question in asked])
+    without = [question["id"] for question in per_question if not question["details"]]
+    return {**summarize_scores(asked), "score_unscored_as_zero": as_zero, "questions_without_aspects": without}

@@ -14,11 +14,7 @@ def entry(verdict: Verdict) -> dict[str, Any]:
 
 
 def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
-    """The level that an entry's details hold.
-
-    Raises:
-        ValueError: they hold none.
-    """
+    """The level that an entry's details hold; ValueError where they hold none."""
     if len(details) != 1 or not isinstance(details[0], dict):
         raise ValueError("field 'details' is not one level of direct scoring")
     level = details[0].get("score")
@@ -28,22 +24,28 @@ def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> f
 
 
 def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
-    """The head of a score file of direct scoring, with the fields of `aspects.summarize`.
-
-    Returns:
-        num_unscored: responses without a level, so num_questions - num_scored_questions.
-    """
+    """The head of a score file of direct scoring."""
     return {"strategy": "direct", **summarize_scores(per_question)}
 
 
 def summarize_scores(per_question: list[dict[str, Any]]) -> dict[str, Any]:
-    """The head of a score file with one number a response."""
+    """The head of a score file.
+
+    Args:
+        per_question: `{"id", "answered", "score", "details": [{"score", ...}]}` a question.
+
+    Returns:
+        score: mean over the questions that have a score, None where there is none.
+        num_unanswered: questions without an answer, which score 0.
+        num_unscored: missing verdicts.
+        score_unscored_as_zero: mean over all num_questions, missing verdicts counting 0.
+    """
     scores = [question["score"] for question in per_question if question["score"] is not None]
     return {
         "score": mean(scores),
         "num_questions": len(per_question),
         "num_scored_questions": len(scores),
         "num_unanswered": sum(not question["answered"] for question in per_question),
-        "num_unscored": len(per_question) - len(scores),
+        "num_unscored": sum(detail["score"] is None for question in per_question for detail in question["details"]),
         "score_unscored_as_zero": mean([question["score"] or 0 for question in per_question]),
     }

@@ -14,10 +14,9 @@ def mean(values: Sequence[float]) -> float | None:
 def scores_by_group(
     per_question: Iterable[dict[str, Any]], groups: Sequence[str | None], pooled: Pooled | None = None
 ) -> dict[str | None, list[Any]]:
-    """The question scores of each group, those that there are, or the values that a pooled score hangs on.
+    """The question scores of each group, of entries of score files, or the values that a pooled score hangs on.
 
-    Args:
-        per_question: entries of score files; every `group` is one of `groups`. One without details counts nowhere.
+    Every `group` is one of `groups`; one without details counts nowhere.
     """
     scores: dict[str | None, list[Any]] = {group: [] for group in groups}
     for question in per_question:

@@ -17,9 +17,7 @@ def entry(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
     Returns:
         answered: of each system, did it answer?
-        result: of the first system, "win" or "loss" where one system is preferred in both orders, "tie" where the
-            preference flips with the order; None unless both orders have a verdict. Where an answer is missing nobody
-            is asked: `result_by_default`.
+        result: of the first system: `pair_result`, where an answer is missing `result_by_default`.
         details: an order each: the system shown first, the number of the response that the judge preferred, and the
             system that this response is of. None where nobody was asked.
     """
@@ -30,8 +28,8 @@ def entry(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     for order, verdict in enumerate(verdicts):
         number = verdict["value"]
         preferred = None if number is None else SYSTEMS[(order + number - 1) % 2]
-        detail = {"shown_first": SYSTEMS[order], "better_response": number, "preferred": preferred}
-        details.append({**detail, **origin(verdict)})
+        shown = {"shown_first": SYSTEMS[order], "better_response": number, "preferred": preferred}
+        details.append(shown | origin(verdict))
     result = pair_result(*(detail["preferred"] for detail in details))
     return {"answered": answered, "result": result, "details": details}
 
@@ -44,7 +42,7 @@ def result_by_default(answered: Sequence[bool]) -> str:
 
 
 def pair_result(one: str | None, other: str | None) -> str | None:
-    """The first system's result from the systems preferred in the two orders, None where one has no verdict."""
+    """The first system's result: a tie where the preference flips with the order, None where one has no verdict."""
     if one is None or other is None:
         return None
     if one != other:

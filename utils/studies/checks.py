@@ -21,7 +21,7 @@ from utils.models.memory import GB
 from utils.records.datasets import STEP_NEEDS, refuse_shared_ids
 from utils.records.stream import DatasetFile
 from utils.studies.plan import Step, data_file
-from utils.studies.state import Pending, parse
+from utils.studies.state import Pending
 from utils.studies.study import Study
 from utils.tables.agreement import read_human
 
@@ -33,12 +33,11 @@ LONG = GB // 2  # bytes of datasets that take a few seconds to read
 def check_study(study: Study, steps: list[Step], pending: list[Pending], is_submitted: bool) -> None:
     """Raise UserError where the steps that are left could not be done; without any only where a file is missing.
 
-    Args:
-        is_submitted: they are to be jobs on a cluster, which fetch no models: those are left to the user.
+    Where they are submitted, as jobs on a cluster, which fetch no models, those are left to the user.
     """
     check_inputs(study, steps)
     for one in pending:
-        check_command(one.step, arguments_of(one), list(one.reasons))
+        check_command(one.step, one.arguments(), list(one.reasons))
     check_datasets(study, steps, pending)
     check_models(study, pending, is_submitted)
 
@@ -56,14 +55,6 @@ def check_inputs(study: Study, steps: list[Step]) -> None:
         raise UserError(text)
 
 
-def metric_of(args: Namespace) -> Metric:
-    return TASK.metrics[args.strategy or next(iter(TASK.metrics))]
-
-
-def arguments_of(one: Pending) -> Namespace:
-    return parse(one.step, list(one.step.outputs))
-
-
 def check_command(step: Step, args: Namespace, outputs: list[str]) -> None:
     """Raise UserError where an output cannot be written, an API's key is missing or none, or a prompt is refused."""
     for output in outputs:  # a planner is a folder; what is next to it goes where it goes
@@ -72,17 +63,19 @@ def check_command(step: Step, args: Namespace, outputs: list[str]) -> None:
         if args.api_key_addr is not None and not Path(args.api_key_addr).is_file():
             raise UserError(f"--api_key_addr {args.api_key_addr}: no such file")
         read_api_key(args.api_key_addr)
-    if getattr(args, "prompts_dir", None) is not None:
-        if step.kind == "judge":
-            load_prompt(metric_of(args).judge.prompt, args.prompts_dir)
-            return
-        names = PROMPTS.get(step_of(step.script, args), ("planner", "planpers", "rag"))
-        prompts = {name: load_prompt(TASK.prompts[name], args.prompts_dir) for name in names}
-        if "planner" in prompts:
-            choose_lead_in(args.planner_target or "paper", prompts["planner"])
+    if getattr(args, "prompts_dir", None) is None:
+        return
+    if step.kind == "judge":
+        load_prompt(metric_of(args).judge.prompt, args.prompts_dir)
+        return
+    names = PROMPTS.get(step_of(step.script, args), ("planner", "planpers", "rag"))
+    prompts = {name: load_prompt(TASK.prompts[name], args.prompts_dir) for name in names}
+    if "planner" in prompts:
+        choose_lead_in(args.planner_target or "paper", prompts["planner"])
 
 
-# Datasets
+def metric_of(args: Namespace) -> Metric:
+    return TASK.metrics[args.strategy or next(iter(TASK.metrics))]
 
 
 def check_datasets(study: Study, steps: list[Step], pending: list[Pending]) -> None:
@@ -90,16 +83,14 @@ def check_datasets(study: Study, steps: list[Step], pending: list[Pending]) -> N
     needs = find_needs(steps, pending)
     splits = [[data_file(study, category, split) for category in study.categories] for split in study.splits]
     tables = [paths for paths in splits if needs.keys() & set(paths)]
-    paths = list(dict.fromkeys([*needs, *(path for table in tables for path in table)]))
+    paths = dict.fromkeys([*needs, *(path for table in tables for path in table)])
     size = sum(Path(path).stat().st_size for path in paths)
     if size > LONG:
         print(f"reading {size / GB:.1f} GB of datasets first, to check them", file=sys.stderr)
     # A file's ids in their order, once its records have what is needed.
-    ids = {
-        path: dict.fromkeys(record["id"] for record in DatasetFile(path).scan(needs.get(path, set()))) for path in paths
-    }
+    ids = {path: [record["id"] for record in DatasetFile(path).scan(needs.get(path, set()))] for path in paths}
     for table in tables:
-        refuse_shared_ids({path: ids[path] for path in table})
+        refuse_shared_ids({path: dict.fromkeys(ids[path]) for path in table})
 
 
 def find_needs(steps: list[Step], pending: list[Pending]) -> dict[str, set[str]]:
@@ -107,15 +98,16 @@ def find_needs(steps: list[Step], pending: list[Pending]) -> dict[str, set[str]]
     rankings = (step for step in steps if step.kind == "rank")
     ranked_from = {output: inputs[0] for step in rankings for output, inputs in step.outputs.items()}
     needs: dict[str, set[str]] = {}
-    for one in (one for one in pending if one.step.kind in KEYS):
-        args = arguments_of(one)
-        its = metric_of(args).needs if one.step.kind == "judge" else STEP_NEEDS[step_of(one.step.script, args)]
+    for step, args in reading(pending):
+        its = metric_of(args).needs if step.kind == "judge" else STEP_NEEDS[step_of(step.script, args)]
         for path in (getattr(args, flag) for flag in DATASETS if flag in args):
             needs.setdefault(ranked_from.get(path, path), set()).update(its)
     return needs
 
 
-# Models
+def reading(pending: list[Pending]) -> Iterator[tuple[Step, Namespace]]:
+    """The steps that read a dataset, with their flags."""
+    return ((one.step, one.arguments()) for one in pending if one.step.kind in KEYS)
 
 
 def check_models(study: Study, pending: list[Pending], is_submitted: bool) -> None:
@@ -135,10 +127,7 @@ def check_models(study: Study, pending: list[Pending], is_submitted: bool) -> No
 
 def models_of(pending: list[Pending]) -> Iterator[tuple[Step, Namespace, str]]:
     """The steps that ask or load a model which is there before the study, with their flags and its name."""
-    for one in (one for one in pending if one.step.kind in KEYS):
-        args = arguments_of(one)
-        if (name := model_of(args)) is not None:
-            yield one.step, args, name
+    return ((step, args, name) for step, args in reading(pending) if (name := model_of(args)) is not None)
 
 
 def check_here(where: str, name: str, args: Namespace) -> None:

@@ -3,9 +3,9 @@
 import os
 import shlex
 import subprocess
-from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 from utils.cli import UserError
 from utils.files.manifest import without_password
@@ -14,27 +14,22 @@ from utils.studies.checks import models_of
 from utils.studies.state import Pending, state_of
 from utils.studies.study import Study
 
-_ANSWER = {"MODEL": "--model_addr", "INPUTS": "--inputs_addr", "OUTPUT": "--output_addr"}
+_INPUTS, _OUTPUT = {"INPUTS": "--inputs_addr"}, {"OUTPUT": "--output_addr"}
+_ANSWER = {"MODEL": "--model_addr", **_INPUTS, **_OUTPUT}
 VARIABLES = {  # of a file in utils/slurm: the flag whose value each one holds
     "rank": {"ENCODER": "--model_name", "INPUTS": "--input_dataset_addr", "OUTPUT": "--output_dataset_addr"},
-    "train": {
-        "MODEL": "--model_addr",
-        "OUTPUT": "--output_dir",
-        "INPUTS": "--inputs_addr",
-        "VALIDATION": "--validation_addr",
-    },
+    "train": {"MODEL": "--model_addr", "OUTPUT": "--output_dir", **_INPUTS, "VALIDATION": "--validation_addr"},
     "answer": _ANSWER,
     "plan_and_answer": {**_ANSWER, "PLANNER": "--planner_model"},
-    "judge": {"JUDGE": "--evaluator_llm", "INPUTS": "--inputs_addr"},
-    "table": {"OUTPUT": "--output_addr"},
-    "figure": {"OUTPUT": "--output_addr"},
+    "judge": {"JUDGE": "--evaluator_llm", **_INPUTS},
+    "table": _OUTPUT,
+    "figure": _OUTPUT,
 }
 RESOURCES = {"plan_and_answer": "planpers_resources", "table": "cpu_resources", "figure": "cpu_resources"}
 SHARDED = ("answer", "judge")  # kinds of steps whose jobs are arrays
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """One call of sbatch."""
 
     name: str  # without the study's output in front
@@ -46,16 +41,15 @@ class Job:
 
 
 def make_jobs(study: Study, pending: list[Pending], overwrite: bool = False) -> list[Job]:
-    """The jobs of these steps, each after those it waits for; with `overwrite` shards replace what is in their way.
+    """The jobs of these steps, each after those it waits for.
 
-    Raises:
-        UserError: without `overwrite`: there are shards that were made with other settings.
+    With `overwrite` shards replace what is in their way; else UserError over those that were made with other settings.
     """
     jobs: list[Job] = []
     maker: dict[str, str] = {}  # of each output: the job that has it finished
     for one in pending:
         if one.step.kind in SHARDED:
-            one = replace(one, overwrite=overwrite or one.overwrite or has_old_shards(study, one))
+            one = one._replace(overwrite=overwrite or one.overwrite or has_old_shards(study, one))
         folders: dict[str, list[str]] = {}  # a judge has a job for each model's answers
         for output in one.reasons:
             folders.setdefault(os.path.dirname(output), []).append(output)
@@ -107,9 +101,6 @@ def step_jobs(study: Study, one: Pending, outputs: list[str], after: list[str]) 
     return [array, Job(merge, "merge", list(study.slurm["cpu_resources"]), variables, outputs, [name])]
 
 
-# Submitting
-
-
 def prefetch_command(study: Study, pending: list[Pending]) -> str | None:
     """What brings the models of these steps into the cache; None where they need none from the hub."""
     found = (name for _, args, name in models_of(pending) if not getattr(args, "openai", False))
@@ -141,11 +132,7 @@ def print_jobs(study: Study, jobs: list[Job]) -> None:
 
 
 def submit_jobs(study: Study, jobs: list[Job]) -> None:
-    """Submit them all, and print their ids and names.
-
-    Raises:
-        UserError: there is no sbatch, or it refuses a job; those before it stay submitted.
-    """
+    """Submit them all, and print their ids and names; UserError where sbatch refuses one: those before it stay."""
     Path(study.output, "logs").mkdir(parents=True, exist_ok=True)
     ids: dict[str, str] = {}
     for job in jobs:

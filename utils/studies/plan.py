@@ -12,6 +12,7 @@ _seed1, a judge other than Qwen2.5 32B _<judge> to `_scores`: the same piece of 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
+from typing import NamedTuple
 
 from utils.studies.study import FIGURES, JUDGE, NUM_CONTEXTS, Study, short_name
 
@@ -23,6 +24,11 @@ TITLES = {
     "planpers_gold": "PlanPers (gold plans)",
 }
 BASELINES = ("none", "rag_random", "rag")
+DRAWN = {  # kinds of steps that show score files: their script, and what stands behind the name of what they make
+    "table": ("utils/make_table.py", ".md"),
+    "agreement": ("utils/compare_evaluators.py", "_agreement.json"),
+    "figure": ("utils/make_figures.py", ".png"),
+}
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,7 @@ class Step:
         return ["--overwrite", "changed"] if self.kind in ("rank", "answer", "judge") else ["--overwrite"]
 
 
-@dataclass(frozen=True)
-class Answers:
+class Answers(NamedTuple):
     """One file of answers: a model with a method on one split of one category."""
 
     model: str
@@ -72,26 +77,25 @@ class Answers:
 
 def plan_study(study: Study) -> list[Step]:
     """All steps of a study, each after those that make what it reads."""
-    answers = list(all_answers(study))
+    answers = [
+        Answers(*which, method, num_contexts, seed)
+        for *which, method in product(study.all_models, study.splits, study.categories, study.methods)
+        for num_contexts, seed in product((None,) if method == "none" else study.num_contexts, study.seeds)
+    ]
     steps = [step for category in study.categories for step in rank_steps(study, category)]
     if "planpers" in study.methods:
         steps += [train_step(study, category) for category in study.categories]
     steps += [answer_step(study, one) for one in answers]
     for judge, split, category in product(study.all_judges, study.splits, study.categories):
         steps.append(judge_step(study, judge, [a for a in answers if (a.split, a.category) == (split, category)]))
-    steps += list(table_steps(study, answers))
+    folders = [[a for a in answers if (a.model, a.split) == one] for one in product(study.all_models, study.splits)]
+    judged = list(product(folders, study.all_judges))
+    steps += [table_step(study, mine, judge) for mine, judge in judged]
     if study.figure == 4:
-        return steps + list(evaluator_steps(study, answers))
-    return steps + (list(figure_steps(study, answers)) if study.figure else [])
-
-
-def all_answers(study: Study) -> Iterator[Answers]:
-    for model, split, category, method in product(study.all_models, study.splits, study.categories, study.methods):
-        for num_contexts, seed in product((None,) if method == "none" else study.num_contexts, study.seeds):
-            yield Answers(model, split, category, method, num_contexts, seed)
-
-
-# Where everything is
+        steps += evaluator_steps(study, answers)
+    elif study.figure:
+        steps += [figure_step(study, mine, judge) for mine, judge in judged]
+    return steps
 
 
 def data_file(study: Study, category: str, split: str) -> str:
@@ -123,23 +127,20 @@ def score_file(study: Study, answers: Answers, judge: str) -> str:
 
 def rank_steps(study: Study, category: str) -> Iterator[Step]:
     """Each split that is read with posts, and with _random the control with another user's profile."""
-    splits = list(study.splits) if any(method != "none" for method in study.methods) else []
+    splits = list(study.splits) if set(study.methods) != {"none"} else []
     if "planpers" in study.methods:
         splits += [split for split in ("train", "validation") if split not in splits]
     for split in splits:
-        is_answered = split in study.splits
-        yield rank_step(study, category, split, split, is_answered)
-        if "rag_random" in study.methods and is_answered:
-            yield rank_step(study, category, split, f"{split}_random", is_answered)
+        flags = ["--embedding_cache", f"{study.output}/embeddings"] if split in study.splits else []
+        yield rank_step(study, category, split, split, flags)
+        if "rag_random" in study.methods and split in study.splits:
+            flags = [*flags, "--random_profile", "--seed", "0"]
+            after = ranked_file(study, category, split)  # which has embedded the same posts
+            yield rank_step(study, category, split, f"{split}_random", flags, after)
 
 
-def rank_step(study: Study, category: str, split: str, ranked: str, keep_embeddings: bool) -> Step:
+def rank_step(study: Study, category: str, split: str, ranked: str, flags: list[str], *after: str) -> Step:
     inputs, output = data_file(study, category, split), ranked_file(study, category, ranked)
-    flags = ["--embedding_cache", f"{study.output}/embeddings"] if keep_embeddings else []
-    after: tuple[str, ...] = ()
-    if ranked != split:
-        flags += ["--random_profile", "--seed", "0"]
-        after = (ranked_file(study, category, split),)  # which has embedded the same posts
     named = {"--model_name": study.encoder, "--input_dataset_addr": inputs, "--output_dataset_addr": output}
     job, script = f"rank.{category}.{ranked}", "retrieval/rank_dataset.py"
     return Step("rank", job, script, named, flags, {output: [inputs]}, study.arguments["rank"], after)
@@ -148,75 +149,67 @@ def rank_step(study: Study, category: str, split: str, ranked: str, keep_embeddi
 def train_step(study: Study, category: str) -> Step:
     train, validation = (ranked_file(study, category, split) for split in ("train", "validation"))
     folder = planner_folder(study, category)
-    named = {
-        "--model_addr": study.planner_base,
-        "--inputs_addr": train,
-        "--validation_addr": validation,
-        "--output_dir": folder,
-    }
+    named = {"--model_addr": study.planner_base, "--inputs_addr": train, "--validation_addr": validation}
+    named["--output_dir"] = folder
     outputs = {f"{folder}/best": [train, validation]}
     return Step("train", f"train.{category}", "train_planner.py", named, [], outputs, study.arguments["train"])
 
 
 def answer_step(study: Study, answers: Answers) -> Step:
-    ranked = ranked_file(study, answers.category, answers.split)
-    inputs = {
-        "none": data_file(study, answers.category, answers.split),
-        "rag_random": ranked.removesuffix(".json") + "_random.json",
-    }.get(answers.method, ranked)
+    category, split, method = answers.category, answers.split, answers.method
+    if method == "none":
+        inputs = data_file(study, category, split)
+    else:
+        inputs = ranked_file(study, category, f"{split}_random" if method == "rag_random" else split)
     output = answer_file(study, answers)
     named = {"--model_addr": answers.model, "--inputs_addr": inputs, "--output_addr": output}
-    flags = [] if answers.num_contexts is None else ["--rag", "--num_contexts", str(answers.num_contexts)]
+    flags = [] if method == "none" else ["--rag", "--num_contexts", str(answers.num_contexts)]
     made_from, script, given = [inputs], "baselines.py", study.arguments["answer"]
-    if answers.method in ("planpers", "planpers_gold"):
+    if method not in BASELINES:
         script, given = "planpers.py", given + study.arguments["planpers"]
-    if answers.method == "planpers":
-        named["--planner_model"] = f"{planner_folder(study, answers.category)}/best"
+    if method == "planpers":
+        named["--planner_model"] = f"{planner_folder(study, category)}/best"
         made_from.append(named["--planner_model"])
-    elif answers.method == "planpers_gold":
+    elif method == "planpers_gold":
         flags = ["--gold_plan", *flags]
     flags += ["--seed", str(answers.seed), *api_flags(study, answers.model in study.openai_models)]
-    job = f"answer.{short_name(answers.model)}.{answers.category}.{answers.split}.{answers.stem}"
+    job = f"answer.{short_name(answers.model)}.{category}.{split}.{answers.stem}"
     return Step("answer", job, script, named, flags, {output: made_from}, given)
 
 
 def api_flags(study: Study, is_api: bool) -> list[str]:
-    if not is_api:
-        return []
-    flags = ["--openai"]
-    flags += ["--api_key_addr", study.api_key_addr] if study.api_key_addr else []
-    return flags + (["--base_url", study.base_url] if study.base_url else [])
+    flags = {"--api_key_addr": study.api_key_addr, "--base_url": study.base_url}
+    return ["--openai", *(word for flag in flags.items() if flag[1] for word in flag)] if is_api else []
 
 
 def judge_step(study: Study, judge: str, answers: list[Answers]) -> Step:
     """All responses to one file's questions in one load of the judge."""
-    dataset = data_file(study, answers[0].category, answers[0].split)
+    category, split = answers[0].category, answers[0].split
+    dataset = data_file(study, category, split)
     outputs = {score_file(study, one, judge): [dataset, answer_file(study, one)] for one in answers}
     named = {"--evaluator_llm": judge, "--inputs_addr": dataset}
     flags = api_flags(study, judge in study.openai_judges)
-    job = f"judge.{answers[0].category}.{answers[0].split}{judge_suffix(judge).replace('_', '.', 1)}"
+    job = f"judge.{category}.{split}{judge_suffix(judge).replace('_', '.', 1)}"
     return Step("judge", job, "evaluate_responses.py", named, flags, outputs, study.arguments["judge"])
 
 
-def table_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
-    """A table for each model, split and judge: a row a method, number of posts and seed."""
-    for model, split, judge in product(study.all_models, study.splits, study.all_judges):
-        mine = [one for one in answers if (one.model, one.split) == (model, split)]
-        rows = [(row_title(study, one), score_file(study, one, judge)) for one in mine]
-        baselines = baselines_of({row_title(study, one): one.method for one in mine})
-        flags = system_flags(rows) + (["--baseline", *baselines] if baselines else []) + unscored_flags(study)
-        folder, name = f"{study.output}/{short_name(model)}/{split}", f"{study.name}{judge_suffix(judge)}"
-        output, job = f"{folder}/{name}.md", f"table.{short_name(model)}.{split}.{name}"
-        made_from = [path for _, path in rows]
-        yield Step("table", job, "utils/make_table.py", {"--output_addr": output}, flags, {output: made_from})
+# Tables and figures, of the answers of one model to one split
 
 
-def system_flags(files: list[tuple[str, str]]) -> list[str]:
-    """A --system for each name, with its files."""
-    systems: dict[str, list[str]] = {}
-    for name, path in files:
-        systems.setdefault(name, []).append(path)
-    return [word for name, paths in systems.items() for word in ("--system", name, *paths)]
+def table_step(study: Study, answers: list[Answers], judge: str) -> Step:
+    """A row a method, number of posts and seed."""
+    names, files = [row_title(study, one) for one in answers], [score_file(study, one, judge) for one in answers]
+    baselines = baselines_of({name: one.method for name, one in zip(names, answers, strict=True)})
+    flags = system_flags(names, files) + (["--baseline", *baselines] if baselines else []) + unscored_flags(study)
+    return drawn_step(study, "table", answers[0], judge_suffix(judge), flags, files)
+
+
+def row_title(study: Study, answers: Answers) -> str:
+    """The method, with the number of posts and the seed where the study has several."""
+    title = TITLES[answers.method]
+    if answers.num_contexts is not None and len(study.num_contexts) > 1:
+        title += f", k = {answers.num_contexts}"
+    return title + (f", seed {answers.seed}" if len(study.seeds) > 1 else "")
 
 
 def baselines_of(methods: dict[str, str]) -> list[str]:
@@ -229,50 +222,46 @@ def baselines_of(methods: dict[str, str]) -> list[str]:
     return [title for title, method in methods.items() if method in BASELINES and method not in compared]
 
 
+def system_flags(names: list[str], files: list[str]) -> list[str]:
+    """A --system for each name, with its files."""
+    systems: dict[str, list[str]] = {}
+    for name, path in zip(names, files, strict=True):
+        systems.setdefault(name, []).append(path)
+    return [word for name, paths in systems.items() for word in ("--system", name, *paths)]
+
+
 def unscored_flags(study: Study) -> list[str]:
     return ["--unscored_as_zero"] if study.unscored_as_zero else []
 
 
-def row_title(study: Study, answers: Answers) -> str:
-    """The method, with the number of posts and the seed where the study has several."""
-    title = TITLES[answers.method]
-    if answers.num_contexts is not None and len(study.num_contexts) > 1:
-        title += f", k = {answers.num_contexts}"
-    return title + (f", seed {answers.seed}" if len(study.seeds) > 1 else "")
-
-
-def figure_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
-    """Figures 2, 3 and 16: one for each model, split and judge."""
-    methods = FIGURES[study.figure]
-    for model, split, judge in product(study.all_models, study.splits, study.all_judges):
-        mine = [one for one in answers if (one.model, one.split) == (model, split) and one.method in methods]
-        mine.sort(key=lambda one: methods.index(one.method))
-        names = [TITLES[one.method] if study.figure == 3 else str(one.num_contexts) for one in mine]
-        files = [score_file(study, one, judge) for one in mine]
-        flags = system_flags(list(zip(names, files, strict=True))) + unscored_flags(study)
-        yield figure_step(study, model, split, judge_suffix(judge), flags, files)
+def figure_step(study: Study, answers: list[Answers], judge: str) -> Step:
+    """Figure 2, 3 or 16."""
+    shown = [one for method in FIGURES[study.figure] for one in answers if one.method == method]
+    names = [TITLES[one.method] if study.figure == 3 else str(one.num_contexts) for one in shown]
+    files = [score_file(study, one, judge) for one in shown]
+    flags = ["--figure", str(study.figure), *system_flags(names, files), *unscored_flags(study)]
+    return drawn_step(study, "figure", answers[0], judge_suffix(judge), flags, files)
 
 
 def evaluator_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
     """Figure 4: the judges' agreement with humans, and what they score; nothing without the humans' choices."""
     if study.human_addr is None:
         return
-    flags: list[str] = ["--human_addr", study.human_addr, *unscored_flags(study)]
-    made_from = [study.human_addr]
+    flags, made_from = ["--human_addr", study.human_addr, *unscored_flags(study)], [study.human_addr]
     for judge, category in product(study.all_judges, study.categories):
         by_method = {one.method: one for one in answers if (one.category, one.seed) == (category, study.seeds[0])}
         files = [score_file(study, by_method[method], judge) for method in FIGURES[4]]
         flags += ["--evaluator", short_name(judge), *files]
         made_from += files
-    (model,), (split,) = study.all_models, study.splits
-    output = f"{study.output}/{short_name(model)}/{split}/{study.name}_agreement.json"
-    named, job = {"--output_addr": output}, f"agreement.{short_name(model)}.{split}.{study.name}"
-    yield Step("agreement", job, "utils/compare_evaluators.py", named, flags, {output: made_from})
-    yield figure_step(study, model, split, "", ["--agreement_addr", output], [output])
+    step = drawn_step(study, "agreement", answers[0], "", flags, made_from)
+    (agreement,) = step.outputs
+    yield step
+    yield drawn_step(study, "figure", answers[0], "", ["--figure", "4", "--agreement_addr", agreement], [agreement])
 
 
-def figure_step(study: Study, model: str, split: str, suffix: str, flags: list[str], made_from: list[str]) -> Step:
-    output = f"{study.output}/{short_name(model)}/{split}/{study.name}{suffix}.png"
-    job = f"figure.{short_name(model)}.{split}.{study.name}{suffix}"
-    flags = ["--figure", str(study.figure), *flags]
-    return Step("figure", job, "utils/make_figures.py", {"--output_addr": output}, flags, {output: made_from})
+def drawn_step(study: Study, kind: str, one: Answers, suffix: str, flags: list[str], made_from: list[str]) -> Step:
+    """What is drawn beside one of the answers that it shows."""
+    (script, ending), model = DRAWN[kind], short_name(one.model)
+    output = f"{study.output}/{model}/{one.split}/{study.name}{suffix}{ending}"
+    job = f"{kind}.{model}.{one.split}.{study.name}{suffix}"
+    return Step(kind, job, script, {"--output_addr": output}, flags, {output: made_from})

@@ -6,12 +6,11 @@ flags that are not there, such as those for memory or speed, change no output. W
 command, which finds itself finished.
 """
 
-import argparse
 import functools
+from argparse import Namespace
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prompts import load_prompt
 from utils.benchmarks.lampqa import TASK
@@ -25,24 +24,21 @@ from utils.files.writing import staged_path
 from utils.models.hub import cached_commit, is_folder, model_fingerprint
 from utils.planner.checkpoints import is_unevaluated
 from utils.records.datasets import read_dataset
-from utils.studies.plan import Step
+from utils.studies.plan import DRAWN, Step
 
-DRAWN = ("table", "agreement", "figure")  # kinds of outputs that are made again without asking
 # Flags whose default a script works out.
 FILLED_IN = ("max_model_len", "max_seq_length", "warmup_steps", "planner_target", "baseline")
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """What is to be done about an output."""
 
-    reason: str | None = None  # why it has to be made; None where it is up to date
-    overwrite: bool = False  # something made otherwise is in its place
+    reason: str | None  # why it has to be made; None where it is up to date
+    overwrite: bool  # something made otherwise is in its place
     refusal: str | None = None  # why it may not be made unless the user says so
 
 
-@dataclass(frozen=True)
-class Pending:
+class Pending(NamedTuple):
     """A step that has to be run, or may have to be."""
 
     step: Step
@@ -53,6 +49,9 @@ class Pending:
     def words(self) -> list[str]:
         """The command without the interpreter."""
         return self.step.words(list(self.reasons), self.overwrite)
+
+    def arguments(self) -> Namespace:
+        return parse(self.step, list(self.step.outputs))
 
 
 def find_pending(steps: list[Step]) -> list[Pending]:
@@ -90,13 +89,14 @@ def state_of(step: Step, output: str, place: str | None = None) -> State:
     inputs = [one for one in step.outputs[output] if Path(one).exists()]
     files = files_of(step, path)
     made, is_whole = how_made(step, path, None if place else inputs)
-    plans = f"{path}.plans.json" if step.script == "planpers.py" else None
     if made is None and Path(path).exists():
         return State(NOT_OURS, True, NOT_OURS)
-    if plans and Path(plans).exists() and how_made(step, plans)[0] is None:
-        return State(f"its plans: {NOT_OURS}", True, f"its plans: {NOT_OURS}")
+    planned = None
+    if step.script == "planpers.py":
+        planned = how_made(step, str(files[1]))[0]
+        if planned is None and files[1].exists():
+            return State(f"its plans: {NOT_OURS}", True, f"its plans: {NOT_OURS}")
     if made is None:
-        planned = plans and how_made(step, plans)[0]
         return State("missing", bool(planned and changed_inputs(planned, inputs)))
     settings, changed = differing_settings(step, output, made), changed_inputs(made, inputs)
     reason = None
@@ -116,14 +116,14 @@ def state_of(step: Step, output: str, place: str | None = None) -> State:
 
 def files_of(step: Step, output: str) -> list[Path]:
     """An output with what its script writes beside it."""
+    path, files = Path(output), [Path(output)]
     if step.script == "planpers.py":
-        return [Path(output), Path(f"{output}.plans.json")]
-    if step.kind == "figure":
-        return [Path(output), Path(output).with_suffix(".pdf")]
-    if step.kind == "train":  # finished by its last checkpoint
-        last = f"checkpoint-{parse(step, [output]).max_steps}"
-        return [Path(output), Path(output).with_name(last) / "manifest.json"]
-    return [Path(output)]
+        files.append(Path(f"{output}.plans.json"))
+    elif step.kind == "figure":
+        files.append(path.with_suffix(".pdf"))
+    elif step.kind == "train":  # finished by its last checkpoint
+        files.append(path.with_name(f"checkpoint-{parse(step, [output]).max_steps}") / "manifest.json")
+    return files
 
 
 def how_made(step: Step, path: str, inputs: list[str] | None = None) -> tuple[dict[str, Any] | None, bool]:
@@ -161,9 +161,6 @@ def is_of_all_questions(manifest: dict[str, Any], inputs: list[str] | None) -> b
     return bool(inputs) and counts.get("questions", counts.get("num_questions")) == len(read_dataset(inputs[0]))
 
 
-# Inputs
-
-
 def changed_inputs(made: dict[str, Any], inputs: list[str]) -> list[str]:
     """Those of the inputs whose hash, or planner's identity, is not in a fingerprint."""
     hashes = made["inputs"].values() if isinstance(made.get("inputs"), dict) else made.values()
@@ -183,10 +180,7 @@ def _hash_of(path: str, *stats: tuple[int, ...]) -> str:
     return model_fingerprint(path) if Path(path).is_dir() else file_hash(path)
 
 
-# Settings
-
-
-def parse(step: Step, outputs: list[str]) -> argparse.Namespace:
+def parse(step: Step, outputs: list[str]) -> Namespace:
     """The flags of a step as its script reads them."""
     return parser_of(step.script).parse_args(step.words(outputs, overwrite=False)[1:])
 
@@ -199,7 +193,7 @@ def differing_settings(step: Step, output: str, made: dict[str, Any]) -> str:
     return differences({name: made[name] for name in expected}, expected)
 
 
-def settings_of(script: str, args: argparse.Namespace, made: dict[str, Any]) -> dict[str, Any]:
+def settings_of(script: str, args: Namespace, made: dict[str, Any]) -> dict[str, Any]:
     """What the flags say of a fingerprint's entries: their values by their names, but for what stands below."""
     flags = {**vars(args), "script": script}
     if "judge" not in made:  # whose length is kept as it is given
@@ -223,7 +217,7 @@ def settings_of(script: str, args: argparse.Namespace, made: dict[str, Any]) -> 
     return {name: value for name, value in flags.items() if name in made}
 
 
-def is_model(identity: str, model: str, args: argparse.Namespace) -> bool:
+def is_model(identity: str, model: str, args: Namespace) -> bool:
     """Is this what a fingerprint calls the model? Of a hub model that is not cached any commit will do."""
     if getattr(args, "openai", False):
         return identity == model

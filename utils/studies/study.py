@@ -18,8 +18,7 @@ from utils.files.json_files import beyond_python, read_text
 GENERATOR = "Qwen/Qwen2.5-7B-Instruct"
 JUDGE = "Qwen/Qwen2.5-32B-Instruct"
 METHODS = ("none", "rag_random", "rag", "planpers", "planpers_gold")
-# As the dataset's files are called.
-CATEGORIES = FILES
+CATEGORIES = FILES  # as the dataset's files are called
 SPLITS = ("train", "validation", "test")
 NUM_CONTEXTS = 10  # of the paper, unless a figure says otherwise
 FIGURES = {2: ("planpers",), 3: ("planpers", "planpers_gold"), 4: ("planpers", "rag"), 16: ("planpers",)}  # drawn from
@@ -121,24 +120,11 @@ def check_names(path: str, what: str, names: Iterable[str], choices: Iterable[st
             raise UserError(f"{path}: {what}: there is no {quote(name)}; did you mean {meant}?")
 
 
-def check_value(path: str, key: str, kind: Any, value: Any) -> None:
-    """Raise UserError unless a value is of its key's type."""
-    if kind == tuple[int, ...]:
-        check_list(path, key, value, int)
-    elif kind == tuple[str, ...]:
-        check_list(path, key, value, str)
-    elif key == "arguments":
-        check_table(path, key, value, dict.fromkeys(ARGUMENTS, ()), "a table of lists", '["--temperature", "0.5"]')
-    elif key == "slurm":
-        check_table(path, key, value, SLURM, "a table", '["--partition=gpu"]')
-    elif key == "figure":
-        if type(value) is not int or value not in FIGURES:
-            refuse(path, key, value, "one of the figures 2, 3, 4 and 16, as a number")
-    elif key == "unscored_as_zero":
-        if not isinstance(value, bool):
-            refuse(path, key, value, "true or false")
-    elif not is_text(value):
-        refuse(path, key, value, "a text")
+def require(holds: bool, path: str, key: str, found: Any, expected: str) -> None:
+    """Raise UserError over what stands under a key unless what is expected of it holds."""
+    if not holds:
+        found = list(found) if isinstance(found, tuple) else found  # as it stands in the file
+        raise UserError(f"{path}: {key}: found {quote(found)}, expected {expected}")
 
 
 def is_text(value: Any) -> bool:
@@ -146,32 +132,47 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable() and value.strip() != ""
 
 
-def refuse(path: str, key: str, found: Any, expected: str) -> None:
-    raise UserError(f"{path}: {key}: found {quote(found)}, expected {expected}")
+def is_number(value: Any, least: int = 0) -> bool:
+    return type(value) is int and value >= least  # no bool, which is an int too
 
 
-def check_list(path: str, key: str, value: Any, kind: type) -> None:
-    one, several = {str: ("a text", "texts"), int: ("a whole number from 0 up", "whole numbers from 0 up")}[kind]
-    if not isinstance(value, list) or not value:
-        refuse(path, key, value, f"a list of {several}")
-    for number, item in enumerate(value, 1):
-        if not is_text(item) if kind is str else type(item) is not int or item < 0:
-            refuse(path, f"{key}, item {number}", item, one)
-        if value.count(item) > 1:
-            refuse(path, key, f"{item} twice", "every item once")
+ITEMS = {  # of a list's type: what an item has to be, and what one and several are called
+    tuple[str, ...]: (is_text, "a text", "texts"),
+    tuple[int, ...]: (is_number, "a whole number from 0 up", "whole numbers from 0 up"),
+}
+
+
+def check_value(path: str, key: str, kind: Any, value: Any) -> None:
+    """Raise UserError unless a value is of its key's type."""
+    if kind in ITEMS:
+        is_one, one, several = ITEMS[kind]
+        require(isinstance(value, list) and value != [], path, key, value, f"a list of {several}")
+        for number, item in enumerate(value, 1):
+            require(is_one(item), path, f"{key}, item {number}", item, one)
+            require(value.count(item) == 1, path, key, f"{item} twice", "every item once")
+    elif key == "arguments":
+        check_table(path, key, value, dict.fromkeys(ARGUMENTS, ()), "a table of lists", '["--temperature", "0.5"]')
+    elif key == "slurm":
+        check_table(path, key, value, SLURM, "a table", '["--partition=gpu"]')
+    elif key == "figure":
+        is_one = is_number(value) and value in FIGURES
+        require(is_one, path, key, value, "one of the figures 2, 3, 4 and 16, as a number")
+    elif key == "unscored_as_zero":
+        require(isinstance(value, bool), path, key, value, "true or false")
+    else:
+        require(is_text(value), path, key, value, "a text")
 
 
 def check_table(path: str, name: str, found: Any, defaults: dict[str, Any], what: str, example: str) -> None:
     """Raise UserError unless each key is one of the defaults', and its value a list of texts, or a number as there."""
-    if not isinstance(found, dict):
-        refuse(path, name, found, what)
+    require(isinstance(found, dict), path, name, found, what)
     check_names(path, name, found, defaults)
     for key, value in found.items():
         if isinstance(defaults[key], int):
-            if type(value) is not int or value < 1:
-                refuse(path, f"{name}.{key}", value, "a number from 1 up")
-        elif not isinstance(value, list) or not all(map(is_text, value)):
-            refuse(path, f"{name}.{key}", value, f"a list of texts, such as {example}")
+            require(is_number(value, 1), path, f"{name}.{key}", value, "a number from 1 up")
+        else:
+            are_texts = isinstance(value, list) and all(map(is_text, value))
+            require(are_texts, path, f"{name}.{key}", value, f"a list of texts, such as {example}")
 
 
 def check_short_names(study: Study) -> None:
@@ -179,26 +180,25 @@ def check_short_names(study: Study) -> None:
     for key, models in (("models", study.all_models), ("judges", study.all_judges)):
         names = [short_name(model) for model in models]
         for model, name in zip(models, names, strict=True):
-            if names.count(name) > 1:
-                refuse(study.path, key, model, f"one model named {name}: its files bear that name")
+            expected = f"one model named {name}: its files bear that name"
+            require(names.count(name) == 1, study.path, key, model, expected)
 
 
 def check_figure(study: Study) -> None:
     """Raise UserError where the study does not make what its figure shows."""
-    if study.human_addr is not None and study.figure != 4:
-        refuse(study.path, "human_addr", study.human_addr, "it only with figure = 4")
-    if study.figure is None:
+    path, figure, methods, numbers = study.path, study.figure, study.methods, study.num_contexts
+    require(study.human_addr is None or figure == 4, path, "human_addr", study.human_addr, "it only with figure = 4")
+    if figure is None:
         return
-    if missing := [method for method in FIGURES[study.figure] if method not in study.methods]:
-        refuse(study.path, "methods", list(study.methods), f"{missing[0]!r} among them: figure {study.figure} shows it")
-    if study.figure in (2, 16) and len(study.num_contexts) < 2:
-        refuse(study.path, "num_contexts", list(study.num_contexts), f"two or more: figure {study.figure} shows them")
-    if study.figure == 4:
-        if len(study.all_judges) < 2:
-            refuse(study.path, "judges", list(study.all_judges), "two or more: figure 4 shows them")
-        if len(study.all_models) > 1 or len(study.splits) > 1:
-            refuse(study.path, "figure", 4, "it in a study of one model and one split")
-    elif len(study.seeds) > 1:
-        refuse(study.path, "seeds", list(study.seeds), "one: a figure shows one answer a question")
-    if study.figure in (3, 4) and len(study.num_contexts) > 1:
-        refuse(study.path, "num_contexts", list(study.num_contexts), f"one: figure {study.figure} shows one")
+    for method in FIGURES[figure]:
+        require(method in methods, path, "methods", methods, f"{method!r} among them: figure {figure} shows it")
+    if figure in (2, 16):
+        require(len(numbers) > 1, path, "num_contexts", numbers, f"two or more: figure {figure} shows them")
+    if figure == 4:
+        require(len(study.all_judges) > 1, path, "judges", study.all_judges, "two or more: figure 4 shows them")
+        is_one = len(study.all_models) == len(study.splits) == 1
+        require(is_one, path, "figure", figure, "it in a study of one model and one split")
+    else:
+        require(len(study.seeds) == 1, path, "seeds", study.seeds, "one: a figure shows one answer a question")
+    if figure in (3, 4):
+        require(len(numbers) == 1, path, "num_contexts", numbers, f"one: figure {figure} shows one")

@@ -1,10 +1,13 @@
 """Notes: what a reader must know before comparing the numbers of systems, a line each."""
 
+import hashlib
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import combinations
 
-from prompts import wording
+from prompts import FOLDER, load_prompt
+from utils.benchmarks.lampqa import PUBLIC_CODE, VERBATIM
 from utils.cli.errors import quote
 from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
@@ -154,6 +157,16 @@ def _facts(path: str) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     ]
     judged = fingerprint.get("constrained_decoding", NOT_KNOWN)
     return *told, {"judge": judged, "answers": answers["constrained_decoding"]}
+
+
+@cache
+def wording(name: str, digest: str) -> str:
+    """Whose words a prompt of this name and hash is in, which a manifest's `prompt` has: one of `PUBLISHED`, or not."""
+    if digest == PUBLIC_CODE.get(name):
+        return "the public code's"
+    if digest not in {hashlib.sha256(path.read_bytes()).hexdigest() for path in FOLDER.glob(f"*/{name}.txt")}:
+        return "another"
+    return "the paper's" if name in VERBATIM and digest == load_prompt(f"lampqa/{name}").digest else "our own"
 
 
 def _listed(table: Told) -> str:

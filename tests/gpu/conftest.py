@@ -1,0 +1,104 @@
+"""Checks that wait for a GPU: `make test-gpu` runs them, and writes what they find to gpu_report.md.
+
+They take the GPU for themselves and measure its memory, so they run one after the other, and not among the other tests.
+`--device cpu` tries the checks themselves, in little: it says nothing of a GPU.
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from gpu_report import Reporter
+from gpu_runs import CHAT, ROOT, Machine
+
+from utils.models.devices import ask_nvidia_smi
+
+TOPICS = ("ranking", "engines", "training", "speed")  # what matters most comes first, if the time runs out
+REPORT = ROOT / "gpu_report.md"
+DISK = 16 * 10**9  # bytes: the weights of the 7B shape are 15.2
+GPU_MEMORY = 22_000  # MiB that a GPU has at least to hold the 7B shape and something to compute with
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", choices=["cuda", "cpu"], default="cuda", help="where tests/gpu computes (cuda)")
+
+
+def waits_for(config):
+    """What the checks lack here; None where they can run."""
+    if config.getoption("device", "cuda") == "cpu":
+        return None
+    if hasattr(config, "workerinput"):
+        return "they take a GPU for themselves: make test-gpu"
+    return None if ask_nvidia_smi("name") else "no GPU is here: make test-gpu, where there is one"
+
+
+def is_check(item):
+    return "machine" in getattr(item, "fixturenames", ())  # of these files alone
+
+
+def pytest_collection_modifyitems(config, items):
+    checks = [item for item in items if is_check(item)]
+    if checks and (reason := waits_for(config)):
+        checks[0].add_marker(pytest.mark.skip(reason=f"{len(checks)} checks of tests/gpu; {reason}"))
+        items[:] = [item for item in items if item is checks[0] or not is_check(item)]  # skipped in one line
+    elif checks:
+        rest = [item for item in items if not is_check(item)]
+        topic_of = {item: item.path.stem.removeprefix("test_gpu_") for item in checks}
+        items[:] = rest + sorted(checks, key=lambda item: TOPICS.index(topic_of[item]))
+        config.pluginmanager.register(Reporter(REPORT, config.getoption("device", "cuda"), checks))
+
+
+@pytest.fixture(scope="session")
+def machine(request):
+    assert (CHAT / "config.json").exists(), "the demo's models are missing: run `make models`"
+    return Machine(request.config.getoption("device", "cuda"))
+
+
+@pytest.fixture(autouse=True)
+def in_time(request):
+    """The checks that the time does not suffice for are skipped."""
+    if is_check(request.node) and request.getfixturevalue("machine").seconds_left() <= 0:
+        pytest.skip("the time was over")
+
+
+@pytest.fixture
+def figure(record_property):
+    """Note a figure for the report, before it is held against what it should be."""
+
+    def note(text):
+        record_property("figure", text)
+        print(text)
+
+    return note
+
+
+@pytest.fixture(scope="session")
+def models():
+    """A folder for models that are made on the spot; it is removed, for pytest's own would stay."""
+    with tempfile.TemporaryDirectory(prefix="gpu_models_") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def make_model(machine, models):
+    """Make a model of tests/gpu/gpu_models.py once; returns its folder."""
+
+    def make(kind, shape):
+        folder = models / f"{kind}-{shape}"
+        if not folder.exists():
+            device = "cuda" if machine.num_gpus else "cpu"
+            machine.run("tests/gpu/gpu_models.py", kind, shape, folder, device)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def generator(machine, models, make_model):
+    """A chat model with random weights, on a GPU in the shape of Qwen 2.5 7B."""
+    if machine.num_gpus and (free := shutil.disk_usage(models).free) < DISK:
+        pytest.skip(f"{free / 1e9:.0f} GB are free in {models.parent} (TMPDIR), {DISK / 1e9:.0f} are needed")
+    if machine.sizes and min(machine.sizes) < GPU_MEMORY:
+        pytest.skip(f"a GPU has {min(machine.sizes)} MiB, the 7B shape takes {GPU_MEMORY}")
+    return make_model("generator", machine.pick("7B", "tiny"))

@@ -1,0 +1,139 @@
+"""Real runs of the scripts for the checks on a GPU, and what the cards hold meanwhile.
+
+The process of the checks itself computes on no GPU: it would hold memory there, and the checks measure memory.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from utils.models.devices import ask_nvidia_smi, has_gpu
+
+ROOT = Path(__file__).resolve().parents[2]
+CHAT, ENCODER = ROOT / "demo/models/chat", ROOT / "demo/models/encoder"
+SAMPLE = ROOT / "tests/data/mini_lampqa"
+MINUTES = 15  # that all checks may take on a GPU
+NEAR = 1024  # MiB: so near to what it was is memory that was given back, for the driver keeps some
+LOOK = 0.1  # seconds between two looks
+
+
+class Machine:
+    """Where the checks run: on all visible GPUs, or on the CPU to try the checks themselves."""
+
+    def __init__(self, device: str):
+        import torch
+
+        self.device = device
+        self.num_gpus = torch.cuda.device_count() if device == "cuda" and has_gpu() else 0
+        assert device == "cpu" or self.num_gpus, "--device cuda: torch sees no GPU here"
+        self._deadline = time.monotonic() + MINUTES * 60 if self.num_gpus else None
+        self.sizes, self.idle = self._ask("memory.total"), self.memory()
+
+    def pick(self, on_gpu: object, on_cpu: object) -> object:
+        """One size of work for a GPU, another for a CPU, which has the same to do in little."""
+        return on_gpu if self.num_gpus else on_cpu
+
+    def seconds_left(self) -> float:
+        return MINUTES * 60 if self._deadline is None else self._deadline - time.monotonic()
+
+    def start(self, *words: object, one_gpu: bool = False, **environment: str) -> subprocess.Popen:
+        """Begin a Python program, by default with all visible GPUs; it is told nothing to download."""
+        variables = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **environment}
+        if self.num_gpus:
+            variables.pop("OMP_NUM_THREADS", None)  # is one for tests that share a machine, and these don't
+            if one_gpu:
+                variables["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+        else:
+            variables |= {"CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": "1"}
+        command = [sys.executable, *map(str, words)]
+        return subprocess.Popen(
+            command, cwd=ROOT, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+
+    def finish(self, process: subprocess.Popen) -> str:
+        """What a program has printed, once it has ended well."""
+        try:
+            printed, _ = process.communicate(timeout=max(1, self.seconds_left()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            pytest.fail(f"the {MINUTES} minutes were over:\n{process.communicate()[0][-2000:]}", pytrace=False)
+        if process.returncode:
+            pytest.fail(f"{process.args[1]} ended with {process.returncode}:\n{printed[-4000:]}", pytrace=False)
+        return printed
+
+    def run(self, *words: object, **more: object) -> str:
+        return self.finish(self.start(*words, **more))
+
+    def kill_when(self, process: subprocess.Popen, reached: Callable[[], bool]) -> None:
+        """Kill a program outright once it has come so far."""
+        while not reached():
+            assert process.poll() is None, f"it ended before it was killed:\n{process.communicate()[0][-4000:]}"
+            assert self.seconds_left() > 0, f"the {MINUTES} minutes were over"
+            time.sleep(LOOK)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+
+    def memory(self) -> list[int]:
+        """MiB in use on each visible GPU; nothing on a CPU, or where nvidia-smi doesn't tell, as of a part of one."""
+        return self._ask("memory.used")
+
+    def _ask(self, field: str) -> list[int]:
+        lines = ask_nvidia_smi(field) or [] if self.num_gpus else []
+        return [int(line) for line in lines] if all(line.isdigit() for line in lines) else []
+
+    def wait_until_idle(self) -> int:
+        """Wait for the memory that runs held; returns what is left, as `above_idle` has it."""
+        while (held := self.above_idle(self.memory())) >= NEAR and self.seconds_left() > 0:
+            time.sleep(LOOK)
+        return held
+
+    def above_idle(self, used: list[int]) -> int:
+        """The most MiB that a GPU holds over what it held at first."""
+        return max((now - before for now, before in zip(used, self.idle, strict=False)), default=0)
+
+    @contextmanager
+    def watching(self) -> Iterator[list[list[int]]]:
+        """What `memory` says again and again while something else runs."""
+        samples, done = [], threading.Event()
+
+        def watch() -> None:
+            while not done.wait(LOOK):
+                if len(used := self.memory()) == len(self.idle):  # else it could not tell at that moment
+                    samples.append(used)
+
+        thread = threading.Thread(target=watch, daemon=True)
+        if self.idle:
+            thread.start()
+        try:
+            yield samples
+        finally:
+            done.set()
+            if self.idle:
+                thread.join()
+
+
+def needs_package(name: str) -> pytest.MarkDecorator:
+    """Skips a check where a package is not installed."""
+    return pytest.mark.skipif(find_spec(name) is None, reason=f"{name.replace('_', '-')} is not installed")
+
+
+def lowest_between_peaks(used: list[int]) -> int:
+    """The least of a curve with two plateaus between them, whatever their heights; of one plateau its own height.
+
+    A valley is as deep as the lower of its two sides: the least value is taken where that difference is largest.
+    """
+    deepest, found = 0, max(used)
+    for place, value in enumerate(used):
+        depth = min(max(used[: place + 1]), max(used[place:])) - value
+        if depth > deepest:
+            deepest, found = depth, value
+    return found

@@ -1,0 +1,113 @@
+"""Training the planner: the memory of the 7B shape, attention, kills, and two GPUs; each by train_planner.py itself."""
+
+import json
+import re
+
+import pytest
+from gpu_runs import CHAT, SAMPLE, needs_package
+from tiny_chat import sample_records
+
+LAUNCH = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
+ROUNDING = 1e-2  # of a loss in bf16
+FORESEEN = 20e9  # bytes: a step of 8192 tokens by docs/speed_and_hardware.md, computed
+STEPS = 4
+
+# train_planner.py, and what torch allocated at most.
+MEASURED = """
+import sys, torch, train_planner
+assert train_planner.main(sys.argv[1:]) == 0
+print("peak", torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Questions with two short posts each; and one with a post that is longer than any model takes."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "train.json").write_text(json.dumps(sample_records("train", 8)))
+    [record] = json.loads((SAMPLE / "train.json").read_text(encoding="utf-8"))[:1]
+    record["profile"] = [{**record["profile"][0], "text": " ".join(f"word {number}" for number in range(20_000))}]
+    (folder / "long.json").write_text(json.dumps([record]))
+    return folder
+
+
+def flags_of(data, output, **more):
+    """Flags of a few steps with the demo's model, without dropout, whose draws differ between devices."""
+    flags = {
+        "model_addr": CHAT, "inputs_addr": data / "train.json", "output_dir": output, "num_contexts": 2,
+        "learning_rate": 1e-3, "lora_dropout": 0, "max_steps": STEPS, "save_steps": 2,
+        "gradient_accumulation_steps": 4, "attn_implementation": "sdpa", **more,
+    }  # fmt: skip
+    return [word for name, value in flags.items() for word in (f"--{name}", value)]
+
+
+def log_of(output, name):
+    lines = map(json.loads, (output / "training_log.jsonl").read_text().splitlines())
+    return [entry[name] for entry in lines if name in entry]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(machine, data, tmp_path_factory):
+    output = tmp_path_factory.mktemp("uninterrupted") / "planner"
+    machine.run("train_planner.py", *flags_of(data, output), one_gpu=True)
+    return output
+
+
+def listed(values):
+    return ", ".join(f"{value:.4f}" for value in values)
+
+
+def test_a_step_of_the_7b_shape_fits_where_preflight_says_so(machine, data, generator, tmp_path, figure):
+    length = machine.pick(8192, 512)
+    flags = flags_of(
+        data, tmp_path / "planner", model_addr=generator, inputs_addr=data / "long.json", max_seq_length=length,
+        max_steps=2, gradient_accumulation_steps=1, num_contexts=1,
+    )  # fmt: skip
+    machine.wait_until_idle()  # preflight wants to see the memory free
+    process = machine.start("utils/preflight.py", "--command", "train_planner.py", *flags, one_gpu=True)
+    said, _ = process.communicate()
+    if process.returncode:
+        pytest.skip("preflight says: " + "; ".join(line for line in said.splitlines() if line.startswith("FAIL")))
+    with machine.watching() as samples:
+        printed = machine.run("-c", MEASURED, *flags, one_gpu=True)
+    tokens, peak = int(re.search(r"the longest (\d+)", printed)[1]), int(re.search(r"^peak (\d+)$", printed, re.M)[1])
+    figure(f"{tokens} tokens, losses {listed(log_of(tmp_path / 'planner', 'loss'))}")
+    assert length - 16 <= tokens <= length  # the post is cut between two of its words
+    if machine.num_gpus:
+        taken = max((machine.above_idle(used) for used in samples), default=0)
+        figure(f"{peak / 1e9:.1f} GB at the peak, foreseen {FORESEEN / 1e9:.0f}; {taken} MiB of the GPU were taken")
+        assert peak <= 1.2 * FORESEEN
+
+
+@pytest.mark.parametrize("attention", [pytest.param("flash_attention_2", marks=needs_package("flash_attn")), "eager"])
+def test_attention_gives_the_loss_of_sdpa(machine, data, uninterrupted, tmp_path, attention, figure):
+    flags = flags_of(data, tmp_path / "planner", attn_implementation=attention, max_steps=1, save_steps=1)
+    machine.run("train_planner.py", *flags, one_gpu=True)
+    for name in ("loss", "grad_norm"):  # of the first step, when both are the base model
+        ours, theirs = (log_of(output, name)[0] for output in (tmp_path / "planner", uninterrupted))
+        figure(f"{name} {ours:.4f}, of sdpa {theirs:.4f}")
+        assert ours == pytest.approx(theirs, rel=ROUNDING if name == "loss" else 5 * ROUNDING)
+
+
+def test_a_killed_run_goes_on_with_the_same_losses(machine, data, uninterrupted, tmp_path, figure):
+    output = tmp_path / "planner"
+    log = output / "training_log.jsonl"
+    process = machine.start("train_planner.py", *flags_of(data, output), one_gpu=True)
+    machine.kill_when(process, lambda: log.exists() and '"step": 3' in log.read_text())
+    assert not (output / f"checkpoint-{STEPS}/manifest.json").exists()
+    printed = machine.run("train_planner.py", *flags_of(data, output), one_gpu=True)
+    losses = [log_of(folder, "loss") for folder in (output, uninterrupted)]
+    figure(f"{listed(losses[0])}; uninterrupted {listed(losses[1])}")
+    assert f"going on from {output}/checkpoint-2\n" in printed
+    assert losses[0] == pytest.approx(losses[1], rel=ROUNDING)
+
+
+def test_two_gpus_learn_what_one_learns_with_twice_the_accumulation(machine, data, uninterrupted, tmp_path, figure):
+    if machine.num_gpus == 1:
+        pytest.skip("needs two GPUs")
+    flags = flags_of(data, tmp_path / "planner", gradient_accumulation_steps=2)
+    printed = machine.run(*LAUNCH, "train_planner.py", *flags, OMP_NUM_THREADS="1")
+    losses = [log_of(folder, "loss") for folder in (tmp_path / "planner", uninterrupted)]
+    figure(f"{listed(losses[0])}; one {listed(losses[1])}")
+    assert "1 on a device x 2 accumulated x 2 processes = 4 sequences a step" in printed
+    assert losses[0] == pytest.approx(losses[1], rel=ROUNDING)

@@ -1,0 +1,231 @@
+"""What the planner learns from a tiny random model's training, and what PEFT and vLLM make of it."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from test_planner_training import data, flags_of, learn, log_of, losses_of  # noqa: F401 (a fixture)
+from tiny_chat import save_tiny_chat
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def overfitted(data, tmp_path_factory):
+    """Trained on the eight questions until it knows them by heart; with the model as it was in memory at the end."""
+    import train_planner
+    from utils.planner import base_model
+
+    output = tmp_path_factory.mktemp("overfitted") / "planner"
+    loaded = []
+    load_base = base_model.load_base
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base_model, "load_base", lambda *args: loaded.append(load_base(*args)) or loaded[0])
+        flags = flags_of(
+            data, output, validation_addr=data / "train.json", max_steps=80, save_steps=40, eval_generate=8,
+            per_device_train_batch_size=8, gradient_accumulation_steps=1,
+            lora_rank=32, lora_alpha=32, lora_dropout=0,
+        )  # fmt: skip
+        code = train_planner.main([*flags, "--lora_target_modules", "all-linear", "--no-gradient_checkpointing"])
+    assert code == 0
+    return output, loaded[0]
+
+
+def test_it_learns_its_targets_by_heart(overfitted):
+    output, _ = overfitted
+    assert losses_of(output)[0] > 5
+    assert losses_of(output)[-1] < 0.1
+    evaluations = [entry for entry in log_of(output) if "eval_loss" in entry]
+    assert [entry["step"] for entry in evaluations] == [40, 80]
+    assert evaluations[1]["eval_loss"] < 0.1
+    assert evaluations[1]["eval_aspect_recall"] == 1 and evaluations[1]["eval_plans"] == 8
+    assert (output / "best").readlink() == Path("checkpoint-80")
+    state = json.loads((output / "trainer_state.json").read_text())
+    assert [entry["eval_loss"] for entry in state["log_history"] if "eval_loss" in entry] == [
+        entry["eval_loss"] for entry in evaluations
+    ]
+
+
+def test_only_the_adapter_changes(overfitted, data):
+    import torch
+    from safetensors.torch import load_file
+
+    output, model = overfitted
+    before = load_file(data / "model/model.safetensors")
+    after = {name.replace(".base_layer", ""): value for name, value in model.state_dict().items()}
+    for name, value in before.items():
+        assert torch.equal(after[name].cpu(), value.to(after[name].dtype)), name
+    adapters = [load_file(output / f"checkpoint-{step}" / "adapter_model.safetensors") for step in (40, 80)]
+    assert all("lora_" in name for name in adapters[0])
+    assert all(not torch.equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
+    assert all(value.abs().sum() > 0 for name, value in adapters[0].items() if "lora_B" in name)  # zero at the start
+
+
+def test_a_checkpoint_says_how_it_was_made(overfitted, data):
+    output, _ = overfitted
+    manifest = json.loads((output / "best/manifest.json").read_text())
+    assert manifest["fingerprint"]["model"].startswith("sha256:")
+    assert manifest["fingerprint"]["effective_batch_size"] == 8
+    assert manifest["arguments"]["lora_rank"] == 32
+    assert (manifest["step"], manifest["best_step"]) == (80, 80)
+    assert {"torch", "transformers", "peft", "trl"} <= manifest["versions"].keys()
+    adapter = json.loads((output / "best/adapter_config.json").read_text())
+    assert adapter["base_model_name_or_path"] == str(data / "model")
+    assert (adapter["r"], adapter["lora_alpha"], adapter["bias"]) == (32, 32, "none")
+
+
+@pytest.fixture(scope="module")
+def plans_by_peft(overfitted, data):
+    """Greedy plans of the first three questions by PEFT's own generate, in float32."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from prompts import join_posts, load_prompt
+    from utils.generation.chat import LocalChat
+
+    output, _ = overfitted
+    chat = LocalChat(str(output / "best"))
+    base = AutoModelForCausalLM.from_pretrained(data / "model", dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, output / "best").eval()
+    plans = []
+    for record in json.loads((data / "train.json").read_text())[:3]:
+        posts = join_posts([post["text"] for post in record["profile"]])
+        prompt = chat.render(load_prompt("lampqa/planner").messages(question=record["question"], profile=posts))
+        ids = torch.tensor([list(prompt)])
+        generated = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=200, do_sample=False
+        )
+        plans.append(chat.tokenizer.decode(generated[0, len(prompt) :], skip_special_tokens=True))
+    return plans
+
+
+def test_the_plan_of_a_seen_question_is_its_target(plans_by_peft, data):
+    records = json.loads((data / "train.json").read_text())[:3]
+    gold = ["\n".join(aspect["aspect"] for aspect in record["rubric_aspects"]) for record in records]
+    assert plans_by_peft == gold
+
+
+# What vLLM makes of it
+
+
+class EngineWatch(threading.Thread):
+    """Sees vLLM's processes below one process come and go: `lives` is [first seen, last seen, name] by pid."""
+
+    def __init__(self, pid):
+        super().__init__(daemon=True)
+        self.pid = pid
+        self.lives = {}
+
+    def run(self):
+        import psutil
+
+        while psutil.pid_exists(self.pid):
+            try:
+                for child in psutil.Process(self.pid).children(recursive=True):
+                    if (name := " ".join(child.cmdline())).startswith("VLLM::"):
+                        parent = child.parent()
+                        if parent is not None and parent.cmdline() == child.cmdline():
+                            continue  # forked a moment ago, to run another program
+                        first, *_ = self.lives.get(child.pid, [time.monotonic()])
+                        self.lives[child.pid] = [first, time.monotonic(), name]
+            except psutil.NoSuchProcess:
+                continue
+            time.sleep(0.05)
+
+
+def lives_of(run):
+    """The lives of vLLM's processes below a run, in order, once it has ended well."""
+    watch = EngineWatch(run.pid)
+    watch.start()
+    assert run.wait() == 0, run.errors
+    watch.join()
+    return sorted(watch.lives.values())
+
+
+@pytest.fixture
+def plan_and_answer(data, warm_engine):
+    """Greedy plans and short answers for three questions; the lives of the processes that this took, in order."""
+
+    def call(planner, generator, output, *more):
+        arguments = [
+            "--model_addr", generator, "--planner_model", planner, "--inputs_addr", data / "train.json",
+            "--output_addr", output, "--limit", "3", "--num_contexts", "2", "--temperature", "0", "--dtype", "float32",
+            "--max_model_len", "1024", "--max_tokens_plan", "200", "--max_tokens", "16", "--max_retries", "1", "--rag",
+        ]  # fmt: skip
+        run = warm_engine.start("planpers", [*arguments, *more], look_at_models=None)
+        return lives_of(run)
+
+    return call
+
+
+def engines_of(lives):
+    return [life for life in lives if "EngineCore" in life[2]]
+
+
+def test_one_engine_plans_as_peft_does_and_answers_with_the_base_model(
+    overfitted, data, plans_by_peft, plan_and_answer, tmp_path
+):
+    planner, _ = overfitted
+    lives = plan_and_answer(planner / "best", data / "model", tmp_path / "answers.json")
+    assert len(engines_of(lives)) == 1
+    plans = json.loads((tmp_path / "answers.json.plans.json").read_text())
+    assert [samples[0]["raw"] for samples in plans.values()] == plans_by_peft
+    assert all(samples[0]["parsed"] == "strict" and not samples[0]["constrained"] for samples in plans.values())
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    assert [samples[0]["plan"] for samples in answers.values()] == plans_by_peft
+    for samples in answers.values():  # a random model's, held to the schema
+        assert samples[0]["constrained"] and samples[0]["raw"].startswith('{"personalized_answer":')
+
+
+def test_on_different_base_models_the_planner_is_gone_before_the_generator_loads(
+    overfitted, plans_by_peft, plan_and_answer, tmp_path
+):
+    """On two devices, where there are not just one: the workers hold a GPU's memory until they end."""
+    import torch
+
+    devices = "1" if torch.cuda.device_count() == 1 else "2"
+    planner, _ = overfitted
+    other = save_tiny_chat(tmp_path / "other", seed=1)
+    lives = plan_and_answer(planner / "best", other, tmp_path / "answers.json", "--tensor_parallel_size", devices)
+    _, (generator_begins, *_) = engines_of(lives)
+    planners = [last_seen for first_seen, last_seen, _ in lives if first_seen < generator_begins]
+    assert len(planners) == len(lives) / 2 and max(planners) < generator_begins
+    plans = json.loads((tmp_path / "answers.json.plans.json").read_text())
+    assert [samples[0]["raw"] for samples in plans.values()] == plans_by_peft
+    assert len(json.loads((tmp_path / "answers.json").read_text())) == 3
+
+
+def test_the_reference_target_is_learnt_remembered_and_handed_over_as_it_came(
+    data, warm_engine, plan_and_answer, tmp_path
+):
+    """With prompts as utils/import_prompts.py writes them; vLLM is held to the form, which is what was learnt."""
+    prompts, lead_in = tmp_path / "prompts_paper", "What (they) want:\n"
+    prompts.mkdir()
+    target = f"[assistant]\n{lead_in}{{plan}}\n[end]\n"
+    (prompts / "planner.txt").write_text(f"[system]\nList.\n[user]\n\n{{profile}}\n? {{question}}\n\n{target}")
+    flags = flags_of(
+        data, tmp_path / "planner", validation_addr=data / "train.json", max_steps=80, save_steps=80, eval_generate=8,
+        per_device_train_batch_size=8, gradient_accumulation_steps=1, lora_rank=32, lora_alpha=32, lora_dropout=0,
+        lora_target_modules="all-linear", planner_target="reference", prompts_dir=prompts,
+    )  # fmt: skip
+    learn(warm_engine, *flags)
+    (evaluation,) = [entry for entry in log_of(tmp_path / "planner") if "eval_loss" in entry]
+    assert (evaluation["eval_aspect_recall"], evaluation["eval_plans_without_an_aspect"]) == (1, 0)
+    remembered = json.loads((tmp_path / "planner/best/manifest.json").read_text())["fingerprint"]
+    assert (remembered["planner_target"], remembered["lead_in"]) == ("reference", lead_in)
+
+    flags = ["--prompts_dir", prompts, "--constrained_decoding", "always"]
+    plan_and_answer(tmp_path / "planner/best", data / "model", tmp_path / "answers.json", *flags)
+    records = json.loads((data / "train.json").read_text())[:3]
+    titles = [[aspect["aspect"] for aspect in record["rubric_aspects"]] for record in records]
+    targets = [lead_in + "".join(f"- {title}\n" for title in its) for its in titles]
+    plans = json.loads((tmp_path / "answers.json.plans.json").read_text())
+    assert [samples[0]["raw"] for samples in plans.values()] == targets
+    assert [(samples[0]["aspects"], samples[0]["constrained"]) for samples in plans.values()] == [
+        (its, True) for its in titles
+    ]
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    assert [samples[0]["plan"] for samples in answers.values()] == targets
