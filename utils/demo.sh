@@ -2,6 +2,7 @@
 # The whole pipeline on the sample data with small real models: rank, answer, train a
 # planner, plan and answer, judge, table. Run by `make demo`.
 # Each command is printed before it runs; a second run finds everything finished and leaves it alone.
+# The first table comes as soon as two systems are judged, the whole one at the end.
 set -eu
 python=${PYTHON:-python}
 sample=tests/data/mini_lampqa
@@ -12,24 +13,64 @@ out=demo/output
 # The demo's model gains nothing from longer answers, and seldom writes JSON unless it is held to it.
 limits="--max_tokens 160 --constrained_decoding always"
 
+start=$(date +%s)
+num_stages=7
+stage=0
+
+# What comes now, and how long it has taken so far.
+begin() {
+    stage=$((stage + 1))
+    seconds=$(($(date +%s) - start))
+    printf '\n=== %d/%d, after %d:%02d: %s\n' $stage $num_stages $((seconds / 60)) $((seconds % 60)) "$*"
+}
+
 run() {
     printf '\n$ %s\n' "$*"
     "$@"
 }
 
+# The answers of these systems (files in $out, without .json) are judged, by one judge that is loaded once.
+judge() {
+    answers= scores=
+    for system in "$@"; do
+        answers="$answers $out/$system.json"
+        scores="$scores $out/${system}_scores.json"
+    done
+    # shellcheck disable=SC2086 (words)
+    run "$python" evaluate_responses.py --evaluator_llm $chat --inputs_addr $data --response_addr $answers \
+        --score_addr $scores --max_tokens 16 --constrained_decoding always --overwrite changed
+}
+
+printf 'The whole pipeline on %d questions with small models: about 4 minutes on four cores, 7 on two.\n' \
+    "$(grep -c '"question":' $data)"
+printf 'The first table comes after half of that. A run that is ended goes on where it was: make demo\n'
+
+begin "every user's earlier questions are ranked by their nearness to the new one"
 run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data \
     --output_dataset_addr $out/test_ranked.json --overwrite changed
-run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data --random_profile --seed 0 \
-    --output_dataset_addr $out/test_random_ranked.json --overwrite changed
 
+begin "answers without the profile, and with its ten nearest posts (RAG)"
 run "$python" baselines.py --model_addr $chat --inputs_addr $data \
     --output_addr $out/no_personalization.json $limits --overwrite changed
 run "$python" baselines.py --model_addr $chat --inputs_addr $out/test_ranked.json --rag --num_contexts 10 \
     --output_addr $out/rag.json $limits --overwrite changed
+
+begin "a judge says how well each answer covers what its asker cared about"
+judge no_personalization rag
+run "$python" utils/make_table.py \
+    --system "No personalization" $out/no_personalization_scores.json \
+    --system "RAG (asker's profile)" $out/rag_scores.json \
+    --output_addr $out/first_table.md --overwrite
+printf '\n'
+cat $out/first_table.md
+
+begin "RAG with somebody else's profile, to see whether it is the asker's that helps"
+run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data --random_profile --seed 0 \
+    --output_dataset_addr $out/test_random_ranked.json --overwrite changed
 run "$python" baselines.py --model_addr $chat --inputs_addr $out/test_random_ranked.json --rag --num_contexts 10 \
     --output_addr $out/rag_random.json $limits --overwrite changed
 
-printf '\nPlanPers: a planner is trained for a few steps, plans, and the answers follow its plans.\n'
+begin "PlanPers: a planner is trained for a few steps"
 for split in train validation; do
     run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $sample/$split.json \
         --output_dataset_addr $out/${split}_ranked.json --overwrite changed
@@ -39,6 +80,8 @@ run "$python" train_planner.py --model_addr $chat --inputs_addr $out/train_ranke
     --save_steps 4 --gradient_accumulation_steps 4 --learning_rate 3e-3 --eval_generate 1 \
     --no-gradient_checkpointing --overwrite
 run "$python" utils/plot_training.py --output_dir $out/planner
+
+begin "PlanPers: the planner plans, and the answers follow its plans; then the gold plans"
 run "$python" planpers.py --model_addr $chat --planner_model $out/planner/best \
     --inputs_addr $out/test_ranked.json --output_addr $out/planpers.json --num_contexts 2 $limits \
     --max_tokens_plan 100 --overwrite changed
@@ -47,12 +90,8 @@ run "$python" utils/evaluate_plans.py --inputs_addr $data --plans_addr $out/plan
 run "$python" planpers.py --model_addr $chat --gold_plan \
     --inputs_addr $out/test_ranked.json --output_addr $out/planpers_gold.json --num_contexts 2 $limits --overwrite changed
 
-run "$python" evaluate_responses.py --evaluator_llm $chat --inputs_addr $data \
-    --response_addr $out/no_personalization.json $out/rag_random.json $out/rag.json $out/planpers.json \
-    $out/planpers_gold.json \
-    --score_addr $out/no_personalization_scores.json $out/rag_random_scores.json $out/rag_scores.json \
-    $out/planpers_scores.json $out/planpers_gold_scores.json \
-    --max_tokens 16 --constrained_decoding always --overwrite changed
+begin "the judge judges what is left, and all goes into tables, figures and a report"
+judge no_personalization rag_random rag planpers planpers_gold
 
 printf '\nThree answers with their judged aspects (a model this small answers and judges badly):\n'
 run "$python" utils/show_answers.py --inputs_addr $data --num_questions 3 \
