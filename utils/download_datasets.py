@@ -67,7 +67,12 @@ def main(argv: list[str] | None = None) -> int:
         check_commits(outputs.values(), source)
     run = describe_run(vars(args), {}, None)  # it takes longer than a small file
     for (category, split), path in outputs.items():
-        make_file(source, category, split, path, args.overwrite, run)
+        check_writable(path)
+        lock = Lock(path)
+        try:
+            make_file(source, category, split, path, args.overwrite, run)
+        finally:
+            lock.release()
     return 0
 
 
@@ -99,8 +104,6 @@ def check_commits(outputs: Iterable[Path], source: Source) -> None:
 
 def make_file(source: Source, category: str, split: str, path: Path, overwrite: bool, run: dict[str, Any]) -> None:
     """Put one file in place, whole or not at all, and its manifest, which begins with `run`; say what it holds."""
-    check_writable(path)
-    lock = Lock(path)
     names = files_of(source, category, split)
     fingerprint = {"dataset_name": source.name, "commit": source.commit, "category": category, "split": split}
     if source.commit is None:  # its content alone tells a folder from another
@@ -114,7 +117,6 @@ def make_file(source: Source, category: str, split: str, path: Path, overwrite: 
     questions = write_questions(source, files, path, f"{category}, {split}")
     figures = {"questions": questions, "source_sha256": hashes, "wall_seconds": round(time.monotonic() - started, 3)}
     publish_staged(path, {**run, "fingerprint": fingerprint, **figures})
-    lock.release()
     expected = QUESTIONS[category, split]
     note = "" if questions == expected else f"; the paper's Table 1 says {expected}"
     at = f" of commit {source.commit[:12]}" if source.commit else ""

@@ -72,7 +72,7 @@ def build_parser() -> cli.FlagParser:
         "without --evaluator_llm", "give --evaluator_llm")
     cli.add_key_arguments(parser.add_argument_group("API"))
     without_effect("--api_key_addr", lambda args: not args.openai, "without --openai", "give --openai")
-    memory_flags = "--tensor_parallel_size --gpu_memory_utilization --dtype --gpu_memory"
+    memory_flags = "--tensor_parallel_size --data_parallel_size --gpu_memory_utilization --dtype --gpu_memory"
     without_effect(memory_flags, lambda args: args.openai, "with --openai, for no model is loaded")
     without_effect(memory_flags, lambda args: not (args.model_addr or args.evaluator_llm),
         "without a model", "give --model_addr or --evaluator_llm")

@@ -297,14 +297,15 @@ def test_of_several_processes_one_tells_the_mistake():
 
 # Flags without effect. By script: flags that make a mode, flags that have no effect in it, and what is said of them.
 
-ENGINE = "--cache_dir d --tensor_parallel_size 2 --gpu_memory_utilization 0.5 --dtype float16 --enforce_eager"
+COPIES = "--tensor_parallel_size 2 --data_parallel_size 2"
+ENGINE = f"--cache_dir d {COPIES} --gpu_memory_utilization 0.5 --dtype float16 --enforce_eager"
 API = "--api_key_addr k --base_url http://h/v1 --model_id m --max_concurrency 3 --request_timeout 9"
 NO_API = "without --openai, for the model runs here\n  give --openai, or leave {} out"
 NO_ENGINE = "with --openai, for no model is loaded here\n  leave {} out"
 NO_OUTPUT = "without --output_addr\n  give --output_addr, or leave {} out"
 ENCODER = "--model_name m --cache_dir d --batch_size 4 --max_length 9 --embedding_cache d --device cpu --dtype bfloat16"
 NO_ENCODER = "with a --ranker that needs no encoder\n  take another --ranker, or leave {} out"
-MEMORY = "--tensor_parallel_size 2 --gpu_memory_utilization 0.5 --dtype float16 --gpu_memory 80"
+MEMORY = f"{COPIES} --gpu_memory_utilization 0.5 --dtype float16 --gpu_memory 80"
 WITHOUT_EFFECT = [
     ("baselines.py", "", "--num_contexts 4",
      "without --rag, for the prompt has no posts\n  give --rag, or leave {} out"),

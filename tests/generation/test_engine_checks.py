@@ -1,5 +1,7 @@
 """What is checked before weights load; nvidia-smi is a script that prints what the real one would."""
 
+from argparse import Namespace
+
 import pytest
 
 from utils.cli import UserError
@@ -23,27 +25,40 @@ def nvidia_smi(tmp_path, monkeypatch):
     return install
 
 
+def flags(gpus, utilization, copies=1):
+    return Namespace(tensor_parallel_size=gpus, data_parallel_size=copies, gpu_memory_utilization=utilization)
+
+
 def test_free_gpus_pass(nvidia_smi):
     nvidia_smi([80000, 80000])
-    vllm_engine._check_gpus(2, 0.9)
+    vllm_engine._check_gpus(flags(2, 0.9))
 
 
 def test_a_gpu_that_another_process_holds_is_named(nvidia_smi):
     nvidia_smi([80000, 30000])
-    vllm_engine._check_gpus(1, 0.9)  # the busy one is not used
+    vllm_engine._check_gpus(flags(1, 0.9))  # the busy one is not used
     # 30000 / 1024 = 29.3 of 81559 / 1024 = 79.6 GiB; 0.9 x 79.6 = 71.7
     with pytest.raises(UserError, match=r"GPU 1 has 29\.3 of 79\.6 GiB free, .* asks for 71\.7"):
-        vllm_engine._check_gpus(2, 0.9)
-    vllm_engine._check_gpus(2, 0.3)
+        vllm_engine._check_gpus(flags(2, 0.9))
+    vllm_engine._check_gpus(flags(2, 0.3))
 
 
 def test_only_visible_gpus_count(nvidia_smi, monkeypatch):
     nvidia_smi([80000, 30000])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with pytest.raises(UserError, match="GPU 1 has"):
-        vllm_engine._check_gpus(1, 0.9)
+        vllm_engine._check_gpus(flags(1, 0.9))
     with pytest.raises(UserError, match="only 1 GPUs are here"):
-        vllm_engine._check_gpus(2, 0.9)
+        vllm_engine._check_gpus(flags(2, 0.9))
+
+
+def test_each_copy_of_the_model_has_gpus_of_its_own(nvidia_smi):
+    nvidia_smi([80000, 80000, 80000, 30000])
+    vllm_engine._check_gpus(flags(1, 0.9, copies=3))
+    with pytest.raises(UserError, match="GPU 3 has"):
+        vllm_engine._check_gpus(flags(2, 0.9, copies=2))
+    with pytest.raises(UserError, match="--tensor_parallel_size 1 --data_parallel_size 5: only 4 GPUs are here"):
+        vllm_engine._check_gpus(flags(1, 0.9, copies=5))
 
 
 @pytest.mark.parametrize("answer", ["echo 'No devices were found'; exit 6", "echo '0, [N/A], [N/A]'"])
@@ -52,7 +67,7 @@ def test_what_nvidia_smi_does_not_tell_is_left_to_vllm(nvidia_smi, tmp_path, ans
     nvidia_smi([])
     with open(tmp_path / "nvidia-smi", "a") as script:
         script.write(f"{answer}\n")
-    vllm_engine._check_gpus(1, 0.9)
+    vllm_engine._check_gpus(flags(1, 0.9))
 
 
 def test_the_key_comes_from_the_file_else_from_the_environment(tmp_path, monkeypatch):
