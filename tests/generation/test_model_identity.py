@@ -256,14 +256,18 @@ UNSAID = {
 
 @pytest.mark.parametrize("name", [*UNSAID, "nothing in time"])
 def test_a_server_that_does_not_say_is_taken_at_its_models_name(output, name, monkeypatch):
-    monkeypatch.setattr("utils.generation.api_engine.ROOT_SECONDS", 0.2)
     held = threading.Event()
 
     def hang():
         held.wait(600)
         return UNSAID["404"]
 
-    with server_with(hang if name == "nothing in time" else lambda: UNSAID[name]) as silent:
+    with (
+        server_with(hang if name == "nothing in time" else lambda: UNSAID[name]) as silent,
+        monkeypatch.context() as brief,
+    ):
+        if name == "nothing in time":
+            brief.setattr("utils.generation.api_engine.ROOT_SECONDS", 0.2)
         assert baselines.main(words(silent, output, "--limit", 2)) == 0
         held.set()
         assert silent.lists_asked == 1 and "reported_model" not in read_manifest(output)["fingerprint"]
