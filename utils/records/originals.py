@@ -14,7 +14,7 @@ from utils.cli import UserError
 from utils.cli.errors import first_five, kind, quote
 from utils.files.json_files import read_json, read_json_lines
 from utils.records.datasets import check_record
-from utils.records.stream import open_regular, stream_places
+from utils.records.stream import stream_places
 
 
 def read_originals(
@@ -79,7 +79,9 @@ def _with_gold(row: dict[str, Any], golds: Mapping[str, Any], where: str, output
 def _rows(path: Path) -> Iterator[Any]:
     """A JSON array's items, or those of the `golds` that LaMP's builder of emails wraps its test questions in."""
     try:
-        with open_regular(path) as file:
+        if not path.is_file():  # nor is a pipe waited for
+            raise FileNotFoundError(path)
+        with open(path, "rb") as file:
             is_object = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and path.suffix != ".jsonl"
             file.seek(0)
             if not is_object:

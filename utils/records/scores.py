@@ -8,6 +8,7 @@ it is not the first one's, `strategy` where it is not the first of its metrics. 
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,8 @@ def _check_entry(metric: Metric, entry: Record, where: str) -> None:
     if score is None or expected is None:
         is_right = score is expected
     else:
-        is_right = type(score) in (int, float) and math.isclose(score, expected, abs_tol=1e-9)
+        most = sys.float_info.max if metric.lower_is_better else 1
+        is_right = type(score) in (int, float) and 0 <= score <= most and math.isclose(score, expected, abs_tol=1e-9)
     if not is_right:
         its = f"{metric.unit}s give" if metric.parts else "level is"
         raise UserError(f"{where}: its score is {quote(score)}, but its {its} {expected}")
