@@ -11,7 +11,7 @@ chat=demo/models/chat
 encoder=demo/models/encoder
 out=demo/output
 # The demo's model gains nothing from longer answers, and seldom writes JSON unless it is held to it.
-limits="--max_tokens 160 --constrained_decoding always"
+limits="--max_tokens 96 --constrained_decoding always"
 
 start=$(date +%s)
 num_stages=7
@@ -76,15 +76,15 @@ for split in train validation; do
         --output_dataset_addr $out/${split}_ranked.json --overwrite changed
 done
 run "$python" train_planner.py --model_addr $chat --inputs_addr $out/train_ranked.json \
-    --validation_addr $out/validation_ranked.json --output_dir $out/planner --num_contexts 2 --max_steps 8 \
-    --save_steps 4 --gradient_accumulation_steps 4 --learning_rate 3e-3 --eval_generate 1 \
+    --validation_addr $out/validation_ranked.json --output_dir $out/planner --num_contexts 2 --max_steps 6 \
+    --save_steps 3 --gradient_accumulation_steps 4 --learning_rate 3e-3 --eval_generate 1 \
     --no-gradient_checkpointing --overwrite
 run "$python" utils/plot_training.py --output_dir $out/planner
 
 begin "PlanPers: the planner plans, and the answers follow its plans; then the gold plans"
 run "$python" planpers.py --model_addr $chat --planner_model $out/planner/best \
     --inputs_addr $out/test_ranked.json --output_addr $out/planpers.json --num_contexts 2 $limits \
-    --max_tokens_plan 100 --overwrite changed
+    --max_tokens_plan 48 --overwrite changed
 run "$python" utils/evaluate_plans.py --inputs_addr $data --plans_addr $out/planpers.json.plans.json \
     --embedding_model $encoder --embedding_threshold 0.6
 run "$python" planpers.py --model_addr $chat --gold_plan \
