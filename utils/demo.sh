@@ -41,9 +41,9 @@ judge() {
         --score_addr $scores --max_tokens 16 --constrained_decoding always --overwrite changed
 }
 
-printf 'The whole pipeline on %d questions with small models: about 4 minutes on four cores, 7 on two.\n' \
+printf 'The whole pipeline on %d questions with small models: about 5 minutes on four cores, 7 on two.\n' \
     "$(grep -c '"question":' $data)"
-printf 'The first table comes after half of that. A run that is ended goes on where it was: make demo\n'
+printf 'The first table comes after two. A run that is ended goes on where it was: make demo\n'
 
 begin "every user's earlier questions are ranked by their nearness to the new one"
 run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data \
