@@ -101,6 +101,7 @@ def count_given_up(monkeypatch):
     return given_up
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("allowed", "count"), [(1, 60), (3, 120), (8, 240)])
 def test_throttled_server_sees_no_more_than_it_allows_once_that_is_learnt(
     server, flags, output, questions, allowed, count, quick, monkeypatch
