@@ -310,8 +310,8 @@ def test_the_interval_holds_the_true_difference_in_95_percent_of_cases(sizes):
 
 
 def test_a_draw_takes_a_number_for_each_distinct_difference_not_for_each_question(monkeypatch):
-    sizes, drawn = significance._batch_sizes, []
-    monkeypatch.setattr(significance, "_batch_sizes", lambda *shape: drawn.append(shape) or sizes(*shape))
+    sizes, drawn = significance.batch_sizes, []
+    monkeypatch.setattr(significance, "batch_sizes", lambda *shape: drawn.append(shape) or sizes(*shape))
     stratum = [0.1, -0.2, 0.0, 0.2] * 700
     permutation_test([stratum])
     bootstrap_interval([stratum])

@@ -31,10 +31,7 @@ class Layout:
     others: Sequence[str] = ()
 
     def query_of(self, record: Record) -> str:
-        try:
-            return self.query(record["question"])
-        except ValueError as error:
-            raise UserError(f"id {quote(record['id'])}: field 'question' {error}") from None
+        return self._query(record, f"id {quote(record['id'])}")
 
     def item_text(self, item: Item) -> str:
         return " ".join(str(item[field]) for field in self.compared)
@@ -45,8 +42,11 @@ class Layout:
             raise UserError(f"{where}: field 'profile' is {kind(record.get('profile'))}; it must be a list of items")
         for number, item in enumerate(record["profile"]):
             self._check_item(item, f"{where}: field 'profile', item {number}")
+        self._query(record, where)
+
+    def _query(self, record: Record, where: str) -> str:
         try:
-            self.query(record["question"])
+            return self.query(record["question"])
         except ValueError as error:
             raise UserError(f"{where}: field 'question' {error}") from None
 

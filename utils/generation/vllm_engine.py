@@ -248,13 +248,14 @@ def _set_up_fork() -> None:
     """`_set_up_engine_process`, without what a fork has of the script, and a spawned process hasn't."""
     import torch
 
+    _set_up_engine_process()  # first: what follows may fail, and nothing is to be left behind
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     if os.environ.get("PYTHONWARNINGS") == "ignore":
         warnings.simplefilter("ignore")
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    _set_up_engine_process()
+    threads = os.environ["OMP_NUM_THREADS"].split(",")[0]  # a user may give one number a level of nesting
+    torch.set_num_threads(int(threads))
 
 
 def _set_up_engine_process() -> None:

@@ -33,7 +33,7 @@ class LabelParser:
         if body in self.labels:
             return Parsed(body, "strict", None)
         named = [self._longest_first[found.lastindex - 1] for found in self._names.finditer(body)]
-        return _only(list(dict.fromkeys(named)), "label")
+        return _only(named, "label")
 
 
 def words_of(label: str) -> str:
@@ -54,10 +54,11 @@ def parse_rating(text: str, cut: bool = False) -> Parsed:
     found = [match[1] for match in _RATING.finditer(told) if not (cut and match.end() == len(told))]
     if _OTHER_NUMBER.search(_RATING.sub("", told)) is not None:
         return nothing("another number than a rating from 1 to 5")
-    return _only(list(dict.fromkeys(found)), "rating")
+    return _only(found, "rating")
 
 
 def _only(named: list[str], what: str) -> Parsed:
+    named = list(dict.fromkeys(named))
     if len(named) > 1:
         return nothing(f"more than one {what}: {' and '.join(named[:3])}")
     return Parsed(named[0], "repaired", None) if named else nothing(f"no {what} in the text")

@@ -5,16 +5,17 @@ output}]}`, which are withheld for test sets. LongLaMP: rows `{input, output, pr
 the caller calls the file and from their number.
 """
 
+import codecs
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, kind, quote
 from utils.files.json_files import read_json, read_json_lines
 from utils.records.datasets import check_record
-from utils.records.stream import stream_places
+from utils.records.stream import open_regular, stream_places
 
 
 def read_originals(
@@ -79,10 +80,8 @@ def _with_gold(row: dict[str, Any], golds: Mapping[str, Any], where: str, output
 def _rows(path: Path) -> Iterator[Any]:
     """A JSON array's items, or those of the `golds` that LaMP's builder of emails wraps its test questions in."""
     try:
-        if not path.is_file():  # nor is a pipe waited for
-            raise FileNotFoundError(path)
-        with open(path, "rb") as file:
-            is_object = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and path.suffix != ".jsonl"
+        with open_regular(path) as file:
+            is_object = _beginning(file).startswith(b"{") and path.suffix != ".jsonl"
             file.seek(0)
             if not is_object:
                 yield from (row for row, *_ in stream_places(file, path.suffix))
@@ -98,11 +97,16 @@ def _rows(path: Path) -> Iterator[Any]:
     yield from content["golds"]
 
 
+def _beginning(file: IO[bytes]) -> bytes:
+    """Of a file, without a byte order mark and white space."""
+    return file.read(4096).lstrip(codecs.BOM_UTF8 + b" \t\r\n")
+
+
 def _read_json(path: Path) -> Any:
     """The JSON in a file; UserError where there is none, and where it is what a server sends in place of a file."""
     if path.is_file():
         with path.open("rb") as file:
-            begin = file.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+            begin = _beginning(file).lower()
         if begin.startswith((b"<!doctype", b"<html", b"<?xml")):
             raise UserError(
                 f"{path}: a web page, not JSON: a server sends one for an address that is wrong\n  fetch the file again"

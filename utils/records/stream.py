@@ -35,9 +35,7 @@ class DatasetFile:
         seen = set()
         announce_file("reading", self.path)
         try:
-            if not self.path.is_file():  # nor is a pipe waited for
-                raise FileNotFoundError(self.path)
-            with open(self.path, "rb") as file:
+            with open_regular(self.path) as file:
                 for record, *place in stream_places(file, self.path.suffix):
                     check_record(record, str(self.path), needs)
                     if record["id"] in seen:
@@ -71,6 +69,13 @@ class DatasetFile:
         if record["id"] != self.ids[number]:
             raise UserError(f"{self.path}: was changed while it was read; run the same command again")
         return record
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """The file, to be read; OSError where there is none, or a pipe, which would be waited for."""
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    return open(path, "rb")
 
 
 def stream_places(file: IO[bytes], suffix: str) -> Iterator[tuple[Any, int, int]]:

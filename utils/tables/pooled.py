@@ -5,15 +5,13 @@ value is there. What has several strata is the unweighted mean of theirs, as in 
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from utils.tables.significance import DECIMALS, PERMUTATIONS, RESAMPLES
+from utils.tables.significance import PERMUTATIONS, RESAMPLES, batch_sizes, percentile_limits, rounded
 
 if TYPE_CHECKING:
     import numpy as np
-
-AT_ONCE = 1_000  # draws
 
 Of = Callable[[Sequence[Any], "np.ndarray"], "np.ndarray"]  # as `Pooled.of`
 Strata = Sequence[Sequence[Hashable]]
@@ -31,7 +29,7 @@ def pooled_mean(strata: Strata, of: Of) -> float | None:
     if not all(strata):
         return None
     counters = map(Counter, strata)
-    return _rounded(np.mean([of(list(counts), np.array([list(counts.values())]))[0] for counts in counters]))
+    return rounded(np.mean([of(list(counts), np.array([list(counts.values())]))[0] for counts in counters]))
 
 
 def pooled_interval(strata: Strata, of: Of, seed: int = 0) -> tuple[float, float] | None:
@@ -41,10 +39,7 @@ def pooled_interval(strata: Strata, of: Of, seed: int = 0) -> tuple[float, float
     if min(map(len, strata)) < 2:
         return None
     rng = np.random.default_rng(seed)
-    drawn = np.mean([_resampled(stratum, of, rng) for stratum in strata], axis=0)
-    drawn.sort()
-    k = (RESAMPLES + 1) // 40
-    return _rounded(drawn[k - 1]), _rounded(drawn[-k])
+    return percentile_limits(np.mean([_resampled(stratum, of, rng) for stratum in strata], axis=0))
 
 
 def _resampled(stratum: Sequence[Hashable], of: Of, rng: "np.random.Generator") -> "np.ndarray":
@@ -52,7 +47,7 @@ def _resampled(stratum: Sequence[Hashable], of: Of, rng: "np.random.Generator") 
 
     counts = Counter(stratum)
     shares = np.array(list(counts.values())) / len(stratum)
-    draws = (rng.multinomial(len(stratum), shares, rows) for rows in _batches(RESAMPLES))
+    draws = (rng.multinomial(len(stratum), shares, rows) for rows in batch_sizes(RESAMPLES, len(counts)))
     return np.concatenate([of(list(counts), batch) for batch in draws])
 
 
@@ -84,16 +79,8 @@ def _swapped(stratum: Sequence[tuple[Hashable, Hashable]], of: Of, rng: "np.rand
     values = [*(one for one, _ in counts), *(other for _, other in counts)]
     whole = np.array(list(counts.values()))
     drawn = []
-    for rows in _batches(PERMUTATIONS):
+    for rows in batch_sizes(PERMUTATIONS, 2 * len(counts)):
         swapped = rng.binomial(whole, 0.5, size=(rows, len(whole)))
         kept = whole - swapped
         drawn.append(of(values, np.hstack([kept, swapped])) - of(values, np.hstack([swapped, kept])))
     return np.concatenate(drawn)
-
-
-def _batches(draws: int) -> Iterator[int]:
-    return (min(AT_ONCE, draws - start) for start in range(0, draws, AT_ONCE))
-
-
-def _rounded(value: float) -> float:
-    return round(float(value), DECIMALS) + 0.0  # -0.0 + 0.0 is 0.0

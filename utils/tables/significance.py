@@ -31,12 +31,12 @@ Strata = Sequence[Sequence[float]]
 
 def differences(pairs: Sequence[tuple[float, float]]) -> list[float]:
     """First minus second, rounded so that equal differences of scores are equal numbers."""
-    return [_rounded(one - other) for one, other in pairs]
+    return [rounded(one - other) for one, other in pairs]
 
 
 def mean_over_strata(strata: Strata) -> float | None:
     """Unweighted mean of the strata's means, None where a stratum is empty."""
-    return _rounded(fmean(map(fmean, strata))) if all(strata) else None
+    return rounded(fmean(map(fmean, strata))) if all(strata) else None
 
 
 def t_test(strata: Strata) -> tuple[float | None, float | None]:
@@ -85,9 +85,14 @@ def bootstrap_interval(strata: Strata, resamples: int = RESAMPLES, seed: int = 0
         return None
     rng = np.random.default_rng(seed)
     means = np.mean([_resampled_means(stratum, resamples, rng) for stratum in strata], axis=0)
-    means.sort()
-    k = (resamples + 1) // 40
-    return _rounded(means[k - 1]), _rounded(means[-k])
+    return percentile_limits(means)
+
+
+def percentile_limits(resampled: "np.ndarray") -> tuple[float, float]:
+    """The k-th smallest and the k-th largest of resampled numbers, one fewer than 40 k; sorts them in place."""
+    resampled.sort()
+    k = (len(resampled) + 1) // 40
+    return rounded(resampled[k - 1]), rounded(resampled[-k])
 
 
 def _resampled_means(stratum: Sequence[float], resamples: int, rng: "np.random.Generator") -> "np.ndarray":
@@ -97,7 +102,7 @@ def _resampled_means(stratum: Sequence[float], resamples: int, rng: "np.random.G
     values, first, counts = np.unique(stratum, return_index=True, return_counts=True)
     order = np.argsort(first)  # in order of appearance, which swapping the systems does not change
     values, shares = values[order], counts[order] / len(stratum)
-    draws = (rng.multinomial(len(stratum), shares, rows) for rows in _batch_sizes(resamples, len(values)))
+    draws = (rng.multinomial(len(stratum), shares, rows) for rows in batch_sizes(resamples, len(values)))
     return np.concatenate([batch @ values for batch in draws]) / len(stratum)
 
 
@@ -141,12 +146,12 @@ def _random_flips(sizes: "np.ndarray", permutations: int, seed: int) -> Iterator
 
     rng = np.random.default_rng(seed)
     values, counts = np.unique(sizes, return_counts=True)
-    for rows in _batch_sizes(permutations, len(values)):
+    for rows in batch_sizes(permutations, len(values)):
         negative = rng.binomial(counts, 0.5, size=(rows, len(values)))
         yield (counts - 2 * negative) @ values
 
 
-def _batch_sizes(rows: int, width: int) -> Iterator[int]:
+def batch_sizes(rows: int, width: int) -> Iterator[int]:
     """Sizes that add up to `rows`, so that no batch of rows has more than BATCH_NUMBERS numbers, or is one row."""
     size = max(1, BATCH_NUMBERS // width)
     return (min(size, rows - start) for start in range(0, rows, size))
@@ -185,5 +190,6 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
+    """To DECIMALS; 0.0 and not -0.0."""
     return round(float(value), DECIMALS) + 0.0  # -0.0 + 0.0 is 0.0
