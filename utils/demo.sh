@@ -76,8 +76,8 @@ for split in train validation; do
         --output_dataset_addr $out/${split}_ranked.json --overwrite changed
 done
 run "$python" train_planner.py --model_addr $chat --inputs_addr $out/train_ranked.json \
-    --validation_addr $out/validation_ranked.json --output_dir $out/planner --num_contexts 2 --max_steps 6 \
-    --save_steps 3 --gradient_accumulation_steps 4 --learning_rate 3e-3 --eval_generate 1 \
+    --validation_addr $out/validation_ranked.json --output_dir $out/planner --num_contexts 2 --max_steps 4 \
+    --save_steps 2 --gradient_accumulation_steps 4 --learning_rate 3e-3 --eval_generate 1 \
     --no-gradient_checkpointing --overwrite
 run "$python" utils/plot_training.py --output_dir $out/planner
 
