@@ -9,6 +9,7 @@ from pathlib import Path
 import nltk.data
 import pytest
 from api_server import Reply, serve
+from lamp_samples import CONFIGS, LAMP, read_sample
 from nltk_data import write_nltk_data
 
 import baselines
@@ -23,17 +24,8 @@ from utils.benchmarks.lamp import TAGS
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.records.datasets import read_dataset
-from utils.records.originals import read_originals
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = ROOT / "tests/data"
-LAMP = [f"LaMP-{number}" for number in range(1, 8)]
-CONFIGS = {
-    "LongLaMP-abstract": "abstract_generation_user",
-    "LongLaMP-review": "product_review_user",
-    "LongLaMP-topic": "topic_writing_user",
-    "LongLaMP-email": "email_user",
-}
 SPLITS = ("train", "dev", "test")
 
 # A change of a prompt changes every number measured with it: see tests/prompts/test_prompts.py.
@@ -52,19 +44,6 @@ GOLDEN = {
 }
 
 each_task = pytest.mark.parametrize("name", [*LAMP, *CONFIGS])
-
-
-def read_sample(name, split="dev"):
-    if name in CONFIGS:
-        split = split.replace("dev", "val")
-        return list(
-            read_originals(tasks()[name], DATA / "mini_longlamp" / CONFIGS[name] / f"{split}.json", None, split)
-        )
-    folder = DATA / "mini_lamp" / name.replace("-", "_")
-    outputs = folder / f"{split}_outputs.json"
-    return list(
-        read_originals(tasks()[name], folder / f"{split}_questions.json", outputs if outputs.exists() else None)
-    )
 
 
 def prompt_of(name, record, method="rag", number=10):

@@ -1,5 +1,6 @@
 """What LaMP's and LongLaMP's own files hold, as records: what their tasks share of it."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -7,7 +8,7 @@ from typing import Any
 
 from utils.benchmarks.checks import check_id, is_unicode
 from utils.benchmarks.references import check_target
-from utils.benchmarks.task import Item, Metric, Output, Record, Task
+from utils.benchmarks.task import Export, Item, Metric, Output, Record, Task
 from utils.cli import UserError
 from utils.cli.errors import kind, quote
 
@@ -95,6 +96,16 @@ def to_record(name: str, question: Mapping[str, Any], where: str) -> Record:
     return record | {"profile": items}
 
 
+def write_golds(name: str, records: Sequence[Record], answers: Mapping[str, str]) -> str:
+    """A system's answers as LaMP writes the right ones, `{"task", "golds": [{"id", "output"}]}`."""
+    golds = [{"id": record["id"], "output": answers[record["id"]]} for record in records]
+    return json.dumps({"task": original_name(name), "golds": golds}, ensure_ascii=False, indent=2) + "\n"
+
+
+def original_name(name: str) -> str:
+    return name.replace("-", "_")
+
+
 def make_task(
     name: str,
     layout: Layout,
@@ -102,12 +113,14 @@ def make_task(
     output: Output,
     metrics: Mapping[str, Metric],
     check: Callable[[Record, str], None] = check_target,
+    archive: str | None = None,
     **others: Any,
 ) -> Task:
     """A task with one group, itself, and one prompt, whose paragraph with the profile is left out where there is none.
 
     Args:
         check: of the target.
+        archive: of `Export`.
         others: further fields of the `Task`.
     """
     return Task(
@@ -123,5 +136,6 @@ def make_task(
         query=layout.query_of,
         item_text=layout.item_text,
         stated=layout.stated,
+        export=Export(f"{original_name(name)}.json", partial(write_golds, name), archive),
         **{"convert": partial(to_record, name), **others},
     )

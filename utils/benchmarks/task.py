@@ -80,6 +80,15 @@ class Metric:
         return [(record["id"], i) for i in range(count)]
 
 
+@dataclass(frozen=True)
+class Export:
+    """The file in which the benchmark's own scorer, or its leaderboard, takes a system's answers."""
+
+    name: str  # of the file
+    write: Callable[[Sequence[Record], Mapping[str, str]], str]  # its text, from records and from answers by id
+    archive: str | None = None  # the zip in which it takes the files of all tasks that name the same one
+
+
 def best_first(items: Sequence[Item]) -> Sequence[Item]:
     return items
 
@@ -122,6 +131,7 @@ class Task:
     # From a question of the benchmark's own files, with its right answer as `output` where that is known, to a record;
     # raises UserError, which begins with the second argument. None: its own files are such records.
     convert: Callable[[dict[str, Any], str], Record] | None = None
+    export: Export | None = None  # None where nobody but this repository scores its answers
     # What the benchmark's paper prints of its files, by a file's name without its ending: their `group`, `split` and
     # number of `questions`, and mean and deviation of each of `sizes`.
     paper_files: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
