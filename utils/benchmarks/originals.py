@@ -118,6 +118,8 @@ def make_task(
 ) -> Task:
     """A task with one group, itself, and one prompt, whose paragraph with the profile is left out where there is none.
 
+    With plans, which a user can only bring, the tasks of a folder of prompts share one.
+
     Args:
         check: of the target.
         archive: of `Export`.
@@ -130,7 +132,7 @@ def make_task(
         placed_by="task",
         group_words=("task", "tasks", "part"),
         fields={"profile": layout.check_profile, "target": check},
-        prompts={"none": prompt, "rag": prompt},
+        prompts={"none": prompt, "rag": prompt, "planpers": f"{prompt.partition('/')[0]}/planpers"},
         output=output,
         metrics=metrics,
         query=layout.query_of,
