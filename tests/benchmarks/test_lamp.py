@@ -9,7 +9,7 @@ from pathlib import Path
 import nltk.data
 import pytest
 from api_server import Reply, serve
-from lamp_samples import CONFIGS, LAMP, read_sample
+from lamp_samples import CONFIGS, DATA, LAMP, read_sample
 from nltk_data import write_nltk_data
 
 import baselines
@@ -326,6 +326,34 @@ def test_planning_is_refused(name, run, tmp_path):
     judge = ["--inputs_addr", dataset, "--response_addr", dataset, "--score_addr", out, "--evaluator_llm", "j"]
     with pytest.raises(UserError, match=rf"{name}'s [\w-]+ is computed, no judge is asked; leave it out"):
         run(evaluate_responses, *judge)
+
+
+def test_items_are_trimmed_where_that_is_asked_for(run, tmp_path, capsys):
+    records, out = read_sample("LongLaMP-topic"), tmp_path / "out.json"
+    dataset = save(records, tmp_path / "val.json")
+    run.answers = {"": "A post."}
+    flags = [*run.api, "--rag", "--inputs_addr", dataset, "--max_model_len", 700, "--max_tokens", 300]
+    assert run(baselines, *flags, "--output_addr", tmp_path / "whole.json") == 0
+    assert "posts trimmed" not in capsys.readouterr().out
+    assert run(baselines, *flags, "--output_addr", out, "--trim_items", "--dry_run") == 0
+    dry = capsys.readouterr().out
+    assert run(baselines, *flags, "--output_addr", out, "--trim_items") == 0
+    whole, trimmed = (json.loads(path.read_text()) for path in (tmp_path / "whole.json", out))
+    answers = [outputs[0] for outputs in trimmed.values()]
+    number = sum(answer["num_contexts_trimmed"] for answer in answers)
+    assert number > 5 and f", 0 posts left out for length, {number} posts trimmed" in capsys.readouterr().out
+    assert f"0 posts left out for length, {number} cut at the end" in dry
+    assert [answer["num_contexts_used"] for answer in answers] == [len(record["profile"]) for record in records]
+    assert sum(outputs[0]["num_contexts_dropped"] for outputs in whole.values()) > 5
+    assert all("num_contexts_trimmed" not in outputs[0] for outputs in whole.values())
+    assert "trim_items" not in read_manifest(tmp_path / "whole.json")["fingerprint"]
+    run(baselines, *flags, "--output_addr", out, "--trim_items")
+    assert "already finished, left alone" in capsys.readouterr().out
+    with pytest.raises(UserError, match="was made with other settings: trim_items: true, now null"):
+        run(baselines, *flags, "--output_addr", out)
+    sample = DATA / "mini_lampqa/test.json"
+    with pytest.raises(UserError, match="--trim_items: the posts of LaMP-QA are whole or left out; leave the flag out"):
+        run(baselines, *run.api, "--rag", "--trim_items", "--inputs_addr", sample, "--output_addr", out)
 
 
 def test_an_estimate_has_no_plans(run, tmp_path, capsys):

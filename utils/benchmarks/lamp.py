@@ -77,7 +77,7 @@ make = partial(make_task, facts="utils/benchmarks/lamp.py", join=one_after_the_o
 TASKS = [
     make(
         "LaMP-1",
-        Layout(candidates, ("title", "abstract"), lambda item: f'"{item["title"]}"'),
+        Layout(candidates, ("title", "abstract"), lambda item: f'"{item["title"]}"', trimmed="title"),
         "lamp/citation",
         CITATION,
         label_metrics(REFERENCES),

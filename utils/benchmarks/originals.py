@@ -24,12 +24,14 @@ class Layout:
         compared: fields of an item that retrieval takes, joined by a space.
         stated: what a prompt says of an item.
         others: further fields of an item, that only a prompt states.
+        trimmed: the field that --trim_items cuts; the last of `compared` where not given.
     """
 
     query: Callable[[str], str]
     compared: Sequence[str]
     stated: Callable[[Item], str]
     others: Sequence[str] = ()
+    trimmed: str | None = None
 
     def query_of(self, record: Record) -> str:
         return self._query(record, f"id {quote(record['id'])}")
@@ -138,6 +140,7 @@ def make_task(
         query=layout.query_of,
         item_text=layout.item_text,
         stated=layout.stated,
+        trimmed=layout.trimmed or layout.compared[-1],
         export=Export(f"{original_name(name)}.json", partial(write_golds, name), archive),
         **{"convert": partial(to_record, name), **others},
     )
