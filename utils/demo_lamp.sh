@@ -10,23 +10,25 @@ out=demo/lamp/output
 limits="--max_tokens 48 --constrained_decoding always"
 sets="LaMP-3_user_dev LaMP-4_user_dev LongLaMP-topic_user_val"
 
-# Of a dataset's answers, in files $out/<dataset>_<system>.json, the scores by a metric.
-score() {
-    answers= scores=
-    for system in none bm25 dense; do
-        answers="$answers $out/$1_$system.json"
-        scores="$scores $out/$1_${system}_$2.json"
+# What is scored by what, a table each.
+lamp="LaMP-3_user_dev:MAE LaMP-3_user_dev:RMSE LaMP-4_user_dev:rouge-1 LaMP-4_user_dev:rouge-L"
+longlamp="LongLaMP-topic_user_val:rouge-1 LongLaMP-topic_user_val:rouge-L"
+
+# The score files of a system (in $out, as <dataset>_<system>_<metric>.json) for a table.
+scores() {
+    system=$1
+    shift
+    for scored in "$@"; do
+        printf '%s ' "$out/${scored%:*}_${system}_${scored#*:}.json"
     done
-    # shellcheck disable=SC2086 (words)
-    run "$python" evaluate_responses.py --strategy "$2" --inputs_addr "$data/$1.json" --response_addr $answers \
-        --score_addr $scores --overwrite changed
 }
 
 table() {
+    # shellcheck disable=SC2046 (words)
     run "$python" utils/make_table.py \
-        --system "No personalization" "$out/$1_none_$2.json" \
-        --system "RAG (BM25)" "$out/$1_bm25_$2.json" \
-        --system "RAG (encoder)" "$out/$1_dense_$2.json"
+        --system "No personalization" $(scores none "$@") \
+        --system "RAG (BM25)" $(scores bm25 "$@") \
+        --system "RAG (encoder)" $(scores dense "$@")
 }
 
 printf 'LaMP-3, LaMP-4 and a task of LongLaMP, 6 questions each, with small models: about 4 minutes on two cores.\n'
@@ -44,12 +46,13 @@ begin "what a user wrote before is ranked by its nearness to the question, by wo
 for set in $sets; do
     run "$python" retrieval/rank_dataset.py --ranker bm25 --input_dataset_addr $data/$set.json \
         --output_dataset_addr $out/${set}_bm25_ranked.json --overwrite changed
-    run "$python" retrieval/rank_dataset.py --model_name $encoder \
-        --input_dataset_addr $data/$set.json --output_dataset_addr $out/${set}_dense_ranked.json --overwrite changed
+    run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data/$set.json \
+        --output_dataset_addr $out/${set}_dense_ranked.json --overwrite changed
 done
 
 begin "answers without the profile, and with its four nearest items (RAG); a rating is held to 1 to 5"
 for set in $sets; do
+    # shellcheck disable=SC2086 (words)
     run "$python" baselines.py --model_addr $chat --inputs_addr $data/$set.json --output_addr $out/${set}_none.json \
         $limits --overwrite changed
     for ranker in bm25 dense; do
@@ -59,17 +62,17 @@ for set in $sets; do
 done
 
 begin "the answers are compared with what the users wrote, without a judge"
-score LaMP-3_user_dev MAE
-score LaMP-3_user_dev RMSE
-for set in LaMP-4_user_dev LongLaMP-topic_user_val; do
-    score $set rouge-1
-    score $set rouge-L
+for scored in $lamp $longlamp; do
+    set=${scored%:*} metric=${scored#*:}
+    run "$python" evaluate_responses.py --strategy $metric --inputs_addr $data/$set.json --overwrite changed \
+        --response_addr $out/${set}_none.json $out/${set}_bm25.json $out/${set}_dense.json \
+        --score_addr $out/${set}_none_$metric.json $out/${set}_bm25_$metric.json $out/${set}_dense_$metric.json
 done
 
 begin "tables, and the answers as LaMP's own scorers take them"
-table LaMP-3_user_dev MAE
-table LaMP-4_user_dev rouge-1
-table LongLaMP-topic_user_val rouge-1
+# shellcheck disable=SC2086 (words)
+table $lamp
+table $longlamp
 run "$python" utils/export_predictions.py --output_dir $out/export \
     --inputs_addr $data/LaMP-3_user_dev.json $data/LaMP-4_user_dev.json \
     --response_addr $out/LaMP-3_user_dev_dense.json $out/LaMP-4_user_dev_dense.json
