@@ -4,30 +4,13 @@
 # Each command is printed before it runs; a second run finds everything finished and leaves it alone.
 # The first table comes as soon as two systems are judged, the whole one at the end.
 set -eu
-python=${PYTHON:-python}
+num_stages=7
+. utils/cli/stages.sh
 sample=tests/data/mini_lampqa
 data=$sample/test.json
-chat=demo/models/chat
-encoder=demo/models/encoder
 out=demo/output
 # The demo's model gains nothing from longer answers, and seldom writes JSON unless it is held to it.
 limits="--max_tokens 96 --constrained_decoding always"
-
-start=$(date +%s)
-num_stages=7
-stage=0
-
-# What comes now, and how long it has taken so far.
-begin() {
-    stage=$((stage + 1))
-    seconds=$(($(date +%s) - start))
-    printf '\n=== %d/%d, after %d:%02d: %s\n' $stage $num_stages $((seconds / 60)) $((seconds % 60)) "$*"
-}
-
-run() {
-    printf '\n$ %s\n' "$*"
-    "$@"
-}
 
 # The answers of these systems (files in $out, without .json) are judged, by one judge that is loaded once.
 judge() {

@@ -1,5 +1,6 @@
 """What LaMP's and LongLaMP's own files hold, as records: what their tasks share of it."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -7,7 +8,7 @@ from typing import Any
 
 from utils.benchmarks.checks import check_id, is_unicode
 from utils.benchmarks.references import check_target
-from utils.benchmarks.task import Item, Metric, Output, Record, Task
+from utils.benchmarks.task import Export, Item, Metric, Output, Record, Task
 from utils.cli import UserError
 from utils.cli.errors import kind, quote
 
@@ -23,12 +24,14 @@ class Layout:
         compared: fields of an item that retrieval takes, joined by a space.
         stated: what a prompt says of an item.
         others: further fields of an item, that only a prompt states.
+        trimmed: the field that --trim_items cuts; the last of `compared` where not given.
     """
 
     query: Callable[[str], str]
     compared: Sequence[str]
     stated: Callable[[Item], str]
     others: Sequence[str] = ()
+    trimmed: str | None = None
 
     def query_of(self, record: Record) -> str:
         return self._query(record, f"id {quote(record['id'])}")
@@ -95,6 +98,16 @@ def to_record(name: str, question: Mapping[str, Any], where: str) -> Record:
     return record | {"profile": items}
 
 
+def write_golds(name: str, records: Sequence[Record], answers: Mapping[str, str]) -> str:
+    """A system's answers as LaMP writes the right ones, `{"task", "golds": [{"id", "output"}]}`."""
+    golds = [{"id": record["id"], "output": answers[record["id"]]} for record in records]
+    return json.dumps({"task": original_name(name), "golds": golds}, ensure_ascii=False, indent=2) + "\n"
+
+
+def original_name(name: str) -> str:
+    return name.replace("-", "_")
+
+
 def make_task(
     name: str,
     layout: Layout,
@@ -102,12 +115,16 @@ def make_task(
     output: Output,
     metrics: Mapping[str, Metric],
     check: Callable[[Record, str], None] = check_target,
+    archive: str | None = None,
     **others: Any,
 ) -> Task:
     """A task with one group, itself, and one prompt, whose paragraph with the profile is left out where there is none.
 
+    With plans, which a user can only bring, the tasks of a folder of prompts share one.
+
     Args:
         check: of the target.
+        archive: of `Export`.
         others: further fields of the `Task`.
     """
     return Task(
@@ -117,11 +134,13 @@ def make_task(
         placed_by="task",
         group_words=("task", "tasks", "part"),
         fields={"profile": layout.check_profile, "target": check},
-        prompts={"none": prompt, "rag": prompt},
+        prompts={"none": prompt, "rag": prompt, "planpers": f"{prompt.partition('/')[0]}/planpers"},
         output=output,
         metrics=metrics,
         query=layout.query_of,
         item_text=layout.item_text,
         stated=layout.stated,
+        trimmed=layout.trimmed or layout.compared[-1],
+        export=Export(f"{original_name(name)}.json", partial(write_golds, name), archive),
         **{"convert": partial(to_record, name), **others},
     )
