@@ -9,7 +9,7 @@ import re
 from functools import partial
 from typing import Any
 
-from utils.benchmarks.originals import Layout, after, make_task, to_record
+from utils.benchmarks.originals import Layout, after, dated, make_task, to_record
 from utils.benchmarks.references import (
     check_label,
     check_rating,
@@ -73,7 +73,7 @@ MOVIE_TAG = Output("|".join(TAGS), LabelParser({tag: words_of(tag) for tag in TA
 RATING = Output("[1-5]", parse_rating)
 LINE = Output(r"[^\s][^\n]*", parse_text)  # a title, a subject, a tweet: not nothing
 
-make = partial(make_task, facts="utils/benchmarks/lamp.py", join=one_after_the_other)
+make = partial(make_task, facts="utils/benchmarks/lamp.py", join=one_after_the_other, item_date=dated("date"))
 TASKS = [
     make(
         "LaMP-1",

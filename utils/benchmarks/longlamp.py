@@ -6,7 +6,7 @@ which only the scorer sees. The hub's rows have no ids, and reviews have none in
 
 from functools import partial
 
-from utils.benchmarks.originals import Layout, after, make_task
+from utils.benchmarks.originals import Layout, after, dated, make_task
 from utils.benchmarks.references import long_text_metrics
 from utils.benchmarks.task import Item, Output
 from utils.parsing.bare_text import parse_text
@@ -32,7 +32,13 @@ def state_review(item: Item) -> str:
     )
 
 
-make = partial(make_task, output=TEXT, metrics=long_text_metrics(), facts="utils/benchmarks/longlamp.py")
+make = partial(
+    make_task,
+    output=TEXT,
+    metrics=long_text_metrics(),
+    facts="utils/benchmarks/longlamp.py",
+    item_date=dated("year"),  # of papers; of the others none is known
+)
 TASKS = [
     make("LongLaMP-abstract", Layout(after("items:"), ("title", "abstract"), state_abstract), "longlamp/abstract"),
     make(

@@ -111,6 +111,9 @@ class Task:
     # An item as a prompt has it, `item_text` where None, and what makes one text of several.
     stated: Callable[[Item], str] | None = None
     join: Callable[[list[str]], str] = join_posts
+    # When an item was written, which recency goes by: year, month, ...; None where it does not say so. None: items have
+    # no dates, and the last one in the file is the latest.
+    item_date: Callable[[Item], tuple[int, ...] | None] | None = None
     # What a prompt may see of a record besides profile and plan: never what only the scorer may see.
     values: Callable[[Record], dict[str, str]] = lambda record: {"question": record["question"]}
     gold_plan: Callable[[Record], list[str]] | None = None  # titles; None where there is none, and planning is refused
