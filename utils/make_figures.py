@@ -136,7 +136,14 @@ def check_numbers_of_posts(names: list[str]) -> None:
 
 def read_scored(args: argparse.Namespace) -> tuple[list[System], list[str]]:
     """The systems, and notes on them; UserError too where no question of any system has a score."""
-    systems, notes = read_compared(args.system, args.unscored_as_zero, args.allow_partial)
+    [board, *others], notes = read_compared(args.system, args.unscored_as_zero, args.allow_partial)
+    systems = board.systems
+    if others:
+        path = others[0].systems[0].paths[0]
+        raise UserError(
+            f"{path}: scores of {others[0].title}, but {systems[0].paths[0]} has scores of {board.title}\n"
+            "  a figure shows one task by one metric: draw one for each"
+        )
     scored = {question["group"] for system in systems for question in system.questions if question["score"] is not None}
     if not scored:
         raise UserError(f"{systems[0].paths[0]}: no question of any system has a score; there is nothing to draw")

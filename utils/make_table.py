@@ -31,7 +31,7 @@ from utils.tables.comparisons import compare
 from utils.tables.formats import to_csv, to_latex, to_markdown
 from utils.tables.notes import print_notes, read_compared
 from utils.tables.paper_results import read_paper
-from utils.tables.system_scores import add_unscored_argument, columns_of
+from utils.tables.system_scores import add_unscored_argument
 
 SCRIPT = "utils/make_table.py"
 
@@ -40,19 +40,16 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     names = [one_line(name) for name, *_ in args.system]
     check_arguments(args, names)
-    paper = None if args.paper is None else read_paper(args.paper, args.paper_table, names)
-    systems, notes = read_compared(args.system, args.unscored_as_zero, args.allow_partial)
-    task = systems[0].task
-    if paper is not None and paper.columns != columns_of(task):
-        raise UserError(f"--paper: the paper has no numbers on {task.name}, which these scores are of; leave it out")
-    contrasts = compare(systems, args.baseline, args.intervals, args.holm)
+    boards, notes = read_compared(args.system, args.unscored_as_zero, args.allow_partial)
+    paper = None if args.paper is None else read_paper(boards[0].task, args.paper, args.paper_table, names, boards)
+    contrasts = compare(boards, args.baseline, args.intervals, args.holm)
     marked = args.format != "csv"  # whose cells are numbers alone
-    notes += [*score_table.dagger_notes(contrasts, marked, task), *score_table.paper_notes(paper, systems, marked)]
+    notes += [*score_table.dagger_notes(contrasts, marked), *score_table.paper_notes(paper, boards, marked)]
     notes += [] if args.intervals else score_table.left_out_notes(contrasts)
-    tables = [score_table.means_table(systems, contrasts, paper, notes)]
-    tables += [score_table.intervals_table(systems, contrasts)] if args.intervals else []
+    tables = [score_table.means_table(boards, contrasts, paper, notes)]
+    tables += [score_table.intervals_table(boards, contrasts)] if args.intervals else []
     if args.format == "csv":
-        text = to_csv(score_table.csv_rows(systems, contrasts, paper))
+        text = to_csv(score_table.csv_rows(boards, contrasts, paper))
         print_notes(note for table in tables for note in table.notes)
     else:
         text = {"markdown": to_markdown, "latex": to_latex}[args.format](tables)

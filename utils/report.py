@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from utils import cli
-from utils.benchmarks import task_of
+from utils.benchmarks import task_of, tasks
 from utils.benchmarks.task import Record
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
@@ -32,7 +32,7 @@ from utils.tables import report_page
 from utils.tables.formats import counted
 from utils.tables.notes import read_compared, wording_note
 from utils.tables.report_page import Datasets, Side, is_whole, posts_used, rubric
-from utils.tables.system_scores import System
+from utils.tables.system_scores import Board
 
 SCRIPT = "utils/report.py"
 
@@ -57,9 +57,9 @@ def main(argv: list[str] | None = None) -> int:
     files = sort_files(args.system)
     datasets = read_datasets(args.inputs_addr)
     sides = [read_side(name, kinds, datasets.questions) for name, kinds in files.items()]
-    systems, notes = read_scores_into(sides, files, datasets)
+    boards, notes = read_scores_into(sides, files, datasets)
     notes += posts_notes(sides, datasets)
-    page = report_page.make_page(sides, datasets, systems, notes)
+    page = report_page.make_page(sides, datasets, boards, notes)
     prepare_derived([args.output_addr], SCRIPT, args.overwrite)
     publish_derived({Path(args.output_addr): page.encode()}, SCRIPT, args)
     held = f"{counted(len(datasets.questions), 'question')}, {counted(len(sides), 'system')}"
@@ -101,13 +101,16 @@ def kind_of(path: str) -> str:
 def read_datasets(paths: list[str]) -> Datasets:
     """Read the datasets; a question may stand in several, ranked in different ways."""
     files = {path: read_dataset(path, needs=["profile", "gold_plan"]) for path in paths}
-    datasets = Datasets(task_of(", ".join(paths), [records[0] for records in files.values()]))
+    found = [task_of(path, records) for path, records in files.items()]
+    if len({task.benchmark or task.name for task in found}) > 1:
+        task_of(", ".join(paths), [records[0] for records in files.values()])  # says which two
+    datasets = Datasets([task for task in tasks().values() if task in found])
     for path, records in files.items():
         profiles = datasets.profiles.setdefault(file_hash(path), {})
         for record in records:
             profiles[record["id"]] = record.pop("profile")
             known = datasets.questions.setdefault(record["id"], record)
-            asked = [(one["question"], rubric(datasets.task, one)) for one in (known, record)]
+            asked = [(one["question"], rubric(datasets.task_of(one), one)) for one in (known, record)]
             if asked[0] != asked[1]:
                 raise UserError(f"{path}: id {quote(record['id'])} is another question in another --inputs_addr")
     return datasets
@@ -143,16 +146,18 @@ def check_known(ids: Iterable[str], questions: dict[str, Record], path: str) -> 
 
 def read_scores_into(
     sides: list[Side], files: dict[str, dict[str, list[str]]], datasets: Datasets
-) -> tuple[list[System], list[str]]:
-    """Read the score files into the sides, as utils/make_table.py does: the systems with any, and notes on them."""
+) -> tuple[list[Board], list[str]]:
+    """Read the score files into the sides, as utils/make_table.py does: the boards of its table, and notes on them."""
     arguments = [[name, *kinds["scores"]] for name, kinds in files.items() if kinds["scores"]]
     if not arguments:
         return [], []
-    systems, notes = read_compared(arguments, allow_partial=True)
+    boards, notes = read_compared(arguments, allow_partial=True)
+    systems = [system for board in boards for system in board.systems]
     for system in systems:
         where = ", ".join(system.paths)
-        if system.task.name != datasets.task.name:
-            raise UserError(f"{where}: scores of {system.task.name}, but the datasets are of {datasets.task.name}")
+        if system.task not in datasets.tasks:
+            names = ", ".join(task.name for task in datasets.tasks)
+            raise UserError(f"{where}: scores of {system.task.name}, but the datasets are of {names}")
         check_known((entry["id"] for entry in system.entries), datasets.questions, where)
         for entry in system.entries:
             asked = [title for title, *_ in rubric(system.task, datasets.questions[entry["id"]])]
@@ -160,9 +165,10 @@ def read_scores_into(
                 one = f"{where}: question {quote(entry['id'])}"
                 raise UserError(f"{one} was judged by other aspects than its dataset's")
         [side] = (side for side in sides if side.name == system.name)
-        side.verdicts = {entry["id"]: entry for entry in system.entries}
-    judged = any(metric.judge for metric in datasets.task.metrics.values())
-    return systems, [*notes, wording_note(systems)] if judged else notes
+        title = f"{system.task.name}, {system.metric_name}"
+        side.verdicts = (side.verdicts or {}) | {title: {entry["id"]: entry for entry in system.entries}}
+    judged = any(board.metric.judge for board in boards)
+    return boards, [*notes, wording_note(systems)] if judged else notes
 
 
 def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:

@@ -7,6 +7,7 @@ categories of before, which share its name, are refused.
 
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from utils.benchmarks.originals import Layout, after, dated, make_task, to_record
@@ -73,7 +74,14 @@ MOVIE_TAG = Output("|".join(TAGS), LabelParser({tag: words_of(tag) for tag in TA
 RATING = Output("[1-5]", parse_rating)
 LINE = Output(r"[^\s][^\n]*", parse_text)  # a title, a subject, a tweet: not nothing
 
-make = partial(make_task, facts="utils/benchmarks/lamp.py", join=one_after_the_other, item_date=dated("date"))
+make = partial(
+    make_task,
+    benchmark="LaMP",
+    facts="utils/benchmarks/lamp.py",
+    join=one_after_the_other,
+    item_date=dated("date"),
+    paper_results=Path(__file__).with_name("lamp_paper.json"),
+)
 TASKS = [
     make(
         "LaMP-1",

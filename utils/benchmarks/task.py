@@ -5,6 +5,7 @@ A script never asks which benchmark it has: it calls what stands here. docs/addi
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypedDict
 
 from prompts import Messages, Prompt, join_posts
@@ -103,6 +104,7 @@ class Task:
     output: Output  # of an answer
     metrics: Mapping[str, Metric]  # by name, the default one first
     facts: str  # where the benchmark's facts stand, for messages
+    benchmark: str | None = None  # whose tasks, each of one group, may stand in one table; None: this one stands alone
     group_words: tuple[str, str, str] = ("group", "groups", "subgroup")  # what one, several and a part are called
     placed_by: str = "group"  # the field, a text, that `place` reads
     short: Mapping[str, str] = field(default_factory=dict)  # by a group's name what stands for it on a narrow page
@@ -128,6 +130,9 @@ class Task:
     # What the benchmark's paper prints of its files, by a file's name without its ending: their `group`, `split` and
     # number of `questions`, and mean and deviation of each of `sizes`.
     paper_files: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
+    # A file of what the paper prints of systems' scores, as `utils.tables.paper_results.read_paper` takes it. Its
+    # columns are those of a table, or of tasks of one benchmark `<task>, <metric>`.
+    paper_results: Path | None = None
 
     def best_items(self, record: Record, number: int) -> list[str]:
         """The texts of a question's best items, as many as `number`, in the order of the prompt."""
