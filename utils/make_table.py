@@ -1,17 +1,23 @@
-"""Put score files into the shape of the paper's Table 2: a row a system, a column a category.
+"""Put score files into the shape of a paper's table: a row a system, a column a category, or a task by a metric.
 
   python utils/make_table.py --system RAG rag_arts.json rag_lifestyle.json rag_society.json \\
       --system "No personalization" none.json
   python utils/make_table.py --system RAG rag.json --system PlanPers planpers.json --baseline RAG --holm --intervals
   python utils/make_table.py --system RAG rag.json --format latex --output_addr table.tex
+  python utils/make_table.py --system BM25 LaMP-2_accuracy.json LaMP-2_f1.json LaMP-3_MAE.json --system Recency ...
 
-The score files of a system are pooled and its questions sorted into the three categories by their community.
-Category columns are means of question scores, the last one is the unweighted mean of the three categories. A question
-without an answer counts 0; one without a verdict is left out, unless --unscored_as_zero. The best of a column is bold,
-with all that show the same four decimals.
+The score files of a system are pooled and its questions sorted into the groups of their benchmark, such as LaMP-QA's
+three categories. Group columns are means of question scores, the last one is the unweighted mean of the groups. Of
+LaMP and of LongLaMP several tasks may stand in one table, each by its metrics: a column a task and metric, as the files
+tell them; where a system has no file of one there is a dash.
+
+A question without an answer has the worst score; one without a verdict of the judge is left out, unless
+--unscored_as_zero. The best of a column is bold, with all that show the same four decimals; of errors (MAE, RMSE) the
+lowest is best.
 
 With --baseline, a dagger marks what is better than every baseline named: by a two-sided paired t-test, p < 0.05, in
-the same column, over the questions that both have a score of.
+the same column, over the questions that both have a score of; where a score is no mean of its questions' (macro F1,
+RMSE), by a permutation test.
 """
 
 import sys
@@ -66,17 +72,19 @@ def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
     add("--system", nargs="+", action="append", required=True, metavar=("NAME", "FILE"),
-        help="a row: its name, then one or more score files of evaluate_responses.py; give it once a row")
+        help="a row: its name, then one or more score files of evaluate_responses.py, of several tasks and metrics "
+        "too; give it once a row")
     add("--baseline", nargs="+", metavar="NAME",
         help="rows that the others are compared with; a dagger where one is better than each (default: no daggers)")
     add("--holm", action="store_true", help="correct the p-values over all comparisons in the table")
     add("--intervals", action="store_true",
         help="a second table: interval, permutation test and effect size of each comparison; in csv more columns")
     add("--paper", metavar="MODEL",
-        help="beside each cell what the paper prints for this model, and the difference to it; "
-        "rows are matched by their names")
-    add("--paper_table", choices=["2", "3"], default="2",
-        help="of the paper: 2 is the test set, 3 validation (%(default)s)")
+        help="beside each cell what the benchmark's paper prints for this model, and the difference to it; "
+        "rows are matched by their names, and what the paper has of another model than ours stands below")
+    add("--paper_table", default="2", metavar="TABLE",
+        help="of the paper: for LaMP-QA 2, the test set, or 3, validation; for LaMP user or time, for LongLaMP user or "
+        "temporal (%(default)s)")
     parser.without_effect("--paper_table", lambda args: args.paper is None, "without --paper", "give --paper")
     add("--format", choices=["markdown", "latex", "csv"], default="markdown",
         help="csv holds full-precision numbers, its notes go to stderr (%(default)s)")
