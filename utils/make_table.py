@@ -47,7 +47,11 @@ def main(argv: list[str] | None = None) -> int:
     names = [one_line(name) for name, *_ in args.system]
     check_arguments(args, names)
     boards, notes = read_compared(args.system, args.unscored_as_zero, args.allow_partial)
-    paper = None if args.paper is None else read_paper(boards[0].task, args.paper, args.paper_table, names, boards)
+    paper = None
+    if args.paper is not None:
+        shown = {board.title: board.name_of(board.task.name) for board in boards}  # its name is its only group's, too
+        shown = shown if boards[0].task.benchmark else None
+        paper = read_paper(boards[0].task, args.paper, args.paper_table, names, shown)
     contrasts = compare(boards, args.baseline, args.intervals, args.holm)
     marked = args.format != "csv"  # whose cells are numbers alone
     notes += [*score_table.dagger_notes(contrasts, marked), *score_table.paper_notes(paper, boards, marked)]

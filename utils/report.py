@@ -165,7 +165,7 @@ def read_scores_into(
                 one = f"{where}: question {quote(entry['id'])}"
                 raise UserError(f"{one} was judged by other aspects than its dataset's")
         [side] = (side for side in sides if side.name == system.name)
-        title = f"{system.task.name}, {system.metric_name}"
+        title = system.task.scored_by(system.metric_name)
         side.verdicts = (side.verdicts or {}) | {title: {entry["id"]: entry for entry in system.entries}}
     judged = any(board.metric.judge for board in boards)
     return boards, [*notes, wording_note(systems)] if judged else notes

@@ -131,12 +131,16 @@ class Task:
     # number of `questions`, and mean and deviation of each of `sizes`.
     paper_files: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
     # A file of what the paper prints of systems' scores, as `utils.tables.paper_results.read_paper` takes it. Its
-    # columns are those of a table, or of tasks of one benchmark `<task>, <metric>`.
+    # columns are those of a table, of several tasks `scored_by` their metrics.
     paper_results: Path | None = None
 
     def best_items(self, record: Record, number: int) -> list[str]:
         """The texts of a question's best items, as many as `number`, in the order of the prompt."""
         return [(self.stated or self.item_text)(item) for item in self.arrange(record["profile"][:number])]
+
+    def scored_by(self, metric: str) -> str:
+        """What a column is called of a table over several tasks."""
+        return f"{self.name}, {metric}"
 
     def check(self, record: Record, where: str, needs: Iterable[str]) -> None:
         """Check what is read; `needs` are fields, "gold_plan", metrics by name, or "score" for the first of these."""

@@ -1,13 +1,12 @@
 """The numbers that a benchmark's paper prints of systems, from the file that its `Task` names."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.json_files import read_json
-from utils.tables.system_scores import Board
 
 Place = tuple[str, str]  # method and column
 
@@ -27,15 +26,17 @@ class Paper:
     other_model: str  # of a model that no system here is: what sets it apart, in words; else empty
 
 
-def read_paper(task: Task, model: str, table: str, names: Collection[str], boards: Sequence[Board] = ()) -> Paper:
+def read_paper(
+    task: Task, model: str, table: str, names: Collection[str], shown: Mapping[str, str] | None = None
+) -> Paper:
     """What one of the paper's tables prints for a model; `names` are the systems that are to stand beside it.
 
     Args:
-        boards: those of the table, whose columns have their names there.
+        shown: of several tasks, or one of them, what is shown as `Task.scored_by` has it, with its column's name.
 
     Raises:
-        UserError: the paper has no such table or model, no numbers of what the boards show, or none of the systems is
-            named as one of its methods.
+        UserError: the paper has no such table or model, no numbers of what is shown, or none of the systems is named as
+            one of its methods.
     """
     missing = UserError(f"--paper: the paper has no numbers on {task.name}, which these scores are of; leave it out")
     if task.paper_results is None:
@@ -53,8 +54,7 @@ def read_paper(task: Task, model: str, table: str, names: Collection[str], board
         raise UserError(
             f"--paper: no --system is named as a method of the paper\n  its methods are {', '.join(methods)}"
         )
-    shown = {board.title: board.name_of(board.task.name) for board in boards}  # a task's name is its group's
-    columns = [shown.get(column, column) for column in data["columns"]]
+    columns = [(shown or {}).get(column, column) for column in data["columns"]]
     scores: dict[Place, float] = {}
     daggers: set[Place] = set()
     for method, printed in methods.items():
@@ -62,7 +62,7 @@ def read_paper(task: Task, model: str, table: str, names: Collection[str], board
         for column, score, dagger in zip(columns, printed["scores"], marks, strict=True):
             scores |= {} if score is None else {(method, column): score}
             daggers |= {(method, column)} if dagger else set()
-    if boards and task.benchmark and not {column for _, column in scores} & set(shown.values()):
+    if shown is not None and not {column for _, column in scores} & set(shown.values()):
         raise missing
     misprints = {
         (misprint["method"], misprint["column"]): misprint["note"]

@@ -102,7 +102,7 @@ class Board:
 
     @property
     def title(self) -> str:
-        return f"{self.task.name}, {self.metric_name}"
+        return self.task.scored_by(self.metric_name)
 
     def name_of(self, column: str) -> str:
         """What a column of `columns_of` is called: no other one of the table is called so."""
