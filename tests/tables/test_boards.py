@@ -213,6 +213,18 @@ def test_a_figure_shows_one_task_by_one_metric(two, tmp_path):
         make_figures.main(["--figure", "2", "--output_addr", str(tmp_path / "f"), *systems])
 
 
+def test_an_axis_of_errors_does_not_stop_at_1(two, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(make_figures, "render_figure", lambda figure, *_: figures.append(figure) or {})
+    far, near = (word for word in two if word.endswith("LaMP-3_MAE.json"))
+    for figure in "23":
+        systems = ["--system", "0", far, "--system", "4", near, "--output_addr", str(tmp_path / "f")]
+        assert make_figures.main(["--figure", figure, *systems]) == 0
+    by_posts, side_by_side = figures
+    assert by_posts.axes[0].get_ylim()[1] > 1.2
+    assert by_posts.get_supylabel() == side_by_side.axes[0].get_ylabel() == "error (lower is better)"
+
+
 # The paper's numbers
 
 
