@@ -28,8 +28,13 @@ class Datasets:
     """Questions by id, and their profiles by the hash of the file they are from: each ranks them in its own way."""
 
     tasks: list[Task]  # several only of one benchmark
+    task_of_file: dict[str, Task] = field(default_factory=dict)  # by its hash
     questions: dict[str, Record] = field(default_factory=dict)
     profiles: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+
+    def key(self, task: Task, question_id: str) -> str:
+        """What a question is called here: two tasks may have the same ids."""
+        return question_id if len(self.tasks) == 1 else f"{task.name}/{question_id}"
 
     def task_of(self, record: Record) -> Task:
         name = record.get("task", self.tasks[0].name)
