@@ -56,7 +56,9 @@ def main(argv: list[str] | None = None) -> int:
     marked = args.format != "csv"  # whose cells are numbers alone
     notes += [*score_table.dagger_notes(contrasts, marked), *score_table.paper_notes(paper, boards, marked)]
     notes += [] if args.intervals else score_table.left_out_notes(contrasts)
-    tables = [score_table.means_table(boards, contrasts, paper, notes)]
+    pages = score_table.pages_of(boards) if args.format == "latex" else [boards]
+    tables = [score_table.means_table(its, contrasts, paper) for its in pages]
+    tables[-1].notes.extend(notes)
     tables += [score_table.intervals_table(boards, contrasts)] if args.intervals else []
     if args.format == "csv":
         text = to_csv(score_table.csv_rows(boards, contrasts, paper))

@@ -7,6 +7,7 @@ import random
 import re
 
 import pytest
+from test_make_table import typeset
 
 from utils import make_figures, make_table
 from utils.benchmarks import tasks
@@ -166,8 +167,17 @@ def test_a_missing_task_is_a_dash_and_said(made, two, table):
 def test_latex_has_the_task_above_its_metrics(two, capsys):
     make_table.main([*two, "--format", "latex"])
     text = capsys.readouterr().out
-    assert r"\multicolumn{2}{c}{LaMP-2} & \multicolumn{2}{c}{LaMP-3} & \multicolumn{2}{c}{LaMP-4}" in text
-    assert "{accuracy} & {f1} & {MAE} & {RMSE} & {rouge-1} & {rouge-L}" in text
+    assert r"\multicolumn{2}{c}{LaMP-2} & \multicolumn{2}{c}{LaMP-3} & \multicolumn{3}{c}{}" in text
+    assert "{accuracy} & {f1} & {MAE} & {RMSE} & {Qns.}" in text
+    assert r"\multicolumn{2}{c}{LaMP-4} & " in text and "{rouge-1} & {rouge-L} & {Qns.}" in text  # in the next one
+    assert text.count(r"\begin{tabular}") == 2 and text.count("lower is better") == 1
+
+
+def test_latex_fits_a_page(two, capsys, tmp_path):
+    words = [*two, "--baseline", "No personalization", "--paper", "FlanT5-base", "--paper_table", "user"]
+    make_table.main([*words, "--intervals", "--format", "latex"])
+    log = (typeset(capsys.readouterr().out, tmp_path) / "table.log").read_text(encoding="utf-8", errors="replace")
+    assert r"Overfull \hbox" not in log
 
 
 # What is refused

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from utils.tables.comparisons import PERMUTATION, T_TEST, Contrast, has_dagger, is_corrected, shown_p
@@ -11,6 +12,8 @@ from utils.tables.notes import wording_columns, wording_note
 from utils.tables.paper_results import Paper
 from utils.tables.significance import ALPHA, PERMUTATIONS, RESAMPLES
 from utils.tables.system_scores import MACRO, Board, System, column_means, columns_of
+
+PAGE_COLUMNS = 5  # of means, that a narrow page has room for beside names and counts
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,17 @@ def means_table(
         above = ["", *(board.task.name for board in boards), *("" for _ in rows[0].counts)]
         heads[1 : 1 + len(boards)] = [board.metric_name for board in boards]
     return Table(heads, lines, list(notes), short=short, beside=beside, above=above)
+
+
+def pages_of(boards: list[Board]) -> list[list[Board]]:
+    """The boards of whole tasks, so that a table of each part fits on a narrow page."""
+    pages: list[list[Board]] = [[]]
+    for _, same in groupby(boards, key=lambda board: board.task.name):
+        its = list(same)
+        if pages[-1] and len(pages[-1]) + len(its) > PAGE_COLUMNS:
+            pages.append([])
+        pages[-1] += its
+    return pages
 
 
 def columns_in(boards: list[Board]) -> dict[str, Board]:
