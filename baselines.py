@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
         left = output.left()  # all of them, where it was another model
         requests = build_requests(task, questions, left, args, prompt, model, output.journal)
         stage = model.stage(requests, task.output.parse, "answers", keys, left)
-        device = generate(lambda: open_engine(args, args.model_addr, args.max_model_len), stage)
+        device = generate(partial(open_engine, args, args.model_addr, args.max_model_len), stage)
     counts = count_responses(output.content())
     publish_records(output, args, device, counts, args.openai, token_counter=model.chat.counter)
     return cli.report_missing(output.num_missing(left), "answer")

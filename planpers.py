@@ -239,11 +239,11 @@ def run_stages(
     """
     if plan_stage and answer_stage and share_base(args):
         length = max(planner.length, generator.length)
-        return generate(lambda: VLLMEngine(args, [planner.addr, generator.addr], length), plan_stage, answer_stage)
+        return generate(partial(VLLMEngine, args, [planner.addr, generator.addr], length), plan_stage, answer_stage)
     if plan_stage:
-        generate(lambda: VLLMEngine(args, [planner.addr], planner.length), plan_stage)
+        generate(partial(VLLMEngine, args, [planner.addr], planner.length), plan_stage)
     if answer_stage:
-        return generate(lambda: engines.open_engine(args, generator.addr, generator.length), answer_stage)
+        return generate(partial(engines.open_engine, args, generator.addr, generator.length), answer_stage)
     return None
 
 

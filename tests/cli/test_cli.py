@@ -298,7 +298,7 @@ def test_of_several_processes_one_tells_the_mistake():
 # Flags without effect. By script: flags that make a mode, flags that have no effect in it, and what is said of them.
 
 COPIES = "--tensor_parallel_size 2 --data_parallel_size 2"
-ENGINE = f"--cache_dir d {COPIES} --gpu_memory_utilization 0.5 --dtype float16 --enforce_eager"
+ENGINE = f"--cache_dir d {COPIES} --gpu_memory_utilization 0.5 --dtype float16 --enforce_eager --no-enforce_eager"
 API = "--api_key_addr k --base_url http://h/v1 --model_id m --max_concurrency 3 --request_timeout 9"
 NO_API = "without --openai, for the model runs here\n  give --openai, or leave {} out"
 NO_ENGINE = "with --openai, for no model is loaded here\n  leave {} out"
@@ -358,7 +358,7 @@ def test_a_flag_that_has_no_effect_is_refused(script, mode, flags, message, pars
     parser = parser_of(script)
     command = [*required_words(parser), *mode.split()]
     parser.parse_args(command)
-    groups = re.findall(r"--\w+(?: [^- ]\S*)?", flags)
+    groups = re.findall(r"--\w[\w-]*(?: [^- ]\S*)?", flags)
     assert [group.split()[0] for group in groups] == flags_of(flags)
     for group in groups:
         for words in (group.split(), [group.replace(" ", "=", 1)]):

@@ -88,13 +88,13 @@ def confirm_model(args: Namespace, model_addr: str, journals: list[Journal]) -> 
             journal.confirm_model(root, args.overwrite)
 
 
-def open_engine(args: Namespace, model_addr: str, max_model_len: int) -> Engine:
-    """The engine that `args` asks for; loads the model's weights unless it is behind an API."""
+def open_engine(args: Namespace, model_addr: str, max_model_len: int, outputs: int) -> Engine:
+    """The engine that `args` asks for, to write so many outputs; loads its weights unless it is behind an API."""
     if args.openai:
         from utils.generation.api_engine import APIEngine  # imports openai
 
         return APIEngine(args, read_api_key(args.api_key_addr))
-    return VLLMEngine(args, [model_addr], max_model_len)
+    return VLLMEngine(args, [model_addr], max_model_len, outputs)
 
 
 def batch_invariance(device: str | None, openai: bool = False) -> bool | None:
