@@ -162,6 +162,12 @@ def test_a_missing_task_is_a_dash_and_said(made, two, table):
     # Where a baseline has no scores nothing is better than every baseline.
     _, rows, _ = table(*two, "--system", "Recency", *some, "--baseline", "No personalization", "Recency")
     assert [cell.endswith("†") for cell in rows["BM25, k = 1"][:6]] == [False] * 6
+    # In LaTeX a table of its own may have nothing of a row.
+    words = ["--system", "Recency", *some, *two, "--format", "latex"]
+    assert make_table.main(words) == 0
+    one = made.system("One", 0.9, 4, of=("LaMP-2",))[1:]  # by one of two metrics
+    _, rows, _ = table("--system", "One", *one, *two)
+    assert rows["One"] == ["–", rows["One"][1], "–", "–", "–", "–", "40", "0", "0"]
 
 
 def test_latex_has_the_task_above_its_metrics(two, capsys):

@@ -14,7 +14,7 @@ from utils.scoring.aspects import VERDICTS
 from utils.scoring.means import mean
 from utils.tables.formats import plural
 from utils.tables.score_table import means_table
-from utils.tables.system_scores import MACRO, Board, Entry, System, points_of, unplaced_point
+from utils.tables.system_scores import MACRO, Board, Entry, points_of, unplaced_point
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 UNKNOWN = "unknown"  # the group of questions that none is known for
@@ -129,7 +129,7 @@ def score_panels(board: Board) -> list[Shown]:
 
     The means are the table's, which has no column for questions of no known group; what it would have, stands here too.
     """
-    task, systems = board.task, [system_of(board, name) for name in board.rows]
+    task, systems = board.task, list(map(board.system, board.rows))
     asked = {entry["group"] for system in systems for entry in system.entries}
     by_system = [points_of(system) for system in systems]
     panels = {group: [points[group] for points in by_system] for group in task.groups if group in asked}
@@ -141,12 +141,6 @@ def score_panels(board: Board) -> list[Shown]:
         {"group": board.name_of(group), "error": board.metric.lower_is_better, "points": list(map(asdict, points))}
         for group, points in panels.items()
     ]
-
-
-def system_of(board: Board, name: str) -> System:
-    """One of a board's rows, which may have no scores on it."""
-    nothing = System(name, board.task, {}, strategy=board.metric_name)
-    return next((system for system in board.systems if system.name == name), nothing)
 
 
 def heat_map(questions: list[Shown], tasks: list[Task]) -> list[Shown]:

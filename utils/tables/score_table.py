@@ -1,6 +1,5 @@
 """The table of mean scores, a row a system, and the table of the comparisons between them."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -40,16 +39,14 @@ def make_rows(boards: list[Board]) -> list[Row]:
     rows = []
     for name in boards[0].rows:
         means: dict[str, float | None] = {}
-        counted: dict[str, dict[str, int]] = {}  # by task
+        by_task: dict[str, dict[str, int]] = {}
         for board in boards:
-            means |= dict.fromkeys(map(board.name_of, columns_of(board.task)))
-            for row in (make_row(system) for system in board.systems if system.name == name):
-                means |= {board.name_of(column): mean for column, mean in row.means.items()}
-                counted.setdefault(board.task.name, row.counts)
-        counts = Counter()
-        for its in counted.values():
-            counts.update(its)
-        rows.append(Row(name, means, dict(counts)))
+            row = make_row(board.system(name))
+            means |= {board.name_of(column): mean for column, mean in row.means.items()}
+            known = by_task.setdefault(board.task.name, row.counts)
+            by_task[board.task.name] = max(known, row.counts, key=lambda counts: counts["Questions"])
+        heads = dict.fromkeys(head for counts in by_task.values() for head in counts)
+        rows.append(Row(name, means, {head: sum(its.get(head, 0) for its in by_task.values()) for head in heads}))
     return rows
 
 
@@ -117,7 +114,7 @@ def _to_paper(row: Row, column: str, paper: Paper) -> float | None:
 
 
 def _paper_rows(rows: list[Row], paper: Paper | None) -> list[str]:
-    """Methods of another model's, which stand in the table too: there no row of ours will ever have their names."""
+    """What the paper has of another model, and no row is named after: it gets rows of its own."""
     names = {row.name for row in rows}
     return [method for method in paper.methods if method not in names] if paper and paper.other_model else []
 

@@ -108,6 +108,11 @@ class Board:
         """What a column of `columns_of` is called: no other one of the table is called so."""
         return column if self.is_alone else self.title
 
+    def system(self, name: str) -> System:
+        """A row, which may have no scores here."""
+        nothing = System(name, self.task, {}, strategy=self.metric_name)
+        return next((system for system in self.systems if system.name == name), nothing)
+
     def note(self, text: str) -> str:
         """A line on these systems."""
         return text if self.is_alone else f"{self.task.name}: {text}"
@@ -269,16 +274,20 @@ def check_same_responses(systems: Iterable[System]) -> None:
     for system in systems:
         if (first := seen.setdefault(system.name, system)) is system:
             continue
-        answered = [{one["id"]: one["answered"] for one in its.entries} for its in (first, system)]
-        both = answered[0].keys() & answered[1].keys()
-        hashes = [[manifest_of(path) for path in its.paths] for its in (first, system)]
-        known = [{one["fingerprint"].get("responses") for one in its if one} for its in hashes]
-        differ = all(map(all, hashes)) and known[0] != known[1] and all(None not in one for one in known)
-        if differ or any(answered[0][key] != answered[1][key] for key in both):
+        hashes, others = _response_hashes(system), _response_hashes(first)
+        answered, known = ({one["id"]: one["answered"] for one in its.entries} for its in (system, first))
+        is_other = any(known.get(key, its) != its for key, its in answered.items())
+        if is_other or (None not in hashes | others and hashes != others):
             raise UserError(
                 f"--system {system.name!r}: {few(system.paths)} has scores of other responses than {few(first.paths)}\n"
                 "  a row is of one system: score the same responses by each metric"
             )
+
+
+def _response_hashes(system: System) -> set[str | None]:
+    """Of the responses behind each score file, None where it is not known."""
+    manifests = (manifest_of(path) or {"fingerprint": {}} for path in system.paths)
+    return {manifest["fingerprint"].get("responses") for manifest in manifests}
 
 
 # A table's columns of means: one for every group of questions, and one for the average of these
