@@ -7,9 +7,10 @@ categories of before, which share its name, are refused.
 
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from utils.benchmarks.originals import Layout, after, make_task, to_record
+from utils.benchmarks.originals import Layout, after, dated, make_task, to_record
 from utils.benchmarks.references import (
     check_label,
     check_rating,
@@ -73,7 +74,15 @@ MOVIE_TAG = Output("|".join(TAGS), LabelParser({tag: words_of(tag) for tag in TA
 RATING = Output("[1-5]", parse_rating)
 LINE = Output(r"[^\s][^\n]*", parse_text)  # a title, a subject, a tweet: not nothing
 
-make = partial(make_task, facts="utils/benchmarks/lamp.py", join=one_after_the_other, archive="LaMP.zip")
+make = partial(
+    make_task,
+    benchmark="LaMP",
+    facts="utils/benchmarks/lamp.py",
+    join=one_after_the_other,
+    item_date=dated("date"),
+    archive="LaMP.zip",
+    paper_results=Path(__file__).with_name("lamp_paper.json"),
+)
 TASKS = [
     make(
         "LaMP-1",

@@ -184,4 +184,5 @@ TASK = Task(
         "narrative": (str, "Narrative length (words)"),
     },
     paper_files=paper_files,
+    paper_results=Path(__file__).with_name("lampqa_paper.json"),
 )

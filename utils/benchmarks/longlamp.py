@@ -5,8 +5,9 @@ which only the scorer sees. The hub's rows have no ids, and reviews have none in
 """
 
 from functools import partial
+from pathlib import Path
 
-from utils.benchmarks.originals import Layout, after, make_task
+from utils.benchmarks.originals import Layout, after, dated, make_task
 from utils.benchmarks.references import long_text_metrics
 from utils.benchmarks.task import Item, Output
 from utils.parsing.bare_text import parse_text
@@ -32,7 +33,15 @@ def state_review(item: Item) -> str:
     )
 
 
-make = partial(make_task, output=TEXT, metrics=long_text_metrics(), facts="utils/benchmarks/longlamp.py")
+make = partial(
+    make_task,
+    output=TEXT,
+    metrics=long_text_metrics(),
+    facts="utils/benchmarks/longlamp.py",
+    benchmark="LongLaMP",
+    item_date=dated("year"),  # of papers; of the others none is known
+    paper_results=Path(__file__).with_name("longlamp_paper.json"),
+)
 TASKS = [
     make("LongLaMP-abstract", Layout(after("items:"), ("title", "abstract"), state_abstract), "longlamp/abstract"),
     make(

@@ -1,6 +1,7 @@
 """What LaMP's and LongLaMP's own files hold, as records: what their tasks share of it."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from utils.cli import UserError
 from utils.cli.errors import kind, quote
 
 NUMBERS = ("score", "overall")  # fields of an item that may be a number
+_DATE = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})*")
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,16 @@ def after(anchor: str) -> Callable[[str], str]:
         return rest.strip()
 
     return query
+
+
+def dated(field: str) -> Callable[[Item], tuple[int, ...] | None]:
+    """An item's date: whole numbers with hyphens between them, such as 2014-03-06, or a year alone."""
+
+    def date(item: Item) -> tuple[int, ...] | None:
+        text = str(item.get(field)).strip()
+        return tuple(map(int, text.split("-"))) if _DATE.fullmatch(text) else None
+
+    return date
 
 
 def to_record(name: str, question: Mapping[str, Any], where: str) -> Record:
