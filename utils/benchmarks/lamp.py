@@ -89,7 +89,7 @@ def convert_movies(question: dict[str, Any], where: str) -> Record:
 def published(name: str) -> dict[str, list[OnServer]]:
     at = None if name in LICENSED else SERVER
     folders = {"user": FOLDERS[name], "time": f"time/{FOLDERS[name]}"}
-    return by_setting(OnServer, name, at, folders, SPLITS, QUESTIONS, "the paper (from memory) says")
+    return by_setting(OnServer, name, at, folders, SPLITS, QUESTIONS, "the paper, from memory,")
 
 
 CITATION = Output(r"\[[12]\]", LabelParser({f"[{n}]": rf"\[{n}\]|(?<![\w.,\[])\(?{n}\)?(?!\w|[.,]\d)" for n in "12"}))

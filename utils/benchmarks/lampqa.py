@@ -87,8 +87,8 @@ def published() -> dict[str, list[OnHub]]:
     for stem, printed in paper_files().items():
         config, split = stem.rsplit("_", 1)
         questions.setdefault(config, {})[split] = printed["questions"]
-    said = "the paper's Table 1 says"
-    return {"": [OnHub(HUB, one, one, {"category": one}, counts, said) for one, counts in questions.items()]}
+    table = "the paper's Table 1"
+    return {"": [OnHub(HUB, one, one, {"category": one}, counts, table) for one, counts in questions.items()]}
 
 
 def gold_plan(record: Record) -> list[str]:

@@ -54,7 +54,7 @@ def state_review(item: Item) -> str:
 def published(name: str) -> dict[str, list[OnHub]]:
     at = None if name in LICENSED else HUB
     configs = {setting: f"{CONFIGS[name]}_{setting}" for setting in ("user", "temporal")}
-    return by_setting(OnHub, name, at, configs, SPLITS, QUESTIONS, "others have counted")
+    return by_setting(OnHub, name, at, configs, SPLITS, QUESTIONS, "a count by others")
 
 
 make = partial(

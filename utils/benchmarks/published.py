@@ -32,7 +32,7 @@ class Published:
     name: str  # what our files are called, before _<split>.json
     identity: Mapping[str, str]  # what tells it from others, in the manifests of our files
     questions: Mapping[str, int | None]  # by split how many there are to be, None where nobody says
-    said_by: str = ""  # who says that: "the paper says"
+    said_by: str = ""  # who says that, in words
 
     flag: ClassVar[str]  # of the command, that gives another place than `at`
 

@@ -104,7 +104,7 @@ class _Download:
                 is_away = is_away and isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
             tries = 1 if self._size() > before else tries + 1
             if tries == TRIES or is_away:  # on a node without internet that is told at once
-                kept = "what has come is kept: run the same command again" if self._size() else "run it again later"
+                kept = "what has come is kept: run the same command again" if self._wanted() else "run it again later"
                 raise UserError(
                     f"{self._shown}: cannot be downloaded: {problem}\n"
                     f"  {kept}, or copy the files here and give their folder as --source_dir"

@@ -47,7 +47,7 @@ def make_file(
     expected, note = published.questions[split], ""
     if expected is not None:
         figures["published_questions"] = {"number": expected, "source": published.said_by}
-        note = "" if questions == expected else f"; {published.said_by} {expected}"
+        note = "" if questions == expected else f"; {published.said_by} says {expected}"
     figures |= {"source_sha256": hashes, "wall_seconds": round(time.monotonic() - started, 3)}
     publish_staged(path, {**run, "fingerprint": fingerprint, **figures})
     at = f" of commit {source.commit[:12]}" if source.commit else ""
