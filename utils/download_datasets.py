@@ -45,11 +45,15 @@ def build_parser() -> argparse.ArgumentParser:
     add("--revision", help="branch, tag or commit on the hub (default: the newest)")
     add("--overwrite", action="store_true", help="replace an output that was made with other settings")
     parser.without_effect("--dataset_name --source_url", lambda args: args.source_dir is not None, "with --source_dir")
-    for flags, kind, where in (("--dataset_name --revision", OnServer, "a server"), ("--source_url", OnHub, "the hub")):
-        parser.without_effect(
-            flags, lambda args, kind=kind: isinstance(first_of(args.dataset), kind), f"for files on {where}"
-        )
+    parser.without_effect("--dataset_name --revision", lambda args: is_fetched(args, OnServer), "for files on a server")
+    parser.without_effect("--source_url", lambda args: is_fetched(args, OnHub), "for files on the hub")
     return parser
+
+
+def is_fetched(args: argparse.Namespace, kind: type[OnHub] | type[OnServer]) -> bool:
+    """Is the dataset published there, and not taken from a folder?"""
+    first = next(iter(tasks()[args.dataset].published().values()))[0]
+    return args.source_dir is None and isinstance(first, kind)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -82,10 +86,6 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             lock.release()
     return 0
-
-
-def first_of(dataset: str) -> OnHub | OnServer:
-    return next(iter(tasks()[dataset].published().values()))[0]
 
 
 def parts_of(dataset: str, setting: str | None) -> list[OnHub | OnServer]:

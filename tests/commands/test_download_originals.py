@@ -37,7 +37,7 @@ ROWS = {f"{path.parent.name}/{path.name}": path.read_bytes() for path in sorted(
 ON_HUB = {path: content for path, content in ROWS.items() if not path.startswith("email")}
 LICENSED = ("LaMP-6", "LongLaMP-email")
 NAMES = [name for name in tasks() if name != "LaMP-QA"]
-TRAIN, DEV = "LaMP_4/train/train_questions.json", "LaMP_4/dev/dev_questions.json"
+TRAIN, DEV = "LaMP_4/train/train_questions.json", "LaMP_4/dev/dev_questions.json"  # on the server
 HINT = "interrupted; what is finished is kept, run the same command again\n"
 HURRY = "import utils.files.web_files as w; w.WAIT = 0"
 
@@ -304,6 +304,22 @@ def test_two_commits_of_longlamp_are_not_mixed(download, hub):
     told = download.refuse("LongLaMP-topic")
     assert told.startswith(f"{download.file('LongLaMP-topic', split='train')}: made from commit {old}; ")
     assert download.run("LongLaMP-topic", "--revision", old)[0].count("left alone") == 3
+
+
+def test_a_finished_file_is_not_read_again(download, originals):
+    """By sizes and times it is told that nothing was changed; where they differ the content decides."""
+    flags = ("--source_dir", originals.folder)
+    download.run("LaMP-4", *flags)
+    no_hash = "import hashlib; hashlib.file_digest = None"
+    assert download.run("LaMP-4", *flags, do=no_hash)[0].count("left alone") == 3
+    (originals.folder / QUESTIONS).touch()
+    download.run("LaMP-4", *flags, do=no_hash, code=1)  # it may be another file: nothing but a hash can tell
+    assert download.run("LaMP-4", *flags)[0].count("left alone") == 3
+    path = download.file()
+    changed = path.read_bytes().replace(b"headline", b"HEADLINE")
+    path.write_bytes(changed)
+    assert download.refuse("LaMP-4", *flags).startswith(f"{path}: exists, and was not written by this script or was ch")
+    assert path.read_bytes() == changed
 
 
 # Flags

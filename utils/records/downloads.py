@@ -11,7 +11,7 @@ from utils.benchmarks.published import OnHub, OnServer, Originals
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.progress import announce_file
-from utils.files.manifest import file_hash, prepare_output, publish_staged
+from utils.files.manifest import file_hash, prepare_output, publish_staged, read_manifest
 from utils.files.web_files import Server
 from utils.files.writing import staged_path, write_array
 from utils.models.hub_datasets import Source, cached_blob
@@ -32,9 +32,14 @@ def make_file(
     """Put one file in place, whole or not at all, and its manifest, which begins with `run`; say what it holds."""
     originals = published.originals(source, split)
     names = [*originals.questions, *filter(None, [originals.outputs])]
-    fingerprint = {"dataset_name": source.name, "commit": source.commit, **published.identity, "split": split}
-    if source.is_folder:  # its content alone tells a folder from another
-        fingerprint |= {"dataset_name": "a folder", "sha256": [file_hash(source.fetch(name)) for name in names]}
+    name = "a folder" if source.is_folder else source.name  # its content alone tells it from another
+    fingerprint: dict[str, Any] = {"dataset_name": name, "commit": source.commit, **published.identity, "split": split}
+    local = [source.fetch(name) for name in names] if source.is_folder else []
+    if is_as_it_was(path, fingerprint, local):
+        print(f"{path}: already there, left alone")
+        return
+    if local:
+        fingerprint["sha256"] = list(map(file_hash, local))
     if prepare_output(path, fingerprint, overwrite):
         print(f"{path}: already there, left alone")
         return
@@ -49,9 +54,27 @@ def make_file(
         figures["published_questions"] = {"number": expected, "source": published.said_by}
         note = "" if questions == expected else f"; {published.said_by} says {expected}"
     figures |= {"source_sha256": hashes, "wall_seconds": round(time.monotonic() - started, 3)}
+    figures["file_stats"] = stats_of([staged_path(path), *local])
     publish_staged(path, {**run, "fingerprint": fingerprint, **figures})
     at = f" of commit {source.commit[:12]}" if source.commit else ""
     print(f"{path}: {questions} questions{at}{note}", flush=True)
+
+
+def is_as_it_was(path: Path, fingerprint: dict[str, Any], local: list[Path]) -> bool:
+    """Is a file there as it was made of these, and all of them untouched since? Hashes of gigabytes take seconds.
+
+    As git does it, by sizes and times; where these differ, the hashes decide.
+    """
+    manifest = read_manifest(path)
+    if manifest is None or not path.exists():
+        return False
+    told = {name: value for name, value in manifest["fingerprint"].items() if name != "sha256"}
+    return told == fingerprint and manifest.get("file_stats") == stats_of([path, *local])
+
+
+def stats_of(paths: list[Path]) -> list[list[int]]:
+    """Bytes, and the time of the last change in nanoseconds, of each file."""
+    return [[stat.st_size, stat.st_mtime_ns] for stat in map(os.stat, paths)]
 
 
 def checked_hash(path: Path) -> str:
