@@ -27,8 +27,9 @@ from utils.files.outputs import OutputFile, open_outputs
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.driver import Request, describe_requests, fitted_request, generate
 from utils.generation.engines import Model, choose_generator, confirm_model, open_engine, publish_records
-from utils.records.datasets import STEP_NEEDS, read_dataset, select_questions
+from utils.records.datasets import STEP_NEEDS, select_questions
 from utils.records.responses import collect_responses, count_responses
+from utils.records.stream import read_questions
 
 
 def build_parser() -> cli.FlagParser:
@@ -62,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     cli.prepare_run(args, [args.output_addr], [args.inputs_addr])
     method = "rag" if args.rag else "none"
-    records = read_dataset(args.inputs_addr, needs=STEP_NEEDS[method])
+    records = read_questions(args.inputs_addr, STEP_NEEDS[method], args.num_contexts if args.rag else None)
     task = task_of(args.inputs_addr, records)
     if args.trim_items and task.trimmed is None:
         raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; leave the flag out")

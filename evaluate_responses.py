@@ -45,10 +45,11 @@ from utils.generation.chat import VERDICT_TOKENS, Chat, choose_judge_length, ope
 from utils.generation.driver import Policy, Request, Stage, describe_records, describe_requests, generate
 from utils.generation.engines import batch_invariance, confirm_model, identify_model, open_engine
 from utils.records import judged
-from utils.records.datasets import read_dataset, select_questions
+from utils.records.datasets import select_questions
 from utils.records.judged import System, answers_to, are_answered
 from utils.records.responses import match_responses, origin_of, read_responses, refuse_gaps
 from utils.records.scores import check_counts_unanswered, score_file
+from utils.records.stream import read_questions
 from utils.scoring.verdicts import no_answer
 from utils.tables.summary import describe_scores
 
@@ -94,7 +95,7 @@ def build_parser() -> cli.FlagParser:
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     cli.prepare_run(args, args.score_addr, [args.inputs_addr, *args.response_addr])
-    records = read_dataset(args.inputs_addr, needs=[args.strategy or "score"])
+    records = read_questions(args.inputs_addr, [args.strategy or "score"])
     task = task_of(args.inputs_addr, records)
     metric = choose_metric(args, task)
     judging = metric.judge and Judging.from_arguments(args, metric.judge)

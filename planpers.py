@@ -33,8 +33,9 @@ from utils.generation.engines import Model, VLLMEngine, publish_records
 from utils.models.hub import adapter_base, model_fingerprint
 from utils.parsing import plans as parsing
 from utils.planner.targets import find_lead_in
-from utils.records.datasets import STEP_NEEDS, read_dataset, select_questions
+from utils.records.datasets import STEP_NEEDS, select_questions
 from utils.records.responses import collect_responses, count_responses, read_plans
+from utils.records.stream import read_questions
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,8 @@ def main(argv: list[str] | None = None) -> int:
     plans_output = f"{args.output_addr}.plans.json"
     inputs = [args.inputs_addr, args.plans_addr] if args.plans_addr else [args.inputs_addr]
     cli.prepare_run(args, [args.output_addr, plans_output], inputs)
-    records = read_dataset(args.inputs_addr, needs=STEP_NEEDS["planpers_gold" if args.gold_plan else "planpers"])
+    needs = STEP_NEEDS["planpers_gold" if args.gold_plan else "planpers"]
+    records = read_questions(args.inputs_addr, needs, args.num_contexts)
     task = task_of(args.inputs_addr, records)
     prompts = load_prompts(args, task)
     warn_unless_ranked(args.inputs_addr)

@@ -1,30 +1,34 @@
 """A hub on loopback: what the clients of the Hugging Face hub ask for to read a dataset or a model, and its troubles.
 
-`with serve({path: content}) as hub` serves files, as the dataset `NAME` and as the model `MODEL`, to a client that has
-`hub.url` for HF_ENDPOINT.
+`with serve({path: content}) as hub` serves files, as the datasets `NAME` and `LONG` and as the model `MODEL`, to a
+client that has `hub.url` for HF_ENDPOINT.
 Files from `lfs_from` bytes on are redirected to another host name, as the hub does with large ones.
 """
 
 import hashlib
 import json
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
 from api_server import running
+from web_server import FileServer
 
 from utils.benchmarks.lampqa import COMMUNITIES, paper_files
 
 NAME = "alireza7/LaMP-QA"
 MODEL = "owner/chat"
-API, FILES = rf"/api/(?:datasets/{NAME}|models/{MODEL})", rf"/(?:datasets/{NAME}|{MODEL})"
+LONG = "LongLaMP/LongLaMP"
+API = rf"/api/(?:datasets/(?:{NAME}|{LONG})|models/{MODEL})"
+FILES = rf"/(?:datasets/(?:{NAME}|{LONG})|{MODEL})"
+# Questions of LaMP-QA by category and split, in the paper's Table 1.
+QUESTIONS = {tuple(stem.rsplit("_", 1)): printed["questions"] for stem, printed in paper_files().items()}
 PIECE = 1 << 16  # bytes that are sent at a time
 
 
@@ -75,7 +79,7 @@ def make_card(configs: dict[str, dict[str, str]]) -> bytes:
     return "\n".join([*lines, "---", "# A dataset", ""]).encode()
 
 
-class HubServer(ThreadingHTTPServer):
+class HubServer(FileServer):
     """
     Attributes:
         commits: files by path, by commit; `branches` has a commit by its branch's name.
@@ -84,14 +88,10 @@ class HubServer(ThreadingHTTPServer):
         fetched: the files whose content was asked for, each as often as it was.
         sent: bytes that were sent of each of them.
         strangers: paths on the other host name that came with a token.
-        released: lets go what is held.
     """
 
-    daemon_threads = True
-    request_queue_size = 128
-
     def __init__(self, files: dict[str, bytes], lfs_from: int):
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.commits: dict[str, dict[str, bytes]] = {}
         self.branches: dict[str, str] = {}
         self.lfs_from = lfs_from
@@ -100,8 +100,6 @@ class HubServer(ThreadingHTTPServer):
         self.fetched: list[str] = []
         self.sent: dict[str | None, int] = {}
         self.strangers: list[str] = []
-        self.changed = threading.Condition()
-        self.released = threading.Event()
         self.commit(files)
 
     @property
@@ -115,15 +113,6 @@ class HubServer(ThreadingHTTPServer):
         self.commits[name] = files
         self.branches["main"] = name
         return name
-
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 600) -> None:
-        """Block until this holds; it is looked at after every request and every piece that is sent."""
-        with self.changed:
-            if not self.changed.wait_for(condition, seconds):
-                raise TimeoutError(f"not so after {seconds} s")
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that was killed is no news."""
 
 
 class _Handler(BaseHTTPRequestHandler):

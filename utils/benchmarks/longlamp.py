@@ -7,10 +7,29 @@ which only the scorer sees. The hub's rows have no ids, and reviews have none in
 from functools import partial
 from pathlib import Path
 
-from utils.benchmarks.originals import Layout, after, dated, make_task
+from utils.benchmarks.originals import Layout, after, convert_emails, dated, make_task
+from utils.benchmarks.published import OnHub, by_setting
 from utils.benchmarks.references import long_text_metrics
 from utils.benchmarks.task import Item, Output
 from utils.parsing.bare_text import parse_text
+
+# Where LongLaMP is published: two configs a task, for new users and for later texts of the same ones. The emails are of
+# a corpus that needs a licence.
+HUB = "LongLaMP/LongLaMP"
+CONFIGS = {
+    "LongLaMP-abstract": "abstract_generation",
+    "LongLaMP-review": "product_review",
+    "LongLaMP-topic": "topic_writing",
+    "LongLaMP-email": "email",
+}
+LICENSED = ("LongLaMP-email",)
+SPLITS = ("train", "val", "test")
+# Rows of these, as others have counted them: not verified.
+QUESTIONS = {
+    "product_review_user": (14745, 1826, 1822),
+    "topic_writing_user": (11442, 2453, 2452),
+    "email_user": (3286, 958, 823),
+}
 
 ABSTRACT_WORDS = 750  # of an abstract, at its beginning, a prompt has so many
 
@@ -33,6 +52,12 @@ def state_review(item: Item) -> str:
     )
 
 
+def published(name: str) -> dict[str, list[OnHub]]:
+    at = None if name in LICENSED else HUB
+    configs = {setting: f"{CONFIGS[name]}_{setting}" for setting in ("user", "temporal")}
+    return by_setting(OnHub, name, at, configs, SPLITS, QUESTIONS, "a count by others")
+
+
 make = partial(
     make_task,
     output=TEXT,
@@ -41,6 +66,7 @@ make = partial(
     benchmark="LongLaMP",
     item_date=dated("year"),  # of papers; of the others none is known
     paper_results=Path(__file__).with_name("longlamp_paper.json"),
+    published=published,
 )
 TASKS = [
     make("LongLaMP-abstract", Layout(after("items:"), ("title", "abstract"), state_abstract), "longlamp/abstract"),
@@ -60,5 +86,6 @@ TASKS = [
             after(":"), ("text",), lambda item: f"subject: {item['title']}\nemail: {item['text']}", others=("title",)
         ),
         "longlamp/email",
+        convert=partial(convert_emails, "LongLaMP-email"),
     ),
 ]

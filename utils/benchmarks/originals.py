@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from utils.benchmarks.checks import check_id, is_unicode
+from utils.benchmarks.published import AVOCADO
 from utils.benchmarks.references import check_target
 from utils.benchmarks.task import Export, Item, Metric, Output, Record, Task
 from utils.cli import UserError
@@ -120,6 +121,17 @@ def original_name(name: str) -> str:
     return name.replace("-", "_")
 
 
+def convert_emails(name: str, question: dict[str, Any], where: str) -> Record:
+    """A record of a task on emails; UserError where it has the id of a message for its text, as it is published."""
+    text = question.get("input")
+    if isinstance(text, str) and len(text.split()) == 1:
+        raise UserError(
+            f"{where}: field 'input' is {quote(text)}, a message's id: the texts are not put in yet\n"
+            f"  {AVOCADO} says how to do that, for holders of a licence"
+        )
+    return to_record(name, question, where)
+
+
 def make_task(
     name: str,
     layout: Layout,
@@ -128,6 +140,7 @@ def make_task(
     metrics: Mapping[str, Metric],
     check: Callable[[Record, str], None] = check_target,
     archive: str | None = None,
+    published: Callable[[str], Mapping[str, Sequence[Any]]] = lambda name: {},
     **others: Any,
 ) -> Task:
     """A task with one group, itself, and one prompt, whose paragraph with the profile is left out where there is none.
@@ -137,6 +150,7 @@ def make_task(
     Args:
         check: of the target.
         archive: of `Export`.
+        published: as the `Task`'s, from the name.
         others: further fields of the `Task`.
     """
     return Task(
@@ -154,5 +168,6 @@ def make_task(
         stated=layout.stated,
         trimmed=layout.trimmed or layout.compared[-1],
         export=Export(f"{original_name(name)}.json", partial(write_golds, name), archive),
+        published=partial(published, name),
         **{"convert": partial(to_record, name), **others},
     )
