@@ -1,6 +1,7 @@
 """Every command of README and docs is one its script takes: pasted into a shell, with only the script left out."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -51,6 +52,23 @@ def test_the_script_takes_the_command(command):
             continue
         if arguments != ["--help"]:
             parser_of(script).parse_args(arguments)
+
+
+def test_the_demo_of_lamp_gives_the_scripts_what_they_take(tmp_path):
+    words, stand_in = tmp_path / "words", tmp_path / "python"
+    stand_in.write_text(f"#!/bin/sh\n{{ printf '%s\\0' \"$@\"; printf '\\1'; }} >> {words}\n")
+    stand_in.chmod(0o755)
+    subprocess.run(
+        ["sh", "utils/demo_lamp.sh"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        env={**os.environ, "PYTHON": str(stand_in)},
+    )
+    commands = [command.rstrip("\0").split("\0") for command in words.read_text().rstrip("\1").split("\1")]
+    for script, *arguments in commands:
+        parser_of(script).parse_args(arguments)
+    assert len(commands) > 20
 
 
 def test_every_script_has_a_command():
