@@ -1,4 +1,4 @@
-"""Dense text embeddings: masked mean pooling over a BERT-like encoder (Contriever, Izacard et al. 2022)."""
+"""Dense text embeddings by a BERT-like encoder such as Contriever (Izacard et al. 2022) or BGE-M3."""
 
 import copy
 import logging
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from retrieval.pooling import MEAN, Pooling
 from utils.cli import UserError
 from utils.cli.progress import Progress
 from utils.models.devices import has_gpu
@@ -44,6 +45,7 @@ class Encoder:
     tokenizer: Any
     max_length: int  # tokens at which texts are cut, special ones included
     replicas: tuple[Any, ...] = ()  # copies of the model on further GPUs; the batches are shared out among all
+    pooling: Pooling = MEAN
 
     @property
     def device(self) -> str:
@@ -56,6 +58,7 @@ def load_encoder(
     device: str = "auto",
     dtype: str = "float32",
     max_length: int = FULL_LENGTH,
+    pooling: Pooling = MEAN,
 ) -> Encoder:
     """Load a BERT-like model by hub name or folder; call `utils.models.check_model` first.
 
@@ -74,7 +77,7 @@ def load_encoder(
     import transformers
 
     if logging.getLogger().level >= logging.WARNING:
-        transformers.logging.set_verbosity_error()  # its warning about a missing pooler: mean pooling has no use for it
+        transformers.logging.set_verbosity_error()  # it warns of a missing pooler, for which there is no use here
     if not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()
     devices = pick_devices(device)
@@ -85,7 +88,7 @@ def load_encoder(
     try:
         with skipping_absent_hub(model_name):
             config = transformers.AutoConfig.from_pretrained(model_name, **source)
-            if max_length > (limit := getattr(config, "max_position_embeddings", max_length)):
+            if max_length > (limit := most_tokens(config) or max_length):
                 raise UserError(f"{model_name}: reads at most {limit} tokens; give --max_length {limit} or less")
             tokenizer = transformers.AutoTokenizer.from_pretrained(model_name, **source)
             model, report = transformers.AutoModel.from_pretrained(model_name, **settings, **source)
@@ -101,7 +104,25 @@ def load_encoder(
     # Only a GPU that others use is too small for such a model.
     with fitting(f"{model_name} on {', '.join(devices)}", "free the GPU, or leave it out by CUDA_VISIBLE_DEVICES"):
         replicas = tuple(copy.deepcopy(model).to(device) for device in devices[1:])
-        return Encoder(model.to(devices[0]), tokenizer, max_length, replicas)
+        return Encoder(model.to(devices[0]), tokenizer, max_length, replicas, pooling)
+
+
+def most_tokens(config: Any) -> int | None:
+    """The tokens of the longest text that a model reads; None where its transformers config sets no limit.
+
+    The likes of RoBERTa (XLM-R, MPNet) count positions from behind the padding token's number: of BGE-M3's 8194 a text
+    can have 8192.
+    """
+    import torch
+    import transformers
+
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is None:
+        return None
+    with torch.device("meta"):  # without weights
+        layers = dict(transformers.AutoModel.from_config(config).named_modules())
+    padding = getattr(layers.get("embeddings.position_embeddings"), "padding_idx", None)
+    return limit if padding is None else limit - padding - 1
 
 
 @contextmanager
@@ -131,7 +152,7 @@ def pick_devices(device: str) -> list[str]:
 def embed_texts(
     encoder: Encoder, texts: Sequence[str], batch_size: int | None = None, progress: Progress | None = None
 ) -> tuple[np.ndarray, int]:
-    """Embed every text: the mean of the last hidden state over its tokens, not normalised.
+    """Embed every text: of its last hidden states what the encoder's pooling makes of them.
 
     Args:
         batch_size: how many texts of 512 tokens a batch may hold (of shorter ones more). None is 64 on a GPU, and
@@ -156,8 +177,8 @@ def embed_texts(
             for rows in batches_by_length([len(ids) for ids in token_ids], budget):
                 yield [start + row for row in rows], [token_ids[row] for row in rows]
 
-    for rows, means in _embed_batches(encoder, batches()):
-        embeddings[rows] = means
+    for rows, pooled in _embed_batches(encoder, batches()):
+        embeddings[rows] = pooled
         if progress is not None:
             progress.update(len(rows))
     return embeddings, num_cut
@@ -218,9 +239,9 @@ def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[np.ndarray],
 
 def _embed_batches(encoder: Encoder, batches: Iterator[Batch]) -> Iterator[tuple[list[int], np.ndarray]]:
     """The rows of every batch and their embeddings, in order; each replica takes the next batch when it has none."""
-    pad = encoder.tokenizer.pad_token_id
+    pad, pooling = encoder.tokenizer.pad_token_id, encoder.pooling
     if not encoder.replicas:  # in this thread, where a signal ends it at once
-        yield from ((rows, _embed_batch(encoder.model, pad, token_ids)) for rows, token_ids in batches)
+        yield from ((rows, _embed_batch(encoder.model, pad, pooling, token_ids)) for rows, token_ids in batches)
         return
     idle: SimpleQueue[Any] = SimpleQueue()
     for model in (encoder.model, *encoder.replicas):
@@ -229,7 +250,7 @@ def _embed_batches(encoder: Encoder, batches: Iterator[Batch]) -> Iterator[tuple
     def embed(batch: Batch) -> tuple[list[int], np.ndarray]:
         model = idle.get()
         try:
-            return batch[0], _embed_batch(model, pad, batch[1])
+            return batch[0], _embed_batch(model, pad, pooling, batch[1])
         finally:
             idle.put(model)
 
@@ -246,7 +267,7 @@ def _embed_batches(encoder: Encoder, batches: Iterator[Batch]) -> Iterator[tuple
         threads.shutdown(cancel_futures=True)
 
 
-def _embed_batch(model: Any, pad: int, token_ids: list[np.ndarray]) -> np.ndarray:
+def _embed_batch(model: Any, pad: int, pooling: Pooling, token_ids: list[np.ndarray]) -> np.ndarray:
     """Token ids of B texts -> (B, D); UserError with the --batch_size to give where the memory does not hold them."""
     import torch
 
@@ -263,5 +284,10 @@ def _embed_batch(model: Any, pad: int, token_ids: list[np.ndarray]) -> np.ndarra
         ).to(model.device)  # (B, T)
         mask = torch.arange(input_ids.shape[1], device=model.device) < lengths[:, None]
         hidden = model(input_ids=input_ids, attention_mask=mask.long()).last_hidden_state.float()  # (B, T, D)
-        pooled = torch.einsum("btd,bt->bd", hidden, mask.float()) / lengths[:, None]
+        if pooling.mode == "cls":
+            pooled = hidden[:, 0]
+        else:
+            pooled = torch.einsum("btd,bt->bd", hidden, mask.float()) / lengths[:, None]
+        if pooling.normalize:
+            pooled = torch.nn.functional.normalize(pooled, dim=1)
         return pooled.cpu().numpy()

@@ -43,6 +43,7 @@ from utils.records.stream import DatasetFile
 
 if TYPE_CHECKING:
     from retrieval.embedding_cache import Embedder
+    from retrieval.pooling import Pooling
     from retrieval.rankers import Date
 
 WITH_DATES = ("recency", "hybrid")  # rankers that go by an item's date
@@ -76,12 +77,18 @@ def build_parser() -> FlagParser:
         "CPU, where more is slower and a larger number counts as that)")
     add("--max_length", type=positive_int, default=512, metavar="N",
         help="tokens at which a text is cut (%(default)s)")
+    add("--pooling", choices=["mean", "cls"],
+        help="a text's embedding: the mean over its tokens, or the first one's (default: as the model's "
+        "sentence-transformers files say, without them mean)")
+    add("--normalize", action=argparse.BooleanOptionalAction,
+        help="bring embeddings to length 1, so that the dot product is the cosine (default: likewise, without them no)")
     add("--embedding_cache", metavar="DIR", help="where embeddings are kept for other rankings (default: nowhere)")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: all visible GPUs if any (%(default)s)")
     add("--dtype", choices=["float32", "bfloat16"], default="float32",
         help="weights' type; bfloat16 is faster and ranks slightly differently (%(default)s)")
     parser.without_effect(
-        "--model_name --cache_dir --batch_size --max_length --embedding_cache --device --dtype",
+        "--model_name --cache_dir --batch_size --max_length --pooling --normalize --no-normalize --embedding_cache"
+        " --device --dtype",
         lambda args: args.ranker not in WITH_ENCODER,
         "with a --ranker that needs no encoder",
         "take another --ranker",
@@ -97,11 +104,10 @@ def main(argv: list[str] | None = None) -> int:
     output = Path(args.output_dataset_addr)
     check_outputs([args.output_dataset_addr], [args.input_dataset_addr])
     source = Source(args)
-    if args.ranker in WITH_ENCODER:
-        check_model(args.model_name, args.cache_dir)
-    fingerprint = describe_settings(args, source.by_date)
+    pooling = find_pooling(args) if args.ranker in WITH_ENCODER else None
+    fingerprint = describe_settings(args, source.by_date, pooling)
     # Its cache may be refused: before there is a journal.
-    embedder = open_embedder(args, fingerprint["model"]) if args.ranker in WITH_ENCODER else None
+    embedder = open_embedder(args, fingerprint["model"], pooling) if pooling else None
     keys = [(question_id,) for question_id in source.dataset.ids[: args.limit]]
     ranked = OutputFile(args.output_dataset_addr, fingerprint, keys, None, args.overwrite)
     open_outputs(ranked)
@@ -170,16 +176,26 @@ class Source:
         return {**record, "profile": other["profile"], "profile_owner": other["id"]}
 
 
-def describe_settings(args: argparse.Namespace, by_date: bool) -> dict[str, Any]:
+def find_pooling(args: argparse.Namespace) -> "Pooling":
+    """How the encoder pools, which is then also what the manifest has of the flags; UserError without such a model."""
+    from retrieval.pooling import choose_pooling
+
+    check_model(args.model_name, args.cache_dir)
+    pooling = choose_pooling(args.model_name, args.cache_dir, args.pooling, args.normalize)
+    args.pooling, args.normalize = pooling.mode, pooling.normalize
+    return pooling
+
+
+def describe_settings(args: argparse.Namespace, by_date: bool, pooling: "Pooling | None") -> dict[str, Any]:
     """The run's fingerprint: what decides the order of the posts, and nothing else."""
     settings = {name: getattr(args, name) for name in ("limit", "random_profile", "ranker")}
     if args.random_profile or args.ranker == "random":
         settings["seed"] = args.seed
     if by_date:
         settings["recency"] = "date, then file order"
-    if args.ranker in WITH_ENCODER:
+    if pooling:
         model = model_fingerprint(args.model_name, args.cache_dir)
-        settings |= {"model": model, "max_length": args.max_length, "dtype": args.dtype}
+        settings |= {"model": model, "max_length": args.max_length, "dtype": args.dtype, **pooling.settings()}
     return {"input_sha256": file_hash(args.input_dataset_addr), **settings}
 
 
@@ -230,17 +246,19 @@ def order_by_ranker(
             progress.update()
 
 
-def open_embedder(args: argparse.Namespace, model: str) -> "Embedder":
+def open_embedder(args: argparse.Namespace, model: str, pooling: "Pooling") -> "Embedder":
     from retrieval import encoder
     from retrieval.embedding_cache import Embedder, EmbeddingCache
 
     def load() -> encoder.Encoder:
         announce(f"loading {args.model_name} (this may take a minute)")
-        return encoder.load_encoder(args.model_name, args.cache_dir, args.device, args.dtype, args.max_length)
+        if pooling.settings():
+            print(f"note: {args.model_name}: {pooling}", file=sys.stderr)
+        return encoder.load_encoder(args.model_name, args.cache_dir, args.device, args.dtype, args.max_length, pooling)
 
     cache = None
     if args.embedding_cache is not None:
-        identity = f"{model}, mean pooling, {args.max_length} tokens, {args.dtype}"
+        identity = f"{model}, {pooling}, {args.max_length} tokens, {args.dtype}"
         cache = EmbeddingCache(args.embedding_cache, identity)
     return Embedder(load, args.batch_size, cache)
 

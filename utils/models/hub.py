@@ -111,6 +111,28 @@ def model_folder(name: str, cache_dir: str | None = None) -> Path:
     return folder
 
 
+def model_file(name: str, file: str, cache_dir: str | None = None) -> Path | None:
+    """Where one file of a model lies, of a hub model that of its cached commit; None where it has no such file.
+
+    What the cache does not tell is asked of the hub, and None where that is away. Call `check_model` first.
+
+    Raises:
+        UserError: the hub refuses, or is in trouble.
+    """
+    if is_folder(name):
+        path = Path(name) / file
+        return path if path.is_file() else None
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import RemoteEntryNotFoundError
+
+    commit = cached_commit(name, cache_dir)
+    found = try_to_load_from_cache(name, file, cache_dir=cache_dir, revision=commit)
+    if found is None and not is_hub_away():
+        with _hub_errors(name), suppress(RemoteEntryNotFoundError):
+            found = hf_hub_download(name, file, revision=commit, cache_dir=cache_dir)
+    return Path(found) if isinstance(found, str) else None  # else what stands for a file that the hub has not
+
+
 @contextmanager
 def skipping_absent_hub(name: str) -> Iterator[None]:
     """Within this a hub model is loaded from the cache alone if the hub is away, as `local_files_only` does not do it.
