@@ -7,12 +7,18 @@
   python baselines.py --model_addr gpt-4o-mini --openai --api_key_addr key.txt \\
       --inputs_addr test.json --output_addr none_gpt.json
 
+Of questions with options the likeliest one is chosen, without a text being generated, by --choose likelihood:
+
+  python baselines.py --model_addr Qwen/Qwen2.5-7B-Instruct --choose likelihood \\
+      --inputs_addr personamem.json --output_addr likelihood.json
+
 The output is {question id: [{"output": answer, ...}]} in the dataset's order. The same command again goes on from
 where a run stopped.
 """
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
@@ -41,6 +47,9 @@ def build_parser() -> cli.FlagParser:
     add("--rag", action="store_true", help="put the asker's best-ranked posts into the prompt")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts for --rag (%(default)s)")
     add("--num_generated_outputs", type=cli.positive_int, default=1, help="answers a question (%(default)s)")
+    add("--choose", choices=["likelihood"],
+        help="generate no text, but choose the option with the highest mean log-probability a token, where the "
+        "benchmark's questions have options (off)")
     add("--trim_items", action="store_true",
         help="over the token budget cut each post at its end, as LaMP's code does, where the benchmark knows how "
         "(off: the lowest-ranked posts are left out)")
@@ -55,6 +64,13 @@ def build_parser() -> cli.FlagParser:
         parser, temperature_default=0.1, max_tokens=2048, max_model_len=f"{PAPER_LENGTH}, or the model's limit if less"
     )
     cli.add_run_arguments(parser)
+    parser.without_effect(
+        "--temperature --top_p --max_tokens --seed --max_retries --constrained_decoding --num_generated_outputs"
+        " --retry_failed",
+        lambda args: args.choose is not None,
+        "with --choose, for no text is generated",
+        "leave out --choose",
+    )
     # fmt: on
     return parser
 
@@ -62,20 +78,28 @@ def build_parser() -> cli.FlagParser:
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     cli.prepare_run(args, [args.output_addr], [args.inputs_addr])
+    if args.choose and args.openai:
+        raise UserError("--choose likelihood: no API tells how likely a text is; give a model that runs here")
     method = "rag" if args.rag else "none"
-    records = read_questions(args.inputs_addr, STEP_NEEDS[method], args.num_contexts if args.rag else None)
+    needs = [*STEP_NEEDS[method], *(["options"] if args.choose else [])]
+    records = read_questions(args.inputs_addr, needs, args.num_contexts if args.rag else None)
     task = task_of(args.inputs_addr, records)
+    if args.choose and task.options is None:
+        raise UserError(f"--choose {args.choose}: the questions of {task.name} have no options; leave the flag out")
     if args.trim_items and task.trimmed is None:
         raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; leave the flag out")
-    prompt = load_prompt(task.prompts[method], args.prompts_dir)
+    prompt = load_prompt((task.options.prompts if args.choose else task.prompts)[method], args.prompts_dir)
     if args.rag:
         warn_unless_ranked(args.inputs_addr)
     questions = select_questions(records, args.limit, args.num_shards, args.shard_index)
     keys = [(question["id"], i) for question in questions for i in range(args.num_generated_outputs)]
+    if args.choose:
+        args.max_tokens = 1  # of the room that a prompt leaves; what its options need is seen below
     model = choose_generator(args, task.output.schema)
     settings = {"model": model.identity, "num_contexts": args.num_contexts if args.rag else None}
     settings |= {"trim_items": True} if args.trim_items else {}  # earlier runs have no such setting
-    fingerprint = run_fingerprint("baselines.py", args, [prompt], model.policy.fingerprint(), **settings)
+    policy = {"choose": args.choose} if args.choose else model.policy.fingerprint()
+    fingerprint = run_fingerprint("baselines.py", args, [prompt], policy, **settings)
     collect = partial(collect_responses, records)
     output = OutputFile(args.output_addr, fingerprint, keys, collect, args.overwrite, args.retry_failed)
     if args.dry_run:
@@ -115,13 +139,18 @@ def build_requests(
     by_id = {question["id"]: question for question in questions}
     for question_id, its_keys in groupby(keys, key=lambda key: key[0]):
         question = by_id[question_id]
-        values = task.values(question)
+        values, options = task.values(question), None
+        if args.choose:
+            values = task.options.values(question)
+            options = {answer: model.chat.render_option(text) for answer, text in task.options.texts(question).items()}
+            room = max(map(len, options.values())) + 1  # vLLM generates a token
+            model = replace(model, policy=replace(model.policy, max_tokens=room))
         if args.trim_items:
             fitted = model.fit_trimmed(prompt, task.best_entries(question, args.num_contexts), task.join, **values)
         else:
             items = task.best_items(question, args.num_contexts) if args.rag else []
             fitted = model.fit(prompt, items, task.join, **values)
-        yield from (fitted_request(key, fitted, journal) for key in its_keys)
+        yield from (fitted_request(key, fitted, journal, options) for key in its_keys)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,20 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Options:
+    """The texts of which an answer is one, for --choose likelihood: the likeliest is chosen, and none is written.
+
+    So a prompt asks the question without them.
+    """
+
+    prompts: Mapping[str, str]  # by method (none, rag) its file, as `prompts.load_prompt` takes it
+    needs: tuple[str, ...]  # fields of a record that `texts` reads, of `Task.fields`
+    # Of a record by answer, as `Output.parse` gives it, what the assistant would say: not empty, and without a letter.
+    texts: Callable[[Record], Mapping[str, str]]
+    values: Callable[[Record], dict[str, str]] = lambda record: {"question": record["question"]}  # as `Task.values`
+
+
+@dataclass(frozen=True)
 class Judge:
     """What a judging model is asked for a verdict, and how its output is read."""
 
@@ -129,6 +143,7 @@ class Task:
     item_date: Callable[[Item], tuple[int, ...] | None] | None = None
     # What a prompt may see of a record besides profile and plan: never what only the scorer may see.
     values: Callable[[Record], dict[str, str]] = lambda record: {"question": record["question"]}
+    options: Options | None = None  # None: answers are free, and --choose is refused
     gold_plan: Callable[[Record], list[str]] | None = None  # titles; None where there is none, and planning is refused
     gold_plan_needs: tuple[str, ...] = ()  # fields that it reads
     arrange: Callable[[Sequence[Item]], Sequence[Item]] = best_first  # retrieved items for a prompt, from best first
@@ -176,4 +191,5 @@ class Task:
         """The fields that stand behind needs."""
         behind = {name: metric.needs for name, metric in self.metrics.items()}
         behind |= {"gold_plan": self.gold_plan_needs, "score": next(iter(self.metrics.values())).needs}
+        behind |= {"options": self.options.needs if self.options else ()}
         return {field for need in needs for field in behind.get(need, (need,))}

@@ -133,6 +133,14 @@ class LocalChat:
         """Token ids of what the assistant says after `render`'s prompt, with the token that ends its turn."""
         return array("i", [*self.tokenizer.encode(text, add_special_tokens=False), self.end_of_turn])
 
+    def render_option(self, text: str) -> array:
+        """Token ids of what the assistant might begin to say after `render`'s prompt; its turn need not end there.
+
+        A prompt ends where a turn begins, so a text behind it has the tokens that it has alone, and none that reaches
+        back into the prompt.
+        """
+        return self._encode_all([text])[0]
+
     @cached_property
     def end_of_turn(self) -> int:
         """The token that the chat template puts after the assistant's text, where generation is to stop."""

@@ -10,6 +10,7 @@ import hashlib
 import math
 import sys
 from argparse import Namespace
+from array import array
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, fields
@@ -36,12 +37,15 @@ class Request:
     prompt: Rendered | None  # None where it does not fit the model: then nothing is asked
     journal: Journal | None  # where its record is kept, under `key`; None in a dry run
     record: dict[str, Any] = field(default_factory=dict)  # what its record holds besides the output
+    options: dict[str, array] | None = None  # by output its token ids: the likeliest is chosen, no text is generated
 
 
-def fitted_request(key: Key, fitted: Fitted | None, journal: Journal | None, **record: Any) -> Request:
+def fitted_request(
+    key: Key, fitted: Fitted | None, journal: Journal | None, options: dict[str, array] | None = None, **record: Any
+) -> Request:
     """The request for an output to a prompt that `fit_posts` made; `record` is kept with it."""
     figures = {} if fitted is None else dict(vars(fitted))
-    return Request(key, figures.pop("prompt", None), journal, record | figures)
+    return Request(key, figures.pop("prompt", None), journal, record | figures, options)
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,7 @@ async def run_stage(engine: Engine, stage: Stage, progress: Progress) -> None:
         nonlocal failed, missing, in_a_row, has_answered, problem
         for request in requests:
             try:
-                record = await _answer(engine, request, stage)
+                record = await (_answer if request.options is None else _choose)(engine, request, stage)
             except UnavailableError as error:
                 problem = str(error)
                 missing, in_a_row = missing + 1, in_a_row + 1
@@ -186,7 +190,7 @@ async def _answer(engine: Engine, request: Request, stage: Stage) -> dict[str, A
         UnavailableError: a server failed to answer; that says nothing of the model, so there is no record.
     """
     if request.prompt is None:
-        return {"value": None, "reason": "the prompt is longer than the model takes", **request.record}
+        return _too_long(request)
     policy, earlier = stage.policy, request.journal.entries.get(request.key)
     earlier = earlier if is_failed(earlier) else {}  # --retry_failed: its tries and its tokens count on
     spent, before = {name: earlier.get(name, 0) for name in TOKEN_COUNTS}, earlier.get("attempts", 0)
@@ -221,6 +225,24 @@ async def _answer(engine: Engine, request: Request, stage: Stage) -> dict[str, A
     }
 
 
+async def _choose(engine: Engine, request: Request, stage: Stage) -> dict[str, Any]:
+    """A record with the likeliest of the request's options; of several as likely the first one."""
+    if request.prompt is None:
+        return _too_long(request)
+    scored = await engine.score(stage.model, request.prompt, list(request.options.values()))
+    scores = dict(zip(request.options, scored.mean_log_probs, strict=True))
+    chosen = {"value": max(scores, key=scores.get)}
+    if not all(map(math.isfinite, scores.values())):  # as a model's damaged logits have it; JSON has no such numbers
+        scores = {option: score if math.isfinite(score) else None for option, score in scores.items()}
+        chosen = {"value": None, "reason": "the model gives an option no likelihood"}
+    spent = {"prompt_tokens": scored.prompt_tokens, "cached_tokens": scored.cached_tokens, "completion_tokens": 0}
+    return {**chosen, **request.record, "mean_log_probs": scores, "attempts": 1, **spent}
+
+
+def _too_long(request: Request) -> dict[str, Any]:
+    return {"value": None, "reason": "the prompt is longer than the model takes", **request.record}
+
+
 def _total(counts: list[int | None]) -> int | None:
     """None where a server did not tell one of them."""
     return None if None in counts else sum(counts)
@@ -241,18 +263,22 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 def describe_requests(requests: Iterable[Request], chat: Chat, policy: Policy) -> str:
     """What a run would ask (--dry_run): prompts, tokens, what would be cut, and the calls."""
-    lengths, over, dropped, cut = [], [], 0, 0
+    lengths, over, dropped, cut, options = [], [], 0, 0, 0
     for request in requests:
         if request.prompt is None:
             over.append(str(request.key[0]))
             continue
         lengths.append(chat.length(request.prompt))
+        options += len(request.options or ())
         dropped += request.record.get("num_contexts_dropped", 0)
         cut += request.record.get("num_contexts_trimmed", 0) or request.record.get("context_cut", False)
     too_long = f"{len(over)} prompts too long and not asked" + (f": {', '.join(over[:5])}" if over else "")
+    calls = (
+        f"{len(lengths)} calls, at most {len(lengths) * (policy.max_retries + 1)} with retries; "
+        f"at most {policy.max_tokens} tokens an output"
+    )
     return (
         f"{len(lengths)} prompts, {sum(lengths)} tokens ({chat.counter}); longest {max(lengths, default=0)}\n"
         f"{dropped} posts left out for length, {cut} cut at the end; {too_long}\n"
-        f"{len(lengths)} calls, at most {len(lengths) * (policy.max_retries + 1)} with retries; "
-        f"at most {policy.max_tokens} tokens an output"
+        + (f"{options} options, of which no text is generated" if options else calls)
     )

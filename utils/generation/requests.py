@@ -1,5 +1,7 @@
 """What an engine is asked for and what it gives back; vllm_engine.py and api_engine.py are the engines."""
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,6 +35,15 @@ class Completion:
     system_fingerprint: str | None = None  # what a server calls the state it answered in, None where it doesn't say
 
 
+@dataclass(frozen=True)
+class Scored:
+    """How likely several continuations of one prompt are."""
+
+    mean_log_probs: list[float]  # of each over its tokens
+    prompt_tokens: int  # of all that was sent for them, the prompt with each of them
+    cached_tokens: int  # of these those not computed again
+
+
 class RefusedError(Exception):
     """The engine will never answer this one request; others go on."""
 
@@ -46,5 +57,8 @@ class Engine(Protocol):
     device: str
 
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion: ...
+
+    # Only where the model runs here: no API tells how likely a text is that it has not written.
+    async def score(self, model: str, prompt: array, continuations: Sequence[array]) -> Scored: ...
 
     async def close(self) -> None: ...

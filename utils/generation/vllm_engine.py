@@ -1,5 +1,6 @@
 """vLLM's asynchronous engine, and what is checked and set before it loads weights. vllm is imported when one opens."""
 
+import asyncio
 import logging
 import multiprocessing
 import os
@@ -8,7 +9,10 @@ import signal
 import sys
 import warnings
 from argparse import Namespace
+from array import array
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 import psutil
@@ -16,12 +20,14 @@ import psutil
 from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.generation.chat import Rendered
-from utils.generation.requests import Completion, Sampling
+from utils.generation.requests import Completion, Sampling, Scored
+from utils.generation.scoring import score_continuations
 from utils.models.devices import ask_nvidia_smi, find_capabilities, has_gpu
 from utils.models.hub import adapter_base, adapter_config, model_folder
 from utils.models.memory import check_gpu_count, check_gpu_free, count_gpus
 
 if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
 
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"  # vLLM's environment variable
@@ -72,22 +78,15 @@ class VLLMEngine:
         # Twice what the schedulers run at a time: a finished request is followed by one that already waits.
         self.concurrency = 2 * self._engine.vllm_config.scheduler_config.max_num_seqs * args.data_parallel_size
         self.device = f"{count} x {current_platform.get_device_name()}" if on_gpu else f"CPU, {_cores()} cores"
-        self._count = 0
+        self._count = self._scored = 0
+        self._copies = args.data_parallel_size
+        # No more than the KV cache holds whole: else a prompt is gone from it before what continues it is scored.
+        cache = self._engine.vllm_config.cache_config
+        held = cache.num_gpu_blocks * cache.block_size // max_model_len
+        self._scored_at_once = asyncio.Semaphore(max(1, min(held, self.concurrency // 8)))
 
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        self._count += 1
-        results = self._engine.generate(
-            {"prompt_token_ids": list(prompt)},
-            sampling_params(sampling),
-            str(self._count),
-            lora_request=self._adapters.get(model),
-        )
-        try:
-            [result] = [result async for result in results]  # FINAL_ONLY: there is one
-        except EngineDeadError:
-            raise RuntimeError("vLLM's engine process died; what it said of it stands above") from None
+        result = await self._ask(model, prompt, sampling_params(sampling))
         output = result.outputs[0]
         return Completion(
             text=output.text,
@@ -97,6 +96,34 @@ class VLLMEngine:
             completion_tokens=len(output.token_ids),
             log_prob=output.cumulative_logprob,
         )
+
+    async def score(self, model: str, prompt: array, continuations: Sequence[array]) -> Scored:
+        """How likely each of several texts is behind a prompt, all as token ids; no text is generated."""
+        async with self._scored_at_once:
+            self._scored += 1
+            # All of it by the same copy of the model, for each has a prefix cache of its own.
+            rank = self._scored % self._copies if self._copies > 1 else None
+            return await score_continuations(partial(self._ask, model, rank=rank), prompt, continuations)
+
+    async def _ask(
+        self, model: str, token_ids: Sequence[int], params: "SamplingParams", rank: int | None = None
+    ) -> "RequestOutput":
+        """One request's result; with `rank` that copy of the model has it."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        self._count += 1
+        results = self._engine.generate(
+            {"prompt_token_ids": list(token_ids)},
+            params,
+            str(self._count),
+            lora_request=self._adapters.get(model),
+            data_parallel_rank=rank,
+        )
+        try:
+            [result] = [result async for result in results]  # FINAL_ONLY: there is one
+        except EngineDeadError:
+            raise RuntimeError("vLLM's engine process died; what it said of it stands above") from None
+        return result
 
     async def close(self) -> None:
         """End vLLM's processes: their memory is free when this returns, so that another engine can have it."""

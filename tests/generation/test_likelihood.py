@@ -1,0 +1,243 @@
+"""--choose likelihood: as transformers computes it where vLLM runs, and as a run everywhere else."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from array import array
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tiny_chat import save_tiny_chat
+
+import baselines
+import utils.benchmarks
+from utils import merge_shards
+from utils.benchmarks import tasks
+from utils.cli import UserError
+from utils.files.manifest import read_manifest
+from utils.generation.requests import Scored
+from utils.generation.scoring import score_continuations
+
+ROOT = Path(__file__).resolve().parents[2]
+CHAT = ROOT / "demo/models/chat"
+MADE_UP = ROOT / "tests/benchmarks/made_up"
+NOTES = [f"Note {i}: on day {i} I walked by the river and saw {i + 2} badgers in the reeds." for i in range(12)]
+LONG = "I would take the narrow path along the river at dawn, for the badgers come out of the reeds then, "
+OPTIONS = {
+    "one": "Badgers",
+    "two": f"{LONG}and there is nobody else about.",
+    "three": f"{LONG}but never in winter.",  # begins as the second one, for more tokens than a block of the cache has
+    "four": "Perhaps you could write a poem about it?",
+}
+
+
+def make_records(number):
+    """Questions that get longer by a word, so that some prompts end where a block of vLLM's cache does."""
+    profile = [{"id": f"n{i}", "note": note} for i, note in enumerate(NOTES)]
+    return [
+        {"task": "Trivia", "id": f"q{i}", "kind": "Animals", "answer": "one", "profile": profile, "options": OPTIONS}
+        | {"question": f"What should I do{' today' * i}?"}
+        for i in range(number)
+    ]
+
+
+def write(path, records):
+    path.write_text(json.dumps(records))
+    return path
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """The made-up benchmark, as if its file stood in utils/benchmarks."""
+    monkeypatch.setattr(utils.benchmarks, "__path__", [*utils.benchmarks.__path__, str(MADE_UP)])
+    tasks.cache_clear()
+    yield
+    monkeypatch.undo()
+    tasks.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    return save_tiny_chat(tmp_path_factory.mktemp("model") / "chat")
+
+
+class Counting:
+    """An engine for which a text is the likelier the longer it is, and that dies after so many questions."""
+
+    concurrency, device = 1, "none"
+
+    def __init__(self, dies_after=None, scores=None):
+        self.asked, self.dies_after, self.scores = [], dies_after, scores
+
+    async def score(self, model, prompt, continuations):
+        if len(self.asked) == self.dies_after:
+            raise KeyboardInterrupt
+        self.asked.append((prompt, continuations))
+        return Scored(self.scores or [-1 / len(tokens) for tokens in continuations], 40, 30)
+
+    async def close(self):
+        pass
+
+
+@pytest.fixture
+def run(installed, model_folder, tmp_path, monkeypatch):
+    def run_script(engine, *arguments, records=None):
+        monkeypatch.setattr(baselines, "open_engine", lambda *_: engine)
+        inputs = write(tmp_path / "in.json", records or make_records(5))
+        command = ["--model_addr", model_folder, "--inputs_addr", inputs, "--output_addr", tmp_path / "out.json"]
+        return baselines.main([str(word) for word in (*command, "--choose", "likelihood", *arguments)])
+
+    return run_script
+
+
+def test_the_likeliest_option_is_the_answer(run, tmp_path, capsys):
+    engine = Counting()
+    assert run(engine) == 0
+    answers = json.loads((tmp_path / "out.json").read_text())
+    assert [outputs[0]["output"] for outputs in answers.values()] == ["two"] * 5
+    lengths = [len(tokens) for tokens in engine.asked[0][1]]
+    [first] = answers["q0"]
+    assert first["mean_log_probs"] == {name: -1 / n for name, n in zip(OPTIONS, lengths, strict=True)}
+    assert (first["prompt_tokens"], first["cached_tokens"], first["completion_tokens"]) == (40, 30, 0)
+    manifest = read_manifest(tmp_path / "out.json")
+    assert manifest["tokens"] == {"prompt_tokens": 200, "cached_tokens": 150, "completion_tokens": 0}
+    assert manifest["fingerprint"]["choose"] == "likelihood" and "temperature" not in manifest["fingerprint"]
+    assert "5 questions, 5 answers" in capsys.readouterr().out
+    run(Counting(dies_after=0))
+    assert "already finished, left alone" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_goes_on_and_shards_have_their_part(run, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(Counting(dies_after=2))
+    engine = Counting()
+    assert run(engine) == 0
+    assert len(engine.asked) == 3 and read_manifest(tmp_path / "out.json")["resumed"] == 2
+    for index in range(2):
+        run(Counting(), "--num_shards", 2, "--shard_index", index, "--output_addr", tmp_path / f"{index}.json")
+    parts = [json.loads((tmp_path / f"{index}.json").read_text()) for index in range(2)]
+    merged = tmp_path / "merged.json"
+    merge_shards.main(
+        ["--inputs_addr", str(tmp_path / "in.json"), "--output_addr", str(merged), "--shard_addr"]
+        + [str(tmp_path / f"{index}.json") for index in range(2)]
+    )
+    assert all(parts) and json.loads(merged.read_text()) == json.loads((tmp_path / "out.json").read_text())
+
+
+def test_of_options_as_likely_the_first_is_chosen_and_none_by_damaged_numbers(run, tmp_path):
+    run(Counting(scores=[-3.0, -2.0, -2.0, -4.0]))
+    assert json.loads((tmp_path / "out.json").read_text())["q0"][0]["output"] == "two"
+    run(Counting(scores=[-3.0, float("nan"), -2.0, -4.0]), "--overwrite")
+    [answer] = json.loads((tmp_path / "out.json").read_text())["q0"]
+    assert answer["output"] is None and answer["reason"] == "the model gives an option no likelihood"
+    assert answer["mean_log_probs"] == {"one": -3.0, "two": None, "three": -2.0, "four": -4.0}
+
+
+def test_what_cannot_be_chosen_is_refused(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    with pytest.raises(UserError, match=r"^--choose likelihood: no API tells how likely a text is[^\n]*$"):
+        run(Counting(), "--openai")
+    with pytest.raises(SystemExit):
+        run(Counting(), "--temperature", "0.5")
+    assert "--temperature: has no effect with --choose, for no text is generated" in capsys.readouterr().err
+    sample = ROOT / "tests/data/mini_lampqa/test.json"
+    with pytest.raises(UserError, match=r"^--choose likelihood: the questions of LaMP-QA have no options[^\n]*$"):
+        run(Counting(), "--inputs_addr", sample)
+    records = make_records(2)
+    records[1]["options"] = {"one": "Badgers"}
+    with pytest.raises(UserError, match=r"id 'q1'.*field 'options': of less than two none can be chosen"):
+        run(Counting(), records=records)
+
+
+def test_a_dry_run_counts_what_it_would_compare(run, capsys):
+    run(Counting(), "--dry_run")
+    assert "20 options, of which no text is generated" in capsys.readouterr().out
+
+
+def test_a_prompt_leaves_room_for_the_longest_option(run, tmp_path):
+    engine = Counting()
+    run(engine, "--rag", "--num_contexts", 12, "--max_model_len", 250)
+    prompt, options = engine.asked[0]
+    assert 200 < len(prompt) + max(map(len, options)) < 250
+    [answer] = json.loads((tmp_path / "out.json").read_text())["q0"]
+    assert 0 < answer["num_contexts_used"] < 12
+
+
+def test_what_another_continuation_has_in_the_cache_is_computed_again():
+    """The engine's numbers for what it took from the cache mean nothing."""
+    asked = []
+
+    async def ask(token_ids, params):
+        asked.append((list(token_ids), params))
+        if params.prompt_logprobs is None:
+            first = SimpleNamespace(
+                logprobs=[{token: SimpleNamespace(logprob=-1.0) for token in params.logprob_token_ids}]
+            )
+            return SimpleNamespace(prompt_token_ids=token_ids, num_cached_tokens=0, outputs=[first])
+        cached = 0 if params.skip_reading_prefix_cache else 6 if token_ids[-1] == 9 else 4
+        values = [99.0 if i < cached else -float(token) for i, token in enumerate(token_ids[1:])]
+        flat = SimpleNamespace(logprobs=values)
+        return SimpleNamespace(prompt_token_ids=token_ids, num_cached_tokens=cached, prompt_logprobs=flat)
+
+    pytest.importorskip("vllm")
+    prompt = array("i", [1, 2, 3, 4])
+    continuations = [array("i", [5]), array("i", [5, 6, 7]), array("i", [5, 6, 9])]
+    scored = asyncio.run(score_continuations(ask, prompt, continuations))
+    assert scored.mean_log_probs == [-1, -14 / 3, -16 / 3]
+    assert [len(token_ids) for token_ids, _ in asked] == [4, 7, 7, 7]
+    assert (scored.prompt_tokens, scored.cached_tokens) == (25, 10)
+
+
+RUN = (
+    f"import sys; sys.path[:0] = [{str(ROOT)!r}]; import utils.benchmarks, baselines;"
+    f"utils.benchmarks.__path__.append({str(MADE_UP)!r}); from utils import cli; cli.run_script(baselines.main)"
+)
+
+
+@pytest.mark.engine
+def test_vllms_likelihoods_are_those_of_transformers(tmp_path):
+    records = make_records(16)
+    inputs, output = write(tmp_path / "in.json", records), tmp_path / "out.json"
+    command = [sys.executable, "-c", RUN, "--model_addr", CHAT, "--inputs_addr", inputs, "--output_addr", output]
+    command += ["--rag", "--num_contexts", 12, "--choose", "likelihood", "--dtype", "float32"]
+    done = subprocess.run(
+        list(map(str, command)), cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr
+    answers, manifest = json.loads(output.read_text()), read_manifest(output)
+    lengths = set()
+    for record, (expected, length) in zip(records, reference(records), strict=True):
+        [answer] = answers[record["id"]]
+        assert answer["mean_log_probs"] == pytest.approx(expected, abs=1e-3)
+        assert answer["output"] == max(expected, key=expected.get)
+        lengths.add(length % 16)
+    assert 0 in lengths  # else a prompt whose last block is cached whole was not among them
+    tokens = manifest["tokens"]
+    print(f"cached: {tokens['cached_tokens']} of {tokens['prompt_tokens']} prompt tokens")
+    assert tokens["cached_tokens"] > 0.85 * tokens["prompt_tokens"]
+
+
+def reference(records):
+    """By transformers in fp32, each option alone behind its prompt: the means by option, and the prompt's length."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from prompts import join_posts, load_prompt
+
+    tokenizer = AutoTokenizer.from_pretrained(CHAT)
+    model = AutoModelForCausalLM.from_pretrained(CHAT, dtype=torch.float32).eval()
+    prompt = load_prompt(str(MADE_UP / "ask_with_notes"))
+    for record in records:
+        notes = [item["note"] for item in record["profile"]][::-1]
+        messages = prompt.messages(profile=join_posts(notes), question=record["question"])
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        begin, means = tokenizer.encode(text, add_special_tokens=False), {}
+        for name, option in record["options"].items():
+            ids = tokenizer.encode(option, add_special_tokens=False)
+            with torch.inference_mode():
+                logits = model(torch.tensor([begin + ids])).logits[0, len(begin) - 1 : -1]
+            means[name] = logits.log_softmax(-1)[range(len(ids)), ids].mean().item()
+        yield means, len(begin)
