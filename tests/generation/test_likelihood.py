@@ -24,8 +24,9 @@ from utils.generation.scoring import score_continuations
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = ROOT / "demo/models/chat"
 MADE_UP = ROOT / "tests/benchmarks/made_up"
-NOTES = [f"Note {i}: on day {i} I walked by the river and saw {i + 2} badgers in the reeds." for i in range(12)]
+NOTES = [f"Note {i}: on day {i} I walked by the river and saw {i + 2} badgers in the reeds." for i in range(50)]
 LONG = "I would take the narrow path along the river at dawn, for the badgers come out of the reeds then, "
+BLOCK = 128  # tokens that vLLM's cache has or has not, on a CPU
 OPTIONS = {
     "one": "Badgers",
     "two": f"{LONG}and there is nobody else about.",
@@ -34,12 +35,12 @@ OPTIONS = {
 }
 
 
-def make_records(number):
-    """Questions that get longer by a word, so that some prompts end where a block of vLLM's cache does."""
+def make_records(number, words=0):
+    """Questions that get longer by a word, the first with so many more than it needs."""
     profile = [{"id": f"n{i}", "note": note} for i, note in enumerate(NOTES)]
     return [
         {"task": "Trivia", "id": f"q{i}", "kind": "Animals", "answer": "one", "profile": profile, "options": OPTIONS}
-        | {"question": f"What should I do{' today' * i}?"}
+        | {"question": f"What should I do{' today' * (words + i)}?"}
         for i in range(number)
     ]
 
@@ -166,29 +167,42 @@ def test_a_prompt_leaves_room_for_the_longest_option(run, tmp_path):
     assert 0 < answer["num_contexts_used"] < 12
 
 
-def test_what_another_continuation_has_in_the_cache_is_computed_again():
-    """The engine's numbers for what it took from the cache mean nothing."""
-    asked = []
+class Tokens:
+    """What stands for vLLM: each token is as likely as it is high, and what is cached has no log-probability."""
 
-    async def ask(token_ids, params):
-        asked.append((list(token_ids), params))
-        if params.prompt_logprobs is None:
-            first = SimpleNamespace(
-                logprobs=[{token: SimpleNamespace(logprob=-1.0) for token in params.logprob_token_ids}]
-            )
-            return SimpleNamespace(prompt_token_ids=token_ids, num_cached_tokens=0, outputs=[first])
-        cached = 0 if params.skip_reading_prefix_cache else 6 if token_ids[-1] == 9 else 4
+    def __init__(self, block):
+        self.block, self.cache, self.asked = block, set(), []
+
+    async def ask(self, token_ids, params):
+        blocks = [token_ids[:end] for end in range(self.block, len(token_ids), self.block)]
+        cached = 0 if params.skip_reading_prefix_cache else max(map(len, self.cache & set(blocks)), default=0)
+        self.cache |= set(blocks)
+        if len(token_ids) % self.block == 0:
+            self.cache.add(token_ids)
+        self.asked.append((token_ids, cached))
         values = [99.0 if i < cached else -float(token) for i, token in enumerate(token_ids[1:])]
-        flat = SimpleNamespace(logprobs=values)
-        return SimpleNamespace(prompt_token_ids=token_ids, num_cached_tokens=cached, prompt_logprobs=flat)
+        nexts = {token: SimpleNamespace(logprob=-float(token)) for token in params.logprob_token_ids or ()}
+        return SimpleNamespace(
+            prompt_token_ids=token_ids,
+            num_cached_tokens=cached,
+            prompt_logprobs=None if params.prompt_logprobs is None else SimpleNamespace(logprobs=values),
+            outputs=[SimpleNamespace(logprobs=[nexts] if nexts else None)],  # as vLLM has it
+        )
 
+
+@pytest.mark.parametrize("block", [1, 2, 3, 4, 16])
+def test_continuations_that_begin_alike_are_taken_apart(block):
+    """No number of what was cached is taken, wherever the blocks of the cache end."""
     pytest.importorskip("vllm")
-    prompt = array("i", [1, 2, 3, 4])
-    continuations = [array("i", [5]), array("i", [5, 6, 7]), array("i", [5, 6, 9])]
-    scored = asyncio.run(score_continuations(ask, prompt, continuations))
-    assert scored.mean_log_probs == [-1, -14 / 3, -16 / 3]
-    assert [len(token_ids) for token_ids, _ in asked] == [4, 7, 7, 7]
-    assert (scored.prompt_tokens, scored.cached_tokens) == (25, 10)
+    words = [[5], [5, 6, 7], [5, 6, 9], [5, 6, 7, 7, 3, 2], [8, 1], [8, 1], [4], [5, 6, 7, 7, 3, 1, 1]]
+    continuations = [array("i", word) for word in words]
+    engine, prompt = Tokens(block), array("i", [1, 2, 3, 4])
+    scored = asyncio.run(score_continuations(engine.ask, prompt, continuations))
+    assert scored.mean_log_probs == pytest.approx([-sum(word) / len(word) for word in words])
+    assert len({token_ids for token_ids, _ in engine.asked}) == len(engine.asked)  # nothing is asked twice
+    assert scored.prompt_tokens == sum(len(token_ids) for token_ids, _ in engine.asked)
+    # The same again, as of another question: what the cache has of it is computed once more.
+    assert asyncio.run(score_continuations(engine.ask, prompt, continuations)).mean_log_probs == scored.mean_log_probs
 
 
 RUN = (
@@ -199,10 +213,10 @@ RUN = (
 
 @pytest.mark.engine
 def test_vllms_likelihoods_are_those_of_transformers(tmp_path):
-    records = make_records(16)
+    records = make_records(4, words=5)
     inputs, output = write(tmp_path / "in.json", records), tmp_path / "out.json"
     command = [sys.executable, "-c", RUN, "--model_addr", CHAT, "--inputs_addr", inputs, "--output_addr", output]
-    command += ["--rag", "--num_contexts", 12, "--choose", "likelihood", "--dtype", "float32"]
+    command += ["--rag", "--num_contexts", 50, "--choose", "likelihood", "--dtype", "float32"]
     done = subprocess.run(
         list(map(str, command)), cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=900
     )
@@ -213,11 +227,11 @@ def test_vllms_likelihoods_are_those_of_transformers(tmp_path):
         [answer] = answers[record["id"]]
         assert answer["mean_log_probs"] == pytest.approx(expected, abs=1e-3)
         assert answer["output"] == max(expected, key=expected.get)
-        lengths.add(length % 16)
+        lengths.add(length % BLOCK)
     assert 0 in lengths  # else a prompt whose last block is cached whole was not among them
     tokens = manifest["tokens"]
     print(f"cached: {tokens['cached_tokens']} of {tokens['prompt_tokens']} prompt tokens")
-    assert tokens["cached_tokens"] > 0.85 * tokens["prompt_tokens"]
+    assert tokens["cached_tokens"] > 0.8 * tokens["prompt_tokens"]
 
 
 def reference(records):

@@ -1,15 +1,18 @@
 """Likelihoods of continuations by vLLM, whose prefix cache has the prompt that they share computed once.
 
 vLLM 0.32 reads that cache for a request with `prompt_logprobs` only if `skip_reading_prefix_cache` is False; then it
-gives log-probabilities of the tokens behind what was cached, and for those before it none or meaningless numbers. So a
-first request has the prompt alone computed, and gives the log-probabilities of the continuations' first tokens; one
-request a continuation gives those of its further tokens, for which only these are computed. Nor are the logits of a
-whole prompt ever held, which would be 20 GB for 32,000 tokens and a vocabulary of 150,000.
+gives log-probabilities of the tokens behind what was cached, and for those before it none or meaningless numbers. So
+the continuations are taken as a tree with the prompt for its root, and each node, where they part, is one request. Its
+`logprob_token_ids` tell how likely each next token is, for a block of the cache may end there, and then no request that
+goes on tells it; its `prompt_logprobs` are those of its own tokens, which no other request has, so none is cached.
+
+Nor are the logits of a whole prompt ever held, 20 GB for 32,000 tokens and a vocabulary of 150,000.
 """
 
 import asyncio
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
 from utils.generation.requests import Scored
@@ -18,36 +21,55 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
 
-Ask = Callable[[Sequence[int], "SamplingParams"], Awaitable["RequestOutput"]]  # token ids, and what is wanted of them
+Tokens = tuple[int, ...]
+Ask = Callable[[Tokens, "SamplingParams"], Awaitable["RequestOutput"]]  # token ids, and what is wanted of them
 
 
 async def score_continuations(ask: Ask, prompt: array, continuations: Sequence[array]) -> Scored:
     """The mean log-probability of each continuation's tokens, of which it has one at least, behind `prompt`."""
-    firsts = sorted({tokens[0] for tokens in continuations})
-    begun = await ask(prompt, _params(logprob_token_ids=firsts))
-    first_log_probs = begun.outputs[0].logprobs[0]
-    longer = [tokens for tokens in continuations if len(tokens) > 1]
-    answers = await asyncio.gather(*(_score_rest(ask, prompt, tokens) for tokens in longer))
-    rests = iter(answers)
-    totals = [
-        first_log_probs[tokens[0]].logprob + (next(rests)[0] if len(tokens) > 1 else 0) for tokens in continuations
-    ]
-    results = [begun, *(result for _, its_results in answers for result in its_results)]
+    results: list[RequestOutput] = []
+
+    async def score(told: Tokens, node: Tokens, group: list[Tokens]) -> dict[Tokens, float]:
+        """By continuation behind a node the sum over its tokens but those that are `told`."""
+        size = len(node)
+        branches = {first: list(its) for first, its in groupby(group, key=lambda tokens: tokens[size : size + 1])}
+        ended = branches.pop((), [])
+        inner, behind, nexts = 0.0, {}, {}
+        if branches or size > len(told):
+            result = await _ask_node(ask, tuple(prompt), told, node, [first for [first] in branches], results)
+            inner = sum(result.prompt_logprobs.logprobs[len(told) - size :]) if size > len(told) else 0.0
+            nexts = result.outputs[0].logprobs[0] if branches else {}
+        parts = await asyncio.gather(*(score(node + first, _shared(its), its) for first, its in branches.items()))
+        for [first], part in zip(branches, parts, strict=True):
+            behind |= {tokens: inner + nexts[first].logprob + rest for tokens, rest in part.items()}
+        return behind | dict.fromkeys(ended, inner)
+
+    sums = await score((), (), sorted(set(map(tuple, continuations))))
     return Scored(
-        [total / len(tokens) for total, tokens in zip(totals, continuations, strict=True)],
+        [sums[tuple(tokens)] / len(tokens) for tokens in continuations],
         prompt_tokens=sum(len(result.prompt_token_ids) for result in results),
         cached_tokens=sum(result.num_cached_tokens or 0 for result in results),
     )
 
 
-async def _score_rest(ask: Ask, prompt: array, tokens: array) -> tuple[float, list["RequestOutput"]]:
-    """The sum over a continuation's tokens but its first one, and what was asked for it."""
-    wanted = {"prompt_logprobs": 0, "flat_logprobs": True}  # of each position the one of its own token
-    results = [await ask(prompt + tokens, _params(**wanted, skip_reading_prefix_cache=False))]
-    if (results[0].num_cached_tokens or 0) > len(prompt):
-        # Another continuation begins with the same tokens, and was computed before.
-        results.append(await ask(prompt + tokens, _params(**wanted, skip_reading_prefix_cache=True)))
-    return sum(results[-1].prompt_logprobs.logprobs[1 - len(tokens) :]), results
+def _shared(group: list[Tokens]) -> Tokens:
+    """What all of a sorted group begin with."""
+    pairs = zip(group[0], group[-1], strict=False)
+    return tuple(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+async def _ask_node(
+    ask: Ask, prompt: Tokens, told: Tokens, node: Tokens, nexts: list[int], results: list["RequestOutput"]
+) -> "RequestOutput":
+    """How likely `nexts` are behind a node, and its own tokens behind those that are `told`."""
+    wanted: dict[str, Any] = {"logprob_token_ids": nexts or None}
+    if len(node) > len(told):
+        wanted |= {"prompt_logprobs": 0, "flat_logprobs": True}  # of each position the one of its own token
+    results.append(await ask(prompt + node, _params(**wanted, skip_reading_prefix_cache=False)))
+    if len(node) > len(told) and (results[-1].num_cached_tokens or 0) >= len(prompt) + len(told):
+        # Another question has the same prompt and option.
+        results.append(await ask(prompt + node, _params(**wanted, skip_reading_prefix_cache=True)))
+    return results[-1]
 
 
 def _params(**wanted: Any) -> "SamplingParams":
