@@ -252,6 +252,6 @@ def reference(records):
         for name, option in record["options"].items():
             ids = tokenizer.encode(option, add_special_tokens=False)
             with torch.inference_mode():
-                logits = model(torch.tensor([begin + ids])).logits[0, len(begin) - 1 : -1]
+                logits = model(torch.tensor([begin + ids]), logits_to_keep=len(ids) + 1).logits[0, :-1]
             means[name] = logits.log_softmax(-1)[range(len(ids)), ids].mean().item()
         yield means, len(begin)
