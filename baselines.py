@@ -20,6 +20,7 @@ from prompts import Prompt, load_prompt
 from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
+from utils.cli import UserError
 from utils.files.journal import Journal, Key
 from utils.files.manifest import run_fingerprint, warn_unless_ranked
 from utils.files.outputs import OutputFile, open_outputs
@@ -40,8 +41,14 @@ def build_parser() -> cli.FlagParser:
     add("--rag", action="store_true", help="put the asker's best-ranked posts into the prompt")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts for --rag (%(default)s)")
     add("--num_generated_outputs", type=cli.positive_int, default=1, help="answers a question (%(default)s)")
+    add("--trim_items", action="store_true",
+        help="over the token budget cut each post at its end, as LaMP's code does, where the benchmark knows how "
+        "(off: the lowest-ranked posts are left out)")
     parser.without_effect(
-        "--num_contexts", lambda args: not args.rag, "without --rag, for the prompt has no posts", "give --rag"
+        "--num_contexts --trim_items",
+        lambda args: not args.rag,
+        "without --rag, for the prompt has no posts",
+        "give --rag",
     )
     cli.add_engine_arguments(parser, "--model_addr", "hub name, model folder, LoRA adapter folder, or API model")
     cli.add_sampling_arguments(
@@ -58,6 +65,8 @@ def main(argv: list[str] | None = None) -> int:
     method = "rag" if args.rag else "none"
     records = read_questions(args.inputs_addr, STEP_NEEDS[method], args.num_contexts if args.rag else None)
     task = task_of(args.inputs_addr, records)
+    if args.trim_items and task.trimmed is None:
+        raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; leave the flag out")
     prompt = load_prompt(task.prompts[method], args.prompts_dir)
     if args.rag:
         warn_unless_ranked(args.inputs_addr)
@@ -65,6 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     keys = [(question["id"], i) for question in questions for i in range(args.num_generated_outputs)]
     model = choose_generator(args, task.output.schema)
     settings = {"model": model.identity, "num_contexts": args.num_contexts if args.rag else None}
+    settings |= {"trim_items": True} if args.trim_items else {}  # earlier runs have no such setting
     fingerprint = run_fingerprint("baselines.py", args, [prompt], model.policy.fingerprint(), **settings)
     collect = partial(collect_responses, records)
     output = OutputFile(args.output_addr, fingerprint, keys, collect, args.overwrite, args.retry_failed)
@@ -83,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
         left = output.left()  # all of them, where it was another model
         requests = build_requests(task, questions, left, args, prompt, model, output.journal)
         stage = model.stage(requests, task.output.parse, "answers", keys, left)
-        device = generate(lambda: open_engine(args, args.model_addr, args.max_model_len), stage)
+        device = generate(partial(open_engine, args, args.model_addr, args.max_model_len), stage)
     counts = count_responses(output.content())
     publish_records(output, args, device, counts, args.openai, token_counter=model.chat.counter)
     return cli.report_missing(output.num_missing(left), "answer")
@@ -105,8 +115,12 @@ def build_requests(
     by_id = {question["id"]: question for question in questions}
     for question_id, its_keys in groupby(keys, key=lambda key: key[0]):
         question = by_id[question_id]
-        items = task.best_items(question, args.num_contexts) if args.rag else []
-        fitted = model.fit(prompt, items, task.join, **task.values(question))
+        values = task.values(question)
+        if args.trim_items:
+            fitted = model.fit_trimmed(prompt, task.best_entries(question, args.num_contexts), task.join, **values)
+        else:
+            items = task.best_items(question, args.num_contexts) if args.rag else []
+            fitted = model.fit(prompt, items, task.join, **values)
         yield from (fitted_request(key, fitted, journal) for key in its_keys)
 
 

@@ -240,7 +240,7 @@ def ask_judge(args: Namespace, systems: list[System], records: list[Record], jud
     done = sum(len(system.output.pieces.keys() - system.pending) for system in systems)
     parse, total = judging.judge.output.parse, done + len(requests)
     stage = Stage(args.evaluator_llm, requests, judging.policy, parse, "verdicts", total, done)
-    return generate(lambda: open_engine(args, args.evaluator_llm, max_model_len), stage)
+    return generate(partial(open_engine, args, args.evaluator_llm, max_model_len), stage)
 
 
 def build_requests(systems: list[System], records: list[Record], judging: Judging, chat: Chat) -> list[Request]:

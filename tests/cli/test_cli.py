@@ -141,8 +141,8 @@ def shared_parser():
 DERIVED = [
     f"utils/{name}.py"
     for name in (
-        "compare_evaluators", "dataset_statistics", "evaluate_plans", "make_figures", "make_table", "plot_training",
-        "report",
+        "compare_evaluators", "dataset_statistics", "evaluate_plans", "export_predictions", "make_figures",
+        "make_table", "plot_training", "report",
     )
 ]  # fmt: skip
 DIFFERENT_ON_PURPOSE = {
@@ -304,7 +304,7 @@ def test_of_several_processes_one_tells_the_mistake():
 # Flags without effect. By script: flags that make a mode, flags that have no effect in it, and what is said of them.
 
 COPIES = "--tensor_parallel_size 2 --data_parallel_size 2"
-ENGINE = f"--cache_dir d {COPIES} --gpu_memory_utilization 0.5 --dtype float16 --enforce_eager"
+ENGINE = f"--cache_dir d {COPIES} --gpu_memory_utilization 0.5 --dtype float16 --enforce_eager --no-enforce_eager"
 API = "--api_key_addr k --base_url http://h/v1 --model_id m --max_concurrency 3 --request_timeout 9"
 NO_API = "without --openai, for the model runs here\n  give --openai, or leave {} out"
 NO_ENGINE = "with --openai, for no model is loaded here\n  leave {} out"
@@ -313,7 +313,7 @@ ENCODER = "--model_name m --cache_dir d --batch_size 4 --max_length 9 --embeddin
 NO_ENCODER = "with a --ranker that needs no encoder\n  take another --ranker, or leave {} out"
 MEMORY = f"{COPIES} --gpu_memory_utilization 0.5 --dtype float16 --gpu_memory 80"
 WITHOUT_EFFECT = [
-    ("baselines.py", "", "--num_contexts 4",
+    ("baselines.py", "", "--num_contexts 4 --trim_items",
      "without --rag, for the prompt has no posts\n  give --rag, or leave {} out"),
     *((script, mode, "--retry_failed", "with --overwrite, which asks for everything again\n  leave {} out")
       for script, mode in (("baselines.py", "--overwrite"), ("planpers.py", "--gold_plan --overwrite"),
@@ -369,7 +369,7 @@ def test_a_flag_that_has_no_effect_is_refused(script, mode, flags, message, pars
     parser = parser_of(script)
     command = [*required_words(parser), *mode.split()]
     parser.parse_args(command)
-    groups = re.findall(r"--\w+(?: [^- ]\S*)?", flags)
+    groups = re.findall(r"--\w[\w-]*(?: [^- ]\S*)?", flags)
     assert [group.split()[0] for group in groups] == flags_of(flags)
     for group in groups:
         for words in (group.split(), [group.replace(" ", "=", 1)]):

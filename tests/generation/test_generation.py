@@ -85,7 +85,7 @@ def make_request(name, journal, **record):
 
 
 def run(engine, requests, policy=None):
-    return generate(lambda: engine, make_stage(requests, policy))
+    return generate(lambda outputs: engine, make_stage(requests, policy))
 
 
 def make_stage(requests, policy=None, model="m", unit="answers"):
@@ -306,7 +306,7 @@ def test_error_in_making_a_request_stops_the_run(journal):
 
 
 def test_engine_that_does_not_open(journal):
-    def open_engine():
+    def open_engine(outputs):
         raise UserError("GPU 0 is taken")
 
     with pytest.raises(UserError, match="GPU 0"):
@@ -315,7 +315,7 @@ def test_engine_that_does_not_open(journal):
 
 def test_failures_are_counted_as_they_happen(journal, capsys):
     engine = ScriptedEngine({"a": ["fine"], "b": [RefusedError("no")], "c": [RefusedError("no")]})
-    generate(lambda: engine, make_stage([make_request(name, journal) for name in "abc"]))
+    generate(lambda outputs: engine, make_stage([make_request(name, journal) for name in "abc"]))
     assert "3/3 answers" in (line := capsys.readouterr().err) and "failed 2" in line
 
 
@@ -336,7 +336,7 @@ def test_a_stage_ends_early_where_nothing_is_answered_any_more(journal, capsys, 
     without = [fitted_request((f"long{n}", 0), None, journal) for n in range(2)]
     run(engine, [make_request("a", journal)])
     stage = make_stage([*with_prompt[:2], *without, *with_prompt[2:]])  # no server gives those without a prompt
-    generate(lambda: engine, replace(stage, done=1))
+    generate(lambda outputs: engine, replace(stage, done=1))
     assert [key for key, _ in journal.entries] == ["a", "long0", "long1"] and engine.closed
     assert 3 <= len(engine.calls) - 1 <= most  # in a row, and what is under way then
     assert "\nnote: 503; nothing is answered any more, so the run ends early\n" in capsys.readouterr().err
@@ -361,7 +361,7 @@ def test_a_server_that_has_never_answered_is_the_users_to_look_at(journal, capsy
 def test_a_server_that_answered_an_earlier_run_has_the_right_address(journal):
     engine = ScriptedEngine({"b": [GONE]})
     stage = replace(make_stage([make_request("b", journal)]), done=1)
-    assert generate(lambda: engine, stage) == "script"
+    assert generate(lambda outputs: engine, stage) == "script"
     assert journal.entries == {}
 
 
@@ -384,7 +384,7 @@ def test_stages_follow_each_other_on_one_engine(tmp_path, capsys):
 
     engine = ScriptedEngine({"a": ["plan a"], "b": ["plan b"], "plan a": ["fine"], "plan b": ["good"]})
     first = make_stage([make_request(name, plans) for name in "ab"], model="planner", unit="plans")
-    assert generate(lambda: engine, first, make_stage(answer_requests(), model="generator")) == "script"
+    assert generate(lambda outputs: engine, first, make_stage(answer_requests(), model="generator")) == "script"
     assert engine.models == ["planner", "planner", "generator", "generator"]
     assert {key[0]: entry["value"] for key, entry in answers.entries.items()} == {"plan a": "fine", "plan b": "good"}
     assert engine.closed

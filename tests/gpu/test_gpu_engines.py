@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def planned(machine, adapter, tmp_path_factory):
                 "planpers.py", "--planner_model", adapter, "--model_addr", CHAT, "--inputs_addr", SAMPLE / "test.json",
                 "--output_addr", output, "--limit", machine.pick(12, 4), "--num_contexts", 1, "--temperature", 0,
                 "--max_tokens_plan", 24, "--max_tokens", 64, "--max_retries", 1, "--max_model_len", LENGTH,
-                "--log_level", "info", *["--enforce_eager"] * (mode == "eager"),
+                "--log_level", "info", {"graphs": "--no-enforce_eager", "eager": "--enforce_eager"}[mode],
             )  # fmt: skip
         return output, printed[mode]
 
@@ -56,7 +57,9 @@ def planned(machine, adapter, tmp_path_factory):
 
 @pytest.mark.parametrize("mode", ["graphs", "eager"])
 def test_one_engine_plans_with_an_adapter_and_answers_with_its_base(machine, planned, adapter, mode, figure):
+    started = time.monotonic()
     output, printed = planned(mode)
+    figure(f"the whole run took {time.monotonic() - started:.0f} s")
     assert len(LOADING.findall(printed)) == 1
     if machine.num_gpus:
         captured = CAPTURED.search(printed)

@@ -131,7 +131,7 @@ class Engines:
         self.reply = scripted_reply
         self.events, self.lengths, self.calls = [], [], []
 
-    def open(self, args, models, max_model_len):
+    def open(self, args, models, max_model_len, outputs):
         self.events.append(("open", models))
         self.lengths.append(max_model_len)
         return ScriptedEngine(self, models)

@@ -68,7 +68,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         answering = answer_arguments(args)
         engines: list[Any] = []
         try:
-            engines.append(VLLMEngine(judging, [args.model_addr], MODEL_LENGTH))
+            engines.append(VLLMEngine(judging, [args.model_addr], MODEL_LENGTH, sys.maxsize))
             engines += [load_bare(judging, args.model_addr, prefix_cache) for prefix_cache in (True, False)]
             rows = []
             for run in range(args.runs + 1):

@@ -97,11 +97,17 @@ MOVIE_TAG = Output("|".join(TAGS), LabelParser({tag: words_of(tag) for tag in TA
 RATING = Output("[1-5]", parse_rating)
 LINE = Output(r"[^\s][^\n]*", parse_text)  # a title, a subject, a tweet: not nothing
 
-make = partial(make_task, facts="utils/benchmarks/lamp.py", join=one_after_the_other, published=published)
+make = partial(
+    make_task,
+    facts="utils/benchmarks/lamp.py",
+    join=one_after_the_other,
+    archive="LaMP.zip",
+    published=published,
+)
 TASKS = [
     make(
         "LaMP-1",
-        Layout(candidates, ("title", "abstract"), lambda item: f'"{item["title"]}"'),
+        Layout(candidates, ("title", "abstract"), lambda item: f'"{item["title"]}"', trimmed="title"),
         "lamp/citation",
         CITATION,
         label_metrics(REFERENCES),

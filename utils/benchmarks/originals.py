@@ -1,5 +1,6 @@
 """What LaMP's and LongLaMP's own files hold, as records: what their tasks share of it."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,7 +9,7 @@ from typing import Any
 from utils.benchmarks.checks import check_id, is_unicode
 from utils.benchmarks.published import AVOCADO
 from utils.benchmarks.references import check_target
-from utils.benchmarks.task import Item, Metric, Output, Record, Task
+from utils.benchmarks.task import Export, Item, Metric, Output, Record, Task
 from utils.cli import UserError
 from utils.cli.errors import kind, quote
 
@@ -24,12 +25,14 @@ class Layout:
         compared: fields of an item that retrieval takes, joined by a space.
         stated: what a prompt says of an item.
         others: further fields of an item, that only a prompt states.
+        trimmed: the field that --trim_items cuts; the last of `compared` where not given.
     """
 
     query: Callable[[str], str]
     compared: Sequence[str]
     stated: Callable[[Item], str]
     others: Sequence[str] = ()
+    trimmed: str | None = None
 
     def query_of(self, record: Record) -> str:
         return self._query(record, f"id {quote(record['id'])}")
@@ -107,6 +110,16 @@ def convert_emails(name: str, question: dict[str, Any], where: str) -> Record:
     return to_record(name, question, where)
 
 
+def write_golds(name: str, records: Sequence[Record], answers: Mapping[str, str]) -> str:
+    """A system's answers as LaMP writes the right ones, `{"task", "golds": [{"id", "output"}]}`."""
+    golds = [{"id": record["id"], "output": answers[record["id"]]} for record in records]
+    return json.dumps({"task": original_name(name), "golds": golds}, ensure_ascii=False, indent=2) + "\n"
+
+
+def original_name(name: str) -> str:
+    return name.replace("-", "_")
+
+
 def make_task(
     name: str,
     layout: Layout,
@@ -115,13 +128,17 @@ def make_task(
     metrics: Mapping[str, Metric],
     check: Callable[[Record, str], None] = check_target,
     published: Callable[[str], Mapping[str, Sequence[Any]]] = lambda name: {},
+    archive: str | None = None,
     **others: Any,
 ) -> Task:
     """A task with one group, itself, and one prompt, whose paragraph with the profile is left out where there is none.
 
+    With plans, which a user can only bring, the tasks of a folder of prompts share one.
+
     Args:
         check: of the target.
         published: as the `Task`'s, from the name.
+        archive: of `Export`.
         others: further fields of the `Task`.
     """
     return Task(
@@ -131,12 +148,14 @@ def make_task(
         placed_by="task",
         group_words=("task", "tasks", "part"),
         fields={"profile": layout.check_profile, "target": check},
-        prompts={"none": prompt, "rag": prompt},
+        prompts={"none": prompt, "rag": prompt, "planpers": f"{prompt.partition('/')[0]}/planpers"},
         output=output,
         metrics=metrics,
         query=layout.query_of,
         item_text=layout.item_text,
         stated=layout.stated,
         published=partial(published, name),
+        trimmed=layout.trimmed or layout.compared[-1],
+        export=Export(f"{original_name(name)}.json", partial(write_golds, name), archive),
         **{"convert": partial(to_record, name), **others},
     )

@@ -81,6 +81,15 @@ class Metric:
         return [(record["id"], i) for i in range(count)]
 
 
+@dataclass(frozen=True)
+class Export:
+    """The file in which the benchmark's own scorer, or its leaderboard, takes a system's answers."""
+
+    name: str  # of the file
+    write: Callable[[Sequence[Record], Mapping[str, str]], str]  # its text, from records and from answers by id
+    archive: str | None = None  # the zip in which it takes the files of all tasks that name the same one
+
+
 def best_first(items: Sequence[Item]) -> Sequence[Item]:
     return items
 
@@ -112,6 +121,7 @@ class Task:
     # An item as a prompt has it, `item_text` where None, and what makes one text of several.
     stated: Callable[[Item], str] | None = None
     join: Callable[[list[str]], str] = join_posts
+    trimmed: str | None = None  # the field of an item that --trim_items cuts, a text; None: an item is whole or out
     # What a prompt may see of a record besides profile and plan: never what only the scorer may see.
     values: Callable[[Record], dict[str, str]] = lambda record: {"question": record["question"]}
     gold_plan: Callable[[Record], list[str]] | None = None  # titles; None where there is none, and planning is refused
@@ -126,6 +136,7 @@ class Task:
     # Where the benchmark's own files are, by setting (how users and time are split), the default one first; a benchmark
     # without settings has the one "". Empty: utils/download_datasets.py does not fetch it.
     published: Callable[[], Mapping[str, Sequence[OnHub | OnServer]]] = dict
+    export: Export | None = None  # None where nobody but this repository scores its answers
     # What the benchmark's paper prints of its files, by a file's name without its ending: their `group`, `split` and
     # number of `questions`, and mean and deviation of each of `sizes`.
     paper_files: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
@@ -133,6 +144,14 @@ class Task:
     def best_items(self, record: Record, number: int) -> list[str]:
         """The texts of a question's best items, as many as `number`, in the order of the prompt."""
         return [(self.stated or self.item_text)(item) for item in self.arrange(record["profile"][:number])]
+
+    def best_entries(self, record: Record, number: int) -> list[tuple[str, Callable[[str], str]]]:
+        """As `best_items`; of each item the text that may be cut, and from what is left of it the item's text."""
+
+        def entry(item: Item) -> tuple[str, Callable[[str], str]]:
+            return item[self.trimmed], lambda text: (self.stated or self.item_text)({**item, self.trimmed: text})
+
+        return list(map(entry, self.arrange(record["profile"][:number])))
 
     def check(self, record: Record, where: str, needs: Iterable[str]) -> None:
         """Check what is read; `needs` are fields, "gold_plan", metrics by name, or "score" for the first of these."""

@@ -106,12 +106,15 @@ class Policy:
         return self.constrained_decoding == "always"
 
 
-def generate(open_engine: Callable[[], Engine], *stages: Stage) -> str:
+def generate(open_engine: Callable[[int], Engine], *stages: Stage) -> str:
     """Have every request of every stage answered; returns the engine's device.
 
     One stage follows the other. Within one, requests enter the engine in their order and leave as they finish; no
     batch waits for its slowest. What a server failed to answer has no record, so the journal tells what is missing.
     Where it answers nothing any more the stage ends early, and the rest is missing too.
+
+    Args:
+        open_engine: gives the engine; called with how many outputs it is to write.
 
     Raises:
         UserError: the engine cannot go on, or has never answered; what was finished is in the journal.
@@ -129,7 +132,7 @@ def generate(open_engine: Callable[[], Engine], *stages: Stage) -> str:
             await engine.close()
 
     with exit_on_signal():
-        engine = open_engine()
+        engine = open_engine(sum(stage.total - stage.done for stage in stages))
     asyncio.run(run_stages())
     return engine.device
 
@@ -245,7 +248,7 @@ def describe_requests(requests: Iterable[Request], chat: Chat, policy: Policy) -
             continue
         lengths.append(chat.length(request.prompt))
         dropped += request.record.get("num_contexts_dropped", 0)
-        cut += request.record.get("context_cut", False)
+        cut += request.record.get("num_contexts_trimmed", 0) or request.record.get("context_cut", False)
     too_long = f"{len(over)} prompts too long and not asked" + (f": {', '.join(over[:5])}" if over else "")
     return (
         f"{len(lengths)} prompts, {sum(lengths)} tokens ({chat.counter}); longest {max(lengths, default=0)}\n"

@@ -26,18 +26,20 @@ if TYPE_CHECKING:
 
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"  # vLLM's environment variable
 BATCH_INVARIANT_FROM = 8.0  # compute capability; below, vLLM 0.32 goes on without a word and promises nothing
+AT_A_TIME = 256  # requests in a step on a GPU
 GONE_SECONDS = 30  # to wait for an engine's process that was told to end
 
 
 class VLLMEngine:
     """One base model, as it is or with a LoRA adapter on it, request by request."""
 
-    def __init__(self, args: Namespace, models: list[str], max_model_len: int):
+    def __init__(self, args: Namespace, models: list[str], max_model_len: int, outputs: int):
         """Load the base model and the adapters.
 
         Args:
             args: the flags of `cli.add_engine_arguments`, --seed and --log_level.
             models: which can be asked: one base model (hub name or folder) and adapter folders on it.
+            outputs: how many are to be written; where these are few, and `args.enforce_eager` is None, it becomes True.
 
         UserError where a GPU is here that torch cannot use, has less free memory than --gpu_memory_utilization asks
         for, or cannot do --batch_invariant.
@@ -51,6 +53,7 @@ class VLLMEngine:
             os.environ[BATCH_INVARIANT] = "1"  # before vllm is imported, which reads it; its processes inherit it
         if on_gpu:
             _check_gpus(args)
+            _choose_eager(args, outputs)
         _set_defaults(on_gpu, args.data_parallel_size)
 
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -121,11 +124,11 @@ def engine_settings(
         "tensor_parallel_size": args.tensor_parallel_size,
         "data_parallel_size": args.data_parallel_size,  # vLLM's client gives a request to the engine with the fewest
         "gpu_memory_utilization": args.gpu_memory_utilization,
-        "enforce_eager": args.enforce_eager or not on_gpu,
+        "enforce_eager": bool(args.enforce_eager) or not on_gpu,
         "max_model_len": max_model_len,
         # Of a step, as LLM.generate takes them on an A100. The asynchronous engine's own are a fraction; LLM.generate's
         # on an H100 are more, and come out of the KV cache, which utils/models/memory.py foresees.
-        "max_num_seqs": 256 if on_gpu else None,
+        "max_num_seqs": AT_A_TIME if on_gpu else None,
         "max_num_batched_tokens": 8192 if on_gpu else None,
         "seed": args.seed,
         # vLLM rewinds a seeded request's generator after a part of a prompt, which a CPU's generator cannot do.
@@ -195,6 +198,19 @@ def _set_defaults(on_gpu: bool, engines: int) -> None:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // engines)))
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, min(8, int(free / 4 / engines)))))  # GiB
+
+
+def _choose_eager(args: Namespace, outputs: int) -> None:
+    """Do without CUDA graphs, where the user says neither, for what one batch of each engine holds.
+
+    A guess, for no GPU has been measured (tests/gpu does): compiling and capturing take half a minute and more, and
+    graphs save up to 10 ms a step, of which such a batch has as many as its longest output has tokens. With
+    --batch_invariant an output must not hang on how many others are asked for.
+    """
+    if args.enforce_eager is None:
+        args.enforce_eager = outputs <= AT_A_TIME * args.data_parallel_size and not is_batch_invariant()
+        if args.enforce_eager:
+            announce(f"no CUDA graphs for {outputs} outputs: starts sooner (--no-enforce_eager captures them)")
 
 
 def _check_gpus(args: Namespace) -> None:

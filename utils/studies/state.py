@@ -188,7 +188,7 @@ def parse(step: Step, outputs: list[str]) -> Namespace:
 def differing_settings(step: Step, output: str, made: dict[str, Any]) -> str:
     """The settings in which what is there differs from the step's command, empty where none does."""
     args = parse(step, [output])
-    made = {"planner_target": "paper", **made}  # of which a fingerprint says nothing
+    made = {"planner_target": "paper", "trim_items": False, **made}  # of which a fingerprint says nothing
     expected = settings_of(step.script, args, made)
     return differences({name: made[name] for name in expected}, expected)
 

@@ -1,4 +1,4 @@
-"""--batch_invariant: who may have it, what vLLM is told, and that the manifest says which it was.
+"""--batch_invariant and --enforce_eager on a GPU: who may have them, what vLLM is told, what the manifest says.
 
 No GPU need be here: nvidia-smi is a script that prints what the real one would, torch is told that there is a GPU, and
 vllm is a package of a few lines that answers with what it finds in its environment.
@@ -25,10 +25,10 @@ case "$*" in *compute_cap*) echo "0, Pretended GPU, {}"; echo "1, Pretended GPU,
 VLLM = {
     "__init__.py": "import sys; print('vllm is imported', file=sys.stderr)",
     "engine/arg_utils.py": """
-import os
+import os, sys
 AT_IMPORT = os.environ.get("VLLM_BATCH_INVARIANT")
 class AsyncEngineArgs:
-    def __init__(self, **settings): pass
+    def __init__(self, enforce_eager, **settings): print("enforce_eager", enforce_eager, file=sys.stderr)
     def create_engine_config(self, context): return self
 """,
     "usage/usage_lib.py": "class UsageContext: ENGINE_CONTEXT = None",
@@ -44,18 +44,20 @@ SamplingParams = StructuredOutputsParams = SimpleNamespace
 """,
     "v1/engine/exceptions.py": "class EngineDeadError(Exception): pass",
     "v1/engine/async_llm.py": """
-import json, subprocess, sys
+import functools, json, subprocess, sys
 from types import SimpleNamespace
 from vllm.engine.arg_utils import AT_IMPORT
 ITS_PROCESS = "import os; print(os.environ.get('VLLM_BATCH_INVARIANT'), end='')"
+@functools.cache
+def ask_its_process():
+    return subprocess.run([sys.executable, "-c", ITS_PROCESS], capture_output=True, text=True).stdout
 class AsyncLLM:
     vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=2))
     @classmethod
     def from_vllm_config(cls, config, disable_log_stats):
         return cls()
     async def generate(self, prompt, params, number, lora_request):
-        process = subprocess.run([sys.executable, "-c", ITS_PROCESS], capture_output=True, text=True).stdout
-        text = json.dumps({"personalized_answer": f"{AT_IMPORT} {process}"})
+        text = json.dumps({"personalized_answer": f"{AT_IMPORT} {ask_its_process()}"})
         output = SimpleNamespace(text=text, finish_reason="stop", token_ids=[1], cumulative_logprob=-1.0)
         yield SimpleNamespace(outputs=[output], prompt_token_ids=prompt["prompt_token_ids"], num_cached_tokens=0)
     def shutdown(self, timeout): pass
@@ -120,6 +122,25 @@ def test_vllm_and_its_processes_are_told_and_the_manifest_says_so(
     [[answer]] = json.loads((tmp_path / "answers.json").read_text()).values()
     assert answer["output"] == found
     assert manifest_of(tmp_path / "answers.json")["batch_invariant"] is recorded
+
+
+@pytest.mark.parametrize(
+    ("flags", "eager", "said"),
+    [
+        ([], True, "no CUDA graphs for 1 outputs: starts sooner (--no-enforce_eager captures them)"),
+        (["--num_generated_outputs", "256"], True, "no CUDA graphs for 256 outputs"),
+        (["--num_generated_outputs", "257"], False, None),
+        (["--num_generated_outputs", "257", "--data_parallel_size", "2"], True, "no CUDA graphs for 257 outputs"),
+        (["--no-enforce_eager"], False, None),
+        (["--num_generated_outputs", "257", "--enforce_eager"], True, None),
+        (["--batch_invariant"], False, None),
+    ],
+)
+def test_few_outputs_have_no_graphs_captured(run, tmp_path, flags, eager, said):
+    done = run("9.0", *flags)
+    assert f"enforce_eager {eager}\n" in done.errors
+    assert said in done.errors if said else "CUDA graphs" not in done.errors
+    assert manifest_of(tmp_path / "answers.json")["arguments"]["enforce_eager"] is eager
 
 
 def test_a_run_may_go_on_without_it(run):
