@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from utils.benchmarks.lampqa import TASK
 from utils.records.datasets import read_dataset
 from utils.records.responses import match_responses, read_responses
 from utils.studies.study import CATEGORIES as DATASETS
@@ -101,7 +102,7 @@ def test_the_sample_stands_where_the_dataset_would(tmp_path):
 def test_it_prints_the_papers_table_2():
     rows = re.findall(r"^\| ([^|]+) \| ([.\d ]+) \| ([.\d ]+) \| ([.\d ]+) \|$", README, re.MULTILINE)
     for column, model in enumerate(("Gemma 2 9B", "Qwen 2.5 7B", "GPT-4o-mini"), 1):
-        paper = read_paper(model, "2", ["PlanPers"])
+        paper = read_paper(TASK, model, "2", ["PlanPers"])
         assert [row[0] for row in rows] == paper.methods
         printed = [float(score) for row in rows for score in row[column].split()]
         assert printed == list(paper.scores.values())

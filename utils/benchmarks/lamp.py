@@ -7,9 +7,10 @@ categories of before, which share its name, are refused.
 
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from utils.benchmarks.originals import Layout, after, convert_emails, make_task, to_record
+from utils.benchmarks.originals import Layout, after, convert_emails, dated, make_task, to_record
 from utils.benchmarks.published import OnServer, by_setting
 from utils.benchmarks.references import (
     check_label,
@@ -99,10 +100,13 @@ LINE = Output(r"[^\s][^\n]*", parse_text)  # a title, a subject, a tweet: not no
 
 make = partial(
     make_task,
+    benchmark="LaMP",
     facts="utils/benchmarks/lamp.py",
     join=one_after_the_other,
+    item_date=dated("date"),
     archive="LaMP.zip",
     published=published,
+    paper_results=Path(__file__).with_name("lamp_paper.json"),
 )
 TASKS = [
     make(

@@ -1,6 +1,7 @@
 """What LaMP's and LongLaMP's own files hold, as records: what their tasks share of it."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from utils.cli import UserError
 from utils.cli.errors import kind, quote
 
 NUMBERS = ("score", "overall")  # fields of an item that may be a number
+_DATE = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})*")
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,16 @@ def after(anchor: str) -> Callable[[str], str]:
     return query
 
 
+def dated(field: str) -> Callable[[Item], tuple[int, ...] | None]:
+    """An item's date: whole numbers with hyphens between them, such as 2014-03-06, or a year alone."""
+
+    def date(item: Item) -> tuple[int, ...] | None:
+        text = str(item.get(field)).strip()
+        return tuple(map(int, text.split("-"))) if _DATE.fullmatch(text) else None
+
+    return date
+
+
 def to_record(name: str, question: Mapping[str, Any], where: str) -> Record:
     """A record of task `name` from a question of the original files, its right answer as `output` where it is known.
 
@@ -99,6 +111,16 @@ def to_record(name: str, question: Mapping[str, Any], where: str) -> Record:
     return record | {"profile": items}
 
 
+def write_golds(name: str, records: Sequence[Record], answers: Mapping[str, str]) -> str:
+    """A system's answers as LaMP writes the right ones, `{"task", "golds": [{"id", "output"}]}`."""
+    golds = [{"id": record["id"], "output": answers[record["id"]]} for record in records]
+    return json.dumps({"task": original_name(name), "golds": golds}, ensure_ascii=False, indent=2) + "\n"
+
+
+def original_name(name: str) -> str:
+    return name.replace("-", "_")
+
+
 def convert_emails(name: str, question: dict[str, Any], where: str) -> Record:
     """A record of a task on emails; UserError where it has the id of a message for its text, as it is published."""
     text = question.get("input")
@@ -110,16 +132,6 @@ def convert_emails(name: str, question: dict[str, Any], where: str) -> Record:
     return to_record(name, question, where)
 
 
-def write_golds(name: str, records: Sequence[Record], answers: Mapping[str, str]) -> str:
-    """A system's answers as LaMP writes the right ones, `{"task", "golds": [{"id", "output"}]}`."""
-    golds = [{"id": record["id"], "output": answers[record["id"]]} for record in records]
-    return json.dumps({"task": original_name(name), "golds": golds}, ensure_ascii=False, indent=2) + "\n"
-
-
-def original_name(name: str) -> str:
-    return name.replace("-", "_")
-
-
 def make_task(
     name: str,
     layout: Layout,
@@ -127,8 +139,8 @@ def make_task(
     output: Output,
     metrics: Mapping[str, Metric],
     check: Callable[[Record, str], None] = check_target,
-    published: Callable[[str], Mapping[str, Sequence[Any]]] = lambda name: {},
     archive: str | None = None,
+    published: Callable[[str], Mapping[str, Sequence[Any]]] = lambda name: {},
     **others: Any,
 ) -> Task:
     """A task with one group, itself, and one prompt, whose paragraph with the profile is left out where there is none.
@@ -137,8 +149,8 @@ def make_task(
 
     Args:
         check: of the target.
-        published: as the `Task`'s, from the name.
         archive: of `Export`.
+        published: as the `Task`'s, from the name.
         others: further fields of the `Task`.
     """
     return Task(
@@ -154,8 +166,8 @@ def make_task(
         query=layout.query_of,
         item_text=layout.item_text,
         stated=layout.stated,
-        published=partial(published, name),
         trimmed=layout.trimmed or layout.compared[-1],
         export=Export(f"{original_name(name)}.json", partial(write_golds, name), archive),
+        published=partial(published, name),
         **{"convert": partial(to_record, name), **others},
     )
