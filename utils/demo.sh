@@ -68,7 +68,8 @@ begin "PlanPers: the planner plans, and the answers follow its plans; then the g
 run "$python" planpers.py --model_addr $chat --planner_model $out/planner/best \
     --inputs_addr $out/test_ranked.json --output_addr $out/planpers.json --num_contexts 2 $limits \
     --max_tokens_plan 48 --overwrite changed
-run "$python" utils/evaluate_plans.py --inputs_addr $data --plans_addr $out/planpers.json.plans.json
+run "$python" utils/evaluate_plans.py --inputs_addr $data --plans_addr $out/planpers.json.plans.json \
+    --embedding_model $encoder --embedding_threshold 0.6
 run "$python" planpers.py --model_addr $chat --gold_plan \
     --inputs_addr $out/test_ranked.json --output_addr $out/planpers_gold.json --num_contexts 2 $limits --overwrite changed
 
