@@ -10,7 +10,7 @@ sample=tests/data/mini_lampqa
 data=$sample/test.json
 out=demo/output
 # The demo's model gains nothing from longer answers, and seldom writes JSON unless it is held to it.
-limits="--max_tokens 96 --constrained_decoding always"
+limits="--max_tokens 64 --constrained_decoding always"
 
 # The answers of these systems (files in $out, without .json) are judged, by one judge that is loaded once.
 judge() {
@@ -24,7 +24,7 @@ judge() {
         --score_addr $scores --max_tokens 16 --constrained_decoding always --overwrite changed
 }
 
-printf 'The whole pipeline on %d questions with small models: about 5 minutes on four cores, 7 on two.\n' \
+printf 'The whole pipeline on %d questions with small models: about 6 minutes on four cores, 7 on two.\n' \
     "$(grep -c '"question":' $data)"
 printf 'The first table comes after two. A run that is ended goes on where it was: make demo\n'
 
@@ -60,14 +60,14 @@ for split in train validation; do
 done
 run "$python" train_planner.py --model_addr $chat --inputs_addr $out/train_ranked.json \
     --validation_addr $out/validation_ranked.json --output_dir $out/planner --num_contexts 2 --max_steps 4 \
-    --save_steps 2 --gradient_accumulation_steps 4 --learning_rate 3e-3 --eval_generate 1 \
+    --save_steps 2 --gradient_accumulation_steps 2 --learning_rate 3e-3 --eval_generate 1 \
     --no-gradient_checkpointing --overwrite
 run "$python" utils/plot_training.py --output_dir $out/planner
 
 begin "PlanPers: the planner plans, and the answers follow its plans; then the gold plans"
 run "$python" planpers.py --model_addr $chat --planner_model $out/planner/best \
     --inputs_addr $out/test_ranked.json --output_addr $out/planpers.json --num_contexts 2 $limits \
-    --max_tokens_plan 48 --overwrite changed
+    --max_tokens_plan 32 --overwrite changed
 run "$python" utils/evaluate_plans.py --inputs_addr $data --plans_addr $out/planpers.json.plans.json \
     --embedding_model $encoder --embedding_threshold 0.6
 run "$python" planpers.py --model_addr $chat --gold_plan \

@@ -23,8 +23,8 @@ from utils.benchmarks import task_of, tasks
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
-from utils.records.datasets import read_dataset
 from utils.records.responses import match_responses, read_responses
+from utils.records.stream import read_questions
 
 SCRIPT = "utils/export_predictions.py"
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the first time that a zip can say: the same answers make the same file
@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def export(inputs_addr: str, response_addr: str) -> tuple[str, str, str]:
     """The name of the file, its text, and a line that counts what is in it."""
-    records = read_dataset(inputs_addr)
+    records = read_questions(inputs_addr, [])
     task = task_of(inputs_addr, records)
     if task.export is None:
         raise UserError(f"{inputs_addr}: {task.name} has no file for answers but the responses themselves")
