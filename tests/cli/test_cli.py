@@ -309,10 +309,17 @@ API = "--api_key_addr k --base_url http://h/v1 --model_id m --max_concurrency 3 
 NO_API = "without --openai, for the model runs here\n  give --openai, or leave {} out"
 NO_ENGINE = "with --openai, for no model is loaded here\n  leave {} out"
 NO_OUTPUT = "without --output_addr\n  give --output_addr, or leave {} out"
-ENCODER = "--model_name m --cache_dir d --batch_size 4 --max_length 9 --embedding_cache d --device cpu --dtype bfloat16"
+ENCODER = (
+    "--model_name m --cache_dir d --batch_size 4 --max_length 9 --pooling cls --normalize --no-normalize"
+    " --embedding_cache d --device cpu --dtype bfloat16"
+)
 NO_ENCODER = "with a --ranker that needs no encoder\n  take another --ranker, or leave {} out"
 MEMORY = f"{COPIES} --gpu_memory_utilization 0.5 --dtype float16 --gpu_memory 80"
 WITHOUT_EFFECT = [
+    ("baselines.py", "--choose likelihood",
+     "--temperature 1 --top_p 0.5 --max_tokens 9 --seed 4 --max_retries 2 --constrained_decoding never"
+     " --num_generated_outputs 2 --retry_failed",
+     "with --choose, for no text is generated\n  leave out --choose, or leave {} out"),
     ("baselines.py", "", "--num_contexts 4 --trim_items",
      "without --rag, for the prompt has no posts\n  give --rag, or leave {} out"),
     *((script, mode, "--retry_failed", "with --overwrite, which asks for everything again\n  leave {} out")
