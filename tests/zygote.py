@@ -243,8 +243,8 @@ def embed_in_blocks(size: int) -> None:
 
 def pause_in_a_file(number: int) -> None:
     """Have download_datasets.py write so many records of a file that has more, and wait for a signal."""
-    script = import_module("utils.download_datasets")
-    read = script.read_records
+    library = import_module("utils.records.downloads")
+    read = library.read_records
 
     def read_some(path: Path) -> Iterator[Any]:
         for index, record in enumerate(read(path)):
@@ -252,7 +252,7 @@ def pause_in_a_file(number: int) -> None:
                 signal.pause()
             yield record
 
-    script.read_records = read_some
+    library.read_records = read_some
 
 
 def signal_itself(moments: list[tuple[str, int, int]]) -> None:

@@ -282,12 +282,18 @@ def test_a_wrong_value_or_a_missing_flag_is_one_line_that_names_it(script, parse
     wrong |= {flag: [flag] for flag, action in options_of(parser).items() if action.nargs not in (0, "?")}
     for flag, words in wrong.items():
         message = refusal_of(parser, words, capsys)
-        assert message.startswith(f"error: argument {flag}") and message.endswith("; --help lists the flags\n")
+        assert message.startswith(f"error: argument {name_of(options_of(parser)[flag])}: ")
+        assert message.endswith("; --help lists the flags\n")
         assert message.count("\n") == 1
-    if required := [flag for flag, action in options_of(parser).items() if action.required]:
+    if required := [name_of(action) for action in parser._actions if action.required]:
         message = refusal_of(parser, [], capsys)
         expected = f"error: the following arguments are required: {', '.join(required)}; --help lists the flags\n"
         assert message == expected
+
+
+def name_of(action):
+    """A flag as argparse writes it, with all its spellings."""
+    return "/".join(action.option_strings)
 
 
 def test_of_several_processes_one_tells_the_mistake():
@@ -324,6 +330,11 @@ WITHOUT_EFFECT = [
      "without --validation_addr, for nothing is evaluated\n  give --validation_addr, or leave {} out"),
     *(("retrieval/rank_dataset.py", f"--ranker {ranker}", ENCODER, NO_ENCODER)
       for ranker in ("bm25", "recency", "random")),
+    ("utils/download_datasets.py", "--source_dir d", "--dataset_name d --source_url u",
+     "with --source_dir\n  leave {} out"),
+    ("utils/download_datasets.py", "--dataset LaMP-4", "--dataset_name d --revision r",
+     "for files on a server\n  leave {} out"),
+    ("utils/download_datasets.py", "", "--source_url u", "for files on the hub\n  leave {} out"),
     ("utils/make_table.py", "", "--paper_table 3", "without --paper\n  give --paper, or leave {} out"),
     ("utils/make_table.py", "", "--overwrite", NO_OUTPUT),
     ("utils/compare_evaluators.py", "", "--overwrite", NO_OUTPUT),

@@ -13,11 +13,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hub_server import QUESTIONS
 
 from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, paper_files
 from utils.cli import UserError
 from utils.dataset_statistics import main, mean_and_deviation
-from utils.download_datasets import QUESTIONS
 from utils.records.datasets import read_dataset
 from utils.records.stream import DatasetFile
 from utils.tables.dataset_counts import (

@@ -20,10 +20,9 @@ from pathlib import Path
 
 import pytest
 from crash_cases import Watcher
-from hub_server import FINE, NAME, Fault, make_card, make_dataset, serve
+from hub_server import FINE, NAME, QUESTIONS, Fault, make_card, make_dataset, serve
 from zygote import ROOT, Zygote
 
-from utils.download_datasets import QUESTIONS
 from utils.files.manifest import read_manifest
 
 SAMPLE = ROOT / "tests/data/mini_lampqa"

@@ -244,7 +244,7 @@ class Hub(BaseHTTPRequestHandler):
 
 
 def test_what_is_needed_is_fetched_once(tmp_path):
-    from utils.download_datasets import QUESTIONS
+    from hub_server import QUESTIONS
 
     (tmp_path / "data").mkdir()
     for category, split in QUESTIONS:

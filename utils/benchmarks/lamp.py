@@ -9,7 +9,8 @@ import re
 from functools import partial
 from typing import Any
 
-from utils.benchmarks.originals import Layout, after, make_task, to_record
+from utils.benchmarks.originals import Layout, after, convert_emails, make_task, to_record
+from utils.benchmarks.published import OnServer, by_setting
 from utils.benchmarks.references import (
     check_label,
     check_rating,
@@ -40,6 +41,23 @@ TAGS = (
     "true story",
 )
 
+# Where LaMP is published, as public code fetches it (not verified here): a folder a task, and in `time` those of the
+# time-based splits. LaMP-2's plain folder is of the news categories, and LaMP-6 has ids of messages for texts.
+SERVER = "https://ciir.cs.umass.edu/downloads/LaMP"
+FOLDERS = {f"LaMP-{number}": f"LaMP_{number}" for number in range(1, 8)} | {"LaMP-2": "LaMP_2/new"}
+LICENSED = ("LaMP-6",)
+SPLITS = ("train", "dev", "test")
+# Questions of the user-based splits in the paper, as it was remembered: not verified.
+QUESTIONS = {
+    "LaMP_1": (6542, 1500, 1500),
+    "LaMP_2/new": (5073, 1410, 1557),
+    "LaMP_3": (20000, 2500, 2500),
+    "LaMP_4": (12500, 1500, 1800),
+    "LaMP_5": (14682, 1500, 1500),
+    "LaMP_6": (4821, 1250, 1250),
+    "LaMP_7": (13437, 1498, 1500),
+}
+
 # A title may hold quotes, so the candidates are found by the template's numbers.
 _CANDIDATES = re.compile(r'\[1\]:\s*"(.*)"\s*\[2\]:\s*"(.*)"\s*\Z', re.DOTALL)
 
@@ -68,12 +86,18 @@ def convert_movies(question: dict[str, Any], where: str) -> Record:
     return to_record("LaMP-2", question, where)
 
 
+def published(name: str) -> dict[str, list[OnServer]]:
+    at = None if name in LICENSED else SERVER
+    folders = {"user": FOLDERS[name], "time": f"time/{FOLDERS[name]}"}
+    return by_setting(OnServer, name, at, folders, SPLITS, QUESTIONS, "the paper, from memory,")
+
+
 CITATION = Output(r"\[[12]\]", LabelParser({f"[{n}]": rf"\[{n}\]|(?<![\w.,\[])\(?{n}\)?(?!\w|[.,]\d)" for n in "12"}))
 MOVIE_TAG = Output("|".join(TAGS), LabelParser({tag: words_of(tag) for tag in TAGS}))
 RATING = Output("[1-5]", parse_rating)
 LINE = Output(r"[^\s][^\n]*", parse_text)  # a title, a subject, a tweet: not nothing
 
-make = partial(make_task, facts="utils/benchmarks/lamp.py", join=one_after_the_other)
+make = partial(make_task, facts="utils/benchmarks/lamp.py", join=one_after_the_other, published=published)
 TASKS = [
     make(
         "LaMP-1",
@@ -143,6 +167,7 @@ TASKS = [
         "lamp/email_subject",
         LINE,
         text_metrics(),
+        convert=partial(convert_emails, "LaMP-6"),
     ),
     make(
         "LaMP-7",

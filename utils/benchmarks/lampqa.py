@@ -12,12 +12,15 @@ from typing import Any
 
 from prompts import Messages, Prompt
 from utils.benchmarks.checks import check_profile, check_text
+from utils.benchmarks.published import OnHub
 from utils.benchmarks.task import Judge, Metric, Output, Record, Task
 from utils.cli.errors import UserError, kind
 from utils.files.json_files import read_json
 from utils.parsing import choices
 from utils.parsing.answers import ANSWER_SCHEMA, parse_answer
 from utils.scoring import aspects, direct, pairwise
+
+HUB = "alireza7/LaMP-QA"
 
 # The communities of each of the hub's three files, as a public notebook prints them over train, validation and test
 # (Asym-LaMP-QA, wrangling.ipynb; its row counts are those of the paper's Table 1): 47, the paper says "over 45". Four
@@ -76,6 +79,16 @@ def check_aspects(record: Record, where: str) -> None:
 def paper_files() -> dict[str, dict[str, Any]]:
     """What the paper's Table 1 prints of the hub's nine files."""
     return read_json(Path(__file__).with_name("lampqa_table1.json"))["files"]
+
+
+def published() -> dict[str, list[OnHub]]:
+    """The hub's nine files: a config a category."""
+    questions: dict[str, dict[str, int]] = {}
+    for stem, printed in paper_files().items():
+        config, split = stem.rsplit("_", 1)
+        questions.setdefault(config, {})[split] = printed["questions"]
+    table = "the paper's Table 1"
+    return {"": [OnHub(HUB, one, one, {"category": one}, counts, table) for one, counts in questions.items()]}
 
 
 def gold_plan(record: Record) -> list[str]:
@@ -183,5 +196,6 @@ TASK = Task(
         "question": (str, "Question length (words)"),
         "narrative": (str, "Narrative length (words)"),
     },
+    published=published,
     paper_files=paper_files,
 )

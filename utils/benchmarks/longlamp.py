@@ -6,10 +6,29 @@ which only the scorer sees. The hub's rows have no ids, and reviews have none in
 
 from functools import partial
 
-from utils.benchmarks.originals import Layout, after, make_task
+from utils.benchmarks.originals import Layout, after, convert_emails, make_task
+from utils.benchmarks.published import OnHub, by_setting
 from utils.benchmarks.references import long_text_metrics
 from utils.benchmarks.task import Item, Output
 from utils.parsing.bare_text import parse_text
+
+# Where LongLaMP is published: two configs a task, for new users and for later texts of the same ones. The emails are of
+# a corpus that needs a licence.
+HUB = "LongLaMP/LongLaMP"
+CONFIGS = {
+    "LongLaMP-abstract": "abstract_generation",
+    "LongLaMP-review": "product_review",
+    "LongLaMP-topic": "topic_writing",
+    "LongLaMP-email": "email",
+}
+LICENSED = ("LongLaMP-email",)
+SPLITS = ("train", "val", "test")
+# Rows of these, as others have counted them: not verified.
+QUESTIONS = {
+    "product_review_user": (14745, 1826, 1822),
+    "topic_writing_user": (11442, 2453, 2452),
+    "email_user": (3286, 958, 823),
+}
 
 ABSTRACT_WORDS = 750  # of an abstract, at its beginning, a prompt has so many
 
@@ -32,7 +51,15 @@ def state_review(item: Item) -> str:
     )
 
 
-make = partial(make_task, output=TEXT, metrics=long_text_metrics(), facts="utils/benchmarks/longlamp.py")
+def published(name: str) -> dict[str, list[OnHub]]:
+    at = None if name in LICENSED else HUB
+    configs = {setting: f"{CONFIGS[name]}_{setting}" for setting in ("user", "temporal")}
+    return by_setting(OnHub, name, at, configs, SPLITS, QUESTIONS, "a count by others")
+
+
+make = partial(
+    make_task, output=TEXT, metrics=long_text_metrics(), facts="utils/benchmarks/longlamp.py", published=published
+)
 TASKS = [
     make("LongLaMP-abstract", Layout(after("items:"), ("title", "abstract"), state_abstract), "longlamp/abstract"),
     make(
@@ -51,5 +78,6 @@ TASKS = [
             after(":"), ("text",), lambda item: f"subject: {item['title']}\nemail: {item['text']}", others=("title",)
         ),
         "longlamp/email",
+        convert=partial(convert_emails, "LongLaMP-email"),
     ),
 ]

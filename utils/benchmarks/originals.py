@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from utils.benchmarks.checks import check_id, is_unicode
+from utils.benchmarks.published import AVOCADO
 from utils.benchmarks.references import check_target
 from utils.benchmarks.task import Item, Metric, Output, Record, Task
 from utils.cli import UserError
@@ -95,6 +96,17 @@ def to_record(name: str, question: Mapping[str, Any], where: str) -> Record:
     return record | {"profile": items}
 
 
+def convert_emails(name: str, question: dict[str, Any], where: str) -> Record:
+    """A record of a task on emails; UserError where it has the id of a message for its text, as it is published."""
+    text = question.get("input")
+    if isinstance(text, str) and len(text.split()) == 1:
+        raise UserError(
+            f"{where}: field 'input' is {quote(text)}, a message's id: the texts are not put in yet\n"
+            f"  {AVOCADO} says how to do that, for holders of a licence"
+        )
+    return to_record(name, question, where)
+
+
 def make_task(
     name: str,
     layout: Layout,
@@ -102,12 +114,14 @@ def make_task(
     output: Output,
     metrics: Mapping[str, Metric],
     check: Callable[[Record, str], None] = check_target,
+    published: Callable[[str], Mapping[str, Sequence[Any]]] = lambda name: {},
     **others: Any,
 ) -> Task:
     """A task with one group, itself, and one prompt, whose paragraph with the profile is left out where there is none.
 
     Args:
         check: of the target.
+        published: as the `Task`'s, from the name.
         others: further fields of the `Task`.
     """
     return Task(
@@ -123,5 +137,6 @@ def make_task(
         query=layout.query_of,
         item_text=layout.item_text,
         stated=layout.stated,
+        published=partial(published, name),
         **{"convert": partial(to_record, name), **others},
     )

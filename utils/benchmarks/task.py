@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from prompts import Messages, Prompt, join_posts
+from utils.benchmarks.published import OnHub, OnServer
 from utils.parsing import Parsed
 from utils.scoring.pooled import Pooled
 from utils.scoring.verdicts import Verdict
@@ -122,6 +123,9 @@ class Task:
     # From a question of the benchmark's own files, with its right answer as `output` where that is known, to a record;
     # raises UserError, which begins with the second argument. None: its own files are such records.
     convert: Callable[[dict[str, Any], str], Record] | None = None
+    # Where the benchmark's own files are, by setting (how users and time are split), the default one first; a benchmark
+    # without settings has the one "". Empty: utils/download_datasets.py does not fetch it.
+    published: Callable[[], Mapping[str, Sequence[OnHub | OnServer]]] = dict
     # What the benchmark's paper prints of its files, by a file's name without its ending: their `group`, `split` and
     # number of `questions`, and mean and deviation of each of `sizes`.
     paper_files: Callable[[], Mapping[str, Mapping[str, Any]]] = dict

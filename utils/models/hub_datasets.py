@@ -30,7 +30,26 @@ class Source(NamedTuple):
     commit: str | None
     folder: Path  # holds its card; of a dataset on the hub it is the commit's in the cache
     sizes: dict[str, int]  # bytes of each of its files, by the path from `folder`
-    cache_dir: str
+    cache_dir: str | None = None
+
+    @property
+    def is_folder(self) -> bool:
+        return self.commit is None
+
+    def fetch(self, path: str) -> Path:
+        """A file of the dataset, from the hub where the cache lacks it; UserError where it cannot be had.
+
+        Not by `snapshot_download`, whose threads go on with gigabytes after a Ctrl-C.
+        """
+        if self.is_folder:
+            return self.folder / path
+        from huggingface_hub import hf_hub_download
+
+        if not (self.folder / path).exists():
+            announce_file("fetching", path, self.sizes[path])
+        where = {"repo_id": self.name, "repo_type": "dataset", "cache_dir": self.cache_dir}
+        with _explaining(self.name, self.commit, self.cache_dir):
+            return Path(hf_hub_download(**where, revision=self.commit, filename=path))
 
 
 def find_source(name: str, revision: str | None, cache_dir: str) -> Source:
@@ -40,13 +59,18 @@ def find_source(name: str, revision: str | None, cache_dir: str) -> Source:
     """
     if not is_folder(name):
         return _find_on_hub(name, revision, cache_dir)
+    return find_folder(name, "--dataset_name", revision)
+
+
+def find_folder(name: str, flag: str, revision: str | None = None) -> Source:
+    """The files in a folder, which `flag` gives; UserError where there is none."""
     folder = Path(name)
     if not folder.is_dir():
-        raise UserError(f"--dataset_name {name}: {'not a folder' if folder.exists() else 'no such folder'}")
+        raise UserError(f"{flag} {name}: {'not a folder' if folder.exists() else 'no such folder'}")
     if revision is not None:
         raise UserError(f"--revision {revision}: {name} is a folder, which has none")
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
-    return Source(name, None, folder, sizes, cache_dir)
+    return Source(name, None, folder, sizes)
 
 
 def _find_on_hub(name: str, revision: str | None, cache_dir: str) -> Source:
@@ -99,22 +123,6 @@ def _card_patterns(source: Source, config: str, split: str) -> list[str]:
     except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError):
         raise UserError(f"{source.name}: cannot be downloaded: its {CARD} does not say which files it has") from None
     return [str(path) for path in paths for path in (path if isinstance(path, list) else [path])]
-
-
-def fetch(source: Source, path: str) -> Path:
-    """A file of the dataset, from the hub where the cache lacks it; UserError where it cannot be had.
-
-    Not by `snapshot_download`, whose threads go on with gigabytes after a Ctrl-C.
-    """
-    if source.commit is None:
-        return source.folder / path
-    from huggingface_hub import hf_hub_download
-
-    if not (source.folder / path).exists():
-        announce_file("fetching", path, source.sizes[path])
-    where = {"repo_id": source.name, "repo_type": "dataset", "cache_dir": source.cache_dir}
-    with _explaining(source.name, source.commit, source.cache_dir):
-        return Path(hf_hub_download(**where, revision=source.commit, filename=path))
 
 
 def cached_blob(path: Path) -> Path:

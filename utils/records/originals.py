@@ -6,7 +6,7 @@ the caller calls the file and from their number.
 """
 
 import codecs
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,15 +15,19 @@ from utils.cli import UserError
 from utils.cli.errors import first_five, kind, quote
 from utils.files.json_files import read_json, read_json_lines
 from utils.records.datasets import check_record
-from utils.records.stream import open_regular, stream_places
+from utils.records.stream import open_regular, stream_parquet, stream_places
 
 
 def read_originals(
-    task: Task, questions_addr: str | Path, outputs_addr: str | Path | None = None, name: str = ""
+    task: Task,
+    questions_addr: str | Path | Sequence[Path],
+    outputs_addr: str | Path | None = None,
+    name: str = "",
 ) -> Iterator[Record]:
     """The records of a file of questions, checked, one in memory at a time.
 
     Args:
+        questions_addr: or several files, one after the other.
         outputs_addr: the right answers, where they stand in a file of their own.
         name: what the ids of rows without any begin with, such as the config and the split.
 
@@ -31,9 +35,10 @@ def read_originals(
         UserError: naming the file, the record and the field.
     """
     golds = None if outputs_addr is None else read_golds(task, outputs_addr)
-    seen: dict[str, int] = {}
-    for number, row in enumerate(_rows(Path(questions_addr))):
-        where = f"{questions_addr}: record {number}"
+    files = [questions_addr] if isinstance(questions_addr, str | Path) else questions_addr
+    rows = ((f"{file}: record {number}", row) for file in files for number, row in enumerate(_rows(Path(file))))
+    seen: dict[str, str] = {}
+    for number, (where, row) in enumerate(rows):
         if not isinstance(row, dict):
             raise UserError(f"{where}: {kind(row)} where a question object belongs")
         row = row if "id" in row or not name else {"id": f"{name}-{number}", **row}
@@ -42,14 +47,15 @@ def read_originals(
         record = task.convert(row, where)
         check_record(record, where, ["profile", *(["target"] if "target" in record else [])])
         if record["id"] in seen:
-            raise UserError(f"{where}: id {quote(record['id'])} is record {seen[record['id']]}'s too; ids are unique")
-        seen[record["id"]] = number
+            before = seen[record["id"]].rpartition(": ")[2]
+            raise UserError(f"{where}: id {quote(record['id'])} is {before}'s too; ids are unique")
+        seen[record["id"]] = where
         yield record
     if not seen:
-        raise UserError(f"{questions_addr}: holds no questions")
+        raise UserError(f"{files[0]}: holds no questions")
     if golds is not None and (foreign := [gold for gold in golds if gold not in seen]):
         raise UserError(
-            f"{outputs_addr}: {len(foreign)} answers to no question of {questions_addr}: {first_five(foreign)}\n"
+            f"{outputs_addr}: {len(foreign)} answers to no question of {files[0]}: {first_five(foreign)}\n"
             "  give the outputs of the same split"
         )
 
@@ -79,6 +85,9 @@ def _with_gold(row: dict[str, Any], golds: Mapping[str, Any], where: str, output
 
 def _rows(path: Path) -> Iterator[Any]:
     """A JSON array's items, or those of the `golds` that LaMP's builder of emails wraps its test questions in."""
+    if path.suffix == ".parquet":
+        yield from _parquet_rows(path)
+        return
     try:
         with open_regular(path) as file:
             is_object = _beginning(file).startswith(b"{") and path.suffix != ".jsonl"
@@ -95,6 +104,13 @@ def _rows(path: Path) -> Iterator[Any]:
     if not isinstance(content.get("golds"), list):
         raise UserError(f"{path}: an object where an array of questions belongs")
     yield from content["golds"]
+
+
+def _parquet_rows(path: Path) -> Iterator[Any]:
+    try:
+        yield from stream_parquet(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: no parquet that can be read: {str(error).splitlines()[0]}") from None
 
 
 def _beginning(file: IO[bytes]) -> bytes:

@@ -88,6 +88,13 @@ def stream_places(file: IO[bytes], suffix: str) -> Iterator[tuple[Any, int, int]
     return _stream_lines(file, offset) if suffix == ".jsonl" else _stream_array(file, offset)
 
 
+def stream_parquet(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a parquet file, a group of them in memory at a time; ValueError or OSError where it is damaged."""
+    from datasets import load_dataset
+
+    yield from load_dataset("parquet", data_files=str(path), split="train", streaming=True)
+
+
 def _stream_lines(file: IO[bytes], offset: int) -> Iterator[tuple[Any, int, int]]:
     for line in file:
         if line.strip():

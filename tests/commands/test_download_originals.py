@@ -1,0 +1,735 @@
+"""The download of LaMP and LongLaMP: from folders, from a web server and a hub on loopback; faults, kills, bad input.
+
+Runs are forks of a process that has imported what they need (zygote.py).
+"""
+
+import hashlib
+import io
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import hub_server
+import pytest
+from web_server import FINE, Trouble, lamp_files, serve
+from zygote import ROOT, Zygote
+
+from utils.benchmarks import tasks
+from utils.files.manifest import read_manifest
+from utils.records.datasets import read_dataset
+from utils.records.originals import read_originals
+
+LAMP, LONG = ROOT / "tests/data/mini_lamp", ROOT / "tests/data/mini_longlamp"
+CONFIGS = {
+    "LongLaMP-abstract": "abstract_generation",
+    "LongLaMP-review": "product_review",
+    "LongLaMP-topic": "topic_writing",
+    "LongLaMP-email": "email",
+}
+ORIGINALS = lamp_files(LAMP)
+ROWS = {f"{path.parent.name}/{path.name}": path.read_bytes() for path in sorted(LONG.glob("*_*/*.json"))}
+ON_HUB = {path: content for path, content in ROWS.items() if not path.startswith("email")}
+LICENSED = ("LaMP-6", "LongLaMP-email")
+NAMES = [name for name in tasks() if name != "LaMP-QA"]
+TRAIN, DEV = "LaMP_4/train/train_questions.json", "LaMP_4/dev/dev_questions.json"  # on the server
+HINT = "interrupted; what is finished is kept, run the same command again\n"
+HURRY = "import utils.files.web_files as w; w.WAIT = 0"
+
+each_task = pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.fixture(scope="module")
+def web():
+    with serve(ORIGINALS) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def hubs():
+    with hub_server.serve(ON_HUB) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def zygote(hubs, tmp_path_factory):
+    home = {"HF_HOME": str(tmp_path_factory.mktemp("home")), "HF_ENDPOINT": hubs.url, "HF_HUB_OFFLINE": "0"}
+    modules = ("utils.download_datasets", "httpx", "huggingface_hub.hf_api", "huggingface_hub.repocard")
+    zygote = Zygote(tmp_path_factory.mktemp("zygote"), *modules, **home)
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture
+def server(web):
+    """LaMP's server as it is at first."""
+    web.files, web.tells, web.trouble = dict(ORIGINALS), True, lambda path: FINE
+    web.asked.clear()
+    web.sent = 0
+    web.released.set()
+    web.released = threading.Event()
+    return web
+
+
+@pytest.fixture
+def hub(hubs):
+    hubs.commit(ON_HUB)
+    hubs.fetched.clear()
+    return hubs
+
+
+class Download:
+    """The command of one user, who runs it again and again."""
+
+    def __init__(self, folder, zygote, url):
+        self.data, self.cache = folder / "data", folder / "cache"
+        self._zygote, self._url = zygote, url
+
+    def arguments(self, name, *flags):
+        """Of LaMP from the server on loopback, if the flags name no other place."""
+        if not flags and name in NAMES and name.startswith("LaMP") and name not in LICENSED:
+            flags = ("--source_url", self._url)
+        return ["--dataset", name, "--output_dir", self.data, "--cache_dir", self.cache, *flags]
+
+    def start(self, name, *flags, **setup):
+        return self._zygote.start("utils.download_datasets", self.arguments(name, *flags), **{"do": HURRY, **setup})
+
+    def run(self, name="LaMP-4", *flags, code=0, **setup):
+        """Its stdout and stderr."""
+        run = self.start(name, *flags, **setup)
+        assert run.wait() == code, run.errors
+        return run.printed, run.errors
+
+    def refuse(self, name="LaMP-4", *flags, **setup):
+        """What an error says; what was there is as it was."""
+        before = self.content()
+        errors = self.run(name, *flags, code=2, **setup)[1]
+        told = errors[errors.index("error: ") :]
+        assert told.count("\n") <= 3 and "Traceback" not in errors
+        assert self.content() == before
+        return told.removeprefix("error: ")
+
+    def content(self):
+        return {path.name: path.read_bytes() for path in self.data.glob("*")}
+
+    def records(self, name="LaMP-4", setting="user", split="dev"):
+        return read_dataset(self.file(name, setting, split), ["profile"])
+
+    def file(self, name="LaMP-4", setting="user", split="dev"):
+        return self.data / f"{name}_{setting}_{split}.json"
+
+    def cached(self, ending=""):
+        return [path for path in self.cache.rglob(f"*{ending}") if path.is_file()]
+
+
+@pytest.fixture
+def download(tmp_path, zygote, server):
+    return Download(tmp_path, zygote, server.url)
+
+
+def sample(name, split, setting="user"):
+    """What is to come out."""
+    if name in CONFIGS:
+        config = f"{CONFIGS[name]}_{setting}"
+        return list(read_originals(tasks()[name], LONG / config / f"{split}.json", None, f"{config}-{split}"))
+    folder = LAMP / name.replace("-", "_")
+    outputs = None if split == "test" else folder / f"{split}_outputs.json"
+    return list(read_originals(tasks()[name], folder / f"{split}_questions.json", outputs))
+
+
+def splits_of(name):
+    return ("train", "val", "test") if name in CONFIGS else ("train", "dev", "test")
+
+
+# What comes out
+
+
+@each_task
+def test_from_a_folder(download, name):
+    folder = LONG if name in CONFIGS else LAMP
+    printed, errors = download.run(name, "--source_dir", folder)
+    assert errors == ""
+    for line, split in zip(printed.splitlines(), splits_of(name), strict=True):
+        path = download.file(name, split=split)
+        records = download.records(name, split=split)
+        assert records == sample(name, split)
+        assert len({record["id"] for record in records}) == len(records)
+        assert all(record["task"] == name for record in records)
+        assert all(("target" in record) == (split != "test" or name in CONFIGS) for record in records)
+        assert line.startswith(f"{path}: {len(records)} questions")
+        manifest = read_manifest(path)
+        assert manifest["questions"] == len(records)
+        assert manifest["source_sha256"] == {
+            source: hashlib.sha256((folder / source).read_bytes()).hexdigest() for source in manifest["source_sha256"]
+        }
+        assert manifest["output_sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert download.run(name, "--source_dir", folder)[0].count(": already there, left alone\n") == 3
+
+
+@each_task
+def test_from_where_it_is_published_comes_the_same(download, server, hub, name):
+    if name in LICENSED:
+        assert download.refuse(name) == (
+            f"{name}_user: its texts are of the Avocado corpus, which needs a licence, so nobody may publish them\n"
+            "  docs/lamp.md says how to build its files; give their folder as --source_dir\n"
+        )
+        return
+    assert download.run(name)[1] == ""
+    for split in splits_of(name):
+        assert download.records(name, split=split) == sample(name, split)
+        manifest = read_manifest(download.file(name, split=split))
+        place = {"dataset_name": server.url, "commit": None}
+        if name in CONFIGS:
+            place = {"dataset_name": "LongLaMP/LongLaMP", "commit": hub.branches["main"]}
+        assert manifest["fingerprint"] == {**place, "task": name, "setting": "user", "split": split}
+    if name not in CONFIGS:
+        folder = "LaMP_2/new" if name == "LaMP-2" else name.replace("-", "_")
+        splits = [f"{split}/{split}_{kind}" for split in ("train", "dev") for kind in ("questions", "outputs")]
+        assert [path for path, _ in server.asked] == [
+            f"{folder}/{file}.json" for file in (*splits, "test/test_questions")
+        ]
+    server.asked.clear()
+    hub.fetched.clear()
+    assert download.run(name)[0].count(": already there, left alone\n") == 3
+    shutil.rmtree(download.data)
+    download.run(name)  # what is in the cache is not fetched again
+    assert (server.asked, hub.fetched) == ([], [])
+    assert download.records(name, split="test") == sample(name, "test")
+
+
+def test_the_time_based_splits(download, server):
+    download.run("LaMP-2", "--setting", "time", "--source_url", server.url)
+    assert {path.rpartition("/")[0] for path, _ in server.asked} == {
+        f"time/LaMP_2/new/{split}" for split in ("train", "dev", "test")
+    }
+    assert download.records("LaMP-2", "time") == sample("LaMP-2", "dev")
+    manifest = read_manifest(download.file("LaMP-2", "time"))
+    assert manifest["fingerprint"]["setting"] == "time" and "published_questions" not in manifest
+
+
+def test_the_paper_s_size_stands_beside_ours(download):
+    printed, _ = download.run()
+    assert f"{download.file()}: 6 questions; the paper, from memory, says 1500\n" in printed
+    told = {"number": 1500, "source": "the paper, from memory,"}
+    assert read_manifest(download.file())["published_questions"] == told
+
+
+def test_where_lamp_and_longlamp_are_published():
+    places = {
+        (name, setting): (part.at, part.folder)
+        for name in NAMES
+        for setting, [part] in tasks()[name].published().items()
+    }
+    server, dataset = "https://ciir.cs.umass.edu/downloads/LaMP", "LongLaMP/LongLaMP"
+    assert places["LaMP-4", "user"] == (server, "LaMP_4")
+    assert places["LaMP-4", "time"] == (server, "time/LaMP_4")
+    assert places["LaMP-2", "user"] == (server, "LaMP_2/new")
+    assert places["LongLaMP-topic", "temporal"] == (dataset, "topic_writing_temporal")
+    assert {name for (name, _), (at, _) in places.items() if at is None} == set(LICENSED)
+    assert len(places) == 11 * 2
+
+
+@pytest.mark.parametrize("where", ["", "LaMP_4", "LaMP_4/{}", "downloads/of/LaMP_4"])
+def test_a_folder_may_hold_the_files_in_any_way_they_were_fetched(download, tmp_path, where):
+    for path in (LAMP / "LaMP_4").iterdir():
+        place = tmp_path / "mine" / where.format(path.name.partition("_")[0]) / path.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place)
+    if where.startswith("downloads"):  # not any: what lies deeper may be another task's
+        told = download.refuse("LaMP-4", "--source_dir", tmp_path / "mine")
+        assert told.startswith(f"{tmp_path}/mine: no file {TRAIN} in it, nor one of that name in a folder above\n")
+    else:
+        download.run("LaMP-4", "--source_dir", tmp_path / "mine")
+        assert download.records() == sample("LaMP-4", "dev")
+
+
+def test_the_user_based_files_are_not_taken_for_time_based_ones(download):
+    told = download.refuse("LaMP-4", "--setting", "time", "--source_dir", LAMP)
+    assert told.startswith(f"{LAMP}: no file time/{TRAIN} in it")
+
+
+def parquet(rows):
+    from datasets import Dataset
+
+    file = io.BytesIO()
+    Dataset.from_list(rows).to_parquet(file)
+    return file.getvalue()
+
+
+def test_longlamp_in_parquet_and_in_several_files(download, hub):
+    """As `push_to_hub` leaves a dataset: shards, and a card whose patterns name them."""
+    files, folder = {}, "abstract_generation_user"
+    for split in ("train", "val", "test"):
+        rows = json.loads(ON_HUB[f"{folder}/{split}.json"])
+        for number, some in enumerate((rows[:1], rows[1:])):
+            files[f"{folder}/{split}-0000{number}-of-00002.parquet"] = parquet(some)
+    patterns = {split: f"{folder}/{split}-*" for split in ("train", "val", "test")}
+    card = hub_server.make_card({folder: patterns})
+    for others in ({"README.md": card}, {}):  # and where the card does not say it
+        hub.commit(files | others)
+        download.run("LongLaMP-abstract", "--overwrite")
+        for split in patterns:
+            found = download.records("LongLaMP-abstract", split=split)
+            assert [record["id"] for record in found] == [f"{folder}-{split}-{i}" for i in range(len(found))]
+            expected = sample("LongLaMP-abstract", split)
+            assert without_nulls(found) == without_nulls(expected)
+
+
+def without_nulls(value):
+    """Parquet has null where a field is missing."""
+    if isinstance(value, dict):
+        return {name: without_nulls(one) for name, one in value.items() if one is not None}
+    return [without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
+def test_longlamp_in_json_lines(download, hub):
+    lines = {
+        path.replace(".json", ".jsonl"): b"".join(json.dumps(row).encode() + b"\n" for row in json.loads(content))
+        for path, content in ON_HUB.items()
+    }
+    hub.commit(lines)
+    download.run("LongLaMP-review")
+    assert download.records("LongLaMP-review", split="val") == sample("LongLaMP-review", "val")
+
+
+def test_two_commits_of_longlamp_are_not_mixed(download, hub):
+    old = hub.branches["main"]
+    download.run("LongLaMP-topic")
+    hub.commit(ON_HUB | {"new": b""})
+    told = download.refuse("LongLaMP-topic")
+    assert told.startswith(f"{download.file('LongLaMP-topic', split='train')}: made from commit {old}; ")
+    assert download.run("LongLaMP-topic", "--revision", old)[0].count("left alone") == 3
+
+
+def test_a_finished_file_is_not_read_again(download, originals):
+    """By sizes and times it is told that nothing was changed; where they differ the content decides."""
+    flags = ("--source_dir", originals.folder)
+    download.run("LaMP-4", *flags)
+    no_hash = "import hashlib; hashlib.file_digest = None"
+    assert download.run("LaMP-4", *flags, do=no_hash)[0].count("left alone") == 3
+    (originals.folder / QUESTIONS).touch()
+    download.run("LaMP-4", *flags, do=no_hash, code=1)  # it may be another file: nothing but a hash can tell
+    assert download.run("LaMP-4", *flags)[0].count("left alone") == 3
+    path = download.file()
+    changed = path.read_bytes().replace(b"headline", b"HEADLINE")
+    path.write_bytes(changed)
+    assert download.refuse("LaMP-4", *flags).startswith(f"{path}: exists, and was not written by this script or was ch")
+    assert path.read_bytes() == changed
+
+
+# Flags
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("LaMP-4 --setting temporal", "--setting temporal: LaMP-4 has no such setting; its settings: user and time\n"),
+        ("LaMP-QA --setting user", "--setting user: LaMP-QA has no such setting; its settings: none\n"),
+        ("LaMP-4 --source_dir none", "--source_dir none: no such folder\n"),
+        ("LaMP-4 --source_dir README.md", "--source_dir README.md: not a folder\n"),
+        ("LaMP-4 --source_url ciir.cs", "--source_url ciir.cs: not an address; it begins with http:// or https://\n"),
+        ("LaMP-4 --revision v1", "--revision: has no effect for files on a server\n"),
+        ("LaMP-4 --dataset_name a/b", "--dataset_name: has no effect for files on a server\n"),
+        ("LongLaMP-topic --source_url http://a", "--source_url: has no effect for files on the hub\n"),
+        ("LaMP-4 --source_dir tests --source_url http://a", "--source_url: has no effect with --source_dir\n"),
+        ("LongLaMP-topic --source_dir tests --revision v1", "--revision v1: tests is a folder, which has none\n"),
+        ("LongLaMP-topic --source_dir docs", "docs, topic_writing_user, train: cannot be downloaded: no file"),
+        ("LaMP-8", "argument --dataset: invalid choice: 'LaMP-8' (choose from 'LaMP-QA', 'LaMP-1', "),
+    ],
+)
+def test_flags_that_cannot_be_followed(download, flags, message):
+    name, *others = flags.split()
+    assert download.refuse(name, *others).startswith(message)
+    assert not download.file().exists()
+
+
+# Bad input
+
+
+@pytest.fixture
+def originals(tmp_path):
+    """A folder with LaMP's files, and how to change the JSON in one of them."""
+    shutil.copytree(LAMP, tmp_path / "originals")
+
+    def change(path, function):
+        path = tmp_path / "originals" / path
+        value = json.loads(path.read_text())
+        path.write_text(json.dumps(function(value), ensure_ascii=False), encoding="utf-8")
+
+    change.folder = tmp_path / "originals"
+    return change
+
+
+def set_in(value, path, new):
+    """`value` with what stands at `path`, names and numbers, replaced; None takes it away."""
+    *above, last = path
+    place = value
+    for name in above:
+        place = place[name]
+    if new is None:
+        del place[last]
+    else:
+        place[last] = new
+    return value
+
+
+QUESTIONS, OUTPUTS = "LaMP_4/dev_questions.json", "LaMP_4/dev_outputs.json"
+LOST = r"field 'text' is missing or null; it must be a text\n"
+BAD = {  # the file, what is changed in it, and what is told after its path
+    "ids that don't match": (
+        QUESTIONS,
+        lambda value: set_in(value, [1, "id"], "999"),
+        r": record 1 \(id '999'\): \S+dev_outputs.json has no answer to it; give the outputs of the same split\n",
+    ),
+    "answers too many": (
+        OUTPUTS,
+        lambda value: set_in(value, ["golds"], [*value["golds"], {"id": "7", "output": "A headline"}]),
+        r": 1 answers to no question of \S+dev_questions.json: '7'\n  give the outputs of the same split\n",
+    ),
+    "a profile item without its text": (
+        QUESTIONS,
+        lambda value: set_in(value, [0, "profile", 2, "text"], None),
+        r": record 0 \(id '20'\): field 'profile', item 2 \(id '423'\): " + LOST,
+    ),
+    "no anchor": (
+        QUESTIONS,
+        lambda value: set_in(value, [3, "input"], "A headline?"),
+        r": record 3 \(id '23'\): field 'question' has no 'article:', behind which its text begins\n",
+    ),
+    "an id twice": (
+        "LaMP_4/test_questions.json",
+        lambda value: [value[0], value[0]],
+        r": record 1: id '\d+' is record 0's too; ids are unique\n",
+    ),
+    "a label outside the list": (
+        "LaMP_2/dev_outputs.json",
+        lambda value: set_in(value, ["golds", 0, "output"], "western"),
+        None,
+    ),
+    "the outputs of another task": (
+        OUTPUTS,
+        lambda value: set_in(value, ["task"], "LaMP_5"),
+        r": answers of task 'LaMP_5', not of LaMP-4\n",
+    ),
+    "another thing than questions": (QUESTIONS, lambda value: 7, r": 7 where an array of questions belongs\n"),
+    "news categories": (
+        "LaMP_2/dev_questions.json",
+        lambda value: set_in(value, [0, "profile", 0, "category"], "sports"),
+        r": record 0: of the news categories that LaMP-2 was before; this is movie tagging\n  LaMP's server has it in ",
+    ),
+    "emails whose texts are not put in": (
+        "LaMP_6/dev_questions.json",
+        lambda value: set_in(value, [0, "input"], "038-000512-EM"),
+        r": record 0: field 'input' is '038-000512-EM', a message's id: the texts are not put in yet\n  docs/lamp.md",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_told_and_nothing_replaced(download, originals, case):
+    path, function, told = BAD[case]
+    name, split = path.partition("/")[0].replace("_", "-"), re.search("dev|test", path)[0]
+    flags = ("--source_dir", originals.folder)
+    download.run(name, *flags)
+    originals(path, function)
+    # What was made of the files as they were is not replaced unasked.
+    assert download.refuse(name, *flags).startswith(f"{download.file(name, split=split)}: was made with other settings")
+    errors = download.refuse(name, *flags, "--overwrite")
+    if told is None:  # it stands in the answers, and belongs to a question
+        assert errors.startswith(
+            f"{originals.folder}/LaMP_2/dev_questions.json: record 0 (id '20'): field 'target' is "
+        )
+        assert "'western', not one of sci-fi, " in errors
+    else:
+        assert re.match(f"{originals.folder}/{path}{told}", errors)
+    download.file(name, split=split).unlink()
+    errors = download.refuse(name, *flags)
+    assert errors.endswith("\n  copy it again\n") or errors.count("\n") == 2
+    assert not download.file(name, split=split).exists()
+
+
+def test_the_outputs_of_another_split(download, originals):
+    folder, flags = originals.folder / "LaMP_4", ("--source_dir", originals.folder)
+    shutil.copy(folder / "train_outputs.json", folder / "dev_outputs.json")
+    errors = download.run("LaMP-4", *flags, code=2)[1]
+    assert errors == (
+        f"error: {folder}/dev_questions.json: record 0 (id '20'): {folder}/dev_outputs.json has no answer to it; "
+        "give the outputs of the same split\n  copy it again\n"
+    )
+    (folder / "dev_outputs.json").unlink()
+    assert download.run("LaMP-4", *flags, code=2)[1] == (
+        f"error: {originals.folder}: no file {OUTPUTS} in it, the answers to {QUESTIONS}\n"
+    )
+    assert not download.file().exists() and download.file(split="train").exists()
+
+
+@pytest.mark.parametrize("content", [b"<!DOCTYPE html><p>Gone", b"[{", b"", b"\xff\xfe"])
+def test_a_file_that_is_no_json(download, originals, content):
+    (originals.folder / QUESTIONS).write_bytes(content)
+    errors = download.run("LaMP-4", "--source_dir", originals.folder, code=2)[1]
+    assert errors.startswith(f"error: {originals.folder / QUESTIONS}: ") and errors.count("\n") == 2
+    assert ("a web page, not JSON" in errors) == content.startswith(b"<")
+    assert not download.file().exists() and not list(download.data.glob("*.tmp"))
+
+
+def test_a_damaged_parquet_file(download, hub):
+    whole = parquet(json.loads(ON_HUB["topic_writing_user/train.json"]))
+    hub.commit(
+        {path: content for path, content in ON_HUB.items() if "topic_writing_user/train" not in path}
+        | {"topic_writing_user/train.parquet": whole[:-100]}
+    )
+    errors = download.refuse("LongLaMP-topic")
+    assert "train.parquet: no parquet that can be read: " in errors and errors.count("\n") == 2
+    assert " to have it fetched again\n" in errors
+
+
+# A server in trouble
+
+
+def test_a_server_that_recovers(download, server):
+    server.in_turn(Trouble(503), Trouble(429), Trouble(cut_after=1000), Trouble(cut_after=0))
+    errors = download.run()[1]
+    assert download.records() == sample("LaMP-4", "dev")
+    assert [line.rpartition(";")[0] for line in errors.splitlines()] == [
+        "train_questions.json: the server answers 503",
+        "train_questions.json: the server answers 429",
+        "train_questions.json: the connection failed (RemoteProtocolError)",
+        "train_questions.json: the connection failed (RemoteProtocolError)",
+    ]
+    assert [wanted for path, wanted in server.asked if path == TRAIN] == [
+        None,
+        None,
+        None,
+        "bytes=1000-",
+        "bytes=1000-",
+    ]
+    assert download.cached(".part") == download.cached(".tag") == []
+
+
+@pytest.mark.parametrize(
+    ("trouble", "tries", "message"),
+    [
+        (
+            Trouble(503),
+            6,
+            "cannot be downloaded: the server answers 503\n  run it again later, or copy the files here ",
+        ),
+        (Trouble(404), 1, "the server answers 404; is the address right?\n"),
+        (Trouble(403), 1, "the server answers 403; is the address right?\n"),
+        (Trouble(page=b"\n <!doctype html>"), 1, "the server sends a web page, not JSON; is the address right?\n"),
+        (Trouble(page=b""), 1, "the server sends an empty file; is the address right?\n"),
+        (Trouble(page=b"\x1f\x8b"), 1, "the server sends something else than JSON; is the address right?\n"),
+        (Trouble(cut_after=0), 6, "cannot be downloaded: the connection failed (RemoteProtocolError)\n  run it again"),
+    ],
+)
+def test_a_server_that_does_not(download, server, trouble, tries, message):
+    server.trouble = lambda path: trouble if path == DEV else FINE
+    errors = download.run(code=2)[1].replace("error: ", "")
+    told = "".join(line for line in errors.splitlines(keepends=True) if "; again in " not in line)
+    assert told.startswith(f"{server.url}/{DEV}: {message}") and told.count("\n") <= 2
+    assert [path for path, _ in server.asked].count(DEV) == tries
+    assert download.file(split="train").exists() and not download.file().exists()
+    assert not list(download.cache.rglob("dev_questions.json*"))
+    server.trouble = lambda path: FINE
+    printed, _ = download.run()
+    assert printed.count("left alone") == 1 and download.records() == sample("LaMP-4", "dev")
+
+
+def test_news_categories_where_movies_are_looked_for(download, server):
+    """LaMP-2's plain folder has them; the other one is missing on a server that has only the old files."""
+    for path in [path for path in server.files if path.startswith("LaMP_2/new")]:
+        server.files[path.replace("new/", "")] = server.files.pop(path)
+    told = f"{server.url}/LaMP_2/new/train/train_questions.json: the server answers 404"
+    assert download.refuse("LaMP-2").startswith(told)
+
+
+def test_without_the_internet_it_is_told_at_once(download):
+    errors = download.run("LaMP-4", "--source_url", "http://127.0.0.1:9/LaMP", code=2)[1]
+    assert errors == (
+        f"error: http://127.0.0.1:9/LaMP/{TRAIN}: cannot be downloaded: the connection failed (ConnectError)\n"
+        "  run it again later, or copy the files here and give their folder as --source_dir\n"
+    )
+
+
+def test_a_password_in_the_address_is_not_shown_or_kept(download, server):
+    url = server.url.replace("//", "//user:c0ffee@")
+    server.in_turn(*[Trouble(503)] * 6)
+    told = download.run("LaMP-4", "--source_url", url, code=2)[1] + download.run("LaMP-4", "--source_url", url)[0]
+    files = [*download.data.iterdir(), *download.cached()]
+    assert "c0ffee" not in told and not [
+        path for path in files if b"c0ffee" in path.read_bytes() or "c0ffee" in str(path)
+    ]
+    assert read_manifest(download.file())["fingerprint"]["dataset_name"] == server.url
+
+
+# Broken off
+
+
+def large(num_bytes):
+    """LaMP-4's train files of about so many bytes."""
+    [question, *_] = json.loads(ORIGINALS[TRAIN])
+    question["profile"] = [{**question["profile"][0], "text": "word " * 400}] * 20
+    number = num_bytes // len(json.dumps(question))
+    questions = [{**question, "id": f"q{i}"} for i in range(number)]
+    golds = {"task": "LaMP_4", "golds": [{"id": f"q{i}", "output": "A headline"} for i in range(number)]}
+    return {TRAIN: json.dumps(questions).encode(), TRAIN.replace("questions", "outputs"): json.dumps(golds).encode()}
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_killed_in_the_middle_of_a_file_it_goes_on_there(download, server, signum):
+    server.files |= large(2_000_000)
+    server.trouble = lambda path: Trouble(hold_after=1_000_000) if path == TRAIN else FINE
+    run = download.start("LaMP-4")
+    server.wait_until(lambda: server.sent >= 1_000_000)
+    [part] = wait_for(lambda: [path for path in download.cached(".part") if path.stat().st_size >= 900_000])
+    run.send(signum)
+    assert run.wait() == (-signum if signum == signal.SIGKILL else 130)
+    assert run.errors == ("" if signum == signal.SIGKILL else HINT)
+    assert list(download.data.glob("*.json")) == []
+    size = part.stat().st_size
+    server.released.set()
+    server.trouble = lambda path: FINE
+    server.asked.clear()
+    download.run()
+    assert server.asked[0] == (TRAIN, f"bytes={size}-")
+    assert [path.read_bytes() for path in download.cached("LaMP_4/train/train_questions.json")] == [server.files[TRAIN]]
+    assert len(download.records(split="train")) > 40 and not download.cached(".part")
+
+
+def wait_for(condition):
+    end = time.monotonic() + 600
+    while not (found := condition()):
+        assert time.monotonic() < end, "in vain"
+        time.sleep(0.001)
+    return found
+
+
+def test_killed_between_the_last_byte_and_the_name(download, server):
+    run = download.start("LaMP-4", die_before_step=0)
+    assert run.wait() == -signal.SIGKILL
+    [part] = download.cached(".part")
+    assert part.read_bytes() == ORIGINALS[TRAIN]
+    download.run()
+    assert (
+        server.asked[1] == (TRAIN, f"bytes={len(ORIGINALS[TRAIN])}-")
+        and server.sent < 2 * len(ORIGINALS[TRAIN]) + 10**4
+    )
+    assert download.records("LaMP-4", split="train") == sample("LaMP-4", "train")
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_file_that_was_changed_meanwhile_is_begun_anew(download, server, tells):
+    server.tells = tells
+    server.in_turn(Trouble(cut_after=1000), *[Trouble(503)] * 6)
+    kept = "what has come is kept: run the same command again, or" in download.run(code=2)[1]
+    assert kept == tells
+    newer = json.loads(ORIGINALS[TRAIN])
+    newer[0]["input"] += " changed"
+    server.files[TRAIN] = json.dumps(newer).encode()
+    server.trouble = lambda path: FINE
+    server.asked.clear()
+    download.run()
+    assert server.asked[0] == (TRAIN, "bytes=1000-" if tells else None)
+    assert download.records(split="train")[0]["question"].endswith(" changed")
+
+
+def test_a_web_page_in_between_costs_nothing_that_has_come(download, server):
+    """As a network sends that wants its users to sign in."""
+    server.in_turn(Trouble(cut_after=1000), Trouble(page=b"<html>Sign in"))
+    assert "the server sends a web page, not JSON" in download.run(code=2)[1]
+    server.asked.clear()
+    download.run()
+    assert server.asked[0] == (TRAIN, "bytes=1000-")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_while_a_file_is_written(download, server, signum):
+    server.files |= large(30_000_000)
+    run = download.start("LaMP-4")
+    half = download.data / "LaMP-4_user_train.json.tmp"
+    wait_for(lambda: half.exists() and half.stat().st_size > 1_000_000)
+    run.send(signum)
+    assert run.wait() == (-signum if signum == signal.SIGKILL else 130)
+    assert not download.file(split="train").exists() and half.exists() == (signum == signal.SIGKILL)
+    server.asked.clear()
+    download.run()
+    assert TRAIN not in [path for path, _ in server.asked]
+    assert len(download.records(split="train")) > 500 and not half.exists()
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_killed_before_each_step_of_putting_a_file_in_place(download, step):
+    flags = ("--source_dir", LAMP)
+    download.run("LaMP-4", *flags)
+    before = download.content()
+    for path in (download.file(), download.file().with_name(f"{download.file().name}.manifest.json")):
+        path.unlink()
+    assert download.start("LaMP-4", *flags, die_before_step=step).wait() == -signal.SIGKILL
+    assert (
+        download.file().name not in download.content()
+        or download.content()[download.file().name] == before["LaMP-4_user_dev.json"]
+    )
+    download.run("LaMP-4", *flags)
+    assert download.content().keys() == before.keys()
+    assert download.content()["LaMP-4_user_dev.json"] == before["LaMP-4_user_dev.json"]
+
+
+def test_two_processes_and_one_cache(download, server):
+    server.trouble = lambda path: Trouble(hold_after=0) if path == TRAIN else FINE
+    code = "import sys; sys.path.insert(0, '.'); from utils import cli, download_datasets as d; cli.run_script(d.main)"
+    command = [sys.executable, "-c", code, *map(str, download.arguments("LaMP-4"))]
+    command[command.index("--output_dir") + 1] += "2"
+    first = subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE)
+    wait_for(lambda: server.asked)
+    told = download.refuse()
+    assert re.search(
+        rf"LaMP_4/train/train_questions.json: process {first.pid} on {socket.gethostname()} is writing it; ", told
+    )
+    server.released.set()
+    _, errors = first.communicate(timeout=600)
+    assert first.returncode == 0, errors
+    assert download.run()[1] == ""
+
+
+def test_a_full_disk(download, server):
+    server.files |= large(1_000_000)
+    told = download.refuse(limit_file_size=400_000)
+    assert re.match(r"\S+train_questions.json.part: File too large\n  raise the limit on a file's size", told)
+    server.asked.clear()
+    download.run()
+    assert server.asked[0] == (TRAIN, "bytes=400000-") and len(download.records(split="train")) > 20
+
+
+# Large files
+
+
+def test_progress_is_shown_with_the_time_that_is_left(download, server):
+    server.files |= large(30_000_000)
+    often = f"{HURRY}; import utils.cli.progress as p; p.LINE_SECONDS = 0; p.LARGE = 10**7"
+    first, *lines, last = download.run(do=often)[1].splitlines()
+    of = rf"{len(server.files[TRAIN]) // 10**6} MB of train_questions.json"
+    assert first == f"0/{of}"
+    assert any(re.fullmatch(rf"\d+/{of}, [\d.]+/\w+, ETA 0:\d\d:\d\d", line) for line in lines)
+    assert any(re.fullmatch(rf"\d+/{of}, [\d.]+/\w+, took 0:\d\d:\d\d", line) for line in lines)
+    assert re.fullmatch(rf"writing {download.file(split='train')} \(\d+ MB\)", last)
+
+
+PEAK = "import atexit; atexit.register(lambda: print(open('/proc/self/status').read()))"
+
+
+def test_memory_does_not_grow_with_the_file(download, server):
+    peaks = []
+    for num_bytes in (12_000_000, 48_000_000):
+        server.files |= large(num_bytes)
+        shutil.rmtree(download.cache, ignore_errors=True)
+        printed, _ = download.run("LaMP-4", "--source_url", server.url, "--overwrite", do=f"{HURRY}; {PEAK}")
+        assert len(download.records(split="train")) > num_bytes // 50_000
+        shutil.rmtree(download.data)
+        peaks.append(int(re.search(r"VmHWM:\s+(\d+) kB", printed)[1]))
+    print(peaks)
+    assert peaks[1] < peaks[0] + 20_000

@@ -1,0 +1,138 @@
+"""A web server on loopback that sends files, whole or from a byte on, and its troubles."""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from api_server import running
+
+PIECE = 1 << 16  # bytes that are sent at a time
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What goes wrong with one answer.
+
+    Attributes:
+        status: answer with this status and nothing else.
+        page: send this in place of the file, with status 200.
+        cut_after: bytes of the body after which the connection is closed.
+        hold_after: bytes of the body after which nothing more is sent before the server's `released` is set.
+    """
+
+    status: int = 200
+    page: bytes | None = None
+    cut_after: int | None = None
+    hold_after: int | None = None
+
+
+FINE = Trouble()
+
+
+class WebServer(ThreadingHTTPServer):
+    """
+    Attributes:
+        files: by path, without the slash at its beginning.
+        trouble: what goes wrong with a request, a function of its path.
+        tells: files come with an ETag, and a part of them can be asked for.
+        asked: path and Range of every request.
+        sent: bytes of all bodies.
+        released: lets go what is held.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, files: dict[str, bytes]):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.files = files
+        self.trouble: Callable[[str], Trouble] = lambda path: FINE
+        self.tells = True
+        self.asked: list[tuple[str, str | None]] = []
+        self.sent = 0
+        self.released = threading.Event()
+        self.changed = threading.Condition()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/downloads/LaMP"
+
+    def in_turn(self, *troubles: Trouble) -> None:
+        """These go wrong with the next requests, and nothing after them."""
+        left = iter(troubles)
+        self.trouble = lambda path: next(left, FINE)
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 600) -> None:
+        """Block until this holds; it is looked at after every piece that is sent."""
+        with self.changed:
+            if not self.changed.wait_for(condition, seconds):
+                raise TimeoutError(f"not so after {seconds} s")
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that was killed is no news."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: WebServer
+
+    def do_GET(self) -> None:
+        path, wanted = self.path.removeprefix("/downloads/LaMP/"), self.headers.get("Range")
+        self.server.asked.append((path, wanted))
+        trouble = self.server.trouble(path)
+        content = trouble.page if trouble.page is not None else self.server.files.get(path)
+        if content is None or trouble.status != 200:
+            return self._send(404 if content is None else trouble.status, b"", {}, FINE)
+        if not self.server.tells or trouble.page is not None:
+            return self._send(200, content, {}, trouble)
+        tag = f'"{hashlib.sha1(content).hexdigest()}"'
+        first = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
+        if not first or self.headers.get("If-Range") != tag:
+            return self._send(200, content, {"ETag": tag}, trouble)
+        if first >= len(content):
+            return self._send(416, b"", {"Content-Range": f"bytes */{len(content)}"}, FINE)
+        place = f"bytes {first}-{len(content) - 1}/{len(content)}"
+        return self._send(206, content[first:], {"ETag": tag, "Content-Range": place}, trouble)
+
+    def _send(self, status: int, content: bytes, headers: dict[str, str], trouble: Trouble) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        kept = content[: trouble.cut_after]
+        self.close_connection = len(kept) < len(content)
+        with suppress(ConnectionError):  # a client that was killed
+            for start in range(0, len(kept), PIECE):
+                if trouble.hold_after is not None and start >= trouble.hold_after:
+                    self.server.released.wait()
+                self.wfile.write(kept[start : start + PIECE])
+                with self.server.changed:
+                    self.server.sent += len(kept[start : start + PIECE])
+                    self.server.changed.notify_all()
+
+    def log_message(self, *_: Any) -> None:
+        """Silence."""
+
+
+def lamp_files(sample: Path) -> dict[str, bytes]:
+    """The files of tests/data/mini_lamp as LaMP's server has them; of LaMP-2 the plain folder is of news categories."""
+    files = {}
+    for path in sorted(sample.glob("LaMP_*/*.json")):
+        folder = f"{path.parent.name}/new" if path.parent.name == "LaMP_2" else path.parent.name
+        split = path.name.partition("_")[0]
+        files[f"{folder}/{split}/{path.name}"] = path.read_bytes()
+        files[f"time/{folder}/{split}/{path.name}"] = path.read_bytes()
+    return files
+
+
+@contextmanager
+def serve(files: dict[str, bytes]) -> Iterator[WebServer]:
+    """A server in a thread of this process."""
+    with running(WebServer(files)) as server:
+        yield server
+        server.released.set()

@@ -1,0 +1,112 @@
+"""Where a benchmark's own files are published, how they are called there, and how many questions they hold.
+
+utils/download_datasets.py makes of them the files that every command reads.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import ClassVar, NamedTuple
+
+from utils.cli import UserError
+from utils.files.web_files import Server
+from utils.models.hub_datasets import Source, files_of, find_source
+
+AVOCADO = "docs/lamp.md"  # how to put in the texts of a corpus that nobody may publish
+
+
+class Originals(NamedTuple):
+    """What one of our files is made from: files by their paths at the source."""
+
+    questions: list[str]
+    outputs: str | None = None  # the right answers, where they stand in a file of their own
+    rows: str = ""  # what the ids of rows without any begin with
+
+
+@dataclass(frozen=True)
+class Published:
+    """A set of files, one or several a split, that belong together."""
+
+    at: str | None  # the hub's name for it, or an address; None for texts that only holders of a licence may have
+    folder: str  # what it is called there
+    name: str  # what our files are called, before _<split>.json
+    identity: Mapping[str, str]  # what tells it from others, in the manifests of our files
+    questions: Mapping[str, int | None]  # by split how many there are to be, None where nobody says
+    said_by: str = ""  # who says that, in words
+
+    flag: ClassVar[str]  # of the command, that gives another place than `at`
+
+    def place(self, given: str | None) -> str:
+        """Where to fetch from: what the flag gives, else where it is published; UserError where that is nowhere."""
+        if given is None and self.at is None:
+            raise UserError(
+                f"{self.name}: its texts are of the Avocado corpus, which needs a licence, so nobody may publish them\n"
+                f"  {AVOCADO} says how to build its files; give their folder as --source_dir"
+            )
+        return given or self.at
+
+
+class OnHub(Published):
+    """A config of a dataset on the hub, whose rows hold question and answer."""
+
+    flag = "--dataset_name"
+
+    def find(self, given: str | None, revision: str | None, cache_dir: str) -> Source:
+        return find_source(self.place(given), revision, cache_dir)
+
+    def originals(self, source: Source, split: str) -> Originals:
+        """UserError where the source has none."""
+        return Originals(files_of(source, self.folder, split), rows=f"{self.folder}-{split}")
+
+
+class OnServer(Published):
+    """A folder on a web server, with a file of questions and one of right answers a split, of the test set withheld."""
+
+    flag = "--source_url"
+
+    def find(self, given: str | None, revision: str | None, cache_dir: str) -> Server:
+        url = self.place(given)
+        if not url.startswith(("http://", "https://")):
+            raise UserError(f"--source_url {url}: not an address; it begins with http:// or https://")
+        return Server(url, cache_dir)
+
+    def originals(self, source: Source | Server, split: str) -> Originals:
+        """The files as the server has them; in a folder also without the server's folders, as users fetch them."""
+        kinds = ("questions",) if split == "test" else ("questions", "outputs")
+        folder = PurePosixPath(self.folder)
+        places = [place for above in (folder, *folder.parents) for place in (above / split, above)]
+        found = [[str(place / f"{split}_{kind}.json") for kind in kinds] for place in places]
+        if source.is_folder:
+            found = [paths for paths in found if paths[0] in source.sizes]
+            if not found:
+                raise UserError(
+                    f"{source.name}: no file {self.folder}/{split}/{split}_questions.json in it, "
+                    "nor one of that name in a folder above\n"
+                    f"  it is to hold the files of {self.name} as they are published"
+                )
+            if missing := [path for path in found[0] if path not in source.sizes]:
+                raise UserError(f"{source.name}: no file {missing[0]} in it, the answers to {found[0][0]}")
+        questions, *outputs = found[0]
+        return Originals([questions], *outputs)
+
+
+def by_setting(
+    kind: type[OnHub] | type[OnServer],
+    name: str,
+    at: str | None,
+    folders: Mapping[str, str],
+    splits: Sequence[str],
+    questions: Mapping[str, Sequence[int]],
+    said_by: str,
+) -> dict[str, list[OnHub | OnServer]]:
+    """`Task.published` of a task that has one folder a setting.
+
+    Args:
+        folders: by setting.
+        questions: by folder those of each split, where somebody says how many there are.
+    """
+    counts = {one: dict(zip(splits, questions.get(one, [None] * len(splits)), strict=True)) for one in folders.values()}
+    return {
+        setting: [kind(at, one, f"{name}_{setting}", {"task": name, "setting": setting}, counts[one], said_by)]
+        for setting, one in folders.items()
+    }

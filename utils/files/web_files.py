@@ -1,0 +1,181 @@
+"""Files from a web server: streamed to disk, and there whole or not at all.
+
+Where a connection breaks it goes on from what is there, in this run or a later one, if the server can tell that the
+file is still the same.
+"""
+
+import codecs
+import os
+import posixpath
+import time
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
+
+from utils.cli import UserError
+from utils.cli.progress import Progress, announce
+from utils.files.lock import Lock
+from utils.files.manifest import without_password
+from utils.files.writing import check_writable, naming, rename, write_line
+
+if TYPE_CHECKING:
+    import httpx
+
+TRIES = 6  # in a row without a byte
+WAIT = 1.0  # seconds before the second try, and before each further one twice as many
+SILENCE = 60  # seconds without a byte after which a connection counts as broken
+SHOWN = 10**7  # bytes from which on a file's progress is shown
+MB = 10**6
+
+
+class Server(NamedTuple):
+    """JSON files below an address; what was fetched stays in the cache, and is not asked for again."""
+
+    url: str
+    cache_dir: str
+
+    commit = None  # it has no versions by name
+    is_folder = False
+
+    @property
+    def name(self) -> str:
+        return without_password(self.url).rstrip("/")
+
+    def fetch(self, path: str) -> Path:
+        """The file at `path`, which begins behind the address; UserError where it cannot be had."""
+        place = urlsplit(f"{self.name}/{path}")
+        cached = Path(self.cache_dir, place.netloc, posixpath.normpath(f"/{place.path}").lstrip("/"))
+        if not cached.exists():
+            check_writable(cached)
+            lock = Lock(cached)
+            try:
+                if not cached.exists():  # it may have come just now
+                    _Download(f"{self.url.rstrip('/')}/{path}", cached).run()
+            finally:
+                lock.release()
+        return cached
+
+
+class _TroubleError(Exception):
+    """What may pass: the same request again may succeed."""
+
+
+class _Download:
+    """One file on its way to `path`: what has come is in `<path>.part`, and beside it which version that is."""
+
+    def __init__(self, url: str, path: Path):
+        self._url, self._path = url, path
+        self._shown = without_password(url)
+        self._part, self._tag = (path.with_name(f"{path.name}{ending}") for ending in (".part", ".part.tag"))
+        self._progress: Progress | None = None
+
+    def run(self) -> None:
+        import httpx
+
+        # As it is on disk there: its length can be compared, and the rest of it asked for.
+        plain = {"Accept-Encoding": "identity"}
+        try:
+            with httpx.Client(follow_redirects=True, timeout=SILENCE, headers=plain) as client:
+                self._receive_all(client)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise UserError(f"{self._shown}: cannot be downloaded ({type(error).__name__})") from None
+        finally:
+            if self._progress is not None:
+                self._progress.close()
+        rename(self._part, self._path)
+        self._tag.unlink(missing_ok=True)
+
+    def _receive_all(self, client: "httpx.Client") -> None:
+        import httpx
+
+        tries, is_away = 0, True
+        while True:
+            before = self._size()
+            try:
+                with client.stream("GET", self._url, headers=self._wanted()) as response:
+                    is_away = False
+                    return self._receive(response)
+            except _TroubleError as error:
+                problem = str(error)
+            except httpx.TransportError as error:
+                problem = f"the connection failed ({type(error).__name__})"
+                is_away = is_away and isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            tries = 1 if self._size() > before else tries + 1
+            if tries == TRIES or is_away:  # on a node without internet that is told at once
+                kept = "what has come is kept: run the same command again" if self._wanted() else "run it again later"
+                raise UserError(
+                    f"{self._shown}: cannot be downloaded: {problem}\n"
+                    f"  {kept}, or copy the files here and give their folder as --source_dir"
+                )
+            wait = WAIT * 2 ** (tries - 1)
+            announce(f"{self._path.name}: {problem}; again in {wait:.0f} s")
+            time.sleep(wait)
+
+    def _wanted(self) -> dict[str, str]:
+        """The rest of what has come, unless the file was changed since; without a part of it, all."""
+        tag = self._tag.read_text() if self._tag.exists() and self._size() else ""
+        return {"Range": f"bytes={self._size()}-", "If-Range": tag} if tag else {}
+
+    def _receive(self, response: "httpx.Response") -> None:
+        """Put the body of an answer where it belongs; UserError where the server has no such file."""
+        status = response.status_code
+        _, _, place = response.headers.get("Content-Range", "").partition("bytes ")
+        if status == 416 and place == f"*/{self._size()}":
+            return  # nothing follows: a run ended between the last byte and the new name
+        if status in (408, 416, 425, 429) or status >= 500:
+            raise self._trouble(f"the server answers {status}", forget=status == 416)
+        if status not in (200, 206):
+            raise UserError(f"{self._shown}: the server answers {status}; is the address right?")
+        start = self._size() if status == 206 else 0
+        if start and not (place.startswith(f"{start}-") and _tag_of(response) == self._tag.read_text()):
+            raise self._trouble("the file was changed", forget=True)
+        pieces = response.iter_raw()
+        first = next(pieces, b"")
+        if not start:
+            self._check_begin(first)  # before anything that came earlier is given up
+            self._part.unlink(missing_ok=True)
+            self._tag.write_text(_tag_of(response))
+        length = response.headers.get("Content-Length", "")
+        total = start + int(length) if length.isdigit() else None
+        self._show(start, total)
+        self._write(first, pieces)
+        if total is not None and self._size() != total:
+            raise self._trouble(f"{self._size()} bytes came of {total}", forget=self._size() > total)
+
+    def _trouble(self, problem: str, forget: bool) -> _TroubleError:
+        if forget:
+            self._part.unlink(missing_ok=True)
+        return _TroubleError(problem)
+
+    def _check_begin(self, begin: bytes) -> None:
+        """A server sends a page with status 200 for an address that is wrong."""
+        begin = begin.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
+        if begin not in (b"[", b"{"):
+            what = {b"<": "a web page, not JSON", b"": "an empty file"}.get(begin, "something else than JSON")
+            raise UserError(f"{self._shown}: the server sends {what}; is the address right?")
+
+    def _show(self, start: int, total: int | None) -> None:
+        if total is None or total < SHOWN:
+            return
+        if self._progress is None:
+            self._progress = Progress(total // MB, f"MB of {self._path.name}", start // MB)
+        self._progress.update(start // MB - self._progress.done)  # less than before where it begins anew
+
+    def _write(self, first: bytes, pieces: Iterator[bytes]) -> None:
+        with naming(self._part), open(self._part, "ab", buffering=0) as file:
+            for piece in chain([first], pieces):
+                write_line(file, piece, self._part)
+                if self._progress is not None:
+                    self._progress.update(file.tell() // MB - self._progress.done)
+            os.fsync(file.fileno())
+
+    def _size(self) -> int:
+        return self._part.stat().st_size if self._part.exists() else 0
+
+
+def _tag_of(response: "httpx.Response") -> str:
+    """What tells one version of a file from another, as the server says it; nothing where it doesn't."""
+    tag = response.headers.get("ETag", "")
+    return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified", "")
