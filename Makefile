@@ -16,7 +16,7 @@ ON_CPU := $(findstring +cpu,$(TORCH))
 STAMP := .venv/installed-$(shell { echo $(REQUIREMENTS); cat $(REQUIREMENTS); } | cksum | cut -d ' ' -f 1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup models demo test test-fast test-gpu bench lint clean
+.PHONY: help setup models demo demo-lamp test test-fast test-gpu bench lint clean
 # One target at a time, also under -j: each uses all cores by itself.
 .NOTPARALLEL:
 
@@ -61,6 +61,9 @@ models: setup ## make the demo's two small models in demo/models
 
 demo: setup models ## run the whole pipeline on the sample data
 	@PYTHON=.venv/bin/python sh utils/demo.sh
+
+demo-lamp: setup models ## run two tasks of LaMP and one of LongLaMP on their sample data
+	@PYTHON=.venv/bin/python sh utils/demo_lamp.sh
 
 # All cores; the tests of a language model one at a time beside the others (tests/conftest.py).
 PYTEST := .venv/bin/python -m pytest -q --durations=10 -n auto

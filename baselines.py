@@ -20,14 +20,16 @@ from prompts import Prompt, load_prompt
 from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
+from utils.cli import UserError
 from utils.files.journal import Journal, Key
 from utils.files.manifest import run_fingerprint, warn_unless_ranked
 from utils.files.outputs import OutputFile, open_outputs
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.driver import Request, describe_requests, fitted_request, generate
 from utils.generation.engines import Model, choose_generator, confirm_model, open_engine, publish_records
-from utils.records.datasets import STEP_NEEDS, read_dataset, select_questions
+from utils.records.datasets import STEP_NEEDS, select_questions
 from utils.records.responses import collect_responses, count_responses
+from utils.records.stream import read_questions
 
 
 def build_parser() -> cli.FlagParser:
@@ -39,8 +41,14 @@ def build_parser() -> cli.FlagParser:
     add("--rag", action="store_true", help="put the asker's best-ranked posts into the prompt")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts for --rag (%(default)s)")
     add("--num_generated_outputs", type=cli.positive_int, default=1, help="answers a question (%(default)s)")
+    add("--trim_items", action="store_true",
+        help="over the token budget cut each post at its end, as LaMP's code does, where the benchmark knows how "
+        "(off: the lowest-ranked posts are left out)")
     parser.without_effect(
-        "--num_contexts", lambda args: not args.rag, "without --rag, for the prompt has no posts", "give --rag"
+        "--num_contexts --trim_items",
+        lambda args: not args.rag,
+        "without --rag, for the prompt has no posts",
+        "give --rag",
     )
     cli.add_engine_arguments(parser, "--model_addr", "hub name, model folder, LoRA adapter folder, or API model")
     cli.add_sampling_arguments(
@@ -55,8 +63,10 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     cli.prepare_run(args, [args.output_addr], [args.inputs_addr])
     method = "rag" if args.rag else "none"
-    records = read_dataset(args.inputs_addr, needs=STEP_NEEDS[method])
+    records = read_questions(args.inputs_addr, STEP_NEEDS[method], args.num_contexts if args.rag else None)
     task = task_of(args.inputs_addr, records)
+    if args.trim_items and task.trimmed is None:
+        raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; leave the flag out")
     prompt = load_prompt(task.prompts[method], args.prompts_dir)
     if args.rag:
         warn_unless_ranked(args.inputs_addr)
@@ -64,6 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     keys = [(question["id"], i) for question in questions for i in range(args.num_generated_outputs)]
     model = choose_generator(args, task.output.schema)
     settings = {"model": model.identity, "num_contexts": args.num_contexts if args.rag else None}
+    settings |= {"trim_items": True} if args.trim_items else {}  # earlier runs have no such setting
     fingerprint = run_fingerprint("baselines.py", args, [prompt], model.policy.fingerprint(), **settings)
     collect = partial(collect_responses, records)
     output = OutputFile(args.output_addr, fingerprint, keys, collect, args.overwrite, args.retry_failed)
@@ -104,8 +115,12 @@ def build_requests(
     by_id = {question["id"]: question for question in questions}
     for question_id, its_keys in groupby(keys, key=lambda key: key[0]):
         question = by_id[question_id]
-        items = task.best_items(question, args.num_contexts) if args.rag else []
-        fitted = model.fit(prompt, items, task.join, **task.values(question))
+        values = task.values(question)
+        if args.trim_items:
+            fitted = model.fit_trimmed(prompt, task.best_entries(question, args.num_contexts), task.join, **values)
+        else:
+            items = task.best_items(question, args.num_contexts) if args.rag else []
+            fitted = model.fit(prompt, items, task.join, **values)
         yield from (fitted_request(key, fitted, journal) for key in its_keys)
 
 

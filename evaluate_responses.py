@@ -1,4 +1,4 @@
-"""Judge responses: how well they cover each aspect the user cares about (paper section 3.2, Algorithm 1).
+"""Score responses: by a judge, how well they cover each aspect the user cares about (paper section 3.2, Algorithm 1).
 
   python evaluate_responses.py --evaluator_llm Qwen/Qwen2.5-32B-Instruct \\
       --inputs_addr test.json --response_addr rag.json --score_addr rag_scores.json
@@ -6,11 +6,18 @@
       --response_addr none.json rag.json --score_addr none_scores.json rag_scores.json
 
 Several response files are judged in one load of the model. A response file is {question id: [{"output": text}]};
-the first response of each question is judged. An answer that is missing scores 0 and is counted; a verdict that the
-judge failed to give is counted, and never a 0. The same command again judges what has changed since, and nothing else.
+the first response of each question is judged. An answer that is missing has the worst score, 0 unless scores are
+errors, and is counted; a verdict that the judge failed to give is counted, and never a 0. The same command again judges
+what has changed since, and nothing else.
 
---strategy direct and pairwise are what the paper compares this with: one of five levels for a whole response, or two
-systems compared on each question, in both orders (two response files, one score file):
+LaMP and LongLaMP need no judge: their metrics compare a response with the reference. The file says which they are;
+without --strategy it is the first of accuracy and f1, MAE and RMSE, or rouge-1, rouge-L and meteor:
+
+  python evaluate_responses.py --strategy f1 --inputs_addr LaMP-2_user_dev.json --response_addr bm25.json \\
+      --score_addr bm25_f1.json
+
+--strategy direct and pairwise are what LaMP-QA's paper compares its judge with: one of five levels for a whole
+response, or two systems compared on each question, in both orders (two response files, one score file):
 
   python evaluate_responses.py --strategy pairwise --evaluator_llm Qwen/Qwen2.5-32B-Instruct \\
       --inputs_addr test.json --response_addr planpers.json rag.json --score_addr planpers_rag_pairs.json
@@ -38,10 +45,11 @@ from utils.generation.chat import VERDICT_TOKENS, Chat, choose_judge_length, ope
 from utils.generation.driver import Policy, Request, Stage, describe_records, describe_requests, generate
 from utils.generation.engines import batch_invariance, confirm_model, identify_model, open_engine
 from utils.records import judged
-from utils.records.datasets import read_dataset, select_questions
+from utils.records.datasets import select_questions
 from utils.records.judged import System, answers_to, are_answered
 from utils.records.responses import match_responses, origin_of, read_responses, refuse_gaps
 from utils.records.scores import check_counts_unanswered, score_file
+from utils.records.stream import read_questions
 from utils.scoring.verdicts import no_answer
 from utils.tables.summary import describe_scores
 
@@ -68,8 +76,8 @@ def build_parser() -> cli.FlagParser:
     add = parser.add_argument
     add("--inputs_addr", required=True, metavar="FILE", help="the dataset")
     add("--strategy", choices=metric_names(),
-        help="verdicts on aspects, a level for the whole response, or two systems compared "
-        "(default: the benchmark's first, aspect for LaMP-QA)")
+        help="the metric. LaMP-QA: verdicts on aspects, a level for the whole response, or two systems compared; "
+        "LaMP and LongLaMP: computed from the reference (default: the benchmark's first, aspect for LaMP-QA)")
     add("--response_addr", required=True, nargs="+", metavar="FILE", help="responses, a file a system")
     add("--score_addr", required=True, nargs="+", metavar="FILE",
         help="where the scores go, as many; one for pairwise")
@@ -87,7 +95,7 @@ def build_parser() -> cli.FlagParser:
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     cli.prepare_run(args, args.score_addr, [args.inputs_addr, *args.response_addr])
-    records = read_dataset(args.inputs_addr, needs=[args.strategy or "score"])
+    records = read_questions(args.inputs_addr, [args.strategy or "score"])
     task = task_of(args.inputs_addr, records)
     metric = choose_metric(args, task)
     judging = metric.judge and Judging.from_arguments(args, metric.judge)

@@ -33,8 +33,9 @@ from utils.generation.engines import Model, VLLMEngine, publish_records
 from utils.models.hub import adapter_base, model_fingerprint
 from utils.parsing import plans as parsing
 from utils.planner.targets import find_lead_in
-from utils.records.datasets import STEP_NEEDS, read_dataset, select_questions
+from utils.records.datasets import STEP_NEEDS, select_questions
 from utils.records.responses import collect_responses, count_responses, read_plans
+from utils.records.stream import read_questions
 
 
 @dataclass(frozen=True)
@@ -111,16 +112,15 @@ def main(argv: list[str] | None = None) -> int:
     plans_output = f"{args.output_addr}.plans.json"
     inputs = [args.inputs_addr, args.plans_addr] if args.plans_addr else [args.inputs_addr]
     cli.prepare_run(args, [args.output_addr, plans_output], inputs)
-    records = read_dataset(args.inputs_addr, needs=STEP_NEEDS["planpers_gold" if args.gold_plan else "planpers"])
+    needs = STEP_NEEDS["planpers_gold" if args.gold_plan else "planpers"]
+    records = read_questions(args.inputs_addr, needs, args.num_contexts)
     task = task_of(args.inputs_addr, records)
-    if "planpers" not in task.prompts:
-        raise UserError(f"{args.inputs_addr}: {task.name} has no plans; answer it with baselines.py")
-    prompts = {name: load_prompt(task.prompts[name], args.prompts_dir) for name in ("planner", "planpers", "rag")}
+    prompts = load_prompts(args, task)
     warn_unless_ranked(args.inputs_addr)
     selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
     questions = {question["id"]: question for question in selected}
     keys = [(question_id, i) for question_id in questions for i in range(args.num_generated_outputs)]
-    lead_in = find_lead_in(args.planner_target, prompts["planner"], args.planner_model, args.plans_addr)
+    lead_in = find_lead_in(args.planner_target, prompts.get("planner"), args.planner_model, args.plans_addr)
     run = Run(task, questions, prompts, args.num_contexts, lead_in)
     given = given_plans(args, run, keys)
     planner = choose_planner(args, lead_in) if args.planner_model else None
@@ -151,9 +151,7 @@ def main(argv: list[str] | None = None) -> int:
         left = answers_left(answers, made)  # all of them, where it was another model
     plan_stage, answer_stage = None, None
     if to_plan and planner is None:
-        for key in to_plan:
-            plans.journal.add(key, given[key])
-        publish_plans(plans, args, None)
+        keep_plans(plans, args, {key: given[key] for key in to_plan})
     elif to_plan:
         requests = run.build_plans(planner, to_plan, plans.journal)
         plan_stage = planner.stage(requests, parsing.plan_parser(lead_in), "plans", keys, to_plan)
@@ -165,10 +163,21 @@ def main(argv: list[str] | None = None) -> int:
         requests = run.build_answers(generator, made, left, answers.journal)
         answer_stage = generator.stage(requests, task.output.parse, "answers", keys, left)
     device = run_stages(args, planner, generator, plan_stage, answer_stage)
-    counts = count_responses(answers.content())
-    counts["answered without a plan"] = sum(answer["plan"] is None for answer in answers.pieces.values())
-    publish_records(answers, args, device, counts, args.openai, token_counter=generator.chat.counter)
+    publish_answers(answers, args, device, generator)
     return cli.report_missing(answers.num_missing(left), "answer")
+
+
+def load_prompts(args: Namespace, task: Task) -> dict[str, Prompt]:
+    """The prompts by name; a benchmark without a planner's takes --plans_addr alone (UserError)."""
+    if "planner" not in task.prompts:
+        remedy = "answer it with baselines.py"
+        remedy += ", or with plans of your own by --plans_addr" if "planpers" in task.prompts else ""
+        if "planpers" not in task.prompts or not args.plans_addr:
+            raise UserError(f"{args.inputs_addr}: {task.name} has no plans; {remedy}")
+        if args.planner_target == "reference":
+            raise UserError(f"--planner_target reference: {task.name} has no planner; leave the flag out")
+    names = [name for name in ("planner", "planpers", "rag") if name in task.prompts]
+    return {name: load_prompt(task.prompts[name], args.prompts_dir) for name in names}
 
 
 def answers_left(answers: OutputFile, plans: Pieces) -> list[Key]:
@@ -255,6 +264,13 @@ def share_base(args: Namespace) -> bool:
     return len({model_fingerprint(base, args.cache_dir) for base in bases}) == 1
 
 
+def keep_plans(plans: OutputFile, args: Namespace, given: Pieces) -> None:
+    """Publish plans that no planner is asked for."""
+    for key, plan in given.items():
+        plans.journal.add(key, plan)
+    publish_plans(plans, args, None)
+
+
 def publish_plans(plans: OutputFile, args: Namespace, device: str | None) -> None:
     pieces = plans.pieces.values()
     found = [plan["value"] for plan in pieces if plan["value"]]
@@ -265,6 +281,12 @@ def publish_plans(plans: OutputFile, args: Namespace, device: str | None) -> Non
         "posts left out for length": sum(plan.get("num_contexts_dropped", 0) for plan in pieces),
     }
     publish_records(plans, args, device, counts, openai=False)
+
+
+def publish_answers(answers: OutputFile, args: Namespace, device: str | None, generator: Model) -> None:
+    counts = count_responses(answers.content())
+    counts["answered without a plan"] = sum(answer["plan"] is None for answer in answers.pieces.values())
+    publish_records(answers, args, device, counts, args.openai, token_counter=generator.chat.counter)
 
 
 def print_dry_run(run: Run, keys: list[Key], planner: Model | None, generator: Model, plans: Pieces) -> None:

@@ -108,7 +108,7 @@ def _check_placeholders(text: str, names: Set[str], where: str, exact: bool) -> 
         raise UserError(f"{where}: must hold each of {wanted} exactly once{others}")
 
 
-def choose_lead_in(planner_target: str, planner: Prompt) -> str | None:
+def choose_lead_in(planner_target: str, planner: Prompt | None) -> str | None:
     """What a plan begins with by --planner_target, None for the paper's way: the titles alone.
 
     UserError where the planner's prompt comes without a lead-in.

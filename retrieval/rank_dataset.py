@@ -8,6 +8,11 @@ The control with another user's posts (the paper's "random profile") is a ranked
   python retrieval/rank_dataset.py --input_dataset_addr test.json --output_dataset_addr test_random_ranked.json \\
       --random_profile --seed 0
 
+--ranker recency goes by the items' dates where the benchmark has any, the latest first, and of the same date by the
+file's order, its last item first; those without a date that can be read stand behind all others and are counted.
+--ranker hybrid is half dense, half recency, as in LaMP: by turns the best of each order that is not taken yet, so of
+the first k items each order has given half (of an odd k the dense one has given one more).
+
 The same command again goes on from where a run stopped. With --embedding_cache a second ranking of the same posts
 embeds nothing again.
 """
@@ -24,6 +29,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retrieval import WITH_ENCODER
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError, add_log_argument, check_outputs, make_parser, positive_int, run_script, set_up_logging
 from utils.cli.arguments import add_overwrite_argument
@@ -37,7 +43,9 @@ from utils.records.stream import DatasetFile
 
 if TYPE_CHECKING:
     from retrieval.embedding_cache import Embedder
+    from retrieval.rankers import Date
 
+WITH_DATES = ("recency", "hybrid")  # rankers that go by an item's date
 BLOCK = 16_384  # texts embedded before their questions' orders are in the journal
 
 
@@ -47,10 +55,11 @@ def build_parser() -> FlagParser:
     add = parser.add_argument
     add("--input_dataset_addr", required=True, metavar="FILE", help="dataset to rank")
     add("--output_dataset_addr", required=True, metavar="FILE", help="where it goes, ranked")
-    add("--ranker", choices=["dense", "bm25", "recency", "random"], default="dense",
+    add("--ranker", choices=["dense", "bm25", "recency", "random", "hybrid"], default="dense",
         type=lambda name: "dense" if name == "contriever" else name,
         help="dense, or contriever: dot product of the encoder's embeddings; bm25: shared words; "
-        "recency: last in the file first; random: seeded (%(default)s)")
+        "recency: latest first, without dates last in the file first; random: seeded; "
+        "hybrid: dense and recency by turns (%(default)s)")
     add("--random_profile", action="store_true",
         help="give every question another user's profile, then rank it: the paper's control (off)")
     add("--seed", type=int, default=0, help="seed of what is random (%(default)s)")
@@ -58,7 +67,7 @@ def build_parser() -> FlagParser:
     add_overwrite_argument(parser)
     add_log_argument(parser)
 
-    add = parser.add_argument_group("encoder (dense only)").add_argument
+    add = parser.add_argument_group("encoder (dense and hybrid only)").add_argument
     add("--model_name", default="facebook/contriever-msmarco", metavar="MODEL",
         help="BERT-like encoder, by hub name or folder (%(default)s)")
     add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
@@ -73,7 +82,7 @@ def build_parser() -> FlagParser:
         help="weights' type; bfloat16 is faster and ranks slightly differently (%(default)s)")
     parser.without_effect(
         "--model_name --cache_dir --batch_size --max_length --embedding_cache --device --dtype",
-        lambda args: args.ranker != "dense",
+        lambda args: args.ranker not in WITH_ENCODER,
         "with a --ranker that needs no encoder",
         "take another --ranker",
     )
@@ -88,28 +97,32 @@ def main(argv: list[str] | None = None) -> int:
     output = Path(args.output_dataset_addr)
     check_outputs([args.output_dataset_addr], [args.input_dataset_addr])
     source = Source(args)
-    if args.ranker == "dense":
+    if args.ranker in WITH_ENCODER:
         check_model(args.model_name, args.cache_dir)
-    fingerprint = describe_settings(args)
+    fingerprint = describe_settings(args, source.by_date)
     # Its cache may be refused: before there is a journal.
-    embedder = open_embedder(args, fingerprint["model"]) if args.ranker == "dense" else None
+    embedder = open_embedder(args, fingerprint["model"]) if args.ranker in WITH_ENCODER else None
     keys = [(question_id,) for question_id in source.dataset.ids[: args.limit]]
     ranked = OutputFile(args.output_dataset_addr, fingerprint, keys, None, args.overwrite)
     open_outputs(ranked)
     if ranked.is_finished():
         return 0
     left = [number for number, key in enumerate(keys) if key not in ranked.pieces]
+    counts = {"questions": len(keys), "posts": sum(source.sizes), "empty_profiles": source.sizes.count(0)}
+    if source.by_date:
+        counts["undated_posts"] = sum(source.undated)
+        print(describe_dates(args.input_dataset_addr, counts), file=sys.stderr)
     task, records = source.dataset.task, map(source.read, left)
     if left and embedder:
         if embedder.cache is None or embedder.cache.is_empty:
             embedder.encoder()
         orders = order_by_embeddings(task, records, sum(source.sizes[number] + 1 for number in left), embedder)
+        orders = mix_with_recent(task, orders) if args.ranker == "hybrid" else orders
     else:
         orders = order_by_ranker(task, records, len(left), args)
     with closing(orders):  # its progress ends before an error is told
         for record, order in orders:
             ranked.journal.add((record["id"],), order)
-    counts = {"questions": len(keys), "posts": sum(source.sizes), "empty_profiles": source.sizes.count(0)}
     counts |= embedder.counts if embedder else {}
     device = embedder.encoder().device if counts.get("texts_embedded") else "cpu"
     announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
@@ -129,9 +142,10 @@ class Source:
         """Check the dataset; UserError where it is none, or has no profiles to swap, or they were swapped before."""
         path = args.input_dataset_addr
         self.dataset = DatasetFile(path)
-        sizes, swapped = [], []
+        sizes, undated, swapped = [], [], []
         for record in self.dataset.scan(needs=STEP_NEEDS["rank"]):
             sizes.append(len(record["profile"]))
+            undated.append(dates_of(self.dataset.task, record).count(None) if args.ranker in WITH_DATES else 0)
             if "profile_owner" in record:
                 swapped.append(record["id"])
         self._owners = list(range(len(sizes)))  # by number, whose profile each question gets
@@ -145,6 +159,8 @@ class Source:
                 )
             self._owners = random_cycle(len(sizes), args.seed)
         self.sizes = [sizes[owner] for owner in self._owners[: args.limit]]  # posts of each question's profile
+        self.undated = [undated[owner] for owner in self._owners[: args.limit]]  # of which no date is known
+        self.by_date = args.ranker in WITH_DATES and self.dataset.task.item_date is not None
 
     def read(self, number: int) -> Record:
         record, owner = self.dataset[number], self._owners[number]
@@ -154,15 +170,26 @@ class Source:
         return {**record, "profile": other["profile"], "profile_owner": other["id"]}
 
 
-def describe_settings(args: argparse.Namespace) -> dict[str, Any]:
+def describe_settings(args: argparse.Namespace, by_date: bool) -> dict[str, Any]:
     """The run's fingerprint: what decides the order of the posts, and nothing else."""
     settings = {name: getattr(args, name) for name in ("limit", "random_profile", "ranker")}
     if args.random_profile or args.ranker == "random":
         settings["seed"] = args.seed
-    if args.ranker == "dense":
+    if by_date:
+        settings["recency"] = "date, then file order"
+    if args.ranker in WITH_ENCODER:
         model = model_fingerprint(args.model_name, args.cache_dir)
         settings |= {"model": model, "max_length": args.max_length, "dtype": args.dtype}
     return {"input_sha256": file_hash(args.input_dataset_addr), **settings}
+
+
+def describe_dates(path: str, counts: dict[str, int]) -> str:
+    """What the latest of a profile are told by."""
+    undated, posts = counts["undated_posts"], counts["posts"]
+    if undated == posts:
+        return f"note: {path}: no post has a date that can be read: the last one in a profile counts as the latest"
+    behind = f"; of {undated} of {posts} posts none can be read: they stand behind all others" if undated else ""
+    return f"note: {path}: the latest posts by their dates{behind}"
 
 
 def random_cycle(size: int, seed: int) -> list[int]:
@@ -180,6 +207,11 @@ def texts_of(task: Task, record: Record) -> list[str]:
     return [task.query(record), *map(task.item_text, record["profile"])]
 
 
+def dates_of(task: Task, record: Record) -> "list[Date | None]":
+    """Of the items of its profile, None where it is not known, as it is of all where the benchmark has no dates."""
+    return [task.item_date and task.item_date(item) for item in record["profile"]]
+
+
 def order_by_ranker(
     task: Task, records: Iterable[Record], num_records: int, args: argparse.Namespace
 ) -> Iterator[tuple[Record, list[int]]]:
@@ -192,7 +224,7 @@ def order_by_ranker(
             if args.ranker == "bm25":
                 yield record, rankers.rank_by_bm25(query, posts)
             elif args.ranker == "recency":
-                yield record, rankers.rank_by_recency(len(posts))
+                yield record, rankers.rank_by_recency(dates_of(task, record))
             else:
                 yield record, rankers.rank_at_random(len(posts), args.seed, record["id"])
             progress.update()
@@ -232,6 +264,15 @@ def order_by_embeddings(
             for record in block:
                 query_row, *post_rows = [row_of[text] for text in texts_of(task, record)]
                 yield record, rank_by_embedding(embeddings, query_row, post_rows)
+
+
+def mix_with_recent(task: Task, orders: Iterator[tuple[Record, list[int]]]) -> Iterator[tuple[Record, list[int]]]:
+    """Each record with half of that order and half by recency."""
+    from retrieval.rankers import alternate, rank_by_recency
+
+    with closing(orders):
+        for record, order in orders:
+            yield record, alternate(order, rank_by_recency(dates_of(task, record)))
 
 
 def split_into_blocks(task: Task, records: Iterable[Record]) -> Iterator[tuple[list[Record], dict[str, int]]]:

@@ -3,11 +3,14 @@
 Each returns a permutation of range(number of posts); posts that score the same stay in file order.
 """
 
+import itertools
 import logging
 import random
 from collections.abc import Sequence
 
 import numpy as np
+
+Date = tuple[int, ...]  # such as year, month, day: of one profile in the same order, the largest part first
 
 
 def rank_by_embedding(embeddings: np.ndarray, question_row: int, post_rows: Sequence[int]) -> list[int]:
@@ -43,9 +46,24 @@ def rank_by_bm25(question: str, posts: Sequence[str]) -> list[int]:
     return best_first(index.get_scores(query))
 
 
-def rank_by_recency(num_posts: int) -> list[int]:
-    """Latest first. Posts carry no date: as in LaMP, the last one in the file counts as the latest."""
-    return list(range(num_posts))[::-1]
+def rank_by_recency(dates: Sequence[Date | None]) -> list[int]:
+    """Latest first; of the same date the last one in the file, and behind all dates those of which none is known.
+
+    So a profile without any dates is in the file's order, its last post first, as LaMP has it.
+    """
+    return sorted(range(len(dates)), key=lambda index: (dates[index] or (), index), reverse=True)
+
+
+def alternate(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """One order of two: by turns each one's best that is not taken yet, beginning with the first's.
+
+    So of the first k each order has given half, whatever k will be; of an odd k the first one has given one more.
+    """
+    taken: dict[int, None] = {}
+    turns = itertools.cycle((iter(first), iter(second)))
+    while len(taken) < len(first):
+        taken[next(index for index in next(turns) if index not in taken)] = None
+    return list(taken)
 
 
 def rank_at_random(num_posts: int, seed: int, question_id: str) -> list[int]:

@@ -8,17 +8,17 @@ Files from `lfs_from` bytes on are redirected to another host name, as the hub d
 import hashlib
 import json
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
 from api_server import running
+from web_server import FileServer
 
 from utils.benchmarks.lampqa import COMMUNITIES, paper_files
 
@@ -79,7 +79,7 @@ def make_card(configs: dict[str, dict[str, str]]) -> bytes:
     return "\n".join([*lines, "---", "# A dataset", ""]).encode()
 
 
-class HubServer(ThreadingHTTPServer):
+class HubServer(FileServer):
     """
     Attributes:
         commits: files by path, by commit; `branches` has a commit by its branch's name.
@@ -88,14 +88,10 @@ class HubServer(ThreadingHTTPServer):
         fetched: the files whose content was asked for, each as often as it was.
         sent: bytes that were sent of each of them.
         strangers: paths on the other host name that came with a token.
-        released: lets go what is held.
     """
 
-    daemon_threads = True
-    request_queue_size = 128
-
     def __init__(self, files: dict[str, bytes], lfs_from: int):
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.commits: dict[str, dict[str, bytes]] = {}
         self.branches: dict[str, str] = {}
         self.lfs_from = lfs_from
@@ -104,8 +100,6 @@ class HubServer(ThreadingHTTPServer):
         self.fetched: list[str] = []
         self.sent: dict[str | None, int] = {}
         self.strangers: list[str] = []
-        self.changed = threading.Condition()
-        self.released = threading.Event()
         self.commit(files)
 
     @property
@@ -119,15 +113,6 @@ class HubServer(ThreadingHTTPServer):
         self.commits[name] = files
         self.branches["main"] = name
         return name
-
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 600) -> None:
-        """Block until this holds; it is looked at after every request and every piece that is sent."""
-        with self.changed:
-            if not self.changed.wait_for(condition, seconds):
-                raise TimeoutError(f"not so after {seconds} s")
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that was killed is no news."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,6 +1,7 @@
 """Every command of README and docs is one its script takes: pasted into a shell, with only the script left out."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from utils.benchmarks.lampqa import TASK
 from utils.records.datasets import read_dataset
 from utils.records.responses import match_responses, read_responses
 from utils.studies.study import CATEGORIES as DATASETS
@@ -50,6 +52,23 @@ def test_the_script_takes_the_command(command):
             continue
         if arguments != ["--help"]:
             parser_of(script).parse_args(arguments)
+
+
+def test_the_demo_of_lamp_gives_the_scripts_what_they_take(tmp_path):
+    words, stand_in = tmp_path / "words", tmp_path / "python"
+    stand_in.write_text(f"#!/bin/sh\n{{ printf '%s\\0' \"$@\"; printf '\\1'; }} >> {words}\n")
+    stand_in.chmod(0o755)
+    subprocess.run(
+        ["sh", "utils/demo_lamp.sh"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        env={**os.environ, "PYTHON": str(stand_in)},
+    )
+    commands = [command.rstrip("\0").split("\0") for command in words.read_text().rstrip("\1").split("\1")]
+    for script, *arguments in commands:
+        parser_of(script).parse_args(arguments)
+    assert len(commands) > 20
 
 
 def test_every_script_has_a_command():
@@ -101,7 +120,7 @@ def test_the_sample_stands_where_the_dataset_would(tmp_path):
 def test_it_prints_the_papers_table_2():
     rows = re.findall(r"^\| ([^|]+) \| ([.\d ]+) \| ([.\d ]+) \| ([.\d ]+) \|$", README, re.MULTILINE)
     for column, model in enumerate(("Gemma 2 9B", "Qwen 2.5 7B", "GPT-4o-mini"), 1):
-        paper = read_paper(model, "2", ["PlanPers"])
+        paper = read_paper(TASK, model, "2", ["PlanPers"])
         assert [row[0] for row in rows] == paper.methods
         printed = [float(score) for row in rows for score in row[column].split()]
         assert printed == list(paper.scores.values())

@@ -34,7 +34,33 @@ class Trouble:
 FINE = Trouble()
 
 
-class WebServer(ThreadingHTTPServer):
+class FileServer(ThreadingHTTPServer):
+    """What servers of files on loopback share.
+
+    Attributes:
+        changed: is told after every piece that is sent.
+        released: lets go what is held.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler]):
+        super().__init__(("127.0.0.1", 0), handler)
+        self.changed = threading.Condition()
+        self.released = threading.Event()
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 600) -> None:
+        """Block until this holds; it is looked at whenever something has changed."""
+        with self.changed:
+            if not self.changed.wait_for(condition, seconds):
+                raise TimeoutError(f"not so after {seconds} s")
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that was killed is no news."""
+
+
+class WebServer(FileServer):
     """
     Attributes:
         files: by path, without the slash at its beginning.
@@ -42,20 +68,15 @@ class WebServer(ThreadingHTTPServer):
         tells: files come with an ETag, and a part of them can be asked for.
         asked: path and Range of every request.
         sent: bytes of all bodies.
-        released: lets go what is held.
     """
 
-    daemon_threads = True
-
     def __init__(self, files: dict[str, bytes]):
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.files = files
         self.trouble: Callable[[str], Trouble] = lambda path: FINE
         self.tells = True
         self.asked: list[tuple[str, str | None]] = []
         self.sent = 0
-        self.released = threading.Event()
-        self.changed = threading.Condition()
 
     @property
     def url(self) -> str:
@@ -65,15 +86,6 @@ class WebServer(ThreadingHTTPServer):
         """These go wrong with the next requests, and nothing after them."""
         left = iter(troubles)
         self.trouble = lambda path: next(left, FINE)
-
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 600) -> None:
-        """Block until this holds; it is looked at after every piece that is sent."""
-        with self.changed:
-            if not self.changed.wait_for(condition, seconds):
-                raise TimeoutError(f"not so after {seconds} s")
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that was killed is no news."""
 
 
 class _Handler(BaseHTTPRequestHandler):

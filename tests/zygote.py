@@ -287,13 +287,13 @@ def plan_by_server(_: None) -> None:
 class ServerPlanner:
     """A planner whose plans are drawn by what the API server answers to the prompt it gets."""
 
-    def __init__(self, args: Any, models: list[str], max_model_len: int):
+    def __init__(self, args: Any, models: list[str], max_model_len: int, outputs: int):
         from transformers import AutoTokenizer
 
         from utils.generation.engines import open_engine
 
         self._tokenizer = AutoTokenizer.from_pretrained(models[0])
-        self._api = open_engine(args, args.model_addr, max_model_len)
+        self._api = open_engine(args, args.model_addr, max_model_len, outputs)
         self.concurrency, self.device = args.max_concurrency, "planner"
 
     async def complete(self, model: str, prompt: Any, sampling: Any) -> Any:

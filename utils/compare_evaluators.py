@@ -39,7 +39,13 @@ from utils.tables.agreement import Evaluator
 from utils.tables.formats import Cell, Table, counted, interval_text, number, signed, to_markdown
 from utils.tables.notes import judge_notes
 from utils.tables.significance import differences
-from utils.tables.system_scores import Entry, add_unscored_argument, check_same_content, check_same_judge, task_of_all
+from utils.tables.system_scores import (
+    Entry,
+    add_unscored_argument,
+    check_same_content,
+    check_same_judge,
+    refuse_other_benchmarks,
+)
 
 SCRIPT = "utils/compare_evaluators.py"
 RESULTS = {"win": 1, "tie": 0, "loss": -1}  # a pairwise result, which is the first system's, as a preference
@@ -117,7 +123,7 @@ def read_evaluators(arguments: list[list[str]], unscored_as_zero: bool) -> list[
         check_same_content((entry, [path]) for path, entries in systems.items() for entry in entries.values())
         add_questions(evaluator, list(systems.values()))
         evaluator.files.append(paths)
-    task_of_all(read)
+    refuse_other_benchmarks(read, "task")
     return list(evaluators.values())
 
 

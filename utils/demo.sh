@@ -4,30 +4,13 @@
 # Each command is printed before it runs; a second run finds everything finished and leaves it alone.
 # The first table comes as soon as two systems are judged, the whole one at the end.
 set -eu
-python=${PYTHON:-python}
+num_stages=7
+. utils/cli/stages.sh
 sample=tests/data/mini_lampqa
 data=$sample/test.json
-chat=demo/models/chat
-encoder=demo/models/encoder
 out=demo/output
 # The demo's model gains nothing from longer answers, and seldom writes JSON unless it is held to it.
 limits="--max_tokens 96 --constrained_decoding always"
-
-start=$(date +%s)
-num_stages=7
-stage=0
-
-# What comes now, and how long it has taken so far.
-begin() {
-    stage=$((stage + 1))
-    seconds=$(($(date +%s) - start))
-    printf '\n=== %d/%d, after %d:%02d: %s\n' $stage $num_stages $((seconds / 60)) $((seconds % 60)) "$*"
-}
-
-run() {
-    printf '\n$ %s\n' "$*"
-    "$@"
-}
 
 # The answers of these systems (files in $out, without .json) are judged, by one judge that is loaded once.
 judge() {
@@ -76,8 +59,8 @@ for split in train validation; do
         --output_dataset_addr $out/${split}_ranked.json --overwrite changed
 done
 run "$python" train_planner.py --model_addr $chat --inputs_addr $out/train_ranked.json \
-    --validation_addr $out/validation_ranked.json --output_dir $out/planner --num_contexts 2 --max_steps 6 \
-    --save_steps 3 --gradient_accumulation_steps 4 --learning_rate 3e-3 --eval_generate 1 \
+    --validation_addr $out/validation_ranked.json --output_dir $out/planner --num_contexts 2 --max_steps 4 \
+    --save_steps 2 --gradient_accumulation_steps 4 --learning_rate 3e-3 --eval_generate 1 \
     --no-gradient_checkpointing --overwrite
 run "$python" utils/plot_training.py --output_dir $out/planner
 

@@ -112,11 +112,11 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
         if not 2 <= len(names) <= len(HATCHES):
             raise UserError(f"--system: given {counted(len(names), 'time')}; figure 3 has 2 to {len(HATCHES)} systems")
         systems, notes = read_scored(args)
-        return paper_figures.systems_figure(list(map(make_row, systems))), notes
+        return paper_figures.systems_figure(list(map(make_row, systems)), are_errors(systems)), notes
     check_numbers_of_posts(names)
     systems, notes = read_scored(args)
     points = {int(system.name): points_of(system) for system in systems}
-    return paper_figures.posts_figure(dict(sorted(points.items()))), notes
+    return paper_figures.posts_figure(dict(sorted(points.items())), are_errors(systems)), notes
 
 
 # Reading
@@ -136,13 +136,24 @@ def check_numbers_of_posts(names: list[str]) -> None:
 
 def read_scored(args: argparse.Namespace) -> tuple[list[System], list[str]]:
     """The systems, and notes on them; UserError too where no question of any system has a score."""
-    systems, notes = read_compared(args.system, args.unscored_as_zero, args.allow_partial)
+    [board, *others], notes = read_compared(args.system, args.unscored_as_zero, args.allow_partial)
+    systems = board.systems
+    if others:
+        path = others[0].systems[0].paths[0]
+        raise UserError(
+            f"{path}: scores of {others[0].title}, but {systems[0].paths[0]} has scores of {board.title}\n"
+            "  a figure shows one task by one metric: draw one for each"
+        )
     scored = {question["group"] for system in systems for question in system.questions if question["score"] is not None}
     if not scored:
         raise UserError(f"{systems[0].paths[0]}: no question of any system has a score; there is nothing to draw")
     if missing := [group for group in systems[0].task.groups if group not in scored]:
         notes.append(f"No score in {', '.join(missing)}, and so no average.")
     return systems, notes
+
+
+def are_errors(systems: list[System]) -> bool:
+    return systems[0].metric.lower_is_better
 
 
 def read_evaluators(path: str) -> list[Evaluator]:

@@ -1,17 +1,23 @@
-"""Put score files into the shape of the paper's Table 2: a row a system, a column a category.
+"""Put score files into the shape of a paper's table: a row a system, a column a category, or a task by a metric.
 
   python utils/make_table.py --system RAG rag_arts.json rag_lifestyle.json rag_society.json \\
       --system "No personalization" none.json
   python utils/make_table.py --system RAG rag.json --system PlanPers planpers.json --baseline RAG --holm --intervals
   python utils/make_table.py --system RAG rag.json --format latex --output_addr table.tex
+  python utils/make_table.py --system BM25 LaMP-2_accuracy.json LaMP-2_f1.json LaMP-3_MAE.json --system Recency ...
 
-The score files of a system are pooled and its questions sorted into the three categories by their community.
-Category columns are means of question scores, the last one is the unweighted mean of the three categories. A question
-without an answer counts 0; one without a verdict is left out, unless --unscored_as_zero. The best of a column is bold,
-with all that show the same four decimals.
+The score files of a system are pooled and its questions sorted into the groups of their benchmark, such as LaMP-QA's
+three categories. Group columns are means of question scores, the last one is the unweighted mean of the groups. Of
+LaMP and of LongLaMP several tasks may stand in one table, each by its metrics: a column a task and metric, as the files
+tell them; where a system has no file of one there is a dash.
+
+A question without an answer has the worst score; one without a verdict of the judge is left out, unless
+--unscored_as_zero. The best of a column is bold, with all that show the same four decimals; of errors (MAE, RMSE) the
+lowest is best.
 
 With --baseline, a dagger marks what is better than every baseline named: by a two-sided paired t-test, p < 0.05, in
-the same column, over the questions that both have a score of.
+the same column, over the questions that both have a score of; where a score is no mean of its questions' (macro F1,
+RMSE), by a permutation test.
 """
 
 import sys
@@ -31,7 +37,7 @@ from utils.tables.comparisons import compare
 from utils.tables.formats import to_csv, to_latex, to_markdown
 from utils.tables.notes import print_notes, read_compared
 from utils.tables.paper_results import read_paper
-from utils.tables.system_scores import add_unscored_argument, columns_of
+from utils.tables.system_scores import add_unscored_argument
 
 SCRIPT = "utils/make_table.py"
 
@@ -40,19 +46,22 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     names = [one_line(name) for name, *_ in args.system]
     check_arguments(args, names)
-    paper = None if args.paper is None else read_paper(args.paper, args.paper_table, names)
-    systems, notes = read_compared(args.system, args.unscored_as_zero, args.allow_partial)
-    task = systems[0].task
-    if paper is not None and paper.columns != columns_of(task):
-        raise UserError(f"--paper: the paper has no numbers on {task.name}, which these scores are of; leave it out")
-    contrasts = compare(systems, args.baseline, args.intervals, args.holm)
+    boards, notes = read_compared(args.system, args.unscored_as_zero, args.allow_partial)
+    paper = None
+    if args.paper is not None:
+        shown = {board.title: board.name_of(board.task.name) for board in boards}  # its name is its only group's, too
+        shown = shown if boards[0].task.benchmark else None
+        paper = read_paper(boards[0].task, args.paper, args.paper_table, names, shown)
+    contrasts = compare(boards, args.baseline, args.intervals, args.holm)
     marked = args.format != "csv"  # whose cells are numbers alone
-    notes += [*score_table.dagger_notes(contrasts, marked, task), *score_table.paper_notes(paper, systems, marked)]
+    notes += [*score_table.dagger_notes(contrasts, marked), *score_table.paper_notes(paper, boards, marked)]
     notes += [] if args.intervals else score_table.left_out_notes(contrasts)
-    tables = [score_table.means_table(systems, contrasts, paper, notes)]
-    tables += [score_table.intervals_table(systems, contrasts)] if args.intervals else []
+    pages = score_table.pages_of(boards) if args.format == "latex" else [boards]
+    tables = [score_table.means_table(its, contrasts, paper) for its in pages]
+    tables[-1].notes.extend(notes)
+    tables += [score_table.intervals_table(boards, contrasts)] if args.intervals else []
     if args.format == "csv":
-        text = to_csv(score_table.csv_rows(systems, contrasts, paper))
+        text = to_csv(score_table.csv_rows(boards, contrasts, paper))
         print_notes(note for table in tables for note in table.notes)
     else:
         text = {"markdown": to_markdown, "latex": to_latex}[args.format](tables)
@@ -69,17 +78,19 @@ def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
     add("--system", nargs="+", action="append", required=True, metavar=("NAME", "FILE"),
-        help="a row: its name, then one or more score files of evaluate_responses.py; give it once a row")
+        help="a row: its name, then one or more score files of evaluate_responses.py, of several tasks and metrics "
+        "too; give it once a row")
     add("--baseline", nargs="+", metavar="NAME",
         help="rows that the others are compared with; a dagger where one is better than each (default: no daggers)")
     add("--holm", action="store_true", help="correct the p-values over all comparisons in the table")
     add("--intervals", action="store_true",
         help="a second table: interval, permutation test and effect size of each comparison; in csv more columns")
     add("--paper", metavar="MODEL",
-        help="beside each cell what the paper prints for this model, and the difference to it; "
-        "rows are matched by their names")
-    add("--paper_table", choices=["2", "3"], default="2",
-        help="of the paper: 2 is the test set, 3 validation (%(default)s)")
+        help="beside each cell what the benchmark's paper prints for this model, and the difference to it; "
+        "rows are matched by their names, and what the paper has of another model than ours stands below")
+    add("--paper_table", default="2", metavar="TABLE",
+        help="of the paper: for LaMP-QA 2, the test set, or 3, validation; for LaMP user or time, for LongLaMP user or "
+        "temporal (%(default)s)")
     parser.without_effect("--paper_table", lambda args: args.paper is None, "without --paper", "give --paper")
     add("--format", choices=["markdown", "latex", "csv"], default="markdown",
         help="csv holds full-precision numbers, its notes go to stderr (%(default)s)")

@@ -32,9 +32,10 @@ from utils.files.journal_lines import read_journal
 from utils.files.manifest import file_hash, manifest_of, read_manifest
 from utils.files.outputs import OutputFile, Pieces, is_failed
 from utils.generation.driver import describe_records
-from utils.records.datasets import read_dataset, select_questions
+from utils.records.datasets import select_questions
 from utils.records.responses import collect_responses, read_plans, read_responses
 from utils.records.scores import score_file
+from utils.records.stream import read_questions
 from utils.scoring.verdicts import is_outdated
 
 
@@ -70,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     shards = [read_shard(path) for path in args.shard_addr]
     fingerprint = shared_fingerprint(shards)
     kind, strategy = kind_of(fingerprint, shards[0].path), fingerprint.get("strategy")
-    records = read_dataset(args.inputs_addr, needs=[strategy] if strategy else [])
+    records = read_questions(args.inputs_addr, [strategy] if strategy else [])
     task = task_of(args.inputs_addr, records)
     if fingerprint["inputs"] != file_hash(args.inputs_addr):
         raise UserError(f"{args.inputs_addr}: not the dataset that {shards[0].path} was made from")

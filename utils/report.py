@@ -5,7 +5,8 @@
       --system PlanPers planpers.json planpers_scores.json planpers.json.plans.json
 
 A system's files are told apart by what they hold: responses, which it needs, and where there are any its scores and
-its plans, each in as many files as there are categories. The file opens in a browser from disk and asks no network.
+its plans, each in as many files as there are categories, or tasks and metrics of LaMP or LongLaMP. The file opens in a
+browser from disk and asks no network.
 """
 
 import sys
@@ -18,8 +19,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from utils import cli
-from utils.benchmarks import task_of
-from utils.benchmarks.task import Record
+from utils.benchmarks import task_of, tasks
+from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
@@ -32,7 +33,7 @@ from utils.tables import report_page
 from utils.tables.formats import counted
 from utils.tables.notes import read_compared, wording_note
 from utils.tables.report_page import Datasets, Side, is_whole, posts_used, rubric
-from utils.tables.system_scores import System
+from utils.tables.system_scores import Board
 
 SCRIPT = "utils/report.py"
 
@@ -56,10 +57,10 @@ def main(argv: list[str] | None = None) -> int:
     cli.check_outputs([args.output_addr], [*args.inputs_addr, *(path for _, *paths in args.system for path in paths)])
     files = sort_files(args.system)
     datasets = read_datasets(args.inputs_addr)
-    sides = [read_side(name, kinds, datasets.questions) for name, kinds in files.items()]
-    systems, notes = read_scores_into(sides, files, datasets)
+    sides = [read_side(name, kinds, datasets) for name, kinds in files.items()]
+    boards, notes = read_scores_into(sides, files, datasets)
     notes += posts_notes(sides, datasets)
-    page = report_page.make_page(sides, datasets, systems, notes)
+    page = report_page.make_page(sides, datasets, boards, notes)
     prepare_derived([args.output_addr], SCRIPT, args.overwrite)
     publish_derived({Path(args.output_addr): page.encode()}, SCRIPT, args)
     held = f"{counted(len(datasets.questions), 'question')}, {counted(len(sides), 'system')}"
@@ -101,31 +102,70 @@ def kind_of(path: str) -> str:
 def read_datasets(paths: list[str]) -> Datasets:
     """Read the datasets; a question may stand in several, ranked in different ways."""
     files = {path: read_dataset(path, needs=["profile", "gold_plan"]) for path in paths}
-    datasets = Datasets(task_of(", ".join(paths), [records[0] for records in files.values()]))
-    for path, records in files.items():
-        profiles = datasets.profiles.setdefault(file_hash(path), {})
+    found = [task_of(path, records) for path, records in files.items()]
+    if len({task.benchmark or task.name for task in found}) > 1:
+        task_of(", ".join(paths), [records[0] for records in files.values()])  # says which two
+    datasets = Datasets([task for task in tasks().values() if task in found])
+    for task, (path, records) in zip(found, files.items(), strict=True):
+        digest = file_hash(path)
+        datasets.task_of_file[digest] = task
+        profiles = datasets.profiles.setdefault(digest, {})
         for record in records:
+            record["id"] = datasets.key(task, record["id"])
             profiles[record["id"]] = record.pop("profile")
             known = datasets.questions.setdefault(record["id"], record)
-            asked = [(one["question"], rubric(datasets.task, one)) for one in (known, record)]
+            asked = [(one["question"], rubric(task, one)) for one in (known, record)]
             if asked[0] != asked[1]:
                 raise UserError(f"{path}: id {quote(record['id'])} is another question in another --inputs_addr")
     return datasets
 
 
-def read_side(name: str, kinds: dict[str, list[str]], questions: dict[str, Record]) -> Side:
-    side = Side(name)
+def read_side(name: str, kinds: dict[str, list[str]], datasets: Datasets) -> Side:
+    side, questions = Side(name), datasets.questions
     for path in kinds["responses"]:
-        responses = read_responses(path)
+        responses = as_keys(path, read_responses(path), kinds["scores"], datasets)
         match_responses(list(questions.values()), responses, path, questions, allow_partial=True)
         add_new(side.responses, responses, path)
         if (manifest := manifest_of(path)) is not None:
             side.inputs |= dict.fromkeys(responses, manifest["fingerprint"].get("inputs"))
     for path in kinds["plans"]:
-        plans = read_plans(path)
+        plans = as_keys(path, read_plans(path), kinds["scores"], datasets)
         check_known(plans, questions, path)
         add_new(side.plans, plans, path)
     return side
+
+
+def as_keys(path: str, content: dict[str, Any], score_paths: list[str], datasets: Datasets) -> dict[str, Any]:
+    """What a file has by question id, by the questions' keys; UserError where it may be of two tasks.
+
+    Which one it is of is told by the dataset that it was made from, else by scores of it, else by its ids.
+    """
+    if len(datasets.tasks) == 1:
+        return content
+    manifest = manifest_of(path) or {"fingerprint": {}}
+    task = datasets.task_of_file.get(manifest["fingerprint"].get("inputs", "")) or scored_task(path, score_paths)
+    if task is None:
+        counts = {
+            one.name: sum(datasets.key(one, key) in datasets.questions for key in content) for one in datasets.tasks
+        }
+        first, *others = [one for one in datasets.tasks if counts[one.name] == max(counts.values())]
+        if others:
+            raise UserError(
+                f"{path}: its ids are of {first.name} and of {others[0].name}, and nothing tells which one it answers\n"
+                "  give the dataset that it was made from as --inputs_addr, with the manifest beside the file"
+            )
+        task = first
+    return {datasets.key(task, question_id): value for question_id, value in content.items()}
+
+
+def scored_task(path: str, score_paths: list[str]) -> Task | None:
+    """The task of those scores that are of this file, by their manifests."""
+    digest = file_hash(path)
+    for score_path in score_paths:
+        manifest = manifest_of(score_path)
+        if manifest is not None and manifest["fingerprint"].get("responses") == digest:
+            return task_of(score_path, [read_json(score_path)])
+    return None
 
 
 def add_new(whole: dict[str, Any], part: dict[str, Any], path: str) -> None:
@@ -143,16 +183,20 @@ def check_known(ids: Iterable[str], questions: dict[str, Record], path: str) -> 
 
 def read_scores_into(
     sides: list[Side], files: dict[str, dict[str, list[str]]], datasets: Datasets
-) -> tuple[list[System], list[str]]:
-    """Read the score files into the sides, as utils/make_table.py does: the systems with any, and notes on them."""
+) -> tuple[list[Board], list[str]]:
+    """Read the score files into the sides, as utils/make_table.py does: the boards of its table, and notes on them."""
     arguments = [[name, *kinds["scores"]] for name, kinds in files.items() if kinds["scores"]]
     if not arguments:
         return [], []
-    systems, notes = read_compared(arguments, allow_partial=True)
+    boards, notes = read_compared(arguments, allow_partial=True)
+    systems = [system for board in boards for system in board.systems]
     for system in systems:
         where = ", ".join(system.paths)
-        if system.task.name != datasets.task.name:
-            raise UserError(f"{where}: scores of {system.task.name}, but the datasets are of {datasets.task.name}")
+        if system.task not in datasets.tasks:
+            names = ", ".join(task.name for task in datasets.tasks)
+            raise UserError(f"{where}: scores of {system.task.name}, but the datasets are of {names}")
+        for entry in system.entries:
+            entry["id"] = datasets.key(system.task, entry["id"])
         check_known((entry["id"] for entry in system.entries), datasets.questions, where)
         for entry in system.entries:
             asked = [title for title, *_ in rubric(system.task, datasets.questions[entry["id"]])]
@@ -160,9 +204,10 @@ def read_scores_into(
                 one = f"{where}: question {quote(entry['id'])}"
                 raise UserError(f"{one} was judged by other aspects than its dataset's")
         [side] = (side for side in sides if side.name == system.name)
-        side.verdicts = {entry["id"]: entry for entry in system.entries}
-    judged = any(metric.judge for metric in datasets.task.metrics.values())
-    return systems, [*notes, wording_note(systems)] if judged else notes
+        title = system.task.scored_by(system.metric_name)
+        side.verdicts = (side.verdicts or {}) | {title: {entry["id"]: entry for entry in system.entries}}
+    judged = any(board.metric.judge for board in boards)
+    return boards, [*notes, wording_note(systems)] if judged else notes
 
 
 def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:

@@ -12,6 +12,7 @@ import nltk.data
 import pytest
 import web_server
 from api_server import Reply, serve
+from lamp_samples import CONFIGS, DATA, LAMP, read_sample
 from nltk_data import write_nltk_data
 
 import baselines
@@ -20,23 +21,14 @@ import planpers
 import train_planner
 from prompts import load_prompt
 from retrieval import rank_dataset
-from utils import dataset_statistics, make_table, report
+from utils import dataset_statistics, make_table, preflight, report
 from utils.benchmarks import tasks
 from utils.benchmarks.lamp import TAGS
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.records.datasets import read_dataset
-from utils.records.originals import read_originals
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = ROOT / "tests/data"
-LAMP = [f"LaMP-{number}" for number in range(1, 8)]
-CONFIGS = {
-    "LongLaMP-abstract": "abstract_generation_user",
-    "LongLaMP-review": "product_review_user",
-    "LongLaMP-topic": "topic_writing_user",
-    "LongLaMP-email": "email_user",
-}
 LICENSED = ("LaMP-6", "LongLaMP-email")  # nobody may publish them
 SPLITS = ("train", "dev", "test")
 
@@ -46,29 +38,18 @@ GOLDEN = {
     "lamp/email_subject": "879122dc1ef8bbd15a155839c0edb5fe89537d0e57313d9ad9212e983719678c",
     "lamp/headline": "61fcfe256b375df1b4598fb309d2779b84c8705629c04388914fb630623ab2ca",
     "lamp/movie_tag": "d0903d736f516c57d20876639008cec067ee07381e5978fb9d3ca8932bbc96a8",
+    "lamp/planpers": "3db8cecbfb3547bcb241ab5eca00c889f007648cbf28d147f411ce3110ee7ef7",
     "lamp/rating": "716e93de7c87856520842950cf09abdf5ee3e0e886ffe2f18c02a05f513c6da3",
     "lamp/scholarly_title": "7296c7ede1fa8207aaafe55451b3c0c8f0da6831e2a18a4fda4b97f032bb0f48",
     "lamp/tweet": "bc100f5a90071a31293a83eacec06a9ed470dfd7b0837aea26e6f02de44590c2",
     "longlamp/abstract": "4aba1fd95c70e506b70f2f9e846537a3e8ba61bba746b7728e9f99c468b20d53",
     "longlamp/email": "0fbf0b985e490a63ab5c26e2e2d9a45503036fee7c19fdab7fae8ca79c3f0b15",
+    "longlamp/planpers": "71282681398f50b1c88fd5a375ccef69c4c9201750555aaadc5665fb2b317ae9",
     "longlamp/review": "2a97ef1388c09c3d0e43e207a67367b0ac11756e4c2752c69fd010378ab72fa0",
     "longlamp/topic": "c6116d09f7f2bd6b8e33a265110e7d9a644430712cfea82f3b4705135b930a89",
 }
 
 each_task = pytest.mark.parametrize("name", [*LAMP, *CONFIGS])
-
-
-def read_sample(name, split="dev"):
-    if name in CONFIGS:
-        split = split.replace("dev", "val")
-        return list(
-            read_originals(tasks()[name], DATA / "mini_longlamp" / CONFIGS[name] / f"{split}.json", None, split)
-        )
-    folder = DATA / "mini_lamp" / name.replace("-", "_")
-    outputs = folder / f"{split}_outputs.json"
-    return list(
-        read_originals(tasks()[name], folder / f"{split}_questions.json", outputs if outputs.exists() else None)
-    )
 
 
 def prompt_of(name, record, method="rag", number=10):
@@ -368,13 +349,78 @@ def test_without_nltk_s_data_meteor_says_how_to_get_them(tmp_path):
 @each_task
 def test_planning_is_refused(name, run, tmp_path):
     dataset, out = save(read_sample(name), tmp_path / "dev.json"), tmp_path / "out.json"
-    with pytest.raises(UserError, match=f"{name} has no plans; answer it with baselines"):
-        run(planpers, *run.api, "--gold_plan", "--inputs_addr", dataset, "--output_addr", out)
+    refusal = rf"{name} has no plans; answer it with baselines\.py, or with plans of your own by --plans_addr$"
+    for planner in (["--gold_plan"], ["--planner_model", "p"]):
+        with pytest.raises(UserError, match=refusal):
+            run(planpers, *run.api, *planner, "--inputs_addr", dataset, "--output_addr", out)
+    reference = ["--plans_addr", dataset, "--planner_target", "reference"]
+    with pytest.raises(UserError, match=f"--planner_target reference: {name} has no planner; leave the flag out$"):
+        run(planpers, *run.api, *reference, "--inputs_addr", dataset, "--output_addr", out)
     with pytest.raises(UserError, match=f"{name} has no plans to learn from"):
         run(train_planner, "--model_addr", "m", "--inputs_addr", dataset, "--output_dir", tmp_path / "planner")
     judge = ["--inputs_addr", dataset, "--response_addr", dataset, "--score_addr", out, "--evaluator_llm", "j"]
     with pytest.raises(UserError, match=rf"{name}'s [\w-]+ is computed, no judge is asked; leave it out"):
         run(evaluate_responses, *judge)
+
+
+def test_items_are_trimmed_where_that_is_asked_for(run, tmp_path, capsys):
+    records, out = read_sample("LongLaMP-topic"), tmp_path / "out.json"
+    dataset = save(records, tmp_path / "val.json")
+    run.answers = {"": "A post."}
+    flags = [*run.api, "--rag", "--inputs_addr", dataset, "--max_model_len", 700, "--max_tokens", 300]
+    assert run(baselines, *flags, "--output_addr", tmp_path / "whole.json") == 0
+    assert "posts trimmed" not in capsys.readouterr().out
+    assert run(baselines, *flags, "--output_addr", out, "--trim_items", "--dry_run") == 0
+    dry = capsys.readouterr().out
+    assert run(baselines, *flags, "--output_addr", out, "--trim_items") == 0
+    whole, trimmed = (json.loads(path.read_text()) for path in (tmp_path / "whole.json", out))
+    answers = [outputs[0] for outputs in trimmed.values()]
+    number = sum(answer["num_contexts_trimmed"] for answer in answers)
+    assert number > 5 and f", 0 posts left out for length, {number} posts trimmed" in capsys.readouterr().out
+    assert f"0 posts left out for length, {number} cut at the end" in dry
+    assert [answer["num_contexts_used"] for answer in answers] == [len(record["profile"]) for record in records]
+    assert sum(outputs[0]["num_contexts_dropped"] for outputs in whole.values()) > 5
+    assert all("num_contexts_trimmed" not in outputs[0] for outputs in whole.values())
+    assert "trim_items" not in read_manifest(tmp_path / "whole.json")["fingerprint"]
+    run(baselines, *flags, "--output_addr", out, "--trim_items")
+    assert "already finished, left alone" in capsys.readouterr().out
+    with pytest.raises(UserError, match="was made with other settings: trim_items: true, now null"):
+        run(baselines, *flags, "--output_addr", out)
+    sample = DATA / "mini_lampqa/test.json"
+    with pytest.raises(UserError, match="--trim_items: the posts of LaMP-QA are whole or left out; leave the flag out"):
+        run(baselines, *run.api, "--rag", "--trim_items", "--inputs_addr", sample, "--output_addr", out)
+
+
+def test_an_estimate_has_no_plans(run, tmp_path, capsys):
+    dataset = save(read_sample("LaMP-4"), tmp_path / "dev.json")
+    run(preflight, "--openai", "--model_addr", "m", "--inputs_addr", dataset, "--estimate")
+    steps = [line.split("  ")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert steps[1:3] == ["no personalization", "RAG"] and "PlanPers answer" not in steps
+
+
+@pytest.mark.parametrize("name", ["LaMP-2", "LaMP-4", "LongLaMP-review"])
+def test_plans_of_the_users_own_are_followed(name, run, tmp_path, capsys):
+    records, out = read_sample(name), tmp_path / "out.json"
+    plans = {record["id"]: [{"aspects": [f"first {record['id']}", "second"]}] for record in records}
+    plans[records[1]["id"]] = [{"aspects": None}]
+    run.answers = {"": "comedy"}
+    given = ["--plans_addr", save(plans, tmp_path / "plans.json"), "--num_contexts", 2]
+    dataset = save(records, tmp_path / "dev.json")
+    assert run(planpers, *run.api, *given, "--inputs_addr", dataset, "--output_addr", out) == 0
+    assert "6 answers, 0 without an answer" in capsys.readouterr().out
+    asked = [request["messages"][1]["content"] for request in run.server.requests]
+    for record in records:
+        [prompt] = [text for text in asked if record["question"] in text]
+        assert (f"\nfirst {record['id']}\nsecond" in prompt) == (record is not records[1])
+        assert all(tasks()[name].stated(item) in prompt for item in record["profile"][:2])
+    answers = json.loads(out.read_text())
+    assert answers[records[0]["id"]][0]["plan"] == f"first {records[0]['id']}\nsecond"
+    assert answers[records[1]["id"]][0]["no_plan"] == "an empty plan"
+    run(planpers, *run.api, *given, "--inputs_addr", dataset, "--output_addr", out)
+    assert "already finished, left alone" in capsys.readouterr().out
+    rubbish = save({record["id"]: [{"aspects": ["x"]}] for record in records[1:]}, tmp_path / "less.json")
+    with pytest.raises(UserError, match=r"less\.json: lacks 1 of the 6 plans of this run"):
+        run(planpers, *run.api, "--plans_addr", rubbish, "--inputs_addr", dataset, "--output_addr", tmp_path / "o.json")
 
 
 @pytest.mark.parametrize(
@@ -417,14 +463,17 @@ def test_the_choices_a_model_is_held_to_are_the_labels():
 
 
 @pytest.mark.engine
-def test_a_real_model_is_held_to_the_choices(tmp_path):
-    """The demo's model, which says anything when it is free, gives a tag of the list at its first try."""
-    dataset, answers = save(read_sample("LaMP-2"), tmp_path / "dev.json"), tmp_path / "answers.json"
-    command = ["baselines.py", "--model_addr", "demo/models/chat", "--inputs_addr", dataset, "--output_addr", answers]
-    command += ["--rag", "--num_contexts", "2", "--max_tokens", "20", "--max_retries", "0", "--max_model_len", "2048"]
-    command += ["--constrained_decoding", "always"]
-    subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, check=True, capture_output=True, timeout=600)
+@pytest.mark.parametrize(("name", "choices"), [("LaMP-1", ["[1]", "[2]"]), ("LaMP-2", TAGS), ("LaMP-3", [*"12345"])])
+def test_a_real_model_is_held_to_the_choices(name, choices, warm_engine, tmp_path):
+    """The demo's model, which says anything when it is free, gives one of them at its first try."""
+    dataset, answers = save(read_sample(name), tmp_path / "dev.json"), tmp_path / "answers.json"
+    flags = ["--model_addr", ROOT / "demo/models/chat", "--inputs_addr", dataset, "--output_addr", answers]
+    flags += ["--rag", "--num_contexts", 2, "--max_tokens", 20, "--max_retries", 0, "--max_model_len", 2048]
+    flags += ["--enforce_eager", "--temperature", 1, "--constrained_decoding", "always"]
+    done = warm_engine.run("baselines", flags)
+    assert done.returncode == 0, done.errors
     outputs = [outputs[0] for outputs in json.loads(answers.read_text()).values()]
     assert len(outputs) == 6
     assert all(output["constrained"] and output["parsed"] == "strict" for output in outputs)
-    assert {output["output"] for output in outputs} <= set(TAGS)
+    assert all(output["raw"] == output["output"] for output in outputs)
+    assert {output["output"] for output in outputs} <= {*choices}

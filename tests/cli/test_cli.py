@@ -141,8 +141,8 @@ def shared_parser():
 DERIVED = [
     f"utils/{name}.py"
     for name in (
-        "compare_evaluators", "dataset_statistics", "evaluate_plans", "make_figures", "make_table", "plot_training",
-        "report",
+        "compare_evaluators", "dataset_statistics", "evaluate_plans", "export_predictions", "make_figures",
+        "make_table", "plot_training", "report",
     )
 ]  # fmt: skip
 DIFFERENT_ON_PURPOSE = {
@@ -313,7 +313,7 @@ ENCODER = "--model_name m --cache_dir d --batch_size 4 --max_length 9 --embeddin
 NO_ENCODER = "with a --ranker that needs no encoder\n  take another --ranker, or leave {} out"
 MEMORY = f"{COPIES} --gpu_memory_utilization 0.5 --dtype float16 --gpu_memory 80"
 WITHOUT_EFFECT = [
-    ("baselines.py", "", "--num_contexts 4",
+    ("baselines.py", "", "--num_contexts 4 --trim_items",
      "without --rag, for the prompt has no posts\n  give --rag, or leave {} out"),
     *((script, mode, "--retry_failed", "with --overwrite, which asks for everything again\n  leave {} out")
       for script, mode in (("baselines.py", "--overwrite"), ("planpers.py", "--gold_plan --overwrite"),

@@ -248,6 +248,38 @@ def test_a_folder_may_hold_the_files_in_any_way_they_were_fetched(download, tmp_
         assert download.records() == sample("LaMP-4", "dev")
 
 
+def test_a_copy_of_the_whole_server_has_lamp_2_twice(download, tmp_path):
+    """Its plain folder has the news categories."""
+    news = json.loads(ORIGINALS["LaMP_2/new/dev/dev_questions.json"])
+    news[0]["profile"][0]["category"] = "sports"
+    copy = ORIGINALS | {"LaMP_2/dev/dev_questions.json": json.dumps(news).encode()}
+    for path, content in copy.items():
+        (tmp_path / "copy" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "copy" / path).write_bytes(content)
+    download.run("LaMP-2", "--source_dir", tmp_path / "copy")
+    assert download.records("LaMP-2") == sample("LaMP-2", "dev")
+    download.run("LaMP-2", "--setting", "time", "--source_dir", tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy/LaMP_2/new/dev")
+    (tmp_path / "copy/LaMP_2/dev/dev_outputs.json").write_bytes(ORIGINALS["LaMP_2/new/dev/dev_outputs.json"])
+    shutil.rmtree(download.data)
+    errors = download.run("LaMP-2", "--source_dir", tmp_path / "copy", code=2)[1]
+    assert (
+        "copy/LaMP_2/dev/dev_questions.json: record 0: of the news categories that LaMP-2 was before; this is" in errors
+    )
+
+
+def test_lamp_qa_from_a_folder(download, tmp_path):
+    files = hub_server.make_dataset(ROOT / "tests/data/mini_lampqa")
+    for path, content in files.items():
+        (tmp_path / "copy" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "copy" / path).write_bytes(content)
+    printed, _ = download.run("LaMP-QA", "--source_dir", tmp_path / "copy")
+    assert (
+        printed.count(" questions; the paper's Table 1 says ") == 9 == len(list(download.data.glob("*[a-z].json"))) / 2
+    )
+    assert download.run("LaMP-QA", "--dataset_name", tmp_path / "copy")[0].count("left alone") == 9
+
+
 def test_the_user_based_files_are_not_taken_for_time_based_ones(download):
     told = download.refuse("LaMP-4", "--setting", "time", "--source_dir", LAMP)
     assert told.startswith(f"{LAMP}: no file time/{TRAIN} in it")
@@ -492,22 +524,18 @@ def test_a_damaged_parquet_file(download, hub):
 
 
 def test_a_server_that_recovers(download, server):
-    server.in_turn(Trouble(503), Trouble(429), Trouble(cut_after=1000), Trouble(cut_after=0))
-    errors = download.run()[1]
+    server.in_turn(Trouble(503), Trouble(429), Trouble(cut_after=1000), Trouble(cut_after=0), Trouble(hold_after=0))
+    errors = download.run(do=f"{HURRY}; w.SILENCE = 1")[1]
     assert download.records() == sample("LaMP-4", "dev")
     assert [line.rpartition(";")[0] for line in errors.splitlines()] == [
         "train_questions.json: the server answers 503",
         "train_questions.json: the server answers 429",
         "train_questions.json: the connection failed (RemoteProtocolError)",
         "train_questions.json: the connection failed (RemoteProtocolError)",
+        "train_questions.json: the connection failed (ReadTimeout)",
     ]
-    assert [wanted for path, wanted in server.asked if path == TRAIN] == [
-        None,
-        None,
-        None,
-        "bytes=1000-",
-        "bytes=1000-",
-    ]
+    wanted = [wanted for path, wanted in server.asked if path == TRAIN]
+    assert wanted == [None] * 3 + ["bytes=1000-"] * 3
     assert download.cached(".part") == download.cached(".tag") == []
 
 
@@ -711,12 +739,29 @@ def test_a_full_disk(download, server):
 def test_progress_is_shown_with_the_time_that_is_left(download, server):
     server.files |= large(30_000_000)
     often = f"{HURRY}; import utils.cli.progress as p; p.LINE_SECONDS = 0; p.LARGE = 10**7"
-    first, *lines, last = download.run(do=often)[1].splitlines()
-    of = rf"{len(server.files[TRAIN]) // 10**6} MB of train_questions.json"
-    assert first == f"0/{of}"
-    assert any(re.fullmatch(rf"\d+/{of}, [\d.]+/\w+, ETA 0:\d\d:\d\d", line) for line in lines)
-    assert any(re.fullmatch(rf"\d+/{of}, [\d.]+/\w+, took 0:\d\d:\d\d", line) for line in lines)
-    assert re.fullmatch(rf"writing {download.file(split='train')} \(\d+ MB\)", last)
+    lines = download.run(do=often)[1].splitlines()
+    written = next(number for number, line in enumerate(lines) if line.startswith("writing "))
+    size = len(server.files[TRAIN]) // 10**6
+    assert lines[written].startswith(f"writing {download.file(split='train')} (")
+    for told, what in (
+        (lines[:written], "MB of train_questions.json"),
+        (lines[written + 1 :], "MB of train_questions.json read"),
+    ):
+        assert told[0] == f"0/{size} {what}"
+        assert any(re.fullmatch(rf"\d+/{size} {what}, [\d.]+/\w+, ETA 0:\d\d:\d\d", line) for line in told)
+        assert re.fullmatch(rf"{size}/{size} {what}, [\d.]+/\w+, took 0:\d\d:\d\d", told[-1])
+
+
+def test_a_large_file_that_is_cut_short_is_not_read_as_a_whole(download, originals):
+    """json.loads would take ten times its size."""
+    content = large(2_000_000)[TRAIN][:1_000_000]
+    (originals.folder / "LaMP_4/train_questions.json").write_bytes(content)
+    code = "import utils.cli.progress as p, utils.records.originals as o; p.LARGE = 10**5; p.LINE_SECONDS = 600"
+    golds = large(2_000_000)[TRAIN.replace("questions", "outputs")]
+    (originals.folder / "LaMP_4/train_outputs.json").write_bytes(golds)
+    errors = download.refuse("LaMP-4", "--source_dir", originals.folder, do=code)
+    told = re.match(r"(\S+): cut short, or no array of questions: not to be read from byte (\d+) on\n  copy it", errors)
+    assert told[1] == str(originals.folder / "LaMP_4/train_questions.json") and 900_000 < int(told[2]) < 1_000_000
 
 
 PEAK = "import atexit; atexit.register(lambda: print(open('/proc/self/status').read()))"

@@ -20,7 +20,6 @@ from utils.cli import UserError
 from utils.make_table import main
 from utils.tables import comparisons
 from utils.tables.formats import Cell, Table, p_text, signed, to_latex
-from utils.tables.paper_results import PAPER_RESULTS
 from utils.tables.score_table import Row, best_of
 from utils.tables.system_scores import columns_of
 
@@ -584,7 +583,7 @@ class TestIntervals:
 
 
 class TestPaper:
-    PRINTED = json.loads(PAPER_RESULTS.read_text(encoding="utf-8"))
+    PRINTED = json.loads(TASK.paper_results.read_text(encoding="utf-8"))
 
     def test_its_number_and_the_difference_stand_beside_each_cell(self, three, capsys):
         file = three("a.json", BASE, UNSURE, BETTER)

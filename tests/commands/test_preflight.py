@@ -748,7 +748,7 @@ def loaded_length(monkeypatch, judge, tmp_path, *flags):
     """Tokens that evaluate_responses.py would load the judge for."""
     lengths = []
 
-    def open_engine(args, model, max_model_len):
+    def open_engine(args, model, max_model_len, outputs):
         lengths.append(max_model_len)
         raise UserError("no engine in this test")
 

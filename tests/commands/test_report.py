@@ -21,7 +21,7 @@ from utils.files.manifest import file_hash
 from utils.report import main
 from utils.tables.report_page import score_panels, to_json
 from utils.tables.significance import bootstrap_interval
-from utils.tables.system_scores import MACRO, System
+from utils.tables.system_scores import MACRO, Board, System
 
 SAMPLE = str(Path(__file__).parents[1] / "data/mini_lampqa/test.json")
 CHROMIUM = shutil.which("chromium")
@@ -636,7 +636,7 @@ def test_panels_hold_the_table_s_means_and_intervals_over_questions(files):
         for i, score in enumerate(found)
     ]
     arts, lifestyle, society, macro = score_panels(
-        [System("A", TASK, {"a": questions}), System("B", TASK, {"b": questions[:5]})]
+        Board([System("A", TASK, {"a": questions}), System("B", TASK, {"b": questions[:5]})], ["A", "B"])
     )
     assert [panel["group"] for panel in (arts, lifestyle, society, macro)] == [*CATEGORIES, MACRO]
     assert arts["points"][0] == {"mean": 0.5, "interval": bootstrap_interval([[1, 0, 0.5, 0.5]]), "questions": 4}
@@ -647,7 +647,7 @@ def test_panels_hold_the_table_s_means_and_intervals_over_questions(files):
     low, high = arts["points"][0]["interval"]
     assert 0 < low < 0.5 < high < 1
     law = [{**q, "id": "law1", "score": 0.75} for q in questions if q["id"] == "law0"]
-    *_, macro = score_panels([System("A", TASK, {"a": questions + law})])
+    *_, macro = score_panels(Board([System("A", TASK, {"a": questions + law})], ["A"]))
     strata = [[1, 0, 0.5, 0.5], [0.5, 0.5], [0.25, 0.75]]
     assert macro["points"][0] == {"mean": 0.5, "interval": bootstrap_interval(strata), "questions": 8}
 
@@ -663,7 +663,7 @@ def test_unknown_communities_have_a_panel_of_their_own():
         }
         for i, score in enumerate([1, 0.5])
     ]
-    unknown, macro = score_panels([System("A", TASK, {"a": questions})])
+    unknown, macro = score_panels(Board([System("A", TASK, {"a": questions})], ["A"]))
     assert unknown["group"] == "unknown"
     assert unknown["points"][0] == {"mean": 0.75, "interval": bootstrap_interval([[1, 0.5]]), "questions": 2}
     assert macro["points"][0] == {"mean": None, "interval": None, "questions": 0}

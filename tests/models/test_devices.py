@@ -1,7 +1,7 @@
 """A GPU that torch cannot use ends a run; what vLLM is told where it can be used.
 
 No GPU need be here: nvidia-smi is a script that prints what the real one would, and the scripts find the vllm of a few
-lines from test_batch_invariance.py.
+lines from test_gpu_settings.py.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_batch_invariance import ON_A_GPU, VLLM, vllm_first
+from test_gpu_settings import ON_A_GPU, VLLM, vllm_first
 from test_train_planner import sample_records
 from tiny_chat import save_tiny_chat
 from tiny_encoder import save_tiny_encoder

@@ -11,7 +11,7 @@ import pytest
 from utils.cli import UserError
 from utils.files.writing import write_array
 from utils.records.datasets import read_dataset
-from utils.records.stream import DatasetFile
+from utils.records.stream import DatasetFile, read_questions
 
 ROOT = Path(__file__).resolve().parents[2]
 # Not resource.getrusage: its peak is also the one of the process that this one was forked from.
@@ -155,3 +155,17 @@ def test_ranking_takes_no_more_memory_for_a_larger_file(tmp_path):
         peaks.append(peak_of(RANK, *options))
     assert (tmp_path / "800.json").stat().st_size > 75e6
     assert peaks[1] < peaks[0] + 30
+
+
+def test_a_step_holds_of_profiles_what_it_uses(tmp_path):
+    path = tmp_path / "data.json"
+    items = [{"id": f"p{number}", "text": "A post"} for number in range(5)]
+    question = {"question": "Why?", "narrative": "n", "profile": items}
+    path.write_text(json.dumps([{"id": "q0", **question}, {"id": "q1", **question}]))
+    for needs, number, kept in ((["profile"], 2, 2), (["profile"], None, 5), ([], None, 0), (["direct"], None, 0)):
+        records = read_questions(path, needs, number)
+        assert [record["profile"] for record in records] == [items[:kept]] * 2
+        assert [record["id"] for record in records] == ["q0", "q1"]
+    path.write_text(json.dumps([{"id": "q0", "question": "Why?", "profile": [*items, {"id": "p5"}]}]))
+    with pytest.raises(UserError, match=r"record 0 \(id 'q0'\): field 'profile', item 5 \(id 'p5'\): field 'text' is"):
+        read_questions(path, ["profile"], 2)  # also what is left out is checked

@@ -3,7 +3,14 @@ import random
 import numpy as np
 import pytest
 
-from retrieval.rankers import best_first, rank_at_random, rank_by_bm25, rank_by_embedding, rank_by_recency
+from retrieval.rankers import (
+    alternate,
+    best_first,
+    rank_at_random,
+    rank_by_bm25,
+    rank_by_embedding,
+    rank_by_recency,
+)
 
 POSTS = ["Opening moves in chess", "Baking bread at home", "Chess, chess and more chess", "Bread"]
 
@@ -28,7 +35,7 @@ def test_empty_profile_gives_an_empty_order():
     embeddings = np.ones((1, 4), dtype=np.float32)
     assert rank_by_embedding(embeddings, 0, []) == []
     assert rank_by_bm25("chess", []) == []
-    assert rank_by_recency(0) == []
+    assert rank_by_recency([]) == alternate([], []) == []
     assert rank_at_random(0, seed=0, question_id="q") == []
 
 
@@ -58,7 +65,7 @@ def test_bm25_is_quiet(capfd, caplog):
 
 
 def test_recency_takes_the_last_first():
-    assert rank_by_recency(4) == [3, 2, 1, 0]
+    assert rank_by_recency([None] * 4) == [3, 2, 1, 0]
 
 
 def test_random_order_hangs_on_seed_and_question_only():
@@ -68,3 +75,26 @@ def test_random_order_hangs_on_seed_and_question_only():
     assert sorted(order) == list(range(30))
     assert order != rank_at_random(30, seed=8, question_id="q1")
     assert order != rank_at_random(30, seed=7, question_id="q2")
+
+
+def test_recency_goes_by_dates_and_then_by_the_file():
+    dates = [(2014, 3, 6), None, (2015,), (2014, 3, 6), None, (2014, 12, 1), (2015, 1)]
+    # 2015-01 says more than 2015; of one date, and of none, the last one in the file comes first
+    assert rank_by_recency(dates) == [6, 2, 5, 3, 0, 4, 1]
+
+
+@pytest.mark.parametrize("k", range(7))
+def test_of_the_first_k_each_of_two_orders_gives_half(k):
+    generator = random.Random(k)
+    first, second = generator.sample(range(6), 6), generator.sample(range(6), 6)
+    mixed = alternate(first, second)
+    assert sorted(mixed) == list(range(6))
+    ours, theirs = [], []  # what a careful reader takes by turns
+    for turn in range(k):
+        order, its = ((first, ours), (second, theirs))[turn % 2]
+        its.append(next(index for index in order if index not in ours + theirs))
+    assert set(mixed[:k]) == {*ours, *theirs} and len(ours) - len(theirs) == k % 2
+
+
+def test_what_both_orders_have_first_is_taken_once():
+    assert alternate([0, 1, 2, 3], [0, 3, 2, 1]) == [0, 3, 1, 2]

@@ -131,7 +131,7 @@ class Engines:
         self.reply = scripted_reply
         self.events, self.lengths, self.calls = [], [], []
 
-    def open(self, args, models, max_model_len):
+    def open(self, args, models, max_model_len, outputs):
         self.events.append(("open", models))
         self.lengths.append(max_model_len)
         return ScriptedEngine(self, models)
@@ -902,10 +902,10 @@ def test_manifest_of_the_plans_names_their_device_after_a_stop(opened, local, ou
 
 
 def test_generator_that_does_not_open_loses_no_plan(opened, models, output, monkeypatch):
-    def fail(args, names, length):
+    def fail(args, names, length, outputs):
         if names == [models.base]:
             raise UserError("GPU 0 is taken")
-        return opened.open(args, names, length)
+        return opened.open(args, names, length, outputs)
 
     flags = ["--planner_model", models.other, "--model_addr", models.base]
     with monkeypatch.context() as patch:

@@ -41,7 +41,7 @@ SHARDS = 4
 def clean_environment(**variables):
     """Without what the user may have set, in a job of SLURM's or not."""
     mine = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    mine = {name: value for name, value in mine.items() if not name.startswith(("SLURM_", "SBATCH_", "OPENAI_"))}
+    mine = {name: value for name, value in mine.items() if not name.startswith(("SLURM_", "SBATCH_", "OPENAI_", "HF_"))}
     return mine | {"PYTHON": sys.executable} | {name: str(value) for name, value in variables.items()}
 
 

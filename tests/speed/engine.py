@@ -28,11 +28,13 @@ import evaluate_responses
 from prompts import load_prompt
 from utils.benchmarks.lampqa import TASK
 from utils.cli import make_parser, positive_int, run_script
+from utils.cli.arguments import set_up_torch
 from utils.cli.progress import Progress
 from utils.files.journal import Journal
 from utils.files.outputs import OutputFile, open_outputs
 from utils.generation.chat import LocalChat
 from utils.generation.driver import Policy, Request, Stage, run_stage
+from utils.generation.engines import Model, choose_generator
 from utils.generation.vllm_engine import VLLMEngine, engine_settings, sampling_params
 from utils.records.datasets import STEP_NEEDS, read_dataset
 from utils.records.judged import System, what_verdicts_belong_to
@@ -57,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", KV_SPACE)
+    set_up_torch("warning")  # as the scripts do; for the bare engines too
     figures = asyncio.run(measure(args))
     write_figures(args.json_addr, figures)
     return 0
@@ -126,8 +129,8 @@ async def one_run(
             figures["bare verdicts/s"] = len(verdicts) / timed_bare(bare, verdicts, params)[0]
         else:
             figures["naive verdicts/s"] = len(verdicts) / timed_bare(naive, verdicts, [free_text()] * len(verdicts))[0]
-    answers = answer_requests(answering, chat, folder)
-    policy = Policy.from_arguments(answering, TASK.output.schema)
+    model = choose_generator(answering, TASK.output.schema)
+    answers, policy = answer_requests(answering, model, folder), model.policy
     stage = Stage(args.model_addr, answers, policy, TASK.output.parse, "answers", len(answers))
     for who in ("ours", "bare") if int(folder.name) % 2 == 0 else ("bare", "ours"):
         if who == "ours":
@@ -166,16 +169,16 @@ def judge_requests(judging: argparse.Namespace, chat: LocalChat, folder: Path) -
     open_outputs(output)
     belongs = what_verdicts_belong_to(records, responses, METRIC)
     system = System(["-"], responses, records, METRIC, belongs, output, set(keys))
-    asking = evaluate_responses.describe_judging(judging, METRIC.judge)
-    return evaluate_responses.build_requests([system], records, METRIC, asking, chat)
+    asking = evaluate_responses.Judging.from_arguments(judging, METRIC.judge)
+    return evaluate_responses.build_requests([system], records, asking, chat)
 
 
-def answer_requests(answering: argparse.Namespace, chat: LocalChat, folder: Path) -> list[Request]:
+def answer_requests(answering: argparse.Namespace, model: Model, folder: Path) -> list[Request]:
     records = read_dataset(SAMPLE / "train.json", needs=STEP_NEEDS["rag"])
     journal = Journal(folder / "answers.json", {"benchmark": True})
     keys = [(record["id"], 0) for record in records]
     prompt = load_prompt(TASK.prompts["rag"])
-    return list(baselines.build_requests(TASK, records, keys, answering, prompt, chat, journal))
+    return list(baselines.build_requests(TASK, records, keys, answering, prompt, model, journal))
 
 
 def load_bare(judging: argparse.Namespace, model: str, prefix_cache: bool) -> Any:

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "cli"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from cli.test_cli import ROOT, SCRIPTS
 from measure import add_arguments, print_spread, write_figures
+from test_cli import ROOT, SCRIPTS
 
 from utils.cli import make_parser, run_script
 

@@ -239,6 +239,10 @@ def count(study):
         # 4 judges x 3 categories.
         ("figure4", {"rank": 9, "train": 3, "answer": 6, "judge": 12, "table": 4}),
         ("random_profiles", {"rank": 6, "answer": 18, "judge": 3, "table": 3}),
+        # 7 tasks x 2 settings, 4 rankers: none, and 2 numbers of items of each; 2 metrics a task. A table a setting.
+        ("lamp", {"rank": 56, "answer": 126, "judge": 28, "table": 2}),
+        # 4 tasks, 3 metrics.
+        ("longlamp", {"rank": 32, "answer": 72, "judge": 24, "table": 2}),
     ],
 )
 def test_the_shipped_studies(name, expected):
@@ -261,7 +265,7 @@ def test_unscored_as_zero_holds_for_the_evaluators_of_figure_4(tmp_path):
 
 
 def test_all_shipped_studies_are_counted_above():
-    assert len(STUDIES) == 7
+    assert len(STUDIES) == 9
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)

@@ -9,7 +9,7 @@ from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, TASK
 from utils.cli import UserError
 from utils.scoring.means import group_means, macro_average
 from utils.tables.comparisons import PERMUTATION, T_TEST, Result, compare, pair_questions
-from utils.tables.system_scores import MACRO, System
+from utils.tables.system_scores import MACRO, Board, System
 
 ARTS, LIFESTYLE, SOCIETY = CATEGORIES
 
@@ -35,7 +35,7 @@ def random_system(seed, number):
 def results_of(first, second):
     """Every result of one system against another, by column."""
     systems = [System(name, TASK, {f"{name}.json": its}) for name, its in (("first", first), ("second", second))]
-    [contrast] = compare(systems, ["second"], intervals=True, correct=False)
+    [contrast] = compare([Board(systems, ["first", "second"])], ["second"], intervals=True, correct=False)
     return contrast.results
 
 

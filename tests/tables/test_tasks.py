@@ -20,6 +20,7 @@ ALONE = replace(
     place=lambda record: {"group": "Everything"},
     group_words=("topic", "topics", "subtopic"),
     short={},
+    paper_results=None,
 )
 
 

@@ -7,9 +7,10 @@ categories of before, which share its name, are refused.
 
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from utils.benchmarks.originals import Layout, after, convert_emails, make_task, to_record
+from utils.benchmarks.originals import Layout, after, convert_emails, dated, make_task, to_record
 from utils.benchmarks.published import OnServer, by_setting
 from utils.benchmarks.references import (
     check_label,
@@ -97,11 +98,20 @@ MOVIE_TAG = Output("|".join(TAGS), LabelParser({tag: words_of(tag) for tag in TA
 RATING = Output("[1-5]", parse_rating)
 LINE = Output(r"[^\s][^\n]*", parse_text)  # a title, a subject, a tweet: not nothing
 
-make = partial(make_task, facts="utils/benchmarks/lamp.py", join=one_after_the_other, published=published)
+make = partial(
+    make_task,
+    benchmark="LaMP",
+    facts="utils/benchmarks/lamp.py",
+    join=one_after_the_other,
+    item_date=dated("date"),
+    archive="LaMP.zip",
+    published=published,
+    paper_results=Path(__file__).with_name("lamp_paper.json"),
+)
 TASKS = [
     make(
         "LaMP-1",
-        Layout(candidates, ("title", "abstract"), lambda item: f'"{item["title"]}"'),
+        Layout(candidates, ("title", "abstract"), lambda item: f'"{item["title"]}"', trimmed="title"),
         "lamp/citation",
         CITATION,
         label_metrics(REFERENCES),

@@ -198,4 +198,5 @@ TASK = Task(
     },
     published=published,
     paper_files=paper_files,
+    paper_results=Path(__file__).with_name("lampqa_paper.json"),
 )

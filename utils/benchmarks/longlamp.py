@@ -5,8 +5,9 @@ which only the scorer sees. The hub's rows have no ids, and reviews have none in
 """
 
 from functools import partial
+from pathlib import Path
 
-from utils.benchmarks.originals import Layout, after, convert_emails, make_task
+from utils.benchmarks.originals import Layout, after, convert_emails, dated, make_task
 from utils.benchmarks.published import OnHub, by_setting
 from utils.benchmarks.references import long_text_metrics
 from utils.benchmarks.task import Item, Output
@@ -58,7 +59,14 @@ def published(name: str) -> dict[str, list[OnHub]]:
 
 
 make = partial(
-    make_task, output=TEXT, metrics=long_text_metrics(), facts="utils/benchmarks/longlamp.py", published=published
+    make_task,
+    output=TEXT,
+    metrics=long_text_metrics(),
+    facts="utils/benchmarks/longlamp.py",
+    benchmark="LongLaMP",
+    item_date=dated("year"),  # of papers; of the others none is known
+    paper_results=Path(__file__).with_name("longlamp_paper.json"),
+    published=published,
 )
 TASKS = [
     make("LongLaMP-abstract", Layout(after("items:"), ("title", "abstract"), state_abstract), "longlamp/abstract"),

@@ -1,5 +1,7 @@
 """What LaMP's and LongLaMP's own files hold, as records: what their tasks share of it."""
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,11 +10,12 @@ from typing import Any
 from utils.benchmarks.checks import check_id, is_unicode
 from utils.benchmarks.published import AVOCADO
 from utils.benchmarks.references import check_target
-from utils.benchmarks.task import Item, Metric, Output, Record, Task
+from utils.benchmarks.task import Export, Item, Metric, Output, Record, Task
 from utils.cli import UserError
 from utils.cli.errors import kind, quote
 
 NUMBERS = ("score", "overall")  # fields of an item that may be a number
+_DATE = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})*")
 
 
 @dataclass(frozen=True)
@@ -24,12 +27,14 @@ class Layout:
         compared: fields of an item that retrieval takes, joined by a space.
         stated: what a prompt says of an item.
         others: further fields of an item, that only a prompt states.
+        trimmed: the field that --trim_items cuts; the last of `compared` where not given.
     """
 
     query: Callable[[str], str]
     compared: Sequence[str]
     stated: Callable[[Item], str]
     others: Sequence[str] = ()
+    trimmed: str | None = None
 
     def query_of(self, record: Record) -> str:
         return self._query(record, f"id {quote(record['id'])}")
@@ -74,6 +79,16 @@ def after(anchor: str) -> Callable[[str], str]:
     return query
 
 
+def dated(field: str) -> Callable[[Item], tuple[int, ...] | None]:
+    """An item's date: whole numbers with hyphens between them, such as 2014-03-06, or a year alone."""
+
+    def date(item: Item) -> tuple[int, ...] | None:
+        text = str(item.get(field)).strip()
+        return tuple(map(int, text.split("-"))) if _DATE.fullmatch(text) else None
+
+    return date
+
+
 def to_record(name: str, question: Mapping[str, Any], where: str) -> Record:
     """A record of task `name` from a question of the original files, its right answer as `output` where it is known.
 
@@ -96,6 +111,16 @@ def to_record(name: str, question: Mapping[str, Any], where: str) -> Record:
     return record | {"profile": items}
 
 
+def write_golds(name: str, records: Sequence[Record], answers: Mapping[str, str]) -> str:
+    """A system's answers as LaMP writes the right ones, `{"task", "golds": [{"id", "output"}]}`."""
+    golds = [{"id": record["id"], "output": answers[record["id"]]} for record in records]
+    return json.dumps({"task": original_name(name), "golds": golds}, ensure_ascii=False, indent=2) + "\n"
+
+
+def original_name(name: str) -> str:
+    return name.replace("-", "_")
+
+
 def convert_emails(name: str, question: dict[str, Any], where: str) -> Record:
     """A record of a task on emails; UserError where it has the id of a message for its text, as it is published."""
     text = question.get("input")
@@ -114,13 +139,17 @@ def make_task(
     output: Output,
     metrics: Mapping[str, Metric],
     check: Callable[[Record, str], None] = check_target,
+    archive: str | None = None,
     published: Callable[[str], Mapping[str, Sequence[Any]]] = lambda name: {},
     **others: Any,
 ) -> Task:
     """A task with one group, itself, and one prompt, whose paragraph with the profile is left out where there is none.
 
+    With plans, which a user can only bring, the tasks of a folder of prompts share one.
+
     Args:
         check: of the target.
+        archive: of `Export`.
         published: as the `Task`'s, from the name.
         others: further fields of the `Task`.
     """
@@ -131,12 +160,14 @@ def make_task(
         placed_by="task",
         group_words=("task", "tasks", "part"),
         fields={"profile": layout.check_profile, "target": check},
-        prompts={"none": prompt, "rag": prompt},
+        prompts={"none": prompt, "rag": prompt, "planpers": f"{prompt.partition('/')[0]}/planpers"},
         output=output,
         metrics=metrics,
         query=layout.query_of,
         item_text=layout.item_text,
         stated=layout.stated,
+        trimmed=layout.trimmed or layout.compared[-1],
+        export=Export(f"{original_name(name)}.json", partial(write_golds, name), archive),
         published=partial(published, name),
         **{"convert": partial(to_record, name), **others},
     )

@@ -5,6 +5,7 @@ A script never asks which benchmark it has: it calls what stands here. docs/addi
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypedDict
 
 from prompts import Messages, Prompt, join_posts
@@ -81,6 +82,15 @@ class Metric:
         return [(record["id"], i) for i in range(count)]
 
 
+@dataclass(frozen=True)
+class Export:
+    """The file in which the benchmark's own scorer, or its leaderboard, takes a system's answers."""
+
+    name: str  # of the file
+    write: Callable[[Sequence[Record], Mapping[str, str]], str]  # its text, from records and from answers by id
+    archive: str | None = None  # the zip in which it takes the files of all tasks that name the same one
+
+
 def best_first(items: Sequence[Item]) -> Sequence[Item]:
     return items
 
@@ -104,6 +114,7 @@ class Task:
     output: Output  # of an answer
     metrics: Mapping[str, Metric]  # by name, the default one first
     facts: str  # where the benchmark's facts stand, for messages
+    benchmark: str | None = None  # whose tasks, each of one group, may stand in one table; None: this one stands alone
     group_words: tuple[str, str, str] = ("group", "groups", "subgroup")  # what one, several and a part are called
     placed_by: str = "group"  # the field, a text, that `place` reads
     short: Mapping[str, str] = field(default_factory=dict)  # by a group's name what stands for it on a narrow page
@@ -112,6 +123,10 @@ class Task:
     # An item as a prompt has it, `item_text` where None, and what makes one text of several.
     stated: Callable[[Item], str] | None = None
     join: Callable[[list[str]], str] = join_posts
+    trimmed: str | None = None  # the field of an item that --trim_items cuts, a text; None: an item is whole or out
+    # When an item was written, which recency goes by: year, month, ...; None where it does not say so. None: items have
+    # no dates, and the last one in the file is the latest.
+    item_date: Callable[[Item], tuple[int, ...] | None] | None = None
     # What a prompt may see of a record besides profile and plan: never what only the scorer may see.
     values: Callable[[Record], dict[str, str]] = lambda record: {"question": record["question"]}
     gold_plan: Callable[[Record], list[str]] | None = None  # titles; None where there is none, and planning is refused
@@ -123,16 +138,32 @@ class Task:
     # From a question of the benchmark's own files, with its right answer as `output` where that is known, to a record;
     # raises UserError, which begins with the second argument. None: its own files are such records.
     convert: Callable[[dict[str, Any], str], Record] | None = None
+    export: Export | None = None  # None where nobody but this repository scores its answers
     # Where the benchmark's own files are, by setting (how users and time are split), the default one first; a benchmark
     # without settings has the one "". Empty: utils/download_datasets.py does not fetch it.
     published: Callable[[], Mapping[str, Sequence[OnHub | OnServer]]] = dict
     # What the benchmark's paper prints of its files, by a file's name without its ending: their `group`, `split` and
     # number of `questions`, and mean and deviation of each of `sizes`.
     paper_files: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
+    # A file of what the paper prints of systems' scores, as `utils.tables.paper_results.read_paper` takes it. Its
+    # columns are those of a table, of several tasks `scored_by` their metrics.
+    paper_results: Path | None = None
 
     def best_items(self, record: Record, number: int) -> list[str]:
         """The texts of a question's best items, as many as `number`, in the order of the prompt."""
         return [(self.stated or self.item_text)(item) for item in self.arrange(record["profile"][:number])]
+
+    def best_entries(self, record: Record, number: int) -> list[tuple[str, Callable[[str], str]]]:
+        """As `best_items`; of each item the text that may be cut, and from what is left of it the item's text."""
+
+        def entry(item: Item) -> tuple[str, Callable[[str], str]]:
+            return item[self.trimmed], lambda text: (self.stated or self.item_text)({**item, self.trimmed: text})
+
+        return list(map(entry, self.arrange(record["profile"][:number])))
+
+    def scored_by(self, metric: str) -> str:
+        """What a column is called of a table over several tasks."""
+        return f"{self.name}, {metric}"
 
     def check(self, record: Record, where: str, needs: Iterable[str]) -> None:
         """Check what is read; `needs` are fields, "gold_plan", metrics by name, or "score" for the first of these."""

@@ -4,6 +4,7 @@ import importlib
 from argparse import Namespace
 from typing import Any
 
+from retrieval import WITH_ENCODER
 from utils.cli import UserError
 from utils.cli.flags import FlagParser
 
@@ -30,7 +31,7 @@ def step_of(script: str, args: Namespace) -> str | None:
 
 def model_of(args: Namespace) -> str | None:
     """What a script asks or loads, a planner beside it aside; None for a ranking that needs no encoder."""
-    if getattr(args, "ranker", "dense") != "dense":
+    if getattr(args, "ranker", "dense") not in WITH_ENCODER:
         return None
     return next(getattr(args, name) for name in MODELS if name in args)
 

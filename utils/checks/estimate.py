@@ -57,7 +57,7 @@ def count_steps(args: Namespace, records: list[Record], chat: Chat) -> Iterator[
         ("planner", "planner", plan_length - args.max_tokens_plan, args.plan_tokens),
         ("PlanPers answer", "planpers", length - args.max_tokens, args.answer_tokens),
     ):
-        if method in task.prompts:
+        if method in task.prompts and (method != "planpers" or task.gold_plan):
             fitted = (fit_prompt(task, method, record, args.num_contexts, chat, budget) for record in records)
             yield step, [chat.length(one.prompt) for one in fitted if one], output_tokens
     metric = next(iter(task.metrics.values()))

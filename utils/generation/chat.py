@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from prompts import Messages, Prompt
 from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.models.hub import adapter_base, pinned_source, skipping_absent_hub
 
+T = TypeVar("T")
 Rendered = array | Messages  # token ids (4 bytes each: a whole test set of prompts is held at once), or messages
 
 PAPER_LENGTH = 8192  # tokens of prompt and output together, for every generator (paper, appendix E)
@@ -146,6 +147,10 @@ class LocalChat:
     def length(self, rendered: Rendered) -> int:
         return len(rendered)
 
+    def count(self, text: str) -> int:
+        """The tokens of a text that stands somewhere in a message."""
+        return len(self._encode_all([text])[0])
+
 
 def _shared_lines(texts: Sequence[str]) -> int:
     """Where the last line begins up to which all texts are alike; the line break before it has no space beside it."""
@@ -192,10 +197,11 @@ class APIChat:
         return list(map(list, groups))
 
     def length(self, rendered: Rendered) -> int:
-        texts = [message["content"] for message in rendered]
-        if self._encode:
-            return sum(TOKENS_PER_MESSAGE + len(self._encode(text)) for text in texts)
-        return sum(TOKENS_PER_MESSAGE + math.ceil(len(text.encode()) / BYTES_PER_TOKEN) for text in texts)
+        return sum(TOKENS_PER_MESSAGE + self.count(message["content"]) for message in rendered)
+
+    def count(self, text: str) -> int:
+        """As `LocalChat.count`."""
+        return len(self._encode(text)) if self._encode else math.ceil(len(text.encode()) / BYTES_PER_TOKEN)
 
 
 Chat = LocalChat | APIChat
@@ -282,10 +288,10 @@ def fit_posts(build: Callable[[list[str]], Messages], posts: list[str], chat: Ch
         rendered = chat.render(build(kept))
         return rendered if chat.length(rendered) <= budget else None
 
-    used, prompt = _longest(len(posts), lambda n: render_within(posts[:n]))
+    used, prompt = longest(len(posts), lambda n: render_within(posts[:n]))
     if prompt is None or used > 0 or not posts:
         return prompt and Fitted(prompt, used, len(posts) - used)
-    length, cut_prompt = _longest(len(posts[0]), lambda n: render_within([posts[0][:n].rstrip()] if n else []))
+    length, cut_prompt = longest(len(posts[0]), lambda n: render_within([posts[0][:n].rstrip()] if n else []))
     if not posts[0][:length].strip():
         return Fitted(prompt, 0, len(posts))
     return Fitted(cut_prompt, 1, len(posts) - 1, context_cut=True)
@@ -307,8 +313,8 @@ def fit_profile(
     return fit_posts(build, list(items), chat, budget)
 
 
-def _longest(most: int, render: Callable[[int], Rendered | None]) -> tuple[int, Rendered | None]:
-    """The largest n of 0..most whose prompt fits, and that prompt; (0, None) where none does."""
+def longest(most: int, render: Callable[[int], T | None]) -> tuple[int, T | None]:
+    """The largest n of 0..most whose text fits, and what `render` makes of it, None if it does not; else (0, None)."""
     if (prompt := render(most)) is not None:
         return most, prompt
     low, high, best = 0, most, render(0)

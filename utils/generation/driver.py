@@ -248,7 +248,7 @@ def describe_requests(requests: Iterable[Request], chat: Chat, policy: Policy) -
             continue
         lengths.append(chat.length(request.prompt))
         dropped += request.record.get("num_contexts_dropped", 0)
-        cut += request.record.get("context_cut", False)
+        cut += request.record.get("num_contexts_trimmed", 0) or request.record.get("context_cut", False)
     too_long = f"{len(over)} prompts too long and not asked" + (f": {', '.join(over[:5])}" if over else "")
     return (
         f"{len(lengths)} prompts, {sum(lengths)} tokens ({chat.counter}); longest {max(lengths, default=0)}\n"

@@ -14,6 +14,7 @@ from utils.files.outputs import OutputFile
 from utils.generation.chat import PAPER_LENGTH, Chat, Fitted, choose_length, fit_profile, open_chat
 from utils.generation.driver import Parser, Policy, Request, Stage, describe_records
 from utils.generation.requests import Engine
+from utils.generation.trimming import Entry, fit_trimmed
 from utils.generation.vllm_engine import BATCH_INVARIANT, VLLMEngine, is_batch_invariant
 from utils.models.hub import adapter_base, check_model, model_fingerprint, suggesting_openai
 
@@ -33,6 +34,12 @@ class Model:
     ) -> Fitted | None:
         """`fit_profile` for its length."""
         return fit_profile(prompt, items, self.chat, self.length - self.policy.max_tokens, join, **values)
+
+    def fit_trimmed(
+        self, prompt: Prompt, entries: Sequence[Entry], join: Callable[[list[str]], str], **values: str
+    ) -> Fitted | None:
+        """`fit_trimmed` for its length."""
+        return fit_trimmed(prompt, entries, self.chat, self.length - self.policy.max_tokens, join, **values)
 
     def stage(self, requests: Iterable[Request], parse: Parser, unit: str, keys: list[Key], left: list[Key]) -> Stage:
         """The requests for what is `left` of the pieces `keys`."""

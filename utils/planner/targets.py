@@ -6,7 +6,7 @@ from utils.files.manifest import read_folder_manifest, read_manifest
 
 
 def find_lead_in(
-    planner_target: str | None, prompt: Prompt, planner_model: str | None, plans_addr: str | None
+    planner_target: str | None, prompt: Prompt | None, planner_model: str | None, plans_addr: str | None
 ) -> str | None:
     """What plans begin with: as the planner's checkpoint remembers it, or a run that planned; else by the flag.
 

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from utils.benchmarks.task import Record, Task
-from utils.cli import UserError
+from utils.cli import UserError, progress
 from utils.cli.errors import first_five, kind, quote
 from utils.files.json_files import read_json, read_json_lines
 from utils.records.datasets import check_record
 from utils.records.stream import open_regular, stream_parquet, stream_places
+
+MB = 10**6
 
 
 def read_originals(
@@ -88,14 +90,21 @@ def _rows(path: Path) -> Iterator[Any]:
     if path.suffix == ".parquet":
         yield from _parquet_rows(path)
         return
+    rest = 0
     try:
         with open_regular(path) as file:
             is_object = _beginning(file).startswith(b"{") and path.suffix != ".jsonl"
             file.seek(0)
             if not is_object:
-                yield from (row for row, *_ in stream_places(file, path.suffix))
+                for row, end in _streamed(file, path):
+                    rest = end
+                    yield row
                 return
     except (OSError, ValueError, RecursionError):
+        if path.is_file() and path.stat().st_size >= progress.LARGE:  # to read it as a whole takes ten times its size
+            raise UserError(
+                f"{path}: cut short, or no array of questions: not to be read from byte {rest} on"
+            ) from None
         content = read_json_lines(path) if path.suffix == ".jsonl" else _read_json(path)  # says what is wrong
         if content == []:
             return
@@ -104,6 +113,20 @@ def _rows(path: Path) -> Iterator[Any]:
     if not isinstance(content.get("golds"), list):
         raise UserError(f"{path}: an object where an array of questions belongs")
     yield from content["golds"]
+
+
+def _streamed(file: IO[bytes], path: Path) -> Iterator[tuple[Any, int]]:
+    """Each row, and the byte behind it; of a large file it is shown how far that is."""
+    size = path.stat().st_size // MB
+    shown = progress.Progress(size, f"MB of {path.name} read") if size * MB >= progress.LARGE else None
+    try:
+        for row, start, length in stream_places(file, path.suffix):
+            yield row, start + length
+            if shown is not None:
+                shown.update((start + length) // MB - shown.done)
+    finally:
+        if shown is not None:
+            shown.close()
 
 
 def _parquet_rows(path: Path) -> Iterator[Any]:

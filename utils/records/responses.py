@@ -35,6 +35,7 @@ def count_responses(responses: dict[str, list[dict[str, Any]]]) -> dict[str, int
     """What became of the answers, for the manifest and the last line a script prints."""
     outputs = [output for outputs in responses.values() for output in outputs]
     missing = sum(output["output"] is None for output in outputs)
+    trimmed = [output["num_contexts_trimmed"] for output in outputs if "num_contexts_trimmed" in output]
     return {
         "questions": len(responses),
         "answers": len(outputs) - missing,
@@ -42,6 +43,7 @@ def count_responses(responses: dict[str, list[dict[str, Any]]]) -> dict[str, int
         "repaired": sum(output.get("parsed") == "repaired" for output in outputs),
         "truncated": sum(output.get("truncated", False) for output in outputs),
         "posts left out for length": sum(output.get("num_contexts_dropped", 0) for output in outputs),
+        **({"posts trimmed": sum(trimmed)} if trimmed else {}),
     }
 
 

@@ -3,7 +3,8 @@
 #
 #   utils/slurm/prefetch.sh data Qwen/Qwen2.5-7B-Instruct Qwen/Qwen2.5-32B-Instruct facebook/contriever-msmarco
 #
-# The first word is the dataset's folder. Models go to Hugging Face's cache (HF_HOME moves it), which the nodes must see
+# The first word is the dataset's folder. DATASETS="LaMP-3:user LaMP-4:user" fetches these tasks and settings into it
+# instead of LaMP-QA. Models go to Hugging Face's cache (HF_HOME moves it), which the nodes must see
 # too. What is there is not fetched again; a model that is a folder is left alone. Also: PYTHON (python).
 set -euo pipefail
 PYTHON=${PYTHON:-python}
@@ -17,7 +18,10 @@ fetch() { # MODEL PATTERN...: the files of these names; prints their folder
     "$PYTHON" -m huggingface_hub.cli.hf download "$model" "${include[@]}" --quiet
 }
 
-"$PYTHON" utils/download_datasets.py --dataset_save_directory "$1"
+for dataset in ${DATASETS:-}; do
+    "$PYTHON" utils/download_datasets.py --dataset "${dataset%:*}" --setting "${dataset#*:}" --output_dir "$1"
+done
+[ -n "${DATASETS:-}" ] || "$PYTHON" utils/download_datasets.py --dataset_save_directory "$1"
 shift
 for model in "$@"; do
     if [ -d "$model" ]; then

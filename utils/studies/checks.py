@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prompts import choose_lead_in, load_prompt
-from utils.benchmarks.lampqa import TASK
+from utils.benchmarks import tasks
 from utils.benchmarks.task import Metric
 from utils.checks.commands import DATASETS, model_of, step_of
 from utils.cli import UserError
@@ -24,6 +24,7 @@ from utils.studies.plan import Step, data_file
 from utils.studies.state import Pending
 from utils.studies.study import Study
 from utils.tables.agreement import read_human
+from utils.tables.paper_results import read_paper
 
 KEYS = {"rank": "encoder", "train": "planner_base", "answer": "models", "judge": "judges"}  # that name a step's model
 PROMPTS = {"none": ("none",), "rag": ("rag",), "train": ("planner",)}  # of a step; else PlanPers' three
@@ -36,6 +37,8 @@ def check_study(study: Study, steps: list[Step], pending: list[Pending], is_subm
     Where they are submitted, as jobs on a cluster, which fetch no models, those are left to the user.
     """
     check_inputs(study, steps)
+    if study.paper is not None:
+        check_paper(study, [one.arguments() for one in pending if one.step.kind == "table"])
     for one in pending:
         check_command(one.step, one.arguments(), list(one.reasons))
     check_datasets(study, steps, pending)
@@ -51,8 +54,23 @@ def check_inputs(study: Study, steps: list[Step]) -> None:
     if missing := sorted(path for path in read - made if not Path(path).is_file()):
         text = f"{missing[0]}: no such file" + (f", nor {len(missing) - 1} others" if len(missing) > 1 else "")
         if missing[0].startswith(f"{study.data}/"):
-            text += "; the dataset is fetched by utils/download_datasets.py"
+            text += f"; the dataset is fetched by {download_words(study, missing[0])}"
         raise UserError(text)
+
+
+def check_paper(study: Study, tables: list[Namespace]) -> None:
+    """Raise UserError where the paper's numbers cannot stand in one of these tables."""
+    found = [tasks()[name] for name in study.tasks]
+    shown = {column: column for task in found for column in map(task.scored_by, task.metrics)}
+    for args in tables:
+        read_paper(found[0], args.paper, args.paper_table, [name for name, *_ in args.system], shown)
+
+
+def download_words(study: Study, path: str) -> str:
+    """What fetches a dataset file, in words."""
+    task, setting, *_ = [*Path(path).stem.split("_"), ""]
+    flags = f" --dataset {task} --setting {setting}" if task in study.tasks else ""
+    return f"utils/download_datasets.py{flags}"
 
 
 def check_command(step: Step, args: Namespace, outputs: list[str]) -> None:
@@ -66,22 +84,25 @@ def check_command(step: Step, args: Namespace, outputs: list[str]) -> None:
     if getattr(args, "prompts_dir", None) is None:
         return
     if step.kind == "judge":
-        load_prompt(metric_of(args).judge.prompt, args.prompts_dir)
+        if (judge := metric_of(step, args).judge) is not None:
+            load_prompt(judge.prompt, args.prompts_dir)
         return
     names = PROMPTS.get(step_of(step.script, args), ("planner", "planpers", "rag"))
-    prompts = {name: load_prompt(TASK.prompts[name], args.prompts_dir) for name in names}
+    prompts = {name: load_prompt(tasks()[step.task].prompts[name], args.prompts_dir) for name in names}
     if "planner" in prompts:
         choose_lead_in(args.planner_target or "paper", prompts["planner"])
 
 
-def metric_of(args: Namespace) -> Metric:
-    return TASK.metrics[args.strategy or next(iter(TASK.metrics))]
+def metric_of(step: Step, args: Namespace) -> Metric:
+    metrics = tasks()[step.task].metrics
+    return metrics[args.strategy or next(iter(metrics))]
 
 
 def check_datasets(study: Study, steps: list[Step], pending: list[Pending]) -> None:
     """Raise UserError where a dataset lacks what a step reads, or an id stands in two categories of one table."""
     needs = find_needs(steps, pending)
     splits = [[data_file(study, category, split) for category in study.categories] for split in study.splits]
+    splits = [] if study.tasks else splits  # a table holds the questions of each task apart
     tables = [paths for paths in splits if needs.keys() & set(paths)]
     paths = dict.fromkeys([*needs, *(path for table in tables for path in table)])
     size = sum(Path(path).stat().st_size for path in paths)
@@ -99,7 +120,7 @@ def find_needs(steps: list[Step], pending: list[Pending]) -> dict[str, set[str]]
     ranked_from = {output: inputs[0] for step in rankings for output, inputs in step.outputs.items()}
     needs: dict[str, set[str]] = {}
     for step, args in reading(pending):
-        its = metric_of(args).needs if step.kind == "judge" else STEP_NEEDS[step_of(step.script, args)]
+        its = metric_of(step, args).needs if step.kind == "judge" else STEP_NEEDS[step_of(step.script, args)]
         for path in (getattr(args, flag) for flag in DATASETS if flag in args):
             needs.setdefault(ranked_from.get(path, path), set()).update(its)
     return needs

@@ -93,7 +93,9 @@ def step_jobs(study: Study, one: Pending, outputs: list[str], after: list[str]) 
     resources = list(study.slurm[RESOURCES.get(file, f"{file}_resources")])
     if step.kind not in SHARDED:
         return [Job(name, file, resources, variables, flags, after)]
-    if "--openai" in flags and not variables.get("PLANNER"):  # said, for the files' heads ask for a GPU too
+    if step.kind == "judge" and "--evaluator_llm" not in step.named:  # scores are computed
+        resources = [*study.slurm["cpu_resources"], "--gres=none"]
+    elif "--openai" in flags and not variables.get("PLANNER"):  # said, for the files' heads ask for a GPU too
         resources = [*(word for word in resources if not word.startswith(("--gres=", "--gpus"))), "--gres=none"]
     shards = study.slurm[f"{step.kind}_shards"]
     array = Job(name, file, [f"--array=0-{shards - 1}", *resources], variables, flags, after)
@@ -105,7 +107,9 @@ def prefetch_command(study: Study, pending: list[Pending]) -> str | None:
     """What brings the models of these steps into the cache; None where they need none from the hub."""
     found = (name for _, args, name in models_of(pending) if not getattr(args, "openai", False))
     models = dict.fromkeys(name for name in found if not is_folder(name))
-    return shlex.join(["utils/slurm/prefetch.sh", study.data, *models]) if models else None
+    words = shlex.join(["utils/slurm/prefetch.sh", study.data, *models]) if models else None
+    datasets = " ".join(f"{task}:{setting}" for task in study.tasks for setting in study.settings)
+    return f"DATASETS={shlex.quote(datasets)} {words}" if words and datasets else words
 
 
 def sbatch_words(study: Study, job: Job, ids: dict[str, str]) -> list[str]:

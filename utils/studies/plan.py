@@ -6,7 +6,9 @@
   <output>/<model>/<split>/<study>.md, and .png and .pdf where it has a figure
 
 A number of posts other than 10 adds _k4 to the method, a seed other than 0
-_seed1, a judge other than Qwen2.5 32B _<judge> to `_scores`: the same piece of work has one name in all studies.
+_seed1, a judge other than Qwen2.5 32B _<judge> to `_scores`: the same piece of work has one name in all studies. A
+ranker other than Contriever adds _by_<ranker> to the method and to the ranked file; where scores are computed, a metric
+adds _<metric> to `_scores`.
 """
 
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
 
+from utils.benchmarks import FIRST
 from utils.studies.study import FIGURES, JUDGE, NUM_CONTEXTS, Study, short_name
 
 TITLES = {
@@ -23,6 +26,14 @@ TITLES = {
     "planpers": "PlanPers",
     "planpers_gold": "PlanPers (gold plans)",
 }
+RANKERS = {  # as rows are called
+    "contriever": "Contriever",
+    "bm25": "BM25",
+    "recency": "Recency",
+    "random": "Random",
+    "hybrid": "Contriever and recency",
+}
+ENCODED = (None, "contriever", "hybrid")  # rankers with an encoder
 BASELINES = ("none", "rag_random", "rag")
 DRAWN = {  # kinds of steps that show score files: their script, and what stands behind the name of what they make
     "table": ("utils/make_table.py", ".md"),
@@ -45,6 +56,7 @@ class Step:
     outputs: dict[str, list[str]]
     given: list[str] = field(default_factory=list)  # flags of the study's [arguments]
     after: tuple[str, ...] = ()  # outputs of other steps that it does not read, and that are better made before
+    task: str = FIRST  # the benchmark of what it reads
 
     def words(self, outputs: list[str], overwrite: bool) -> list[str]:
         """The command without the interpreter, for some of its outputs."""
@@ -68,28 +80,32 @@ class Answers(NamedTuple):
     method: str
     num_contexts: int | None  # None without posts
     seed: int
+    ranker: str | None = None  # None where the study names none
 
     @property
     def stem(self) -> str:
         posts = "" if self.num_contexts in (None, NUM_CONTEXTS) else f"_k{self.num_contexts}"
-        return f"{self.method}{posts}" + (f"_seed{self.seed}" if self.seed else "")
+        return f"{ranked_by(self.method, self.ranker)}{posts}" + (f"_seed{self.seed}" if self.seed else "")
 
 
 def plan_study(study: Study) -> list[Step]:
     """All steps of a study, each after those that make what it reads."""
     answers = [
-        Answers(*which, method, num_contexts, seed)
+        Answers(*which, method, num_contexts, seed, ranker)
         for *which, method in product(study.all_models, study.splits, study.categories, study.methods)
+        for ranker in (rankers_of(study) if method == "rag" else (None,))
         for num_contexts, seed in product((None,) if method == "none" else study.num_contexts, study.seeds)
     ]
     steps = [step for category in study.categories for step in rank_steps(study, category)]
     if "planpers" in study.methods:
         steps += [train_step(study, category) for category in study.categories]
     steps += [answer_step(study, one) for one in answers]
-    for judge, split, category in product(study.all_judges, study.splits, study.categories):
-        steps.append(judge_step(study, judge, [a for a in answers if (a.split, a.category) == (split, category)]))
+    judges = study.all_judges or (None,)  # without any, scores are computed
+    for judge, split, category in product(judges, study.splits, study.categories):
+        mine = [a for a in answers if (a.split, a.category) == (split, category)]
+        steps += [judge_step(study, judge, mine)] if judge else metric_steps(study, mine)
     folders = [[a for a in answers if (a.model, a.split) == one] for one in product(study.all_models, study.splits)]
-    judged = list(product(folders, study.all_judges))
+    judged = list(product(folders, judges))
     steps += [table_step(study, mine, judge) for mine, judge in judged]
     if study.figure == 4:
         steps += evaluator_steps(study, answers)
@@ -102,8 +118,17 @@ def data_file(study: Study, category: str, split: str) -> str:
     return f"{study.data}/{category}_{split}.json"
 
 
-def ranked_file(study: Study, category: str, split: str) -> str:
-    return f"{study.output}/ranked/{category}_{split}.json"
+def rankers_of(study: Study) -> tuple[str | None, ...]:
+    return study.rankers or (None,)
+
+
+def ranked_by(name: str, ranker: str | None) -> str:
+    """What a split is called as a ranker has it, and a method that reads that."""
+    return name if ranker in (None, "contriever") else f"{name}_by_{ranker}"  # _random is another user's profile
+
+
+def ranked_file(study: Study, category: str, ranked: str) -> str:
+    return f"{study.output}/ranked/{category}_{ranked}.json"
 
 
 def planner_folder(study: Study, category: str) -> str:
@@ -114,12 +139,18 @@ def answer_file(study: Study, answers: Answers) -> str:
     return f"{study.output}/{short_name(answers.model)}/{answers.split}/{answers.category}/{answers.stem}.json"
 
 
-def judge_suffix(judge: str) -> str:
-    return "" if short_name(judge) == short_name(JUDGE) else f"_{short_name(judge)}"
+def judge_suffix(judge: str | None) -> str:
+    return "" if judge is None or short_name(judge) == short_name(JUDGE) else f"_{short_name(judge)}"
 
 
-def score_file(study: Study, answers: Answers, judge: str) -> str:
-    return answer_file(study, answers).removesuffix(".json") + f"_scores{judge_suffix(judge)}.json"
+def score_file(study: Study, answers: Answers, suffix: str) -> str:
+    return answer_file(study, answers).removesuffix(".json") + f"_scores{suffix}.json"
+
+
+def score_files(study: Study, answers: Answers, judge: str | None) -> list[str]:
+    """One by the judge, or without any one by each metric."""
+    suffixes = [judge_suffix(judge)] if judge else [f"_{name}" for name in study.task_of(answers.category).metrics]
+    return [score_file(study, answers, suffix) for suffix in suffixes]
 
 
 # Steps
@@ -132,18 +163,34 @@ def rank_steps(study: Study, category: str) -> Iterator[Step]:
         splits += [split for split in ("train", "validation") if split not in splits]
     for split in splits:
         flags = ["--embedding_cache", f"{study.output}/embeddings"] if split in study.splits else []
-        yield rank_step(study, category, split, split, flags)
+        yield from rankings(study, category, split, flags)
         if "rag_random" in study.methods and split in study.splits:
             flags = [*flags, "--random_profile", "--seed", "0"]
             after = ranked_file(study, category, split)  # which has embedded the same posts
             yield rank_step(study, category, split, f"{split}_random", flags, after)
 
 
+def rankings(study: Study, category: str, split: str, flags: list[str]) -> Iterator[Step]:
+    """Of a split that is read as it is by each ranker that reads it."""
+    rankers = rankers_of(study)
+    if study.rankers and set(study.methods) - {"none", "rag"}:  # which read what the encoder ranks
+        read = "rag" in study.methods and split in study.splits
+        rankers = tuple(dict.fromkeys([*(rankers if read else ()), "contriever"]))
+    for ranker in rankers:
+        encoded = flags if ranker in ENCODED else []
+        more = ["--ranker", ranker, *(["--seed", "0"] if ranker == "random" else [])] if ranker else []
+        step = rank_step(study, category, split, ranked_by(split, ranker), [*encoded, *more])
+        if ranker not in ENCODED:
+            del step.named["--model_name"]
+        yield step
+
+
 def rank_step(study: Study, category: str, split: str, ranked: str, flags: list[str], *after: str) -> Step:
     inputs, output = data_file(study, category, split), ranked_file(study, category, ranked)
     named = {"--model_name": study.encoder, "--input_dataset_addr": inputs, "--output_dataset_addr": output}
     job, script = f"rank.{category}.{ranked}", "retrieval/rank_dataset.py"
-    return Step("rank", job, script, named, flags, {output: [inputs]}, study.arguments["rank"], after)
+    task = study.task_of(category).name
+    return Step("rank", job, script, named, flags, {output: [inputs]}, study.arguments["rank"], after, task)
 
 
 def train_step(study: Study, category: str) -> Step:
@@ -160,7 +207,8 @@ def answer_step(study: Study, answers: Answers) -> Step:
     if method == "none":
         inputs = data_file(study, category, split)
     else:
-        inputs = ranked_file(study, category, f"{split}_random" if method == "rag_random" else split)
+        ranked = f"{split}_random" if method == "rag_random" else ranked_by(split, answers.ranker)
+        inputs = ranked_file(study, category, ranked)
     output = answer_file(study, answers)
     named = {"--model_addr": answers.model, "--inputs_addr": inputs, "--output_addr": output}
     flags = [] if method == "none" else ["--rag", "--num_contexts", str(answers.num_contexts)]
@@ -174,7 +222,7 @@ def answer_step(study: Study, answers: Answers) -> Step:
         flags = ["--gold_plan", *flags]
     flags += ["--seed", str(answers.seed), *api_flags(study, answers.model in study.openai_models)]
     job = f"answer.{short_name(answers.model)}.{category}.{split}.{answers.stem}"
-    return Step("answer", job, script, named, flags, {output: made_from}, given)
+    return Step("answer", job, script, named, flags, {output: made_from}, given, task=study.task_of(category).name)
 
 
 def api_flags(study: Study, is_api: bool) -> list[str]:
@@ -186,28 +234,44 @@ def judge_step(study: Study, judge: str, answers: list[Answers]) -> Step:
     """All responses to one file's questions in one load of the judge."""
     category, split = answers[0].category, answers[0].split
     dataset = data_file(study, category, split)
-    outputs = {score_file(study, one, judge): [dataset, answer_file(study, one)] for one in answers}
+    suffix = judge_suffix(judge)
+    outputs = {score_file(study, one, suffix): [dataset, answer_file(study, one)] for one in answers}
     named = {"--evaluator_llm": judge, "--inputs_addr": dataset}
     flags = api_flags(study, judge in study.openai_judges)
-    job = f"judge.{category}.{split}{judge_suffix(judge).replace('_', '.', 1)}"
+    job = f"judge.{category}.{split}{suffix.replace('_', '.', 1)}"
     return Step("judge", job, "evaluate_responses.py", named, flags, outputs, study.arguments["judge"])
+
+
+def metric_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
+    """All responses to one file's questions, by each metric of its task, which are computed."""
+    category, split = answers[0].category, answers[0].split
+    dataset, task = data_file(study, category, split), study.task_of(category)
+    for name in task.metrics:
+        outputs = {score_file(study, one, f"_{name}"): [dataset, answer_file(study, one)] for one in answers}
+        job, flags = f"judge.{category}.{split}.{name}", ["--strategy", name]
+        given, named = study.arguments["judge"], {"--inputs_addr": dataset}
+        yield Step("judge", job, "evaluate_responses.py", named, flags, outputs, given, task=task.name)
 
 
 # Tables and figures, of the answers of one model to one split
 
 
-def table_step(study: Study, answers: list[Answers], judge: str) -> Step:
-    """A row a method, number of posts and seed."""
-    names, files = [row_title(study, one) for one in answers], [score_file(study, one, judge) for one in answers]
-    baselines = baselines_of({name: one.method for name, one in zip(names, answers, strict=True)})
+def table_step(study: Study, answers: list[Answers], judge: str | None) -> Step:
+    """A row a method, ranker, number of posts and seed."""
+    pairs = [(row_title(study, one), path) for one in answers for path in score_files(study, one, judge)]
+    names, files = [name for name, _ in pairs], [path for _, path in pairs]
+    baselines = baselines_of({row_title(study, one): one.method for one in answers})
     flags = system_flags(names, files) + (["--baseline", *baselines] if baselines else []) + unscored_flags(study)
+    if study.paper is not None:
+        setting = next(one for one in study.settings if answers[0].split.startswith(f"{one}_"))
+        flags += ["--paper", study.paper, "--paper_table", setting]
     return drawn_step(study, "table", answers[0], judge_suffix(judge), flags, files)
 
 
 def row_title(study: Study, answers: Answers) -> str:
-    """The method, with the number of posts and the seed where the study has several."""
-    title = TITLES[answers.method]
-    if answers.num_contexts is not None and len(study.num_contexts) > 1:
+    """The method or its ranker, with the number of posts and the seed where the study has several."""
+    title = RANKERS[answers.ranker] if answers.ranker else TITLES[answers.method]
+    if answers.num_contexts is not None and (len(study.num_contexts) > 1 or answers.ranker):
         title += f", k = {answers.num_contexts}"
     return title + (f", seed {answers.seed}" if len(study.seeds) > 1 else "")
 
@@ -238,7 +302,7 @@ def figure_step(study: Study, answers: list[Answers], judge: str) -> Step:
     """Figure 2, 3 or 16."""
     shown = [one for method in FIGURES[study.figure] for one in answers if one.method == method]
     names = [TITLES[one.method] if study.figure == 3 else str(one.num_contexts) for one in shown]
-    files = [score_file(study, one, judge) for one in shown]
+    files = [score_file(study, one, judge_suffix(judge)) for one in shown]
     flags = ["--figure", str(study.figure), *system_flags(names, files), *unscored_flags(study)]
     return drawn_step(study, "figure", answers[0], judge_suffix(judge), flags, files)
 
@@ -250,7 +314,7 @@ def evaluator_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
     flags, made_from = ["--human_addr", study.human_addr, *unscored_flags(study)], [study.human_addr]
     for judge, category in product(study.all_judges, study.categories):
         by_method = {one.method: one for one in answers if (one.category, one.seed) == (category, study.seeds[0])}
-        files = [score_file(study, by_method[method], judge) for method in FIGURES[4]]
+        files = [score_file(study, by_method[method], judge_suffix(judge)) for method in FIGURES[4]]
         flags += ["--evaluator", short_name(judge), *files]
         made_from += files
     step = drawn_step(study, "agreement", answers[0], "", flags, made_from)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from prompts import load_prompt
-from utils.benchmarks.lampqa import TASK
+from utils.benchmarks import tasks
+from utils.benchmarks.task import Task
 from utils.checks.commands import model_of, parser_of
 from utils.cli import UserError
 from utils.files.derived_files import is_own
@@ -188,29 +189,30 @@ def parse(step: Step, outputs: list[str]) -> Namespace:
 def differing_settings(step: Step, output: str, made: dict[str, Any]) -> str:
     """The settings in which what is there differs from the step's command, empty where none does."""
     args = parse(step, [output])
-    made = {"planner_target": "paper", **made}  # of which a fingerprint says nothing
-    expected = settings_of(step.script, args, made)
+    made = {"planner_target": "paper", "trim_items": False, **made}  # of which a fingerprint says nothing
+    expected = settings_of(step.script, tasks()[step.task], args, made)
     return differences({name: made[name] for name in expected}, expected)
 
 
-def settings_of(script: str, args: Namespace, made: dict[str, Any]) -> dict[str, Any]:
+def settings_of(script: str, task: Task, args: Namespace, made: dict[str, Any]) -> dict[str, Any]:
     """What the flags say of a fingerprint's entries: their values by their names, but for what stands below."""
     flags = {**vars(args), "script": script}
     if "judge" not in made:  # whose length is kept as it is given
         flags = {name: value for name, value in flags.items() if name not in FILLED_IN or value is not None}
     if flags.get("strategy", "") is None:
-        flags["strategy"] = next(iter(TASK.metrics))
+        flags["strategy"] = next(iter(task.metrics))
     if "max_tokens_plan" in args:
         flags["plan_max_tokens"] = args.max_tokens_plan
     elif "rag" in args and not args.rag:
         flags["num_contexts"] = None
     if getattr(args, "gold_plan", False):
-        flags |= {"plans": "gold", "lead_in": load_prompt("lampqa/planner", args.prompts_dir).lead_in}
+        flags |= {"plans": "gold", "lead_in": load_prompt(task.prompts["planner"], args.prompts_dir).lead_in}
         flags["planner_target"] = args.planner_target or "paper"
     if "effective_batch_size" in made:  # on however many devices
         flags["effective_batch_size"] = args.per_device_train_batch_size * args.gradient_accumulation_steps
     for name in made.keys() & {"prompt", "plan_prompt"}:
-        flags[name] = {prompt: load_prompt(f"lampqa/{prompt}", args.prompts_dir).digest for prompt in made[name]}
+        folder = task.prompts["none"].partition("/")[0]
+        flags[name] = {prompt: load_prompt(f"{folder}/{prompt}", args.prompts_dir).digest for prompt in made[name]}
     for name in made.keys() & {"model", "judge"}:
         named = getattr(args, "model_id", None) or model_of(args)
         flags[name] = made[name] if is_model(made[name], named, args) else named

@@ -1,6 +1,7 @@
 """A study: one small TOML file that says which models, methods and judges are compared, on which data.
 
-Every key has the paper's default, so an empty file is a study too: Table 2 for Qwen2.5 7B.
+Every key has the default of LaMP-QA's paper, so an empty file is a study too: Table 2 for Qwen2.5 7B. With `tasks` a
+study is of LaMP or LongLaMP instead, whose metrics need no judge.
 """
 
 import tomllib
@@ -9,7 +10,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from utils.benchmarks import FIRST, tasks
 from utils.benchmarks.lampqa import FILES
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.cli.flags import nearest
@@ -20,6 +23,8 @@ JUDGE = "Qwen/Qwen2.5-32B-Instruct"
 METHODS = ("none", "rag_random", "rag", "planpers", "planpers_gold")
 CATEGORIES = FILES  # as the dataset's files are called
 SPLITS = ("train", "validation", "test")
+WITHOUT_PLANS = ("none", "rag_random", "rag")
+RANKERS = ("contriever", "bm25", "recency", "random", "hybrid")
 NUM_CONTEXTS = 10  # of the paper, unless a figure says otherwise
 FIGURES = {2: ("planpers",), 3: ("planpers", "planpers_gold"), 4: ("planpers", "rag"), 16: ("planpers",)}  # drawn from
 
@@ -43,7 +48,7 @@ class Study:
     """The keys of a study file."""
 
     path: str  # of the file
-    data: str = "data"  # folder of the dataset files <category>_<split>.json
+    data: str = "data"  # folder of the dataset files <category>_<split>.json, or <task>_<setting>_<split>.json
     output: str = "output/table2"  # folder of everything that is made
     models: tuple[str, ...] = ()  # generators that run here; Qwen2.5 7B where no generator is named
     openai_models: tuple[str, ...] = ()  # those behind an API
@@ -55,8 +60,14 @@ class Study:
     encoder: str = "facebook/contriever-msmarco"
     methods: tuple[str, ...] = METHODS[:4]
     num_contexts: tuple[int, ...] = (NUM_CONTEXTS,)  # posts from the profile, for every method that uses them
-    categories: tuple[str, ...] = CATEGORIES
-    splits: tuple[str, ...] = ("test",)
+    rankers: tuple[str, ...] = ()  # that "rag" takes its posts by; the encoder where none is named
+    categories: tuple[str, ...] = CATEGORIES  # or the tasks
+    splits: tuple[str, ...] = ("test",)  # of tasks with the setting in front, as in their files' names
+    tasks: tuple[str, ...] = ()  # of LaMP or LongLaMP, in place of the categories
+    settings: tuple[str, ...] = ()  # of the tasks, such as user and time
+    paper: str | None = (
+        None  # the model whose printed numbers of the tasks stand in the tables, as the flag of this name
+    )
     seeds: tuple[int, ...] = (0,)  # of the answers
     unscored_as_zero: bool = False  # the flag of this name, for tables and figures
     figure: int | None = None  # of the paper, drawn in the end: 2, 3, 4 or 16
@@ -75,6 +86,9 @@ class Study:
     @property
     def all_judges(self) -> tuple[str, ...]:
         return (*self.judges, *self.openai_judges)
+
+    def task_of(self, category: str) -> Task:
+        return tasks()[category if category in self.tasks else FIRST]
 
 
 def short_name(model: str) -> str:
@@ -99,17 +113,41 @@ def read_study(path: str) -> Study:
     check_names(path, "key", found, kinds)
     for key, value in found.items():
         check_value(path, key, kinds[key], value)
-    for key, choices in (("methods", METHODS), ("categories", CATEGORIES), ("splits", SPLITS)):
-        check_names(path, key, found.get(key, ()), choices)
+    if "tasks" in found:
+        take_tasks(path, found)
+    choices = [("methods", METHODS), ("rankers", RANKERS)]
+    choices += [] if "tasks" in found else [("categories", CATEGORIES), ("splits", SPLITS)]
+    for key, names in choices:
+        check_names(path, key, found.get(key, ()), names)
     found["arguments"] = {key: found.get("arguments", {}).get(key, []) for key in ARGUMENTS}
     found["slurm"] = {**SLURM, **found.get("slurm", {})}
     for key, default in (("models", GENERATOR), ("judges", JUDGE)):
         if key not in found and f"openai_{key}" not in found:
             found[key] = [default]
+    require("tasks" in found or "settings" not in found, path, "settings", found.get("settings"), "them with tasks")
+    require("tasks" in found or "paper" not in found, path, "paper", found.get("paper"), "it with tasks")
     study = Study(path, **{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()})
     check_short_names(study)
     check_figure(study)
     return study
+
+
+def take_tasks(path: str, found: dict[str, Any]) -> None:
+    """Put a study's tasks in place of categories, and their settings in front of splits; UserError over a mistake."""
+    for key in ("categories", "judges", "openai_judges", "planner_base", "figure", "human_addr"):
+        require(key not in found, path, key, found.get(key), "nothing of the kind with tasks")
+    for key in ("settings", "splits"):
+        require(key in found, path, key, None, "a list: they are in the names of the tasks' files")
+    check_names(path, "tasks", found["tasks"], [name for name, task in tasks().items() if task.benchmark])
+    benchmarks = {tasks()[name].benchmark for name in found["tasks"]}
+    require(len(benchmarks) == 1, path, "tasks", found["tasks"], "those of one benchmark, which one table can hold")
+    found.setdefault("methods", ["none", "rag"])
+    for method in set(found["methods"]) & set(METHODS):
+        require(
+            method in WITHOUT_PLANS, path, "methods", method, f"one of {', '.join(WITHOUT_PLANS)}: tasks have no plans"
+        )
+    found["categories"], found["judges"] = found["tasks"], []
+    found["splits"] = [f"{setting}_{split}" for setting in found["settings"] for split in found["splits"]]
 
 
 def check_names(path: str, what: str, names: Iterable[str], choices: Iterable[str]) -> None:

@@ -1,7 +1,7 @@
 """Which systems of a table are better than its baselines: every comparison it shows, and its daggers."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from utils.scoring.pooled import Pooled
 from utils.tables import significance
 from utils.tables.pooled import difference_of, pooled_interval, pooled_mean, swap_test
 from utils.tables.significance import ALPHA, Strata, bootstrap_interval, permutation_test
-from utils.tables.system_scores import System, strata_by_column
+from utils.tables.system_scores import Board, System, strata_by_column
 
 T_TEST, PERMUTATION = "t-test p", "permutation p"
 
@@ -48,37 +48,54 @@ class Contrast:
     system: str
     baseline: str
     pairing: Pairing
-    results: dict[str, Result]
-    lower_is_better: bool = False
+    results: dict[str, Result]  # by the column's name
+    board: Board
+
+    def note(self, text: str) -> str:
+        return self.board.note(f"{self.system} and {self.baseline}: {text}")
 
 
-def compare(systems: list[System], baselines: list[str], intervals: bool, correct: bool) -> list[Contrast]:
-    """Every other system against every baseline.
+def compare(boards: Iterable[Board], baselines: list[str], intervals: bool, correct: bool) -> list[Contrast]:
+    """Every other system against every baseline that has scores of the same task and metric.
 
     Args:
         intervals: also what is drawn at random: interval and permutation test.
-        correct: also Holm's p-values, over all comparisons of the table, test by test.
+        correct: also Holm's p-values, over all comparisons of the table.
     """
-    by_name = {system.name: system for system in systems}
     contrasts = []
-    for name in (name for name in by_name if name not in baselines):
-        for baseline in baselines:
-            metric = by_name[name].metric
-            questions = (by_name[name].questions, by_name[baseline].questions)
-            pairing = pair_questions(*questions, by_name[name].task, metric.pooled)
-            if metric.pooled is None:
-                by_group = {group: significance.differences(pairs) for group, pairs in pairing.scores.items()}
-                results = {column: compare_strata(its, intervals) for column, its in strata_by_column(by_group).items()}
-            else:
-                strata = strata_by_column(pairing.scores)
-                results = {column: compare_pooled(its, metric.pooled, intervals) for column, its in strata.items()}
-            contrasts.append(Contrast(name, baseline, pairing, results, metric.lower_is_better))
-    results = [result for contrast in contrasts for result in contrast.results.values()]
-    for test in list(results[0].p_values) if correct else []:
-        adjusted = significance.holm([result.p_values[test] for result in results])
-        for result, p in zip(results, adjusted, strict=True):
-            result.p_values[holm_name(test)] = p
+    for board in boards:
+        by_name = {system.name: system for system in board.systems}
+        for name in (name for name in by_name if name not in baselines):
+            contrasts += [
+                contrast(board, by_name[name], by_name[one], intervals) for one in baselines if one in by_name
+            ]
+    if correct:
+        correct_all([result for one in contrasts for result in one.results.values()])
     return contrasts
+
+
+def contrast(board: Board, system: System, baseline: System, intervals: bool) -> Contrast:
+    pooled = board.metric.pooled
+    pairing = pair_questions(system.questions, baseline.questions, board.task, pooled)
+    if pooled is None:
+        by_group = {group: significance.differences(pairs) for group, pairs in pairing.scores.items()}
+        results = {column: compare_strata(its, intervals) for column, its in strata_by_column(by_group).items()}
+    else:
+        strata = strata_by_column(pairing.scores)
+        results = {column: compare_pooled(its, pooled, intervals) for column, its in strata.items()}
+    results = {board.name_of(column): result for column, result in results.items()}
+    return Contrast(system.name, baseline.name, pairing, results, board)
+
+
+def correct_all(results: list[Result]) -> None:
+    """Add Holm's p-values, test by test; a result without this test counts with the one that its dagger goes by."""
+    for test in (T_TEST, PERMUTATION):
+        p_values = [result.p_values.get(test) for result in results]
+        own = [result.p_values[result.test] for result in results]
+        adjusted = significance.holm([q if p is None else p for p, q in zip(p_values, own, strict=True)])
+        for result, p, corrected in zip(results, p_values, adjusted, strict=True):
+            if test in result.p_values:
+                result.p_values[holm_name(test)] = None if p is None else corrected
 
 
 def pair_questions(
@@ -145,8 +162,12 @@ def is_corrected(contrasts: Sequence[Contrast]) -> bool:
 
 
 def has_dagger(contrasts: Sequence[Contrast], system: str, column: str) -> bool:
-    """Is the system significantly better than every baseline in this column?"""
-    results = [(one.results[column], -1 if one.lower_is_better else 1) for one in contrasts if one.system == system]
-    p_values = [shown_p(result, result.test) for result, _ in results]
-    is_significant = bool(results) and all(p is not None and p < ALPHA for p in p_values)
-    return is_significant and all(sign * result.difference > 0 for result, sign in results)
+    """Is the system significantly better than every baseline of the table in this column?"""
+    its = [one for one in contrasts if one.system == system and column in one.results]
+    if not its or len(its) < len({one.baseline for one in contrasts}):
+        return False
+    sign = -1 if its[0].board.metric.lower_is_better else 1
+    results = [one.results[column] for one in its]
+    p_values = [shown_p(result, result.test) for result in results]
+    is_significant = all(p is not None and p < ALPHA for p in p_values)
+    return is_significant and all(sign * result.difference > 0 for result in results)

@@ -32,6 +32,11 @@ class Table:
     beside: Sequence[str] = ()  # what each of the figures is that cells have beside them
     above: Sequence[str] = ()  # what stands above each column's name; side by side it may be the same
 
+    def heads(self) -> list[str]:
+        """Each column's name in one line."""
+        above = self.above or [""] * len(self.columns)
+        return [", ".join(filter(None, names)) for names in zip(above, self.columns, strict=True)]
+
 
 def to_markdown(tables: Sequence[Table]) -> str:
     """The tables with their notes as lists below them."""
@@ -39,8 +44,7 @@ def to_markdown(tables: Sequence[Table]) -> str:
 
 
 def _markdown_table(table: Table) -> str:
-    above = table.above or [""] * len(table.columns)
-    heads = [", ".join(filter(None, names)) for names in zip(above, table.columns, strict=True)]
+    heads = table.heads()
     rule = "|" + ":---|" * table.num_names + "---:|" * (len(heads) - table.num_names)
     lines = [_markdown_line(heads), rule, *(_markdown_line(map(_markdown_cell, row)) for row in table.rows)]
     notes = ["", *(f"- {note}" for note in table.notes)] if table.notes else []
@@ -147,8 +151,8 @@ def counted(number: int, noun: str, many: str | None = None) -> str:
     return f"{number} {noun if number == 1 else many or plural(noun)}"
 
 
-def number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
+def number(value: float | None, decimals: int = 4) -> str:
+    return "–" if value is None else f"{value:.{decimals}f}"
 
 
 def signed(value: float | None, decimals: int = 4) -> str:

@@ -14,7 +14,7 @@ from utils.parsing.plans import one_line
 from utils.scoring.means import mean, scores_by_group
 from utils.tables import system_scores
 from utils.tables.formats import counted, number, plural
-from utils.tables.system_scores import MACRO, System, column_means, few
+from utils.tables.system_scores import MACRO, Board, System, column_means, few
 
 NOT_KNOWN = "not known"
 PUBLISHED = ("the paper's", "the public code's")
@@ -29,22 +29,44 @@ def print_notes(notes: Iterable[str]) -> None:
 
 def read_compared(
     arguments: list[list[str]], unscored_as_zero: bool = False, allow_partial: bool = False
-) -> tuple[list[System], list[str]]:
-    """The systems of every `[name, file, ...]`, and what of them is not in the numbers.
+) -> tuple[list[Board], list[str]]:
+    """The systems of every `[name, file, ...]`, by task and metric, and what of them is not in the numbers.
 
     Raises:
-        UserError: as `read_systems`, or they are not scored alike, or, unless `allow_partial`, on other questions.
+        UserError: as `read_boards`, or they are not scored alike, or, unless `allow_partial`, on other questions.
     """
-    systems = system_scores.read_systems(arguments, unscored_as_zero)
-    unknown_judge = system_scores.check_same_judge(path for system in systems for path in system.paths)
-    contents = ((question, system.paths) for system in systems for question in system.questions)
-    system_scores.check_same_content(contents)
-    if not allow_partial:
-        system_scores.check_same_questions(systems)
-    notes = [note for system in systems for note in _notes_on_system(system, unscored_as_zero)]
-    notes += ["Scores are errors: lower is better."] if systems[0].metric.lower_is_better else []
-    notes += [*_notes_on_groups(systems), *_note_on_different_questions(systems), *_note_on_order(systems)]
-    return systems, notes + judge_notes(unknown_judge)
+    boards = system_scores.read_boards(arguments, unscored_as_zero)
+    unknown: list[str] = []  # files of which it is not known how they were judged
+    for board in boards:
+        paths = system_scores.check_same_judge(path for system in board.systems for path in system.paths)
+        unknown += paths if board.metric.judge else []  # what is computed, is so in one way
+    for name in dict.fromkeys(board.task.name for board in boards):
+        systems = [system for board in boards if board.task.name == name for system in board.systems]
+        contents = ((question, system.paths) for system in systems for question in system.questions)
+        system_scores.check_same_content(contents)
+        if not allow_partial:
+            system_scores.check_same_questions(systems)
+        system_scores.check_same_responses(systems)
+    notes = dict.fromkeys(board.note(note) for board in boards for note in _notes_on_board(board, unscored_as_zero))
+    return boards, [*notes, *_notes_on_gaps(boards), *judge_notes(unknown)]
+
+
+def _notes_on_board(board: Board, unscored_as_zero: bool) -> Iterator[str]:
+    systems = board.systems
+    for system in systems:
+        yield from _notes_on_system(system, unscored_as_zero)
+    if board.metric.lower_is_better:
+        yield "Scores are errors: lower is better."
+    yield from _notes_on_groups(systems)
+    yield from _note_on_different_questions(systems)
+    yield from _note_on_order(systems)
+
+
+def _notes_on_gaps(boards: list[Board]) -> Iterator[str]:
+    """Of which tasks and metrics a row has no scores."""
+    for name in boards[0].rows:
+        if lacking := [board.title for board in boards if name not in [system.name for system in board.systems]]:
+            yield f"{name}: no scores of {'; '.join(lacking)}."
 
 
 def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
@@ -122,17 +144,22 @@ def _few(names: Iterable[str]) -> str:
 
 def wording_note(systems: Iterable[System]) -> str:
     """A line for the readers of a table that is set beside the paper's."""
+    systems = list(systems)
     judge, answers, constrained = collect(systems)
-    text = f"Wording of the judge's prompt: {_listed(judge)}; of the answers': {_listed(answers)}."
+    if any(system.metric.judge for system in systems):
+        text = f"Wording of the judge's prompt: {_listed(judge)}; of the answers': {_listed(answers)}."
+    else:
+        text = f"Wording of the answers' prompts: {_listed(answers)}."
+        del constrained["judge"]
     if any(told not in PUBLISHED for table in (judge, answers) for its in table.values() for told in its):
         text += " Levels need not be the paper's."
     return f"{text} Constrained decoding: {_listed(constrained)}; the paper's code has none."
 
 
-def wording_columns(system: System) -> dict[str, str]:
-    """The same of one system, for CSV, which has no place for notes."""
+def wording_columns(systems: Iterable[System]) -> dict[str, str]:
+    """The same of one row, for CSV, which has no place for notes."""
     names = ("Judge prompt", "Answer prompts", "Constrained decoding")
-    return {name: _listed(table) for name, table in zip(names, collect([system]), strict=True)}
+    return {name: _listed(table) for name, table in zip(names, collect(systems), strict=True)}
 
 
 def collect(systems: Iterable[System]) -> tuple[Told, Told, Told]:

@@ -47,7 +47,7 @@ class Evaluator:
 
 
 @figure_style()
-def posts_figure(points: dict[int, dict[str, Point]]) -> "Figure":
+def posts_figure(points: dict[int, dict[str, Point]], are_errors: bool = False) -> "Figure":
     """The score by the number of posts, a panel for each column of a table that has any; all have the same axes.
 
     Args:
@@ -67,23 +67,28 @@ def posts_figure(points: dict[int, dict[str, Point]]) -> "Figure":
         panel.set_title(wrapped(group, 22), fontsize=SMALL_TEXT)
     for panel in panels[len(groups) :]:
         panel.set_visible(False)
-    low, high = score_limits([point for by_group in points.values() for point in by_group.values()])
+    most = math.inf if are_errors else 1.0
+    low, high = score_limits([point for by_group in points.values() for point in by_group.values()], most)
     panels[0].set_ylim(low, high)
     panels[0].set_xticks(posts_ticks(list(points)))
-    figure.supylabel("score (0 to 1)", fontsize=TEXT)
+    figure.supylabel(score_label(are_errors), fontsize=TEXT)
     lines = ["k: number of posts from the profile", "bars: 95% bootstrap intervals over questions"]
     lines += ["the axis of scores does not start at 0"] if low > 0 else []
     figure.supxlabel("\n".join(lines), fontsize=SMALL_TEXT)
     return figure
 
 
-def score_limits(points: list[Point]) -> tuple[float, float]:
-    """Ends of an axis that holds all means and intervals, within 0 to 1 and not much less than `SMALLEST_SPAN`."""
+def score_limits(points: list[Point], most: float = 1.0) -> tuple[float, float]:
+    """Ends of an axis that holds all means and intervals, within 0 to `most` and not much less than `SMALLEST_SPAN`."""
     values = [point.mean for point in points if point.mean is not None]
     values += [end for point in points for end in point.interval or ()]
     middle = (min(values) + max(values)) / 2
     reach = max(0.55 * (max(values) - min(values)), SMALLEST_SPAN / 2)  # a margin of 5% on both sides
-    return max(0.0, middle - reach), min(1.0, middle + reach)
+    return max(0.0, middle - reach), min(most, middle + reach)
+
+
+def score_label(are_errors: bool) -> str:
+    return "error (lower is better)" if are_errors else "score (0 to 1)"
 
 
 def posts_ticks(numbers: list[int]) -> list[int]:
@@ -100,7 +105,7 @@ def posts_ticks(numbers: list[int]) -> list[int]:
 
 
 @figure_style()
-def systems_figure(rows: list[Row]) -> "Figure":
+def systems_figure(rows: list[Row], are_errors: bool = False) -> "Figure":
     """Bars of every system in each column of a table that has any, from 0; below, the last one in percent of the first.
 
     The paper reports gains of 155% to 208% by gold plans. These can only be such ratios: a score of .5240 (Table 2)
@@ -119,7 +124,7 @@ def systems_figure(rows: list[Row]) -> "Figure":
     panel.tick_params(axis="x", length=0)
     highest = max(row.means[group] or 0 for row in rows for group in groups)
     panel.set_ylim(0, (1.15 if len(rows) <= LEVEL_SYSTEMS else 1.25) * highest or 1)  # room for the numbers
-    panel.set_ylabel("score (0 to 1)", fontsize=TEXT, labelpad=2)
+    panel.set_ylabel(score_label(are_errors), fontsize=TEXT, labelpad=2)
     relative = f"%: {shorten(rows[-1].name)}, relative to {shorten(rows[0].name)}"
     figure.supxlabel(wrapped(relative, int(0.9 * width / CHARACTER)), fontsize=SMALL_TEXT)
     add_legend(figure, bars, [wrapped(row.name, 38, lines=2) for row in rows])

@@ -1,13 +1,12 @@
-"""The numbers that the paper prints in its Tables 2 and 3 (paper_results.json)."""
+"""The numbers that a benchmark's paper prints of systems, from the file that its `Task` names."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
+from utils.benchmarks.task import Task
 from utils.cli import UserError
+from utils.cli.errors import quote
 from utils.files.json_files import read_json
-
-PAPER_RESULTS = Path(__file__).with_name("paper_results.json")
 
 Place = tuple[str, str]  # method and column
 
@@ -16,21 +15,37 @@ Place = tuple[str, str]  # method and column
 class Paper:
     """What one of the paper's tables prints for one model."""
 
+    model: str
     title: str
     columns: list[str]
     methods: list[str]
     scores: dict[Place, float]
     daggers: set[Place]
     misprints: dict[Place, str]
+    decimals: int  # of a printed score
+    other_model: str  # of a model that no system here is: what sets it apart, in words; else empty
 
 
-def read_paper(model: str, table: str, names: Collection[str]) -> Paper:
-    """What the paper's Table 2 or 3 prints for a model; `names` are the systems that are to stand beside it.
+def read_paper(
+    task: Task, model: str, table: str, names: Collection[str], shown: Mapping[str, str] | None = None
+) -> Paper:
+    """What one of the paper's tables prints for a model; `names` are the systems that are to stand beside it.
+
+    Args:
+        shown: of several tasks, or one of them, what is shown as `Task.scored_by` has it, with its column's name.
 
     Raises:
-        UserError: the paper has no such model, or none of the systems is named as one of its methods.
+        UserError: the paper has no such table or model, no numbers of what is shown, or none of the systems is named as
+            one of its methods.
     """
-    data = read_json(PAPER_RESULTS)
+    missing = UserError(f"--paper: the paper has no numbers on {task.name}, which these scores are of; leave it out")
+    if task.paper_results is None:
+        raise missing
+    data = read_json(task.paper_results)
+    if table not in data["tables"]:
+        raise UserError(
+            f"--paper_table {quote(table)}: the paper has no such table; name one: {', '.join(data['tables'])}"
+        )
     models = data["tables"][table]["models"]
     if model not in models:
         raise UserError(f"--paper {model!r}: the paper has no such model; its models are {', '.join(models)}")
@@ -39,16 +54,20 @@ def read_paper(model: str, table: str, names: Collection[str]) -> Paper:
         raise UserError(
             f"--paper: no --system is named as a method of the paper\n  its methods are {', '.join(methods)}"
         )
+    columns = [(shown or {}).get(column, column) for column in data["columns"]]
     scores: dict[Place, float] = {}
     daggers: set[Place] = set()
     for method, printed in methods.items():
-        for column, score, dagger in zip(data["columns"], printed["scores"], printed["daggers"], strict=True):
-            scores[method, column] = score
+        marks = printed.get("daggers", [False] * len(columns))
+        for column, score, dagger in zip(columns, printed["scores"], marks, strict=True):
+            scores |= {} if score is None else {(method, column): score}
             daggers |= {(method, column)} if dagger else set()
+    if shown is not None and not {column for _, column in scores} & set(shown.values()):
+        raise missing
     misprints = {
         (misprint["method"], misprint["column"]): misprint["note"]
         for misprint in data["misprints"]
         if table in misprint["tables"] and misprint["model"] == model
     }
-    title = f"Table {table} ({data['tables'][table]['split']} set), {model}"
-    return Paper(title, data["columns"], list(methods), scores, daggers, misprints)
+    title, other_model = f"{data['tables'][table]['title']}, {model}", data["other_models"].get(model, "")
+    return Paper(model, title, columns, list(methods), scores, daggers, misprints, data["decimals"], other_model)

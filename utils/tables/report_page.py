@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from utils.scoring.aspects import VERDICTS
 from utils.scoring.means import mean
 from utils.tables.formats import plural
 from utils.tables.score_table import means_table
-from utils.tables.system_scores import MACRO, Entry, System, points_of, unplaced_point
+from utils.tables.system_scores import MACRO, Board, Entry, points_of, unplaced_point
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 UNKNOWN = "unknown"  # the group of questions that none is known for
@@ -27,9 +27,18 @@ Shown = dict[str, Any]  # what goes into the page as JSON
 class Datasets:
     """Questions by id, and their profiles by the hash of the file they are from: each ranks them in its own way."""
 
-    task: Task
+    tasks: list[Task]  # several only of one benchmark
+    task_of_file: dict[str, Task] = field(default_factory=dict)  # by its hash
     questions: dict[str, Record] = field(default_factory=dict)
     profiles: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+
+    def key(self, task: Task, question_id: str) -> str:
+        """What a question is called here: two tasks may have the same ids."""
+        return question_id if len(self.tasks) == 1 else f"{task.name}/{question_id}"
+
+    def task_of(self, record: Record) -> Task:
+        name = record.get("task", self.tasks[0].name)
+        return next(task for task in self.tasks if task.name == name)
 
 
 @dataclass
@@ -39,13 +48,22 @@ class Side:
     name: str
     responses: dict[str, list[Shown]] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)  # hash of the dataset file it was answered from, where known
-    verdicts: dict[str, Entry] | None = None  # entries of the score files, None for a system that has none
+    # Entries of the score files, by the title of their board and by question; None for a system that has none.
+    verdicts: dict[str, dict[str, Entry]] | None = None
     plans: dict[str, list[Shown]] = field(default_factory=dict)
+
+    def entries(self, question_id: str, boards: list[Board]) -> list[Entry | None]:
+        """Of a question one for each board of its task."""
+        return [(self.verdicts or {}).get(board.title, {}).get(question_id) for board in boards]
+
+
+def rubric_parts(task: Task) -> Callable[[Record], list[Any]] | None:
+    return next((metric.parts for metric in task.metrics.values() if metric.parts), None)
 
 
 def rubric(task: Task, record: Record) -> list[list[str]]:
     """What verdicts are on, title first; nothing where they are on whole answers."""
-    parts = next((metric.parts for metric in task.metrics.values() if metric.parts), None)
+    parts = rubric_parts(task)
     return parts(record) if parts else []
 
 
@@ -60,39 +78,58 @@ def posts_used(side: Side, question_id: str, datasets: Datasets) -> list[str] | 
     profile = datasets.profiles.get(side.inputs.get(question_id, ""), {}).get(question_id)
     if number and profile is None:
         return None
-    return [datasets.task.item_text(post) for post in (profile or [])[:number]]
+    task = datasets.task_of(datasets.questions[question_id])
+    return [task.item_text(post) for post in (profile or [])[:number]]
 
 
 # The first page and the list of questions
 
 
-def make_index(sides: list[Side], datasets: Datasets, systems: list[System], notes: list[str]) -> Shown:
+def make_index(sides: list[Side], datasets: Datasets, boards: list[Board], notes: list[str]) -> Shown:
     """What the first page and the list of questions need; the texts come apart, to be parsed when they are looked at.
 
     The table and the panels hold the systems with scores, by their place in `sides`: "judged".
     """
-    entries = [index_entry(sides, datasets.task, record) for record in datasets.questions.values()]
+    entries = [index_entry(sides, datasets, boards, record) for record in datasets.questions.values()]
     names = [side.name for side in sides]
-    table = means_table(systems) if systems else None
+    table = means_table(boards) if boards else None
     rows = [[{"text": cell.text, "bold": cell.bold} for cell in row] for row in table.rows] if table else []
     return {
         "systems": names,
-        "judged": [names.index(system.name) for system in systems],
+        "judged": [names.index(name) for name in boards[0].rows] if boards else [],
         "verdicts": VERDICTS,
-        "table": {"columns": table.columns, "rows": rows} if table else None,
-        "panels": score_panels(systems) if systems else [],
-        "subgroups": heat_map(entries, datasets.task),
+        "measures": {task.name: measures(boards_of(task, boards)) for task in datasets.tasks},
+        "table": {"columns": table.heads(), "rows": rows} if table else None,
+        "panels": [panel for board in boards for panel in score_panels(board)],
+        "subgroups": heat_map(entries, datasets.tasks),
         "notes": notes,
         "questions": entries,
     }
 
 
-def score_panels(systems: list[System]) -> list[Shown]:
-    """Mean scores with 95% intervals, a `Point` a system: a panel a group with questions, and the average.
+def boards_of(task: Task, boards: list[Board]) -> list[Board]:
+    return [board for board in boards if board.task == task]
+
+
+def measures(boards: list[Board]) -> list[Shown]:
+    """What the scores of a task are, the one of the list and the filters first."""
+    return [
+        {
+            "name": "The whole answer" if board.is_alone else board.metric_name,
+            "worst": board.metric.worst,
+            "error": board.metric.lower_is_better,
+            "judged": board.metric.judge is not None,
+        }
+        for board in boards
+    ]
+
+
+def score_panels(board: Board) -> list[Shown]:
+    """Mean scores with 95% intervals, a `Point` a row: a panel a group with questions, and the average.
 
     The means are the table's, which has no column for questions of no known group; what it would have, stands here too.
     """
-    task = systems[0].task
+    task, systems = board.task, list(map(board.system, board.rows))
     asked = {entry["group"] for system in systems for entry in system.entries}
     by_system = [points_of(system) for system in systems]
     panels = {group: [points[group] for points in by_system] for group in task.groups if group in asked}
@@ -100,16 +137,19 @@ def score_panels(systems: list[System]) -> list[Shown]:
         panels[UNKNOWN] = list(map(unplaced_point, systems))
     if len(task.groups) > 1:
         panels[MACRO] = [points[MACRO] for points in by_system]
-    return [{"group": group, "points": list(map(asdict, points))} for group, points in panels.items()]
+    return [
+        {"group": board.name_of(group), "error": board.metric.lower_is_better, "points": list(map(asdict, points))}
+        for group, points in panels.items()
+    ]
 
 
-def heat_map(questions: list[Shown], task: Task) -> list[Shown]:
+def heat_map(questions: list[Shown], tasks: list[Task]) -> list[Shown]:
     """Of each subgroup in the page's index, by group and name, a cell a system: [mean or None, number of scores]."""
     found: dict[tuple[str, str], list[Shown]] = {}
     for question in questions:
         if question["subgroup"] is not None:
             found.setdefault((question["group"], question["subgroup"]), []).append(question)
-    order = [*task.groups, UNKNOWN]
+    order = [*(group for task in tasks for group in task.groups), UNKNOWN]
     rows = []
     for (group, subgroup), its in sorted(found.items(), key=lambda item: (order.index(item[0][0]), item[0][1])):
         by_system = zip(*(question["scores"] for question in its), strict=True)
@@ -119,20 +159,23 @@ def heat_map(questions: list[Shown], task: Task) -> list[Shown]:
     return rows
 
 
-def index_entry(sides: list[Side], task: Task, record: Record) -> Shown:
-    """A question with each system's score (None where it has none) and what failed."""
-    place = task.place(record)
+def index_entry(sides: list[Side], datasets: Datasets, boards: list[Board], record: Record) -> Shown:
+    """A question with each system's score (None where it has none) by the first metric, and what failed."""
+    task = datasets.task_of(record)
+    place, its_boards = task.place(record), boards_of(task, boards)
+    entries = [(side.entries(record["id"], its_boards) or [None])[0] for side in sides]
     return {
         "id": record["id"],
+        "task": task.name,
         "question": record["question"],
         "subgroup": (as_text(place["subgroup"]) or UNKNOWN) if "subgroup" in place else None,
         "group": place["group"] or UNKNOWN,
-        "scores": [(side.verdicts or {}).get(record["id"], {}).get("score") for side in sides],
-        "failures": [failures(side, record["id"]) for side in sides],
+        "scores": [entry and entry["score"] for entry in entries],
+        "failures": [failures(side, record["id"], its_boards) for side in sides],
     }
 
 
-def failures(side: Side, question_id: str) -> list[str]:
+def failures(side: Side, question_id: str, boards: list[Board]) -> list[str]:
     """Any of "no answer" and "unscored": an aspect without a verdict, or the whole question in a system with scores.
 
     The first is the system's failure and may have a score, 0; the second is the judge's.
@@ -140,8 +183,8 @@ def failures(side: Side, question_id: str) -> list[str]:
     [answer, *_] = side.responses.get(question_id, [{"output": None}])
     found = [] if (answer["output"] or "").strip() else ["no answer"]
     if side.verdicts is not None:
-        entry = side.verdicts.get(question_id)
-        if entry is None or any(detail["score"] is None for detail in entry["details"]):
+        entries = side.entries(question_id, boards) or [None]
+        if any(entry is None or any(one["score"] is None for one in entry["details"]) for entry in entries):
             found.append("unscored")
     return found
 
@@ -149,18 +192,21 @@ def failures(side: Side, question_id: str) -> list[str]:
 # The texts of a question
 
 
-def make_texts(sides: list[Side], datasets: Datasets) -> Iterator[Shown]:
+def make_texts(sides: list[Side], datasets: Datasets, boards: list[Board]) -> Iterator[Shown]:
     """All texts of each question, in the order of the index."""
-    task = datasets.task
-    needed = dict.fromkeys(name for metric in task.metrics.values() for name in metric.needs)
     for question_id, record in datasets.questions.items():
+        task = datasets.task_of(record)
+        needed = dict.fromkeys(name for metric in task.metrics.values() for name in metric.needs)
         posts: dict[str, int] = {}  # the place of each text: systems share most of them
-        answers = [describe_answer(side, question_id, datasets, posts) for side in sides]
+        its_boards = boards_of(task, boards)
+        answers = [describe_answer(side, question_id, datasets, its_boards, posts) for side in sides]
         unseen = {name: as_text(record.get(name)) for name in needed if name not in task.gold_plan_needs}
         yield {"unseen": unseen, "aspects": rubric(task, record), "posts": list(posts), "answers": answers}
 
 
-def describe_answer(side: Side, question_id: str, datasets: Datasets, posts: dict[str, int]) -> Shown | None:
+def describe_answer(
+    side: Side, question_id: str, datasets: Datasets, boards: list[Board], posts: dict[str, int]
+) -> Shown | None:
     """The judged answer of a system with its plan and verdicts; adds to `posts` those it used. None without one."""
     if question_id not in side.responses:
         return None
@@ -168,17 +214,21 @@ def describe_answer(side: Side, question_id: str, datasets: Datasets, posts: dic
     used = posts_used(side, question_id, datasets)
     plan = side.plans.get(question_id, [{}])[0]
     titles = plan["aspects"] if plan else (as_text(answer.get("plan")) or "").splitlines()
-    entry = (side.verdicts or {}).get(question_id, {"details": []})
+    entries = side.entries(question_id, boards)
+    known = [entry for entry in entries if entry is not None]
+    whole = any(map(is_whole, known))
+    # On the whole answer there is one by each metric, None without scores by it.
+    details = [entry and entry["details"][0] for entry in entries] if whole else known[0]["details"] if known else []
     return {
         "output": answer["output"],
         "raw": None if answer["output"] else as_text(answer.get("raw")),  # else it says the same once more
-        "answered": entry.get("answered", True),
-        "level": is_whole(entry),
+        "answered": known[0]["answered"] if known else True,
+        "level": whole,
         "notes": answer_notes(answer, len(others)),
         "plan": titles or [],
         "plan_raw": as_text(plan.get("raw")),
         "posts": None if used is None else [posts.setdefault(text, len(posts)) for text in used],
-        "verdicts": [[one["score"], as_text(one.get("raw")), as_text(one.get("reason"))] for one in entry["details"]],
+        "verdicts": [one and [one["score"], as_text(one.get("raw")), as_text(one.get("reason"))] for one in details],
     }
 
 
@@ -203,29 +253,49 @@ def as_text(value: Any) -> str | None:
 # The page
 
 
-def make_page(sides: list[Side], datasets: Datasets, systems: list[System], notes: list[str]) -> str:
+def make_page(sides: list[Side], datasets: Datasets, boards: list[Board], notes: list[str]) -> str:
     """The template with its data, and the policy that lets its own style and script run and nothing else."""
     page = TEMPLATE.read_text(encoding="utf-8")
-    for name, text in words(datasets.task).items():
+    for name, text in words(datasets.tasks, boards).items():
         page = page.replace(f"{{{{{name}}}}}", text)
     style, script = (re.search(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)[1] for tag in ("style", "script"))
     policy = f"default-src 'none'; style-src '{source_hash(style)}'; script-src '{source_hash(script)}'; "
     page = page.replace("{{policy}}", policy + "base-uri 'none'; form-action 'none'")
     head, rest = page.split("{{index}}")
     middle, end = rest.split("{{texts}}")
-    texts = enumerate(make_texts(sides, datasets))
+    texts = enumerate(make_texts(sides, datasets, boards))
     blocks = (f'<script type="application/json" id="text-{i}">{to_json(text)}</script>' for i, text in texts)
-    return f"{head}{to_json(make_index(sides, datasets, systems, notes))}{middle}" + "\n".join(blocks) + end
+    return f"{head}{to_json(make_index(sides, datasets, boards, notes))}{middle}" + "\n".join(blocks) + end
 
 
-def words(task: Task) -> dict[str, str]:
+def words(tasks: list[Task], boards: list[Board]) -> dict[str, str]:
     """What the template's places for words hold."""
+    task = tasks[0]
     group, groups, subgroup = task.group_words
     number = len(task.groups)
     average = f", the average (macro) the mean of the {NUMBERS.get(number, number)} {groups}" if number > 1 else ""
+    scorer = "judge" if any(metric.judge for metric in task.metrics.values()) else "scorer"
+    title = task.name if len(tasks) == 1 else task.benchmark
     lower = {"group": group, "subgroup": subgroup, "subgroups": plural(subgroup)}
     upper = {name.capitalize(): text.capitalize() for name, text in lower.items()}
-    return {"task": task.name, "average": average, **lower, **upper}
+    unit = next(iter(task.metrics.values())).unit if rubric_parts(task) else "score"
+    places = {"parts": plural(unit), "Part": unit.capitalize(), "scorer": scorer}
+    return {"task": title, "range": range_words(group, average, boards), **places, **lower, **upper}
+
+
+def range_words(group: str, average: str, boards: list[Board]) -> str:
+    """What the numbers of the table are; it stands in a script, in quotes."""
+    errors = dict.fromkeys(board.metric_name for board in boards if board.metric.lower_is_better)
+    means = dict.fromkeys(board.metric_name for board in boards if board.metric.pooled is None)
+    pooled = dict.fromkeys(board.metric_name for board in boards if board.metric.pooled is not None)
+    if not errors and not pooled:
+        return f"From 0 to 1: a {group}\\u2019s score is the mean over its questions{average}."
+    shown = {"from 0 to 1": [name for name in {**means, **pooled} if name not in errors]}
+    shown["from 0 up, and lower is better"] = list(errors)
+    ranges = [f"{', '.join(names)} {where}" for where, names in shown.items() if names]
+    over = [f"{', '.join(means)} means over a {group}\\u2019s questions"] if means else []
+    over += [f"{', '.join(pooled)} of all its questions together"] if pooled else []
+    return f"Scores: {'; '.join([*ranges, *over])}."
 
 
 def source_hash(source: str) -> str:

@@ -32,7 +32,7 @@ JUDGE_SETTINGS = (
 
 @dataclass
 class System:
-    """A row's name and everything its score files hold."""
+    """A row's name and everything its score files of one task and metric hold."""
 
     name: str
     task: Task
@@ -41,8 +41,12 @@ class System:
     strategy: str | None = None  # the name of their metric; None: the task's first
 
     @property
+    def metric_name(self) -> str:
+        return self.strategy or next(iter(self.task.metrics))
+
+    @property
     def metric(self) -> Metric:
-        return self.task.metrics[self.strategy or next(iter(self.task.metrics))]
+        return self.task.metrics[self.metric_name]
 
     @property
     def paths(self) -> list[str]:
@@ -76,11 +80,50 @@ def add_unscored_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--unscored_as_zero", action="store_true", help=what)
 
 
-def read_systems(arguments: list[list[str]], unscored_as_zero: bool = False) -> list[System]:
+@dataclass(frozen=True)
+class Board:
+    """The columns of one task and metric in a table: the systems with scores of it."""
+
+    systems: list[System]  # in the order of the table's rows
+    rows: list[str]  # the names of all rows, also of systems without such scores
+    is_alone: bool = True  # else columns are named after their task and metric, instead of its groups
+
+    @property
+    def task(self) -> Task:
+        return self.systems[0].task
+
+    @property
+    def metric(self) -> Metric:
+        return self.systems[0].metric
+
+    @property
+    def metric_name(self) -> str:
+        return self.systems[0].metric_name
+
+    @property
+    def title(self) -> str:
+        return self.task.scored_by(self.metric_name)
+
+    def name_of(self, column: str) -> str:
+        """What a column of `columns_of` is called: no other one of the table is called so."""
+        return column if self.is_alone else self.title
+
+    def system(self, name: str) -> System:
+        """A row, which may have no scores here."""
+        nothing = System(name, self.task, {}, strategy=self.metric_name)
+        return next((system for system in self.systems if system.name == name), nothing)
+
+    def note(self, text: str) -> str:
+        """A line on these systems."""
+        return text if self.is_alone else f"{self.task.name}: {text}"
+
+
+def read_boards(arguments: list[list[str]], unscored_as_zero: bool = False) -> list[Board]:
     """Read the score files of every `[name, file, ...]`; `unscored_as_zero` is as of `read_scores`.
 
     Raises:
-        UserError: a name, a file or a question stands twice, or a system has none of them that is of use; two tasks.
+        UserError: a name, a file or a question stands twice, or a system has none of them that is of use; tasks that
+            are not of one benchmark.
     """
     names: set[str] = set()
     system_of: dict[str, str] = {}
@@ -98,20 +141,41 @@ def read_systems(arguments: list[list[str]], unscored_as_zero: bool = False) -> 
                 )
     files = [path for _, *paths in arguments for path in paths]
     scores = {path: read_scores(path, unscored_as_zero=unscored_as_zero) for path in files}
-    task = task_of_all(scores)
-    return [_make_system(one_line(name), paths, task, scores) for name, *paths in arguments]
+    refuse_other_benchmarks(scores)
+    kinds = {kind_of(score_file) for score_file in scores.values()}
+    order = [(task, name) for task in tasks().values() for name in task.metrics if (task.name, name) in kinds]
+    if order[0][0].benchmark is None:
+        order = order[:1]  # its files are told apart by nothing else
+    boards = []
+    for task, name in order:
+        systems = [
+            _make_system(one_line(system), its, task, scores)
+            for system, *paths in arguments
+            if (its := [path for path in paths if len(order) == 1 or kind_of(scores[path]) == (task.name, name)])
+        ]
+        boards.append(Board(systems, [one_line(system) for system, *_ in arguments], len(order) == 1))
+    return boards
 
 
-def task_of_all(scores: dict[str, Scores]) -> Task:
-    """The task of score files, by path; UserError where they are of two."""
+def kind_of(scores: Scores) -> tuple[str, str]:
+    """The names of its task and metric."""
+    return scores["task"], scores["strategy"]
+
+
+def refuse_other_benchmarks(scores: dict[str, Scores], alike: str = "benchmark") -> None:
+    """Raise UserError over score files, by path, of two tasks, unless these are of one benchmark.
+
+    With `alike` "task", they may not be either.
+    """
     first, *others = scores
+    benchmark = tasks()[scores[first]["task"]].benchmark if alike == "benchmark" else None
     for path in others:
-        if scores[path]["task"] != scores[first]["task"]:
+        is_same = benchmark is not None and tasks()[scores[path]["task"]].benchmark == benchmark
+        if scores[path]["task"] != scores[first]["task"] and not is_same:
             raise UserError(
                 f"{path}: scores of {scores[path]['task']}, but {first} has scores of {scores[first]['task']}\n"
-                "  one table is of one task: make one for each"
+                f"  one table is of one {alike}: make one for each"
             )
-    return tasks()[scores[first]["task"]]
 
 
 def _make_system(name: str, paths: list[str], task: Task, scores: dict[str, Scores]) -> System:
@@ -199,6 +263,31 @@ def check_same_questions(systems: list[System]) -> None:
                 f"lacks {len(lacking)} of the {len(all_ids)} questions of all systems: {first_five(lacking)}\n"
                 "  give score files of the same questions, or --allow_partial to compare what is there"
             )
+
+
+def check_same_responses(systems: Iterable[System]) -> None:
+    """Raise UserError where a system's scores by two metrics are of different responses to one task.
+
+    It is known by what was answered, and by the manifests beside the files.
+    """
+    seen: dict[str, System] = {}
+    for system in systems:
+        if (first := seen.setdefault(system.name, system)) is system:
+            continue
+        hashes, others = _response_hashes(system), _response_hashes(first)
+        answered, known = ({one["id"]: one["answered"] for one in its.entries} for its in (system, first))
+        is_other = any(known.get(key, its) != its for key, its in answered.items())
+        if is_other or (None not in hashes | others and hashes != others):
+            raise UserError(
+                f"--system {system.name!r}: {few(system.paths)} has scores of other responses than {few(first.paths)}\n"
+                "  a row is of one system: score the same responses by each metric"
+            )
+
+
+def _response_hashes(system: System) -> set[str | None]:
+    """Of the responses behind each score file, None where it is not known."""
+    manifests = (manifest_of(path) or {"fingerprint": {}} for path in system.paths)
+    return {manifest["fingerprint"].get("responses") for manifest in manifests}
 
 
 # A table's columns of means: one for every group of questions, and one for the average of these

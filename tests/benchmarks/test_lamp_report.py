@@ -1,0 +1,160 @@
+"""The report over several tasks of one benchmark, each by its metrics; its page in Chromium where that is installed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from test_lamp import read_sample, save
+from test_report import CHIPS, browser, content, needs_chromium, open_page  # noqa: F401 (fixtures)
+
+import evaluate_responses
+from utils import report
+from utils.benchmarks import tasks
+from utils.cli import UserError
+from utils.files.manifest import file_hash
+
+ANSWERS = {  # of the dev sample's six records: by a system that is right, and one that is not and once silent
+    "LaMP-2": (None, ["comedy"] * 5 + [None]),
+    "LaMP-3": (None, ["1"] * 5 + [None]),
+    "LaMP-4": (None, ["A title"] * 5 + [None]),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The report's arguments: datasets, and two systems with answers and scores by every metric."""
+    folder = tmp_path_factory.mktemp("tasks")
+    inputs, systems = [], {"Right": [], "Wrong": []}
+    for name, answers in ANSWERS.items():
+        records = read_sample(name)
+        dataset = save(records, folder / f"{name}.json")
+        inputs.append(str(dataset))
+        for system, its in zip(systems, answers, strict=True):
+            outputs = its or [record["target"] for record in records]
+            pairs = zip(records, outputs, strict=True)
+            path = save(
+                {record["id"]: [{"output": output}] for record, output in pairs}, folder / f"{system}_{name}.json"
+            )
+            systems[system].append(str(path))
+            for metric in tasks()[name].metrics:
+                scores = str(folder / f"{system}_{name}_{metric}.json")
+                flags = ["--strategy", metric, "--inputs_addr", str(dataset), "--response_addr", str(path)]
+                evaluate_responses.main([*flags, "--score_addr", scores])
+                systems[system].append(scores)
+    words = [word for name, paths in systems.items() for word in ("--system", name, *paths)]
+    return ["--inputs_addr", *inputs, *words]
+
+
+@pytest.fixture(scope="module")
+def page_file(made, tmp_path_factory):
+    output = tmp_path_factory.mktemp("report") / "report.html"
+    assert report.main([*made, "--output_addr", str(output)]) == 0
+    return output
+
+
+def test_what_the_page_holds(page_file):
+    index, texts = content(page_file)
+    assert index["table"]["columns"][1:7] == [
+        *("LaMP-2, accuracy", "LaMP-2, f1", "LaMP-3, MAE", "LaMP-3, RMSE", "LaMP-4, rouge-1", "LaMP-4, rouge-L"),
+    ]
+    right, _ = index["table"]["rows"]
+    assert [cell["text"] for cell in right[1:7]] == ["1.0000", "0.4000", "0.0000", "0.0000", "1.0000", "1.0000"]
+    assert [cell["bold"] for cell in right[1:7]] == [True] * 6
+    assert [panel["group"] for panel in index["panels"]] == index["table"]["columns"][1:7]
+    assert [panel["error"] for panel in index["panels"]] == [False, False, True, True, False, False]
+    assert [panel["points"][1]["mean"] is not None for panel in index["panels"]] == [True] * 6
+    assert [question["task"] for question in index["questions"]] == [name for name in ANSWERS for _ in range(6)]
+    missing = index["questions"][11]
+    assert missing["failures"] == [[], ["no answer"]] and missing["scores"] == [0, 3]  # of the gold 4 the farthest is 1
+    [first, second] = texts[0]["answers"]
+    assert (first["level"], [verdict[0] for verdict in first["verdicts"]]) == (True, [1, 1])
+    assert texts[0]["unseen"] == {"target": "comedy"} and second["verdicts"] == first["verdicts"]
+
+
+def test_its_words_are_of_scores_and_no_judge(page_file):
+    page = page_file.read_text()
+    assert "<title>LaMP report</title>" in page
+    assert "Scores: accuracy, rouge-1, rouge-L, f1 from 0 to 1; MAE, RMSE from 0 up, and lower is better;" in page
+    assert "accuracy, MAE, rouge-1, rouge-L means over a task\\u2019s questions; f1, RMSE of all its questions" in page
+    assert "only the scorer sees it" in page and "{{" not in page.replace("{{}", "")
+
+
+@needs_chromium
+def test_errors_have_an_axis_of_their_own_and_their_own_worst(page_file, open_page):
+    page = open_page(page_file)
+    ends = page.run("[...document.querySelectorAll('.panel')].map((one) => [...one.querySelectorAll('.axis text')]"
+                    ".map((tick) => Number(tick.textContent)))")  # fmt: skip
+    worst = page.run("Math.max(...index.panels.filter((one) => one.error).flatMap((one) => one.points)"
+                     ".flatMap(({ mean, interval }) => [mean, ...interval]))")  # fmt: skip
+    assert ends[2] == ends[3] and worst > 1.5 and worst - 0.5 <= max(ends[2]) <= worst + 0.5
+    assert ends[0] == ends[1] == ends[4] == ends[5] and max(ends[0]) == 1
+    places = page.run(
+        "[...document.querySelectorAll('.track circle')].map((one) => parseFloat(one.getAttribute('cx')))"
+    )
+    assert all(0 <= place <= 100 for place in places)
+    last = page.run("questions[11].id")
+    page.go(f"#{last}")
+    farthest = "no answer, counts as the rating that is farthest off"
+    assert page.run(CHIPS) == [
+        ["MAE", "0.00|Right: 0.00", f"no answer|Wrong: {farthest}"],
+        ["RMSE", "0.00|Right: 0.00", f"no answer|Wrong: {farthest}"],
+    ]
+    shown = page.run("$('main').innerText")
+    assert "the system gave none: counts as the rating that is farthest off" in shown
+    assert "counts 0" not in shown and "judge" not in shown.lower()
+    assert "only the scorer sees it" in shown
+    page.go(f"#{page.run('questions[0].id')}")
+    assert [line[0] for line in page.run(CHIPS)] == ["accuracy", "f1"]
+    page.run("$('least').value = '2'; form.dispatchEvent(new Event('input'))")
+    assert page.run("passing.every((place) => Math.max(...questions[place].scores) >= 2)") is True
+    assert page.run("passing.length") > 0
+    page.run("form.reset(); $('group').value = 'LaMP-4'; form.dispatchEvent(new Event('input'))")
+    assert page.run("passing.length") == 6
+    assert page.complaints() == []
+
+
+def test_a_system_may_lack_a_task_or_a_metric(made, tmp_path):
+    paths = [word for word in made if "Wrong_" in word and "LaMP-2" in word]
+    assert len(paths) == 3
+    words = [word for word in made if "Wrong_" not in word or word in paths[:2]]
+    output = tmp_path / "report.html"
+    assert report.main([*words, "--output_addr", str(output)]) == 0
+    index, texts = content(output)
+    _, wrong = index["table"]["rows"]
+    assert [cell["text"] for cell in wrong[1:7]].count("–") == 5
+    assert index["panels"][2]["points"][1] == {"mean": None, "interval": None, "questions": 0}
+    answers = texts[0]["answers"][1]
+    assert [verdict and verdict[0] for verdict in answers["verdicts"]] == [1, None]
+    assert any(note.startswith("Wrong: no scores of LaMP-2, f1; LaMP-3, MAE;") for note in index["notes"])
+
+
+def test_scores_or_datasets_of_another_benchmark_are_refused(made, tmp_path):
+    [first, *_] = [word for word in made if word.endswith("LaMP-2.json")]
+    long = save(read_sample("LongLaMP-topic"), tmp_path / "topic.json")
+    rest = [*made[made.index("--system") :], "--output_addr", str(tmp_path / "r.html")]
+    with pytest.raises(UserError, match=r"records of 'LaMP-2' and of 'LongLaMP-topic'; one file is of one task"):
+        report.main(["--inputs_addr", first, str(long), *rest])
+    path = save({"1": [{"output": "x"}]}, tmp_path / "answers.json")
+    one = save(json.loads(long.read_text())[:1], tmp_path / "one.json")
+    answers = save({json.loads(one.read_text())[0]["id"]: [{"output": "x"}]}, path)
+    scores = next(word for word in made if word.endswith("LaMP-3_MAE.json"))
+    with pytest.raises(UserError, match=r"scores of LaMP-3, but the datasets are of LongLaMP-topic"):
+        report.main(["--inputs_addr", str(one), "--system", "A", str(answers), scores, *rest[-2:]])
+
+
+def test_ids_of_two_tasks_are_told_apart_or_refused(made, tmp_path):
+    """The samples' tasks have the same ids; what an answer is to, a manifest tells: of the scores, or its own."""
+    inputs = made[1:4]
+    answers = next(word for word in made if word.endswith("Wrong_LaMP-3.json"))
+    words = ["--inputs_addr", *inputs, "--output_addr", str(tmp_path / "r.html"), "--system", "A", answers]
+    with pytest.raises(UserError, match=r"Wrong_LaMP-3\.json: its ids are of LaMP-2 and of LaMP-3, and nothing tells"):
+        report.main(words)
+    copy = tmp_path / "mine.json"
+    copy.write_text(json.dumps(json.loads(Path(answers).read_text())))
+    (tmp_path / "mine.json.manifest.json").write_text(
+        json.dumps({"fingerprint": {"inputs": file_hash(inputs[1])}, "output_sha256": file_hash(copy)})
+    )
+    assert report.main([*words[:-1], str(copy)]) == 0
+    index, texts = content(tmp_path / "r.html")
+    told = {question["id"]: bool(text["answers"][0]) for question, text in zip(index["questions"], texts, strict=True)}
+    assert told["LaMP-3/20"] and not told["LaMP-2/20"]

@@ -1,0 +1,296 @@
+"""Studies of LaMP and LongLaMP: what stands in their files, their commands, and whole ones on the samples."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from api_server import Reply, serve
+from test_run_study import run_here
+from test_study import ROOT, outputs_of, study_of, write_study
+from tiny_encoder import save_tiny_encoder
+
+from utils import run_study
+from utils.benchmarks import tasks
+from utils.checks.commands import parser_of, preflights_of
+from utils.cli import UserError
+from utils.files.manifest import read_manifest
+from utils.records.originals import read_originals
+from utils.studies.jobs import make_jobs, prefetch_command
+from utils.studies.plan import plan_study
+from utils.studies.state import find_pending
+from utils.studies.study import read_study
+
+LAMP, LONGLAMP = (str(ROOT / f"utils/studies/{name}.toml") for name in ("lamp", "longlamp"))
+CONFIGS = {"LongLaMP-abstract": "abstract_generation", "LongLaMP-review": "product_review"}
+CONFIGS |= {"LongLaMP-topic": "topic_writing", "LongLaMP-email": "email"}
+OURS = 'tasks = ["LaMP-2"]\nsettings = ["user"]\nsplits = ["dev"]\n'
+
+
+def save_sample(folder, name, settings, split):
+    """The sample's records as utils/download_datasets.py names their files, for each setting."""
+    if name in CONFIGS:
+        rows = ROOT / f"tests/data/mini_longlamp/{CONFIGS[name]}_user/{split}.json"
+        records = list(read_originals(tasks()[name], rows, None, split))
+    else:
+        originals = ROOT / "tests/data/mini_lamp" / name.replace("-", "_")
+        files = (originals / f"{split}_{kind}.json" for kind in ("questions", "outputs"))
+        records = list(read_originals(tasks()[name], *files))
+    for setting in settings:
+        path = folder / f"{name}_{setting}_{split}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(records, ensure_ascii=False), encoding="utf-8")
+
+
+# The file
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            'tasks = ["LaMP-8"]\nsettings = ["user"]\nsplits = ["dev"]',
+            "tasks: there is no 'LaMP-8'; did you mean 'LaMP-",
+        ),
+        (
+            'tasks = ["LaMP-QA"]\nsettings = ["user"]\nsplits = ["dev"]',
+            "tasks: there is no 'LaMP-QA'; did you mean 'LaMP-",
+        ),
+        (
+            OURS.replace('"]', '", "LongLaMP-topic"]', 1),
+            "tasks: found ['LaMP-2', 'LongLaMP-topic'], expected those of one",
+        ),
+        ('tasks = ["LaMP-2"]\nsplits = ["dev"]', "settings: found None, expected a list: they are in the names of the"),
+        ('tasks = ["LaMP-2"]\nsettings = ["user"]', "splits: found None, expected a list"),
+        (OURS + 'judges = ["j"]', "judges: found ['j'], expected nothing of the kind with tasks"),
+        (OURS + "figure = 2", "figure: found 2, expected nothing of the kind with tasks"),
+        (
+            OURS + 'methods = ["planpers"]',
+            "methods: found 'planpers', expected one of none, rag_random, rag: tasks have no",
+        ),
+        (OURS + 'methods = ["rags"]', "methods: there is no 'rags'; did you mean 'rag'?"),
+        (OURS + 'rankers = ["bm"]', "rankers: there is no 'bm'; did you mean 'bm25'?"),
+        (OURS + "rankers = []", "rankers: found [], expected a list of texts"),
+        ('settings = ["user"]', "settings: found ['user'], expected them with tasks"),
+        ('paper = "FlanT5-base"', "paper: found 'FlanT5-base', expected it with tasks"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named_in_one_line(tmp_path, text, message):
+    path = write_study(tmp_path, text)
+    with pytest.raises(UserError) as refused:
+        run_study.main(["--study_addr", path])
+    assert str(refused.value).startswith(f"{path}: {message}") and "\n" not in str(refused.value)
+
+
+def test_a_ranker_is_the_studys_own_flag_where_it_names_any(tmp_path):
+    text = OURS + 'rankers = ["bm25"]\n[arguments]\nrank = ["--ranker", "recency"]'
+    with pytest.raises(UserError, match=r"arguments, rank_dataset\.py: found '--ranker', expected none of the flags"):
+        run_study.main(["--study_addr", write_study(tmp_path, text), "--dry_run"])
+
+
+def test_a_missing_file_is_named_with_what_fetches_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_study(tmp_path, OURS)
+    with pytest.raises(UserError) as refused:
+        run_study.main(["--study_addr", "study.toml"])
+    fetch = "the dataset is fetched by utils/download_datasets.py --dataset LaMP-2 --setting user"
+    assert str(refused.value) == f"data/LaMP-2_user_dev.json: no such file; {fetch}"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ('paper = "FlanT6"', "--paper 'FlanT6': the paper has no such model; its models are FlanT5-base"),
+        ('paper = "FlanT5-base"\nmethods = ["rag"]', "--paper: no --system is named as a method of the paper"),
+    ],
+)
+def test_a_paper_that_cannot_stand_in_the_table_is_told_first(tmp_path, monkeypatch, more, message):
+    monkeypatch.chdir(tmp_path)
+    save_sample(tmp_path / "data", "LaMP-2", ["user"], "dev")
+    write_study(tmp_path, OURS + more)
+    with pytest.raises(UserError) as refused:
+        run_study.main(["--study_addr", "study.toml"])
+    assert str(refused.value).startswith(message)
+
+
+# The commands
+
+
+def test_names_of_rankers_and_metrics(tmp_path):
+    text = 'models = ["lab/m"]\noutput = "o"\nrankers = ["contriever", "random", "hybrid"]\nnum_contexts = [1, 10]\n'
+    study = study_of(tmp_path, text + OURS + 'methods = ["none", "rag", "rag_random"]')
+    ranked = [f"o/ranked/LaMP-2_user_dev{by}.json" for by in ("", "_by_random", "_by_hybrid", "_random")]
+    assert outputs_of(study, "rank") == ranked
+    folder = "o/m/user_dev/LaMP-2/"
+    stems = ["none", *(f"rag{by}{k}" for by in ("", "_by_random", "_by_hybrid") for k in ("_k1", ""))]
+    stems += ["rag_random_k1", "rag_random"]  # another user's profile
+    assert outputs_of(study, "answer") == [f"{folder}{stem}.json" for stem in stems]
+    scores = [f"{folder}{stem}_scores_{metric}.json" for metric in ("accuracy", "f1") for stem in stems]
+    assert outputs_of(study, "judge") == scores
+    [table] = [step for step in plan_study(study) if step.kind == "table"]
+    rows = {name: files for name, *files in parser_of(table.script).parse_args(table.flags).system}
+    assert list(rows)[:4] == ["No personalization", "Contriever, k = 1", "Contriever, k = 10", "Random, k = 1"]
+    assert rows["Contriever and recency, k = 10"] == [
+        f"{folder}rag_by_hybrid_scores_{m}.json" for m in ("accuracy", "f1")
+    ]
+    encoded = {step.job: "--model_name" in step.named for step in plan_study(study) if step.kind == "rank"}
+    assert list(encoded.values()) == [True, False, True, True]
+
+
+def test_rankers_go_with_lamp_qa_too(tmp_path):
+    text = (
+        'methods = ["none", "rag", "planpers"]\nrankers = ["bm25"]\ncategories = ["Society_and_Culture"]\noutput = "o"'
+    )
+    study = study_of(tmp_path, text)
+    ranked = [Path(output).stem.removeprefix("Society_and_Culture_") for output in outputs_of(study, "rank")]
+    assert ranked == ["test_by_bm25", "test", "train", "validation"]  # the planner reads what the encoder ranks
+    answers = [Path(output).stem for output in outputs_of(study, "answer")]
+    assert answers == ["none", "rag_by_bm25", "planpers"]
+
+
+@pytest.mark.parametrize(("path", "split"), [(LAMP, "dev"), (LONGLAMP, "test")])
+def test_a_dry_run_of_a_shipped_study_prints_all_its_commands(path, split, tmp_path, monkeypatch, capsys):
+    """With an encoder and models that are here, for nothing can be fetched."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    study = read_study(path)
+    for name in study.tasks:
+        save_sample(tmp_path / "data", name, study.settings, split)
+    save_tiny_encoder(tmp_path / "encoder")
+    with serve() as server:
+        text = Path(path).read_text().replace("models =", f'base_url = "{server.url}"\nopenai_models =')
+        write_study(tmp_path, text.replace('"facebook/contriever"', '"encoder"'))
+        assert run_study.main(["--study_addr", "study.toml", "--dry_run"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("\npython ") == len(plan_study(study))
+    for name in study.tasks:
+        for metric in tasks()[name].metrics:
+            pattern = rf"evaluate_responses\.py --inputs_addr data/{name}_\w+_{split}\.json --strategy {metric} "
+            assert len(re.findall(pattern, printed)) == len(study.settings)
+    assert f"--paper {study.paper} --paper_table {study.settings[1]}" in printed
+    assert "--evaluator_llm" not in printed
+    assert [one.name for one in tmp_path.iterdir() if one.name == "output"] == []
+
+
+def test_on_a_cluster_scores_are_computed_without_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    study = study_of(tmp_path, 'models = ["lab/m"]\n' + OURS + 'rankers = ["bm25", "contriever"]\nencoder = "lab/e"\n')
+    pending = find_pending(run_study.check_commands(study, plan_study(study)))
+    jobs = {job.name: job for job in make_jobs(study, pending)}
+    scoring = jobs["judge.m.LaMP-2.user_dev.f1"]
+    assert {"--gres=none", "--mem=16G", "--array=0-3"} <= set(scoring.resources)
+    assert scoring.flags == ["--strategy", "f1"]
+    assert scoring.variables["JUDGE"] == "" and scoring.variables["SUFFIX"] == "_scores_f1"
+    assert jobs["rank.LaMP-2.user_dev_by_bm25"].variables["ENCODER"] == ""
+    assert jobs["merge.m.LaMP-2.user_dev.scores_f1"].after == ["judge.m.LaMP-2.user_dev.f1"]
+    assert prefetch_command(study, pending) == "DATASETS=LaMP-2:user utils/slurm/prefetch.sh data lab/e lab/m"
+    words = ["evaluate_responses.py", "--inputs_addr", "d.json", "--strategy", "f1", "--response_addr", "a.json"]
+    assert preflights_of([*words, "--score_addr", "s.json"]) == [["--inputs_addr", "d.json", "--output_addr", "s.json"]]
+
+
+# Whole studies
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """Runs a study of two tasks in this process; answers are a label, a number, or a word."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    ran = []
+
+    def run(words):
+        ran.append(words)
+        return run_here(words)
+
+    monkeypatch.setattr(run_study, "run", run)
+
+    def reply(request):
+        text = request["messages"][-1]["content"]
+        return Reply("comedy" if "tags" in text else "4" if "review" in text else "A title.")
+
+    for name in ("LaMP-2", "LaMP-3"):
+        save_sample(tmp_path / "data", name, ["user", "time"], "dev")
+    save_tiny_encoder(tmp_path / "encoder")
+    with serve(reply) as server:
+        text = Path(LAMP).read_text()
+        text = re.sub(r"tasks = .*", 'tasks = ["LaMP-2", "LaMP-3"]', text).replace(
+            "num_contexts = [1, 4]", "num_contexts = [1]"
+        )
+        text = text.replace("models =", f'base_url = "{server.url}"\nopenai_models =')
+        write_study(tmp_path, text.replace('"facebook/contriever"', '"encoder"'))
+
+        def start(*flags):
+            ran.clear()
+            return run_study.main(["--study_addr", "study.toml", *flags])
+
+        start.ran, start.folder, start.server = ran, tmp_path, server
+        yield start
+
+
+def test_a_whole_study_of_two_tasks(study, capsys):
+    assert study() == 0
+    # For each of 2 tasks and settings: 4 rankings, 5 answers, 2 metrics; then a table a setting.
+    assert len(study.ran) == 2 * 2 * (4 + 5 + 2) + 2
+    text = (study.folder / "output/lamp/Qwen2.5-7B-Instruct/time_dev/study.md").read_text()
+    heads, _, *lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    assert heads[1:5] == ["LaMP-2, accuracy", "LaMP-2, f1", "LaMP-3, MAE", "LaMP-3, RMSE"]
+    rows = {name: cells for name, *cells in lines}
+    ours = ["No personalization", *(f"{ranker}, k = 1" for ranker in ("Random", "BM25", "Contriever", "Recency"))]
+    theirs = [f"{method} (paper)" for method in ("Random, non-personalized", "IPA, tuned", "FiD, k = 16")]
+    assert list(rows) == [*ours, *theirs]
+    assert [cells[4] for cells in rows.values()] == ["12"] * 5 + ["–"] * 3
+    assert "(0.549, " in rows["Recency, k = 1"][0] and "(0.608, " in rows["Recency, k = 1"][3]
+    assert "FlanT5-base: fine-tuned" in text
+    capsys.readouterr()
+    assert study() == 0
+    assert study.ran == [] and "everything is there: " in capsys.readouterr().out
+
+
+def test_it_goes_on_after_what_was_lost_and_sees_what_changed(study):
+    assert study() == 0
+    folder = study.folder / "output/lamp/Qwen2.5-7B-Instruct/user_dev/LaMP-3"
+    before = (folder / "rag_by_recency_k1_scores_MAE.json").read_bytes()
+    (folder / "rag_by_recency_k1_scores_MAE.json").unlink()
+    assert study() == 0
+    [words] = study.ran
+    assert words[-1].endswith("user_dev/LaMP-3/rag_by_recency_k1_scores_MAE.json")
+    assert (folder / "rag_by_recency_k1_scores_MAE.json").read_bytes() == before
+    path = study.folder / "data/LaMP-3_user_dev.json"
+    records = json.loads(path.read_text())
+    records[0]["profile"][0]["date"] = "2099-01-01"
+    path.write_text(json.dumps(records))
+    assert study() == 0
+    scripts = [Path(words[0]).name for words in study.ran]
+    assert scripts.count("rank_dataset.py") == 4  # of this task in this setting
+    assert "LaMP-2" not in " ".join(word for words in study.ran for word in words if "make_table" not in words[0])
+    study_file = study.folder / "study.toml"
+    study_file.write_text(study_file.read_text() + '[arguments]\nanswer = ["--temperature", "0.7"]\n')
+    with pytest.raises(UserError, match=r"none\.json: was made with other settings: temperature"):
+        study()
+
+
+def test_a_changed_prompt_of_a_task_is_seen(study, tmp_path):
+    assert study() == 0
+    manifest = read_manifest(tmp_path / "output/lamp/Qwen2.5-7B-Instruct/user_dev/LaMP-3/none.json")
+    assert list(manifest["fingerprint"]["prompt"]) == ["rating"]
+    words = tmp_path / "words"
+    words.mkdir()
+    for prompt in (ROOT / "prompts/lamp").glob("*.txt"):
+        text = prompt.read_text(encoding="utf-8")
+        (words / prompt.name).write_text(text + "\n" if prompt.stem == "rating" else text, encoding="utf-8")
+    study_file = tmp_path / "study.toml"
+    study_file.write_text(study_file.read_text() + '[arguments]\nanswer = ["--prompts_dir", "words"]\n')
+    with pytest.raises(UserError, match=r"LaMP-3/none\.json: was made with other settings: prompt"):
+        study()
+
+
+@pytest.mark.slow
+def test_it_is_whole_in_processes_of_their_own_too(study):
+    command = [sys.executable, ROOT / "utils/run_study.py", "--study_addr", "study.toml"]
+    done = subprocess.run(command, cwd=study.folder, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    tables = [f"output/lamp/Qwen2.5-7B-Instruct/{setting}_dev/study.md" for setting in ("user", "time")]
+    assert done.stdout.splitlines()[-1].endswith(f"; tables: {', '.join(tables)}")
+    assert study() == 0 and study.ran == []

@@ -1,0 +1,108 @@
+"""Write answers into the files that a benchmark's own scorer, or its leaderboard, takes.
+
+  python utils/export_predictions.py --inputs_addr LaMP-4_user_test.json --response_addr rag.json --output_dir export
+  python utils/export_predictions.py --output_dir export \\
+      --inputs_addr LaMP-3_user_test.json LaMP-4_user_test.json --response_addr lamp3.json lamp4.json
+
+One file a task, and of LaMP, where all seven tasks are given, the zip of them too. The first response to each question
+is exported. A question without an answer gets an empty one, for ids have to be whole, and is counted. A dataset's own
+answers are never read, so a test set whose answers are withheld is as good as any.
+"""
+
+import argparse
+import io
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from utils import cli
+from utils.benchmarks import task_of, tasks
+from utils.cli import UserError
+from utils.cli.errors import first_five
+from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.records.datasets import read_dataset
+from utils.records.responses import match_responses, read_responses
+
+SCRIPT = "utils/export_predictions.py"
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the first time that a zip can say: the same answers make the same file
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = cli.make_parser(__doc__)
+    add = parser.add_argument
+    add("--inputs_addr", required=True, nargs="+", metavar="FILE", help="datasets, one a task")
+    add("--response_addr", required=True, nargs="+", metavar="FILE", help="responses to each, in the same order")
+    add("--output_dir", required=True, metavar="DIR", help="folder for the files, which are named as the task")
+    add_overwrite_argument(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    if len(args.inputs_addr) != len(args.response_addr):
+        given = f"{len(args.inputs_addr)} --inputs_addr, {len(args.response_addr)} --response_addr"
+        raise UserError(f"{given}: give as many of each")
+    texts: dict[str, str] = {}
+    lines = []
+    for inputs_addr, response_addr in zip(args.inputs_addr, args.response_addr, strict=True):
+        name, text, line = export(inputs_addr, response_addr)
+        if name in texts:
+            raise UserError(f"{inputs_addr}: of the same task as one before it; export each into a folder of its own")
+        texts[name] = text
+        lines.append(f"{Path(args.output_dir) / name}: {line}")
+    files = {name: text.encode() for name, text in texts.items()}
+    for name, members in archives().items():
+        if members <= texts.keys():
+            files[name] = pack({member: files[member] for member in sorted(members)})
+            lines.append(f"{Path(args.output_dir) / name}: all {len(members)} of them")
+    contents = {Path(args.output_dir) / name: content for name, content in files.items()}
+    cli.check_outputs(list(map(str, contents)), [*args.inputs_addr, *args.response_addr])
+    prepare_derived(contents, SCRIPT, args.overwrite)
+    publish_derived(contents, SCRIPT, args)
+    print("\n".join(lines))
+    return 0
+
+
+def export(inputs_addr: str, response_addr: str) -> tuple[str, str, str]:
+    """The name of the file, its text, and a line that counts what is in it."""
+    records = read_dataset(inputs_addr)
+    task = task_of(inputs_addr, records)
+    if task.export is None:
+        raise UserError(f"{inputs_addr}: {task.name} has no file for answers but the responses themselves")
+    responses = read_responses(response_addr)
+    ids = [record["id"] for record in records]
+    match_responses(records, responses, response_addr, ids, allow_partial=True)
+    if lacking := [question_id for question_id in ids if question_id not in responses]:
+        print(
+            f"note: {response_addr}: has no response to {len(lacking)} of the {len(ids)} questions: "
+            f"{first_five(lacking)}",
+            file=sys.stderr,
+        )
+    answers = {question_id: responses.get(question_id, [{"output": None}])[0]["output"] or "" for question_id in ids}
+    empty = sum(not answer.strip() for answer in answers.values())
+    return task.export.name, task.export.write(records, answers), f"{len(ids)} answers, {empty} of them empty"
+
+
+def archives() -> dict[str, set[str]]:
+    """By the name of a zip those of the files that it holds."""
+    found: dict[str, set[str]] = {}
+    for task in tasks().values():
+        if task.export is not None and task.export.archive is not None:
+            found.setdefault(task.export.archive, set()).add(task.export.name)
+    return found
+
+
+def pack(files: Mapping[str, bytes]) -> bytes:
+    """A zip of these files, the same bytes for the same content."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(zipfile.ZipInfo(name, EPOCH), content, zipfile.ZIP_DEFLATED)
+    return packed.getvalue()
+
+
+if __name__ == "__main__":
+    cli.run_script(main)
