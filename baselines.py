@@ -13,13 +13,14 @@ where a run stopped.
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 
 from prompts import Prompt, load_prompt
 from utils import cli
 from utils.benchmarks import task_of
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.task import Record, Task, best_first
 from utils.cli import UserError
 from utils.files.journal import Journal, Key
 from utils.files.manifest import run_fingerprint, warn_unless_ranked
@@ -40,12 +41,14 @@ def build_parser() -> cli.FlagParser:
     add("--output_addr", required=True, metavar="FILE", help="where the answers go")
     add("--rag", action="store_true", help="put the asker's best-ranked posts into the prompt")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts for --rag (%(default)s)")
+    add("--best_first", action="store_true",
+        help="the best post first also where the benchmark has them in order of time (off)")
     add("--num_generated_outputs", type=cli.positive_int, default=1, help="answers a question (%(default)s)")
     add("--trim_items", action="store_true",
         help="over the token budget cut each post at its end, as LaMP's code does, where the benchmark knows how "
         "(off: the lowest-ranked posts are left out)")
     parser.without_effect(
-        "--num_contexts --trim_items",
+        "--num_contexts --best_first --trim_items",
         lambda args: not args.rag,
         "without --rag, for the prompt has no posts",
         "give --rag",
@@ -67,13 +70,16 @@ def main(argv: list[str] | None = None) -> int:
     task = task_of(args.inputs_addr, records)
     if args.trim_items and task.trimmed is None:
         raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; leave the flag out")
+    if args.best_first:
+        task = replace(task, arrange=best_first)
     prompt = load_prompt(task.prompts[method], args.prompts_dir)
-    if args.rag:
+    if args.rag and args.num_contexts:
         warn_unless_ranked(args.inputs_addr)
     questions = select_questions(records, args.limit, args.num_shards, args.shard_index)
     keys = [(question["id"], i) for question in questions for i in range(args.num_generated_outputs)]
-    model = choose_generator(args, task.output.schema)
+    model = choose_generator(args, task.output.schema, task.prompt_length)
     settings = {"model": model.identity, "num_contexts": args.num_contexts if args.rag else None}
+    settings |= {"best_first": True} if args.best_first else {}
     settings |= {"trim_items": True} if args.trim_items else {}  # earlier runs have no such setting
     fingerprint = run_fingerprint("baselines.py", args, [prompt], model.policy.fingerprint(), **settings)
     collect = partial(collect_responses, records)
@@ -94,7 +100,8 @@ def main(argv: list[str] | None = None) -> int:
         requests = build_requests(task, questions, left, args, prompt, model, output.journal)
         stage = model.stage(requests, task.output.parse, "answers", keys, left)
         device = generate(partial(open_engine, args, args.model_addr, args.max_model_len), stage)
-    counts = count_responses(output.content())
+    responses = output.content()
+    counts = count_responses(responses) | task.count_outputs(chain.from_iterable(responses.values()))
     publish_records(output, args, device, counts, args.openai, token_counter=model.chat.counter)
     return cli.report_missing(output.num_missing(left), "answer")
 
@@ -110,6 +117,8 @@ def build_requests(
 ) -> Iterator[Request]:
     """A request for each of `keys`, made when it is asked for; the answers to one question share their prompt.
 
+    Unless the benchmark has each ask in another dress.
+
     The prompts are those of paper figures 13 and 14: what only the scorer may see is never part of them.
     """
     by_id = {question["id"]: question for question in questions}
@@ -119,9 +128,16 @@ def build_requests(
         if args.trim_items:
             fitted = model.fit_trimmed(prompt, task.best_entries(question, args.num_contexts), task.join, **values)
         else:
-            items = task.best_items(question, args.num_contexts) if args.rag else []
+            items = task.best_items(question, args.num_contexts if args.rag else None)
             fitted = model.fit(prompt, items, task.join, **values)
-        yield from (fitted_request(key, fitted, journal) for key in its_keys)
+        for key in its_keys:
+            if key[1] == 0 or task.vary is None:
+                yield fitted_request(key, fitted, journal)
+                continue
+            variant = task.vary(question, key[1], args.seed)
+            refitted = model.fit(prompt, items, task.join, **variant.values)
+            request = fitted_request(key, refitted, journal, **variant.record)
+            yield replace(request, parse=variant.parse)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import hashlib
 import math
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -25,6 +25,7 @@ from utils.parsing import Parsed
 
 Parser = Callable[[str, bool], Parsed]
 TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+UNDER_WAY = 8_000_000  # tokens of prompts that are under way at a time: long ones would be gigabytes
 OUTAGE = 3  # requests in a row, or as many as are under way at a time if more, unanswered: the server is gone
 
 
@@ -36,6 +37,7 @@ class Request:
     prompt: Rendered | None  # None where it does not fit the model: then nothing is asked
     journal: Journal | None  # where its record is kept, under `key`; None in a dry run
     record: dict[str, Any] = field(default_factory=dict)  # what its record holds besides the output
+    parse: Parser | None = None  # what reads its output; None: the stage's
 
 
 def fitted_request(key: Key, fitted: Fitted | None, journal: Journal | None, **record: Any) -> Request:
@@ -143,12 +145,14 @@ async def run_stage(engine: Engine, stage: Stage, progress: Progress) -> None:
     has_answered = stage.done > 0  # now, or to an earlier run
     problem = None
     requests = iter(stage.requests)  # shared by all workers
+    room = Room(UNDER_WAY)
 
     async def work() -> None:
         nonlocal failed, missing, in_a_row, has_answered, problem
-        for request in requests:
+        while (request := await room.next(requests)) is not None:
             try:
-                record = await _answer(engine, request, stage)
+                with room.holding(request.prompt):
+                    record = await _answer(engine, request, stage)
             except UnavailableError as error:
                 problem = str(error)
                 missing, in_a_row = missing + 1, in_a_row + 1
@@ -179,6 +183,34 @@ async def run_stage(engine: Engine, stage: Stage, progress: Progress) -> None:
         print(f"note: {problem}; nothing is answered any more, so the run ends early", file=sys.stderr)
 
 
+class Room:
+    """So many tokens of prompts may be under way at a time; or one prompt, where it has more."""
+
+    def __init__(self, most: int):
+        self._left = most
+        self._freed = asyncio.Event()
+
+    async def next(self, requests: Iterator[Request]) -> Request | None:
+        """The next request, once there is room: a prompt is made only then. None where there is no other."""
+        while self._left <= 0:
+            self._freed.clear()
+            await self._freed.wait()
+        return next(requests, None)
+
+    @contextmanager
+    def holding(self, prompt: Rendered | None) -> Iterator[None]:
+        """Entered before any other request is made."""
+        tokens = (
+            sum(len(message["content"]) for message in prompt) // 4 if isinstance(prompt, list) else len(prompt or ())
+        )
+        self._left -= tokens
+        try:
+            yield
+        finally:
+            self._left += tokens
+            self._freed.set()
+
+
 async def _answer(engine: Engine, request: Request, stage: Stage) -> dict[str, Any]:
     """Ask until the text can be used: a record with the parsed value, or with None and the reason.
 
@@ -197,7 +229,7 @@ async def _answer(engine: Engine, request: Request, stage: Stage) -> dict[str, A
         except RefusedError as refusal:
             return {"value": None, "reason": str(refusal), **request.record, "attempts": attempts, **spent}
         spent = {name: _total([spent[name], getattr(completion, name)]) for name in spent}
-        parsed = stage.parse(completion.text, completion.finish_reason == "length")
+        parsed = (request.parse or stage.parse)(completion.text, completion.finish_reason == "length")
         if parsed.value is not None or policy.is_last(attempt):
             break
     # What the server took where it refused the schema that the last try was to be held to.
