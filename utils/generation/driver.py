@@ -26,6 +26,7 @@ from utils.parsing import Parsed
 Parser = Callable[[str, bool], Parsed]
 TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 UNDER_WAY = 8_000_000  # tokens of prompts that are under way at a time: long ones would be gigabytes
+CHARACTERS_PER_TOKEN = 4  # about, of English
 OUTAGE = 3  # requests in a row, or as many as are under way at a time if more, unanswered: the server is gone
 
 
@@ -200,9 +201,10 @@ class Room:
     @contextmanager
     def holding(self, prompt: Rendered | None) -> Iterator[None]:
         """Entered before any other request is made."""
-        tokens = (
-            sum(len(message["content"]) for message in prompt) // 4 if isinstance(prompt, list) else len(prompt or ())
-        )
+        if isinstance(prompt, list):
+            tokens = sum(len(message["content"]) for message in prompt) // CHARACTERS_PER_TOKEN
+        else:
+            tokens = len(prompt or ())
         self._left -= tokens
         try:
             yield

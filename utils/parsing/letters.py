@@ -17,7 +17,7 @@ LETTERS = ("a", "b", "c", "d")
 MARKER = "<final_answer>"
 _CLOSING = "</final_answer>"
 
-_AFTER_MARKER = pattern(r"[\s:=*_`\"'(\[{]*(?:(?:option|answer|response)\s*[(\[\"']*)?([a-d])(?![\w'’])")
+_AFTER_MARKER = pattern(r"[\s:=*_`\"'(\[{]*(?:(?:option|answer|response)\s*[(\[\"']*)?([b-d]|a(?![ \t]+\w))(?![\w'’])")
 _IN_PARENTHESES = pattern(r"\(\s*([a-d])\s*\)")
 _NAMED = pattern(
     r"\b(?:options?|answer|choice|response|letter)\b(?:\s+is\b)?\s*[:=*_`\"']*\s*([b-d]|a(?!\s+\w))(?![\w'’])"
