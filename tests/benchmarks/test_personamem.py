@@ -586,9 +586,9 @@ def test_a_tokenized_history_fills_its_budget(chat, budget):
 
 @pytest.mark.engine
 def test_the_cache_serves_what_questions_of_a_context_share(tmp_path, warm_engine):
-    """16 questions a context, each a turn behind the one before; of 5,000 tokens, so that questions are a small part."""
+    """16 questions a context, each a turn later; of 6,000 tokens, so that questions are a small part."""
     rows, template = [], next(iter(ROWS.values()))
-    histories = {key: messages * 4 for key, messages in HISTORIES.items()}
+    histories = {key: messages * 4 for key, messages in list(HISTORIES.items())[:2]}
     for key, messages in histories.items():
         for end in range(len(messages) - 15, len(messages) + 1):
             place = {"shared_context_id": key, "end_index_in_shared_context": end}
