@@ -20,12 +20,12 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 
 from prompts import Prompt, load_prompt
 from utils import cli
 from utils.benchmarks import task_of
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.task import Record, Task, best_first
 from utils.cli import UserError
 from utils.files.journal import Journal, Key
 from utils.files.manifest import run_fingerprint, warn_unless_ranked
@@ -46,6 +46,8 @@ def build_parser() -> cli.FlagParser:
     add("--output_addr", required=True, metavar="FILE", help="where the answers go")
     add("--rag", action="store_true", help="put the asker's best-ranked posts into the prompt")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts for --rag (%(default)s)")
+    add("--best_first", action="store_true",
+        help="the best post first also where the benchmark has them in order of time (off)")
     add("--num_generated_outputs", type=cli.positive_int, default=1, help="answers a question (%(default)s)")
     add("--choose", choices=["likelihood"],
         help="generate no text, but choose the option with the highest mean log-probability a token, where the "
@@ -54,7 +56,7 @@ def build_parser() -> cli.FlagParser:
         help="over the token budget cut each post at its end, as LaMP's code does, where the benchmark knows how "
         "(off: the lowest-ranked posts are left out)")
     parser.without_effect(
-        "--num_contexts --trim_items",
+        "--num_contexts --best_first --trim_items",
         lambda args: not args.rag,
         "without --rag, for the prompt has no posts",
         "give --rag",
@@ -81,22 +83,25 @@ def main(argv: list[str] | None = None) -> int:
     if args.choose and args.openai:
         raise UserError("--choose likelihood: no API tells how likely a text is; give a model that runs here")
     method = "rag" if args.rag else "none"
-    needs = [*STEP_NEEDS[method], *(["options"] if args.choose else [])]
+    needs = [*STEP_NEEDS[method], "options"] if args.choose else STEP_NEEDS[method]
     records = read_questions(args.inputs_addr, needs, args.num_contexts if args.rag else None)
     task = task_of(args.inputs_addr, records)
     if args.choose and task.options is None:
         raise UserError(f"--choose {args.choose}: the questions of {task.name} have no options; leave the flag out")
     if args.trim_items and task.trimmed is None:
         raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; leave the flag out")
+    if args.best_first:
+        task = replace(task, arrange=best_first)
     prompt = load_prompt((task.options.prompts if args.choose else task.prompts)[method], args.prompts_dir)
-    if args.rag:
+    if args.rag and args.num_contexts:
         warn_unless_ranked(args.inputs_addr)
     questions = select_questions(records, args.limit, args.num_shards, args.shard_index)
     keys = [(question["id"], i) for question in questions for i in range(args.num_generated_outputs)]
     if args.choose:
         args.max_tokens = 1  # of the room that a prompt leaves; what its options need is seen below
-    model = choose_generator(args, task.output.schema)
+    model = choose_generator(args, task.output.schema, task.prompt_length)
     settings = {"model": model.identity, "num_contexts": args.num_contexts if args.rag else None}
+    settings |= {"best_first": True} if args.best_first else {}
     settings |= {"trim_items": True} if args.trim_items else {}  # earlier runs have no such setting
     policy = {"choose": args.choose} if args.choose else model.policy.fingerprint()
     fingerprint = run_fingerprint("baselines.py", args, [prompt], policy, **settings)
@@ -118,7 +123,8 @@ def main(argv: list[str] | None = None) -> int:
         requests = build_requests(task, questions, left, args, prompt, model, output.journal)
         stage = model.stage(requests, task.output.parse, "answers", keys, left)
         device = generate(partial(open_engine, args, args.model_addr, args.max_model_len), stage)
-    counts = count_responses(output.content())
+    responses = output.content()
+    counts = count_responses(responses) | task.count_outputs(chain.from_iterable(responses.values()))
     publish_records(output, args, device, counts, args.openai, token_counter=model.chat.counter)
     return cli.report_missing(output.num_missing(left), "answer")
 
@@ -132,7 +138,9 @@ def build_requests(
     model: Model,
     journal: Journal | None,
 ) -> Iterator[Request]:
-    """A request for each of `keys`, made when it is asked for; the answers to one question share their prompt.
+    """A request for each of `keys`, made when it is asked for.
+
+    The answers to one question share their prompt, unless the benchmark has each ask in another dress.
 
     The prompts are those of paper figures 13 and 14: what only the scorer may see is never part of them.
     """
@@ -148,9 +156,18 @@ def build_requests(
         if args.trim_items:
             fitted = model.fit_trimmed(prompt, task.best_entries(question, args.num_contexts), task.join, **values)
         else:
-            items = task.best_items(question, args.num_contexts) if args.rag else []
+            items = task.best_items(question, args.num_contexts if args.rag else None)
             fitted = model.fit(prompt, items, task.join, **values)
-        yield from (fitted_request(key, fitted, journal, options) for key in its_keys)
+        for key in its_keys:
+            if args.choose:
+                yield replace(fitted_request(key, fitted, journal), options=options)
+            elif key[1] == 0 or task.vary is None:
+                yield fitted_request(key, fitted, journal)
+            else:
+                variant = task.vary(question, key[1], args.seed)
+                refitted = model.fit(prompt, items, task.join, **variant.values)
+                request = fitted_request(key, refitted, journal, **variant.record)
+                yield replace(request, parse=variant.parse)
 
 
 if __name__ == "__main__":

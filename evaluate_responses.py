@@ -46,7 +46,7 @@ from utils.generation.driver import Policy, Request, Stage, describe_records, de
 from utils.generation.engines import batch_invariance, confirm_model, identify_model, open_engine
 from utils.records import judged
 from utils.records.datasets import select_questions
-from utils.records.judged import System, answers_to, are_answered
+from utils.records.judged import System, answers_to, are_answered, as_read
 from utils.records.responses import match_responses, origin_of, read_responses, refuse_gaps
 from utils.records.scores import check_counts_unanswered, score_file
 from utils.records.stream import read_questions
@@ -78,6 +78,9 @@ def build_parser() -> cli.FlagParser:
     add("--strategy", choices=metric_names(),
         help="the metric. LaMP-QA: verdicts on aspects, a level for the whole response, or two systems compared; "
         "LaMP and LongLaMP: computed from the reference (default: the benchmark's first, aspect for LaMP-QA)")
+    add("--reading", choices=["official"],
+        help="read an answer as PersonaMem's public code does, which knows the right letter: short for --strategy "
+        "accuracy-official (default: as it was read when it was asked for, without that)")
     add("--response_addr", required=True, nargs="+", metavar="FILE", help="responses, a file a system")
     add("--score_addr", required=True, nargs="+", metavar="FILE",
         help="where the scores go, as many; one for pairwise")
@@ -132,7 +135,11 @@ def main(argv: list[str] | None = None) -> int:
 def choose_metric(args: Namespace, task: Task) -> Metric:
     """The metric that is asked for, else the benchmark's first; UserError where flags don't go with it."""
     args.strategy = args.strategy or next(iter(task.metrics))
+    if args.reading is not None:
+        args.strategy = f"{args.strategy.removesuffix(f'-{args.reading}')}-{args.reading}"
     if args.strategy not in task.metrics:
+        if args.reading is not None:
+            raise UserError(f"--reading {args.reading}: {task.name}'s answers are read in one way; leave it out")
         raise UserError(f"--strategy {args.strategy}: {task.name} has {', '.join(task.metrics)}")
     metric, what = task.metrics[args.strategy], f"--evaluator_llm: {task.name}'s {args.strategy}"
     if metric.judge is None and args.evaluator_llm:
@@ -162,7 +169,7 @@ def read_systems(args: Namespace, task: Task, records: list[Record], judging: Ju
     for addresses, score_addr in zip(response_addrs, args.score_addr, strict=True):
         responses, questions = [], selected
         for address in addresses:
-            responses.append(read_responses(address))
+            responses.append(as_read(read_responses(address), metric.reads))
             if not args.allow_partial:
                 refuse_gaps(address)
             questions = match_responses(questions, responses[-1], address, ids, args.allow_partial)

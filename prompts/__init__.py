@@ -3,6 +3,9 @@
 A benchmark has a folder of them, and a prompt is named by both: `lampqa/rag`. The file that is shipped says by its
 `{names}` what a prompt is filled with, each exactly once; one of the user's own has to hold the same.
 
+Where the user's history is turns of a conversation, they stand at a line `[history]`, before the `[user]` part; such a
+file needs no `[system]` part.
+
 A file whose last line is `[end]` is taken to the character: nothing is stripped, no paragraph is left out, and other
 names in braces than its placeholders are text. Values are put in as they are, whatever is in them.
 """
@@ -10,7 +13,7 @@ names in braces than its placeholders are text. Values are put in as they are, w
 import hashlib
 import os
 import re
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,8 +26,29 @@ Messages = list[dict[str, str]]
 FOLDER = Path(__file__).parent
 
 _NAME = re.compile(r"\{([A-Za-z_]\w*)\}")
+_TURNS_PARTS = re.compile(r"(?:\[system\]\n(.*)\n)?\[history\]\n\[user\]\n(.*)", re.DOTALL)
 _PARTS = re.compile(r"\[system\]\n(.*)\n\[user\]\n(.*)", re.DOTALL)
 _EXACT_PARTS = re.compile(r"\[system\]\n(.*)\n\[user\]\n(.*?)(?:\n\[assistant\]\n(.*))?\n\[end\]", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class History:
+    """Turns of earlier conversations for a prompt, and what may be left out of them.
+
+    Attributes:
+        messages: all of them, in the prompt's order.
+        fixed: numbers of those that are never left out.
+        items: numbers of the messages of each item, which are left out together, the one that stays longest first.
+    """
+
+    messages: Messages
+    fixed: Sequence[int]
+    items: Sequence[Sequence[int]]
+
+    def first(self, number: int) -> Messages:
+        """The turns where only so many items stay."""
+        kept = sorted([*self.fixed, *(place for item in self.items[:number] for place in item)])
+        return [self.messages[place] for place in kept]
 
 
 @dataclass(frozen=True)
@@ -32,15 +56,15 @@ class Prompt:
     """A prompt's parts, and the SHA-256 of its file."""
 
     name: str
-    system: str
+    system: str | None  # None where turns of a history begin it
     user: str
     digest: str
     placeholders: frozenset[str]  # what it is filled with
     exact: bool = False  # the file ends with `[end]`: its paragraphs stay, whatever their placeholders hold
     lead_in: str | None = None  # what the planner's target begins with in the public code: its `[assistant]` part
 
-    def messages(self, **values: str) -> Messages:
-        """The chat messages with every placeholder replaced by its value, in one pass.
+    def messages(self, *, turns: Messages = (), **values: str) -> Messages:
+        """The chat messages with every placeholder replaced by its value, in one pass, and `turns` before the last one.
 
         A paragraph whose placeholders are all empty is left out with its heading, such as the one of the past posts
         where there are none; but not of an exact prompt.
@@ -54,7 +78,8 @@ class Prompt:
                 part = "\n\n".join(kept)
             return _NAME.sub(lambda match: values.get(match[1], match[0]), part)
 
-        return [{"role": role, "content": fill(part)} for role, part in (("system", self.system), ("user", self.user))]
+        system = [] if self.system is None else [{"role": "system", "content": fill(self.system)}]
+        return [*system, *turns, {"role": "user", "content": fill(self.user)}]
 
 
 def load_prompt(name: str, prompts_dir: str | Path | None = None) -> Prompt:
@@ -79,12 +104,15 @@ def parse_prompt(name: str, text: str, where: str) -> Prompt:
     """A prompt from the text of its file; UserError, which begins with `where`, as for `load_prompt`."""
     placeholders = _placeholders(name)
     ending = text.rstrip("\n")
-    exact = _EXACT_PARTS.fullmatch(ending)
-    parts = exact or _PARTS.fullmatch(ending)
+    has_turns = _has_turns(name)
+    exact = None if has_turns else _EXACT_PARTS.fullmatch(ending)
+    parts = (_TURNS_PARTS if has_turns else exact or _PARTS).fullmatch(ending)
     target = exact and exact[3]
     if parts is None or (target is not None and Path(name).name != "planner"):
-        raise UserError(f"{where}: a prompt is a line [system], its text, a line [user], its text")
-    _check_placeholders(f"{parts[1]}\n{parts[2]}", placeholders, where, exact is not None)
+        begin = "a line [history], before it perhaps a line [system] and its text" if has_turns else None
+        begin = begin or "a line [system], its text"
+        raise UserError(f"{where}: a prompt is {begin}, a line [user], its text")
+    _check_placeholders(f"{parts[1] or ''}\n{parts[2]}", placeholders, where, exact is not None)
     if target is not None:
         _check_placeholders(target, {"plan"}, f"{where}: its [assistant] part", True)
         if not target.endswith("{plan}"):
@@ -92,6 +120,12 @@ def parse_prompt(name: str, text: str, where: str) -> Prompt:
     lead_in = target and target.removesuffix("{plan}")
     digest = hashlib.sha256(text.encode()).hexdigest()
     return Prompt(Path(name).name, parts[1], parts[2], digest, placeholders, exact is not None, lead_in)
+
+
+@cache
+def _has_turns(name: str) -> bool:
+    """Has the shipped file of this name a place for turns?"""
+    return _TURNS_PARTS.fullmatch(read_text(FOLDER / f"{name}.txt").rstrip("\n")) is not None
 
 
 @cache

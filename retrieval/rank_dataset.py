@@ -38,6 +38,7 @@ from utils.cli.progress import Progress, announce, announce_file
 from utils.files.manifest import file_hash
 from utils.files.outputs import OutputFile, open_outputs
 from utils.models.hub import check_model, model_fingerprint
+from utils.records.contexts import UNITS, reordered, with_unit
 from utils.records.datasets import STEP_NEEDS
 from utils.records.stream import DatasetFile
 
@@ -63,6 +64,8 @@ def build_parser() -> FlagParser:
         "hybrid: dense and recency by turns (%(default)s)")
     add("--random_profile", action="store_true",
         help="give every question another user's profile, then rank it: the paper's control (off)")
+    add("--unit", choices=UNITS,
+        help="what is ranked of a history of conversations: its messages or its sessions (message)")
     add("--seed", type=int, default=0, help="seed of what is random (%(default)s)")
     add("--limit", type=positive_int, metavar="N", help="only the first N questions (default: all)")
     add_overwrite_argument(parser)
@@ -132,7 +135,9 @@ def main(argv: list[str] | None = None) -> int:
     counts |= embedder.counts if embedder else {}
     device = embedder.encoder().device if counts.get("texts_embedded") else "cpu"
     announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
-    records = (apply_order(record, ranked.pieces[record["id"],]) for record in map(source.read, range(len(keys))))
+    records = (
+        apply_order(record, ranked.pieces[record["id"],], output) for record in map(source.read, range(len(keys)))
+    )
     ranked.journal.publish(records, vars(args), device, counts=counts)
     print(f"{output}: ranked {counts['questions']} questions with {counts['posts']} posts")
     return 0
@@ -149,7 +154,9 @@ class Source:
         path = args.input_dataset_addr
         self.dataset = DatasetFile(path)
         sizes, undated, swapped = [], [], []
+        self._unit = args.unit
         for record in self.dataset.scan(needs=STEP_NEEDS["rank"]):
+            record = with_unit(record, args.unit, path)
             sizes.append(len(record["profile"]))
             undated.append(dates_of(self.dataset.task, record).count(None) if args.ranker in WITH_DATES else 0)
             if "profile_owner" in record:
@@ -169,11 +176,14 @@ class Source:
         self.by_date = args.ranker in WITH_DATES and self.dataset.task.item_date is not None
 
     def read(self, number: int) -> Record:
-        record, owner = self.dataset[number], self._owners[number]
+        record, owner = self._read(number), self._owners[number]
         if owner == number:
             return record
-        other = self.dataset[owner]
+        other = self._read(owner)
         return {**record, "profile": other["profile"], "profile_owner": other["id"]}
+
+    def _read(self, number: int) -> Record:
+        return with_unit(self.dataset[number], self._unit, self.dataset.path)
 
 
 def find_pooling(args: argparse.Namespace) -> "Pooling":
@@ -191,6 +201,8 @@ def describe_settings(args: argparse.Namespace, by_date: bool, pooling: "Pooling
     settings = {name: getattr(args, name) for name in ("limit", "random_profile", "ranker")}
     if args.random_profile or args.ranker == "random":
         settings["seed"] = args.seed
+    if args.unit is not None:
+        settings["unit"] = args.unit
     if by_date:
         settings["recency"] = "date, then file order"
     if pooling:
@@ -307,9 +319,9 @@ def split_into_blocks(task: Task, records: Iterable[Record]) -> Iterator[tuple[l
         yield block, row_of
 
 
-def apply_order(record: Record, order: list[int]) -> Record:
-    """The record with whole profile items in this order: ids, texts and other fields stay together."""
-    return {**record, "profile": [record["profile"][index] for index in order]}
+def apply_order(record: Record, order: list[int], output: Path) -> Record:
+    """The record with whole profile items in this order, as `output` holds it."""
+    return {**record, "profile": reordered(record["profile"], order, output)}
 
 
 if __name__ == "__main__":

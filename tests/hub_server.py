@@ -1,7 +1,7 @@
 """A hub on loopback: what the clients of the Hugging Face hub ask for to read a dataset or a model, and its troubles.
 
-`with serve({path: content}) as hub` serves files, as the datasets `NAME` and `LONG` and as the model `MODEL`, to a
-client that has `hub.url` for HF_ENDPOINT.
+`with serve({path: content}) as hub` serves files, as the datasets `NAME`, `LONG` and `MEMORY` and as the model `MODEL`,
+to a client that has `hub.url` for HF_ENDPOINT.
 Files from `lfs_from` bytes on are redirected to another host name, as the hub does with large ones.
 """
 
@@ -25,8 +25,9 @@ from utils.benchmarks.lampqa import COMMUNITIES, paper_files
 NAME = "alireza7/LaMP-QA"
 MODEL = "owner/chat"
 LONG = "LongLaMP/LongLaMP"
-API = rf"/api/(?:datasets/(?:{NAME}|{LONG})|models/{MODEL})"
-FILES = rf"/(?:datasets/(?:{NAME}|{LONG})|{MODEL})"
+MEMORY = "bowen-upenn/PersonaMem"
+API = rf"/api/(?:datasets/(?:{NAME}|{LONG}|{MEMORY})|models/{MODEL})"
+FILES = rf"/(?:datasets/(?:{NAME}|{LONG}|{MEMORY})|{MODEL})"
 # Questions of LaMP-QA by category and split, in the paper's Table 1.
 QUESTIONS = {tuple(stem.rsplit("_", 1)): printed["questions"] for stem, printed in paper_files().items()}
 PIECE = 1 << 16  # bytes that are sent at a time

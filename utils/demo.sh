@@ -29,7 +29,7 @@ printf 'The whole pipeline on %d questions with small models: about 6 minutes on
 printf 'The first table comes after two. A run that is ended goes on where it was: make demo\n'
 
 begin "every user's earlier questions are ranked by their nearness to the new one"
-run "$python" retrieval/rank_dataset.py --model_name $encoder --no-normalize --input_dataset_addr $data \
+run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data \
     --output_dataset_addr $out/test_ranked.json --overwrite changed
 
 begin "answers without the profile, and with its ten nearest posts (RAG)"
@@ -48,14 +48,14 @@ printf '\n'
 cat $out/first_table.md
 
 begin "RAG with somebody else's profile, to see whether it is the asker's that helps"
-run "$python" retrieval/rank_dataset.py --model_name $encoder --no-normalize --input_dataset_addr $data \
-    --random_profile --seed 0 --output_dataset_addr $out/test_random_ranked.json --overwrite changed
+run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data --random_profile --seed 0 \
+    --output_dataset_addr $out/test_random_ranked.json --overwrite changed
 run "$python" baselines.py --model_addr $chat --inputs_addr $out/test_random_ranked.json --rag --num_contexts 10 \
     --output_addr $out/rag_random.json $limits --overwrite changed
 
 begin "PlanPers: a planner is trained for a few steps"
 for split in train validation; do
-    run "$python" retrieval/rank_dataset.py --model_name $encoder --no-normalize --input_dataset_addr $sample/$split.json \
+    run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $sample/$split.json \
         --output_dataset_addr $out/${split}_ranked.json --overwrite changed
 done
 run "$python" train_planner.py --model_addr $chat --inputs_addr $out/train_ranked.json \

@@ -46,7 +46,7 @@ begin "what a user wrote before is ranked by its nearness to the question, by wo
 for set in $sets; do
     run "$python" retrieval/rank_dataset.py --ranker bm25 --input_dataset_addr $data/$set.json \
         --output_dataset_addr $out/${set}_bm25_ranked.json --overwrite changed
-    run "$python" retrieval/rank_dataset.py --model_name $encoder --no-normalize --input_dataset_addr $data/$set.json \
+    run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data/$set.json \
         --output_dataset_addr $out/${set}_dense_ranked.json --overwrite changed
 done
 

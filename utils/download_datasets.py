@@ -3,12 +3,14 @@
   python utils/download_datasets.py --output_dir data                                     LaMP-QA
   python utils/download_datasets.py --dataset LaMP-4 --setting time --output_dir data     LaMP-1 to LaMP-7: user, time
   python utils/download_datasets.py --dataset LongLaMP-review --output_dir data           user, temporal
+  python utils/download_datasets.py --dataset PersonaMem-32k --output_dir data            32k, 128k, 1M
 
-LaMP-QA is three categories x three splits, a JSON array each, named <category>_<split>.json; of the others a file is
-<dataset>_<setting>_<split>.json. A finished file is left alone, so the same command again fetches what is missing, and
-goes on in the middle of a file. <file>.manifest.json beside each holds where it is from (of a dataset on the hub the
-commit), how many questions there are, and hashes. Without internet: --source_dir takes the original files from a
-folder; or set HF_HUB_OFFLINE=1 where --cache_dir holds what an earlier run has fetched from the hub.
+LaMP-QA is three categories x three splits, a JSON array each, named <category>_<split>.json; of LaMP and LongLaMP it is
+<dataset>_<setting>_<split>.json, of PersonaMem PersonaMem_<size>.json, with the histories that its questions share in
+PersonaMem_<size>_contexts.jsonl beside it. A finished file is left alone, so the same command again fetches what is
+missing, and goes on in the middle of a file. <file>.manifest.json beside each holds where it is from (of a dataset on
+the hub the commit), how many questions there are, and hashes. Without internet: --source_dir takes the original files
+from a folder; or set HF_HUB_OFFLINE=1 where --cache_dir holds what an earlier run has fetched from the hub.
 """
 
 import argparse
@@ -20,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.benchmarks import FIRST, tasks
-from utils.benchmarks.published import OnHub, OnServer
+from utils.benchmarks.published import OnHub, OnServer, SharedContexts
 from utils.cli import UserError
 from utils.files.lock import Lock
 from utils.files.manifest import describe_run, read_manifest
@@ -43,7 +45,15 @@ def build_parser() -> argparse.ArgumentParser:
     add("--dataset_name", help="another name on the hub, or a folder with a copy of it (default: as published)")
     add("--source_url", metavar="URL", help="another server that has LaMP's folders (default: as published)")
     add("--revision", help="branch, tag or commit on the hub (default: the newest)")
+    add(
+        "--skip_invalid",
+        action="store_true",
+        help="leave out questions whose history ends at none of its messages (off: they are an error)",
+    )
     add("--overwrite", action="store_true", help="replace an output that was made with other settings")
+    parser.without_effect(
+        "--skip_invalid", lambda args: not isinstance(first_part(args), SharedContexts), "for such a dataset"
+    )
     parser.without_effect("--dataset_name --source_url", lambda args: args.source_dir is not None, "with --source_dir")
     parser.without_effect("--dataset_name --revision", lambda args: is_fetched(args, OnServer), "for files on a server")
     parser.without_effect("--source_url", lambda args: is_fetched(args, OnHub), "for files on the hub")
@@ -52,8 +62,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 def is_fetched(args: argparse.Namespace, kind: type[OnHub] | type[OnServer]) -> bool:
     """Is the dataset published there, and not taken from a folder?"""
-    first = next(iter(tasks()[args.dataset].published().values()))[0]
-    return args.source_dir is None and isinstance(first, kind)
+    return args.source_dir is None and isinstance(first_part(args), kind)
+
+
+def first_part(args: argparse.Namespace) -> OnHub | OnServer:
+    return next(iter(tasks()[args.dataset].published().values()))[0]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -82,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
         check_writable(path)
         lock = Lock(path)
         try:
-            make_file(task, part, split, source, path, args.overwrite, run)
+            make_file(task, part, split, source, path, args.overwrite, run, args.skip_invalid)
         finally:
             lock.release()
     return 0

@@ -21,6 +21,7 @@ class Originals(NamedTuple):
     questions: list[str]
     outputs: str | None = None  # the right answers, where they stand in a file of their own
     rows: str = ""  # what the ids of rows without any begin with
+    contexts: str | None = None  # the histories, where they stand in a file of their own, that questions refer to
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,26 @@ class OnHub(Published):
     def originals(self, source: Source, split: str) -> Originals:
         """UserError where the source has none."""
         return Originals(files_of(source, self.folder, split), rows=f"{self.folder}-{split}")
+
+
+class SharedContexts(OnHub):
+    """On the hub a table of questions a size, and a file of the histories that they share; `questions` are by size."""
+
+    def originals(self, source: Source, split: str) -> Originals:
+        """The files, also in a folder below; UserError where they are not there."""
+        names = (f"questions_{split}.csv", f"shared_contexts_{split}.jsonl")
+        by_depth = sorted(source.sizes, key=lambda path: (path.count("/"), path))
+        found = [[path for path in by_depth if PurePosixPath(path).name == name] for name in names]
+        for name, paths in zip(names, found, strict=True):
+            if not paths:
+                v2 = any(PurePosixPath(path).name == "benchmark.csv" for path in source.sizes)
+                is_other = f"; it is {self.name}-v2, another benchmark" if v2 else ""
+                raise UserError(
+                    f"{source.name}: no file {name} in it{is_other}\n"
+                    f"  it is to hold the files of {self.name} as they are on the hub, {self.at}"
+                )
+        [questions, *_], [contexts, *_] = found
+        return Originals([questions], contexts=contexts)
 
 
 class OnServer(Published):

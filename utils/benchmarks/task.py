@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
-from prompts import Messages, Prompt, join_posts
-from utils.benchmarks.published import OnHub, OnServer
+from prompts import History, Messages, Prompt, join_posts
+from utils.benchmarks.published import Published
 from utils.parsing import Parsed
 from utils.scoring.pooled import Pooled
 from utils.scoring.verdicts import Verdict
@@ -59,6 +59,15 @@ class Options:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """A question asked in another dress: what the prompt is filled with, how its answer is read, what is kept of it."""
+
+    values: dict[str, str]
+    parse: Parser
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Judge:
     """What a judging model is asked for a verdict, and how its output is read."""
 
@@ -85,6 +94,7 @@ class Metric:
     num_systems: int = 1  # response files that it compares
     judge: Judge | None = None  # who gives the verdicts; None: `compute` does
     compute: Callable[[Record, str], Any] | None = None  # from a record and a response
+    reads: str = "output"  # the field of a response that it is computed from: "raw" is all that the model wrote
     unit: str = "response"  # what a missing verdict is on
     pooled: Pooled | None = None  # how the scores of several questions make one, where that is not their mean
     lower_is_better: bool = False  # scores are errors, 0 and up
@@ -103,6 +113,9 @@ class Export:
     name: str  # of the file
     write: Callable[[Sequence[Record], Mapping[str, str]], str]  # its text, from records and from answers by id
     archive: str | None = None  # the zip in which it takes the files of all tasks that name the same one
+
+
+Arrange = Callable[[Sequence[Item]], Sequence[Item]]
 
 
 def best_first(items: Sequence[Item]) -> Sequence[Item]:
@@ -144,9 +157,19 @@ class Task:
     # What a prompt may see of a record besides profile and plan: never what only the scorer may see.
     values: Callable[[Record], dict[str, str]] = lambda record: {"question": record["question"]}
     options: Options | None = None  # None: answers are free, and --choose is refused
+    # Of a record the answer of this number, from 1, with --seed: each asks in another dress; the first, 0, as `values`
+    # has it. None: all answers are to one prompt.
+    vary: Callable[[Record, int, int], Variant] | None = None
+    asked_needs: tuple[str, ...] = ()  # further fields that every prompt takes something from, also without --rag
+    prompt_length: int | None = None  # tokens of prompt and output where the user sets none; None: the paper's 8192
+    # Where the history is turns of a conversation: of a record, with the number of best items, None without --rag, and
+    # `arrange`. None: items are texts of one message, and there are none without --rag.
+    history: Callable[[Record, int | None, Arrange], History] | None = None
+    # Further counts for the last line of baselines.py, from the outputs of a response file.
+    count_outputs: Callable[[Iterable[dict[str, Any]]], dict[str, int]] = lambda outputs: {}
     gold_plan: Callable[[Record], list[str]] | None = None  # titles; None where there is none, and planning is refused
     gold_plan_needs: tuple[str, ...] = ()  # fields that it reads
-    arrange: Callable[[Sequence[Item]], Sequence[Item]] = best_first  # retrieved items for a prompt, from best first
+    arrange: Arrange = best_first  # retrieved items for a prompt, from best first
     # What utils/dataset_statistics.py measures: by field its kind, list (counted in items) or str (in words), and the
     # row's name in the table.
     sizes: Mapping[str, tuple[type, str]] = field(default_factory=lambda: SIZES)
@@ -156,7 +179,7 @@ class Task:
     export: Export | None = None  # None where nobody but this repository scores its answers
     # Where the benchmark's own files are, by setting (how users and time are split), the default one first; a benchmark
     # without settings has the one "". Empty: utils/download_datasets.py does not fetch it.
-    published: Callable[[], Mapping[str, Sequence[OnHub | OnServer]]] = dict
+    published: Callable[[], Mapping[str, Sequence[Published]]] = dict
     # What the benchmark's paper prints of its files, by a file's name without its ending: their `group`, `split` and
     # number of `questions`, and mean and deviation of each of `sizes`.
     paper_files: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
@@ -164,8 +187,15 @@ class Task:
     # columns are those of a table, of several tasks `scored_by` their metrics.
     paper_results: Path | None = None
 
-    def best_items(self, record: Record, number: int) -> list[str]:
-        """The texts of a question's best items, as many as `number`, in the order of the prompt."""
+    def best_items(self, record: Record, number: int | None) -> list[str] | History:
+        """The texts of a question's best items, as many as `number`, in the order of the prompt.
+
+        None stands for a prompt without --rag.
+        """
+        if self.history is not None:
+            return self.history(record, number, self.arrange)
+        if number is None:
+            return []
         return [(self.stated or self.item_text)(item) for item in self.arrange(record["profile"][:number])]
 
     def best_entries(self, record: Record, number: int) -> list[tuple[str, Callable[[str], str]]]:
@@ -190,6 +220,10 @@ class Task:
     def fields_for(self, needs: Iterable[str]) -> set[str]:
         """The fields that stand behind needs."""
         behind = {name: metric.needs for name, metric in self.metrics.items()}
-        behind |= {"gold_plan": self.gold_plan_needs, "score": next(iter(self.metrics.values())).needs}
-        behind |= {"options": self.options.needs if self.options else ()}
+        behind |= {
+            "gold_plan": self.gold_plan_needs,
+            "asked": self.asked_needs,
+            "options": self.options.needs if self.options else (),
+            "score": next(iter(self.metrics.values())).needs,
+        }
         return {field for need in needs for field in behind.get(need, (need,))}

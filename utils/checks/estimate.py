@@ -16,6 +16,7 @@ from utils.checks.report import Report
 from utils.cli import UserError
 from utils.generation import chat as chats
 from utils.generation.chat import PAPER_LENGTH, VERDICT_TOKENS, APIChat, LocalChat, choose_length
+from utils.generation.history import fit_items
 from utils.parsing.plans import gold_text
 from utils.records.judged import are_answered
 from utils.records.responses import read_responses
@@ -73,8 +74,8 @@ def fit_prompt(
     titles = task.gold_plan(record) if method == "planpers" else []
     prompt = load_prompt(task.prompts["rag" if method == "planpers" and not titles else method])
     plan = {"plan": gold_text(titles)} if titles else {}
-    items = [] if method == "none" else task.best_items(record, num_contexts)
-    return chats.fit_profile(prompt, items, chat, budget, task.join, **task.values(record), **plan)
+    items = task.best_items(record, None if method == "none" else num_contexts)
+    return fit_items(prompt, items, chat, budget, task.join, **task.values(record), **plan)
 
 
 def judge_length(report: Report, args: Namespace, records: list[Record], chat: LocalChat) -> int:

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from prompts import Messages, Prompt
 from utils.cli import UserError
 from utils.cli.progress import announce
+from utils.generation.turns import Accepts, Remembered, encode_lines, find_accepts, fold
 from utils.models.hub import adapter_base, pinned_source, skipping_absent_hub
 
 T = TypeVar("T")
@@ -75,10 +76,14 @@ class LocalChat:
             raise UserError(f"{with_tokenizer}: no chat template; give an instruction-tuned model")
         self.model_limit = getattr(config, "max_position_embeddings", None)
         self._merges_system = not _knows_system_role(self.tokenizer)
+        self._lines = Remembered(self._encode_all)
 
     def render(self, messages: Messages) -> array:
         """Token ids of the whole prompt, up to where the assistant begins to speak."""
-        return self._encode_all([self._text(messages)])[0]
+        text = self._text(messages)
+        if len(messages) > 2 and self._restarts_at_lines:  # a history, whose beginning other questions have too
+            return encode_lines(text, self._lines)
+        return self._encode_all([text])[0]
 
     def render_groups(self, groups: Sequence[Sequence[Messages]]) -> list[list[array]]:
         """`render` of every prompt, for prompts that begin alike, those of a group for longer; on all cores.
@@ -101,7 +106,9 @@ class LocalChat:
         return rendered
 
     def _text(self, messages: Messages) -> str:
-        if self._merges_system:
+        if len(messages) > 2:
+            messages = fold(messages, self._accepts)
+        elif self._merges_system and len(messages) == 2:
             messages = merge_system(messages)
         return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
 
@@ -128,6 +135,11 @@ class LocalChat:
         firsts = self._encode_all([f"{before}\n" for before, _ in pairs])
         seconds = self._encode_all([behind for _, behind in pairs])
         return all(a == b + c for a, b, c in zip(whole, firsts, seconds, strict=True))
+
+    @cached_property
+    def _accepts(self) -> Accepts:
+        """What the template takes of a conversation."""
+        return find_accepts(partial(self.tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True))
 
     def render_reply(self, text: str) -> array:
         """Token ids of what the assistant says after `render`'s prompt, with the token that ends its turn."""
@@ -158,6 +170,10 @@ class LocalChat:
     def count(self, text: str) -> int:
         """The tokens of a text that stands somewhere in a message."""
         return len(self._encode_all([text])[0])
+
+    def count_again(self, text: str) -> int:
+        """`count`, nearly, of a text that is met often."""
+        return len(encode_lines(text, self._lines)) if self._restarts_at_lines else self.count(text)
 
 
 def _shared_lines(texts: Sequence[str]) -> int:
@@ -196,6 +212,7 @@ class APIChat:
 
     def __init__(self, model: str):
         self._encode = _tiktoken_encoder(model)
+        self._counts = Remembered(lambda texts: list(map(self.count, texts)))
         self.counter = "tiktoken" if self._encode else f"estimate: 1 token per {BYTES_PER_TOKEN} bytes"
 
     def render(self, messages: Messages) -> Messages:
@@ -205,11 +222,16 @@ class APIChat:
         return list(map(list, groups))
 
     def length(self, rendered: Rendered) -> int:
-        return sum(TOKENS_PER_MESSAGE + self.count(message["content"]) for message in rendered)
+        count = self.count_again if len(rendered) > 2 else self.count
+        return sum(TOKENS_PER_MESSAGE + count(message["content"]) for message in rendered)
 
     def count(self, text: str) -> int:
         """As `LocalChat.count`."""
         return len(self._encode(text)) if self._encode else math.ceil(len(text.encode()) / BYTES_PER_TOKEN)
+
+    def count_again(self, text: str) -> int:
+        """`count` of a text that is met often."""
+        return self._counts.of([text])[0]
 
 
 Chat = LocalChat | APIChat

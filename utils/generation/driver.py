@@ -11,8 +11,8 @@ import math
 import sys
 from argparse import Namespace
 from array import array
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -26,6 +26,8 @@ from utils.parsing import Parsed
 
 Parser = Callable[[str, bool], Parsed]
 TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+UNDER_WAY = 8_000_000  # tokens of prompts that are under way at a time: long ones would be gigabytes
+CHARACTERS_PER_TOKEN = 4  # about, of English
 OUTAGE = 3  # requests in a row, or as many as are under way at a time if more, unanswered: the server is gone
 
 
@@ -37,15 +39,14 @@ class Request:
     prompt: Rendered | None  # None where it does not fit the model: then nothing is asked
     journal: Journal | None  # where its record is kept, under `key`; None in a dry run
     record: dict[str, Any] = field(default_factory=dict)  # what its record holds besides the output
+    parse: Parser | None = None  # what reads its output; None: the stage's
     options: dict[str, array] | None = None  # by output its token ids: the likeliest is chosen, no text is generated
 
 
-def fitted_request(
-    key: Key, fitted: Fitted | None, journal: Journal | None, options: dict[str, array] | None = None, **record: Any
-) -> Request:
+def fitted_request(key: Key, fitted: Fitted | None, journal: Journal | None, **record: Any) -> Request:
     """The request for an output to a prompt that `fit_posts` made; `record` is kept with it."""
     figures = {} if fitted is None else dict(vars(fitted))
-    return Request(key, figures.pop("prompt", None), journal, record | figures, options)
+    return Request(key, figures.pop("prompt", None), journal, record | figures)
 
 
 @dataclass(frozen=True)
@@ -147,12 +148,14 @@ async def run_stage(engine: Engine, stage: Stage, progress: Progress) -> None:
     has_answered = stage.done > 0  # now, or to an earlier run
     problem = None
     requests = iter(stage.requests)  # shared by all workers
+    room = Room(UNDER_WAY)
 
     async def work() -> None:
         nonlocal failed, missing, in_a_row, has_answered, problem
-        for request in requests:
+        while (request := await room.next(requests)) is not None:
             try:
-                record = await (_answer if request.options is None else _choose)(engine, request, stage)
+                with room.holding(request.prompt):
+                    record = await (_answer if request.options is None else _choose)(engine, request, stage)
             except UnavailableError as error:
                 problem = str(error)
                 missing, in_a_row = missing + 1, in_a_row + 1
@@ -183,6 +186,35 @@ async def run_stage(engine: Engine, stage: Stage, progress: Progress) -> None:
         print(f"note: {problem}; nothing is answered any more, so the run ends early", file=sys.stderr)
 
 
+class Room:
+    """So many tokens of prompts may be under way at a time; or one prompt, where it has more."""
+
+    def __init__(self, most: int):
+        self._left = most
+        self._freed = asyncio.Event()
+
+    async def next(self, requests: Iterator[Request]) -> Request | None:
+        """The next request, once there is room: a prompt is made only then. None where there is no other."""
+        while self._left <= 0:
+            self._freed.clear()
+            await self._freed.wait()
+        return next(requests, None)
+
+    @contextmanager
+    def holding(self, prompt: Rendered | None) -> Iterator[None]:
+        """Entered before any other request is made."""
+        if isinstance(prompt, list):
+            tokens = sum(len(message["content"]) for message in prompt) // CHARACTERS_PER_TOKEN
+        else:
+            tokens = len(prompt or ())
+        self._left -= tokens
+        try:
+            yield
+        finally:
+            self._left += tokens
+            self._freed.set()
+
+
 async def _answer(engine: Engine, request: Request, stage: Stage) -> dict[str, Any]:
     """Ask until the text can be used: a record with the parsed value, or with None and the reason.
 
@@ -201,7 +233,7 @@ async def _answer(engine: Engine, request: Request, stage: Stage) -> dict[str, A
         except RefusedError as refusal:
             return {"value": None, "reason": str(refusal), **request.record, "attempts": attempts, **spent}
         spent = {name: _total([spent[name], getattr(completion, name)]) for name in spent}
-        parsed = stage.parse(completion.text, completion.finish_reason == "length")
+        parsed = (request.parse or stage.parse)(completion.text, completion.finish_reason == "length")
         if parsed.value is not None or policy.is_last(attempt):
             break
     # What the server took where it refused the schema that the last try was to be held to.

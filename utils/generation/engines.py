@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prompts import Prompt
+from prompts import History, Prompt
 from utils.cli import UserError
 from utils.files.journal import Journal, Key
 from utils.files.outputs import OutputFile
-from utils.generation.chat import PAPER_LENGTH, Chat, Fitted, choose_length, fit_profile, open_chat
+from utils.generation.chat import PAPER_LENGTH, Chat, Fitted, choose_length, open_chat
 from utils.generation.driver import Parser, Policy, Request, Stage, describe_records
+from utils.generation.history import fit_items
 from utils.generation.requests import Engine
 from utils.generation.trimming import Entry, fit_trimmed
 from utils.generation.vllm_engine import BATCH_INVARIANT, VLLMEngine, is_batch_invariant
@@ -30,10 +31,10 @@ class Model:
     policy: Policy
 
     def fit(
-        self, prompt: Prompt, items: Sequence[str], join: Callable[[list[str]], str], **values: str
+        self, prompt: Prompt, items: Sequence[str] | History, join: Callable[[list[str]], str], **values: str
     ) -> Fitted | None:
-        """`fit_profile` for its length."""
-        return fit_profile(prompt, items, self.chat, self.length - self.policy.max_tokens, join, **values)
+        """`fit_items` for its length."""
+        return fit_items(prompt, items, self.chat, self.length - self.policy.max_tokens, join, **values)
 
     def fit_trimmed(
         self, prompt: Prompt, entries: Sequence[Entry], join: Callable[[list[str]], str], **values: str
@@ -46,11 +47,14 @@ class Model:
         return Stage(self.addr, requests, self.policy, parse, unit, len(keys), len(keys) - len(left))
 
 
-def choose_generator(args: Namespace, schema: dict[str, Any] | str) -> Model:
-    """The generator that `args` asks for, before it is loaded; `args.max_model_len` is then its length."""
+def choose_generator(args: Namespace, schema: dict[str, Any] | str, length: int | None = None) -> Model:
+    """The generator that `args` asks for, before it is loaded; `args.max_model_len` is then its length.
+
+    `length` is what it is to be where the user sets none and the model has as much; None: the paper's.
+    """
     identity = identify_model(args, args.model_addr)
     chat = open_chat(args, args.model_addr)
-    args.max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, PAPER_LENGTH)
+    args.max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, length or PAPER_LENGTH)
     return Model(args.model_addr, identity, chat, args.max_model_len, Policy.from_arguments(args, schema))
 
 

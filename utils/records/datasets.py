@@ -17,13 +17,14 @@ from utils.cli import UserError
 from utils.cli.errors import first_five, kind, quote
 from utils.cli.progress import announce_file
 from utils.files.json_files import read_json, read_json_lines
+from utils.records.contexts import open_profile
 
 # What each step reads of a record besides the question; a judge reads what its metric says.
 STEP_NEEDS: dict[str, tuple[str, ...]] = {
     "rank": ("profile",),
     "train": ("profile", "gold_plan"),
-    "none": (),
-    "rag": ("profile",),
+    "none": ("asked",),
+    "rag": ("profile", "asked"),
     "planpers": ("profile",),
     "planpers_gold": ("profile", "gold_plan"),
     "merge": (),
@@ -45,6 +46,7 @@ def read_dataset(path: str | Path, needs: Iterable[str] = ()) -> list[Record]:
     seen: dict[str, int] = {}
     for number, record in enumerate(records):
         check_record(record, f"{path}: record {number}", needs)
+        records[number] = with_profile(record, path, needs)
         if record["id"] in seen:
             raise UserError(
                 f"{path}: records {seen[record['id']]} and {number} both have id {quote(record['id'])}; ids are unique"
@@ -64,6 +66,16 @@ def check_record(record: Any, where: str, needs: Iterable[str]) -> None:
     check_text(record, where, "question")
     task.check(record, where, needs)
     check_json(record, where)
+
+
+def with_profile(record: Record, path: str | Path, needs: Iterable[str]) -> Record:
+    """A checked record of this file; where its profile refers to a context and is needed, that stands there.
+
+    UserError where it cannot be had. This is the one place that follows such a reference.
+    """
+    if not isinstance(record.get("profile"), dict) or "profile" not in task_of(str(path), [record]).fields_for(needs):
+        return record
+    return {**record, "profile": open_profile(record, Path(path))}
 
 
 def refuse_shared_ids(datasets: Mapping[str, Collection[str]]) -> None:

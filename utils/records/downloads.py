@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,9 @@ from utils.cli import UserError
 from utils.cli.progress import announce_file
 from utils.files.manifest import file_hash, prepare_output, publish_staged, read_manifest
 from utils.files.web_files import Server
-from utils.files.writing import staged_path, write_array
+from utils.files.writing import open_whole, rename, staged_path, write_array
 from utils.models.hub_datasets import Source, cached_blob
+from utils.records.contexts import ContextsFile, refer
 from utils.records.datasets import read_dataset
 from utils.records.originals import read_originals
 from utils.records.stream import stream_parquet, stream_places
@@ -28,48 +30,61 @@ def make_file(
     path: Path,
     overwrite: bool,
     run: dict[str, Any],
+    skip_invalid: bool = False,
 ) -> None:
-    """Put one file in place, whole or not at all, and its manifest, which begins with `run`; say what it holds."""
+    """Put one file in place, whole or not at all, and its manifest, which begins with `run`; say what it holds.
+
+    Histories that its questions share are put in place before it, in a file of their own beside it. With `skip_invalid`
+    questions that refer to none of their messages are left out.
+    """
     originals = published.originals(source, split)
-    names = [*originals.questions, *filter(None, [originals.outputs])]
+    names = [*originals.questions, *filter(None, [originals.outputs, originals.contexts])]
+    beside = path.with_name(f"{path.stem}_contexts.jsonl") if originals.contexts else None
     name = "a folder" if source.is_folder else source.name  # its content alone tells it from another
     fingerprint: dict[str, Any] = {"dataset_name": name, "commit": source.commit, **published.identity, "split": split}
+    fingerprint |= {"skip_invalid": True} if skip_invalid else {}
     local = [source.fetch(name) for name in names] if source.is_folder else []
-    if is_as_it_was(path, fingerprint, local):
+    if is_as_it_was(path, fingerprint, local, beside):
         print(f"{path}: already there, left alone")
         return
     if local:
         fingerprint["sha256"] = list(map(file_hash, local))
-    if prepare_output(path, fingerprint, overwrite):
+    if prepare_output(path, fingerprint, overwrite) and (beside is None or beside.is_file()):
         print(f"{path}: already there, left alone")
         return
     started = time.monotonic()
     files = {name: source.fetch(name) for name in names}
     hashes = {name: checked_hash(file) for name, file in files.items()}
     what = ", ".join([*published.identity.values(), split])
-    questions = write_questions(task, originals, source, files, path, what)
-    figures: dict[str, Any] = {"questions": questions}
+    figures: dict[str, Any] = {}
+    if beside is None:
+        figures["questions"] = write_questions(task, originals, source, files, path, what)
+    else:
+        figures |= write_with_contexts(task, originals, source, files, path, beside, overwrite, skip_invalid)
+    questions = figures["questions"]
     expected, note = published.questions[split], ""
     if expected is not None:
         figures["published_questions"] = {"number": expected, "source": published.said_by}
         note = "" if questions == expected else f"; {published.said_by} says {expected}"
+    if figures.get("skipped"):
+        note = f"; {figures['skipped']} left out, which end at none of their messages{note}"
     figures |= {"source_sha256": hashes, "wall_seconds": round(time.monotonic() - started, 3)}
-    figures["file_stats"] = stats_of([staged_path(path), *local])
+    figures["file_stats"] = stats_of([staged_path(path), *local, *filter(None, [beside])])
     publish_staged(path, {**run, "fingerprint": fingerprint, **figures})
     at = f" of commit {source.commit[:12]}" if source.commit else ""
     print(f"{path}: {questions} questions{at}{note}", flush=True)
 
 
-def is_as_it_was(path: Path, fingerprint: dict[str, Any], local: list[Path]) -> bool:
+def is_as_it_was(path: Path, fingerprint: dict[str, Any], local: list[Path], beside: Path | None) -> bool:
     """Is a file there as it was made of these, and all of them untouched since? Hashes of gigabytes take seconds.
 
     As git does it, by sizes and times; where these differ, the hashes decide.
     """
     manifest = read_manifest(path)
-    if manifest is None or not path.exists():
+    if manifest is None or not path.exists() or not (beside is None or beside.exists()):
         return False
     told = {name: value for name, value in manifest["fingerprint"].items() if name != "sha256"}
-    return told == fingerprint and manifest.get("file_stats") == stats_of([path, *local])
+    return told == fingerprint and manifest.get("file_stats") == stats_of([path, *local, *filter(None, [beside])])
 
 
 def stats_of(paths: list[Path]) -> list[list[int]]:
@@ -92,8 +107,7 @@ def write_questions(
     """Stage the records of these files as one JSON array and return their number; UserError where one is damaged."""
     questions = [files[name] for name in originals.questions]
     announce_file("writing", path, sum(file.stat().st_size for file in questions))
-    blobs = " ".join(os.path.normpath(cached_blob(file)) for file in files.values())
-    again = "copy it again" if source.is_folder else f"delete {blobs} to have it fetched again"
+    again = how_again(source, files)
     if task.convert is not None:
         outputs = originals.outputs and files[originals.outputs]
         try:
@@ -112,6 +126,45 @@ def write_questions(
             reason = refusal
         problem = f"cannot be downloaded: {str(reason).splitlines()[0]}"
         raise UserError(f"{source.name}, {what}: {problem}\n  {again}") from None
+
+
+def how_again(source: Source | Server, files: dict[str, Path]) -> str:
+    """What to do about files that are damaged."""
+    blobs = " ".join(os.path.normpath(cached_blob(file)) for file in files.values())
+    return "copy it again" if source.is_folder else f"delete {blobs} to have it fetched again"
+
+
+def write_with_contexts(
+    task: Task,
+    originals: Originals,
+    source: Source | Server,
+    files: dict[str, Path],
+    path: Path,
+    beside: Path,
+    overwrite: bool,
+    skip_invalid: bool,
+) -> dict[str, int]:
+    """Put the contexts in place as they are, and stage the records that refer to them; returns counts.
+
+    UserError where a file is damaged or a question refers to nothing: before anything is written.
+    """
+    shared = files[originals.contexts]
+    announce_file("reading", shared)
+    try:
+        contexts = ContextsFile(shared)
+        records = read_originals(task, [files[name] for name in originals.questions])
+        referring, skipped = refer(records, contexts, beside.name, skip_invalid)
+    except UserError as error:
+        raise UserError(str(error) if "\n" in str(error) else f"{error}\n  {how_again(source, files)}") from None
+    if beside.is_file() and not overwrite and file_hash(beside) != contexts.sha256:
+        raise UserError(f"{beside}: exists, and holds other contexts\n  --overwrite replaces it")
+    announce_file("writing", beside, shared.stat().st_size)
+    if not beside.is_file() or file_hash(beside) != contexts.sha256:
+        with shared.open("rb") as whole, open_whole(staged_path(beside), "wb") as copy:
+            shutil.copyfileobj(whole, copy)
+        rename(staged_path(beside), beside)
+    questions = write_array(staged_path(path), referring, indent=4)
+    return {"questions": questions, "contexts": len(list(contexts)), "skipped": skipped}
 
 
 def read_records(path: Path) -> Iterator[Record]:

@@ -2,10 +2,13 @@
 
 LaMP: an array of questions `{id, input, profile}`, and of their right answers `{"task": "LaMP_4", "golds": [{id,
 output}]}`, which are withheld for test sets. LongLaMP: rows `{input, output, profile}`, whose ids are made from what
-the caller calls the file and from their number.
+the caller calls the file and from their number. PersonaMem: a table of questions, whose histories stand in a file of
+their own.
 """
 
 import codecs
+import csv
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -18,6 +21,7 @@ from utils.records.datasets import check_record
 from utils.records.stream import open_regular, stream_parquet, stream_places
 
 MB = 10**6
+MOST_IN_FIELD = 10 * MB  # characters of a field of a table
 
 
 def read_originals(
@@ -47,7 +51,8 @@ def read_originals(
         if golds is not None:
             row = _with_gold(row, golds, f"{where} (id {quote(row.get('id'))})", outputs_addr)
         record = task.convert(row, where)
-        check_record(record, where, ["profile", *(["target"] if "target" in record else [])])
+        given = [] if isinstance(record.get("profile"), dict) else ["profile"]  # a reference is whole only later
+        check_record(record, where, [*given, *(["target"] if "target" in record else [])])
         if record["id"] in seen:
             before = seen[record["id"]].rpartition(": ")[2]
             raise UserError(f"{where}: id {quote(record['id'])} is {before}'s too; ids are unique")
@@ -87,8 +92,8 @@ def _with_gold(row: dict[str, Any], golds: Mapping[str, Any], where: str, output
 
 def _rows(path: Path) -> Iterator[Any]:
     """A JSON array's items, or those of the `golds` that LaMP's builder of emails wraps its test questions in."""
-    if path.suffix == ".parquet":
-        yield from _parquet_rows(path)
+    if path.suffix in (".parquet", ".csv"):
+        yield from _parquet_rows(path) if path.suffix == ".parquet" else _table_rows(path)
         return
     rest = 0
     try:
@@ -127,6 +132,16 @@ def _streamed(file: IO[bytes], path: Path) -> Iterator[tuple[Any, int]]:
     finally:
         if shown is not None:
             shown.close()
+
+
+def _table_rows(path: Path) -> Iterator[dict[str | None, Any]]:
+    """The rows of a CSV file by the names in its first line; None stands for what a row has too much or too little."""
+    csv.field_size_limit(MOST_IN_FIELD)
+    try:
+        with open_regular(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+            yield from csv.DictReader(text, strict=True)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: no CSV that can be read: {error}") from None
 
 
 def _parquet_rows(path: Path) -> Iterator[Any]:

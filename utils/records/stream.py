@@ -15,7 +15,7 @@ from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.progress import announce_file
 from utils.files.json_files import refuse_repeated_names
-from utils.records.datasets import check_record, read_dataset
+from utils.records.datasets import check_record, read_dataset, with_profile
 
 CHUNK = 1 << 20  # bytes read at a time
 
@@ -27,11 +27,12 @@ class DatasetFile:
         self.path = Path(path)
         self.ids: list[str] = []  # of the questions, in file order; filled by `scan`
         self.task: Task | None = None  # their benchmark; likewise
+        self._needs: tuple[str, ...] = ()  # of `scan`
         self._places: list[tuple[int, int]] = []  # offset and length in bytes of each record
 
     def scan(self, needs: Iterable[str] = ()) -> Iterator[Record]:
         """Every record, checked as `read_dataset` checks it; afterwards each can be read again by its number."""
-        self.ids, self._places = [], []
+        self.ids, self._places, self._needs = [], [], tuple(needs)
         seen = set()
         announce_file("reading", self.path)
         try:
@@ -46,7 +47,7 @@ class DatasetFile:
                         raise ValueError("two tasks")
                     self.ids.append(record["id"])
                     self._places.append(tuple(place))
-                    yield record
+                    yield with_profile(record, self.path, self._needs)
             if not self.ids:
                 raise ValueError("no records")
         except (OSError, ValueError, RecursionError, UserError):
@@ -68,7 +69,7 @@ class DatasetFile:
             record = {"id": None}
         if record["id"] != self.ids[number]:
             raise UserError(f"{self.path}: was changed while it was read; run the same command again")
-        return record
+        return with_profile(record, self.path, self._needs)
 
 
 def read_questions(path: str | Path, needs: Iterable[str], num_items: int | None = None) -> list[Record]:

@@ -1,0 +1,616 @@
+"""PersonaMem on the sample in its own format: downloaded, ranked, asked (to the message), read, scored."""
+
+import csv
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import hub_server
+import pytest
+from api_server import Reply, serve
+from tiny_chat import make_tokenizer
+
+import baselines
+import evaluate_responses
+from prompts import History, load_prompt
+from retrieval import rank_dataset
+from utils import download_datasets, make_table
+from utils.benchmarks import tasks
+from utils.benchmarks.personamem import CANONICAL, TYPES, options_text, vary
+from utils.cli import UserError
+from utils.files.manifest import read_manifest
+from utils.generation.chat import APIChat, LocalChat
+from utils.generation.history import fit_history, largest
+from utils.generation.turns import Accepts, Remembered, encode_lines, find_accepts, fold, split_at_lines
+from utils.parsing.letters import LETTERS, parse_letter, read_officially
+from utils.records.datasets import read_dataset
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "tests/data/mini_personamem"
+TABLE, CONTEXTS = "questions_32k.csv", "shared_contexts_32k.jsonl"
+NAME = "PersonaMem-32k"
+LINES = (DATA / CONTEXTS).read_text(encoding="utf-8").splitlines()
+HISTORIES = {key: messages for line in LINES for key, messages in json.loads(line).items()}
+
+
+def read_table(path=DATA / TABLE):
+    return list(csv.DictReader(path.open(encoding="utf-8", newline="")))
+
+
+ROWS = {row["question_id"]: row for row in read_table()}
+
+
+def save(folder, rows=None, lines=LINES):
+    """The original files with these rows and lines."""
+    folder.mkdir()
+    rows = list(ROWS.values()) if rows is None else rows
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(rows[0]))
+    table.writeheader()
+    table.writerows(rows)
+    (folder / TABLE).write_text(text.getvalue(), encoding="utf-8")
+    (folder / CONTEXTS).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def download(source, output, *more):
+    flags = ["--dataset", NAME, "--source_dir", source, "--output_dir", output, *more]
+    assert download_datasets.main(list(map(str, flags))) == 0
+    return output / "PersonaMem_32k.json"
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return download(DATA, tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def ranked(dataset):
+    """By unit, ranked by BM25 into another folder."""
+    found = {}
+    for unit in ("message", "session"):
+        found[unit] = dataset.parent / "ranked" / f"{unit}.json"
+        found[unit].parent.mkdir(exist_ok=True)
+        flags = ["--ranker", "bm25", "--unit", unit, "--input_dataset_addr", dataset]
+        rank_dataset.main(list(map(str, [*flags, "--output_dataset_addr", found[unit]])))
+    return found
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    with serve(lambda request: Reply("It is <final_answer>(b)")) as server:
+        yield server
+
+
+def ask(server, dataset, output, *more):
+    """Run baselines.py; the messages of each request, in the order they came."""
+    server.requests.clear()
+    flags = ["--model_addr", "m", "--openai", "--base_url", server.url, "--max_concurrency", 1]
+    flags += ["--inputs_addr", dataset, "--output_addr", output, "--max_model_len", 60000, *more]
+    assert baselines.main(list(map(str, flags))) == 0
+    return [request["messages"] for request in server.requests]
+
+
+def question_of(messages):
+    """The row that the last message asks."""
+    [row] = [row for row in ROWS.values() if messages[-1]["content"].startswith(row["user_question_or_message"])]
+    return row
+
+
+def before(row):
+    return HISTORIES[row["shared_context_id"]][: int(row["end_index_in_shared_context"])]
+
+
+def asked(row):
+    """The last message, in full."""
+    options = [option[4:] for option in eval(row["all_options"], {})]
+    return load_prompt("personamem/choice").messages(
+        question=row["user_question_or_message"], options=options_text(options)
+    )[0]
+
+
+# The sample, and what is read of it
+
+
+def test_the_sample_is_what_its_readme_says():
+    openings = [sum(message["role"] == "system" for message in messages) for messages in HISTORIES.values()]
+    assert openings == [10, 12, 15]
+    assert len(ROWS) == 24 and {row["question_type"] for row in ROWS.values()} == set(TYPES)
+    quotes = {option[0] for row in ROWS.values() for option in row["all_options"].strip("[]").split(", ")[:1]}
+    assert quotes >= {"'"} and any('"(' in row["all_options"] for row in ROWS.values())
+    order = [row["shared_context_id"] for row in ROWS.values()]
+    assert sorted(order) != order
+
+
+def test_older_files_give_the_same_records(dataset, tmp_path):
+    source = tmp_path / "older"
+    shutil.copytree(DATA / "older", source)
+    shutil.copy(DATA / CONTEXTS, source)
+    older = json.loads(download(source, tmp_path / "out").read_text())
+    for record, new in zip(older, json.loads(dataset.read_text()), strict=True):
+        assert record.pop("stereotypical") in ("Yes", "No")
+        assert CANONICAL[record.pop("question_type")] == new.pop("question_type") == new["group"]
+        assert record == new
+
+
+def test_questions_of_a_context_stand_together_with_growing_ends(dataset):
+    places = [(one["profile"]["context"], one["profile"]["end"]) for one in json.loads(dataset.read_text())]
+    assert places == sorted(places, key=lambda place: (list(HISTORIES).index(place[0]), place[1]))
+    assert len(places) == 24
+
+
+def test_a_download_is_left_alone_and_made_anew_where_its_contexts_are_gone(tmp_path, capsys):
+    path = download(DATA, tmp_path)
+    contexts = tmp_path / "PersonaMem_32k_contexts.jsonl"
+    assert contexts.read_bytes() == (DATA / CONTEXTS).read_bytes()
+    first = path.read_bytes()
+    download(DATA, tmp_path)
+    assert "already there, left alone" in capsys.readouterr().out
+    contexts.unlink()
+    download(DATA, tmp_path)
+    assert contexts.read_bytes() == (DATA / CONTEXTS).read_bytes() and path.read_bytes() == first
+    contexts.write_text("mine")
+    with pytest.raises(UserError, match="exists, and holds other contexts"):
+        path.unlink()
+        download(DATA, tmp_path)
+    assert contexts.read_text() == "mine"
+
+
+def test_it_comes_from_the_hub_too(dataset, tmp_path):
+    files = {"README.md": b"# PersonaMem\n", **{name: (DATA / name).read_bytes() for name in (TABLE, CONTEXTS)}}
+    flags = ["--dataset", NAME, "--output_dir", tmp_path / "out", "--cache_dir", tmp_path / "cache"]
+    with hub_server.serve(files) as hub:
+        places = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
+        subprocess.run(
+            [sys.executable, ROOT / "utils/download_datasets.py", *flags], env=os.environ | places, check=True
+        )
+        commit = hub.branches["main"]
+    path = tmp_path / "out/PersonaMem_32k.json"
+    assert path.read_bytes() == dataset.read_bytes()
+    assert read_manifest(path)["fingerprint"]["commit"] == commit
+
+
+def change(**columns):
+    """The rows, the first of them with other columns."""
+    first, *others = ROWS.values()
+    return [{**first, **columns}, *others]
+
+
+FIRST = next(iter(ROWS))
+V2 = [{"persona_id": "1", "chat_history_32k_link": "x.json", "user_query": "?", "incorrect_answers": "[]"}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "match"),
+    [
+        (change(shared_context_id="gone"), rf"id '{FIRST}': .*{CONTEXTS} has no context 'gone'"),
+        (change(end_index_in_shared_context="-1"), rf"id '{FIRST}': end_index_in_shared_context is -1.*\n.*--skip"),
+        (change(end_index_in_shared_context="9999"), rf"id '{FIRST}': end_index_in_shared_context is 9999, but"),
+        (change(end_index_in_shared_context="5.5"), rf"id '{FIRST}'\): end_index_in_shared_context '5\.5' is no"),
+        (change(all_options="['(a) x', '(b) y', '(c) z']"), rf"id '{FIRST}'\): all_options holds 3 texts"),
+        (change(all_options="__import__('os').system('touch hacked')"), "is no list of texts, as Python writes it"),
+        (change(all_options="[" * 5000), "is no list of texts"),
+        (change(all_options="['(b) x', '(a) y', '(c) z', '(d) z']"), r"it must hold four, with \(a\) to \(d\) ahead"),
+        (change(correct_answer="(e)"), r"correct_answer '\(e\)' is none of \(a\)"),
+        (change(question_type="other"), "question_type 'other' is none of recall_user_shared_facts"),
+        (change(question_id=list(ROWS)[1]), "ids are unique"),
+        (V2, "of PersonaMem-v2, by its columns"),
+    ],
+)
+def test_a_bad_table_is_refused_by_name(rows, match, tmp_path):
+    with pytest.raises(UserError, match=match):
+        download(save(tmp_path / "source", rows), tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.json*")) and not Path("hacked").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        (LINES[1][: len(LINES[1]) // 2], r"shared_contexts_32k\.jsonl: line 2 is no object .*is it cut short\?"),
+        (LINES[1][: len(LINES[1]) // 2] + "}", r"line 2 is no JSON"),
+        (LINES[0], "lines 1 and 2 both have id"),
+        (json.dumps({list(HISTORIES)[1]: [{"role": "nurse", "content": "x"}]}), "line 2: message 0 is no object"),
+        (json.dumps({list(HISTORIES)[1]: [{"role": "user", "content": None}]}), "line 2: message 0: its content is"),
+    ],
+)
+def test_a_bad_line_of_contexts_is_refused_by_its_number(line, match, tmp_path):
+    with pytest.raises(UserError, match=match):
+        download(save(tmp_path / "source", lines=[LINES[0], line, LINES[2]]), tmp_path / "out")
+
+
+def test_ends_beyond_the_context_are_left_out_and_counted(tmp_path, capsys):
+    rows = change(end_index_in_shared_context="-3")
+    rows[1] = {**rows[1], "end_index_in_shared_context": "9999"}
+    path = download(save(tmp_path / "source", rows), tmp_path / "out", "--skip_invalid")
+    assert "22 questions; 2 left out, which end at none of their messages" in capsys.readouterr().out
+    assert not {row["question_id"] for row in rows[:2]} & {record["id"] for record in json.loads(path.read_text())}
+    assert read_manifest(path)["skipped"] == 2
+
+
+def test_files_of_the_second_version_are_refused_by_their_name(tmp_path):
+    (tmp_path / "benchmark.csv").write_text("persona_id\n1\n")
+    with pytest.raises(UserError, match=r"no file questions_32k\.csv in it; it is PersonaMem-v2, another benchmark"):
+        download(tmp_path, tmp_path / "out")
+
+
+# Profiles that are references
+
+
+def test_a_profile_is_read_where_it_is_needed(dataset, tmp_path):
+    for record in read_dataset(dataset, needs=["profile"]):
+        row, profile = ROWS[record["id"]], record["profile"]
+        assert profile.messages == before(row)
+        items = [(i, one) for i, one in enumerate(before(row)) if one["role"] != "system"]
+        assert [(item["id"], item["text"], item["role"]) for item in profile] == [
+            (f"{row['shared_context_id']}:{i}", one["content"], one["role"]) for i, one in items
+        ]
+        assert len(profile.by("session")) == sum(one["role"] == "system" for one in before(row))
+    alone = tmp_path / "moved.json"
+    shutil.copy(dataset, alone)
+    assert isinstance(read_dataset(alone)[0]["profile"], dict)  # who scores needs no histories
+    with pytest.raises(UserError, match=r"PersonaMem_32k_contexts\.jsonl: no such file; it holds the histories"):
+        read_dataset(alone, needs=["profile"])
+    (tmp_path / "PersonaMem_32k_contexts.jsonl").write_text(LINES[0] + "\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"not the file that .*moved\.json was made with"):
+        read_dataset(alone, needs=["profile"])
+
+
+def test_a_ranked_file_refers_too(ranked, dataset, tmp_path):
+    records = {unit: json.loads(path.read_text()) for unit, path in ranked.items()}
+    for unit, its in records.items():
+        for record, read in zip(its, read_dataset(ranked[unit], needs=["profile"]), strict=True):
+            profile = record["profile"]
+            assert (profile["unit"], profile["contexts"]) == (unit, "../PersonaMem_32k_contexts.jsonl")
+            assert sorted(profile["order"]) == list(range(len(profile["order"]))) == list(range(len(read["profile"])))
+    again = tmp_path / "again.json"
+    flags = ["--ranker", "recency", "--input_dataset_addr", ranked["session"], "--output_dataset_addr", again]
+    rank_dataset.main(list(map(str, flags)))
+    for first, second in zip(records["session"], json.loads(again.read_text()), strict=True):
+        assert second["profile"]["order"] == first["profile"]["order"][::-1]
+    broken = json.loads(ranked["message"].read_text())
+    broken[0]["profile"]["order"] = [0, 1]
+    path = ranked["message"].with_name("broken.json")
+    path.write_text(json.dumps(broken))
+    with pytest.raises(UserError, match="its 'order' is of 2 items, but its history has"):
+        list(read_dataset(path, needs=["profile"])[0]["profile"])
+
+
+# What is asked
+
+
+def test_the_whole_history_before_the_question_and_nothing_else(dataset, server, tmp_path):
+    requests = ask(server, dataset, tmp_path / "out.json")
+    assert len(requests) == 24
+    for messages in requests:
+        row = question_of(messages)
+        assert messages == [*before(row), asked(row)]
+    order = [question_of(messages)["question_id"] for messages in requests]
+    assert order == [record["id"] for record in json.loads(dataset.read_text())]
+
+
+def test_no_history_at_all(dataset, server, tmp_path, capsys):
+    for messages in ask(server, dataset, tmp_path / "out.json", "--rag", "--num_contexts", 0):
+        assert messages == [asked(question_of(messages))]
+    assert "ranked" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("unit", ["message", "session"])
+@pytest.mark.parametrize("order", ["time", "best"])
+def test_the_card_and_the_chosen_turns(unit, order, ranked, server, tmp_path):
+    profiles = {one["id"]: one["profile"] for one in read_dataset(ranked[unit], needs=["profile"])}
+    more = ["--best_first"] if order == "best" else []
+    for messages in ask(server, ranked[unit], tmp_path / "out.json", "--rag", "--num_contexts", 3, *more):
+        row = question_of(messages)
+        history, best = before(row), profiles[row["question_id"]][:3]
+        places = [item["places"] for item in best]
+        chosen = [place for one in (places if more else sorted(places)) for place in one]
+        assert messages == [history[0], *(history[place] for place in chosen), asked(row)]
+        assert len(places) == min(3, len(profiles[row["question_id"]]))
+
+
+def test_the_right_letter_changes_nothing_that_is_asked(dataset, server, tmp_path):
+    first = ask(server, dataset, tmp_path / "one.json", "--num_generated_outputs", 2)
+    records = json.loads(dataset.read_text())
+    for record in records:
+        record["target"] = LETTERS[LETTERS.index(record["target"]) - 1]
+    other = dataset.with_name("other.json")
+    other.write_text(json.dumps(records))
+    assert ask(server, other, tmp_path / "two.json", "--num_generated_outputs", 2) == first
+
+
+def test_what_is_over_the_budget_goes_oldest_first_and_never_the_card(dataset, server, tmp_path):
+    flags = ["--limit", 8, "--max_model_len", 900, "--max_tokens", 50]
+    out = tmp_path / "out.json"
+    requests = ask(server, dataset, out, *flags)
+    answers, chat = json.loads(out.read_text()), APIChat("m")
+    for messages in requests:
+        row = question_of(messages)
+        history, answer = before(row), answers[row["question_id"]][0]
+        others = [place for place, one in enumerate(history) if one["role"] != "system"]
+        kept = set(others[len(others) - answer["num_contexts_used"] :])
+        assert answer["num_contexts_used"] + answer["num_contexts_dropped"] == len(others)
+        expected = [one for place, one in enumerate(history) if one["role"] == "system" or place in kept]
+        assert messages == [*expected, asked(row)]
+        assert chat.length(messages) <= 850
+        if len(kept) < len(others):  # one more does not fit
+            assert chat.length([*messages, history[others[-len(kept) - 1]]]) > 850
+    assert any(answer[0]["num_contexts_dropped"] for answer in answers.values())
+
+
+@pytest.mark.parametrize("most", [0, 1, 5, 40])
+@pytest.mark.parametrize("guess", [0, 1, 3, 17, 40])
+def test_the_largest_number_that_fits_is_found(most, guess):
+    for limit in range(-1, most + 1):
+        tried = []
+
+        def fit(number, limit=limit, tried=tried):
+            tried.append(number)
+            return f"{number} items" if number <= limit else None
+
+        assert largest(most, min(guess, most), fit) == ((limit, f"{limit} items") if limit >= 0 else (0, None))
+        assert len(tried) == len(set(tried)) <= 14
+
+
+def test_a_history_that_never_fits_is_none():
+    history = History([{"role": "system", "content": "card " * 50}], [0], [])
+    assert fit_history(load_prompt("personamem/choice"), history, APIChat("m"), 40, question="q", options="o") is None
+
+
+# Letters
+
+
+def test_options_in_another_order_are_read_back(dataset, server, tmp_path, capsys):
+    out = tmp_path / "out.json"
+    requests = ask(server, dataset, out, "--num_generated_outputs", 4, "--seed", 7)
+    answers = json.loads(out.read_text())
+    shown = [output["shown"] for its in answers.values() for output in its[1:]]
+    assert len(set(shown)) > 12 and all(sorted(letters) == list(LETTERS) for letters in shown)
+    assert all("shown" not in its[0] and its[0]["output"] == "b" for its in answers.values())
+    for its in answers.values():
+        assert [output["output"] for output in its[1:]] == [output["shown"][1] for output in its[1:]]
+    records = {record["id"]: record for record in json.loads(dataset.read_text())}
+    texts = [messages[-1]["content"] for messages in requests]
+    for key, its in answers.items():
+        for output in its[1:]:
+            options = [records[key]["options"][LETTERS.index(letter)] for letter in output["shown"]]
+            assert sum(options_text(options) in text for text in texts) >= 1
+    assert "0 chose (a), 96 chose (b), 0 chose (c), 0 chose (d), 50 % of prompt tokens" in capsys.readouterr().out
+    assert vary(records[FIRST], 2, 7).record == vary(records[FIRST], 2, 7).record != vary(records[FIRST], 2, 8).record
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("<final_answer>(c)", "c"), ("<final_answer> C </final_answer>", "c"), ("(a)? no. <final_answer>(d)", "d"),
+        ("<final_answer>(a) <final_answer>(b)", "b"), ("<final_answer> Option (b), since (a) is wrong", "b"),
+        ("b", "b"), ("(B)", "b"), ("**d**.", "d"), ("The answer is c", "c"), ("a) because it fits", "a"),
+        ("I would take option b.", "b"), ("It suits me: (a)", "a"), ("<think>(a) or (b)</think><final_answer>(c)", "c"),
+        ("<final_answer> none of the four, or (d)", "d"), ("a", "a"), ("Answer: A", "a"),
+        ("I like a good soup", None), ("(a) or (b)", None), ("", None), ("<think>(a)", None), ("e", None),
+        ("I'd say the answer is a matter of taste", None), ("<final_answer>", None), ("options a and b", None),
+        ("(a) x (b) y (c) z (d) w", None), ("<final_answer>(a certain one", None),
+    ],
+)  # fmt: skip
+def test_a_letter_is_read_without_the_right_one(text, letter):
+    assert parse_letter(text).value == letter
+
+
+@pytest.mark.parametrize("text", ["<final_answer> c", "c", "<final_answer>(c"])
+def test_a_letter_at_a_cut_may_be_the_first_of_a_word(text):
+    assert parse_letter(text).value == "c" and parse_letter(text, cut=True).value is None
+    assert parse_letter("<final_answer>(c) for", cut=True).value == "c"
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "counts"),
+    [
+        ("<final_answer>(c)", "c", True), ("<final_answer>(C)</final_answer>", "c", True),
+        ("<final_answer> c", "c", True),
+        ("<final_answer>(c)", "b", False), ("<final_answer>(b) or (c)", "c", False), ("it is (c)", "c", True),
+        ("it is a pity", "a", True), ("I take a, not c", "c", False), ("<final_answer> none; but (c)", "c", True),
+        ("the best is (c) <final_answer> none", "c", True), ("", "a", False),
+    ],
+)  # fmt: skip
+def test_the_public_rule_asks_for_the_right_letter(text, right, counts):
+    assert read_officially(text, right) == counts
+
+
+def test_scores_by_type_in_both_readings(dataset, server, tmp_path, capsys):
+    texts = ["<final_answer>(b)", "a pity; my choice: b", "no idea", "(a) or (b)"]
+    order = [record["id"] for record in json.loads(dataset.read_text())]
+    server.reply = lambda request: Reply(texts[order.index(question_of(request["messages"])["question_id"]) % 4])
+    out = tmp_path / "out.json"
+    ask(server, dataset, out, "--max_retries", 0)
+    for reading in ([], ["--reading", "official"]):
+        scores = tmp_path / f"scores{len(reading)}.json"
+        flags = ["--inputs_addr", dataset, "--response_addr", out, "--score_addr", scores, *reading]
+        assert evaluate_responses.main(list(map(str, flags))) == 0
+    ours, official = (json.loads((tmp_path / f"scores{n}.json").read_text()) for n in (0, 2))
+    targets = {key: row["correct_answer"][1] for key, row in ROWS.items()}
+    by_text = [[key for number, key in enumerate(order) if number % 4 == kind] for kind in range(4)]
+    right = sum(targets[key] == "b" for key in by_text[0] + by_text[1])
+    assert (ours["score"], ours["num_unanswered"], ours["letters"]["b"]) == (right / 24, 12, 1.0)
+    # Its article is a letter to the public rule, so two letters are in the second text.
+    assert official["score"] == sum(targets[key] == "b" for key in by_text[0]) / 24
+    assert official["strategy"] == "accuracy-official" and official["num_unanswered"] == 0
+    assert {entry["group"] for entry in ours["per_question_scores"]} == set(TYPES)
+    table = ["--system", "whole", tmp_path / "scores0.json"]
+    assert make_table.main(list(map(str, table))) == 0
+    assert "| revisit_reasons_behind_preference_updates |" in capsys.readouterr().out
+
+
+# Going on, shards
+
+
+def test_a_run_goes_on_where_it_stopped(dataset, server, warm_api, tmp_path):
+    asked_for = ask(server, dataset, tmp_path / "whole.json", "--num_generated_outputs", 2)
+    out = tmp_path / "out.json"
+    key = tmp_path / "key.txt"
+    key.write_text("key")
+    flags = ["--model_addr", "m", "--openai", "--base_url", server.url, "--api_key_addr", key]
+    flags += ["--max_concurrency", 1, "--max_model_len", 60000]
+    flags += ["--inputs_addr", dataset, "--output_addr", out, "--num_generated_outputs", 2]
+    answered, server.reply = iter(range(20)), lambda request: refuse_after(answered)
+    server.requests.clear()
+    done = warm_api.run("baselines.py", flags)
+    assert done.returncode == 2 and "answers 401" in done.errors
+    server.reply = lambda request: Reply("It is <final_answer>(b)")
+    assert warm_api.run("baselines.py", flags).returncode == 0
+    sent = [request["messages"] for request in server.requests]
+    assert sent[:20] + sent[21:] == asked_for and sent[20] == sent[21]
+    first, second = (json.loads(path.read_text()) for path in (tmp_path / "whole.json", out))
+    assert first == second
+    done = warm_api.run("baselines.py", flags)
+    assert "already finished, left alone" in done.printed and len(server.requests) == 49
+
+
+def refuse_after(answered):
+    return Reply("It is <final_answer>(b)") if next(answered, None) is not None else Reply("no such key", status=401)
+
+
+def test_shards_ask_together_what_one_run_asks(dataset, server, tmp_path):
+    whole = ask(server, dataset, tmp_path / "whole.json")
+    sent = []
+    for index in range(3):
+        sent += ask(server, dataset, tmp_path / f"{index}.json", "--num_shards", 3, "--shard_index", index)
+    assert sorted(map(str, sent)) == sorted(map(str, whole))
+
+
+# Templates
+
+
+TURNS = [
+    {"role": "system", "content": "card one"},
+    {"role": "user", "content": "hello"},
+    {"role": "assistant", "content": "hi"},
+    {"role": "system", "content": "card two"},
+    {"role": "assistant", "content": "back"},
+    {"role": "assistant", "content": "again"},
+    {"role": "user", "content": "question"},
+]
+GEMMA = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{% for m in messages %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+
+
+def renderer(template):
+    from jinja2 import Environment
+    from jinja2.exceptions import TemplateError
+
+    def refuse(text):
+        raise TemplateError(text)
+
+    compiled = Environment().from_string(template)
+    return lambda messages: compiled.render(messages=messages, raise_exception=refuse)
+
+
+def test_a_template_that_takes_all_gets_the_turns_as_they_are():
+    accepts = find_accepts(renderer("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"))
+    assert accepts == Accepts(True, True, True, True)
+    assert fold(TURNS, accepts) == TURNS
+
+
+def test_turns_are_folded_for_a_template_that_wants_them_to_alternate():
+    render = renderer(GEMMA)
+    accepts = find_accepts(render)
+    assert accepts == Accepts(False, False, False, False)
+    text = render(fold(TURNS, accepts))
+    assert text == "[user]card one\n\nhello[assistant]hi[user]card two[assistant]back\n\nagain[user]question"
+    assert render(fold(TURNS[2:3] + TURNS[-1:], accepts)) == "[user]hi\n\nquestion"
+
+
+def test_only_later_system_turns_are_folded_where_the_first_is_taken():
+    accepts = Accepts(system=True, later_system=False, repeats=True, assistant_first=True)
+    assert [one["role"] for one in fold(TURNS, accepts)] == [
+        "system", "user", "assistant", "user", "assistant", "assistant", "user"
+    ]  # fmt: skip
+    assert fold([TURNS[0], TURNS[1], TURNS[2], TURNS[3], TURNS[6]], accepts)[-1]["content"] == "card two\n\nquestion"
+
+
+def test_pieces_between_lines_make_the_same_tokens():
+    text = "a\n\nb c\n d\ne\nf \ng\n\n\nh\n"
+    assert split_at_lines(text) == ["a\n\nb c\n d\n", "e\n", "f \ng\n\n\nh\n"]
+    for sample in (text, "", "\n", "x", *(one["content"] for one in next(iter(HISTORIES.values())))):
+        assert "".join(split_at_lines(sample)) == sample
+    asked_for = []
+
+    def encode(texts):
+        asked_for.extend(texts)
+        return [list(one.encode()) for one in texts]
+
+    remembered = Remembered(encode)
+    assert encode_lines(text, remembered).tolist() == list(text.encode())
+    assert encode_lines(text + "i", remembered).tolist() == list((text + "i").encode())
+    assert asked_for == [*split_at_lines(text), split_at_lines(text + "i")[-1]]
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory):
+    """A tokenizer as today's models have, and no weights."""
+    folder = tmp_path_factory.mktemp("chat")
+    make_tokenizer().save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "max_position_embeddings": 4096}))
+    return LocalChat(str(folder))
+
+
+def test_a_history_has_the_tokens_of_its_whole_text(chat):
+    assert chat._restarts_at_lines
+    for messages in HISTORIES.values():
+        turns = [*messages, {"role": "user", "content": "Which?\n\n(a) x\n(b) y"}]
+        text = chat.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        assert chat.render(turns).tolist() == chat.tokenizer.encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("budget", [100, 400, 700, 1000, 2500])
+def test_a_tokenized_history_fills_its_budget(chat, budget):
+    messages = next(iter(HISTORIES.values()))
+    others = [[place] for place, one in enumerate(messages) if one["role"] != "system"]
+    history = History(messages, [0], others[::-1])
+    prompt, values = load_prompt("personamem/choice"), {"question": "q?", "options": "(a) x"}
+    fitted = fit_history(prompt, history, chat, budget, **values)
+    sizes = [len(chat.render(prompt.messages(turns=history.first(n), **values))) for n in range(len(others) + 1)]
+    most = max((n for n, size in enumerate(sizes) if size <= budget), default=None)
+    assert (fitted and fitted.num_contexts_used) == most
+    assert fitted is None or len(fitted.prompt) == sizes[most]
+
+
+# With a real engine
+
+
+@pytest.mark.engine
+def test_the_cache_serves_what_questions_of_a_context_share(tmp_path, warm_engine):
+    """16 questions a context, each a turn later; of 6,000 tokens, so that questions are a small part."""
+    rows, template = [], next(iter(ROWS.values()))
+    histories = {key: messages * 4 for key, messages in list(HISTORIES.items())[:2]}
+    for key, messages in histories.items():
+        for end in range(len(messages) - 15, len(messages) + 1):
+            place = {"shared_context_id": key, "end_index_in_shared_context": end}
+            rows.append({**template, "question_id": f"{key[:6]}-{end}", **place})
+    lines = [json.dumps({key: messages}) for key, messages in histories.items()]
+    path = download(save(tmp_path / "source", rows, lines), tmp_path / "data")
+    flags = ["--model_addr", ROOT / "demo/models/chat", "--inputs_addr", path, "--output_addr", tmp_path / "out.json"]
+    flags += ["--max_tokens", 6, "--max_model_len", 8192, "--constrained_decoding", "always"]
+    done = warm_engine.run("baselines.py", flags)
+    assert done.returncode == 0, done.errors
+    tokens = read_manifest(tmp_path / "out.json")["tokens"]
+    share = tokens["cached_tokens"] / tokens["prompt_tokens"]
+    assert share >= 0.85, tokens
+    assert f"{round(100 * share)} % of prompt tokens from the cache" in done.printed
+    assert all(output["output"] in LETTERS for [output] in json.loads((tmp_path / "out.json").read_text()).values())
+
+
+def test_every_size_is_a_task_of_its_own_with_one_prompt():
+    for name in (NAME, "PersonaMem-128k", "PersonaMem-1M"):
+        task = tasks()[name]
+        assert set(task.prompts.values()) == {"personamem/choice"} and task.groups == tuple(TYPES)
+    assert load_prompt("personamem/choice").digest == DIGEST
+
+
+DIGEST = "10cb3bd198894cf4bb6823851fe4ec9c47e3998a5b10fe6d5b3f53823e949717"

@@ -1,0 +1,203 @@
+"""What does PersonaMem take besides the model: the download, and the requests of a whole size?
+
+  python tests/speed/histories.py --model_addr demo/models/chat
+  python tests/speed/histories.py --size 1M
+
+The data are random words in PersonaMem's format: of 32k 589 questions over 37 contexts, of 1M 2,674 over 33.
+baselines.py asks with the whole history, of a server in a process of its own that answers at once; with --model_addr
+also of an engine that does, so that every prompt is rendered and tokenized. CPU seconds are those of the process that
+asks, not of the server.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from measure import peak_memory, reset_peak_memory, write_figures
+from own_work import InstantEngine
+from ranking import WORDS
+
+from utils.cli import make_parser, positive_int, run_script
+from utils.generation.chat import LocalChat
+from utils.generation.requests import Completion
+
+# By size: questions, contexts, tokens of each, sessions of each, and messages of a session.
+SHAPES = {"32k": (589, 37, 32_000, 10, 20), "128k": (2727, 60, 128_000, 20, 24), "1M": (2674, 33, 1_000_000, 60, 30)}
+TOKENS_PER_WORD = 1.3
+SECONDS_BAR, MEMORY_BAR = 60.0, 2e9  # of 32k, and over what is held at the beginning
+COMPLETION = {
+    "id": "1", "object": "chat.completion", "created": 0, "model": "m",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "(b)"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+}  # fmt: skip
+
+
+class LetterEngine(InstantEngine):
+    async def complete(self, model: str, prompt: Any, sampling: Any) -> Completion:
+        return Completion("<final_answer>(b)", "stop", len(prompt), 0, 8, -1.0)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_POST(self) -> None:
+        left = int(self.headers["Content-Length"])
+        while left > 0:
+            left -= len(self.rfile.read(min(left, 1 << 20)))
+        self.send(json.dumps(COMPLETION).encode())
+
+    def do_GET(self) -> None:
+        self.send(b"{}")
+
+    def send(self, content: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        """Silence."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = make_parser(__doc__)
+    add = parser.add_argument
+    add("--size", choices=SHAPES, default="32k", help="whose shape the data have (%(default)s)")
+    add("--model_addr", metavar="MODEL", help="chat model; only its tokenizer is used (default: the server alone)")
+    add("--max_model_len", type=positive_int, metavar="N", help="of both ways (default: the size's)")
+    add("--questions", type=positive_int, metavar="N", help="only so many (default: all)")
+    add("--serve", action="store_true", help="be the server")
+    add("--json_addr", metavar="FILE", help="where the figures go too")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    if args.serve:
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+            server.request_queue_size = 128
+            print(server.server_port, flush=True)
+            server.serve_forever()
+    import baselines
+    from utils import download_datasets
+
+    figures: dict[str, Any] = {"size": args.size, "cores": len(os.sched_getaffinity(0))}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        originals = write_data(folder / "originals", args.size)
+        flags = ["--dataset", f"PersonaMem-{args.size}", "--source_dir", originals, "--output_dir", folder / "data"]
+        figures["download"] = measured("download", lambda: download_datasets.main(list(map(str, flags))))
+        figures["disk"] = bytes_in(folder / "data") / bytes_in(originals)
+        print(f"on disk {figures['disk']:.3f} x the original files")
+        common = ["--inputs_addr", folder / "data" / f"PersonaMem_{args.size}.json"]
+        common += ["--limit", args.questions] if args.questions else []
+        common += ["--max_model_len", args.max_model_len] if args.max_model_len else []
+        server = subprocess.Popen([sys.executable, __file__, "--serve"], stdout=subprocess.PIPE, text=True)
+        try:
+            os.environ["OPENAI_API_KEY"] = "key"
+            url = f"http://127.0.0.1:{server.stdout.readline().strip()}/v1"
+            flags = ["--model_addr", "m", "--openai", "--base_url", url, *common, "--output_addr", folder / "api.json"]
+            figures["server"] = measured("through a server", lambda: baselines.main(list(map(str, flags))))
+        finally:
+            server.kill()
+        if args.model_addr:
+            LocalChat(args.model_addr)  # imports what is to be imported
+            baselines.open_engine = lambda *_: LetterEngine()
+            if args.max_model_len is None:
+                length = 2 * SHAPES[args.size][2]
+                LocalChat.model_limit = property(lambda self: length, lambda self, value: None)
+                common += ["--max_model_len", length]
+            flags = ["--model_addr", args.model_addr, *common, "--output_addr", folder / "local.json"]
+            figures["tokenized"] = measured("tokenized here", lambda: baselines.main(list(map(str, flags))))
+    write_figures(args.json_addr, figures)
+    return 0
+
+
+def measured(what: str, work: Any) -> dict[str, float]:
+    reset_peak_memory()
+    held, started, cpu = peak_memory(), time.perf_counter(), cpu_seconds()
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(io.StringIO()):
+        work()
+    figures = {"seconds": time.perf_counter() - started, "cpu_seconds": cpu_seconds() - cpu}
+    figures["memory"] = peak_memory() - held
+    print(
+        f"{what}: {figures['seconds']:.1f} s, {figures['cpu_seconds']:.1f} CPU seconds (bar of 32k {SECONDS_BAR:.0f}), "
+        f"{figures['memory'] / 1e9:.2f} GB more than before (bar {MEMORY_BAR / 1e9:.0f})\n  {told.getvalue().strip()}",
+        flush=True,
+    )
+    return figures
+
+
+def cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def write_data(folder: Path, size: str) -> Path:
+    """Contexts and questions of random words; each question asks behind a random message."""
+    import csv
+
+    from utils.benchmarks.personamem import TYPES
+
+    rng, words = random.Random(0), WORDS.split()
+    questions, contexts, tokens, sessions, turns = SHAPES[size]
+    folder.mkdir()
+    length = round(tokens / TOKENS_PER_WORD / sessions / turns)
+
+    def text(number: int) -> str:
+        return " ".join(rng.choices(words, k=number))
+
+    with open(folder / f"shared_contexts_{size}.jsonl", "w") as file:
+        for number in range(contexts):
+            card = {"role": "system", "content": f"Current user persona: {text(100)}"}
+            messages = []
+            for _ in range(sessions):
+                messages.append(card)
+                roles = ["User", "Assistant"] * (turns // 2)
+                messages += [{"role": role.lower(), "content": f"{role}: {text(length)}"} for role in roles]
+            file.write(json.dumps({f"context{number}": messages}) + "\n")
+    with open(folder / f"questions_{size}.csv", "w", newline="") as file:
+        names = ["question_id", "question_type", "topic", "user_question_or_message", "correct_answer", "all_options"]
+        table = csv.writer(file)
+        table.writerow([*names, "shared_context_id", "end_index_in_shared_context"])
+        for number in range(questions):
+            options = [f"({letter}) {text(50)}" for letter in "abcd"]
+            end = rng.randrange(sessions * (turns + 1)) + 1
+            table.writerow(
+                [
+                    number,
+                    rng.choice(list(TYPES)),
+                    "none",
+                    text(30),
+                    "(a)",
+                    repr(options),
+                    f"context{number % contexts}",
+                    end,
+                ]
+            )
+    return folder
+
+
+if __name__ == "__main__":
+    run_script(main)

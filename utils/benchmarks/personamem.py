@@ -1,0 +1,284 @@
+"""PersonaMem: which of four responses suits a user whom many sessions have told of (arXiv 2504.14225); a task a size.
+
+A record is `{task, id, question, options: [four texts], target, group, ..., profile}`. `target` is the letter of the
+right option, which only the scorer sees; `group` is the type of the question, by its canonical name; the columns of the
+published table that are not named here are kept. Contexts are shared by many questions, so `profile` only refers to
+one: to the messages of `context` before `end`, in the file `contexts` beside the dataset
+(utils/records/contexts.py reads it).
+"""
+
+import ast
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from prompts import History
+from utils.benchmarks.checks import check_id, is_unicode
+from utils.benchmarks.published import SharedContexts
+from utils.benchmarks.references import check_label, label_metrics
+from utils.benchmarks.task import Item, Metric, Options, Output, Record, Task, Variant
+from utils.cli import UserError
+from utils.cli.errors import kind, quote
+from utils.parsing import Parsed
+from utils.parsing.letters import LETTERS, parse_letter, read_officially
+
+HUB = "bowen-upenn/PersonaMem"
+BENCHMARK = "PersonaMem"
+# By size: questions, as others have counted them (not verified), and the tokens of prompt and output that a generator
+# is given: more than the paper counts, for a tokenizer that isn't known is reckoned with more.
+SIZES = {"32k": (589, 56_000), "128k": (2727, 210_000), "1M": (2674, 1_600_000)}
+COUNTED_BY = "a count by others"
+
+# Canonical names, in the paper's order, with the other names that files of before have.
+TYPES = {
+    "recall_user_shared_facts": ("recalling_facts_mentioned_by_the_user",),
+    "suggest_new_ideas": (),
+    "acknowledge_latest_user_preferences": ("acknowledge_latest_preferences",),
+    "track_full_preference_evolution": ("track_full_preference_updates",),
+    "revisit_reasons_behind_preference_updates": ("recalling_the_reasons_behind_previous_updates",),
+    "provide_preference_aligned_recommendations": (),
+    "generalize_to_new_scenarios": ("generalizing_to_new_scenarios",),
+}
+CANONICAL = {alias: name for name, aliases in TYPES.items() for alias in (name, *aliases)}
+SHORT = ("facts", "ideas", "latest", "evolution", "reasons", "recommendations", "scenarios")
+
+QUESTION_COLUMNS = ("user_question_or_message", "question")  # the second one in older files
+READ_COLUMNS = ("question_id", "question_type", *QUESTION_COLUMNS, "correct_answer", "all_options")
+PLACE_COLUMNS = ("shared_context_id", "end_index_in_shared_context")
+NEEDED_COLUMNS = ("question_id", "question_type", "correct_answer", "all_options", *PLACE_COLUMNS)
+# Columns of PersonaMem-v2, whose files have none of these.
+V2_COLUMNS = ("chat_history_32k_link", "chat_history_link", "user_query", "incorrect_answers", "pref_type")
+
+CARD = "system"  # the role of messages that hold the persona card; each opens a session
+
+_PREFIX = re.compile(r"\s*\(([a-dA-D])\)\s*")
+MOST_CHARACTERS = 1_000_000  # of the options of a question: Python's reader of literals takes a hundred times as much
+
+
+# Reading the published files
+
+
+def convert(name: str, row: dict[str, Any], where: str) -> Record:
+    """A record from a row of the questions' table; UserError where a column of it is not as it must be."""
+    if any(column in row for column in V2_COLUMNS):
+        raise UserError(
+            f"{where}: of PersonaMem-v2, by its columns: another benchmark, in other files\n"
+            f"  PersonaMem's are questions_<size>.csv and shared_contexts_<size>.jsonl, on the hub {HUB}"
+        )
+    if missing := [column for column in NEEDED_COLUMNS if column not in row]:
+        raise UserError(f"{where}: no column {missing[0]!r}; give questions_<size>.csv as it is published")
+    record_id = check_id(row["question_id"], where)
+    where = f"{where} (id {quote(record_id)})"
+    if any(value is None for value in row.values()) or None in row:
+        raise UserError(f"{where}: not as many columns as the table's first line has; is the file cut short?")
+    question = next((row[column] for column in QUESTION_COLUMNS if column in row), "")
+    if not question.strip():
+        raise UserError(f"{where}: column {QUESTION_COLUMNS[0]!r} is empty")
+    if row["question_type"] not in CANONICAL:
+        raise UserError(f"{where}: question_type {quote(row['question_type'])} is none of {', '.join(TYPES)}")
+    options = read_options(row["all_options"], where)
+    target = row["correct_answer"].strip().strip("()").lower()
+    if target not in LETTERS:
+        raise UserError(f"{where}: correct_answer {quote(row['correct_answer'])} is none of (a), (b), (c), (d)")
+    kept = {column: value for column, value in row.items() if column not in (*READ_COLUMNS, *PLACE_COLUMNS)}
+    place = {"context": row[PLACE_COLUMNS[0]], "end": read_end(row[PLACE_COLUMNS[1]], where)}
+    group = CANONICAL[row["question_type"]]
+    record = {"task": name, "id": record_id, "question": question, "options": options, "target": target}
+    return {**record, "group": group, "question_type": row["question_type"], **kept, "profile": place}
+
+
+def read_options(text: str, where: str) -> list[str]:
+    """The four options without their letters, from the text of a Python list, which is read and never run."""
+    try:
+        options = ast.literal_eval(text) if len(text) < MOST_CHARACTERS else None
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        options = None
+    if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
+        raise UserError(f"{where}: all_options {quote(text[:80])} is no list of texts, as Python writes it")
+    letters = [found and found[1].lower() for found in map(_PREFIX.match, options)]
+    if letters != list(LETTERS):
+        raise UserError(f"{where}: all_options holds {len(options)} texts; it must hold four, with (a) to (d) ahead")
+    texts = [_PREFIX.sub("", option, count=1) for option in options]
+    if not all(text.strip() and is_unicode(text) for text in texts):
+        raise UserError(f"{where}: all_options holds an option without text")
+    return texts
+
+
+def read_end(text: str, where: str) -> int:
+    """The number of messages before the question; tables that pandas wrote may have it as 57.0."""
+    if not re.fullmatch(r"-?\d{1,9}(\.0)?", text.strip()):
+        raise UserError(f"{where}: end_index_in_shared_context {quote(text)} is no whole number")
+    return int(float(text))
+
+
+# Checks of a record
+
+
+def check_options(record: Record, where: str) -> None:
+    options = record.get("options")
+    if not isinstance(options, list) or len(options) != len(LETTERS):
+        raise UserError(f"{where}: field 'options' is {kind(options)}; it must be a list of four texts")
+    for letter, option in zip(LETTERS, options, strict=True):
+        if not isinstance(option, str) or not option.strip() or not is_unicode(option):
+            raise UserError(f"{where}: field 'options', ({letter}) is {kind(option)}; it must be a text")
+
+
+def check_reference(record: Record, where: str) -> None:
+    """What the profile refers to; whether that is there, utils/records/contexts.py says."""
+    found = record.get("profile")
+    if not isinstance(found, dict):
+        raise UserError(f"{where}: field 'profile' is {kind(found)}; it must refer to a context")
+    for name, type_ in (("contexts", str), ("context", str), ("end", int)):
+        if type(found.get(name)) is not type_ or not found[name]:
+            raise UserError(f"{where}: field 'profile': its {name!r} is {kind(found.get(name))}")
+
+
+# What a prompt has
+
+
+def options_text(options: Sequence[str]) -> str:
+    return "\n".join(f"({letter}) {option}" for letter, option in zip(LETTERS, options, strict=True))
+
+
+def values(record: Record) -> dict[str, str]:
+    return {"question": record["question"], "options": options_text(record["options"])}
+
+
+def vary(record: Record, number: int, seed: int) -> Variant:
+    """The options in another order, which hangs on the seed, the question and the output's number alone.
+
+    A letter is read as the one that the option has in the record, which keeps what was shown where: of "shown" the
+    first letter is the option that stood at (a).
+    """
+    shown = random.Random(f"{seed} {record['id']} {number}").sample(LETTERS, len(LETTERS))
+    behind = dict(zip(LETTERS, shown, strict=True))
+
+    def parse(text: str, cut: bool = False) -> Parsed:
+        found = parse_letter(text, cut)
+        return found if found.value is None else replace(found, value=behind[found.value])
+
+    options = [record["options"][LETTERS.index(letter)] for letter in shown]
+    return Variant({**values(record), "options": options_text(options)}, parse, {"shown": "".join(shown)})
+
+
+def in_order_of_time(items: Sequence[Item]) -> Sequence[Item]:
+    return sorted(items, key=lambda item: item["places"][0])
+
+
+def history(record: Record, number: int | None, arrange: Callable[[Sequence[Item]], Sequence[Item]]) -> History:
+    """The turns that a prompt has of a user's history.
+
+    The persona card, which is what system messages hold, is never left out; among chosen items each of its versions
+    stands once.
+
+    Args:
+        number: how many of the best items; 0: nothing, not even the card, which tells what the options give away.
+            None: all messages before the question, of which the oldest go where they are too many.
+        arrange: puts items in the order of the prompt; it gets the card ahead of the items, and these best first.
+    """
+    if number == 0:
+        return History([], [], [])
+    profile, messages = record["profile"], record["profile"].messages
+    if number is None:
+        cards = [place for place, message in enumerate(messages) if message["role"] == CARD]
+        others = [[place] for place, message in enumerate(messages) if message["role"] != CARD]
+        return History(messages, cards, others[::-1])
+    first_places = {message["content"]: place for place, message in reversed(list(enumerate(messages)))
+                    if message["role"] == CARD}  # fmt: skip
+    cards = [{"id": CARD, "places": [place]} for place in sorted(first_places.values())]
+    best = profile[:number]
+    placed, numbers = [], {}
+    for item in arrange([*cards, *best]):
+        numbers.setdefault(item["id"], []).extend(range(len(placed), len(placed) + len(item["places"])))
+        placed += [messages[place] for place in item["places"]]
+    return History(placed, numbers.get(CARD, []), [numbers[item["id"]] for item in best])
+
+
+# Scores
+
+
+def letters_of(entries: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """The share of each letter among the letters that were read."""
+    chosen = Counter(detail["label"] for entry in entries for detail in entry["details"])
+    total = sum(chosen[letter] for letter in LETTERS)
+    return {letter: chosen[letter] / total for letter in LETTERS} if total else {}
+
+
+def count_outputs(outputs: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """How often the option at each letter was chosen, whatever stood there: a model's bias; and what the cache had."""
+    outputs = list(outputs)
+    read = [(output["output"], output.get("shown", "".join(LETTERS))) for output in outputs if output["output"]]
+    chosen = Counter(LETTERS[shown.index(letter)] for letter, shown in read)
+    counts = {f"chose ({letter})": chosen[letter] for letter in LETTERS}
+    cached = [output.get("cached_tokens", 0) for output in outputs]
+    prompts = sum(output.get("prompt_tokens", 0) for output in outputs)
+    if prompts and None not in cached:
+        counts["% of prompt tokens from the cache"] = round(100 * sum(cached) / prompts)
+    return counts
+
+
+def official_label(record: Record, response: str) -> str:
+    """By the public code's reading of all that a model wrote: the right letter where it counts it right, else none.
+
+    It knows the right letter while it reads, which is why it is here for comparison alone.
+    """
+    return record["target"] if read_officially(response, record["target"]) else ""
+
+
+def metrics() -> dict[str, Metric]:
+    accuracy = label_metrics(LETTERS)["accuracy"]
+
+    def summarize(entries: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**accuracy.summarize(entries), "letters": letters_of(entries)}
+
+    def summarize_official(entries: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**accuracy.summarize(entries), "strategy": "accuracy-official"}
+
+    ours = replace(accuracy, summarize=summarize, shown=shown)
+    official = replace(ours, summarize=summarize_official, compute=official_label, reads="raw")
+    return {"accuracy": ours, "accuracy-official": official}
+
+
+def shown(record: Record) -> list[Any]:
+    return [record["question"], record["target"], record.get("options")]
+
+
+def make_task(size: str, questions: int, length: int) -> Task:
+    name = f"{BENCHMARK}-{size}"
+    return Task(
+        name=name,
+        groups=tuple(TYPES),
+        place=lambda record: {"group": record["group"]},
+        group_words=("type", "types", "topic"),
+        short=dict(zip(TYPES, SHORT, strict=True)),
+        fields={
+            "profile": check_reference,
+            "options": check_options,
+            "target": partial(check_label, labels=LETTERS),
+        },
+        asked_needs=("profile", "options"),
+        prompts={"none": "personamem/choice", "rag": "personamem/choice"},
+        prompt_length=length,
+        output=Output(r"\([a-d]\)", parse_letter),
+        metrics=metrics(),
+        facts="utils/benchmarks/personamem.py",
+        options=Options(
+            prompts={"none": "personamem/likelihood", "rag": "personamem/likelihood"},
+            needs=("options",),
+            texts=lambda record: dict(zip(LETTERS, record["options"], strict=True)),
+        ),
+        values=values,
+        vary=vary,
+        history=history,
+        arrange=in_order_of_time,
+        count_outputs=count_outputs,
+        convert=partial(convert, name),
+        published=lambda: {"": [SharedContexts(HUB, "", BENCHMARK, {"task": name}, {size: questions}, COUNTED_BY)]},
+    )
+
+
+TASKS = [make_task(size, *figures) for size, figures in SIZES.items()]

@@ -1,0 +1,273 @@
+"""Contexts: long histories, a line each of a file beside a dataset, that the profiles of many questions refer to.
+
+A line is `{context id: [{"role", "content"}, ...]}`. A profile that refers to one is `{"contexts": the file, from the
+dataset's folder, "sha256": its hash, "context": the id, "end": the number of messages before the question}`, of a
+ranked dataset also `{"unit": "message" or "session", "order": the numbers of the items, best first}`. Read, it is a
+sequence of items like any other profile, whose messages are read from the file when they are looked at. A session is
+what a system message opens; these messages, which hold the persona card, are no items themselves.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, overload
+
+from prompts import Messages
+from utils.benchmarks.checks import is_unicode
+from utils.benchmarks.task import Item, Record
+from utils.cli import UserError
+from utils.cli.errors import kind, quote
+from utils.files.json_files import refuse_repeated_names
+
+UNITS = ("message", "session")
+ROLES = ("system", "user", "assistant")
+CARD = "system"  # the role of the messages that open a session
+AT_HAND = 4  # contexts in memory: questions of one stand next to each other
+
+_KEY = re.compile(rb'\s*\{\s*("(?:[^"\\]|\\.)*")\s*:')
+_KEY_BYTES = 4096  # at most, at the beginning of a line
+
+
+class ContextsFile:
+    """A file of contexts, each read when it is asked for; a few stay in memory.
+
+    Attributes:
+        sha256: of the file, in hex.
+    """
+
+    def __init__(self, path: Path):
+        """Find where each context stands; UserError where the file is not there, or a line is no context."""
+        self.path, digest = path, hashlib.sha256()
+        self._places: dict[str, tuple[int, int, int]] = {}  # by id: line, offset and length in bytes
+        self._at_hand: OrderedDict[str, tuple[Messages, list[int]]] = OrderedDict()
+        if not path.is_file():
+            raise UserError(f"{path}: no such file; it holds the histories of the dataset beside it, copy it there too")
+        offset = 0
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                digest.update(line)
+                if line.strip():
+                    context_id = _id_of(line, f"{path}: line {number}")
+                    if context_id in self._places:
+                        first = self._places[context_id][0]
+                        raise UserError(f"{path}: lines {first} and {number} both have id {quote(context_id)}")
+                    self._places[context_id] = number, offset, len(line)
+                offset += len(line)
+        self.sha256 = digest.hexdigest()
+
+    def __contains__(self, context_id: str) -> bool:
+        return context_id in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def read(self, context_id: str) -> tuple[Messages, list[int]]:
+        """The messages of a context, and of each the number of its session; UserError where they are none."""
+        if context_id not in self._at_hand:
+            number, offset, length = self._places[context_id]
+            with self.path.open("rb") as file:
+                file.seek(offset)
+                line = file.read(length)
+            messages = _messages_of(line, f"{self.path}: line {number}")
+            self._at_hand[context_id] = messages, _sessions_of(messages)
+            while len(self._at_hand) > AT_HAND:
+                self._at_hand.popitem(last=False)
+        self._at_hand.move_to_end(context_id)
+        return self._at_hand[context_id]
+
+
+class Profile(Sequence):
+    """The items of a history that ends before a question: messages or sessions, each `{id, text, session, places}`.
+
+    `places` are the numbers, in `messages`, of those that the item holds; a message has its `role` too.
+    """
+
+    def __init__(self, file: ContextsFile, reference: dict[str, Any], where: str):
+        """`where` is what an error begins with."""
+        self.reference, self._file, self._where = reference, file, where
+
+    @property
+    def messages(self) -> Messages:
+        """All messages before the question; UserError where the context has not so many."""
+        found, end = self._file.read(self.reference["context"])[0], self.reference["end"]
+        if end > len(found):
+            raise UserError(f"{self._where}: its 'end' is {end}, but its context has {len(found)} messages")
+        return found[:end]
+
+    def by(self, unit: str) -> "Profile":
+        """The same history in the order of time, with such items."""
+        reference = {name: value for name, value in self.reference.items() if name not in ("unit", "order")}
+        return Profile(self._file, {**reference, "unit": unit}, self._where)
+
+    def reordered(self, order: Sequence[int], folder: Path) -> dict[str, Any]:
+        """The reference to these items in another order, from a dataset in that folder."""
+        contexts = os.path.relpath(self._file.path, folder)
+        return {
+            **self.reference,
+            "contexts": contexts,
+            "unit": self._unit,
+            "order": [self._order[number] for number in order],
+        }
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Item]: ...
+
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+        numbers = self._order[index]
+        return self._item(numbers) if isinstance(index, int) else list(map(self._item, numbers))
+
+    @property
+    def _unit(self) -> str:
+        return self.reference.get("unit", UNITS[0])
+
+    @property
+    def _order(self) -> Sequence[int]:
+        return self.reference.get("order", range(len(self)))
+
+    @cached_property
+    def _items(self) -> list[tuple[int, ...]]:
+        """By item, in the order of time, the places of its messages; UserError where `order` is of others."""
+        sessions = self._file.read(self.reference["context"])[1]
+        groups: dict[int, list[int]] = {}
+        for place, message in enumerate(self.messages):
+            if message["role"] != CARD:
+                groups.setdefault(place if self._unit == "message" else sessions[place], []).append(place)
+        if len(self.reference.get("order", groups)) != len(groups):
+            held = f"{len(self.reference['order'])} items, but its history has {len(groups)}"
+            raise UserError(f"{self._where}: its 'order' is of {held}")
+        return list(map(tuple, groups.values()))
+
+    def _item(self, number: int) -> Item:
+        context_id, places = self.reference["context"], self._items[number]
+        messages, sessions = self._file.read(context_id)
+        session = sessions[places[0]]
+        found = {"text": "\n".join(messages[place]["content"] for place in places), "session": session}
+        if self._unit == "message":
+            return {"id": f"{context_id}:{places[0]}", "role": messages[places[0]]["role"], **found, "places": places}
+        return {"id": f"{context_id}:s{session}", **found, "places": places}
+
+
+def open_profile(record: Record, dataset: Path) -> Profile:
+    """The profile that a record of this dataset refers to; UserError where it cannot be had."""
+    reference, where = record["profile"], f"{dataset}: id {quote(record['id'])}: field 'profile'"
+    file = _contexts_file(dataset.absolute().parent / reference["contexts"])
+    if reference.get("sha256", file.sha256) != file.sha256:
+        raise UserError(f"{file.path}: not the file that {dataset} was made with; put that one there")
+    if reference["context"] not in file:
+        raise UserError(f"{where}: {file.path} has no context {quote(reference['context'])}")
+    if reference.get("unit", UNITS[0]) not in UNITS:
+        raise UserError(f"{where}: its 'unit' is {quote(reference['unit'])}, neither message nor session")
+    if "order" in reference and not _is_order(reference["order"]):
+        raise UserError(f"{where}: its 'order' is {kind(reference['order'])}; it must hold each item's number once")
+    return Profile(file, reference, where)
+
+
+def _contexts_file(path: Path) -> ContextsFile:
+    """One for all the records that refer to it, until it changes."""
+    stat = path.stat() if path.is_file() else None
+    return _opened(path, stat and (stat.st_size, stat.st_mtime_ns))
+
+
+@lru_cache(maxsize=8)
+def _opened(path: Path, stamp: tuple[int, int] | None) -> ContextsFile:
+    return ContextsFile(path)
+
+
+def with_unit(record: Record, unit: str | None, dataset: str | Path) -> Record:
+    """A record with the items that are asked for in its profile; UserError where that holds items of one kind."""
+    if unit is None:
+        return record
+    if not isinstance(record["profile"], Profile):
+        raise UserError(f"--unit {unit}: the profiles of {dataset} are lists of items; leave the flag out")
+    return {**record, "profile": record["profile"].by(unit)}
+
+
+def reordered(profile: Sequence[Item], order: Sequence[int], dataset: Path) -> list[Item] | dict[str, Any]:
+    """A profile with whole items in this order, as that dataset holds it: ids, texts and other fields stay together."""
+    if isinstance(profile, Profile):
+        return profile.reordered(order, dataset.absolute().parent)
+    return [profile[number] for number in order]
+
+
+def _is_order(found: Any) -> bool:
+    return (
+        isinstance(found, list)
+        and all(type(number) is int for number in found)
+        and sorted(found) == [*range(len(found))]
+    )
+
+
+def refer(records: Iterable[Record], file: ContextsFile, name: str, skip_invalid: bool) -> tuple[list[Record], int]:
+    """Records whose profiles refer to contexts of a file, called `name` beside the dataset, and how many were left out.
+
+    Those of one context stand together, growing ends in order, so that an engine computes what they share once.
+    UserError where a context is not there, or an end is none of it; with `skip_invalid` the latter is left out.
+    """
+    kept, skipped = [], 0
+    for record in records:
+        place, where = record["profile"], f"id {quote(record['id'])}"
+        if place["context"] not in file:
+            raise UserError(f"{where}: {file.path} has no context {quote(place['context'])}")
+        kept.append(record)
+    numbers = {context_id: number for number, context_id in enumerate(file)}
+    kept.sort(key=lambda record: (numbers[record["profile"]["context"]], record["profile"]["end"]))
+    referring = []
+    for record in kept:
+        context_id, end = record["profile"]["context"], record["profile"]["end"]
+        most = len(file.read(context_id)[0])
+        if not 0 < end <= most:
+            if not skip_invalid:
+                raise UserError(
+                    f"id {quote(record['id'])}: end_index_in_shared_context is {end}, but its context has {most} "
+                    "messages\n  --skip_invalid leaves such questions out and counts them"
+                )
+            skipped += 1
+            continue
+        profile = {"contexts": name, "sha256": file.sha256, "context": context_id, "end": end}
+        referring.append({**record, "profile": profile})
+    return referring, skipped
+
+
+def _id_of(line: bytes, where: str) -> str:
+    """A context's id, from the beginning of its line."""
+    found = _KEY.match(line[:_KEY_BYTES])
+    if found is None or not line.rstrip().endswith(b"}"):
+        raise UserError(f"{where} is no object with a context's id and its messages; is it cut short?")
+    return str(json.loads(found[1]))
+
+
+def _messages_of(line: bytes, where: str) -> Messages:
+    try:
+        content = json.loads(line, object_pairs_hook=refuse_repeated_names)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is no JSON: {error}") from None
+    if len(content) != 1 or not isinstance(messages := next(iter(content.values())), list) or not messages:
+        raise UserError(f"{where}: not one context's id with a list of messages")
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
+            raise UserError(f"{where}: message {number} is no object with a role of {', '.join(ROLES)}")
+        if not isinstance(message.get("content"), str) or not is_unicode(message["content"]):
+            raise UserError(f"{where}: message {number}: its content is {kind(message.get('content'))}, not a text")
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
+
+
+def _sessions_of(messages: Messages) -> list[int]:
+    """Of each message the number of its session, from 0; several system messages in a row open one."""
+    sessions, current, before = [], -1, None
+    for message in messages:
+        if current < 0 or (message["role"] == CARD and before != CARD):
+            current += 1
+        before = message["role"]
+        sessions.append(current)
+    return sessions
