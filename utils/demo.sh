@@ -1,10 +1,10 @@
 #!/bin/sh
 # The whole pipeline on the sample data with small real models: rank, answer, train a
 # planner, plan and answer, judge, table. Run by `make demo`.
-# Each command is printed before it runs; a second run finds everything finished and leaves it alone.
+# Each command is printed before it runs, or when it has run where two run side by side; a second run finds everything finished and leaves it alone.
 # The first table comes as soon as two systems are judged, the whole one at the end.
 set -eu
-num_stages=7
+num_stages=5
 . utils/cli/stages.sh
 sample=tests/data/mini_lampqa
 data=$sample/test.json
@@ -32,11 +32,16 @@ begin "every user's earlier questions are ranked by their nearness to the new on
 run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data \
     --output_dataset_addr $out/test_ranked.json --overwrite changed
 
+answer_with_rag() {
+    run "$python" baselines.py --model_addr $chat --inputs_addr $out/test_ranked.json --rag --num_contexts 10 \
+        --output_addr $out/rag.json $limits --overwrite changed
+}
+
 begin "answers without the profile, and with its ten nearest posts (RAG)"
+aside answer_with_rag
 run "$python" baselines.py --model_addr $chat --inputs_addr $data \
     --output_addr $out/no_personalization.json $limits --overwrite changed
-run "$python" baselines.py --model_addr $chat --inputs_addr $out/test_ranked.json --rag --num_contexts 10 \
-    --output_addr $out/rag.json $limits --overwrite changed
+together
 
 begin "a judge says how well each answer covers what its asker cared about"
 judge no_personalization rag
@@ -47,13 +52,19 @@ run "$python" utils/make_table.py \
 printf '\n'
 cat $out/first_table.md
 
-begin "RAG with somebody else's profile, to see whether it is the asker's that helps"
-run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data --random_profile --seed 0 \
-    --output_dataset_addr $out/test_random_ranked.json --overwrite changed
-run "$python" baselines.py --model_addr $chat --inputs_addr $out/test_random_ranked.json --rag --num_contexts 10 \
-    --output_addr $out/rag_random.json $limits --overwrite changed
+# RAG with somebody else's profile, to see whether it is the asker's that helps; and answers to plans that are right.
+controls() {
+    run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data --random_profile --seed 0 \
+        --output_dataset_addr $out/test_random_ranked.json --overwrite changed
+    run "$python" baselines.py --model_addr $chat --inputs_addr $out/test_random_ranked.json --rag --num_contexts 10 \
+        --output_addr $out/rag_random.json $limits --overwrite changed
+    run "$python" planpers.py --model_addr $chat --gold_plan --inputs_addr $out/test_ranked.json \
+        --output_addr $out/planpers_gold.json --num_contexts 2 $limits --overwrite changed
+    judge rag_random planpers_gold
+}
 
-begin "PlanPers: a planner is trained for a few steps"
+begin "PlanPers: a planner is trained, it plans, and the answers follow; meanwhile somebody else's profile, and gold plans"
+aside controls
 for split in train validation; do
     run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $sample/$split.json \
         --output_dataset_addr $out/${split}_ranked.json --overwrite changed
@@ -63,18 +74,15 @@ run "$python" train_planner.py --model_addr $chat --inputs_addr $out/train_ranke
     --save_steps 2 --gradient_accumulation_steps 2 --learning_rate 3e-3 --eval_generate 1 \
     --no-gradient_checkpointing --overwrite
 run "$python" utils/plot_training.py --output_dir $out/planner
-
-begin "PlanPers: the planner plans, and the answers follow its plans; then the gold plans"
 run "$python" planpers.py --model_addr $chat --planner_model $out/planner/best \
     --inputs_addr $out/test_ranked.json --output_addr $out/planpers.json --num_contexts 2 $limits \
-    --max_tokens_plan 32 --overwrite changed
+    --max_tokens_plan 32 --max_retries 1 --overwrite changed
 run "$python" utils/evaluate_plans.py --inputs_addr $data --plans_addr $out/planpers.json.plans.json \
     --embedding_model $encoder --embedding_threshold 0.6
-run "$python" planpers.py --model_addr $chat --gold_plan \
-    --inputs_addr $out/test_ranked.json --output_addr $out/planpers_gold.json --num_contexts 2 $limits --overwrite changed
+together
 
 begin "the judge judges what is left, and all goes into tables, figures and a report"
-judge no_personalization rag_random rag planpers planpers_gold
+judge planpers
 
 printf '\nThree answers with their judged aspects (a model this small answers and judges badly):\n'
 run "$python" utils/show_answers.py --inputs_addr $data --num_questions 3 \

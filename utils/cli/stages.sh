@@ -17,3 +17,27 @@ run() {
     printf '\n$ %s\n' "$*"
     "$@"
 }
+
+# A function in the background, while others run: each has half of the cores. What it prints, `together` shows.
+aside() {
+    kept=$(mktemp)
+    [ -n "${OMP_NUM_THREADS-}" ] || halved=1
+    cores=$(nproc)
+    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > 1 ? cores / 2 : 1))}"
+    "$@" >"$kept" 2>&1 &
+    aside=$!
+    trap 'pkill -P "$aside" || :; kill "$aside" 2>/dev/null || :; wait "$aside" || :; rm -f "$kept"' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+}
+
+# Until the function in the background has ended too.
+together() {
+    status=0
+    wait "$aside" || status=$?
+    trap - EXIT INT TERM
+    cat "$kept"
+    rm "$kept"
+    [ -z "${halved-}" ] || unset OMP_NUM_THREADS
+    return $status
+}
