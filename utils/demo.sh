@@ -76,7 +76,7 @@ run "$python" train_planner.py --model_addr $chat --inputs_addr $out/train_ranke
 run "$python" utils/plot_training.py --output_dir $out/planner
 run "$python" planpers.py --model_addr $chat --planner_model $out/planner/best \
     --inputs_addr $out/test_ranked.json --output_addr $out/planpers.json --num_contexts 2 $limits \
-    --max_tokens_plan 32 --max_retries 1 --overwrite changed
+    --max_tokens_plan 24 --max_retries 0 --overwrite changed
 run "$python" utils/evaluate_plans.py --inputs_addr $data --plans_addr $out/planpers.json.plans.json \
     --embedding_model $encoder --embedding_threshold 0.6
 together
