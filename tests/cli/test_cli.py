@@ -320,7 +320,7 @@ WITHOUT_EFFECT = [
      "--temperature 1 --top_p 0.5 --max_tokens 9 --seed 4 --max_retries 2 --constrained_decoding never"
      " --num_generated_outputs 2 --retry_failed",
      "with --choose, for no text is generated\n  leave out --choose, or leave {} out"),
-    ("baselines.py", "", "--num_contexts 4 --trim_items",
+    ("baselines.py", "", "--num_contexts 4 --best_first --trim_items",
      "without --rag, for the prompt has no posts\n  give --rag, or leave {} out"),
     *((script, mode, "--retry_failed", "with --overwrite, which asks for everything again\n  leave {} out")
       for script, mode in (("baselines.py", "--overwrite"), ("planpers.py", "--gold_plan --overwrite"),
@@ -341,6 +341,7 @@ WITHOUT_EFFECT = [
      "with --source_dir\n  leave {} out"),
     ("utils/download_datasets.py", "--dataset LaMP-4", "--dataset_name d --revision r",
      "for files on a server\n  leave {} out"),
+    ("utils/download_datasets.py", "", "--skip_invalid", "for such a dataset\n  leave {} out"),
     ("utils/download_datasets.py", "", "--source_url u", "for files on the hub\n  leave {} out"),
     ("utils/make_table.py", "", "--paper_table 3", "without --paper\n  give --paper, or leave {} out"),
     ("utils/make_table.py", "", "--overwrite", NO_OUTPUT),

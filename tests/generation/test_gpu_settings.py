@@ -52,11 +52,14 @@ ITS_PROCESS = "import os; print(os.environ.get('VLLM_BATCH_INVARIANT'), end='')"
 def ask_its_process():
     return subprocess.run([sys.executable, "-c", ITS_PROCESS], capture_output=True, text=True).stdout
 class AsyncLLM:
-    vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=2))
+    vllm_config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_seqs=2),
+        cache_config=SimpleNamespace(num_gpu_blocks=9, block_size=9),
+    )
     @classmethod
     def from_vllm_config(cls, config, disable_log_stats):
         return cls()
-    async def generate(self, prompt, params, number, lora_request):
+    async def generate(self, prompt, params, number, lora_request, data_parallel_rank):
         text = json.dumps({"personalized_answer": f"{AT_IMPORT} {ask_its_process()}"})
         output = SimpleNamespace(text=text, finish_reason="stop", token_ids=[1], cumulative_logprob=-1.0)
         yield SimpleNamespace(outputs=[output], prompt_token_ids=prompt["prompt_token_ids"], num_cached_tokens=0)
