@@ -106,7 +106,7 @@ def parse_prompt(name: str, text: str, where: str) -> Prompt:
     ending = text.rstrip("\n")
     has_turns = _has_turns(name)
     exact = None if has_turns else _EXACT_PARTS.fullmatch(ending)
-    parts = (_TURNS_PARTS if has_turns else exact or _PARTS).fullmatch(ending)
+    parts = _TURNS_PARTS.fullmatch(ending) if has_turns else exact or _PARTS.fullmatch(ending)
     target = exact and exact[3]
     if parts is None or (target is not None and Path(name).name != "planner"):
         begin = "a line [history], before it perhaps a line [system] and its text" if has_turns else None
