@@ -3,12 +3,13 @@
 A judge's own mean is biased where it errs more one way than the other. Prediction-powered inference (Angelopoulos,
 Bates, Fannjiang, Jordan & Zrnic 2023) corrects it by what people say of some of the questions, drawn at random, and is
 surer than people's scores alone. Here it is PPI++ (Angelopoulos, Duchi & Zrnic 2023, arXiv 2311.01453): the judge
-counts by a weight lambda from 0, people alone, to 1, the judge's mean plus its mean error. It is for a mean
+counts by a weight lambda from 0, people alone, to 1, the judge's mean less its mean error. With people's scores Y of n
+questions and the judge's f of these and of N others that is, for a mean,
 
-  theta = mean(Y) + lambda * (mean(f of the N others) - mean(f of the n))   with lambda* = Cov(Y, f) / ((1 + n/N) Var(f))
+  theta = mean(Y of n) + lambda (mean(f of N) - mean(f of n)),   lambda* = Cov(Y, f) / ((1 + n/N) Var(f))
 
-and variance Var(Y - lambda f) / n + lambda^2 Var(f) / N, of people's scores Y and the judge's f (there with power
-tuning, as a plug-in estimate within 0 to 1). The paper is about many labels. For few, where lambda is an estimate too,
+with the variance Var(Y - lambda f) / n + lambda^2 Var(f) / N (the paper's section on power tuning; its authors' code
+keeps the estimate of lambda* within 0 to 1, and so does this). The paper is about many labels. For few, where lambda is an estimate too,
 intervals are by t, a degree of freedom is taken for lambda, and the spread of f in lambda is that of the n questions,
 whose covariance with Y it goes with. tests/tables/test_prediction_powered.py simulates how often they hold the truth.
 
@@ -108,7 +109,9 @@ def half_width(parts: Sequence[Part]) -> Any:
     import numpy as np
     from scipy.special import stdtrit
 
-    terms = [(np.asarray(variance) / len(parts) ** 2, freedom) for part in parts for variance, freedom in part.variances]
+    terms = [
+        (np.asarray(variance) / len(parts) ** 2, freedom) for part in parts for variance, freedom in part.variances
+    ]
     total = sum(variance for variance, _ in terms)
     squares = sum(variance**2 / freedom for variance, freedom in terms)
     degrees = np.divide(total**2, squares, out=np.ones_like(total), where=squares > 0)
