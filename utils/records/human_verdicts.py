@@ -4,6 +4,7 @@ A file is `{question id: {aspect number: 0, 1 or 2}}`, the aspects numbered from
 `verdicts` beside `responses`, the SHA-256 of the response file whose answers people saw.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,7 @@ def _verdicts(its: Any, where: str) -> dict[int, int]:
     if not isinstance(its, dict) or not its:
         raise UserError(f'{where}: {quote(its)} where its verdicts belong, such as {{"0": 2, "1": 0}}')
     for number, verdict in its.items():
-        if not number.isascii() or not number.isdigit() or str(int(number)) != number:
+        if not re.fullmatch("0|[1-9][0-9]{0,3}", number):
             raise UserError(f"{where}: {quote(number)} is not the number of an aspect; they are numbered from 0")
         if type(verdict) is not int or not 0 <= verdict <= MAX_VERDICT:  # True == 1 and 1.0 == 1
             raise UserError(f"{where}: aspect {number}: {quote(verdict)} is not a verdict: the integer 0, 1 or 2")

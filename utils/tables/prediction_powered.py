@@ -9,9 +9,10 @@ questions and the judge's f of these and of N others that is, for a mean,
   theta = mean(Y of n) + lambda (mean(f of N) - mean(f of n)),   lambda* = Cov(Y, f) / ((1 + n/N) Var(f))
 
 with the variance Var(Y - lambda f) / n + lambda^2 Var(f) / N (the paper's section on power tuning; its authors' code
-keeps the estimate of lambda* within 0 to 1, and so does this). The paper is about many labels. For few, where lambda is an estimate too,
-intervals are by t, a degree of freedom is taken for lambda, and the spread of f in lambda is that of the n questions,
-whose covariance with Y it goes with. tests/tables/test_prediction_powered.py simulates how often they hold the truth.
+keeps the estimate of lambda* within 0 to 1, and so does this). The paper is about many labels. For few, where lambda is
+an estimate that counts, intervals are by t, lambda takes a degree of freedom, and Var(f) in it is that of the n
+questions, whose covariance with Y stands above it. tests/tables/test_prediction_powered.py simulates how often the
+intervals hold the truth.
 
 Scores are numpy arrays with questions along their last axis; any axes before it are studies of their own, and of these
 are then the results. A stratum is a group of questions, drawn from by itself; what has several is the unweighted mean
