@@ -15,8 +15,8 @@ HUMAN, JUDGED, OTHERS = np.array([0.0, 0.5, 0.5, 1.0]), np.array([0.25, 0.5, 1.0
 
 
 def test_the_estimate_by_hand():
-    # Means 1/2, 11/16 and 3/4. Cov: sum of (f - 11/16) Y = 7/32 + 5/16 - 3/32 - ... = 3/8; sum of squares of f 27/64.
-    # The slope is 8/9, at most (4 + 2) / 2 = 3, and lambda a third of it, for N / (n + N) = 1/3.
+    # Around the judge's mean of four, 11/16, the products with people's scores add up to 3/8 and the squares to 27/64.
+    # So the slope is 8/9, and lambda a third of it, for n / N = 2.
     part = corrected(HUMAN, JUDGED, OTHERS)
     assert part.weight == pytest.approx(8 / 27)
     assert part.mean == pytest.approx(0.5 + 8 / 27 * (3 / 4 - 11 / 16))
@@ -111,12 +111,12 @@ def true_bias(judge, strata):
     return np.mean([judged.mean() - human.mean() for human, judged in scores])
 
 
+ONE = [[(100, 400)], [(30, 400)], [(100, 150)]]  # questions that people scored, of all
+SEVERAL = [[(15, 100)] * 3, [(20, 60), (30, 90), (40, 60)]]
+
+
 @pytest.mark.parametrize("judge", JUDGES)
-@pytest.mark.parametrize(
-    "sizes",
-    [[(100, 400)], [(30, 400)], [(10, 120)], [(100, 150)], [(10, 100)] * 3, [(20, 60), (30, 90), (40, 60)]],
-    ids=str,
-)
+@pytest.mark.parametrize("sizes", [*ONE, *SEVERAL], ids=str)
 def test_an_interval_of_95_percent_holds_the_truth_in_95_percent_of_studies(sizes, judge):
     dice = np.random.default_rng(19)
     parts, differences, people = [], [], []
@@ -129,7 +129,7 @@ def test_an_interval_of_95_percent_holds_the_truth_in_95_percent_of_studies(size
     assert coverage(differences, true_bias(judge, len(sizes))) == pytest.approx(0.95, abs=0.015)
     assert mean_of(parts).mean() == pytest.approx(true_mean(len(sizes)), abs=0.003)
     narrower = half_width(parts).mean() / half_width(people).mean()
-    assert narrower < (1.02 if judge is judge_noisily else 0.85)  # no judge costs much, and a good one helps
+    assert narrower < (1 if judge is judge_noisily else 0.9)  # a judge does not harm, and a good one helps
 
 
 def coverage(parts, truth):
@@ -156,7 +156,7 @@ def test_questions_without_an_answer_are_in_the_interval_too():
 
 
 @pytest.mark.parametrize("judge", JUDGES)
-@pytest.mark.parametrize("sizes", [[(60, 1500)], [(40, 600), (60, 800), (50, 900)]], ids=str)
+@pytest.mark.parametrize("sizes", [[(60, 4000)], [(40, 2000), (60, 3000), (50, 2500)]], ids=str)
 def test_with_so_many_more_the_interval_is_half_as_wide(sizes, judge):
     dice = np.random.default_rng(19)
     ratios = []
