@@ -1034,6 +1034,29 @@ class TestPeople:
         *_, notes = self.tables(capsys, "--system", "RAG", scores, "--human_addr", "RAG", file)
         assert notes[3].startswith(f"- Taken on trust, that people saw the answers that were scored: {file} (no hash")
 
+    def test_the_sample_data_as_the_judge_judges_them(self, people, tmp_path, capsys, monkeypatch):
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+        sample = ROOT / "tests/data/mini_lampqa/test.json"
+        records = json.loads(sample.read_text(encoding="utf-8"))
+        responses, scores = tmp_path / "rag.json", str(tmp_path / "rag_scores.json")
+        responses.write_text(json.dumps({record["id"]: [{"output": "Rye bread."}] for record in records}))
+        with serve() as server:
+            judge = ["--evaluator_llm", "judge", "--openai", "--base_url", server.url]
+            addresses = ["--response_addr", str(responses), "--score_addr", scores]
+            evaluate_responses.main([*judge, "--inputs_addr", str(sample), *addresses])
+        capsys.readouterr()
+        asked = [record for record in records if record["rubric_aspects"]][1:]
+        verdicts = {record["id"]: [n % 3 for _ in record["rubric_aspects"]] for n, record in enumerate(asked)}
+        digest = hashlib.sha256(responses.read_bytes()).hexdigest()
+        arguments = "--system", "RAG", scores, "--human_addr", "RAG"
+        means, bias, _, notes = self.tables(capsys, *arguments, people("people.json", verdicts, digest))
+        assert means["RAG", "Average (macro)"][4] == f"{len(verdicts)} of {len(verdicts) + 1}"
+        assert all("–" not in cells[1:3] for cells in [*means.values(), *bias.values()])
+        assert not [note for note in notes if "on trust" in note]
+        responses.write_text("{}")
+        digest = hashlib.sha256(responses.read_bytes()).hexdigest()
+        assert "people saw other answers" in refusal(*arguments, people("people.json", verdicts, digest))
+
     def test_csv(self, judged, people, capsys):
         file = people("people.json", seen("rpg", "diy", "law"), RESPONSES["responses"])
         systems = "--system", "RAG", judged(), "--system", "PlanPers", judged("b.json")
@@ -1069,7 +1092,7 @@ class TestPeople:
     @pytest.mark.parametrize(
         ("verdicts", "responses", "message"),
         [
-            ({"rpg0": (2, 1)}, "0" * 64, "people saw other answers than were scored in A: their responses' SHA-256 is '00"),
+            ({"rpg0": (2, 1)}, "0" * 64, "people saw other answers than were scored in A: their responses' SHA-256 is"),
             ({"rpg0": (2, 1), "x": (0,)}, None, "1 of its 2 questions are not scored in A: 'x'"),
             ({"rpg0": (2,)}, None, "question 'rpg0': no verdict on its aspect 1; they are numbered from 0 to 1"),
             ({"rpg0": (2, 1, 0)}, None, "question 'rpg0': a verdict on aspect 2, but it has 2 in A, from 0"),

@@ -101,8 +101,8 @@ def _judged(system: System, paths: list[str]) -> Judged:
     means = column_means(system)
     columns = {column: correction(means[column], its) for column, its in strata_by_column(strata).items()}
     answered = [question_id for question_id in human if entries[question_id]["answered"]]
-    confusion = Counter(
-        (human[question_id][number], detail["score"])
+    confusion = Counter(  # of what the judge says between two verdicts the nearer one counts
+        (human[question_id][number], round(detail["score"]))
         for question_id in answered
         for number, detail in enumerate(entries[question_id]["details"])
         if detail["score"] is not None
