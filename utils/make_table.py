@@ -94,10 +94,10 @@ def build_parser() -> cli.FlagParser:
     add("--holm", action="store_true", help="correct the p-values over all comparisons in the table")
     add("--intervals", action="store_true",
         help="a second table: interval, permutation test and effect size of each comparison; in csv more columns")
-    add("--human_addr", nargs="+", action="append", default=[], metavar=("NAME", "FILE"),
+    add("--human_addr", nargs="+", action="append", metavar=("NAME", "FILE"),
         help="people's verdicts on a part of a row's answers: the row's name, then JSON files {question id: {aspect "
         "number, from 0: 0, 1 or 2}}; further tables correct the judge's means by them, and say how far it is from "
-        "people; give it once a row")
+        "people; give it once a row (default: only the judge's)")
     add("--paper", metavar="MODEL",
         help="beside each cell what the benchmark's paper prints for this model, and the difference to it; "
         "rows are matched by their names, and what the paper has of another model than ours stands below")
@@ -116,6 +116,7 @@ def build_parser() -> cli.FlagParser:
 
 def check_arguments(args: argparse.Namespace, names: list[str]) -> None:
     """Raise UserError where flags contradict each other; puts the names of --baseline into one line each."""
+    args.human_addr = args.human_addr or []
     if args.output_addr is not None:
         cli.check_outputs([args.output_addr], [path for _, *paths in args.system + args.human_addr for path in paths])
     args.baseline = list(dict.fromkeys(map(one_line, args.baseline or [])))
