@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from api_server import serve
 
@@ -20,6 +21,7 @@ from utils.cli import UserError
 from utils.make_table import main
 from utils.tables import comparisons
 from utils.tables.formats import Cell, Table, p_text, signed, to_latex
+from utils.tables.prediction_powered import corrected, half_width
 from utils.tables.score_table import Row, best_of
 from utils.tables.system_scores import columns_of
 
@@ -893,6 +895,260 @@ class TestRefusals:
         path = score_file("a.json", question("1", "rpg", 2, 0) | change)
         with pytest.raises(UserError, match=message):
             main(["--system", "RAG", path])
+
+
+# People's score and the judge's of a question with two aspects, by its number: three that people saw, and two others.
+PEOPLE = [(2, 1), (1, 1), (1, 0)]
+JUDGE = [(2, 2), (2, 1), (0, 0), (2, 1), (1, 1)]
+RESPONSES = {"responses": "5a17" * 16}
+
+
+@pytest.fixture
+def people(tmp_path):
+    """Write a file of people's verdicts, in the plain form, or with the hash of the responses."""
+
+    def write(name, verdicts, responses=None):
+        content = {key: {str(i): verdict for i, verdict in enumerate(its)} for key, its in verdicts.items()}
+        path = tmp_path / name
+        path.write_text(json.dumps(content if responses is None else {"responses": responses, "verdicts": content}))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def judged(score_file):
+    """Five questions a category, and in Arts a sixth without an answer."""
+
+    def write(name="a.json", **more):
+        questions = [
+            question(f"{slug}{i}", slug, *its) for slug in ("rpg", "diy", "law") for i, its in enumerate(JUDGE)
+        ]
+        lost = question("lost", "rpg", 0, 0, answered=False)
+        return score_file(name, *questions, lost, num_unanswered=1, judged=JUDGED | RESPONSES, **more)
+
+    return write
+
+
+def seen(*slugs):
+    return {f"{slug}{i}": its for slug in slugs for i, its in enumerate(PEOPLE)}
+
+
+class TestPeople:
+    """The scores are 3/4, 1/2 and 1/4 by people, and 1, 3/4 and 0, then 3/4 and 1/2, by the judge."""
+
+    WEIGHT = 2 / 5 * (1 / 4) / (7 / 24 + 1 / 4)  # 2 of 5 unseen; the products add up to 1/4, the squares to 13/24
+    MEAN = 1 / 2 + WEIGHT * (5 / 8 - 7 / 12)
+
+    def tables(self, capsys, *arguments):
+        """The cells of the last three tables by system and column, and the notes of the first of these."""
+        assert main([str(argument) for argument in arguments]) == 0
+        parts = capsys.readouterr().out.split("\n\n")
+        found = [part.splitlines() for part in parts if part.startswith("| System | ")]
+        rows = [[line.strip("| ").split(" | ") for line in lines[2:]] for lines in found[-3:]]
+        notes = parts[parts.index("\n".join(found[-3])) + 1].splitlines()
+        return *({(one, two): cells for one, two, *cells in its} for its in rows), notes
+
+    def test_means_bias_and_verdicts(self, judged, people, capsys):
+        file = people("people.json", seen("rpg", "diy", "law"), RESPONSES["responses"])
+        means, bias, verdicts, notes = self.tables(capsys, "--system", "RAG", judged(), "--human_addr", "RAG", file)
+        assert means["RAG", LIFESTYLE][:2] == ["0.6000", f"{self.MEAN:.4f}"]
+        assert means["RAG", LIFESTYLE][3:5] == [f"{self.WEIGHT:.2f}", "3 of 5"]
+        assert means["RAG", ARTS][:2] == ["0.5000", f"{self.MEAN * 5 / 6:.4f}"]  # one in six has no answer
+        average = self.MEAN * (5 / 6 + 1 + 1) / 3
+        assert means["RAG", "Average (macro)"][1] == f"{average:.4f}"
+        assert means["RAG", "Average (macro)"][3:] == ["–", "9 of 15", "–"]
+        # The differences are 1/4, 1/4 and -1/4: 1/12 on average, with the variance 1/12.
+        half = 4.302653 * math.sqrt(1 / 36)
+        assert bias["RAG", SOCIETY] == ["+0.0833", f"[−{half - 1 / 12:.4f}, +{half + 1 / 12:.4f}]", "3"]
+        assert bias["RAG", "Average (macro)"][0] == "+0.0833"
+        counts = {("RAG", "People 0"): ["3", "0", "0"], ("RAG", "People 1"): ["3", "3", "6"]}
+        assert verdicts == counts | {("RAG", "People 2"): ["0", "0", "3"]}
+        assert "drawn at random from each category's." in notes[0]
+        assert len(notes) == 3  # nothing is taken on trust
+
+    def test_what_the_interval_holds_is_as_the_library_says(self, judged, people, capsys):
+        file = people("people.json", seen("diy"), RESPONSES["responses"])
+        arguments = "--system", "RAG", judged(), "--human_addr", "RAG", file
+        means, _, _, notes = self.tables(capsys, *arguments)
+        low, high = map(float, means["RAG", LIFESTYLE][2].strip("[]").split(", "))
+        part = corrected(np.array([0.75, 0.5, 0.25]), np.array([1, 0.75, 0]), np.array([0.75, 0.5]))
+        assert (low, high) == pytest.approx((part.mean - half_width([part]), part.mean + half_width([part])), abs=5e-5)
+        # Of the others people saw nothing, and so there is no average.
+        assert means["RAG", ARTS] == ["0.5000", "–", "–", "–", "0 of 5", "–"]
+        assert means["RAG", "Average (macro)"][1:] == ["–", "–", "–", "3 of 15", "–"]
+        assert "No correction: fewer than 3 questions judged by people in a category" in notes[2]
+
+    def test_equal_scores_have_no_interval(self, judged, people, capsys):
+        verdicts = seen("rpg", "law") | {f"diy{i}": (1, 1) for i in range(3)}
+        file = people("people.json", verdicts, RESPONSES["responses"])
+        means, *_ = self.tables(capsys, "--system", "RAG", judged(), "--human_addr", "RAG", file)
+        assert means["RAG", LIFESTYLE][1:4] == ["0.5000", "–", "0.00"]
+        assert means["RAG", "Average (macro)"][2] == "–"
+        assert means["RAG", SOCIETY][2] != "–"
+
+    def test_only_the_systems_that_people_judged_are_corrected(self, judged, people, capsys):
+        files = "--system", "RAG", judged(), "--system", "PlanPers", judged("b.json")
+        people_s = people("people.json", seen("rpg", "diy", "law"), RESPONSES["responses"])
+        means, bias, verdicts, _ = self.tables(capsys, *files, "--human_addr", "PlanPers", people_s)
+        assert {name for name, _ in [*means, *bias, *verdicts]} == {"PlanPers"}
+
+    def test_without_the_flag_the_table_is_as_before(self, judged, capsys):
+        main(["--system", "RAG", judged()])
+        assert capsys.readouterr().out.count("| System |") == 1
+
+    def test_what_lacks_a_judge_s_score_is_left_out_and_counted(self, score_file, people, capsys):
+        entries = [question(f"rpg{i}", "rpg", *its) for i, its in enumerate([*JUDGE, (2, None), (1, 1)])]
+        path = score_file("a.json", *entries, question("odd", "astrology", 1), judged=JUDGED | RESPONSES)
+        verdicts = seen("rpg") | {"rpg5": (0, 0), "odd": (2,)}
+        file = people("people.json", verdicts, RESPONSES["responses"])
+        arguments = "--system", "RAG", path, "--human_addr", "RAG", file
+        means, _, counts, notes = self.tables(capsys, *arguments)
+        assert means["RAG", ARTS][4] == "3 of 6"
+        assert counts["RAG", "People 0"] == ["1", "0", "1"]  # the verdict that the judge gave on rpg5 counts
+        assert notes[3] == (
+            "- RAG: 2 questions judged by people left out, for the judge's score or the column is missing."
+        )
+        means, *_ = self.tables(capsys, *arguments, "--unscored_as_zero")
+        assert means["RAG", ARTS][4] == "4 of 7"
+
+    def test_a_file_a_category(self, score_file, people, capsys):
+        arguments = ["--system", "RAG"]
+        files = []
+        for digit, slug in zip("123", ("rpg", "diy", "law"), strict=True):
+            entries = [question(f"{slug}{i}", slug, *its) for i, its in enumerate(JUDGE)]
+            arguments.append(score_file(f"{slug}.json", *entries, judged=JUDGED | {"responses": digit * 64}))
+            files.append(people(f"{slug}_people.json", seen(slug), digit * 64))
+        means, *_ = self.tables(capsys, *arguments, "--human_addr", "RAG", *files)
+        assert means["RAG", "Average (macro)"][1] == f"{self.MEAN:.4f}"
+        swapped = people("swapped.json", seen("rpg"), "2" * 64)
+        message = refusal(*arguments, "--human_addr", "RAG", swapped)
+        assert message.startswith(f"{swapped}: 3 of its 3 questions are not scored in {arguments[3]}: 'rpg0', ")
+
+    @pytest.mark.parametrize("told", ["file", "scores", "neither"])
+    def test_what_tells_no_responses_is_taken_on_trust(self, judged, people, capsys, told):
+        scores = judged()
+        if told != "scores":
+            Path(f"{scores}.manifest.json").unlink()
+        file = people("people.json", seen("rpg", "diy", "law"), RESPONSES["responses"] if told == "file" else None)
+        *_, notes = self.tables(capsys, "--system", "RAG", scores, "--human_addr", "RAG", file)
+        assert notes[3].startswith(f"- Taken on trust, that people saw the answers that were scored: {file} (no hash")
+
+    def test_the_sample_data_as_the_judge_judges_them(self, people, tmp_path, capsys, monkeypatch):
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+        sample = ROOT / "tests/data/mini_lampqa/test.json"
+        records = json.loads(sample.read_text(encoding="utf-8"))
+        responses, scores = tmp_path / "rag.json", str(tmp_path / "rag_scores.json")
+        responses.write_text(json.dumps({record["id"]: [{"output": "Rye bread."}] for record in records}))
+        with serve() as server:
+            judge = ["--evaluator_llm", "judge", "--openai", "--base_url", server.url]
+            addresses = ["--response_addr", str(responses), "--score_addr", scores]
+            evaluate_responses.main([*judge, "--inputs_addr", str(sample), *addresses])
+        capsys.readouterr()
+        asked = [record for record in records if record["rubric_aspects"]][1:]
+        verdicts = {record["id"]: [n % 3 for _ in record["rubric_aspects"]] for n, record in enumerate(asked)}
+        digest = hashlib.sha256(responses.read_bytes()).hexdigest()
+        arguments = "--system", "RAG", scores, "--human_addr", "RAG"
+        means, bias, _, notes = self.tables(capsys, *arguments, people("people.json", verdicts, digest))
+        assert means["RAG", "Average (macro)"][4] == f"{len(verdicts)} of {len(verdicts) + 1}"
+        assert all("–" not in cells[1:3] for cells in [*means.values(), *bias.values()])
+        assert not [note for note in notes if "on trust" in note]
+        responses.write_text("{}")
+        digest = hashlib.sha256(responses.read_bytes()).hexdigest()
+        assert "people saw other answers" in refusal(*arguments, people("people.json", verdicts, digest))
+
+    def test_csv(self, judged, people, capsys):
+        file = people("people.json", seen("rpg", "diy", "law"), RESPONSES["responses"])
+        systems = "--system", "RAG", judged(), "--system", "PlanPers", judged("b.json")
+        main([*systems, "--human_addr", "PlanPers", file, "--format", "csv"])
+        captured = capsys.readouterr()
+        rag, planpers = csv.DictReader(io.StringIO(captured.out))
+        assert float(planpers[f"{SOCIETY}: corrected"]) == pytest.approx(self.MEAN, abs=1e-12)
+        assert float(planpers[f"{SOCIETY}: weight of the judge"]) == pytest.approx(self.WEIGHT, abs=1e-12)
+        assert float(planpers[f"{SOCIETY}: bias"]) == pytest.approx(1 / 12, abs=1e-12)
+        low, high = (float(planpers[f"{SOCIETY}: corrected, 95% interval, {end}"]) for end in ("low", "high"))
+        assert (low + high) / 2 == pytest.approx(self.MEAN, abs=1e-11)
+        assert (planpers["Aspects: people 1, judge 2"], planpers["Aspects: people 2, judge 0"]) == ("6", "0")
+        assert rag[f"{SOCIETY}: corrected"] == rag["Aspects: people 1, judge 2"] == ""
+        assert "note: Corrected mean: " in captured.err
+
+    def test_latex_fits_a_page(self, judged, people, capsys, tmp_path):
+        files = judged(), people("a%s.json", seen("rpg", "diy", "law"))
+        main(["--system", SPECIAL, files[0], "--human_addr", SPECIAL, files[1], "--format", "latex"])
+        document = capsys.readouterr().out
+        assert document.count(r"\begin{tabular}") == 4 and is_balanced(document)
+        log = (typeset(document, tmp_path) / "table.log").read_text(encoding="utf-8", errors="replace")
+        assert r"Overfull \hbox" not in log
+
+    def test_the_table_s_manifest_names_the_file(self, judged, people, tmp_path):
+        file = people("people.json", seen("rpg", "diy", "law"))
+        output = tmp_path / "table.md"
+        main(["--system", "RAG", judged(), "--human_addr", "RAG", file, "--output_addr", str(output)])
+        manifest = json.loads((tmp_path / "table.md.manifest.json").read_text())
+        assert manifest["fingerprint"]["inputs"][file] == hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        message = refusal("--system", "RAG", judged(), "--human_addr", "RAG", file, "--output_addr", file)
+        assert message == f"{file}: is an input too; give the output its own name"
+
+    @pytest.mark.parametrize(
+        ("verdicts", "responses", "message"),
+        [
+            ({"rpg0": (2, 1)}, "0" * 64, "people saw other answers than were scored in A: their responses' SHA-256 is"),
+            ({"rpg0": (2, 1), "x": (0,)}, None, "1 of its 2 questions are not scored in A: 'x'"),
+            ({"rpg0": (2,)}, None, "question 'rpg0': no verdict on its aspect 1; they are numbered from 0 to 1"),
+            ({"rpg0": (2, 1, 0)}, None, "question 'rpg0': a verdict on aspect 2, but it has 2 in A, from 0"),
+            ({"lost": (0, 1)}, None, "question 'lost': a verdict above 0, but the system has no answer to it in A"),
+            ({"rpg0": (2, 3)}, None, "id 'rpg0': aspect 1: 3 is not a verdict: the integer 0, 1 or 2"),
+            ({"rpg0": (2, True)}, None, "id 'rpg0': aspect 1: True is not a verdict"),
+            ({"rpg0": (2, 1.0)}, None, "id 'rpg0': aspect 1: 1.0 is not a verdict"),
+            ({"rpg0": (2, None)}, None, "id 'rpg0': aspect 1: None is not a verdict"),
+            ({"rpg0": ()}, None, "id 'rpg0': {} where its verdicts belong"),
+            ({}, None, "not an object {question id: {aspect number: verdict}}, or an empty one"),
+        ],
+    )  # fmt: skip
+    def test_verdicts_on_anything_else_are_refused(self, judged, people, verdicts, responses, message):
+        scores, file = judged(), people("people.json", verdicts, responses)
+        found = refusal("--system", "RAG", scores, "--human_addr", "RAG", file)
+        assert found.startswith(f"{file}: {message.replace(' A', f' {scores}')}")
+        assert found.count("\n") <= 2
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            ('{"rpg0": {"1.": 2}}', "id 'rpg0': '1.' is not the number of an aspect; they are numbered from 0"),
+            ('{"rpg0": {"01": 2}}', "id 'rpg0': '01' is not the number of an aspect"),
+            ('{"rpg0": [2, 1]}', "id 'rpg0': [2, 1] where its verdicts belong, such as "),
+            (
+                '{"verdicts": {"rpg0": {"0": 1}}}',
+                "field 'responses' is missing or null; it must be the response file's",
+            ),
+            ('{"responses": "ab", "verdicts": []}', "not an object {question id: "),
+            ("[]", "not an object {question id: "),
+        ],
+    )
+    def test_a_file_of_another_form_is_refused(self, judged, tmp_path, content, message):
+        (tmp_path / "people.json").write_text(content)
+        found = refusal("--system", "RAG", judged(), "--human_addr", "RAG", tmp_path / "people.json")
+        assert found.startswith(f"{tmp_path / 'people.json'}: {message}")
+
+    def test_names_and_files_are_held_against_the_systems(self, judged, people):
+        file = people("people.json", seen("rpg"))
+        systems = "--system", "RAG", judged(), "--system", "PlanPers", judged("b.json")
+        assert refusal(*systems, "--human_addr", "Rag", file) == (
+            "--human_addr 'Rag': no --system has this name; there are 'RAG', 'PlanPers'"
+        )
+        assert refusal(*systems, "--human_addr", "RAG") == (
+            "--human_addr 'RAG': no file; give a system's name, then people's verdicts on it"
+        )
+        for again in (("RAG", file, file), ("RAG", file, "--human_addr", "PlanPers", file)):
+            assert refusal(*systems, "--human_addr", *again).startswith(f"{file}: is given twice; ")
+        message = refusal(*systems, "--human_addr", "RAG", file, people("other.json", seen("diy", "rpg")))
+        assert "question 'rpg0' stands in another file behind --human_addr 'RAG' too" in message
+
+    def test_scores_that_are_not_by_aspect_are_refused(self, score_file, people):
+        entry = {"id": "1", "category": "rpg", "question_sha256": "x", "answered": True, "score": 0.5}
+        path = score_file("a.json", {**entry, "details": [{"score": 0.5}]}, strategy="direct")
+        message = refusal("--system", "RAG", path, "--human_addr", "RAG", people("people.json", {"1": (1,)}))
+        assert message == "--human_addr: takes verdicts on aspects, but the scores are LaMP-QA, direct"
 
 
 def run_script(*arguments):
