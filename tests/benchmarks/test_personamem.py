@@ -2,23 +2,29 @@
 
 import csv
 import io
+import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import hub_server
 import pytest
-from api_server import Reply, serve
-from tiny_chat import make_tokenizer
+from api_server import Reply, running, serve
+from faulty_server import FaultyServer
+from likelihoods import mean_log_probs
+from tiny_chat import make_tokenizer, save_tiny_chat
+from zygote import SECONDS
 
 import baselines
 import evaluate_responses
 from prompts import History, load_prompt
 from retrieval import rank_dataset
-from utils import download_datasets, make_table
+from utils import download_datasets, make_table, merge_shards
 from utils.benchmarks import tasks
 from utils.benchmarks.personamem import CANONICAL, TYPES, options_text, vary
 from utils.cli import UserError
@@ -313,14 +319,34 @@ def test_the_card_and_the_chosen_turns(unit, order, ranked, server, tmp_path):
         assert len(places) == min(3, len(profiles[row["question_id"]]))
 
 
-def test_the_right_letter_changes_nothing_that_is_asked(dataset, server, tmp_path):
-    first = ask(server, dataset, tmp_path / "one.json", "--num_generated_outputs", 2)
-    records = json.loads(dataset.read_text())
+WAYS = {  # the unit by which the dataset is ranked, and flags
+    "whole": (None, ["--num_generated_outputs", 2]),
+    "none": (None, ["--rag", "--num_contexts", 0]),
+    "messages": ("message", ["--rag", "--num_contexts", 3]),
+    "sessions, best first": ("session", ["--rag", "--num_contexts", 2, "--best_first"]),
+}
+
+
+def with_other_secrets(path):
+    """A copy beside a dataset, where all that a prompt may not tell is another: the letter, the type, the distance."""
+    records, kept = json.loads(path.read_text()), {"task", "id", "question", "options", "profile", "group", "target"}
     for record in records:
+        record |= dict.fromkeys(record.keys() - kept, "another")
         record["target"] = LETTERS[LETTERS.index(record["target"]) - 1]
-    other = dataset.with_name("other.json")
+        record["group"] = next(name for name in TYPES if name != record["group"])
+    other = path.with_name(f"other_{path.name}")
     other.write_text(json.dumps(records))
-    assert ask(server, other, tmp_path / "two.json", "--num_generated_outputs", 2) == first
+    return other
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_only_the_scorer_may_see_changes_nothing_that_is_asked(way, dataset, ranked, server, tmp_path):
+    unit, flags = WAYS[way]
+    path = ranked.get(unit, dataset)
+    first, bodies = ask(server, path, tmp_path / "one.json", *flags), list(server.requests)
+    assert len(first) == 24 * (2 if way == "whole" else 1)
+    ask(server, with_other_secrets(path), tmp_path / "two.json", *flags)
+    assert server.requests == bodies
 
 
 def test_what_is_over_the_budget_goes_oldest_first_and_never_the_card(dataset, server, tmp_path):
@@ -479,6 +505,125 @@ def test_shards_ask_together_what_one_run_asks(dataset, server, tmp_path):
     for index in range(3):
         sent += ask(server, dataset, tmp_path / f"{index}.json", "--num_shards", 3, "--shard_index", index)
     assert sorted(map(str, sent)) == sorted(map(str, whole))
+    parts = [tmp_path / f"{index}.json" for index in range(3)]
+    flags = ["--inputs_addr", dataset, "--shard_addr", *parts, "--output_addr", tmp_path / "merged.json"]
+    assert merge_shards.main(list(map(str, flags))) == 0
+    assert (tmp_path / "merged.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
+
+
+def drawn_letter(request):
+    return Reply(f"It is <final_answer>({LETTERS[request['seed'] % 4]})")
+
+
+def kill_twice(start, output, pieces):
+    """Start runs and end them with -9, once a third and once two thirds of the pieces are in the journal."""
+    journal, deadline = Path(f"{output}.journal.jsonl"), time.monotonic() + SECONDS
+    for part in (1, 2):
+        run = start()
+        while not journal.exists() or journal.read_bytes().count(b"\n") <= part * pieces // 3:
+            assert not output.exists() and time.monotonic() < deadline, run.errors
+            time.sleep(0.005)
+        run.send(signal.SIGKILL)
+        assert run.wait() == -signal.SIGKILL and not output.exists()
+
+
+def test_a_killed_run_goes_on_and_pays_for_nothing_twice(dataset, warm_api, tmp_path):
+    key = tmp_path / "key.txt"
+    key.write_text("key")
+    output, whole, ways, at_a_time = tmp_path / "killed.json", tmp_path / "whole.json", 4, 3
+    with serve(drawn_letter, delay=0.02) as server:
+        flags = ["--model_addr", "m", "--openai", "--base_url", server.url, "--api_key_addr", key, "--temperature", 1]
+        flags += ["--inputs_addr", dataset, "--num_generated_outputs", ways, "--max_concurrency", at_a_time]
+        assert warm_api.run("baselines.py", [*flags, "--output_addr", whole]).returncode == 0
+        asked_for = len(server.requests)
+        kill_twice(lambda: warm_api.start("baselines.py", [*flags, "--output_addr", output]), output, 24 * ways)
+        assert warm_api.run("baselines.py", [*flags, "--output_addr", output]).returncode == 0
+        assert asked_for == 24 * ways and len(server.requests) - asked_for <= asked_for + 2 * at_a_time
+    assert output.read_bytes() == whole.read_bytes()
+
+
+def test_faults_of_a_server_change_no_answer(dataset, server, tmp_path):
+    ask(server, dataset, tmp_path / "whole.json")
+    kinds, number = ("500", "reset", "truncated", "broken JSON", "HTML"), itertools.count()
+    with running(FaultyServer(lambda request: Reply("It is <final_answer>(b)"))) as faulty:
+        faulty.faults = lambda body, times: None if times else kinds[next(number) % 5]
+        ask(faulty, dataset, tmp_path / "out.json", "--max_concurrency", 24)
+        assert set(faulty.met) == set(kinds) and sum(faulty.met.values()) == len(faulty.answered) == 24
+    whole, found = (json.loads((tmp_path / name).read_text()) for name in ("whole.json", "out.json"))
+    assert {key: output["output"] for key, [output] in found.items()} == dict.fromkeys(whole, "b")
+
+
+# Likelihood
+
+
+INSTEAD_OF_VLLM = """
+import asyncio, json, baselines
+from utils.generation.requests import Scored
+class Engine:
+    concurrency, device = 2, "none"
+    async def score(self, model, prompt, continuations):
+        await asyncio.sleep({seconds})
+        with open({log!r}, "a") as file:
+            print(json.dumps([list(prompt), *map(list, continuations)]), file=file)
+        return Scored([-1 / len(tokens) for tokens in continuations], len(prompt), 0)
+    async def close(self):
+        pass
+baselines.open_engine = lambda *_: Engine()
+"""
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory):
+    return save_tiny_chat(tmp_path_factory.mktemp("model") / "chat", max_positions=16_384)
+
+
+@pytest.fixture
+def choose(warm, small_model, dataset, tmp_path):
+    """Begin a run with --choose likelihood; what is asked for stands in log.txt."""
+
+    def start(output, *more, path=dataset, seconds=0.0):
+        code = INSTEAD_OF_VLLM.format(log=str(tmp_path / "log.txt"), seconds=seconds)
+        flags = ["--model_addr", small_model, "--inputs_addr", path, "--output_addr", output, "--choose", "likelihood"]
+        return warm.start("baselines.py", [*flags, *more], do=code)
+
+    return start
+
+
+def take_log(folder):
+    lines = (folder / "log.txt").read_text().splitlines()
+    (folder / "log.txt").unlink()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_likelihoods_are_of_the_options_alone_behind_history_and_question(way, dataset, ranked, choose, tmp_path):
+    unit, flags = WAYS[way]
+    path, flags = ranked.get(unit, dataset), [flag for flag in flags if way != "whole"]
+    assert choose(tmp_path / "one.json", *flags, path=path).wait() == 0
+    scored, answers, tokenizer = take_log(tmp_path), json.loads((tmp_path / "one.json").read_text()), make_tokenizer()
+    for record in read_dataset(path, needs=["profile", "options"]):
+        question = {"role": "user", "content": record["question"]}
+        number = None if way == "whole" else flags[2]
+        history = tasks()[NAME].history(record, number, lambda items: items if "--best_first" in flags else
+                                        sorted(items, key=lambda item: item["places"][0])).messages  # fmt: skip
+        text = tokenizer.apply_chat_template([*history, question], add_generation_prompt=True, tokenize=False)
+        [options] = [its for prompt, *its in scored if tokenizer.decode(prompt) == text]
+        assert list(map(tokenizer.decode, options)) == record["options"]
+        likeliest = max(zip(map(len, options), LETTERS, strict=True), key=lambda one: one[0])[1]
+        assert answers[record["id"]][0]["output"] == likeliest
+    assert choose(tmp_path / "two.json", *flags, path=with_other_secrets(path)).wait() == 0
+    assert sorted(take_log(tmp_path)) == sorted(scored) and len(scored) == 24
+
+
+def test_a_killed_choice_goes_on_and_scores_nothing_twice(choose, tmp_path):
+    output, whole = tmp_path / "killed.json", tmp_path / "whole.json"
+    assert choose(whole).wait() == 0
+    take_log(tmp_path)
+    kill_twice(lambda: choose(output, seconds=0.05), output, 24)
+    assert choose(output).wait() == 0
+    scored = list(map(json.dumps, take_log(tmp_path)))
+    assert len(set(scored)) == 24 and len(scored) <= 24 + 2 * 2  # what was under way when it was killed
+    assert output.read_bytes() == whole.read_bytes()
 
 
 # Templates
@@ -604,6 +749,26 @@ def test_the_cache_serves_what_questions_of_a_context_share(tmp_path, warm_engin
     assert share >= 0.85, tokens
     assert f"{round(100 * share)} % of prompt tokens from the cache" in done.printed
     assert all(output["output"] in LETTERS for [output] in json.loads((tmp_path / "out.json").read_text()).values())
+
+
+@pytest.mark.engine
+def test_the_likeliest_option_is_that_of_transformers(dataset, tmp_path, warm_engine):
+    """Of every question of the sample, behind its whole history."""
+    output, model = tmp_path / "out.json", ROOT / "demo/models/chat"
+    flags = ["--model_addr", model, "--inputs_addr", dataset, "--output_addr", output, "--choose", "likelihood"]
+    done = warm_engine.run("baselines.py", [*flags, "--dtype", "float32", "--max_model_len", 4096])
+    assert done.returncode == 0, done.errors
+    answers, asked_for = json.loads(output.read_text()), []
+    for record in read_dataset(dataset, needs=["options"]):
+        messages = [*before(ROWS[record["id"]]), {"role": "user", "content": record["question"]}]
+        asked_for.append((messages, dict(zip(LETTERS, record["options"], strict=True))))
+    off = 0.0
+    for [answer], (expected, _) in zip(answers.values(), mean_log_probs(model, asked_for), strict=True):
+        off = max(off, *(abs(answer["mean_log_probs"][letter] - expected[letter]) for letter in LETTERS))
+        assert answer["output"] == max(expected, key=expected.get)
+    tokens = read_manifest(output)["tokens"]
+    print(f"at most {off:.1e} off; {tokens['cached_tokens']} of {tokens['prompt_tokens']} prompt tokens cached")
+    assert off < 1e-3
 
 
 def test_every_size_is_a_task_of_its_own_with_one_prompt():

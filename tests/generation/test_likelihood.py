@@ -10,10 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from likelihoods import mean_log_probs
 from tiny_chat import save_tiny_chat
 
 import baselines
 import utils.benchmarks
+from prompts import join_posts, load_prompt
 from utils import merge_shards
 from utils.benchmarks import tasks
 from utils.cli import UserError
@@ -223,7 +225,7 @@ def test_vllms_likelihoods_are_those_of_transformers(tmp_path):
     assert done.returncode == 0, done.stderr
     answers, manifest = json.loads(output.read_text()), read_manifest(output)
     lengths = set()
-    for record, (expected, length) in zip(records, reference(records), strict=True):
+    for record, (expected, length) in zip(records, mean_log_probs(CHAT, asked_of(records)), strict=True):
         [answer] = answers[record["id"]]
         assert answer["mean_log_probs"] == pytest.approx(expected, abs=1e-3)
         assert answer["output"] == max(expected, key=expected.get)
@@ -234,24 +236,9 @@ def test_vllms_likelihoods_are_those_of_transformers(tmp_path):
     assert tokens["cached_tokens"] > 0.8 * tokens["prompt_tokens"]
 
 
-def reference(records):
-    """By transformers in fp32, each option alone behind its prompt: the means by option, and the prompt's length."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from prompts import join_posts, load_prompt
-
-    tokenizer = AutoTokenizer.from_pretrained(CHAT)
-    model = AutoModelForCausalLM.from_pretrained(CHAT, dtype=torch.float32).eval()
+def asked_of(records):
+    """The conversation of each, and the options behind it."""
     prompt = load_prompt(str(MADE_UP / "ask_with_notes"))
     for record in records:
         notes = [item["note"] for item in record["profile"]][::-1]
-        messages = prompt.messages(profile=join_posts(notes), question=record["question"])
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        begin, means = tokenizer.encode(text, add_special_tokens=False), {}
-        for name, option in record["options"].items():
-            ids = tokenizer.encode(option, add_special_tokens=False)
-            with torch.inference_mode():
-                logits = model(torch.tensor([begin + ids]), logits_to_keep=len(ids) + 1).logits[0, :-1]
-            means[name] = logits.log_softmax(-1)[range(len(ids)), ids].mean().item()
-        yield means, len(begin)
+        yield prompt.messages(profile=join_posts(notes), question=record["question"]), record["options"]

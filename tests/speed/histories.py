@@ -19,7 +19,9 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -52,17 +54,22 @@ class LetterEngine(InstantEngine):
 
 
 class Handler(BaseHTTPRequestHandler):
+    """Its answer to GET is how many bytes it was sent so far."""
+
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
+    received, counting = 0, threading.Lock()
 
     def do_POST(self) -> None:
         left = int(self.headers["Content-Length"])
+        with Handler.counting:
+            Handler.received += left
         while left > 0:
             left -= len(self.rfile.read(min(left, 1 << 20)))
         self.send(json.dumps(COMPLETION).encode())
 
     def do_GET(self) -> None:
-        self.send(b"{}")
+        self.send(json.dumps({"data": [], "received": Handler.received}).encode())
 
     def send(self, content: bytes) -> None:
         self.send_response(200)
@@ -114,6 +121,10 @@ def main(argv: list[str] | None = None) -> int:
             url = f"http://127.0.0.1:{server.stdout.readline().strip()}/v1"
             flags = ["--model_addr", "m", "--openai", "--base_url", url, *common, "--output_addr", folder / "api.json"]
             figures["server"] = measured("through a server", lambda: baselines.main(list(map(str, flags))))
+            with urllib.request.urlopen(f"{url}/models") as answer:
+                figures["sent"] = json.load(answer)["received"]
+            each = figures["server"]["cpu_seconds"] / figures["sent"] * 1e9
+            print(f"{figures['sent'] / 1e9:.2f} GB sent, {each:.1f} CPU seconds a GB")
         finally:
             server.kill()
         if args.model_addr:
