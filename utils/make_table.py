@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         shown = {board.title: board.name_of(board.task.name) for board in boards}  # its name is its only group's, too
         shown = shown if boards[0].task.benchmark else None
         paper = read_paper(boards[0].task, args.paper, args.paper_table, names, shown)
-    judged = correct(boards, args.human_addr)
+    judged = correct(boards, args.human_addr or [])
     contrasts = compare(boards, args.baseline, args.intervals, args.holm)
     marked = args.format != "csv"  # whose cells are numbers alone
     notes += [*score_table.dagger_notes(contrasts, marked), *score_table.paper_notes(paper, boards, marked)]
@@ -116,9 +116,10 @@ def build_parser() -> cli.FlagParser:
 
 def check_arguments(args: argparse.Namespace, names: list[str]) -> None:
     """Raise UserError where flags contradict each other; puts the names of --baseline into one line each."""
-    args.human_addr = args.human_addr or []
     if args.output_addr is not None:
-        cli.check_outputs([args.output_addr], [path for _, *paths in args.system + args.human_addr for path in paths])
+        cli.check_outputs(
+            [args.output_addr], [path for _, *paths in [*args.system, *(args.human_addr or [])] for path in paths]
+        )
     args.baseline = list(dict.fromkeys(map(one_line, args.baseline or [])))
     for name in args.baseline:
         if name not in names:
