@@ -41,7 +41,7 @@ def question(number, **more):
         ("<p>One</p><p>two</p>", "One\ntwo"),
         ("<p>One</p>\n\n\n\n<p>two</p>\n", "One\n\ntwo"),
         ("a<br>b<br />c<hr>d", "a\nb\nc\nd"),
-        ("<ul>\n<li>a</li>\n<li>b</li>\n</ul>", "a\n\nb"),
+        ("<ul>\n<li>a</li>\n<li>b</li>\n</ul>", "a\nb"),
         ("<pre><code>if a &lt; b:\n    c(&quot;&amp;amp;&quot;)\n</code></pre>", 'if a < b:\n    c("&amp;")'),
         ('<a href="http://x.y">link</a> <img src="a" alt="b">end', "link end"),
         ("a<script>alert(1)</script>b<style>p {}</style>c", "abc"),

@@ -128,10 +128,11 @@ class PostIndex:
             is_sepqa = path.suffix == ".jsonl"
             posts = read_sepqa(path, counts) if is_sepqa else read_dump(path, self._users(path), counts)
             for post in posts:
+                words = post.body.casefold().split()
                 added = self._file.execute(
                     "INSERT OR IGNORE INTO posts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (post.community, post.number, post.author, post.date, post.title, post.body, post.licence,
-                     len(post.body.split()), digest(post.body)),
+                     len(words), digest(words)),
                 ).rowcount  # fmt: skip
                 counts["questions" if added else "a number that was there before"] += 1
             if not counts["questions"]:
@@ -171,9 +172,8 @@ class _Users:
         return found and User(*found)
 
 
-def digest(body: str) -> bytes | None:
+def digest(words: list[str]) -> bytes | None:
     """The same for bodies of the same words; None where there are none."""
-    words = body.casefold().split()
     return hashlib.sha256(" ".join(words).encode()).digest()[:16] if words else None
 
 

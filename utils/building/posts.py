@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,8 +21,8 @@ CHUNK = 1 << 16  # bytes of XML that are parsed at a time
 NETWORK = ".stackexchange.com"  # what the dumps' folders are called behind the community's name
 # From when on a post is under which version of the licence, where the dump doesn't say (older dumps don't).
 LICENCES = (("2018-05-02", "CC BY-SA 4.0"), ("2011-04-08", "CC BY-SA 3.0"), ("", "CC BY-SA 2.5"))
-# Behind these a line ends, also where the markup has no line break.
-_LINE_ENDS = re.compile(r"</(?:p|li|h[1-6]|pre|blockquote|div|tr|ul|ol|table)>|<[bh]r\s*/?>", re.IGNORECASE)
+# Behind these a line ends; the sites' own markup has a line break there, and is not changed.
+_LINE_ENDS = re.compile(r"(</(?:p|li|h[1-6]|pre|blockquote|div|tr|ul|ol|table)>|<[bh]r\s*/?>)(?!\n)", re.IGNORECASE)
 _SEPQA_ID = re.compile(r"([\w.-]+)_(\d+)")
 
 
@@ -128,9 +129,9 @@ class _Rows:
     def __init__(self) -> None:
         self.found: list[dict[str, str]] = []
 
-    def start(self, tag: str, attributes: Any) -> None:
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
         if tag == "row":
-            self.found.append(dict(attributes))
+            self.found.append(attributes)
 
     def doctype(self, *_: Any) -> None:
         raise ForbiddenError
@@ -199,16 +200,25 @@ def text_of(markup: str) -> str:
 
     if not markup.strip():
         return ""
-    parser = etree.HTMLParser(encoding="utf-8", no_network=True, remove_comments=True, remove_pis=True)
-    broken = _LINE_ENDS.sub("\\g<0>\n", markup)
-    root = etree.fromstring(broken.encode("utf-8", "replace"), parser)
+    broken = _LINE_ENDS.sub("\\1\n", markup)
+    root = etree.fromstring(broken.encode("utf-8", "replace"), _html_parser())
     if root is None:  # nothing but comments
         return ""
     if "<s" in markup:
         etree.strip_elements(root, "script", "style", with_tail=False)
-    text = writable(etree.tostring(root, method="text", encoding="unicode"))
-    return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t\r]+\n", "\n", text)).strip()
+    text = etree.tostring(root, method="text", encoding="unicode")
+    text = "\n".join(map(str.rstrip, text.split("\n"))).strip()
+    while "\n\n\n" in text:
+        text = text.replace("\n\n\n", "\n\n")
+    return text
+
+
+@cache
+def _html_parser() -> Any:
+    from lxml import etree
+
+    return etree.HTMLParser(encoding="utf-8", no_network=True, remove_comments=True, remove_pis=True)
 
 
 def one_line(text: str) -> str:
-    return " ".join(writable(text).split())
+    return " ".join(text.split())
