@@ -17,6 +17,7 @@ import planpers
 from retrieval import rank_dataset
 from utils import build_dataset, dataset_statistics
 from utils.cli import UserError
+from utils.files.lock import Lock
 from utils.records.datasets import read_dataset
 
 SPLITS = ("train", "validation", "test")
@@ -388,6 +389,12 @@ def test_terms_that_no_post_meets_are_told(small, server, tmp_path):
         r"no post can become a question: 0 candidates, .*\d+ of fewer than 5000 words.*\n  --help .*", told
     )
     assert refusal(*flags(small[0], tmp_path, server.url, "--test_share", "1")).startswith("--validation_share and")
+
+
+def test_two_runs_do_not_write_one_folder(small, server, tmp_path):
+    lock = Lock(tmp_path / "posts.sqlite")
+    assert "is writing it; wait for it" in refusal(*flags(small[0], tmp_path, server.url))
+    lock.release()
 
 
 def test_a_file_of_somebody_else_is_not_replaced(small, server, tmp_path):

@@ -232,22 +232,34 @@ def test_posts_of_the_same_time_are_not_earlier(tmp_path):
 
 def test_what_was_read_is_not_read_again_unless_it_changed(tmp_path, capsys):
     one, two = write_dump(tmp_path, question(1), "law"), write_dump(tmp_path, question(2), "rpg")
+
     index = PostIndex(tmp_path / "posts.sqlite")
     index.fill([one])
-    one.parent.joinpath("Users.xml").write_text("<broken")  # would be told, were it read
     index.fill([one, two])
-    assert list(index.counts()) == ["law", "rpg"]
+    assert capsys.readouterr().err.count(f"{one}: 1 questions") == 1
+    assert list(index.counts()) == ["law/Posts.xml", "rpg/Posts.xml"]
     identity = index.identity()
     index.close()
-    capsys.readouterr()
     index = PostIndex(tmp_path / "posts.sqlite")
     index.fill([one, two])
     assert index.identity() == identity and capsys.readouterr().err == ""
     write_dump(tmp_path, question(2) + question(3), "rpg")
-    one.parent.joinpath("Users.xml").unlink()
     index.fill([one, two])
     assert "is of other inputs, and made anew" in capsys.readouterr().err
-    assert index.identity() != identity and index.counts()["rpg"] == {"questions": 2}
+    assert index.identity() != identity and index.counts()["rpg/Posts.xml"] == {"questions": 2}
+    one.with_name("Users.xml").write_text('<users><row Id="5" AccountId="77"/></users>')
+    index.fill([one, two])
+    assert "made anew" in capsys.readouterr().err
+    assert [row[1] for row in index.authors_posts()] == ["account:77", "rpg:5", "rpg:5"]
+
+
+def test_the_splits_of_sepqa_are_counted_apart(tmp_path):
+    for number, name in enumerate(("train", "val")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data.jsonl").write_text(sepqa(id=f"law_{number}"))
+    index = PostIndex(tmp_path / "posts.sqlite")
+    index.fill([tmp_path / name / "data.jsonl" for name in ("train", "val")])
+    assert index.counts() == {"train/data.jsonl": {"questions": 1}, "val/data.jsonl": {"questions": 1}}
 
 
 def test_an_input_that_is_refused_leaves_nothing(tmp_path):
@@ -255,7 +267,7 @@ def test_an_input_that_is_refused_leaves_nothing(tmp_path):
     index = PostIndex(tmp_path / "posts.sqlite")
     with pytest.raises(UserError, match="no whole XML"):
         index.fill([good, bad])
-    assert list(index.counts()) == ["law"] and len(list(index.authors_posts())) == 1
+    assert list(index.counts()) == ["law/Posts.xml"] and len(list(index.authors_posts())) == 1
     with pytest.raises(UserError, match="no question with title, author and date"):
         index.fill([good, write_dump(tmp_path, question(1, PostTypeId=2), "rpg")])
     with pytest.raises(UserError, match="cannot be read"):

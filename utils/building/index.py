@@ -18,7 +18,7 @@ from utils.cli.progress import Progress, announce
 
 VERSION = 1  # of what is kept of a post, and of how its text is cleaned
 _TABLES = """
-CREATE TABLE IF NOT EXISTS inputs (place INTEGER PRIMARY KEY, name TEXT, size INTEGER, changed INTEGER, counts TEXT);
+CREATE TABLE IF NOT EXISTS inputs (place INTEGER PRIMARY KEY, identity TEXT, counts TEXT);
 CREATE TABLE IF NOT EXISTS users (number INTEGER PRIMARY KEY, account TEXT, name TEXT);
 CREATE TABLE IF NOT EXISTS posts (
     community TEXT, number INTEGER, author TEXT, date TEXT, title TEXT, body TEXT, licence TEXT,
@@ -77,8 +77,10 @@ class PostIndex:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """By input what was kept, and what was not, with the reason."""
-        rows = self._file.execute("SELECT name, counts FROM inputs ORDER BY place")
-        return {name: json.loads(counts) for name, counts in rows}
+        found: dict[str, Counter[str]] = {}
+        for identity, counts in self._file.execute("SELECT identity, counts FROM inputs ORDER BY place"):
+            found.setdefault(json.loads(identity)[0], Counter()).update(json.loads(counts))
+        return {name: dict(counts) for name, counts in found.items()}
 
     def authors_posts(self) -> Iterator[tuple[int, str, str, str, int, bool]]:
         """Of every post its place in the file, author, date, community, number of words, and whether it is a copy.
@@ -101,7 +103,7 @@ class PostIndex:
         return [Post(*row) for row in rows][::-1]
 
     def _inputs(self) -> list[list[Any]]:
-        return [list(row) for row in self._file.execute("SELECT name, size, changed FROM inputs ORDER BY place")]
+        return [json.loads(row) for (row,) in self._file.execute("SELECT identity FROM inputs ORDER BY place")]
 
     def _clear(self) -> None:
         self._file.executescript("DROP TABLE IF EXISTS inputs; DROP TABLE IF EXISTS posts; DROP TABLE IF EXISTS users;")
@@ -109,7 +111,7 @@ class PostIndex:
 
     def _read(self, paths: Sequence[Path], wanted: Sequence[list[Any]], place: int) -> None:
         """Add the inputs from this place on."""
-        sizes = [size >> 20 for _, size, _ in wanted]
+        sizes = [size >> 20 for _, size, *_ in wanted]
         progress = Progress(sum(sizes), "MB", sum(sizes[:place]))
         try:
             for number in range(place, len(paths)):
@@ -139,14 +141,13 @@ class PostIndex:
                 raise UserError(
                     f"{path}: no question with title, author and date; give a dump's Posts.xml, or SE-PQA's"
                 )
-            self._file.execute("INSERT INTO inputs VALUES (?, ?, ?, ?, ?)", (place, *identity, json.dumps(counts)))
+            self._file.execute("INSERT INTO inputs VALUES (?, ?, ?)", (place, json.dumps(identity), json.dumps(counts)))
         return dict(counts)
 
     def _users(self, path: Path) -> "_Users":
         """The users of a dump; without its Users.xml none, and it is said."""
         self._file.execute("DELETE FROM users")
-        beside = path.with_name("Users.xml")
-        if beside.is_file():
+        if (beside := users_of(path)).is_file():
             rows = ((number, user.account, user.name) for number, user in read_users(beside))
             self._file.executemany("INSERT OR IGNORE INTO users VALUES (?, ?, ?)", rows)
         else:
@@ -177,14 +178,20 @@ def digest(words: list[str]) -> bytes | None:
     return hashlib.sha256(" ".join(words).encode()).digest()[:16] if words else None
 
 
+def users_of(path: Path) -> Path:
+    """Where a dump's users stand, if they are there."""
+    return path.with_name("Users.xml")
+
+
 def _identity(path: Path) -> list[Any]:
     """What tells an input from another, or from itself after a change: a hash would have to read it all."""
     try:
-        found = path.stat()
+        files = [path, users_of(path)] if path.suffix != ".jsonl" and users_of(path).is_file() else [path]
+        found = [file.stat() for file in files]
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    name = path.name if path.suffix == ".jsonl" else path.resolve().parent.name
-    return [name, found.st_size, found.st_mtime_ns]
+    name = f"{path.resolve().parent.name}/{path.name}"
+    return [name, *(number for one in found for number in (one.st_size, one.st_mtime_ns))]
 
 
 def _told(counts: dict[str, int]) -> str:
