@@ -36,7 +36,7 @@ from utils.building.index import PostIndex
 from utils.building.posts import Post
 from utils.building.reading_page import Section, Shown
 from utils.building.splitting import SPLITS, split_of
-from utils.building.steps import Counts, Steps
+from utils.building.steps import Counts, Steps, told_of
 from utils.cli import UserError
 from utils.files.json_files import read_json, read_text
 from utils.files.lock import Lock
@@ -167,8 +167,9 @@ def make_candidates(args: argparse.Namespace, steps: Steps, index: PostIndex, fi
     def write(target: Path) -> Counts:
         places, counts = choose(index, set(communities), terms)
         if not places:
-            told = ", ".join(f"{count} {name}" for name, count in counts.items())
-            raise UserError(f"no post can become a question: {told}\n  --help has the flags for what a candidate needs")
+            raise UserError(
+                f"no post can become a question: {told_of(counts)}\n  --help has the flags for what a candidate needs"
+            )
         write_array(target, map(as_candidate, draw_order(index.posts(places))), indent=2)
         return counts
 
@@ -196,7 +197,8 @@ def check_evidence(args: argparse.Namespace, steps: Steps, asking: Asking, candi
             counts["questions" if kept else "questions without any aspect left, dropped"] += 1
             records += [lampqa.built_record(candidate, kept, [])] if kept else []
         if not records:
-            raise UserError(f"{folder}: no question is left: {asking.counts()}, {dict(counts)}")
+            told = "; ".join(map(told_of, filter(None, [*asking.counts().values(), counts])))
+            raise UserError(f"{folder}: no question is left: {told}\n  {ASPECTS.step}.json has what the model wrote")
         write_array(target, iter(records), indent=2)
         return counts
 

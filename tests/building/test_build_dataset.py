@@ -391,6 +391,13 @@ def test_terms_that_no_post_meets_are_told(small, server, tmp_path):
     assert refusal(*flags(small[0], tmp_path, server.url, "--test_share", "1")).startswith("--validation_share and")
 
 
+def test_a_run_that_leaves_no_question_says_what_became_of_them(small, tmp_path):
+    with serve(lambda request: Reply('{"needs_personalization": true, "enough_details": false}')) as server:
+        told = refusal(*flags(small[0], tmp_path, server.url, *LENIENT, "--limit", "9"))
+    said = "9 need personalization; 9 without enough details, dropped"
+    assert told == f"{tmp_path}: no question is left: {said}\n  aspects.json has what the model wrote"
+
+
 def test_two_runs_do_not_write_one_folder(small, server, tmp_path):
     lock = Lock(tmp_path / "posts.sqlite")
     assert "is writing it; wait for it" in refusal(*flags(small[0], tmp_path, server.url))

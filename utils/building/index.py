@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.building.posts import Post, User, read_dump, read_sepqa, read_users
+from utils.building.steps import told_of
 from utils.cli import UserError
 from utils.cli.progress import Progress, announce
 
@@ -118,7 +119,7 @@ class PostIndex:
                 with self._telling():
                     counts = self._add(paths[number], number, wanted[number])
                 progress.update(sizes[number])
-                announce(f"{paths[number]}: {_told(counts)}")
+                announce(f"{paths[number]}: {told_of(counts)}")
         finally:
             progress.close()
 
@@ -192,7 +193,3 @@ def _identity(path: Path) -> list[Any]:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     name = f"{path.resolve().parent.name}/{path.name}"
     return [name, *(number for one in found for number in (one.st_size, one.st_mtime_ns))]
-
-
-def _told(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.items())

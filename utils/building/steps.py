@@ -36,7 +36,7 @@ class Steps:
         self._run = self._run or describe_run(vars(self._args), {}, None)
         publish_staged(path, {**self._run, "fingerprint": fingerprint, "counts": dict(counts)})
         self.written.append(path)
-        print(f"{path}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+        print(f"{path}: {told_of(counts)}")
         return counts
 
     def remove(self, path: Path) -> None:
@@ -45,3 +45,7 @@ class Steps:
             print(f"note: {path}: there is nothing for it any more, so it is deleted", file=sys.stderr)
             path.unlink()
             path.with_name(f"{path.name}.manifest.json").unlink()
+
+
+def told_of(counts: Counts) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
