@@ -324,7 +324,7 @@ WITHOUT_EFFECT = [
      "without --rag, for the prompt has no posts\n  give --rag, or leave {} out"),
     *((script, mode, "--retry_failed", "with --overwrite, which asks for everything again\n  leave {} out")
       for script, mode in (("baselines.py", "--overwrite"), ("planpers.py", "--gold_plan --overwrite"),
-                           ("evaluate_responses.py", "--overwrite"))),
+                           ("evaluate_responses.py", "--overwrite"), ("utils/build_dataset.py", "--overwrite"))),
     ("baselines.py", "", API, NO_API),
     ("baselines.py", "--openai", ENGINE, NO_ENGINE),
     ("planpers.py", "--gold_plan", API, NO_API),
@@ -333,6 +333,8 @@ WITHOUT_EFFECT = [
     ("planpers.py", "--gold_plan", "--max_tokens_plan 4", "without --planner_model\n  leave {} out"),
     ("evaluate_responses.py", "", API, NO_API),
     ("evaluate_responses.py", "--openai", ENGINE, NO_ENGINE),
+    ("utils/build_dataset.py", "", API, NO_API),
+    ("utils/build_dataset.py", "--openai", ENGINE, NO_ENGINE),
     ("train_planner.py", "", "--eval_steps 4 --eval_generate 4",
      "without --validation_addr, for nothing is evaluated\n  give --validation_addr, or leave {} out"),
     *(("retrieval/rank_dataset.py", f"--ranker {ranker}", ENCODER, NO_ENCODER)

@@ -6,6 +6,8 @@ judge sees them, and of the aspects their titles are the gold plan. `category` i
 asked in.
 """
 
+import tomllib
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,23 +24,12 @@ from utils.scoring import aspects, direct, pairwise
 
 HUB = "alireza7/LaMP-QA"
 
-# The communities of each of the hub's three files, as a public notebook prints them over train, validation and test
-# (Asym-LaMP-QA, wrangling.ipynb; its row counts are those of the paper's Table 1): 47, the paper says "over 45". Four
-# are not where one would look for them: writers, interpersonal, money and vegetarianism.
-_SLUGS = {
-    "Arts & Entertainment": "anime boardgames gaming literature movies music musicfans rpg scifi sound",
-    "Lifestyle & Personal Development": (
-        "bicycles cooking diy fitness freelancing gardening health lifehacks martialarts outdoors parenting pets "
-        "sports sustainability travel woodworking workplace writers"
-    ),
-    "Society & Culture": (
-        "academia buddhism christianity english expatriates genealogy hermeneutics hinduism history interpersonal "
-        "islam judaism law linguistics money philosophy politics skeptics vegetarianism"
-    ),
-}
-CATEGORIES = tuple(_SLUGS)  # in the order of the paper's tables
-COMMUNITIES = {slug: category for category, slugs in _SLUGS.items() for slug in slugs.split()}
-FILES = ("Art_and_Entertainment", "Lifestyle_and_Personal_Development", "Society_and_Culture")  # a category each
+# By file of the hub its category and that one's communities, in the order of the paper's tables.
+COMMUNITIES_FILE = Path(__file__).with_name("lampqa_communities.toml")
+_PLACES = tomllib.loads(COMMUNITIES_FILE.read_text(encoding="utf-8"))
+CATEGORIES = tuple(place["category"] for place in _PLACES.values())
+COMMUNITIES = {slug: place["category"] for place in _PLACES.values() for slug in place["communities"]}
+FILES = tuple(_PLACES)  # a category each
 
 ASPECT_FIELDS = ("aspect", "evidence", "reason")
 
@@ -94,6 +85,44 @@ def published() -> dict[str, list[OnHub]]:
 def gold_plan(record: Record) -> list[str]:
     """The titles of the rubric's aspects, as they stand there; neither evidence nor reason."""
     return [aspect["aspect"] for aspect in record["rubric_aspects"]]
+
+
+# Building the dataset (the paper's section 3); utils/build_dataset.py is the command
+
+
+BUILDING = {"filter": "lampqa/factoid_filter", "aspects": "lampqa/aspect_extraction"}  # figures 6 and 7
+
+
+def candidate(post_id: str, title: str, body: str, community: str, **more: Any) -> Record:
+    """A post as a question that may come into the dataset, without aspects and profile."""
+    return {"id": post_id, "question": title, "narrative": body, "category": community, **more}
+
+
+def building_values(record: Record) -> dict[str, str]:
+    """What the prompts of figures 6 and 7 are filled with: what they see no system ever does."""
+    return {"question": record["question"], "post": record["narrative"]}
+
+
+def built_record(record: Record, aspects: list[dict[str, str]], profile: list[dict[str, Any]]) -> Record:
+    """A candidate as a record of the dataset."""
+    head = {name: record[name] for name in ("id", "question", "narrative", "category")}
+    return {**head, "rubric_aspects": aspects, "profile": profile, **record}
+
+
+def built_aspects(record: Record) -> list[dict[str, str]]:
+    return record["rubric_aspects"]
+
+
+def built_faults(record: Record) -> Iterator[str]:
+    """What must never be found in a built record, in words."""
+    if not record["rubric_aspects"]:
+        yield "no aspects"
+    for aspect in record["rubric_aspects"]:
+        if not aspect["evidence"] or aspect["evidence"] not in record["narrative"]:
+            yield f"evidence that its post does not hold: {aspect['evidence'][:60]!r}"
+    for item in record["profile"]:
+        if item["date"] >= record["date"]:
+            yield f"a post of its profile is not earlier: {item['id']}"
 
 
 # Metrics

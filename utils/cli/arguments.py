@@ -100,16 +100,17 @@ def add_sampling_arguments(
         "which raises the temperature by 0.1 a retry as the paper's code does (%(default)s)")
 
 
-def add_run_arguments(parser: FlagParser) -> None:
+def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
     """Which part of the data to work on, and what to do with what is already there."""
     group = parser.add_argument_group("run")
     add = group.add_argument
-    num_shards, shard_index = slurm_shard()
     add("--limit", type=positive_int, metavar="N", help="only the first N questions (default: all)")
-    add("--num_shards", type=int, default=num_shards,
-        help="parts the questions are split into; in a SLURM array its size, else 1 (%(default)s)")
-    add("--shard_index", type=int, default=shard_index,
-        help="the part to work on, from 0; in a SLURM array the task's place in it (%(default)s)")
+    if shards:
+        num_shards, shard_index = slurm_shard()
+        add("--num_shards", type=int, default=num_shards,
+            help="parts the questions are split into; in a SLURM array its size, else 1 (%(default)s)")
+        add("--shard_index", type=int, default=shard_index,
+            help="the part to work on, from 0; in a SLURM array the task's place in it (%(default)s)")
     add_overwrite_argument(group)
     add("--retry_failed", action="store_true",
         help="ask again for what the model gave no usable output for, also in a finished output, with new seeds; "
@@ -152,13 +153,19 @@ def prepare_run(args: argparse.Namespace, outputs: list[str], inputs: list[str])
     """What a script that asks a model does first: set up logging, and check the flags of `add_run_arguments`."""
     set_up_logging(args.log_level)
     set_up_torch(args.log_level)
+    if "num_shards" in args:
+        _settle_shard(args)
+    check_outputs(outputs, inputs)
+
+
+def _settle_shard(args: argparse.Namespace) -> None:
+    """Check the flags of a shard; what stands in `args` is then what holds."""
     array_size, place = slurm_shard()
     if args.num_shards == 1 and args.shard_index == place:
         args.shard_index = 0  # --num_shards 1 alone, in an array
     check_shard(args.num_shards, args.shard_index)
     if array_size > 1 and args.num_shards > 1 and args.shard_index == place:
         print(f"note: shard {args.shard_index} of {args.num_shards}, from the SLURM array", file=sys.stderr)
-    check_outputs(outputs, inputs)
 
 
 def set_up_torch(log_level: str) -> None:

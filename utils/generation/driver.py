@@ -111,7 +111,7 @@ class Policy:
         return self.constrained_decoding == "always"
 
 
-def generate(open_engine: Callable[[int], Engine], *stages: Stage) -> str:
+def generate(open_engine: Callable[[int], Engine], *stages: Stage | Callable[[], Stage | None]) -> str:
     """Have every request of every stage answered; returns the engine's device.
 
     One stage follows the other. Within one, requests enter the engine in their order and leave as they finish; no
@@ -119,7 +119,9 @@ def generate(open_engine: Callable[[int], Engine], *stages: Stage) -> str:
     Where it answers nothing any more the stage ends early, and the rest is missing too.
 
     Args:
-        open_engine: gives the engine; called with how many outputs it is to write.
+        open_engine: gives the engine; called with how many outputs it is to write, as far as that is known.
+        stages: of one whose requests hang on what an earlier one gives a function, called when its turn has come;
+            where it gives None nothing is left to ask.
 
     Raises:
         UserError: the engine cannot go on, or has never answered; what was finished is in the journal.
@@ -129,6 +131,9 @@ def generate(open_engine: Callable[[int], Engine], *stages: Stage) -> str:
     async def run_stages() -> None:
         try:
             for stage in stages:
+                stage = stage if isinstance(stage, Stage) else stage()
+                if stage is None:
+                    continue
                 with closing(Progress(stage.total, stage.unit, stage.done, engine.concurrency)) as progress:
                     await run_stage(engine, stage, progress)
                 if stage.finish is not None:
@@ -137,7 +142,7 @@ def generate(open_engine: Callable[[int], Engine], *stages: Stage) -> str:
             await engine.close()
 
     with exit_on_signal():
-        engine = open_engine(sum(stage.total - stage.done for stage in stages))
+        engine = open_engine(sum(stage.total - stage.done for stage in stages if isinstance(stage, Stage)))
     asyncio.run(run_stages())
     return engine.device
 

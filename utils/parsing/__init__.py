@@ -1,13 +1,14 @@
 """What a language model wrote, as data: answers, verdicts, plans. Pure."""
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Parsed:
     """What was found in a text; the parser's module says in which order it looks."""
 
-    value: str | int | float | list[str] | None  # None: nothing usable
+    value: Any  # a text, a number, a boolean or a list of them; None: nothing usable
     how: str  # "strict", "repaired" or "none"
     reason: str | None  # why nothing was found; None when something was
     truncated: bool = False  # the text ended inside the value, which was closed and kept

@@ -1,0 +1,410 @@
+"""utils/build_dataset.py, from made-up dumps to files that every command reads; a server stands for the model."""
+
+import hashlib
+import json
+import re
+import shutil
+import signal
+from collections import Counter
+
+import pytest
+from api_server import Reply, default_reply, serve
+from made_up_dump import make_dumps
+
+import baselines
+import evaluate_responses
+import planpers
+from retrieval import rank_dataset
+from utils import build_dataset, dataset_statistics
+from utils.cli import UserError
+from utils.files.lock import Lock
+from utils.records.datasets import read_dataset
+
+SPLITS = ("train", "validation", "test")
+
+
+def building_reply(request):
+    """What a model says of a post, drawn by a hash of prompt and seed; one in six can't be used, if it is free."""
+    system, user = (message["content"] for message in request["messages"])
+    if "match_score" in system or "personalized_answer" in system:
+        return default_reply(request)
+    drawn = int(hashlib.sha256(json.dumps([request["messages"], request["seed"]]).encode()).hexdigest()[:8], 16)
+    if drawn % 6 == 0 and "response_format" not in request:
+        return Reply("I would say that it depends.")
+    if "needs_personalization" in system:
+        return Reply(json.dumps({"needs_personalization": drawn % 5 > 0}))
+    post = re.search(r"\npost: (.*)\n\noutput:", user, re.DOTALL)[1]
+    first, last = post[: len(post) // 2].strip(), post[-60:].strip()
+    other = " ".join(last.split()).replace("'", "’").replace('"', "”")
+    quoted = [first, f"“{other}”", "nobody ever wrote this"][: drawn % 3 + 1]
+    quoted = ["nobody ever wrote this"] if drawn % 11 == 0 else quoted
+    aspects = [{"aspect": f"Aspect\n{i} <b>", "evidence": one, "reason": "r"} for i, one in enumerate(quoted)]
+    enough = drawn % 7 > 0
+    text = json.dumps({"enough_details": enough, "aspects": aspects if enough else []})
+    return Reply(f"```json\n{text}\n```")
+
+
+def flags(dump, out, url, *more):
+    posts = sorted(dump.glob("*/Posts.xml"))
+    key = dump / "key.txt"
+    key.write_text("sk-test")
+    api = ["--openai", "--api_key_addr", key, "--base_url", url, "--model_addr", "some-model"]
+    return list(map(str, ["--posts_addr", *posts, "--output_dir", out, *api, *more]))
+
+
+def files_of(out):
+    """What a run leaves, by name, but for what tells of the run itself."""
+    ours = [path for path in out.iterdir() if path.suffix in (".json", ".html") and "manifest" not in path.name]
+    return {path.name: path.read_bytes() for path in ours}
+
+
+def dataset_of(out):
+    """{(category's file, split): records}."""
+    paths = sorted(path for path in out.glob("*_*.json") if path.stem.rpartition("_")[2] in SPLITS)
+    return {tuple(path.stem.rpartition("_")[::2]): json.loads(path.read_text()) for path in paths}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serve(building_reply) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory):
+    """Three communities, 10,000 posts; and what was put into them."""
+    folder = tmp_path_factory.mktemp("dumps")
+    return folder, make_dumps(folder, 10_000)
+
+
+@pytest.fixture(scope="module")
+def built(dump, server, tmp_path_factory):
+    """A finished run's folder."""
+    out = tmp_path_factory.mktemp("built")
+    assert build_dataset.main(flags(dump[0], out, server.url)) == 0
+    return out
+
+
+def test_the_dataset_holds_what_it_must(dump, built):
+    made, split_of, found = dump[1], {}, 0
+    for (_, split), records in dataset_of(built).items():
+        for record in records:
+            found += 1
+            author = made.authors[record["id"]]
+            assert record["author"] == author and record["date"] == made.dates[record["id"]]
+            assert split_of.setdefault(author, split) == split  # no author in two splits
+            assert record["rubric_aspects"]
+            for aspect in record["rubric_aspects"]:
+                assert aspect["evidence"] and aspect["evidence"] in record["narrative"]
+            assert 5 <= len(record["profile"]) <= 500
+            for item in record["profile"]:
+                assert made.dates[item["id"]] == item["date"] < record["date"]  # none later than its question
+                assert made.authors[item["id"]] == author
+                assert record["narrative"] not in item["text"]
+                assert re.fullmatch(
+                    r"CC BY-SA [234]\.[05], by User <\d+> & Söhne \(https://\S+\), https://\S+", item["licence"]
+                )
+            dates = [item["date"] for item in record["profile"]]
+            assert dates == sorted(dates)  # the latest one last, which --ranker recency goes by
+            assert len({item["id"] for item in record["profile"]}) == len(dates)
+            assert record["licence"].endswith(
+                f"https://{record['category']}.stackexchange.com/q/{record['id'].split('_')[1]}"
+            )
+    assert found == len(split_of) > 80 and {*split_of.values()} == {*SPLITS}
+    profiles = [item for records in dataset_of(built).values() for record in records for item in record["profile"]]
+    assert len({item["category"] for item in profiles}) == 3
+
+
+def test_profiles_go_over_all_communities(dump, built):
+    records = [record for records in dataset_of(built).values() for record in records]
+    assert sum(len({item["category"] for item in record["profile"]}) > 1 for record in records) > len(records) / 2
+
+
+def test_no_markup_is_left(built):
+    texts = [record["narrative"] for records in dataset_of(built).values() for record in records]
+    texts += [
+        item["text"] for records in dataset_of(built).values() for record in records for item in record["profile"]
+    ]
+    for text in texts:
+        body = re.sub(r"<\w+> \d+\?", "", text)  # of the titles
+        assert not re.search(r"</?\w+[ >]|&\w+;|&#\d+|alert|hidden", body), body
+    assert any('    stir("soup")' in text for text in texts) and any("no break\nhere" in text for text in texts)
+
+
+def test_the_counts_add_up(dump, built):
+    made, counts = dump[1], json.loads((built / "counts.json").read_text())
+    questions = Counter()
+    for of_input in counts["posts"].values():
+        questions.update(of_input)
+    assert questions["no author"] == made.deleted and questions["a number that was there before"] == made.repeated
+    assert questions.total() == made.rows
+    assert sum(counts["candidates"].values()) == questions["questions"]
+    assert counts["candidates"]["a copy of an earlier post"] >= made.copies * 0.9
+    assert sum(counts["factoid_filter"].values()) == counts["candidates"]["candidates"]
+    assert sum(counts["aspects"].values()) == counts["factoid_filter"]["need personalization"]
+    evidence = counts["evidence"]
+    assert (
+        evidence["questions"] + evidence["questions without any aspect left, dropped"]
+        == counts["aspects"]["with aspects"]
+    )
+    assert all(count > 5 for count in evidence.values()) and len(evidence) == 5
+    assert sum(counts["splits"].values()) == evidence["questions"]
+    assert sum(of_file["questions"] for of_file in counts["files"].values()) == evidence["questions"]
+
+
+def test_a_finished_run_is_left_alone(dump, built, server, capsys):
+    before, asked = files_of(built), len(server.requests)
+    finished = [path for path in built.iterdir() if path.suffix != ".jsonl"]  # a journal is opened to be added to
+    times = {path: path.stat().st_mtime_ns for path in finished}
+    assert build_dataset.main(flags(dump[0], built, server.url)) == 0
+    assert capsys.readouterr().out == f"{built}: already finished, left alone\n"
+    assert len(server.requests) == asked and files_of(built) == before
+    assert {path: path.stat().st_mtime_ns for path in finished} == times
+
+
+def test_every_command_takes_it(built, server, tmp_path, capsys):
+    """Ranked, answered in three ways, judged, counted."""
+    data = built / "Lifestyle_and_Personal_Development_test.json"
+    (tmp_path / "key.txt").write_text("sk-test")
+    api = ["--openai", "--api_key_addr", f"{tmp_path}/key.txt", "--base_url", server.url]
+    ranked, answers, plans, scores = (str(tmp_path / name) for name in ("ranked.json", "a.json", "p.json", "s.json"))
+    files = ["--input_dataset_addr", str(data), "--output_dataset_addr"]
+    assert rank_dataset.main([*files, ranked, "--ranker", "bm25"]) == 0
+    recent = str(tmp_path / "recent.json")
+    assert rank_dataset.main([*files, recent, "--ranker", "recency"]) == 0
+    first = [record["profile"][0]["date"] for record in read_dataset(recent, ["profile"])]
+    assert first == [record["profile"][-1]["date"] for record in read_dataset(data, ["profile"])]
+    common = [*api, "--model_addr", "some-model", "--inputs_addr", ranked]
+    assert baselines.main([*common, "--rag", "--output_addr", answers]) == 0
+    assert planpers.main([*common, "--gold_plan", "--output_addr", plans]) == 0
+    judged = ["--inputs_addr", ranked, "--response_addr", answers, "--score_addr", scores]
+    assert evaluate_responses.main([*api, "--evaluator_llm", "some-judge", *judged]) == 0
+    told = json.loads((tmp_path / "s.json").read_text())
+    assert told["num_questions"] == len(read_dataset(data)) and told["num_unscored"] == 0
+    capsys.readouterr()
+    assert dataset_statistics.main(["--inputs_addr", *map(str, built.glob("*_test.json"))]) == 0
+    assert "Profile size (posts)" in capsys.readouterr().out
+
+
+# Killed
+
+
+@pytest.mark.parametrize("moment", ["in the second dump", "in the filter", "in the aspects"])
+def test_a_killed_run_goes_on_to_the_same_bytes(moment, dump, built, server, warm_api, tmp_path):
+    arguments = flags(dump[0], tmp_path / "out", server.url)
+    whole, asked = files_of(built), len(server.requests)
+    setup = {}
+    if moment == "in the second dump":
+        setup["do"] = (
+            "import os, signal\nfrom utils.building import index\nread, seen = index.read_dump, []\n"
+            "def read_some(*given):\n"
+            "    for post in read(*given):\n"
+            "        seen.append(post)\n"
+            "        if len(seen) == 2000: os.kill(os.getpid(), signal.SIGKILL)\n"
+            "        yield post\n"
+            "index.read_dump = read_some\n"
+        )
+    run = warm_api.start("utils.build_dataset", arguments, **setup)
+    needed = len(json.loads(whole["factoid_filter.json"]))
+    if moment != "in the second dump":
+        server.wait_for(asked + (needed // 2 if moment == "in the filter" else needed * 3 // 2))
+        run.send(signal.SIGKILL)
+    assert run.wait() == -signal.SIGKILL
+    assert not (tmp_path / "out" / "evidence.json").exists()
+    paid = sum(path.read_bytes().count(b"\n") - 1 for path in (tmp_path / "out").glob("*.journal.jsonl"))
+    assert (paid > 0) == (moment != "in the second dump")
+    again = len(server.requests)
+    done = warm_api.run("utils.build_dataset", arguments)
+    assert done.returncode == 0, done.errors
+    assert files_of(tmp_path / "out") == whole
+    times = Counter(json.dumps(request) for request in server.requests[asked:])
+    twice = {json.loads(request)["messages"][1]["content"] for request, count in times.items() if count > 1}
+    assert len(twice) <= 32  # what was under way when it was killed, and nothing else
+    assert paid == 0 or len(server.requests) - again < len(times)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("small")
+    return folder, make_dumps(folder, 600, seed=1, communities=("cooking", "law"))
+
+
+LENIENT = ("--min_profile_posts", "2", "--min_body_words", "10", "--validation_share", "0.3", "--test_share", "0.3")
+
+
+@pytest.mark.slow
+def test_killed_before_each_file_it_ends_in_the_same_bytes(small, server, warm_api, tmp_path):
+    assert build_dataset.main(flags(small[0], tmp_path / "whole", server.url, *LENIENT)) == 0
+    whole, step, out = files_of(tmp_path / "whole"), 0, tmp_path / "out"
+    while True:
+        shutil.rmtree(out, ignore_errors=True)
+        arguments = flags(small[0], out, server.url, *LENIENT)
+        run = warm_api.run("utils.build_dataset", arguments, die_before_step=step)
+        if run.returncode == 0:
+            break
+        assert run.returncode == -signal.SIGKILL
+        assert {name: text for name, text in files_of(out).items() if whole[name] != text} == {}  # whole or not there
+        again = warm_api.run("utils.build_dataset", arguments)
+        assert again.returncode == 0, again.errors
+        assert files_of(out) == whole
+        step += 1
+    assert step > 2 * len(whole)
+
+
+# Resumed, grown, changed
+
+
+def test_with_another_community_only_what_is_new_is_asked(small, server, tmp_path):
+    arguments = flags(small[0], tmp_path / "out", server.url, *LENIENT)
+    one = [word for word in arguments if "law.stackexchange.com" not in word]
+    assert build_dataset.main(one) == 0
+    asked = {request["messages"][1]["content"] for request in server.requests}
+    before = len(server.requests)
+    assert build_dataset.main(arguments) == 0
+    new = server.requests[before:]
+    assert new and not asked & {request["messages"][1]["content"] for request in new}
+    assert build_dataset.main(flags(small[0], tmp_path / "whole", server.url, *LENIENT)) == 0
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_what_no_model_makes_follows_its_flags(small, server, tmp_path, capsys):
+    """Other splits and shorter profiles ask nothing again, and what nothing is left for goes."""
+    out = tmp_path / "out"
+    assert build_dataset.main(flags(small[0], out, server.url, *LENIENT)) == 0
+    before, asked = dataset_of(out), len(server.requests)
+    changed = flags(small[0], out, server.url, *LENIENT[:4], "--test_share", "0.9", "--validation_share", "0.01")
+    assert build_dataset.main([*changed, "--split_seed", "3", "--max_profile_posts", "2"]) == 0
+    assert len(server.requests) == asked
+    after = dataset_of(out)
+    assert "nothing for it any more" in capsys.readouterr().err and after.keys() < before.keys()
+    ids = [sorted(record["id"] for records in of.values() for record in records) for of in (before, after)]
+    assert ids[0] == ids[1]
+    latest = {record["id"]: record["profile"][-2:] for records in before.values() for record in records}
+    for records in after.values():
+        assert all(record["profile"] == latest[record["id"]] for record in records)
+
+
+def test_limit_takes_the_first_candidates(small, server, tmp_path):
+    out = tmp_path / "out"
+    assert build_dataset.main(flags(small[0], out, server.url, *LENIENT, "--limit", "20")) == 0
+    candidates = [one["id"] for one in json.loads((out / "candidates.json").read_text())]
+    assert list(json.loads((out / "factoid_filter.json").read_text())) == candidates[:20]
+    assert {one.split("_")[0] for one in candidates[:20]} == {"cooking", "law"}
+
+
+def test_what_a_server_failed_to_say_is_asked_again(small, server, tmp_path, capsys):
+    arguments = flags(small[0], tmp_path / "out", server.url, *LENIENT, "--max_retries", "0")
+
+    def fail_some(request):
+        broken = (
+            "enough_details" in request["messages"][0]["content"] and len(request["messages"][1]["content"]) % 3 == 0
+        )
+        return Reply("busy", status=500) if broken else building_reply(request)
+
+    server.reply = fail_some
+    try:
+        assert build_dataset.main(arguments) == 1
+    finally:
+        server.reply = building_reply
+    assert "missing because the server failed; the same command asks for them again" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "evidence.json").exists()
+    before = len(server.requests)
+    assert build_dataset.main(arguments) == 0
+    assert all(len(request["messages"][1]["content"]) % 3 == 0 for request in server.requests[before:])
+    assert build_dataset.main(flags(small[0], tmp_path / "whole", server.url, *LENIENT, "--max_retries", "0")) == 0
+    assert dataset_of(tmp_path / "out") == dataset_of(tmp_path / "whole")
+
+
+def test_a_dry_run_asks_nothing(small, server, tmp_path, capsys):
+    before = len(server.requests)
+    assert build_dataset.main(flags(small[0], tmp_path, server.url, *LENIENT, "--dry_run")) == 0
+    told = capsys.readouterr().out
+    candidates = len(json.loads((tmp_path / "candidates.json").read_text()))
+    assert told.count(f"{candidates} prompts, ") == 2 and len(server.requests) == before
+    assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == {"posts", "candidates"}
+
+
+def test_the_page_to_read_has_thirty_of_each_step_and_no_markup_of_theirs(built):
+    page = (built / "to_read.html").read_text()
+    sections = page.split("<section>")[1:]
+    assert [section.count("<article>") for section in sections] == [30] * 4
+    assert "<script" not in page and "User &lt;" in page and "&lt;b&gt;" in page and "default-src 'none'" in page
+    assert sections[3].count("<mark>") >= 30
+    assert {*re.findall(r"<(\w+)", sections[3])} == {
+        "h2",
+        "table",
+        "tr",
+        "td",
+        "p",
+        "article",
+        "h3",
+        "mark",
+        "ol",
+        "li",
+        "b",
+        "br",
+    }
+
+
+# Mistakes
+
+
+def refusal(*arguments):
+    with pytest.raises(UserError) as error:
+        build_dataset.main(list(map(str, arguments)))
+    return str(error.value)
+
+
+def test_a_community_of_no_category_only_serves_profiles(small, server, tmp_path):
+    own = tmp_path / "mine.toml"
+    own.write_text('[Food]\ncategory = "Food"\ncommunities = ["cooking"]\n')
+    arguments = flags(small[0], tmp_path / "out", server.url, *LENIENT, "--communities_addr", own)
+    assert build_dataset.main(arguments) == 0
+    found = dataset_of(tmp_path / "out")
+    assert {name for name, _ in found} == {"Food"}
+    records = [record for records in found.values() for record in records]
+    assert {record["category"] for record in records} == {"cooking"}
+    assert {item["category"] for record in records for item in record["profile"]} == {"cooking", "law"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[a\n", "no TOML"),
+        ("a = 1\n", 'a: a table needs communities = ["...", ...]'),
+        ('[a]\ncommunities = "law"\n', 'a: a table needs communities = ["...", ...]'),
+        ('["a/b"]\ncommunities = ["law"]\n', "a table is named as its file"),
+        ('[a]\ncommunities = ["law"]\n[b]\ncommunities = ["law"]\n', "'law' stands in two tables"),
+    ],
+)
+def test_a_wrong_map_of_communities_is_refused(text, said, small, server, tmp_path):
+    (tmp_path / "mine.toml").write_text(text)
+    told = refusal(*flags(small[0], tmp_path / "out", server.url, "--communities_addr", tmp_path / "mine.toml"))
+    assert told.startswith(f"{tmp_path}/mine.toml: ") and said in told and not (tmp_path / "out").exists()
+
+
+def test_terms_that_no_post_meets_are_told(small, server, tmp_path):
+    told = refusal(*flags(small[0], tmp_path / "out", server.url, "--min_body_words", "5000"))
+    assert re.fullmatch(
+        r"no post can become a question: 0 candidates, .*\d+ of fewer than 5000 words.*\n  --help .*", told
+    )
+    assert refusal(*flags(small[0], tmp_path, server.url, "--test_share", "1")).startswith("--validation_share and")
+
+
+def test_a_run_that_leaves_no_question_says_what_became_of_them(small, tmp_path):
+    with serve(lambda request: Reply('{"needs_personalization": true, "enough_details": false}')) as server:
+        told = refusal(*flags(small[0], tmp_path, server.url, *LENIENT, "--limit", "9"))
+    said = "9 need personalization; 9 without enough details, dropped"
+    assert told == f"{tmp_path}: no question is left: {said}\n  aspects.json has what the model wrote"
+
+
+def test_two_runs_do_not_write_one_folder(small, server, tmp_path):
+    lock = Lock(tmp_path / "posts.sqlite")
+    assert "is writing it; wait for it" in refusal(*flags(small[0], tmp_path, server.url))
+    lock.release()
+
+
+def test_a_file_of_somebody_else_is_not_replaced(small, server, tmp_path):
+    (tmp_path / "candidates.json").write_text("mine")
+    assert "was not written by this script" in refusal(*flags(small[0], tmp_path, server.url))
+    assert (tmp_path / "candidates.json").read_text() == "mine"

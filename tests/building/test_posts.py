@@ -1,0 +1,286 @@
+"""Posts as they are read from dumps and from SE-PQA, and found again by author."""
+
+import json
+import tracemalloc
+from collections import Counter
+
+import pytest
+
+from utils.building.candidates import Terms, choose, profile_of, text_key
+from utils.building.index import PostIndex
+from utils.building.posts import User, licence_of, read_dump, read_sepqa, read_users, text_of
+from utils.cli import UserError
+
+ROW = (
+    '<row Id="7" PostTypeId="1" CreationDate="2019-03-01T10:00:00.123" OwnerUserId="5" Title="A &amp;  b"'
+    ' Body="&lt;p&gt;1 &amp;lt; 2&lt;/p&gt;"/>'
+)
+
+
+def write_dump(folder, rows, name="cooking.stackexchange.com", head=""):
+    (folder / name).mkdir(exist_ok=True)
+    path = folder / name / "Posts.xml"
+    path.write_text(f'\ufeff<?xml version="1.0" encoding="utf-8"?>\n{head}<posts>\n{rows}\n</posts>', encoding="utf-8")
+    return path
+
+
+def question(number, **more):
+    values = {"Id": number, "PostTypeId": 1, "CreationDate": f"2019-01-{number:02}T00:00:00.000", "OwnerUserId": 5}
+    values |= {"Title": f"Title {number}", "Body": f"Body of number {number}."} | more
+    return "<row " + " ".join(f'{name}="{value}"' for name, value in values.items() if value is not None) + "/>"
+
+
+# Text
+
+
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        ("", ""),
+        ("<!-- only this -->", ""),
+        ("<p>One</p><p>two</p>", "One\ntwo"),
+        ("<p>One</p>\n\n\n\n<p>two</p>\n", "One\n\ntwo"),
+        ("a<br>b<br />c<hr>d", "a\nb\nc\nd"),
+        ("<ul>\n<li>a</li>\n<li>b</li>\n</ul>", "a\nb"),
+        ("<pre><code>if a &lt; b:\n    c(&quot;&amp;amp;&quot;)\n</code></pre>", 'if a < b:\n    c("&amp;")'),
+        ('<a href="http://x.y">link</a> <img src="a" alt="b">end', "link end"),
+        ("a<script>alert(1)</script>b<style>p {}</style>c", "abc"),
+        ("never <b>closed <i>here", "never closed here"),
+        ("1 < 2 and a <unknown>tag</unknown>", "1 < 2 and a tag"),
+        ("null \0 and half \ud83d", "null � and half ?"),
+        ("猫 &#128512; &eacute;&nbsp;x", "猫 😀 é\xa0x"),
+        ("plain, no markup", "plain, no markup"),
+    ],
+)
+def test_a_posts_text_is_what_a_reader_sees(markup, text):
+    assert text_of(markup) == text
+
+
+def test_markup_a_thousand_deep_is_read():
+    assert "deep" in text_of("<div>" * 200 + "deep" + "</div>" * 200)
+    text_of("<div>" * 100_000 + "deep")  # ends
+
+
+@pytest.mark.parametrize(
+    ("date", "version"),
+    [("2011-04-07T23:59:59.999", "2.5"), ("2011-04-08T00:00:00.000", "3.0"), ("2018-05-01T23:59:59.999", "3.0"),
+     ("2018-05-02T00:00:00.000", "4.0")],
+)  # fmt: skip
+def test_the_licence_goes_by_the_date(date, version):
+    assert licence_of(date) == f"CC BY-SA {version}"
+
+
+# Dumps
+
+
+def test_a_question_of_a_dump(tmp_path):
+    counts = Counter()
+    (post,) = read_dump(write_dump(tmp_path, ROW), {5: User("88", "Ann <b>")}, counts)
+    assert (post.id, post.author, post.date) == ("cooking_7", "account:88", "2019-03-01T10:00:00.123")
+    assert (post.title, post.body, counts) == ("A & b", "1 < 2", {})
+    at = "https://cooking.stackexchange.com"
+    assert post.licence == f"CC BY-SA 4.0, by Ann <b> ({at}/users/5), {at}/q/7"
+
+
+def test_without_its_account_an_author_is_of_one_community(tmp_path):
+    rows = question(1) + question(2, ContentLicense="CC BY-SA 3.0")
+    first, second = read_dump(write_dump(tmp_path, rows, "askubuntu.com"), {5: User(None, "")}, Counter())
+    assert first.author == second.author == "askubuntu.com:5"
+    at = "https://askubuntu.com"
+    assert second.licence == f"CC BY-SA 3.0, by user 5 ({at}/users/5), {at}/q/2"
+
+
+def test_what_is_no_usable_question_is_counted(tmp_path):
+    rows = [
+        question(1, PostTypeId=2), question(2, OwnerUserId=None), question(3, OwnerUserId=-1), question(4, Title="  "),
+        question(5, CreationDate="yesterday"), question(6, Id="six"), question(7, Body=None), question(8),
+    ]  # fmt: skip
+    counts = Counter()
+    posts = list(read_dump(write_dump(tmp_path, "\n".join(rows)), {}, counts))
+    assert [(post.number, post.body) for post in posts] == [(7, ""), (8, "Body of number 8.")]
+    expected = {"no question, but an answer or the like": 1, "no author": 2, "no title, date or number": 3}
+    assert counts == expected
+
+
+BOMB = "<!DOCTYPE posts [<!ENTITY a 'aaaaaaaaaa'>" + "".join(
+    f"<!ENTITY {after} '{f'&{before};' * 10}'>" for before, after in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("head", "rows", "said"),
+    [
+        (f"{BOMB}]>", '<row Id="1" Title="&i;"/>', "declares a document type, which no dump does"),
+        (
+            '<!DOCTYPE p [<!ENTITY x SYSTEM "file:///etc/passwd">]>',
+            '<row Id="1" Title="x"/>',
+            "declares a document type",
+        ),
+        ("", '<row Id="1"', "no whole XML: "),
+        ("", '<row Id="1" Title="&i;"/>', "no whole XML: "),
+    ],
+)
+def test_xml_that_is_dangerous_or_cut_is_refused(head, rows, said, tmp_path):
+    path = write_dump(tmp_path, question(1) + rows, head=head)
+    tracemalloc.start()
+    with pytest.raises(UserError) as error:
+        list(read_dump(path, {}, Counter()))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert str(error.value).startswith(f"{path}: {said}") and peak < 10_000_000
+
+
+def test_a_folder_that_names_no_community_is_refused(tmp_path):
+    with pytest.raises(UserError, match="called as its community is"):
+        list(read_dump(write_dump(tmp_path, ROW, "my dump"), {}, Counter()))
+
+
+def test_users(tmp_path):
+    path = tmp_path / "Users.xml"
+    path.write_text(
+        '<users><row Id="-1" AccountId="1"/><row Id="4" DisplayName="A"/><row Id="5" AccountId="9"/></users>'
+    )
+    assert list(read_users(path)) == [(4, User(None, "A")), (5, User("9", ""))]
+
+
+# SE-PQA
+
+
+def sepqa(**more):
+    record = {"id": "law_3", "title": "May I?", "text": "May I? 1 < 2 <b>", "timestamp": 1_300_000_000, "user_id": 77}
+    return json.dumps(record | more) + "\n"
+
+
+def test_a_question_of_sepqa(tmp_path):
+    (tmp_path / "data.jsonl").write_text(sepqa() + sepqa(id="law_4", user_id=-1) + sepqa(id="law_5", title=""))
+    counts = Counter()
+    (post,) = read_sepqa(tmp_path / "data.jsonl", counts)
+    assert (post.id, post.author, post.date) == ("law_3", "account:77", "2011-03-13T07:06:40.000")
+    assert (post.title, post.body) == ("May I?", "1 < 2 <b>")  # it has no markup any more
+    link = "https://stackexchange.com/users/77"
+    assert post.licence == f"CC BY-SA 2.5, by account 77 ({link}), https://law.stackexchange.com/q/3"
+    assert counts == {"no author": 1, "no title, date or number": 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"), [("{", "no JSON"), ("[]", "no question of SE-PQA"), ('{"id": "q1"}', "no que")]
+)
+def test_another_file_than_sepqas_is_refused(line, said, tmp_path):
+    (tmp_path / "data.jsonl").write_text(sepqa() + line)
+    with pytest.raises(UserError, match=rf"data.jsonl: line 2: {said}"):
+        list(read_sepqa(tmp_path / "data.jsonl", Counter()))
+
+
+def test_an_author_of_a_dump_and_of_sepqa_is_one(tmp_path):
+    dump = write_dump(tmp_path, question(1))
+    dump.with_name("Users.xml").write_text('<users><row Id="5" AccountId="77" DisplayName="A"/></users>')
+    (tmp_path / "data.jsonl").write_text(sepqa(timestamp=1_600_000_000))
+    index = PostIndex(tmp_path / "posts.sqlite")
+    index.fill([dump, tmp_path / "data.jsonl"])
+    assert [item["id"] for item in profile_of(index, "account:77", "2030", 9)] == ["cooking_1", "law_3"]
+
+
+# The index
+
+
+def made_index(tmp_path, rows):
+    index = PostIndex(tmp_path / "posts.sqlite")
+    index.fill([write_dump(tmp_path, rows)])
+    return index
+
+
+AUTHOR = "cooking:5"
+
+
+def test_a_profile_is_what_came_before_newest_kept_latest_last(tmp_path):
+    same_time = question(9, CreationDate="2019-01-06T00:00:00.000")
+    index = made_index(tmp_path, "".join(map(question, (3, 1, 2, 6, 8))) + same_time + question(4, OwnerUserId=6))
+    profile = profile_of(index, AUTHOR, "2019-01-06T00:00:00.000", 2)
+    assert [item["id"] for item in profile] == ["cooking_2", "cooking_3"]
+    assert profile[0]["text"] == "Title 2 Body of number 2." and profile[0]["category"] == "cooking"
+
+
+def test_copies_count_once_whoever_wrote_them(tmp_path):
+    rows = [
+        question(1, Body="Twice  the same"),
+        question(2, Body="TWICE the\nsame", OwnerUserId=6),
+        question(3, Body=""),
+    ]
+    rows += [question(4, Body=""), question(5, Body="twice the same"), question(6)]
+    index = made_index(tmp_path, "".join(rows))
+    _, counts = choose(index, {"cooking"}, Terms(1, 0, 9))
+    assert counts == {"candidates": 2, "a copy of an earlier post": 2, "of fewer than 1 words": 2}
+    ids = [item["id"] for item in profile_of(index, AUTHOR, "2030", 9)]
+    assert ids == ["cooking_1", "cooking_3", "cooking_4", "cooking_6"]  # posts without a body are no copies
+
+
+def test_candidates_are_an_authors_newest_after_enough_posts(tmp_path):
+    index = made_index(tmp_path, "".join(map(question, range(1, 8))) + question(8, OwnerUserId=6))
+    places, counts = choose(index, {"cooking"}, Terms(1, 3, 2))
+    assert [post.number for post in index.posts(places)] == [7, 6]
+    assert counts == {
+        "candidates": 2, "not among the newest 2 of its author": 2, "after fewer than 3 posts of its author": 4,
+    }  # fmt: skip
+    assert choose(index, {"law"}, Terms(1, 0, 2)) == ([], {"candidates": 0, "in a community of no category": 8})
+
+
+def test_posts_of_the_same_time_are_not_earlier(tmp_path):
+    at_once = "".join(question(number, CreationDate="2019-01-01T00:00:00.000") for number in range(1, 5))
+    index = made_index(tmp_path, at_once)
+    assert choose(index, {"cooking"}, Terms(1, 1, 9))[0] == []
+
+
+def test_what_was_read_is_not_read_again_unless_it_changed(tmp_path, capsys):
+    one, two = write_dump(tmp_path, question(1), "law"), write_dump(tmp_path, question(2), "rpg")
+
+    index = PostIndex(tmp_path / "posts.sqlite")
+    index.fill([one])
+    index.fill([one, two])
+    assert capsys.readouterr().err.count(f"{one}: 1 questions") == 1
+    assert list(index.counts()) == ["law/Posts.xml", "rpg/Posts.xml"]
+    identity = index.identity()
+    index.close()
+    index = PostIndex(tmp_path / "posts.sqlite")
+    index.fill([one, two])
+    assert index.identity() == identity and capsys.readouterr().err == ""
+    write_dump(tmp_path, question(2) + question(3), "rpg")
+    index.fill([one, two])
+    assert "is of other inputs, and made anew" in capsys.readouterr().err
+    assert index.identity() != identity and index.counts()["rpg/Posts.xml"] == {"questions": 2}
+    one.with_name("Users.xml").write_text('<users><row Id="5" AccountId="77"/></users>')
+    index.fill([one, two])
+    assert "made anew" in capsys.readouterr().err
+    assert [row[1] for row in index.authors_posts()] == ["account:77", "rpg:5", "rpg:5"]
+
+
+def test_the_splits_of_sepqa_are_counted_apart(tmp_path):
+    for number, name in enumerate(("train", "val")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data.jsonl").write_text(sepqa(id=f"law_{number}"))
+    index = PostIndex(tmp_path / "posts.sqlite")
+    index.fill([tmp_path / name / "data.jsonl" for name in ("train", "val")])
+    assert index.counts() == {"train/data.jsonl": {"questions": 1}, "val/data.jsonl": {"questions": 1}}
+
+
+def test_an_input_that_is_refused_leaves_nothing(tmp_path):
+    good, bad = write_dump(tmp_path, question(1), "law"), write_dump(tmp_path, question(2) + "<row", "rpg")
+    index = PostIndex(tmp_path / "posts.sqlite")
+    with pytest.raises(UserError, match="no whole XML"):
+        index.fill([good, bad])
+    assert list(index.counts()) == ["law/Posts.xml"] and len(list(index.authors_posts())) == 1
+    with pytest.raises(UserError, match="no question with title, author and date"):
+        index.fill([good, write_dump(tmp_path, question(1, PostTypeId=2), "rpg")])
+    with pytest.raises(UserError, match="cannot be read"):
+        index.fill([good, tmp_path / "nowhere" / "Posts.xml"])
+
+
+def test_a_file_that_is_no_index_is_left_alone(tmp_path):
+    (tmp_path / "posts.sqlite").write_text("something else, and long enough to be no empty file")
+    with pytest.raises(UserError, match="cannot be used as the file of all posts"):
+        PostIndex(tmp_path / "posts.sqlite")
+    assert (tmp_path / "posts.sqlite").read_text().startswith("something else")
+
+
+def test_the_key_of_a_post_hangs_on_its_text():
+    assert text_key("a", "b", "c") == text_key("a", "b", "c") != text_key("a", "b", "d")
+    assert text_key("a", "b", "c")[1] < 2**53

@@ -1,0 +1,102 @@
+"""What a model says of a post: whether it needs personalization, and its aspects."""
+
+import json
+
+import pytest
+
+from utils.parsing.building import ASPECTS_SCHEMA, NEEDS_SCHEMA, parse_aspects, parse_needs
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "how"),
+    [
+        ('{"needs_personalization": true}', True, "strict"),
+        ('```json\n{"needs_personalization": false}\n```', False, "strict"),
+        ('{"needs_personalization": "False"}', False, "repaired"),
+        ('Sure. {"needs_personalization": true, "why": "x"} Bye', True, "repaired"),
+        ('<think>{"needs_personalization": true}</think>{"needs_personalization": false}', False, "repaired"),
+        ("{'needs_personalization': True}", True, "repaired"),
+        ("needs_personalization: false", False, "repaired"),
+        ('{"needs_personalization": true', True, "repaired"),
+    ],
+)
+def test_needs(text, value, how):
+    parsed = parse_needs(text)
+    assert (parsed.value, parsed.how, parsed.reason) == (value, how, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "the text is empty"),
+        ("Yes, it does.", "no needs_personalization in the text"),
+        ('{"needs_personalization": null}', "needs_personalization is neither true nor false"),
+        ('{"needs_personalization": 1}', "needs_personalization is neither true nor false"),
+        ("needs_personalization: maybe", "needs_personalization is maybe, not true or false"),
+        ("needs_personalization: true\nneeds_personalization: false", "needs_personalization is contradictory"),
+        ('{"needs_personalization": tru', "needs_personalization is tru, not true or false"),
+    ],
+)
+def test_no_needs(text, reason):
+    parsed = parse_needs(text)
+    assert (parsed.value, parsed.how, parsed.reason) == (None, "none", reason)
+
+
+ASPECT = {"aspect": "Price", "evidence": "cheap", "reason": "poor"}
+
+
+def said(**fields):
+    return json.dumps(fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "how"),
+    [
+        (said(enough_details=True, aspects=[ASPECT]), [ASPECT], "strict"),
+        (f"```json\n{said(enough_details=True, aspects=[ASPECT])}\n```", [ASPECT], "strict"),
+        (said(enough_details=False, aspects=[]), [], "strict"),
+        (said(enough_details=False, aspects=[ASPECT]), [], "strict"),
+        (said(enough_details=False), [], "strict"),
+        (said(enough_details="true", aspects=[ASPECT]), [ASPECT], "strict"),
+        (said(aspects=[ASPECT]), [ASPECT], "repaired"),
+        ("Here:\n" + said(enough_details=True, aspects=[{**ASPECT, "more": 1}]), [ASPECT], "repaired"),
+        (said(enough_details=True, aspects=[{**ASPECT, "aspect": " Low\nprice ", "reason": ""}]),
+         [{**ASPECT, "aspect": "Low price", "reason": ""}], "strict"),
+        ('{"enough_details": true, "aspects": [{"aspect": "a", "evidence": "x\ny", "reason": "r"}]}',
+         [{"aspect": "a", "evidence": "x\ny", "reason": "r"}], "repaired"),
+    ],
+)  # fmt: skip
+def test_aspects(text, value, how):
+    parsed = parse_aspects(text)
+    assert (parsed.value, parsed.how, parsed.reason) == (value, how, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "the text is empty"),
+        ("none", "no valid JSON object with aspects"),
+        (said(enough_details=True, aspects=[ASPECT])[:-3], "no valid JSON object with aspects"),
+        (said(enough_details=True, aspects=[]), "aspects is no list, or an empty one, though there are enough details"),
+        (said(enough_details=True), "aspects is no list, or an empty one, though there are enough details"),
+        (said(enough_details=True, aspects={"a": 1}), "aspects is no list, or an empty one, though"),
+        (said(enough_details="perhaps", aspects=[ASPECT]), "enough_details is neither true nor false"),
+        (
+            said(enough_details=True, aspects=[ASPECT, "Price"]),
+            "aspect 1 has not the texts aspect, evidence and reason",
+        ),
+        (said(enough_details=True, aspects=[{**ASPECT, "evidence": " "}]), "aspect 0 has not the texts"),
+        (said(enough_details=True, aspects=[{"aspect": "a", "evidence": "b"}]), "aspect 0 has not the texts"),
+        (said(other=1), "no valid JSON object with aspects"),
+    ],
+)
+def test_no_aspects(text, reason):
+    parsed = parse_aspects(text)
+    assert parsed.value is None and parsed.how == "none" and parsed.reason.startswith(reason)
+
+
+def test_what_the_schemas_hold_an_output_to_is_read():
+    assert NEEDS_SCHEMA["required"] == ["needs_personalization"]
+    assert ASPECTS_SCHEMA["required"] == ["enough_details", "aspects"]
+    item = ASPECTS_SCHEMA["properties"]["aspects"]["items"]
+    assert item["required"] == list(ASPECT) and item["additionalProperties"] is False

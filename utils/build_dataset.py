@@ -1,0 +1,315 @@
+"""Build a dataset in LaMP-QA's form from questions of StackExchange communities (paper, section 3).
+
+  python utils/build_dataset.py --model_addr google/gemma-2-27b-it --output_dir built \\
+      --posts_addr dumps/cooking/Posts.xml dumps/travel/Posts.xml dumps/law/Posts.xml
+  python utils/build_dataset.py --model_addr gpt-4o-mini --openai --api_key_addr key.txt --output_dir built \\
+      --posts_addr SE-PQA/train/data.jsonl SE-PQA/val/data.jsonl SE-PQA/test/data.jsonl
+
+Steps, each with a file in --output_dir: all posts (posts.sqlite); candidates.json; factoid_filter.json, whether a good
+answer depends on who asks; aspects.json, what the asker cares about; evidence.json, the aspects whose evidence is found
+in the post; splits.json; and <category>_<split>.json, which every other script reads. counts.json has what each step
+kept and dropped, to_read.html a few records of each to read. The same command goes on where a run stopped, and with
+more --posts_addr asks only for what is new. --dry_run makes the steps up to candidates.json, which ask no model.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from utils import cli
+from utils.benchmarks import lampqa
+from utils.benchmarks.task import Record
+from utils.building import reading_page
+from utils.building.asking import Asking, Question
+from utils.building.candidates import Terms, choose, draw_order, profile_of
+from utils.building.evidence import keep_found
+from utils.building.index import PostIndex
+from utils.building.posts import Post
+from utils.building.reading_page import Section, Shown
+from utils.building.splitting import SPLITS, split_of
+from utils.building.steps import Counts, Steps, told_of
+from utils.cli import UserError
+from utils.files.json_files import read_json, read_text
+from utils.files.lock import Lock
+from utils.files.manifest import file_hash
+from utils.files.writing import check_writable, write_array, write_synced
+from utils.generation.engines import choose_generator
+from utils.parsing import building as parsing
+from utils.records.stream import DatasetFile
+
+SCRIPT = "utils/build_dataset.py"
+Files = dict[str, list[str]]  # by a file to make, its communities
+FOUND = {  # what became of an aspect, by how its evidence was found
+    "exact": "aspects with exact evidence",
+    "tolerant": "aspects with evidence but for white space and quotation marks",
+    "nowhere": "aspects without evidence in the post, dropped",
+}
+
+FILTER = Question(
+    step="factoid_filter",
+    prompt=lampqa.BUILDING["filter"],
+    schema=parsing.NEEDS_SCHEMA,
+    parse=parsing.parse_needs,
+    field="needs_personalization",
+    unit="posts filtered",
+    describe=lambda needs: "need personalization" if needs else "factoid, dropped",
+)
+ASPECTS = Question(
+    step="aspects",
+    prompt=lampqa.BUILDING["aspects"],
+    schema=parsing.ASPECTS_SCHEMA,
+    parse=parsing.parse_aspects,
+    field="aspects",
+    unit="posts read for aspects",
+    describe=lambda aspects: "with aspects" if aspects else "without enough details, dropped",
+)
+
+
+def build_parser() -> cli.FlagParser:
+    # fmt: off
+    parser = cli.make_parser(__doc__)
+    add = parser.add_argument
+    add("--posts_addr", nargs="+", required=True, metavar="FILE",
+        help="a dump's Posts.xml in a folder called as its community, with Users.xml beside it; or SE-PQA's *.jsonl")
+    add("--output_dir", required=True, metavar="DIR", help="where the file of each step goes")
+    add("--communities_addr", metavar="FILE",
+        help="TOML: a table a file to make, named as it, with its `communities` (default: the paper's 47 in three)")
+    add("--min_body_words", type=cli.non_negative_int, default=30,
+        help="words that the body of a question has at least (%(default)s)")
+    add("--min_profile_posts", type=cli.non_negative_int, default=5,
+        help="earlier posts that its author has at least (%(default)s)")
+    add("--max_profile_posts", type=cli.positive_int, default=500,
+        help="earlier posts that go into a profile, the newest ones (%(default)s)")
+    add("--questions_per_author", type=cli.positive_int, default=1,
+        help="questions of one author, the newest ones; the paper has as many users as questions (%(default)s)")
+    add("--validation_share", type=cli.fraction, default=0.1, help="share of the authors in validation (%(default)s)")
+    add("--test_share", type=cli.fraction, default=0.1, help="share of the authors in test (%(default)s)")
+    add("--split_seed", type=cli.non_negative_int, default=0, help="seed of splits and of what to read (%(default)s)")
+    cli.add_engine_arguments(parser, "--model_addr", "hub name, model folder, LoRA adapter folder, or API model")
+    cli.add_sampling_arguments(
+        parser, temperature_default=0.1, max_tokens=2048, max_model_len="8192, or the model's limit if less"
+    )
+    cli.add_run_arguments(parser, shards=False)
+    # fmt: on
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    folder = Path(args.output_dir)
+    cli.prepare_run(args, [str(folder / "posts.sqlite")], args.posts_addr)
+    if args.validation_share + args.test_share >= 1:
+        raise UserError("--validation_share and --test_share leave nothing for training; give less")
+    files = read_communities(Path(args.communities_addr or lampqa.COMMUNITIES_FILE))
+    model = choose_generator(args, FILTER.schema)
+    asking = Asking(args, model, lampqa.building_values, FILTER, ASPECTS, SCRIPT)
+    check_writable(folder / "posts.sqlite")
+    lock = Lock(folder / "posts.sqlite")
+    index, steps = PostIndex(folder / "posts.sqlite"), Steps(SCRIPT, args)
+    try:
+        index.fill([Path(path) for path in args.posts_addr])
+        counts = {"posts": index.counts(), "candidates": make_candidates(args, steps, index, files)}
+        candidates = read_json(folder / "candidates.json")[: args.limit]
+        if args.dry_run:
+            asking.describe(candidates)
+            return 0
+        if missing := asking.ask(candidates):
+            return cli.report_missing(missing, "output")
+        counts |= {**asking.counts(), "evidence": check_evidence(args, steps, asking, candidates)}
+        counts["splits"] = make_splits(args, steps)
+        counts["files"] = write_files(args, steps, index, files)
+        write_counts(args, steps, counts)
+        write_page(args, steps, counts, candidates)
+    finally:
+        index.close()
+        lock.release()
+    if not steps.written:
+        print(f"{folder}: already finished, left alone")
+    return 0
+
+
+def read_communities(path: Path) -> dict[str, list[str]]:
+    """The communities of each file to make; UserError where they are not such."""
+    try:
+        tables = tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: no TOML: {error}") from None
+    files: dict[str, list[str]] = {}
+    for name, table in tables.items():
+        communities = table.get("communities") if isinstance(table, dict) else None
+        if not isinstance(communities, list) or not all(isinstance(one, str) for one in communities):
+            raise UserError(f'{path}: {name}: a table needs communities = ["...", ...]')
+        if Path(name).name != name or name in (".", ".."):
+            raise UserError(f"{path}: {name!r}: a table is named as its file, without a folder")
+        if twice := set(communities) & {one for others in files.values() for one in others}:
+            raise UserError(f"{path}: {min(twice)!r} stands in two tables; a community is of one category")
+        files[name] = communities
+    return files
+
+
+# The steps that ask no model
+
+
+def make_candidates(args: argparse.Namespace, steps: Steps, index: PostIndex, files: Files) -> Counts:
+    """candidates.json: posts that may become questions, in an order of which the first ones are a sample."""
+    communities = sorted({one for its in files.values() for one in its})
+    terms = Terms(args.min_body_words, args.min_profile_posts, args.questions_per_author)
+
+    def write(target: Path) -> Counts:
+        places, counts = choose(index, set(communities), terms)
+        if not places:
+            raise UserError(
+                f"no post can become a question: {told_of(counts)}\n  --help has the flags for what a candidate needs"
+            )
+        write_array(target, map(as_candidate, draw_order(index.posts(places))), indent=2)
+        return counts
+
+    settings = {"posts": index.identity(), "communities": communities, **vars(terms)}
+    return steps.make(Path(args.output_dir) / "candidates.json", settings, write)
+
+
+def as_candidate(post: Post) -> Record:
+    own = {"author": post.author, "date": post.date, "licence": post.licence}
+    return lampqa.candidate(post.id, post.title, post.body, post.community, **own)
+
+
+def check_evidence(args: argparse.Namespace, steps: Steps, asking: Asking, candidates: list[Record]) -> Counts:
+    """evidence.json: the posts with those of their aspects whose evidence is in them, without profiles."""
+    folder, said = Path(args.output_dir), asking.second.said()
+
+    def write(target: Path) -> Counts:
+        records, counts = [], Counter()
+        for candidate in candidates:
+            aspects = said.get(candidate["id"], {}).get(ASPECTS.field)
+            if not aspects:
+                continue
+            kept, found = keep_found(aspects, lampqa.building_values(candidate)["post"])
+            counts.update(FOUND[how] for how in found)
+            counts["questions" if kept else "questions without any aspect left, dropped"] += 1
+            records += [lampqa.built_record(candidate, kept, [])] if kept else []
+        if not records:
+            told = "; ".join(map(told_of, filter(None, [*asking.counts().values(), counts])))
+            raise UserError(f"{folder}: no question is left: {told}\n  {ASPECTS.step}.json has what the model wrote")
+        write_array(target, iter(records), indent=2)
+        return counts
+
+    made_from = {name: file_hash(folder / f"{name}.json") for name in ("candidates", ASPECTS.step)}
+    return steps.make(folder / "evidence.json", {**made_from, "limit": args.limit}, write)
+
+
+def make_splits(args: argparse.Namespace, steps: Steps) -> Counts:
+    """splits.json: by author the split that all of their questions are in."""
+    folder = Path(args.output_dir)
+
+    def write(target: Path) -> Counts:
+        authors = sorted({record["author"] for record in read_json(folder / "evidence.json")})
+        drawn = {one: split_of(one, args.split_seed, args.validation_share, args.test_share) for one in authors}
+        write_synced(target, json.dumps(drawn, ensure_ascii=False, indent=2) + "\n")
+        return {f"authors in {split}": list(drawn.values()).count(split) for split in SPLITS}
+
+    shares = {"seed": args.split_seed, "validation_share": args.validation_share, "test_share": args.test_share}
+    made_from = {"evidence": file_hash(folder / "evidence.json")}
+    return steps.make(folder / "splits.json", {**made_from, **shares}, write)
+
+
+def write_files(args: argparse.Namespace, steps: Steps, index: PostIndex, files: Files) -> dict[str, Counts]:
+    """<category>_<split>.json: the dataset, each question with its author's earlier posts."""
+    folder, counts = Path(args.output_dir), {}
+    records, splits = read_json(folder / "evidence.json"), read_json(folder / "splits.json")
+    made_from = {name: file_hash(folder / f"{name}.json") for name in ("evidence", "splits")}
+    settings = {**made_from, "posts": index.identity(), "max_profile_posts": args.max_profile_posts}
+    for name, communities in files.items():
+        for split in SPLITS:
+            path = folder / f"{name}_{split}.json"
+            its = [one for one in records if one["category"] in communities and splits[one["author"]] == split]
+            if its:
+                write = partial(write_file, index, its, args.max_profile_posts)
+                counts[path.name] = steps.make(path, {**settings, "communities": communities, "split": split}, write)
+            else:
+                steps.remove(path)
+    if {*steps.written} & {folder / name for name in counts}:
+        check_files([folder / name for name in counts])
+    return counts
+
+
+def write_file(index: PostIndex, records: list[Record], most: int, target: Path) -> Counts:
+    counts: Counter[str] = Counter(questions=len(records))
+
+    def with_profile(record: Record) -> Record:
+        profile = profile_of(index, record["author"], record["date"], most)
+        counts["posts in profiles"] += len(profile)
+        return {**record, "profile": profile}
+
+    write_array(target, map(with_profile, records), indent=2)
+    return counts
+
+
+def check_files(paths: list[Path]) -> None:
+    """Read what was written as every command does, and stop at what must not be: then a step is wrong."""
+    seen: dict[str, Path] = {}
+    for path in paths:
+        for record in DatasetFile(path).scan(["score", "profile"]):
+            faults = [*lampqa.built_faults(record)]
+            split = path.stem.rpartition("_")[2]
+            if seen.setdefault(record["author"], split) != split:
+                faults.append(f"its author has questions in {seen[record['author']]} too")
+            if faults:
+                raise RuntimeError(f"{path}: id {record['id']}: {'; '.join(faults)}")
+
+
+# What each step kept and dropped
+
+
+def write_counts(args: argparse.Namespace, steps: Steps, counts: dict[str, Any]) -> None:
+    """counts.json: of each step, and of each input."""
+    text = json.dumps(counts, ensure_ascii=False, indent=2) + "\n"
+
+    def write(target: Path) -> Counts:
+        write_synced(target, text)
+        return {"steps": len(counts)}
+
+    steps.make(Path(args.output_dir) / "counts.json", {"text": hashlib.sha256(text.encode()).hexdigest()}, write)
+
+
+def write_page(args: argparse.Namespace, steps: Steps, counts: dict[str, Any], candidates: list[Record]) -> None:
+    """to_read.html: records of each step, drawn for reading, as the paper's authors read 500 and 100."""
+    folder = Path(args.output_dir)
+
+    def write(target: Path) -> Counts:
+        needs, aspects = read_json(folder / f"{FILTER.step}.json"), read_json(folder / f"{ASPECTS.step}.json")
+        filtered = [one for one in candidates if needs[one["id"]][FILTER.field]]
+        told = [(one, aspects[one["id"]][ASPECTS.field]) for one in filtered]
+        sections = [
+            Section("Candidates", "Is this a question, whole and readable?", counts["candidates"],
+                    [as_shown(one) for one in candidates]),
+            Section("Factoid filter", "Does a good answer depend on who asks?", counts[FILTER.step],
+                    [as_shown(one) for one in filtered]),
+            Section("Aspects", "Are these what the asker wants, and all of it?", counts[ASPECTS.step],
+                    [as_shown(one, its) for one, its in told if its]),
+            Section("Evidence", "Does what is marked say so?", counts["evidence"],
+                    [as_shown(one, lampqa.built_aspects(one)) for one in read_json(folder / "evidence.json")]),
+        ]  # fmt: skip
+        write_synced(target, reading_page.make_page(sections, args.split_seed))
+        return {"steps": len(sections)}
+
+    names = ("candidates", FILTER.step, ASPECTS.step, "evidence")
+    made_from = {name: file_hash(folder / f"{name}.json") for name in names}
+    steps.make(folder / "to_read.html", {**made_from, "seed": args.split_seed, "limit": args.limit}, write)
+
+
+def as_shown(record: Record, aspects: Sequence[Mapping[str, str]] = ()) -> Shown:
+    asked = lampqa.building_values(record)
+    return Shown(record["id"], asked["question"], asked["post"], record["licence"], aspects)
+
+
+if __name__ == "__main__":
+    cli.run_script(main)

@@ -1,0 +1,71 @@
+"""Which posts may become questions of a dataset: long enough, and by an author with enough earlier ones."""
+
+import hashlib
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from utils.building.index import PostIndex
+from utils.building.posts import Post
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a candidate has to have."""
+
+    min_words: int  # of its body, separated by white space
+    min_posts: int  # that its author wrote before it
+    per_author: int  # candidates an author may have: the newest ones, which have the longest profiles
+
+
+def choose(index: PostIndex, communities: Collection[str], terms: Terms) -> tuple[list[int], Counter[str]]:
+    """The candidates' places in the index, in order of authors and time, and how many posts were dropped for what."""
+    chosen, counts = [], Counter(candidates=0)
+    for _, posts in groupby(index.authors_posts(), key=lambda row: row[1]):
+        posts = list(posts)
+        dates = [date for _, _, date, _, _, is_copy in posts if not is_copy]
+        left = terms.per_author
+        for place, _, date, community, words, is_copy in reversed(posts):
+            if is_copy:
+                why = "a copy of an earlier post"
+            elif community not in communities:
+                why = "in a community of no category"
+            elif words < terms.min_words:
+                why = f"of fewer than {terms.min_words} words"
+            elif bisect_left(dates, date) < terms.min_posts:
+                why = f"after fewer than {terms.min_posts} posts of its author"
+            elif left == 0:
+                why = f"not among the newest {terms.per_author} of its author"
+            else:
+                why, left = "candidates", left - 1
+                chosen.append(place)
+            counts[why] += 1
+    return chosen, counts
+
+
+def draw_order(posts: Iterable[Post]) -> list[Post]:
+    """Posts in an order that no community or author has a say in, so that the first N are a sample of all."""
+    return sorted(posts, key=lambda post: hashlib.sha256(post.id.encode()).digest())
+
+
+def profile_of(index: PostIndex, author: str, date: str, most: int) -> list[dict[str, Any]]:
+    """An author's posts before a date as the items of a profile, the latest one last."""
+    return [
+        {
+            "id": post.id,
+            "text": f"{post.title} {post.body}".strip(),
+            "category": post.community,
+            "date": post.date,
+            "licence": post.licence,
+        }
+        for post in index.earlier(author, date, most)
+    ]
+
+
+def text_key(record_id: str, *texts: str) -> tuple[str, int]:
+    """The key of what a model says of a post: another one where the post's text was changed."""
+    found = hashlib.sha256("\0".join(texts).encode()).digest()
+    return record_id, int.from_bytes(found[:6], "big")  # fits a float's integers, as JSON's readers have them

@@ -1,0 +1,195 @@
+"""All questions of all inputs in one file of SQLite: an author's earlier ones are found without holding any in memory.
+
+An input goes in as one transaction, with a line that says so: a run that is killed begins with the one it was at.
+"""
+
+import hashlib
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from utils.building.posts import Post, User, read_dump, read_sepqa, read_users
+from utils.building.steps import told_of
+from utils.cli import UserError
+from utils.cli.progress import Progress, announce
+
+VERSION = 1  # of what is kept of a post, and of how its text is cleaned
+_TABLES = """
+CREATE TABLE IF NOT EXISTS inputs (place INTEGER PRIMARY KEY, identity TEXT, counts TEXT);
+CREATE TABLE IF NOT EXISTS users (number INTEGER PRIMARY KEY, account TEXT, name TEXT);
+CREATE TABLE IF NOT EXISTS posts (
+    community TEXT, number INTEGER, author TEXT, date TEXT, title TEXT, body TEXT, licence TEXT,
+    words INTEGER, digest BLOB, UNIQUE (community, number)
+);
+"""
+# Made when all posts are there: one by one each would have to be sorted in.
+_ORDERS = """
+CREATE INDEX IF NOT EXISTS by_author ON posts (author, date, community, number, words, digest);
+CREATE INDEX IF NOT EXISTS by_text ON posts (digest, date, community, number);
+"""
+# Of posts with the same body the first one counts: what is asked twice, or in two communities, would stand in its own
+# asker's profile; and what two authors have could stand in two splits.
+_IS_COPY = """(digest IS NOT NULL AND EXISTS (
+    SELECT 1 FROM posts AS other WHERE other.digest = posts.digest
+    AND (other.date, other.community, other.number) < (posts.date, posts.community, posts.number)
+))"""
+_COLUMNS = "community, number, author, date, title, body, licence"
+
+
+class PostIndex:
+    """The file, at `path`; made where there is none."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        try:
+            self._file = sqlite3.connect(path, isolation_level=None)
+            (version,) = self._file.execute("PRAGMA user_version").fetchone()
+            if version != VERSION:
+                self._clear()
+                self._file.execute(f"PRAGMA user_version = {VERSION}")
+        except sqlite3.DatabaseError as error:
+            problem = f"{error}; move it away, or give another --output_dir"
+            raise UserError(f"{path}: cannot be used as the file of all posts: {problem}") from None
+
+    def close(self) -> None:
+        self._file.close()
+
+    def fill(self, paths: Sequence[Path]) -> None:
+        """Have the posts of exactly these inputs, in this order; what was read before is not read again."""
+        wanted = [_identity(path) for path in paths]
+        there = self._inputs()
+        if there != wanted[: len(there)]:
+            announce(f"{self._path}: is of other inputs, and made anew")
+            self._clear()
+            there = []
+        if len(there) < len(paths):
+            self._read(paths, wanted, len(there))
+            announce("putting the posts in order")
+        with self._telling():
+            self._file.executescript(_ORDERS)
+
+    def identity(self) -> list[Any]:
+        """Differs where an input does."""
+        return [VERSION, *self._inputs()]
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """By input what was kept, and what was not, with the reason."""
+        found: dict[str, Counter[str]] = {}
+        for identity, counts in self._file.execute("SELECT identity, counts FROM inputs ORDER BY place"):
+            found.setdefault(json.loads(identity)[0], Counter()).update(json.loads(counts))
+        return {name: dict(counts) for name, counts in found.items()}
+
+    def authors_posts(self) -> Iterator[tuple[int, str, str, str, int, bool]]:
+        """Of every post its place in the file, author, date, community, number of words, and whether it is a copy.
+
+        In the order of authors, and of time.
+        """
+        order = "ORDER BY author, date, community, number"
+        return self._file.execute(f"SELECT rowid, author, date, community, words, {_IS_COPY} FROM posts {order}")
+
+    def posts(self, places: Iterable[int]) -> Iterator[Post]:
+        """The posts at these places in the file."""
+        for place in places:
+            yield Post(*self._file.execute(f"SELECT {_COLUMNS} FROM posts WHERE rowid = ?", (place,)).fetchone())
+
+    def earlier(self, author: str, date: str, most: int) -> list[Post]:
+        """An author's posts before a date, without copies: the newest ones where there are more; the oldest first."""
+        order = "ORDER BY date DESC, community DESC, number DESC LIMIT ?"
+        where = f"WHERE author = ? AND date < ? AND NOT {_IS_COPY}"
+        rows = self._file.execute(f"SELECT {_COLUMNS} FROM posts {where} {order}", (author, date, most))
+        return [Post(*row) for row in rows][::-1]
+
+    def _inputs(self) -> list[list[Any]]:
+        return [json.loads(row) for (row,) in self._file.execute("SELECT identity FROM inputs ORDER BY place")]
+
+    def _clear(self) -> None:
+        self._file.executescript("DROP TABLE IF EXISTS inputs; DROP TABLE IF EXISTS posts; DROP TABLE IF EXISTS users;")
+        self._file.executescript(f"VACUUM; {_TABLES}")
+
+    def _read(self, paths: Sequence[Path], wanted: Sequence[list[Any]], place: int) -> None:
+        """Add the inputs from this place on."""
+        sizes = [size >> 20 for _, size, *_ in wanted]
+        progress = Progress(sum(sizes), "MB", sum(sizes[:place]))
+        try:
+            for number in range(place, len(paths)):
+                with self._telling():
+                    counts = self._add(paths[number], number, wanted[number])
+                progress.update(sizes[number])
+                announce(f"{paths[number]}: {told_of(counts)}")
+        finally:
+            progress.close()
+
+    def _add(self, path: Path, place: int, identity: list[Any]) -> dict[str, int]:
+        """One input, whole or not at all."""
+        counts: Counter[str] = Counter(questions=0)
+        with self._file:  # rolls back where an error leaves it
+            self._file.execute("BEGIN")
+            is_sepqa = path.suffix == ".jsonl"
+            posts = read_sepqa(path, counts) if is_sepqa else read_dump(path, self._users(path), counts)
+            for post in posts:
+                words = post.body.casefold().split()
+                added = self._file.execute(
+                    "INSERT OR IGNORE INTO posts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (post.community, post.number, post.author, post.date, post.title, post.body, post.licence,
+                     len(words), digest(words)),
+                ).rowcount  # fmt: skip
+                counts["questions" if added else "a number that was there before"] += 1
+            if not counts["questions"]:
+                raise UserError(
+                    f"{path}: no question with title, author and date; give a dump's Posts.xml, or SE-PQA's"
+                )
+            self._file.execute("INSERT INTO inputs VALUES (?, ?, ?)", (place, json.dumps(identity), json.dumps(counts)))
+        return dict(counts)
+
+    def _users(self, path: Path) -> "_Users":
+        """The users of a dump; without its Users.xml none, and it is said."""
+        self._file.execute("DELETE FROM users")
+        if (beside := users_of(path)).is_file():
+            rows = ((number, user.account, user.name) for number, user in read_users(beside))
+            self._file.executemany("INSERT OR IGNORE INTO users VALUES (?, ?, ?)", rows)
+        else:
+            announce(f"note: no {beside}: nobody in this community is known to be the author of posts in another")
+        return _Users(self._file)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:  # a full disk, or another process that has it
+            raise UserError(f"{self._path}: cannot be written: {error}") from None
+
+
+class _Users:
+    """The users of the dump that is read, as its reader looks them up."""
+
+    def __init__(self, file: sqlite3.Connection):
+        self._file = file
+
+    def get(self, number: int) -> User | None:
+        found = self._file.execute("SELECT account, name FROM users WHERE number = ?", (number,)).fetchone()
+        return found and User(*found)
+
+
+def digest(words: list[str]) -> bytes | None:
+    """The same for bodies of the same words; None where there are none."""
+    return hashlib.sha256(" ".join(words).encode()).digest()[:16] if words else None
+
+
+def users_of(path: Path) -> Path:
+    """Where a dump's users stand, if they are there."""
+    return path.with_name("Users.xml")
+
+
+def _identity(path: Path) -> list[Any]:
+    """What tells an input from another, or from itself after a change: a hash would have to read it all."""
+    try:
+        files = [path, users_of(path)] if path.suffix != ".jsonl" and users_of(path).is_file() else [path]
+        found = [file.stat() for file in files]
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    name = f"{path.resolve().parent.name}/{path.name}"
+    return [name, *(number for one in found for number in (one.st_size, one.st_mtime_ns))]

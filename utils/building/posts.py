@@ -1,0 +1,224 @@
+"""Questions as StackExchange's dumps and SE-PQA hold them, read one by one: a file of gigabytes takes a few megabytes.
+
+A dump is a folder of a community with its Posts.xml and, beside it, its Users.xml: that one says which accounts of the
+network its authors are. SE-PQA is JSON Lines, whose texts have no markup any more and whose authors are accounts.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from utils.cli import UserError
+from utils.parsing import writable
+
+CHUNK = 1 << 16  # bytes of XML that are parsed at a time
+NETWORK = ".stackexchange.com"  # what the dumps' folders are called behind the community's name
+# From when on a post is under which version of the licence, where the dump doesn't say (older dumps don't).
+LICENCES = (("2018-05-02", "CC BY-SA 4.0"), ("2011-04-08", "CC BY-SA 3.0"), ("", "CC BY-SA 2.5"))
+# Behind these a line ends; the sites' own markup has a line break there, and is not changed.
+_LINE_ENDS = re.compile(r"(</(?:p|li|h[1-6]|pre|blockquote|div|tr|ul|ol|table)>|<[bh]r\s*/?>)(?!\n)", re.IGNORECASE)
+_SEPQA_ID = re.compile(r"([\w.-]+)_(\d+)")
+
+
+@dataclass(frozen=True)
+class Post:
+    """A question: texts without markup, `date` in ISO 8601 (UTC), so that its order is that of time."""
+
+    community: str
+    number: int  # in its community
+    author: str  # the same person has the same one in every community, as far as that is known
+    date: str
+    title: str
+    body: str
+    licence: str  # version, author and link: what the licence asks for
+
+    @property
+    def id(self) -> str:
+        return f"{self.community}_{self.number}"
+
+
+@dataclass(frozen=True)
+class User:
+    """Whose account of the network a community's user is (None: not known), and what they are called there."""
+
+    account: str | None
+    name: str
+
+
+def community_of(path: Path) -> str:
+    """Whose dump this is: its folder's name; UserError where that is no name."""
+    name = path.resolve().parent.name.removesuffix(NETWORK)
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise UserError(f"{path}: a dump's folder is called as its community is, such as cooking or cooking{NETWORK}")
+    return name
+
+
+def read_users(path: Path) -> Iterator[tuple[int, User]]:
+    """The users in a dump's Users.xml, by their number in the community."""
+    for row in read_rows(path):
+        if re.fullmatch(r"\d+", row.get("Id", "")):
+            yield int(row["Id"]), User(row.get("AccountId"), row.get("DisplayName", ""))
+
+
+class Users(Protocol):
+    """The users of a community."""
+
+    def get(self, number: int) -> User | None: ...
+
+
+def read_dump(path: Path, users: Users, counts: Counter[str]) -> Iterator[Post]:
+    """The questions in a Posts.xml; `counts` are of what else is there, by what it lacks."""
+    community = community_of(path)
+    host = community if "." in community else community + NETWORK
+    for row in read_rows(path):
+        if row.get("PostTypeId") != "1":
+            counts["no question, but an answer or the like"] += 1
+            continue
+        number, owner, date = row.get("Id", ""), row.get("OwnerUserId", ""), iso_date(row.get("CreationDate", ""))
+        title = one_line(row.get("Title", ""))
+        if not owner.isdecimal():  # an account that was deleted; -1 is nobody's too
+            counts["no author"] += 1
+        elif not title or date is None or not number.isdecimal():
+            counts["no title, date or number"] += 1
+        else:
+            user = users.get(int(owner)) or User(None, "")
+            author = f"{community}:{owner}" if user.account is None else f"account:{user.account}"
+            link = f"https://{host}/users/{owner}"
+            licence = row.get("ContentLicense") or licence_of(date)
+            signed = attribution(licence, user.name or f"user {owner}", link, f"https://{host}/q/{number}")
+            yield Post(community, int(number), author, date, title, text_of(row.get("Body", "")), signed)
+
+
+def read_rows(path: Path) -> Iterator[dict[str, str]]:
+    """The attributes of each row of a dump's file; UserError where it is no whole XML or declares entities.
+
+    A dump has no document type: one that does could make gigabytes of a few bytes, so nothing behind it is read.
+    """
+    from lxml import etree
+
+    rows = _Rows()
+    parser = etree.XMLParser(target=rows, resolve_entities="internal", no_network=True)
+    try:
+        with open(path, "rb") as file:
+            while chunk := file.read(CHUNK):
+                parser.feed(chunk)
+                yield from rows.found
+                rows.found.clear()
+            parser.close()
+    except etree.XMLSyntaxError as error:
+        raise UserError(f"{path}: no whole XML: {error.msg}\n  unpack the dump again") from None
+    except ForbiddenError:
+        raise UserError(f"{path}: declares a document type, which no dump does; it is not read") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+class ForbiddenError(Exception):
+    """The XML has what a dump has not."""
+
+
+class _Rows:
+    """What lxml calls with what it parses: no tree is made, so nothing of a row stays."""
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, str]] = []
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        if tag == "row":
+            self.found.append(attributes)
+
+    def doctype(self, *_: Any) -> None:
+        raise ForbiddenError
+
+    def close(self) -> None:
+        pass
+
+
+def read_sepqa(path: Path, counts: Counter[str]) -> Iterator[Post]:
+    """The questions in a file of SE-PQA, as `read_dump` gives them."""
+    try:
+        with open(path, "rb") as file:
+            for line_number, line in enumerate(file, 1):
+                yield from _sepqa_post(_sepqa_record(line, f"{path}: line {line_number}"), counts)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _sepqa_record(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        raise UserError(f"{where}: no JSON; SE-PQA's files are JSON Lines") from None
+    if not isinstance(record, dict) or not _SEPQA_ID.fullmatch(str(record.get("id"))):
+        raise UserError(f"{where}: no question of SE-PQA; one has an id such as cooking_123")
+    return record
+
+
+def _sepqa_post(record: dict[str, Any], counts: Counter[str]) -> Iterator[Post]:
+    community, number = _SEPQA_ID.fullmatch(record["id"]).groups()
+    account, seconds = record.get("user_id"), record.get("timestamp")
+    title, text = (writable(record.get(name) or "").strip() for name in ("title", "text"))
+    if not isinstance(account, int) or account < 0:
+        counts["no author"] += 1
+    elif not title or not isinstance(seconds, int):
+        counts["no title, date or number"] += 1
+    else:
+        date = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None).isoformat(timespec="milliseconds")
+        host = community if "." in community else community + NETWORK
+        link = f"https://stackexchange.com/users/{account}"
+        signed = attribution(licence_of(date), f"account {account}", link, f"https://{host}/q/{number}")
+        body = text.removeprefix(title).strip()  # its texts are title and body
+        yield Post(community, int(number), f"account:{account}", date, one_line(title), body, signed)
+
+
+def iso_date(text: str) -> str | None:
+    """A dump's date, always to the millisecond; None where it is none."""
+    try:
+        return datetime.fromisoformat(text).replace(tzinfo=None).isoformat(timespec="milliseconds")
+    except ValueError:
+        return None
+
+
+def licence_of(date: str) -> str:
+    """The version of the licence that a post of this date is under."""
+    return next(licence for since, licence in LICENCES if date >= since)
+
+
+def attribution(licence: str, name: str, user_link: str, post_link: str) -> str:
+    return f"{licence}, by {one_line(name)} ({user_link}), {post_link}"
+
+
+def text_of(markup: str) -> str:
+    """The text of a post's HTML: paragraphs, items of lists and lines of code stay lines, links and pictures go."""
+    from lxml import etree
+
+    if not markup.strip():
+        return ""
+    broken = _LINE_ENDS.sub("\\1\n", markup)
+    root = etree.fromstring(broken.encode("utf-8", "replace"), _html_parser())
+    if root is None:  # nothing but comments
+        return ""
+    if "<s" in markup:
+        etree.strip_elements(root, "script", "style", with_tail=False)
+    text = etree.tostring(root, method="text", encoding="unicode")
+    text = "\n".join(map(str.rstrip, text.split("\n"))).strip()
+    while "\n\n\n" in text:
+        text = text.replace("\n\n\n", "\n\n")
+    return text
+
+
+@cache
+def _html_parser() -> Any:
+    from lxml import etree
+
+    return etree.HTMLParser(encoding="utf-8", no_network=True, remove_comments=True, remove_pis=True)
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,87 @@
+"""What a model says of a post while a dataset is built, read as json_text.py says. Pure.
+
+Needs: the boolean "needs_personalization", also as the text "true" or "false"; without a valid object it is read behind
+its name, where all that stand there agree.
+
+Aspects: an object with the boolean "enough_details" and, where that is true, "aspects", each with the texts "aspect",
+"evidence" and "reason". None of them empty but the reason, and at least one aspect, or the output cannot be used; only
+valid JSON is read. Without enough details there are no aspects, whatever is listed. A list without the boolean counts
+as enough.
+"""
+
+from typing import Any
+
+from utils.parsing import Parsed, after_reasoning, nothing, writable
+from utils.parsing.json_text import describe, field_named, from_object, missing, pattern, value_starts
+
+_NEEDS, _ENOUGH, _ASPECTS = field_named("needs_personalization"), field_named("enough_details"), field_named("aspects")
+ASPECT_TEXTS = ("aspect", "evidence", "reason")
+_BOOLEAN = pattern(r"[\"'“”‘’]?(true|false)\b")
+
+NEEDS_SCHEMA = _NEEDS.schema({"type": "boolean"})
+_ITEM = {
+    "type": "object",
+    "properties": {name: {"type": "string"} for name in ASPECT_TEXTS},
+    "required": list(ASPECT_TEXTS),
+    "additionalProperties": False,
+}
+ASPECTS_SCHEMA = {
+    "type": "object",
+    "properties": {_ENOUGH.name: {"type": "boolean"}, _ASPECTS.name: {"type": "array", "items": _ITEM}},
+    "required": [_ENOUGH.name, _ASPECTS.name],
+    "additionalProperties": False,
+}
+
+
+def parse_needs(text: str, cut: bool = False) -> Parsed:
+    """Does a good answer depend on who asks? The value is a boolean; one that max_tokens cut is not read."""
+    value, how = from_object(text, _NEEDS)
+    if how != "none":
+        told = _boolean(value)
+        return Parsed(told, how if told is value else "repaired", None) if told is not None else _no_boolean(_NEEDS)
+    text = after_reasoning(text)
+    starts = value_starts(text, _NEEDS, first_object=True)
+    if not starts:
+        return missing(text, _NEEDS)
+    found = [match and match[1].lower() == "true" for match in (_BOOLEAN.match(text, start) for start in starts)]
+    if None in found:
+        return nothing(f"{_NEEDS.name} is {describe(text, starts[found.index(None)])}, not true or false")
+    return Parsed(found[0], "repaired", None) if len({*found}) == 1 else nothing(f"{_NEEDS.name} is contradictory")
+
+
+def parse_aspects(text: str, cut: bool = False) -> Parsed:
+    """The aspects a post tells of, each {"aspect", "evidence", "reason"}; none where it has not enough details."""
+    listed, how = from_object(text, _ASPECTS)
+    enough, how_enough = from_object(text, _ENOUGH)
+    how = how_enough if how == "none" else how
+    if how == "none":
+        return nothing("no valid JSON object with aspects" if text.strip() else "the text is empty")
+    if _boolean(enough) is False:
+        return Parsed([], how, None)
+    if how_enough != "none" and _boolean(enough) is None:
+        return _no_boolean(_ENOUGH)
+    if not isinstance(listed, list) or not listed:
+        return nothing("aspects is no list, or an empty one, though there are enough details")
+    aspects = [_aspect(item) for item in listed]
+    if None in aspects:
+        return nothing(f"aspect {aspects.index(None)} has not the texts aspect, evidence and reason")
+    return Parsed(aspects, how if how_enough != "none" else "repaired", None)
+
+
+def _aspect(item: Any) -> dict[str, str] | None:
+    """The item's texts; None where one is missing."""
+    if not isinstance(item, dict) or not all(isinstance(item.get(name), str) for name in ASPECT_TEXTS):
+        return None
+    texts = {name: writable(item[name]).strip() for name in ASPECT_TEXTS}
+    texts["aspect"] = " ".join(texts["aspect"].split())
+    return texts if texts["aspect"] and texts["evidence"] else None
+
+
+def _boolean(value: object) -> bool | None:
+    if isinstance(value, str):
+        return {"true": True, "false": False}.get(value.strip().lower())
+    return value if isinstance(value, bool) else None
+
+
+def _no_boolean(field: Any) -> Parsed:
+    return nothing(f"{field.name} is neither true nor false")
