@@ -141,8 +141,8 @@ def shared_parser():
 DERIVED = [
     f"utils/{name}.py"
     for name in (
-        "compare_evaluators", "dataset_statistics", "evaluate_plans", "export_predictions", "make_figures",
-        "make_table", "plot_training", "report",
+        "compare_evaluators", "dataset_statistics", "evaluate_plans", "export_predictions", "human_evaluation",
+        "make_figures", "make_table", "plot_training", "report",
     )
 ]  # fmt: skip
 DIFFERENT_ON_PURPOSE = {
