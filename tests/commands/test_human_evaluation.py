@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from sklearn.metrics import cohen_kappa_score
-from test_report import NASTY, PAINTED, browser, needs_chromium, open_page  # noqa: F401 (fixtures)
+from test_report import NASTY, browser, needs_chromium, open_page  # noqa: F401 (fixtures)
 
 from utils import compare_evaluators
 from utils.cli import UserError
@@ -102,6 +102,7 @@ def refusal(*words):
 
 # In a browser
 
+SOON = "new Promise((go) => setTimeout(go, 20))"  # a page behind another one paints nothing
 KEY_CODES = {"ArrowLeft": 37, "ArrowRight": 39, "Backspace": 8, "Escape": 27}
 
 
@@ -114,10 +115,12 @@ class Rater:
         page.browser.send("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder),
                           browserContextId=page.profile)  # fmt: skip
 
-    def press(self, key):
-        code = KEY_CODES.get(key, ord(key[0].upper()))
-        for kind in ("rawKeyDown", "keyUp"):
-            self.page.send("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code)
+    def press(self, key, times=1):
+        """More than once is a key held down."""
+        event = {"key": key, "windowsVirtualKeyCode": KEY_CODES.get(key, ord(key[0].upper()))}
+        for number in range(times):
+            self.page.send("Input.dispatchKeyEvent", type="rawKeyDown", autoRepeat=number > 0, **event)
+        self.page.send("Input.dispatchKeyEvent", type="keyUp", **event)
 
     def click(self, selector, number=0):
         find = f"document.querySelectorAll({json.dumps(selector)})[{number}]"
@@ -142,8 +145,10 @@ class Rater:
     def download(self):
         before = set(self.folder.iterdir())
         self.click("#download")
-        while not (new := {path for path in set(self.folder.iterdir()) - before if path.suffix == ".json"}):
-            self.page.run(PAINTED)
+        for _ in range(3000):
+            if new := {path for path in set(self.folder.iterdir()) - before if path.suffix == ".json"}:
+                break
+            self.page.run(SOON)
         [path] = new
         return path
 
@@ -152,7 +157,7 @@ class Rater:
         node = self.page.send("DOM.querySelector", nodeId=root, selector="#load")["nodeId"]
         self.page.send("DOM.setFileInputFiles", nodeId=node, files=[str(path)])
         for _ in range(3):
-            self.page.run(PAINTED)
+            self.page.run(SOON)
 
     def decide(self, plan, by):
         """Choose the answer of the planned system, by what the answers say; the page says not whose they are."""
@@ -352,6 +357,59 @@ def test_files_that_are_no_results_of_this_study_are_not_loaded(study, open_page
         assert "Who are you?" in rater.shown()
     rater.load(study.result("Ann", {ids[0]: {"choice": 1}}))
     assert rater.status() == "Ann: question 2, 1 of 3 done" and page.texts("#said") == [""]
+
+
+@needs_chromium
+def test_a_key_held_down_is_one_decision_and_two_tabs_do_not_lose_each_others(study, open_page):
+    study.make("--draw", 8)
+    page = open_page(study.page)
+    one = Rater(page, study.folder / "ratings")
+    one.click("#main button")
+    one.press("1", times=20)
+    assert one.status() == "Ann: question 2, 1 of 8 done"
+    other_page = open_page(study.page, profile=page.profile)
+    other = Rater(other_page, study.folder / "ratings")
+    other.press("2")
+    other.press("0")
+    page.send("Page.bringToFront")
+    for _ in range(300):  # until the other tab's two come in
+        if one.status() == "Ann: question 2, 3 of 8 done":
+            break
+        page.run(SOON)
+    assert one.status() == "Ann: question 2, 3 of 8 done"
+    one.press("j")
+    one.press("j")
+    one.press("1")
+    values = [its["decisions"]["choice"]["value"] for its in json.loads(one.download().read_text())["answers"]]
+    assert values == [1, 2, 0, 1]
+
+
+@needs_chromium
+def test_the_next_rater_at_the_same_browser_begins_anew(study, open_page):
+    study.make("--draw", 4)
+    page = open_page(study.page)
+    rater = Rater(page, study.folder / "ratings")
+    rater.click("#main button")
+    rater.press("1")
+    rater.click("#who")
+    rater.press("1")  # nobody's
+    rater.click("#main button", 1)
+    assert rater.status() == "Bo: question 1, 0 of 4 done"
+    rater.click("#who")
+    rater.click("#main button")
+    assert rater.status() == "Ann: question 2, 1 of 4 done"
+
+
+@needs_chromium
+def test_a_browser_that_keeps_nothing_says_so(study, open_page):
+    study.make("--draw", 4)
+    page = open_page(study.page)
+    page.run("Storage.prototype.setItem = () => { throw new Error('full') }")
+    rater = Rater(page, study.folder / "ratings")
+    rater.click("#main button")
+    rater.press("1")
+    assert rater.status() == "Ann: question 2, 1 of 4 done"
+    assert page.texts("#said")[0].startswith("This browser keeps nothing of this page: download the result before")
 
 
 # What is drawn
