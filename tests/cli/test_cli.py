@@ -141,8 +141,8 @@ def shared_parser():
 DERIVED = [
     f"utils/{name}.py"
     for name in (
-        "compare_evaluators", "dataset_statistics", "evaluate_plans", "export_predictions", "make_figures",
-        "make_table", "plot_training", "report",
+        "compare_evaluators", "dataset_statistics", "evaluate_plans", "export_predictions", "human_evaluation",
+        "make_figures", "make_table", "plot_training", "report",
     )
 ]  # fmt: skip
 DIFFERENT_ON_PURPOSE = {
@@ -351,6 +351,13 @@ WITHOUT_EFFECT = [
     ("utils/evaluate_plans.py", "", "--overwrite", NO_OUTPUT),
     ("utils/evaluate_plans.py", "--embedding_model none", "--embedding_threshold 0.5 --cache_dir d --device cpu",
      "with --embedding_model none\n  leave {} out"),
+    ("utils/human_evaluation.py", "--collect f",
+     "--ask pairs --inputs_addr d --system s --show details --draw 4 --raters r --overlap 2 --seed 3",
+     "with --collect, for the study is made\n  leave {} out"),
+    ("utils/human_evaluation.py", "", "--key_addr k", "without --collect\n  give --collect, or leave {} out"),
+    ("utils/human_evaluation.py", "--ask verdicts", "--show aspects",
+     "with --ask aspects or verdicts, which need details and aspects\n  leave {} out"),
+    ("utils/human_evaluation.py", "", "--overwrite", NO_OUTPUT),
     ("utils/preflight.py", "--model_addr m", "--strategy direct",
      "without --evaluator_llm\n  give --evaluator_llm, or leave {} out"),
     ("utils/preflight.py", "--model_addr m", "--api_key_addr k", "without --openai\n  give --openai, or leave {} out"),

@@ -389,14 +389,15 @@ class Browser:
 
 
 class Page:
-    """A page in a profile of its own."""
+    """A page, in a profile of its own unless another page's is given, whom that belongs to."""
 
-    def __init__(self, browser, path, width=1280, height=900, dark=False, place=""):
+    def __init__(self, browser, path, width=1280, height=900, dark=False, place="", profile=None):
         self.browser, self.events = browser, []
         self.watchdog = threading.Timer(600, browser.process.kill)  # seconds; a browser that hangs ends the test
         self.watchdog.daemon = True
         self.watchdog.start()
-        self.profile = browser.send("Target.createBrowserContext")["browserContextId"]
+        self.is_own = profile is None
+        self.profile = profile or browser.send("Target.createBrowserContext")["browserContextId"]
         target = browser.send("Target.createTarget", url="about:blank", browserContextId=self.profile)["targetId"]
         self.session = browser.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         browser.pages[self.session] = self
@@ -456,7 +457,8 @@ class Page:
 
     def close(self):
         self.watchdog.cancel()
-        self.browser.send("Target.disposeBrowserContext", browserContextId=self.profile)
+        if self.is_own:
+            self.browser.send("Target.disposeBrowserContext", browserContextId=self.profile)
         del self.browser.pages[self.session]
 
 

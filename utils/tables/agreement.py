@@ -10,6 +10,7 @@ from typing import Any
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.json_files import read_json
+from utils.tables import reliability
 
 PREFERENCES = {"first": 1, "tie": 0, "second": -1}  # a human's choice as a number, larger for the first system
 
@@ -166,15 +167,11 @@ def wilson_interval(pairs: Pairs) -> tuple[float, float] | None:
 
 
 def cohens_kappa(pairs: Pairs) -> float | None:
-    """Agreement on the three outcomes beyond chance, unweighted: (p_o - p_e) / (1 - p_e), at most 1 (Cohen 1960).
+    """Agreement on the three outcomes beyond chance, unweighted (Cohen 1960).
 
-    None without questions, and where both sides say one and the same of every question (p_e = 1).
+    None without questions, and where both sides say one and the same of every question.
     """
-    one, other = Counter(outcome(mine) for mine, _ in pairs), Counter(outcome(theirs) for _, theirs in pairs)
-    by_chance = sum(one[name] * other[name] for name in one)  # times the questions' number squared
-    if by_chance == len(pairs) ** 2:
-        return None
-    return (num_agreeing(pairs) * len(pairs) - by_chance) / (len(pairs) ** 2 - by_chance)
+    return reliability.cohens_kappa([[(outcome(one), outcome(other)) for one, other in pairs]]).value
 
 
 def spearman(pairs: Pairs) -> float | None:

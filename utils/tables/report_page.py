@@ -17,6 +17,7 @@ from utils.tables.score_table import means_table
 from utils.tables.system_scores import MACRO, Board, Entry, points_of, unplaced_point
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
+HELPERS = Path(__file__).with_name("page_helpers.js")  # how every page makes text of what models and users wrote
 UNKNOWN = "unknown"  # the group of questions that none is known for
 NUMBERS = dict(enumerate(["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"], 2))
 
@@ -196,12 +197,17 @@ def make_texts(sides: list[Side], datasets: Datasets, boards: list[Board]) -> It
     """All texts of each question, in the order of the index."""
     for question_id, record in datasets.questions.items():
         task = datasets.task_of(record)
-        needed = dict.fromkeys(name for metric in task.metrics.values() for name in metric.needs)
         posts: dict[str, int] = {}  # the place of each text: systems share most of them
         its_boards = boards_of(task, boards)
         answers = [describe_answer(side, question_id, datasets, its_boards, posts) for side in sides]
-        unseen = {name: as_text(record.get(name)) for name in needed if name not in task.gold_plan_needs}
+        unseen = unseen_texts(task, record)
         yield {"unseen": unseen, "aspects": rubric(task, record), "posts": list(posts), "answers": answers}
+
+
+def unseen_texts(task: Task, record: Record) -> dict[str, str | None]:
+    """By field what only the scorer sees of a question, besides its aspects."""
+    needed = dict.fromkeys(name for metric in task.metrics.values() for name in metric.needs)
+    return {name: as_text(record.get(name)) for name in needed if name not in task.gold_plan_needs}
 
 
 def describe_answer(
@@ -254,18 +260,23 @@ def as_text(value: Any) -> str | None:
 
 
 def make_page(sides: list[Side], datasets: Datasets, boards: list[Board], notes: list[str]) -> str:
-    """The template with its data, and the policy that lets its own style and script run and nothing else."""
-    page = TEMPLATE.read_text(encoding="utf-8")
-    for name, text in words(datasets.tasks, boards).items():
-        page = page.replace(f"{{{{{name}}}}}", text)
-    style, script = (re.search(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)[1] for tag in ("style", "script"))
-    policy = f"default-src 'none'; style-src '{source_hash(style)}'; script-src '{source_hash(script)}'; "
-    page = page.replace("{{policy}}", policy + "base-uri 'none'; form-action 'none'")
+    """The template with its data."""
+    page = fill_template(TEMPLATE, words(datasets.tasks, boards))
     head, rest = page.split("{{index}}")
     middle, end = rest.split("{{texts}}")
     texts = enumerate(make_texts(sides, datasets, boards))
     blocks = (f'<script type="application/json" id="text-{i}">{to_json(text)}</script>' for i, text in texts)
     return f"{head}{to_json(make_index(sides, datasets, boards, notes))}{middle}" + "\n".join(blocks) + end
+
+
+def fill_template(template: Path, words: dict[str, str]) -> str:
+    """A page but for its data, with the policy that lets its own style and script run and nothing else."""
+    page = template.read_text(encoding="utf-8")
+    for name, text in {"helpers": HELPERS.read_text(encoding="utf-8").removesuffix("\n"), **words}.items():
+        page = page.replace(f"{{{{{name}}}}}", text)
+    style, script = (re.search(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)[1] for tag in ("style", "script"))
+    policy = f"default-src 'none'; style-src '{source_hash(style)}'; script-src '{source_hash(script)}'; "
+    return page.replace("{{policy}}", policy + "base-uri 'none'; form-action 'none'")
 
 
 def words(tasks: list[Task], boards: list[Board]) -> dict[str, str]:

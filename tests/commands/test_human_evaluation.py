@@ -1,0 +1,685 @@
+"""Asking people: what is drawn, the raters' page in Chromium with real clicks and keys, and what is collected."""
+
+import json
+import random
+import re
+from collections import Counter
+
+import pytest
+from sklearn.metrics import cohen_kappa_score
+from test_report import NASTY, browser, needs_chromium, open_page  # noqa: F401 (fixtures)
+
+from utils import compare_evaluators
+from utils.cli import UserError
+from utils.files.manifest import file_hash
+from utils.human_evaluation import main
+from utils.tables.agreement import cohens_kappa as outcome_kappa
+from utils.tables.rating_study import draw, draw_swapped, share_out
+from utils.tables.reliability import cohens_kappa, krippendorffs_alpha
+
+COMMUNITIES = {"rpg": 15, "diy": 30, "law": 45}  # questions, each community of another category
+
+
+class Study:
+    """A dataset of ninety questions with two aspects each, two systems that answer it, and a study on these."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.records = [self.record(f"{name}_{i}", name) for name, count in COMMUNITIES.items() for i in range(count)]
+        self.responses = {name: self.respond(name) for name in ("Alpha", "Beta")}
+        self.page, self.key_addr = folder / "study.html", folder / "study_key.json"
+
+    @staticmethod
+    def record(question_id, community):
+        aspects = [{"aspect": f"{name} of {question_id}", "evidence": f"says {name}", "reason": f"needs {name}"}
+                   for name in ("cost", "time")]  # fmt: skip
+        texts = {"question": f"Question {question_id}?", "narrative": f"Narrative of {question_id}."}
+        return {"id": question_id, **texts, "category": community, "rubric_aspects": aspects, "profile": []}
+
+    def respond(self, name, change=lambda outputs: None):
+        outputs = {record["id"]: f"{name[0]}-answer to {record['id']}" for record in self.records}
+        change(outputs)
+        return self.write(f"{name}.json", {i: [{"output": output, "plan": name}] for i, output in outputs.items()})
+
+    def cut(self, number):
+        """Keep the first questions, as many."""
+        self.records = self.records[:number]
+        self.responses = {name: self.respond(name) for name in self.responses}
+
+    def write(self, name, value):
+        (self.folder / name).write_text(json.dumps(value), encoding="utf-8")
+        return str(self.folder / name)
+
+    def words(self, *more, ask="pairs"):
+        names = {"pairs": ["Alpha", "Beta"], "verdicts": ["Alpha"], "aspects": []}[ask]
+        systems = [word for name in names for word in ("--system", name, self.responses[name])]
+        inputs = self.write("data.json", self.records)
+        return ["--ask", ask, "--inputs_addr", inputs, *systems, "--output_addr", str(self.page), *map(str, more)]
+
+    def make(self, *more, ask="pairs"):
+        assert main(self.words("--raters", "Ann", "Bo", *more, ask=ask)) == 0
+        return json.loads(self.key_addr.read_text())
+
+    def result(self, by, decisions, name=None, **more):
+        """A result file as the page writes it: decisions by question and slot, as they are shown."""
+        key = json.loads(self.key_addr.read_text())
+        answers = [
+            {"id": i, "decisions": {slot: {"value": value, "seconds": 2.5} for slot, value in its.items()},
+             "comment": "", "changed": 1} for i, its in decisions.items()
+        ]  # fmt: skip
+        content = {"study": key["study"], "ask": key["ask"], "rater": by, "answers": answers} | more
+        return self.write(name or f"{by}.json", content)
+
+    def choose(self, rater, choices, name=None):
+        """A result of pairs by {question: first, second or tie}."""
+        key = json.loads(self.key_addr.read_text())
+        numbers = {"first": 1, "second": 2, "tie": 0}
+        shown = {i: numbers[choice] for i, choice in choices.items()}
+        shown = {i: {1: 2, 2: 1, 0: 0}[n] if key["questions"][i]["swapped"] else n for i, n in shown.items()}
+        return self.result(rater, {i: {"choice": value} for i, value in shown.items()}, name)
+
+    def collect(self, *files):
+        output = self.folder / "collected.json"
+        words = ["--collect", *map(str, files), "--key_addr", str(self.key_addr), "--output_addr", str(output)]
+        assert main([*words, "--overwrite"]) == 0
+        return json.loads(output.read_text())
+
+
+@pytest.fixture
+def study(tmp_path):
+    return Study(tmp_path)
+
+
+def content(page):
+    return json.loads(re.search(r'id="study">(.*?)</script', page.read_text("utf-8"), re.S)[1])
+
+
+def refusal(*words):
+    with pytest.raises(UserError) as error:
+        main([*map(str, words)])
+    return str(error.value)
+
+
+# In a browser
+
+SOON = "new Promise((go) => setTimeout(go, 20))"  # a page behind another one paints nothing
+KEY_CODES = {"ArrowLeft": 37, "ArrowRight": 39, "Backspace": 8, "Escape": 27}
+
+
+class Rater:
+    """Somebody at the page, with a mouse and a keyboard."""
+
+    def __init__(self, page, folder):
+        self.page, self.folder = page, folder
+        folder.mkdir(exist_ok=True)
+        page.browser.send("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder),
+                          browserContextId=page.profile)  # fmt: skip
+
+    def press(self, key, times=1):
+        """More than once is a key held down."""
+        event = {"key": key, "windowsVirtualKeyCode": KEY_CODES.get(key, ord(key[0].upper()))}
+        for number in range(times):
+            self.page.send("Input.dispatchKeyEvent", type="rawKeyDown", autoRepeat=number > 0, **event)
+        self.page.send("Input.dispatchKeyEvent", type="keyUp", **event)
+
+    def click(self, selector, number=0):
+        find = f"document.querySelectorAll({json.dumps(selector)})[{number}]"
+        self.page.run(f"{find}.scrollIntoView({{block: 'center'}})")
+        box = self.page.run(f"{find}.getBoundingClientRect().toJSON()")
+        where = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+        for kind in ("mousePressed", "mouseReleased"):
+            self.page.send("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **where)
+
+    def type(self, text):
+        self.page.send("Input.insertText", text=text)
+
+    def shown(self):
+        return self.page.run("$('main').innerText")
+
+    def status(self):
+        return self.page.texts("#place")[0]
+
+    def question(self):
+        return re.search(r"Question (\w+)\?", self.shown())[1]
+
+    def download(self):
+        before = set(self.folder.iterdir())
+        self.click("#download")
+        for _ in range(3000):
+            if new := {path for path in set(self.folder.iterdir()) - before if path.suffix == ".json"}:
+                break
+            self.page.run(SOON)
+        [path] = new
+        return path
+
+    def load(self, path):
+        root = self.page.send("DOM.getDocument")["root"]["nodeId"]
+        node = self.page.send("DOM.querySelector", nodeId=root, selector="#load")["nodeId"]
+        self.page.send("DOM.setFileInputFiles", nodeId=node, files=[str(path)])
+        for _ in range(3):
+            self.page.run(SOON)
+
+    def decide(self, plan, by):
+        """Choose the answer of the planned system, by what the answers say; the page says not whose they are."""
+        question = self.question()
+        first, second = self.page.texts(".answer .written")
+        wanted = {"first": f"A-answer to {question}", "second": f"B-answer to {question}"}
+        assert {first, second} == set(wanted.values())
+        place = 0 if plan[question] == "tie" else [first, second].index(wanted[plan[question]]) + 1
+        if by == "mouse":
+            self.click(f".slot button[value='{place}']")
+        else:
+            self.press(["0", "ArrowLeft", "ArrowRight"][place] if by == "arrows" else str(place))
+        return question
+
+
+# Ann's choice, Bo's, and of how many questions: 30, of which they agree on 21.
+JOINT = {
+    ("first", "first"): 9, ("tie", "tie"): 7, ("second", "second"): 5,
+    ("first", "tie"): 3, ("second", "first"): 2, ("tie", "second"): 4,
+}  # fmt: skip
+# Ann chooses 12, 11 and 7 of first, tie and second, Bo 11, 10 and 9: by chance they agree on 305 / 900.
+KAPPA = (21 / 30 - 305 / 900) / (1 - 305 / 900)
+
+
+@needs_chromium
+def test_thirty_pairs_rated_closed_taken_up_again_and_collected(study, open_page, capsys):
+    key = study.make("--draw", 30)
+    assert "Alpha" not in study.page.read_text() and "Beta" not in study.page.read_text()
+    cells = [cell for cell, count in JOINT.items() for _ in range(count)]
+    plans = {name: dict(zip(key["questions"], its, strict=True))
+             for name, its in zip(("Ann", "Bo"), zip(*cells, strict=True), strict=True)}  # fmt: skip
+
+    page = open_page(study.page)
+    ann = Rater(page, study.folder / "ann")
+    assert page.texts("#main button") == ["Ann", "Bo"] and "1 or ←" in page.texts("#keys")[0]
+    ann.click("#main button")
+    assert ann.status() == "Ann: question 1, 0 of 30 done"
+    seen = [ann.decide(plans["Ann"], ("mouse", "digits", "arrows")[i % 3]) for i in range(14)]
+    # What is decided by mistake is undone, twice and with key and mouse; a comment takes digits and keys as text.
+    wrong = ann.question()
+    ann.press("1")
+    ann.press("0")
+    assert ann.status() == "Ann: question 17, 16 of 30 done"
+    ann.press("u")
+    ann.click("#undo")
+    assert (ann.question(), ann.status()) == (wrong, "Ann: question 15, 14 of 30 done")
+    assert page.texts("[aria-pressed=true]") == []
+    ann.press("c")
+    ann.type("1 of these, but 2 <b>is</b> close")
+    ann.press("u")
+    ann.press("Escape")
+    seen.append(ann.decide(plans["Ann"], "digits"))
+    page.send("Page.close")
+
+    page = open_page(study.page, profile=page.profile)
+    ann = Rater(page, study.folder / "ann")
+    assert ann.status() == "Ann: question 16, 15 of 30 done" and ann.question() not in seen
+    ann.press("k")
+    assert page.run("$('comment').value").startswith("1 of these") and len(page.texts("[aria-pressed=true]")) == 1
+    ann.press("j")
+    seen += [ann.decide(plans["Ann"], ("mouse", "digits", "arrows")[i % 3]) for i in range(15)]
+    assert sorted(seen) == sorted(key["questions"]) and seen == key["raters"]["Ann"]
+    assert ann.status() == "Ann: 30 of 30 done" and "All is done" in ann.shown()
+    anns = ann.download()
+    assert re.fullmatch(r"ratings_\w{8}_Ann\.json", anns.name)
+    assert page.complaints() == [] and {url.split(":")[0] for url in page.requests()} <= {"file", "blob"}
+
+    page = open_page(study.page)  # a profile of its own: another browser
+    bo = Rater(page, study.folder / "bo")
+    bo.click("#main button", 1)
+    for _ in range(11):
+        bo.decide(plans["Bo"], "digits")
+    half = bo.download()
+    page = open_page(study.page)  # on another day, in a browser that knows nothing
+    bo = Rater(page, study.folder / "bo again")
+    assert page.texts("#main button") == ["Ann", "Bo"]
+    bo.load(half)
+    assert bo.status() == "Bo: question 12, 11 of 30 done"
+    for _ in range(19):
+        bo.decide(plans["Bo"], "digits")
+    whole = bo.download()
+    assert page.complaints() == []
+
+    capsys.readouterr()
+    choices = study.collect(anns, half, whole)
+    out = capsys.readouterr().out
+    assert choices == {i: [plans["Ann"][i], plans["Bo"][i]] for i in key["questions"]}
+    assert "| Ann | 30 | 30 |" in out and "| Bo | 30 | 30 |" in out
+    assert "| Alpha | 9 | 0.3000 | 23 |\n| Beta | 5 | 0.1667 | 16 |\n| tie | 16 | 0.5333 | 21 |" in out
+    assert f"| choice | Ann and Bo | 30 | 30 | 0.7000 | Cohen's kappa | +{KAPPA:.4f} | [" in out
+    assert round(KAPPA, 4) == 0.5462
+    assert len(re.findall(r"^\| \w+_\d+ \| choice \| Question", out, re.M)) == 9
+    assert f"| {wrong} | Ann | 1 of these, but 2 <b>is</b> close |" in out
+    seconds = [one["decisions"]["choice"]["seconds"] for one in json.loads(anns.read_text())["answers"]]
+    assert all(0 <= second < 3600 for second in seconds)
+
+
+@needs_chromium
+def test_what_models_and_users_wrote_stays_text(study, open_page):
+    study.cut(2)
+    for record in study.records:
+        record |= {"question": NASTY, "narrative": NASTY}
+        record["rubric_aspects"] = [{"aspect": NASTY, "evidence": NASTY, "reason": NASTY}]
+    study.responses = {
+        name: study.respond(name, lambda outputs: outputs.update(dict.fromkeys(outputs, NASTY)))
+        for name in ("Alpha", "Beta")
+    }
+    for ask, count in (("pairs", 7), ("verdicts", 6), ("aspects", 5)):
+        more = ["--show", "aspects"] if ask == "pairs" else []
+        study.make(*more, "--raters", NASTY, "--overwrite", ask=ask)
+        page = open_page(study.page, width=400)
+        assert page.run("document.title") == "Rating study"
+        assert page.run("document.querySelectorAll('img, b, iframe').length") == 0
+        texts = page.run("[...document.querySelectorAll('#main .written')].map((part) => part.textContent)")
+        assert len(texts) == count and all(NASTY.replace("\0", "␀") in text for text in texts)
+        assert page.run("document.documentElement.scrollWidth") <= 400
+        assert page.complaints() == [] and len(page.requests()) == 1
+
+
+@needs_chromium
+def test_on_a_narrow_page_nothing_is_beside_it(study, open_page):
+    long = "Donaudampfschifffahrtsgesellschaft" * 9 + " word" * 300
+    study.cut(3)
+    for record in study.records:
+        record["narrative"] = long
+    study.responses["Alpha"] = study.respond(
+        "Alpha", lambda outputs: outputs.update(dict.fromkeys(outputs, f"{long}\n{'=' * 300}"))
+    )
+    for ask in ("pairs", "verdicts", "aspects"):
+        study.make("--overwrite", ask=ask)
+        page = open_page(study.page, width=400)
+        assert page.run("document.documentElement.scrollWidth") <= 400
+        rater = Rater(page, study.folder / ask)
+        rater.click("#main button")
+        assert page.run("document.documentElement.scrollWidth") <= 400
+        beside = "[...document.querySelectorAll('body *')].filter((one) => one.getBoundingClientRect().right > 401)"
+        assert page.run(f"{beside}.map((one) => one.outerHTML)") == []
+        if ask == "pairs":  # the buttons are in sight however long the answers are
+            assert page.run("document.querySelector('.slot button').getBoundingClientRect().bottom") <= 900
+        rater.click(".slot button")
+        assert "0 of 3" in rater.status() or ask == "pairs"
+
+
+@needs_chromium
+def test_aspects_are_rated_one_after_the_other(study, open_page):
+    study.cut(2)
+    key = study.make(ask="aspects")
+    page = open_page(study.page)
+    ann = Rater(page, study.folder / "ann")
+    ann.click("#main button")
+    for digit in "5432115":  # of two aspects each three, and of both together one
+        ann.press("9")  # is no value
+        ann.press(digit)
+    assert ann.status() == "Ann: question 2, 1 of 2 done"
+    ann.click(".slot button", 5)  # the second slot's lowest
+    ann.press("3")  # goes to the first one that lacks a value
+    [first, second] = key["raters"]["Ann"]
+    answers = json.loads(ann.download().read_text())["answers"]
+    values = {one["id"]: {slot: its["value"] for slot, its in one["decisions"].items()} for one in answers}
+    assert values[second] == {"0.important": 1, "0.valid": 3}
+    assert values[first] == {
+        "0.valid": 5, "0.important": 4, "0.evidence": 3, "1.valid": 2, "1.important": 1, "1.evidence": 1, "complete": 5,
+    }  # fmt: skip
+
+
+@needs_chromium
+def test_verdicts_come_out_as_the_judge_has_them(study, open_page, capsys):
+    study.cut(3)
+    key = study.make("--raters", "Ann", ask="verdicts")
+    page = open_page(study.page)
+    ann = Rater(page, study.folder / "ann")
+    assert "Who are you?" not in ann.shown()
+    for digit in "201122":
+        ann.press(digit)
+    ids = key["raters"]["Ann"]
+    assert study.collect(ann.download()) == {
+        "responses": file_hash(study.responses["Alpha"]),
+        "verdicts": {ids[i]: {"0": one, "1": other} for i, (one, other) in enumerate([(2, 0), (1, 1), (2, 2)])
+                     }}  # fmt: skip
+
+
+@needs_chromium
+def test_files_that_are_no_results_of_this_study_are_not_loaded(study, open_page):
+    study.make("--draw", 3)
+    page = open_page(study.page)
+    rater = Rater(page, study.folder / "ann")
+    ids = json.loads(study.key_addr.read_text())["raters"]["Ann"]
+    for name, path, words in (
+        ("text", study.write("a.json", "x"), "no result that this page has written"),
+        ("study", study.result("Ann", {}, "b.json", study="0"), "another study"),
+        ("rater", study.result("Cy", {}), "rater whom this study does not have"),
+        ("value", study.result("Ann", {ids[0]: {"choice": 3}}, "c.json"), "was changed"),
+        ("question", study.result("Ann", {"other": {"choice": 1}}, "d.json"), "was changed"),
+    ):
+        rater.load(path)
+        assert words in page.texts("#said")[0], name
+        assert "Who are you?" in rater.shown()
+    rater.load(study.result("Ann", {ids[0]: {"choice": 1}}))
+    assert rater.status() == "Ann: question 2, 1 of 3 done" and page.texts("#said") == [""]
+
+
+@needs_chromium
+def test_a_key_held_down_is_one_decision_and_two_tabs_do_not_lose_each_others(study, open_page):
+    study.make("--draw", 8)
+    page = open_page(study.page)
+    one = Rater(page, study.folder / "ratings")
+    one.click("#main button")
+    one.press("1", times=20)
+    assert one.status() == "Ann: question 2, 1 of 8 done"
+    other_page = open_page(study.page, profile=page.profile)
+    other = Rater(other_page, study.folder / "ratings")
+    other.press("2")
+    other.press("0")
+    page.send("Page.bringToFront")
+    for _ in range(300):  # until the other tab's two come in
+        if one.status() == "Ann: question 2, 3 of 8 done":
+            break
+        page.run(SOON)
+    assert one.status() == "Ann: question 2, 3 of 8 done"
+    one.press("j")
+    one.press("j")
+    one.press("1")
+    values = [its["decisions"]["choice"]["value"] for its in json.loads(one.download().read_text())["answers"]]
+    assert values == [1, 2, 0, 1]
+
+
+@needs_chromium
+def test_the_next_rater_at_the_same_browser_begins_anew(study, open_page):
+    study.make("--draw", 4)
+    page = open_page(study.page)
+    rater = Rater(page, study.folder / "ratings")
+    rater.click("#main button")
+    rater.press("1")
+    rater.click("#who")
+    rater.press("1")  # nobody's
+    rater.click("#main button", 1)
+    assert rater.status() == "Bo: question 1, 0 of 4 done"
+    rater.click("#who")
+    rater.click("#main button")
+    assert rater.status() == "Ann: question 2, 1 of 4 done"
+
+
+@needs_chromium
+def test_a_browser_that_keeps_nothing_says_so(study, open_page):
+    study.make("--draw", 4)
+    page = open_page(study.page)
+    page.run("Storage.prototype.setItem = () => { throw new Error('full') }")
+    rater = Rater(page, study.folder / "ratings")
+    rater.click("#main button")
+    rater.press("1")
+    assert rater.status() == "Ann: question 2, 1 of 4 done"
+    assert page.texts("#said")[0].startswith("This browser keeps nothing of this page: download the result before")
+
+
+# What is drawn
+
+
+def test_every_beginning_of_what_is_drawn_has_the_groups_in_proportion():
+    groups = {f"{name}_{i}": name for name, count in COMMUNITIES.items() for i in range(count)}
+    drawn = draw(groups, 100, seed=3)
+    assert sorted(drawn) == sorted(groups)
+    for length in range(1, 91):
+        counts = Counter(groups[i] for i in drawn[:length])
+        assert all(abs(counts[name] - length * count / 90) < 1 for name, count in COMMUNITIES.items()), length
+    assert draw(dict(reversed(groups.items())), 30, seed=3) == drawn[:30] != draw(groups, 30, seed=4)
+
+
+def test_the_overlap_is_for_all_and_the_rest_for_one_rater_each():
+    drawn = [f"q{i}" for i in range(30)]
+    shares = share_out(drawn, ["Ann", "Bo", "Cy"], 12, seed=0)
+    assert [len(its) for its in shares.values()] == [18, 18, 18]
+    assert Counter(i for its in shares.values() for i in its) == {i: 3 if i in drawn[:12] else 1 for i in drawn}
+    assert all(set(its[:12]) != set(drawn[:12]) for its in shares.values())  # in an order of their own
+    assert len({tuple(i for i in its if i in drawn[:12]) for its in shares.values()}) == 3
+
+
+def test_half_of_a_groups_pairs_are_swapped():
+    groups = {f"{name}_{i}": name for name in "ab" for i in range(9 if name == "a" else 20)}
+    swapped = draw_swapped(list(groups), groups, seed=1)
+    counts = Counter(groups[i] for i in swapped)
+    assert counts["a"] in (4, 5) and counts["b"] == 10
+    assert swapped != draw_swapped(list(groups), groups, seed=2)
+
+
+def test_a_study_of_several_raters(study):
+    key = study.make("--draw", 30, "--overlap", 10, "--seed", 5)
+    assert [len(ids) for ids in key["raters"].values()] == [20, 20]
+    assert Counter(question["group"] for question in key["questions"].values()) == {
+        "Arts & Entertainment": 5, "Lifestyle & Personal Development": 10, "Society & Culture": 15,
+    }  # fmt: skip
+    assert key["systems"] == [{"name": name, "responses": [file_hash(path)]} for name, path in study.responses.items()]
+    shown = content(study.page)
+    assert shown["study"] == key["study"] and [len(its) for _, its in shown["shares"]] == [20, 20]
+    for question in shown["questions"]:
+        letters = [answer[0] for answer in question["answers"]]
+        assert letters == (["B", "A"] if key["questions"][question["id"]]["swapped"] else ["A", "B"])
+    first = study.page.read_bytes()
+    study.make("--draw", 30, "--overlap", 10, "--seed", 5)
+    assert study.page.read_bytes() == first
+
+
+def test_pairs_show_what_the_study_wants(study):
+    for show, details, aspects in (("question", {}, []), ("details", {"narrative"}, []), ("aspects", {"narrative"}, 2)):
+        study.make("--draw", 2, "--show", show, "--overwrite")
+        for question in content(study.page)["questions"]:
+            assert (set(question["details"]), len(question["aspects"])) == (set(details), aspects or 0)
+
+
+def test_a_question_without_an_answer_or_without_aspects_is_not_asked(study, capsys):
+    study.records[0]["rubric_aspects"] = []
+    study.responses["Alpha"] = study.respond("Alpha", lambda outputs: outputs.update(rpg_1=None, rpg_2=" \n"))
+    study.responses["Beta"] = study.respond("Beta", lambda outputs: outputs.pop("rpg_3"))
+    key = study.make()
+    assert len(key["questions"]) == 87 and key["questions"].keys().isdisjoint({"rpg_1", "rpg_2", "rpg_3"})
+    out = capsys.readouterr().out
+    assert "study.html: 87 of 87 questions, 87 of them for all raters\n  left out: 3 without an answer\n" in out
+    study.make("--overwrite", ask="verdicts")
+    assert "left out: 1 without aspects, 2 without an answer" in capsys.readouterr().out
+
+
+# What is collected
+
+
+def test_two_raters_of_a_part_each_and_what_compare_evaluators_makes_of_it(study, capsys):
+    key = study.make("--draw", 40, "--overlap", 20)
+    rng = random.Random(0)
+    choices = {name: {i: rng.choice(["first", "second", "tie"]) for i in ids} for name, ids in key["raters"].items()}
+    files = [study.choose(name, its) for name, its in choices.items()]
+    capsys.readouterr()
+    collected = study.collect(*files)
+    assert collected == {i: [its[i] for its in choices.values() if i in its] for i in key["questions"]}
+    assert Counter(map(len, collected.values())) == {2: 20, 1: 20}
+    both = [tuple(its) for its in collected.values() if len(its) == 2]
+    kappa = cohen_kappa_score(*zip(*both, strict=True))
+    out = capsys.readouterr().out
+    assert f"| choice | Ann and Bo | 20 | 20 | {sum(a == b for a, b in both) / 20:.4f} | Cohen's kappa |" in out
+    assert f"{abs(kappa):.4f} | [" in out
+    # The file goes on into compare_evaluators, whose kappa of the raters is the same.
+    details = [{"shown_first": one, "better_response": 1, "preferred": one, "raw": ""} for one in ("first", "second")]
+    entries = [{"id": i, "group": None, "subgroup": None, "question_sha256": i, "answered": [True, True],
+                "result": "tie", "details": details} for i in key["questions"]]  # fmt: skip
+    scores = study.write(
+        "pairs.json", {"strategy": "pairwise", "num_unanswered": [0, 0], "per_question_scores": entries}
+    )
+    human = str(study.folder / "collected.json")
+    assert compare_evaluators.main(["--human_addr", human, "--evaluator", "Judge", scores]) == 0
+    out = capsys.readouterr().out
+    assert "Humans, 2 raters of 20 of 40 questions, fewer of the others: first" in out
+    assert f"{abs(kappa):.4f} (the paper's: 0.726)" in out
+
+
+def test_three_raters_have_each_two_a_kappa_and_all_an_alpha(study, capsys):
+    key = study.make("--draw", 20, "--raters", "Ann", "Bo", "Cy")
+    rng = random.Random(1)
+    every = {name: {i: rng.choice(["first", "tie"]) for i in ids} for name, ids in key["raters"].items()}
+    study.collect(*[study.choose(name, its) for name, its in every.items()])
+    out = capsys.readouterr().out
+    rows = re.findall(r"^\| choice \| ([^|]+) \| 20 \| 20 \| \S+ \| ([^|]+) \| (\S+) \|", out, re.M)
+    assert [row[:2] for row in rows] == [
+        *((f"{one} and {other}", "Cohen's kappa") for one, other in (("Ann", "Bo"), ("Ann", "Cy"), ("Bo", "Cy"))),
+        ("all 3", "Krippendorff's alpha"),
+    ]
+    for row, (one, other) in zip(rows, (("Ann", "Bo"), ("Ann", "Cy"), ("Bo", "Cy")), strict=False):
+        pairs = [(every[one][i], every[other][i]) for i in key["questions"]]
+        expected = cohen_kappa_score(*zip(*pairs, strict=True))
+        assert float(row[2].replace("−", "-")) == pytest.approx(expected, abs=5e-5)
+
+
+def rated(key, rater, value_of):
+    return {i: {slot: value_of(i, slot) for aspect in "01" for slot in (f"{aspect}.valid", f"{aspect}.important",
+            f"{aspect}.evidence")} | {"complete": value_of(i, "complete")} for i in key["raters"][rater]}  # fmt: skip
+
+
+def test_ratings_are_weighted_and_their_disagreements_listed(study, capsys):
+    key = study.make("--draw", 10, ask="aspects")
+    rng = random.Random(2)
+    given = {name: rated(key, name, lambda i, slot: rng.randint(1, 5)) for name in ("Ann", "Bo")}
+    first = next(iter(key["questions"]))
+    given["Ann"][first]["complete"], given["Bo"][first]["complete"] = 5, 1
+    collected = study.collect(*[study.result(name, its) for name, its in given.items()])
+    out = capsys.readouterr().out
+    values = [(given["Ann"][i][f"{a}.valid"], given["Bo"][i][f"{a}.valid"]) for i in key["questions"] for a in "01"]
+    kappa = cohen_kappa_score(*zip(*values, strict=True), weights="quadratic", labels=range(1, 6))
+    [row] = re.findall(r"^\| valid \| Ann and Bo \| 10 \| 20 \| \S+ \| Cohen's kappa \| (\S+) \|", out, re.M)
+    assert float(row.replace("−", "-")) == pytest.approx(kappa, abs=5e-5)
+    assert collected["means"]["valid"] == pytest.approx(sum(map(sum, values)) / 40)
+    assert collected["ratings"][first]["complete"] == {"Ann": 5, "Bo": 1}
+    lines = re.findall(r"^\| (\w+_\d+) \| (\w+) \| (?:Question|cost|time)[^|]* \| (\d) \| (\d) \|$", out, re.M)
+    gaps = [abs(int(one) - int(other)) for *_, one, other in lines]
+    assert gaps == sorted(gaps, reverse=True) and gaps[0] == 4 and 0 not in gaps
+    differing = sum(given["Ann"][i][slot] != given["Bo"][i][slot] for i in given["Ann"] for slot in given["Ann"][i])
+    assert len(lines) == differing
+
+
+def test_verdicts_of_two_raters_are_their_middle_and_a_coin_decides_between_two(study, capsys):
+    key = study.make("--draw", 90, ask="verdicts")
+    pairs = [(0, 2), (1, 1), (0, 1), (1, 2)]
+    given = {name: {i: {"0": pairs[n % 4][k], "1": 2} for n, i in enumerate(key["questions"])}
+             for k, name in enumerate(("Ann", "Bo"))}  # fmt: skip
+    last = list(key["questions"])[-1]
+    del given["Ann"][last], given["Bo"][last]["1"]  # nobody's verdict on its second aspect: it is left out
+    collected = study.collect(*[study.result(name, its) for name, its in given.items()])
+    assert "of 44 between two verdicts one of these, by a coin that is fixed." in capsys.readouterr().out
+    assert collected["responses"] == file_hash(study.responses["Alpha"])
+    assert collected["verdicts"].keys() == key["questions"].keys() - {last}
+    for n, (one, other) in enumerate(pairs):
+        found = Counter(collected["verdicts"][i]["0"] for i in list(key["questions"])[n:-1:4])
+        if other - one == 1:
+            assert found.keys() == {one, other} and 5 <= found[one] <= 18  # of 22 or 23
+        else:
+            assert found.keys() == {1}
+
+
+def test_collecting_an_unfinished_study_counts_what_is_there(study, capsys):
+    key = study.make("--draw", 6)
+    ids = key["raters"]["Ann"]
+    assert study.collect(study.choose("Ann", {ids[0]: "first"})) == {ids[0]: ["first"]}
+    out = capsys.readouterr().out
+    assert "| Ann | 6 | 1 |" in out and "- No file of Bo." in out and "kappa" not in out.split("|")[-1]
+    assert study.collect(study.choose("Ann", {})) == {}
+
+
+def test_two_files_of_one_rater_are_joined_where_they_say_the_same(study):
+    key = study.make("--draw", 6)
+    ids = key["raters"]["Ann"]
+    one = study.choose("Ann", dict.fromkeys(ids[:4], "first"), "one.json")
+    other = study.choose("Ann", dict.fromkeys(ids[2:], "first"), "other.json")
+    assert study.collect(one, other) == {i: ["first"] for i in key["questions"]}
+    wrong = study.choose("Ann", {ids[0]: "tie"}, "wrong.json")
+    message = refusal("--collect", one, wrong, "--key_addr", study.key_addr)
+    assert message.startswith(f"{wrong}: id '{ids[0]}': 'choice' is 0, but ")
+    assert message.endswith(f" in {one}, both of 'Ann'\n  give the file that holds what this rater decided in the end")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"study": "0" * 64}, "of another study, '00000000'; this key is of "),
+        ({"rater": "Cy"}, "of rater 'Cy', whom the study does not have"),
+        ({"answers": None}, "not a result that the page of a study has written"),
+        ({"answers": [7]}, "id 7 is no question that 'Ann' was given"),
+        ({"answers": [{"id": "other"}]}, "id 'other' is no question that 'Ann' was given"),
+        ({"answers": [{"id": "HERS", "decisions": []}]}, "'decisions' is an empty list"),
+        ({"answers": [{"id": "HERS", "decisions": {"choice": {"value": 3}}}]}, "'choice': 3 is no value"),
+        ({"answers": [{"id": "HERS", "decisions": {"choice": {"value": True}}}]}, "'choice': True is no value"),
+        ({"answers": [{"id": "HERS", "decisions": {"other": {"value": 1}}}]}, "'other': 1 is no value"),
+    ],
+)
+def test_a_file_that_is_no_result_of_the_study_is_refused(study, change, message):
+    key = study.make("--draw", 4, "--overlap", 2)
+    change = json.loads(json.dumps(change).replace("HERS", key["raters"]["Ann"][0]))
+    path = study.result("Ann", {}, **change)
+    output = study.folder / "out.json"
+    output.write_text("mine")
+    said = refusal("--collect", path, "--key_addr", study.key_addr, "--output_addr", output, "--overwrite")
+    assert said.startswith(f"{path}: ") and message in said and said.count("\n") < 3
+    assert output.read_text() == "mine"
+
+
+def test_another_raters_question_is_refused(study):
+    key = study.make("--draw", 4, "--overlap", 0)
+    path = study.choose("Ann", {key["raters"]["Bo"][0]: "tie"})
+    assert "is no question that 'Ann' was given" in refusal("--collect", path, "--key_addr", study.key_addr)
+
+
+def test_the_key_of_a_study_is_not_replaced_by_another_studys(study):
+    study.make("--draw", 4)
+    before = study.key_addr.read_bytes(), study.page.read_bytes()
+    study.make("--draw", 4)  # the same one
+    message = refusal(*study.words("--draw", 5, "--raters", "Ann", "Bo"))
+    assert message.startswith(
+        f"{study.key_addr}: is the key of another study, without which its raters' results are lost"
+    )
+    assert (study.key_addr.read_bytes(), study.page.read_bytes()) == before
+    study.make("--draw", 5, "--overwrite")
+
+
+@pytest.mark.parametrize(
+    ("ask", "more", "message"),
+    [
+        ("aspects", ["--system", "Alpha", "a.json"], "--ask aspects: takes no --system, 1 given"),
+        ("verdicts", ["--system", "Beta", "b.json"], "--ask verdicts: takes 1 --system, 2 given"),
+        ("pairs", ["--raters", "Ann", " Ann"], "--raters 'Ann' ' Ann': give every rater a name of their own"),
+        ("pairs", ["--draw", 5, "--overlap", 6], "--overlap 6: 5 questions drawn; give at most as many"),
+    ],
+)
+def test_what_makes_no_study_is_refused(study, ask, more, message):
+    assert refusal(*study.words(*more, ask=ask)) == message
+    assert not study.page.exists()
+
+
+def test_what_is_missing_is_said(study):
+    assert refusal("--ask", "aspects") == "--inputs_addr, --output_addr: needed for making a study; --help says more"
+    assert refusal("--collect", "a.json") == "--key_addr: needed for collecting; --help says more"
+    study.make("--draw", 2)
+    assert "not the key of a study" in refusal("--collect", study.page, "--key_addr", study.folder / "data.json")
+
+
+# The coefficients
+
+
+def test_alpha_is_krippendorffs_own_example():
+    """Krippendorff 2011, example C and D: four observers, twelve units, missing values."""
+    rows = ("111", "2232", "3333", "3333", "2222", "1234", "4444", "1121", "2222", "555", "11", "3")
+    questions = [[[int(value) for value in row]] for row in rows]
+    assert krippendorffs_alpha(questions).value == pytest.approx(0.743, abs=5e-4)
+    assert krippendorffs_alpha(questions, steps=True).value == pytest.approx(0.849, abs=5e-4)
+
+
+def test_kappa_is_scikit_learns():
+    rng = random.Random(7)
+    for steps, weights in ((False, None), (True, "quadratic")):
+        pairs = [(rng.randint(1, 5), rng.randint(1, 5)) for _ in range(80)]
+        value, (low, high) = cohens_kappa([pairs[i : i + 2] for i in range(0, 80, 2)], steps)
+        assert value == pytest.approx(cohen_kappa_score(*zip(*pairs, strict=True), weights=weights), abs=1e-12)
+        assert low < value < high
+    assert cohens_kappa([]) == cohens_kappa([[(1, 1)], [(1, 1)]]) == (None, None)
+    assert outcome_kappa([(1, 1), (0, -1)]) == pytest.approx(cohen_kappa_score([1, 0], [1, -1]))
+
+
+def test_the_interval_draws_questions_and_not_ratings():
+    """Ten equal ratings in each question say no more than one."""
+    rng = random.Random(8)
+    questions = [[(rng.randint(0, 2), rng.randint(0, 2))] for _ in range(30)]
+    assert cohens_kappa([its * 10 for its in questions]).interval == pytest.approx(cohens_kappa(questions).interval)

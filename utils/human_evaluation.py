@@ -1,0 +1,218 @@
+"""Ask people: one HTML file in which raters compare answers or rate aspects, and what their result files say.
+
+  python utils/human_evaluation.py --ask pairs --inputs_addr test.json --output_addr study.html --raters Ann Bo \\
+      --system PlanPers planpers.json --system RAG rag.json
+  python utils/human_evaluation.py --collect ratings_ann.json ratings_bo.json --key_addr study_key.json \\
+      --output_addr preferences.json
+
+The file opens in a browser from disk and asks no network; it holds no system's name. Every rater gets the same file,
+says there who they are, and sends back the result that it downloads. Which answer is whose stands in study_key.json,
+beside study.html: keep it to yourself, --collect needs it.
+
+--ask pairs: which of two systems' answers is better; collected, the file that utils/compare_evaluators.py reads, where
+the first system is the first --system. --ask verdicts: how well one system's answers cover each aspect, 0, 1 or 2 as
+the judge has it; collected, the file for utils/make_table.py --human_addr. --ask aspects: whether each aspect is valid
+and important and its evidence fits, and how complete they are, 1 to 5; collected, means and all ratings.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import argparse
+import json
+from typing import Any
+
+from utils import cli
+from utils.benchmarks import task_of
+from utils.benchmarks.task import Record, Task
+from utils.cli import UserError
+from utils.cli.errors import first_five
+from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.files.manifest import file_hash
+from utils.parsing.plans import one_line
+from utils.records.datasets import read_dataset, refuse_shared_ids
+from utils.records.responses import match_responses, read_responses
+from utils.tables import raters, rating_study, rating_tables
+from utils.tables.formats import counted, to_markdown
+from utils.tables.report_page import fill_template, rubric, to_json, unseen_texts
+
+SCRIPT = "utils/human_evaluation.py"
+TEMPLATE = Path(rating_study.__file__).with_name("rating_template.html")
+NUM_SYSTEMS = {"pairs": 2, "aspects": 0, "verdicts": 1}
+SHOWN = ["question", "details", "aspects"]
+MAKING = "--ask --inputs_addr --system --show --draw --raters --overlap --seed"
+
+
+def build_parser() -> cli.FlagParser:
+    parser = cli.make_parser(__doc__)
+    # fmt: off
+    parser.add_argument("--output_addr", metavar="FILE",
+        help="where the page goes; with --collect, what the raters say (then default: nothing but tables, to stdout)")
+    add_overwrite_argument(parser)
+    add = parser.add_argument_group("make a study").add_argument
+    add("--ask", choices=list(NUM_SYSTEMS), default="pairs", help="what the raters are asked (%(default)s)")
+    add("--inputs_addr", nargs="+", metavar="FILE", help="datasets to draw questions from")
+    add("--system", nargs="+", action="append", metavar=("NAME", "FILE"),
+        help="a system and its response files: for pairs the first system, then the second; for verdicts one system "
+        "with one file")
+    add("--show", choices=SHOWN, default="details",
+        help="of pairs: the question, also what only the scorer sees of it, or its aspects too (%(default)s)")
+    add("--draw", type=cli.positive_int, default=100, metavar="N",
+        help="questions to draw, from each category in proportion (%(default)s)")
+    add("--raters", nargs="+", metavar="NAME", help="who rates (default: rater_1 and rater_2)")
+    add("--overlap", type=cli.non_negative_int, metavar="N",
+        help="questions that all raters get; the others are shared out, one rater each (default: all are for all)")
+    add("--seed", type=cli.non_negative_int, default=0, help="seed of all sampling (%(default)s)")
+    add = parser.add_argument_group("collect what raters say").add_argument
+    add("--collect", nargs="+", metavar="FILE", help="raters' result files, any number a rater")
+    add("--key_addr", metavar="FILE", help="the key that was written beside the page")
+    # fmt: on
+    parser.without_effect(MAKING, lambda args: args.collect is not None, "with --collect, for the study is made")
+    parser.without_effect("--key_addr", lambda args: args.collect is None, "without --collect", "give --collect")
+    parser.without_effect(
+        "--show", lambda args: args.ask != "pairs", "with --ask aspects or verdicts, which need details and aspects"
+    )
+    parser.without_effect(
+        "--overwrite", lambda args: args.output_addr is None, "without --output_addr", "give --output_addr"
+    )
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    args.system = args.system or []
+    needed = ["key_addr"] if args.collect else ["inputs_addr", "output_addr"]
+    if missing := [f"--{name}" for name in needed if vars(args)[name] is None]:
+        does = "collecting" if args.collect else "making a study"
+        raise UserError(f"{', '.join(missing)}: needed for {does}; --help says more")
+    if args.collect:
+        collect(args)
+    else:
+        make(args)
+    return 0
+
+
+# Make
+
+
+def make(args: argparse.Namespace) -> None:
+    page_addr = Path(args.output_addr)
+    key_addr = page_addr.with_name(f"{page_addr.stem}_key.json")
+    inputs = [*args.inputs_addr, *(path for _, *paths in args.system for path in paths)]
+    cli.check_outputs([args.output_addr, str(key_addr)], inputs)
+    names = check_raters(args.raters or ["rater_1", "rater_2"])
+    check_systems(args.ask, args.system)
+    task, records = read_records(args.inputs_addr)
+    systems = [read_system(paths, records) for _, *paths in args.system]
+    asked = with_aspects(args.ask, task, records)
+    groups = {i: task.place(asked[i])["group"] for i in asked if all(i in answers for answers in systems)}
+    if not groups:
+        raise UserError(f"{', '.join(inputs)}: no question has all that --ask {args.ask} needs")
+    drawn = rating_study.draw(groups, args.draw, args.seed)
+    overlap = len(drawn) if args.overlap is None else args.overlap
+    if overlap > len(drawn):
+        raise UserError(f"--overlap {overlap}: {counted(len(drawn), 'question')} drawn; give at most as many")
+    swapped = rating_study.draw_swapped(drawn, groups, args.seed) if args.ask == "pairs" else set()
+    answers = {i: [system[i] for system in (systems[::-1] if i in swapped else systems)] for i in drawn}
+    questions = [describe(args, task, records[i], answers[i]) for i in drawn]
+    content = rating_study.make_content(args.ask, questions, rating_study.share_out(drawn, names, overlap, args.seed))
+    told = [{"name": one_line(name), "responses": list(map(file_hash, paths))} for name, *paths in args.system]
+    publish(args, page_addr, key_addr, content, rating_study.make_key(content, told, groups, swapped))
+    counts = {"without aspects": len(records) - len(asked), "without an answer": len(asked) - len(groups)}
+    left_out = ", ".join(f"{count} {why}" for why, count in counts.items() if count)
+    print(f"{page_addr}: {len(drawn)} of {counted(len(groups), 'question')}, {overlap} of them for all raters")
+    print(*[f"  left out: {left_out}\n"] * bool(left_out), end="")
+    print(f"{key_addr}: stays with you; --collect needs it")
+
+
+def publish(
+    args: argparse.Namespace, page_addr: Path, key_addr: Path, content: dict[str, Any], key: dict[str, Any]
+) -> None:
+    prepare_derived([page_addr, key_addr], SCRIPT, args.overwrite)
+    if key_addr.exists() and not args.overwrite and raters.read_key(str(key_addr))["study"] != key["study"]:
+        raise UserError(
+            f"{key_addr}: is the key of another study, without which its raters' results are lost\n"
+            "  give another --output_addr, or --overwrite where nobody has rated yet"
+        )
+    page = fill_template(TEMPLATE, {}).replace("{{study}}", to_json(content))
+    text = json.dumps(key, ensure_ascii=False, indent=2) + "\n"
+    publish_derived({page_addr: page.encode(), key_addr: text.encode()}, SCRIPT, args)
+
+
+def check_raters(given: list[str]) -> list[str]:
+    names = list(map(one_line, given))
+    if "" in names or len(set(names)) < len(names):
+        raise UserError(f"--raters {' '.join(map(repr, given))}: give every rater a name of their own")
+    return names
+
+
+def check_systems(ask: str, systems: list[list[str]]) -> None:
+    wanted = NUM_SYSTEMS[ask]
+    if len(systems) != wanted:
+        raise UserError(f"--ask {ask}: takes {wanted or 'no'} --system, {len(systems)} given")
+    for name, *paths in systems:
+        if not paths or (ask == "verdicts" and len(paths) > 1):
+            number = "its response file" if ask == "verdicts" else "its response files"
+            raise UserError(f"--system {name!r}: {len(paths)} files; give a name, then {number}")
+
+
+def read_records(paths: list[str]) -> tuple[Task, dict[str, Record]]:
+    """The questions of all datasets by id, all of one task."""
+    files = {path: {record["id"]: record for record in read_dataset(path, needs=["score"])} for path in paths}
+    refuse_shared_ids(files)
+    records = {question_id: record for its in files.values() for question_id, record in its.items()}
+    return task_of(", ".join(paths), records.values()), records
+
+
+def read_system(paths: list[str], records: dict[str, Record]) -> dict[str, str]:
+    """A system's answers by question id; those that are missing are left out."""
+    found: dict[str, str] = {}
+    for path in paths:
+        responses = read_responses(path)
+        match_responses(list(records.values()), responses, path, records, allow_partial=True)
+        if twice := found.keys() & responses.keys():
+            raise UserError(f"{path}: another file of this system has {first_five(sorted(twice))} too")
+        found |= {question_id: its[0]["output"] or "" for question_id, its in responses.items()}
+    return {question_id: answer for question_id, answer in found.items() if answer.strip()}
+
+
+def with_aspects(ask: str, task: Task, records: dict[str, Record]) -> dict[str, Record]:
+    """Those of the questions that can be asked about; UserError where none of this task can."""
+    if ask == "pairs":
+        return records
+    if not any(metric.parts for metric in task.metrics.values()):
+        raise UserError(f"--ask {ask}: the questions of {task.name} have no aspects; ask pairs")
+    return {question_id: record for question_id, record in records.items() if rubric(task, record)}
+
+
+def describe(args: argparse.Namespace, task: Task, record: Record, answers: list[str]) -> dict[str, Any]:
+    """What the page shows of a question."""
+    shown = SHOWN.index(args.show) if args.ask == "pairs" else len(SHOWN)
+    return {
+        "id": record["id"],
+        "question": record["question"],
+        "details": unseen_texts(task, record) if shown >= SHOWN.index("details") else {},
+        "aspects": rubric(task, record) if shown >= SHOWN.index("aspects") else [],
+        "answers": answers,
+    }
+
+
+# Collect
+
+
+def collect(args: argparse.Namespace) -> None:
+    outputs = [] if args.output_addr is None else [args.output_addr]
+    cli.check_outputs(outputs, [*args.collect, args.key_addr])
+    key = raters.read_key(args.key_addr)
+    results = raters.read_results(args.collect, key)
+    prepare_derived(outputs, SCRIPT, args.overwrite)
+    print(to_markdown(rating_tables.all_tables(key, results)), end="")
+    if outputs:
+        text = json.dumps(raters.collected(key, results), ensure_ascii=False, indent=2) + "\n"
+        publish_derived({Path(args.output_addr): text.encode()}, SCRIPT, args)
+
+
+if __name__ == "__main__":
+    cli.run_script(main)

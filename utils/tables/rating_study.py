@@ -1,0 +1,156 @@
+"""Studies in which people rate: what they are asked, which questions are drawn, and what each rater gets. Pure.
+
+A study is one of `ASKS`. What is asked about a question is a list of slots, each with a key that a result file has:
+"choice" of a pair of answers; "0", "1", ... of the verdicts on an answer's aspects; "0.valid" and so on of the ratings
+of aspects, and "complete" of all of them together.
+"""
+
+import hashlib
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from utils.tables.report_page import to_json
+
+Slot = tuple[str, str, int | None]  # its key, the name of its scale, and the aspect that it is about
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What is asked in a slot, and the values that may be given, in the order of the page's buttons."""
+
+    asks: str
+    choices: dict[int, str]
+    steps: bool = True  # are the values steps, of which some are nearer to each other?
+
+
+_FIVE = {1: "not at all", 2: "hardly", 3: "in part", 4: "mostly", 5: "fully"}
+SCALES = {
+    "choice": Scale("Which response is better?", {1: "Response 1", 0: "tie", 2: "Response 2"}, steps=False),
+    "valid": Scale("Is this something that the asker needs, by what they wrote?", _FIVE),
+    "important": Scale("How much does it matter to the asker?", _FIVE),
+    "evidence": Scale("Does the evidence fit: does it say so?", _FIVE),
+    # The paper's five levels (appendix B), by which its people rated the aspects of a question together.
+    "complete": Scale(
+        "How many of the asker's important needs are among these aspects?",
+        {
+            1: "a few, most are missing",
+            2: "some, and some are missing",
+            3: "some, and a few are missing",
+            4: "most",
+            5: "all",
+        },
+    ),
+    "covered": Scale("How well does the response cover this?", {0: "not covered", 1: "in part", 2: "very well"}),
+}
+# What the page says first, by what is asked: of pairs it is the paper's instruction (appendix B).
+ASKS = {
+    "pairs": (
+        "You see a question, what the asker says about it, and two responses. Decide which response addresses better "
+        "what the asker needs, as it is described there; choose the tie where both address it equally well. Neither "
+        "length nor style counts by itself."
+    ),
+    "aspects": (
+        "You see a question, what the asker says about it, and the aspects that were read out of that: what a good "
+        "response has to address. Rate each aspect from 1 to 5, and then all of them together."
+    ),
+    "verdicts": (
+        "You see a question, what the asker says about it, and a response. Decide for each aspect how well the "
+        "response covers it for this asker. Nothing else about the response counts: neither its length nor its style, "
+        "nor how well it covers other aspects."
+    ),
+}
+
+
+def slots_of(ask: str, num_aspects: int) -> list[Slot]:
+    """What is asked about a question."""
+    if ask == "pairs":
+        return [("choice", "choice", None)]
+    if ask == "verdicts":
+        return [(str(i), "covered", i) for i in range(num_aspects)]
+    rated = [(f"{i}.{scale}", scale, i) for i in range(num_aspects) for scale in ("valid", "important", "evidence")]
+    return [*rated, ("complete", "complete", None)]
+
+
+def draw(group_of: Mapping[str, str | None], number: int, seed: int) -> list[str]:
+    """Ids of at most `number` questions; in every beginning of the list the groups have their shares (Webster's rule).
+
+    The order of the questions in the files changes nothing.
+    """
+    rng, ranked = random.Random(seed), []
+    for group in sorted(set(group_of.values()), key=str):
+        ids = sorted(question_id for question_id in group_of if group_of[question_id] == group)
+        rng.shuffle(ids)
+        ranked += [((i + 0.5) / len(ids), rng.random(), question_id) for i, question_id in enumerate(ids)]
+    return [question_id for *_, question_id in sorted(ranked)][:number]
+
+
+def share_out(drawn: list[str], raters: list[str], overlap: int, seed: int) -> dict[str, list[str]]:
+    """By rater the questions that they see, in an order of their own: the first `overlap`, and their part of the rest.
+
+    A list that `draw` gave makes every share stratified too.
+    """
+    rng, shares = random.Random(f"{seed} shares"), {}
+    for number, rater in enumerate(raters):
+        shares[rater] = [*drawn[:overlap], *drawn[overlap + number :: len(raters)]]
+        rng.shuffle(shares[rater])
+    return shares
+
+
+def draw_swapped(drawn: list[str], group_of: Mapping[str, str | None], seed: int) -> set[str]:
+    """The questions of which the second system's answer is shown first: half of each group's, by chance."""
+    rng, swapped = random.Random(f"{seed} sides"), set()
+    for group in sorted({group_of[question_id] for question_id in drawn}, key=str):
+        ids = [question_id for question_id in drawn if group_of[question_id] == group]
+        rng.shuffle(ids)
+        swapped.update(ids[rng.randrange(2) :: 2])  # of an odd number the larger half or the smaller one
+    return swapped
+
+
+def make_content(ask: str, questions: list[dict[str, Any]], shares: Mapping[str, list[str]]) -> dict[str, Any]:
+    """What the page holds, as JSON, with the hash of it that names the study; nothing tells which system wrote what.
+
+    Args:
+        questions: each with id, question, details (by field a text), aspects ([title, evidence, reason]) and answers.
+    """
+    place = {question["id"]: i for i, question in enumerate(questions)}
+    slots = {question["id"]: slots_of(ask, len(question["aspects"])) for question in questions}
+    used = {scale for its in slots.values() for _, scale, _ in its}
+    content = {
+        "ask": ask,
+        "instruction": ASKS[ask],
+        # A list of choices, for an object of JavaScript puts names that are numbers in their own order.
+        "scales": {
+            name: asdict(scale) | {"choices": list(scale.choices.items())}
+            for name, scale in SCALES.items()
+            if name in used
+        },
+        "shares": [[rater, [place[question_id] for question_id in ids]] for rater, ids in shares.items()],
+        "questions": [{**question, "slots": slots[question["id"]]} for question in questions],
+    }
+    return {"study": hashlib.sha256(to_json(content).encode()).hexdigest(), **content}
+
+
+def make_key(
+    content: dict[str, Any], systems: list[dict[str, Any]], groups: Mapping[str, str | None], swapped: set[str]
+) -> dict[str, Any]:
+    """What the page does not tell, and what raters' files are checked by: it stays with the researcher."""
+    questions = {
+        question["id"]: {
+            "question": question["question"],
+            "group": groups[question["id"]],
+            "swapped": question["id"] in swapped,
+            "aspects": [title for title, *_ in question["aspects"]],
+        }
+        for question in content["questions"]
+    }
+    ids = list(questions)
+    shares = {rater: [ids[place] for place in places] for rater, places in content["shares"]}
+    return {
+        "study": content["study"],
+        "ask": content["ask"],
+        "systems": systems,
+        "raters": shares,
+        "questions": questions,
+    }

@@ -1,0 +1,93 @@
+"""How far raters agree beyond chance: Cohen's kappa of two, Krippendorff's alpha of any number. Pure.
+
+Both are one minus the disagreement that was seen over the one that chance would give, by a table of how often each two
+values met. Values that are steps of a scale disagree by the square of their distance, others by 1 (Cohen 1968).
+The intervals are a bootstrap that draws whole questions, for the ratings within one hang together.
+"""
+
+from collections.abc import Sequence
+from itertools import permutations
+from typing import TYPE_CHECKING, NamedTuple
+
+from utils.tables.significance import RESAMPLES, batch_sizes, rounded
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Met = tuple[int, int, float]  # two values that the same thing got, and how much that counts
+
+
+class Estimate(NamedTuple):
+    """A coefficient, at most 1, and its 95% interval; None where it has no value."""
+
+    value: float | None
+    interval: tuple[float, float] | None
+
+
+def cohens_kappa(questions: Sequence[Sequence[tuple[int, int]]], steps: bool = False) -> Estimate:
+    """Kappa of two raters (Cohen 1960); with `steps` weighted by the squared distance (Cohen 1968).
+
+    Args:
+        questions: of each question the pairs of values that the two gave to the same things.
+    """
+    return _estimate([[(one, other, 1.0) for one, other in pairs] for pairs in questions], steps, less=0)
+
+
+def krippendorffs_alpha(questions: Sequence[Sequence[Sequence[int]]], steps: bool = False) -> Estimate:
+    """Alpha of any number of raters, each may lack values (Krippendorff 2011); with `steps` by the interval metric.
+
+    Args:
+        questions: of each question the values that each of its things got; what got one alone does not count.
+    """
+    met = [
+        [(one, other, 1 / (len(values) - 1)) for values in things for one, other in permutations(values, 2)]
+        for things in questions
+    ]
+    return _estimate(met, steps, less=1)
+
+
+def _estimate(questions: Sequence[Sequence[Met]], steps: bool, less: int) -> Estimate:
+    """The coefficient of all questions; with `less` 1 chance draws two of all values, with 0 one of each rater's."""
+    import numpy as np
+
+    questions = [met for met in questions if met]
+    order = sorted({value for met in questions for one, other, _ in met for value in (one, other)})
+    if len(order) < 2:  # all say the same, if anything
+        return Estimate(None, None)
+    tables = _tables(questions, order)
+    apart = np.subtract.outer(np.array(order, float), np.array(order, float))
+    distances = apart**2 if steps else (apart != 0).astype(float)
+    [value] = _beyond_chance(tables.sum(axis=0, keepdims=True), distances, less)
+    if len(questions) < 2:
+        return Estimate(float(value), None)
+    rng, shares = np.random.default_rng(0), np.full(len(questions), 1 / len(questions))
+    drawn = [
+        _beyond_chance(rng.multinomial(len(questions), shares, rows) @ tables, distances, less)
+        for rows in batch_sizes(RESAMPLES, len(questions))
+    ]
+    # A draw in which everybody says the same has no coefficient.
+    low, high = np.nanquantile(np.concatenate(drawn), [0.025, 0.975])
+    return Estimate(float(value), (rounded(low), rounded(high)))
+
+
+def _tables(questions: Sequence[Sequence[Met]], order: list[int]) -> "np.ndarray":
+    """Of each question how often each two values met, a row: (questions, values * values)."""
+    import numpy as np
+
+    place = {value: i for i, value in enumerate(order)}
+    tables = np.zeros((len(questions), len(order), len(order)))
+    for table, met in zip(tables, questions, strict=True):
+        for one, other, weight in met:
+            table[place[one], place[other]] += weight
+    return tables.reshape(len(questions), -1)
+
+
+def _beyond_chance(tables: "np.ndarray", distances: "np.ndarray", less: int) -> "np.ndarray":
+    """Of each table the coefficient, NaN where chance gives no disagreement; exact but for the division of integers."""
+    import numpy as np
+
+    square = tables.reshape(-1, *distances.shape)
+    seen = (square.sum(axis=(1, 2)) - less) * (square * distances).sum(axis=(1, 2))
+    by_chance = np.einsum("ti,ij,tj->t", square.sum(axis=2), distances, square.sum(axis=1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(by_chance > 0, (by_chance - seen) / by_chance, np.nan)
