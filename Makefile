@@ -16,12 +16,12 @@ ON_CPU := $(findstring +cpu,$(TORCH))
 STAMP := .venv/installed-$(shell { echo $(REQUIREMENTS); cat $(REQUIREMENTS); } | cksum | cut -d ' ' -f 1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup models demo demo-lamp test test-fast test-gpu bench lint clean
+.PHONY: help setup models demo demo-lamp demo-personamem test test-fast test-gpu bench lint clean
 # One target at a time, also under -j: each uses all cores by itself.
 .NOTPARALLEL:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "On a machine without a GPU, for one that has one: make setup REQUIREMENTS=requirements.txt"
 	@echo "With another Python than python3:                 make setup PYTHON=python3.12"
@@ -64,6 +64,9 @@ demo: setup models ## run the whole pipeline on the sample data
 
 demo-lamp: setup models ## run two tasks of LaMP and one of LongLaMP on their sample data
 	@PYTHON=.venv/bin/python sh utils/demo_lamp.sh
+
+demo-personamem: setup models ## run PersonaMem's conditions on its sample data
+	@PYTHON=.venv/bin/python sh utils/demo_personamem.sh
 
 # All cores; the tests of a language model one at a time beside the others (tests/conftest.py).
 PYTEST := .venv/bin/python -m pytest -q --durations=10 -n auto

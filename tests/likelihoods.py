@@ -23,7 +23,7 @@ def mean_log_probs(
             for name, option in options.items():
                 ids = tokenizer.encode(option, add_special_tokens=False)
                 behind = model(torch.tensor([ids]), past_key_values=found.past_key_values).logits[0, :-1]
-                found.past_key_values.crop(len(begin))
+                found.past_key_values.crop(-len(ids))
                 logits = torch.cat([found.logits[0], behind])
                 means[name] = logits.log_softmax(-1)[range(len(ids)), ids].mean().item()
         yield means, len(begin)

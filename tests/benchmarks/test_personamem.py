@@ -615,6 +615,15 @@ def test_likelihoods_are_of_the_options_alone_behind_history_and_question(way, d
     assert sorted(take_log(tmp_path)) == sorted(scored) and len(scored) == 24
 
 
+def test_a_score_file_says_that_no_text_was_held_to_anything(choose, dataset, tmp_path):
+    output, scores = tmp_path / "out.json", tmp_path / "scores.json"
+    assert choose(output).wait() == 0
+    flags = ["--inputs_addr", dataset, "--response_addr", output, "--score_addr", scores]
+    assert evaluate_responses.main(list(map(str, flags))) == 0
+    [origin] = read_manifest(scores)["answers"]
+    assert origin["constrained_decoding"] == "no text, by likelihood" and list(origin["prompt"]) == ["likelihood"]
+
+
 def test_a_killed_choice_goes_on_and_scores_nothing_twice(choose, tmp_path):
     output, whole = tmp_path / "killed.json", tmp_path / "whole.json"
     assert choose(whole).wait() == 0

@@ -36,7 +36,7 @@ ORIGINALS = lamp_files(LAMP)
 ROWS = {f"{path.parent.name}/{path.name}": path.read_bytes() for path in sorted(LONG.glob("*_*/*.json"))}
 ON_HUB = {path: content for path, content in ROWS.items() if not path.startswith("email")}
 LICENSED = ("LaMP-6", "LongLaMP-email")
-NAMES = [name for name in tasks() if name.startswith(("LaMP-", "LongLaMP-")) and name != "LaMP-QA"]
+NAMES = [name for name in tasks() if re.match("LaMP-[1-7]|LongLaMP-", name)]
 TRAIN, DEV = "LaMP_4/train/train_questions.json", "LaMP_4/dev/dev_questions.json"  # on the server
 HINT = "interrupted; what is finished is kept, run the same command again\n"
 HURRY = "import utils.files.web_files as w; w.WAIT = 0"

@@ -133,4 +133,6 @@ def origin_of(path: str) -> dict[str, Any] | None:
         return None
     fingerprint = manifest["fingerprint"]
     prompts = {**fingerprint.get("plan_prompt", {}), **fingerprint.get("prompt", {})}
+    if "choose" in fingerprint:
+        return {"prompt": prompts, "constrained_decoding": f"no text, by {fingerprint['choose']}"}
     return {"prompt": prompts, "constrained_decoding": fingerprint.get("constrained_decoding", "not known")}
