@@ -16,6 +16,9 @@ without --strategy it is the first of accuracy and f1, MAE and RMSE, or rouge-1,
   python evaluate_responses.py --strategy f1 --inputs_addr LaMP-2_user_dev.json --response_addr bm25.json \\
       --score_addr bm25_f1.json
 
+Of PersonaMem other people's runs are read too, the CSV files that its public code writes: the columns question_id and
+model_response, or predicted_answer, or p (docs/evaluation.md).
+
 --strategy direct and pairwise are what LaMP-QA's paper compares its judge with: one of five levels for a whole
 response, or two systems compared on each question, in both orders (two response files, one score file):
 
@@ -81,7 +84,8 @@ def build_parser() -> cli.FlagParser:
     add("--reading", choices=["official"],
         help="read an answer as PersonaMem's public code does, which knows the right letter: short for --strategy "
         "accuracy-official (default: as it was read when it was asked for, without that)")
-    add("--response_addr", required=True, nargs="+", metavar="FILE", help="responses, a file a system")
+    add("--response_addr", required=True, nargs="+", metavar="FILE",
+        help="responses, a file a system; of PersonaMem also a .csv that its public code wrote")
     add("--score_addr", required=True, nargs="+", metavar="FILE",
         help="where the scores go, as many; one for pairwise")
     add("--allow_partial", action="store_true", help="score only the questions that have a response")
@@ -169,7 +173,7 @@ def read_systems(args: Namespace, task: Task, records: list[Record], judging: Ju
     for addresses, score_addr in zip(response_addrs, args.score_addr, strict=True):
         responses, questions = [], selected
         for address in addresses:
-            responses.append(as_read(read_responses(address), metric.reads))
+            responses.append(as_read(read_responses(address, task), metric.reads))
             if not args.allow_partial:
                 refuse_gaps(address)
             questions = match_responses(questions, responses[-1], address, ids, args.allow_partial)

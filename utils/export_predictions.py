@@ -6,7 +6,8 @@
 
 One file a task, and of LaMP, where all seven tasks are given, the zip of them too. The first response to each question
 is exported. A question without an answer gets an empty one, for ids have to be whole, and is counted. A dataset's own
-answers are never read, so a test set whose answers are withheld is as good as any.
+answers are never read, so a test set whose answers are withheld is as good as any; but PersonaMem's file, the result
+table that its public code writes, has each question's right letter and score.
 """
 
 import argparse
@@ -68,11 +69,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def export(inputs_addr: str, response_addr: str) -> tuple[str, str, str]:
     """The name of the file, its text, and a line that counts what is in it."""
-    records = read_questions(inputs_addr, [])
+    records = read_questions(inputs_addr, ["export"])
     task = task_of(inputs_addr, records)
     if task.export is None:
         raise UserError(f"{inputs_addr}: {task.name} has no file for answers but the responses themselves")
-    responses = read_responses(response_addr)
+    responses = read_responses(response_addr, task)
     ids = [record["id"] for record in records]
     match_responses(records, responses, response_addr, ids, allow_partial=True)
     if lacking := [question_id for question_id in ids if question_id not in responses]:
@@ -81,9 +82,10 @@ def export(inputs_addr: str, response_addr: str) -> tuple[str, str, str]:
             f"{first_five(lacking)}",
             file=sys.stderr,
         )
-    answers = {question_id: responses.get(question_id, [{"output": None}])[0]["output"] or "" for question_id in ids}
-    empty = sum(not answer.strip() for answer in answers.values())
-    return task.export.name, task.export.write(records, answers), f"{len(ids)} answers, {empty} of them empty"
+    firsts = {question_id: responses.get(question_id, [{"output": None}])[0] for question_id in ids}
+    firsts = {question_id: {**first, "output": first["output"] or ""} for question_id, first in firsts.items()}
+    empty = sum(not first["output"].strip() for first in firsts.values())
+    return task.export.name, task.export.write(records, firsts), f"{len(ids)} answers, {empty} of them empty"
 
 
 def archives() -> dict[str, set[str]]:

@@ -1,14 +1,17 @@
-"""Draw the paper's figures 2, 3, 4, 5 and 16 from your own files, each as a PNG and a PDF.
+"""Draw the paper's figures 2, 3, 4, 5 and 16, or scores by group, from your own files, each as a PNG and a PDF.
 
   python utils/make_figures.py --figure 2 --system 0 k0_scores.json --system 10 k10_scores.json --output_addr figure2
   python utils/make_figures.py --figure 3 --system PlanPers planpers_scores.json \\
       --system "PlanPers (gold plans)" gold_scores.json --output_addr figure3
   python utils/make_figures.py --figure 4 --agreement_addr evaluators.json --output_addr figure4
   python utils/make_figures.py --figure 5 --inputs_addr data/*.json --output_addr figure5
+  python utils/make_figures.py --figure groups --by distance --system "Whole history" whole_scores.json \\
+      --system RAG rag_scores.json --output_addr distance
 
 2 (test) and 16 (validation): the score by the number of posts from the profile, with 95% intervals. 3: systems side by
 side, and the last one's score in percent of the first one's, such as gold plans against the planner's. 4: how often
 evaluators of several sizes agree with humans, and the mean score they give. 5: the questions of every community.
+groups: every system's score in each group of questions, with 95% intervals; of PersonaMem by type, topic or distance.
 
 All can be read in grey. Figures 2, 4 and 16 fit a column of 3.3 inches, and so does 3 with two systems.
 """
@@ -30,16 +33,19 @@ from utils.tables import paper_figures
 from utils.tables.dataset_counts import communities_figure, read_columns
 from utils.tables.drawing import render_figure
 from utils.tables.formats import counted
+from utils.tables.group_figure import MARKERS, groups_figure
 from utils.tables.notes import print_notes, read_compared
 from utils.tables.paper_figures import HATCHES, MOST_EVALUATORS, Evaluator
 from utils.tables.score_table import make_row
-from utils.tables.system_scores import System, add_unscored_argument, points_of
+from utils.tables.system_scores import System, add_unscored_argument, interval_words, points_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCRIPT = "utils/make_figures.py"
-SOURCES = {"2": "system", "3": "system", "4": "agreement_addr", "5": "inputs_addr", "16": "system"}  # a figure's flag
+SOURCES = {  # a figure's flag
+    "2": "system", "3": "system", "4": "agreement_addr", "5": "inputs_addr", "16": "system", "groups": "system",
+}  # fmt: skip
 
 DOTS_PER_INCH = 300  # of the PNG
 LARGEST_K = 9_999
@@ -49,15 +55,18 @@ def build_parser() -> argparse.ArgumentParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
-    add("--figure", required=True, choices=list(SOURCES), help="which of the paper's figures to draw")
+    add("--figure", required=True, choices=list(SOURCES), help="which of the paper's figures, or scores by group")
     add("--system", nargs="+", action="append", metavar=("NAME", "FILE"),
-        help="figures 2, 3 and 16: a name, then one or more score files of evaluate_responses.py; give it once a "
-        "system. In 2 and 16 the name is the number of posts; in 3 the systems stand as they are given")
+        help="figures 2, 3, 16 and groups: a name, then one or more score files of evaluate_responses.py; give it once "
+        "a system. In 2 and 16 the name is the number of posts; in the others the systems stand as they are given")
+    add("--by", metavar="NAME",
+        help="figure groups: what tells the questions apart; PersonaMem's have a topic and a distance (default: their "
+        "groups, as in a table)")
     add("--agreement_addr", metavar="FILE", help="figure 4: the file that utils/compare_evaluators.py wrote")
     add("--inputs_addr", nargs="+", metavar="FILE", help="figure 5: datasets")
     add("--output_addr", required=True, metavar="FILE", help="where the figure goes, with .png and .pdf put behind it")
     add("--allow_partial", action="store_true",
-        help="figures 2, 3 and 16: take systems that were not scored on the same questions")
+        help="figures 2, 3, 16 and groups: take systems that were not scored on the same questions")
     # fmt: on
     add_unscored_argument(parser)
     add_overwrite_argument(parser)
@@ -90,6 +99,8 @@ def check_flags(args: argparse.Namespace) -> None:
     for name in ("allow_partial", "unscored_as_zero"):
         if getattr(args, name) and needed != "system":
             raise UserError(f"--{name}: not for --figure {args.figure}, which reads no score files")
+    if args.by is not None and args.figure != "groups":
+        raise UserError(f"--by: not for --figure {args.figure}, but for --figure groups")
 
 
 def output_files(address: str) -> dict[Path, str]:
@@ -108,6 +119,11 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     if args.figure == "4":
         return paper_figures.trade_off_figure(read_evaluators(args.agreement_addr)), []
     names = [one_line(name) for name, *_ in args.system]
+    if args.figure == "groups":
+        if len(names) > len(MARKERS):
+            raise UserError(f"--system: given {counted(len(names), 'time')}; figure groups has 1 to {len(MARKERS)}")
+        systems, notes = read_scored(args)
+        return groups_figure(systems), notes
     if args.figure == "3":
         if not 2 <= len(names) <= len(HATCHES):
             raise UserError(f"--system: given {counted(len(names), 'time')}; figure 3 has 2 to {len(HATCHES)} systems")
@@ -116,7 +132,8 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     check_numbers_of_posts(names)
     systems, notes = read_scored(args)
     points = {int(system.name): points_of(system) for system in systems}
-    return paper_figures.posts_figure(dict(sorted(points.items())), are_errors(systems)), notes
+    bars = f"95% {interval_words(systems[0].metric)}"
+    return paper_figures.posts_figure(dict(sorted(points.items())), are_errors(systems), bars), notes
 
 
 # Reading
@@ -136,7 +153,7 @@ def check_numbers_of_posts(names: list[str]) -> None:
 
 def read_scored(args: argparse.Namespace) -> tuple[list[System], list[str]]:
     """The systems, and notes on them; UserError too where no question of any system has a score."""
-    [board, *others], notes = read_compared(args.system, args.unscored_as_zero, args.allow_partial)
+    [board, *others], notes = read_compared(args.system, args.unscored_as_zero, args.allow_partial, args.by)
     systems = board.systems
     if others:
         path = others[0].systems[0].paths[0]
@@ -148,7 +165,8 @@ def read_scored(args: argparse.Namespace) -> tuple[list[System], list[str]]:
     if not scored:
         raise UserError(f"{systems[0].paths[0]}: no question of any system has a score; there is nothing to draw")
     if missing := [group for group in systems[0].task.groups if group not in scored]:
-        notes.append(f"No score in {', '.join(missing)}, and so no average.")
+        average = "" if systems[0].task.overall else ", and so no average"
+        notes.append(f"No score in {', '.join(missing)}{average}.")
     return systems, notes
 
 

@@ -9,7 +9,8 @@
 The score files of a system are pooled and its questions sorted into the groups of their benchmark, such as LaMP-QA's
 three categories. Group columns are means of question scores, the last one is the unweighted mean of the groups. Of
 LaMP and of LongLaMP several tasks may stand in one table, each by its metrics: a column a task and metric, as the files
-tell them; where a system has no file of one there is a dash.
+tell them; where a system has no file of one there is a dash. PersonaMem's last column is the accuracy over all
+questions; --by topic or --by distance gives other columns than its types.
 
 A question without an answer has the worst score; one without a verdict of the judge is left out, unless
 --unscored_as_zero. The best of a column is bold, with all that show the same four decimals; of errors (MAE, RMSE) the
@@ -53,7 +54,10 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     names = [one_line(name) for name, *_ in args.system]
     check_arguments(args, names)
-    boards, notes = read_compared(args.system, args.unscored_as_zero, args.allow_partial)
+    boards, notes = read_compared(args.system, args.unscored_as_zero, args.allow_partial, args.by)
+    shares = [board for board in boards if board.metric.is_share]
+    if args.intervals and not args.baseline and not shares:
+        refuse_without_baseline("--intervals")
     paper = None
     if args.paper is not None:
         shown = {board.title: board.name_of(board.task.name) for board in boards}  # its name is its only group's, too
@@ -67,7 +71,8 @@ def main(argv: list[str] | None = None) -> int:
     pages = score_table.pages_of(boards) if args.format == "latex" else [boards]
     tables = [score_table.means_table(its, contrasts, paper) for its in pages]
     tables[-1].notes.extend(notes)
-    tables += [score_table.intervals_table(boards, contrasts)] if args.intervals else []
+    tables += [score_table.shares_table(shares)] if args.intervals and shares else []
+    tables += [score_table.intervals_table(boards, contrasts)] if args.intervals and args.baseline else []
     tables += corrected_tables(judged)
     if args.format == "csv":
         text = to_csv(score_table.csv_rows(boards, contrasts, paper, csv_columns(judged)))
@@ -93,7 +98,8 @@ def build_parser() -> cli.FlagParser:
         help="rows that the others are compared with; a dagger where one is better than each (default: no daggers)")
     add("--holm", action="store_true", help="correct the p-values over all comparisons in the table")
     add("--intervals", action="store_true",
-        help="a second table: interval, permutation test and effect size of each comparison; in csv more columns")
+        help="a second table: interval, permutation test and effect size of each comparison; in csv more columns. Of "
+        "PersonaMem, whose scores are shares, also a table of each with its Wilson interval, without --baseline too")
     add("--human_addr", nargs="+", action="append", metavar=("NAME", "FILE"),
         help="people's verdicts on a part of a row's answers: the row's name, then JSON files {question id: {aspect "
         "number, from 0: 0, 1 or 2}}; further tables correct the judge's means by them, and say how far it is from "
@@ -103,8 +109,10 @@ def build_parser() -> cli.FlagParser:
         "rows are matched by their names, and what the paper has of another model than ours stands below")
     add("--paper_table", default="2", metavar="TABLE",
         help="of the paper: for LaMP-QA 2, the test set, or 3, validation; for LaMP user or time, for LongLaMP user or "
-        "temporal (%(default)s)")
+        "temporal, for PersonaMem its size (%(default)s)")
     parser.without_effect("--paper_table", lambda args: args.paper is None, "without --paper", "give --paper")
+    add("--by", metavar="NAME",
+        help="columns of another kind; PersonaMem's questions have a topic and a distance (default: its groups)")
     add("--format", choices=["markdown", "latex", "csv"], default="markdown",
         help="csv holds full-precision numbers, its notes go to stderr (%(default)s)")
     add_output_arguments(parser, "where the table goes (default: stdout)")
@@ -126,9 +134,12 @@ def check_arguments(args: argparse.Namespace, names: list[str]) -> None:
             raise UserError(f"--baseline {name!r}: no --system has this name; there are {', '.join(map(quote, names))}")
     if args.baseline and set(names) == set(args.baseline):
         raise UserError("--baseline: names every system; nothing is left to compare with them")
-    if (args.holm or args.intervals) and not args.baseline:
-        flag = "--holm" if args.holm else "--intervals"
-        raise UserError(f"{flag}: nothing to compare; name the rows to compare with by --baseline")
+    if args.holm and not args.baseline:
+        refuse_without_baseline("--holm")
+
+
+def refuse_without_baseline(flag: str) -> None:
+    raise UserError(f"{flag}: nothing to compare; name the rows to compare with by --baseline")
 
 
 if __name__ == "__main__":

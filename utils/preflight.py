@@ -206,7 +206,7 @@ def check_responses(report: Report, path: str, datasets: list[list[Record]]) -> 
 
     Of several datasets a file answers the one that it has most of the ids of.
     """
-    responses = read_responses(path)
+    responses = read_responses(path, task_of(path, datasets[0]))
     records = max(datasets, key=lambda records: sum(record["id"] in responses for record in records))
     ids = [record["id"] for record in records]
     match_responses(records, responses, path, ids, allow_partial=True)

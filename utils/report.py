@@ -28,11 +28,11 @@ from utils.files.json_files import read_json
 from utils.files.manifest import file_hash, manifest_of
 from utils.parsing.plans import one_line
 from utils.records.datasets import read_dataset
-from utils.records.responses import match_responses, read_plans, read_responses
+from utils.records.responses import TABLE, match_responses, read_plans, read_responses
 from utils.tables import report_page
 from utils.tables.formats import counted
 from utils.tables.notes import read_compared, wording_note
-from utils.tables.report_page import Datasets, Side, is_whole, posts_used, rubric
+from utils.tables.report_page import Datasets, Side, has_options, is_whole, profile_of, rubric
 from utils.tables.system_scores import Board
 
 SCRIPT = "utils/report.py"
@@ -88,6 +88,8 @@ def sort_files(arguments: list[list[str]]) -> dict[str, dict[str, list[str]]]:
 
 def kind_of(path: str) -> str:
     """What a file holds: "responses", "scores" or "plans"."""
+    if Path(path).suffix == TABLE:
+        return "responses"
     content = read_json(path)
     if isinstance(content, dict) and "per_question_scores" in content:
         return "scores"
@@ -113,6 +115,8 @@ def read_datasets(paths: list[str]) -> Datasets:
         for record in records:
             record["id"] = datasets.key(task, record["id"])
             profiles[record["id"]] = record.pop("profile")
+            if has_options(task, record):
+                task.check(record, f"{path}: id {quote(record['id'])}", ["options"])
             known = datasets.questions.setdefault(record["id"], record)
             asked = [(one["question"], rubric(task, one)) for one in (known, record)]
             if asked[0] != asked[1]:
@@ -123,10 +127,11 @@ def read_datasets(paths: list[str]) -> Datasets:
 def read_side(name: str, kinds: dict[str, list[str]], datasets: Datasets) -> Side:
     side, questions = Side(name), datasets.questions
     for path in kinds["responses"]:
-        responses = as_keys(path, read_responses(path), kinds["scores"], datasets)
+        responses = as_keys(path, read_responses(path, datasets.tasks[0]), kinds["scores"], datasets)
         match_responses(list(questions.values()), responses, path, questions, allow_partial=True)
         add_new(side.responses, responses, path)
-        if (manifest := manifest_of(path)) is not None:
+        manifest = manifest_of(path)
+        if manifest is not None and Path(path).suffix != TABLE:  # a table doesn't say what stood in its prompts
             side.inputs |= dict.fromkeys(responses, manifest["fingerprint"].get("inputs"))
     for path in kinds["plans"]:
         plans = as_keys(path, read_plans(path), kinds["scores"], datasets)
@@ -214,7 +219,7 @@ def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:
     """Of which systems the posts they used cannot be shown."""
     for side in sides:
         used = (key for key, answers in side.responses.items() if answers[0].get("num_contexts_used"))
-        if missing := sum(posts_used(side, question_id, datasets) is None for question_id in used):
+        if missing := sum(profile_of(side, question_id, datasets) is None for question_id in used):
             yield (
                 f"{side.name}: the posts used in {counted(missing, 'answer')} are not shown; by the manifest "
                 "beside its responses, or for want of one, they are from no --inputs_addr."

@@ -12,6 +12,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
+from utils.benchmarks import task_of
 from utils.cli.errors import UserError, printable, quote
 from utils.records.datasets import read_dataset
 from utils.records.responses import read_responses
@@ -33,8 +34,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    questions = {record["id"]: record["question"] for record in read_dataset(args.inputs_addr)}
-    responses = read_responses(args.response_addr)
+    records = read_dataset(args.inputs_addr)
+    questions = {record["id"]: record["question"] for record in records}
+    responses = read_responses(args.response_addr, task_of(args.inputs_addr, records))
     entries = read_scores(args.score_addr)["per_question_scores"][: args.num_questions]
     for entry in entries:
         if entry["id"] not in questions or entry["id"] not in responses:

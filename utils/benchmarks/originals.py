@@ -111,9 +111,9 @@ def to_record(name: str, question: Mapping[str, Any], where: str) -> Record:
     return record | {"profile": items}
 
 
-def write_golds(name: str, records: Sequence[Record], answers: Mapping[str, str]) -> str:
+def write_golds(name: str, records: Sequence[Record], responses: Mapping[str, dict[str, Any]]) -> str:
     """A system's answers as LaMP writes the right ones, `{"task", "golds": [{"id", "output"}]}`."""
-    golds = [{"id": record["id"], "output": answers[record["id"]]} for record in records]
+    golds = [{"id": record["id"], "output": responses[record["id"]]["output"]} for record in records]
     return json.dumps({"task": original_name(name), "golds": golds}, ensure_ascii=False, indent=2) + "\n"
 
 

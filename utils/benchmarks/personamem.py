@@ -14,13 +14,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from prompts import History
 from utils.benchmarks.checks import check_id, is_unicode
+from utils.benchmarks.personamem_results import (
+    DISTANCES,
+    cited_share,
+    distance_of,
+    read_answer,
+    topic_of,
+    write_results,
+)
 from utils.benchmarks.published import SharedContexts
 from utils.benchmarks.references import check_label, label_metrics
-from utils.benchmarks.task import Item, Metric, Options, Output, Record, Task, Variant
+from utils.benchmarks.task import Export, Item, Metric, Options, Output, Record, Task, Variant
 from utils.cli import UserError
 from utils.cli.errors import kind, quote
 from utils.parsing import Parsed
@@ -44,7 +53,7 @@ TYPES = {
     "generalize_to_new_scenarios": ("generalizing_to_new_scenarios",),
 }
 CANONICAL = {alias: name for name, aliases in TYPES.items() for alias in (name, *aliases)}
-SHORT = ("facts", "ideas", "latest", "evolution", "reasons", "recommendations", "scenarios")
+SHORT = ("facts", "ideas", "latest", "evol.", "reasons", "recs.", "scen.")
 
 QUESTION_COLUMNS = ("user_question_or_message", "question")  # the second one in older files
 READ_COLUMNS = ("question_id", "question_type", *QUESTION_COLUMNS, "correct_answer", "all_options")
@@ -238,7 +247,7 @@ def metrics() -> dict[str, Metric]:
     def summarize_official(entries: list[dict[str, Any]]) -> dict[str, Any]:
         return {**accuracy.summarize(entries), "strategy": "accuracy-official"}
 
-    ours = replace(accuracy, summarize=summarize, shown=shown)
+    ours = replace(accuracy, summarize=summarize, shown=shown, is_share=True)
     official = replace(ours, summarize=summarize_official, compute=official_label, reads="raw")
     return {"accuracy": ours, "accuracy-official": official}
 
@@ -247,14 +256,20 @@ def shown(record: Record) -> list[Any]:
     return [record["question"], record["target"], record.get("options")]
 
 
+def place(record: Record) -> dict[str, str | None]:
+    return {"group": record["group"], "topic": topic_of(record), "distance": distance_of(record)}
+
+
 def make_task(size: str, questions: int, length: int) -> Task:
     name = f"{BENCHMARK}-{size}"
     return Task(
         name=name,
         groups=tuple(TYPES),
-        place=lambda record: {"group": record["group"]},
+        place=place,
         group_words=("type", "types", "topic"),
         short=dict(zip(TYPES, SHORT, strict=True)),
+        overall="All questions",
+        divisions={"topic": (), "distance": DISTANCES},
         fields={
             "profile": check_reference,
             "options": check_options,
@@ -274,9 +289,13 @@ def make_task(size: str, questions: int, length: int) -> Task:
         values=values,
         vary=vary,
         history=history,
+        cited=cited_share,
         arrange=in_order_of_time,
         count_outputs=count_outputs,
         convert=partial(convert, name),
+        export=Export(f"{name.replace('-', '_')}_results.csv", write_results, needs=("target",)),
+        read_answer=read_answer,
+        paper_results=Path(__file__).with_name("personamem_paper.json"),
         published=lambda: {"": [SharedContexts(HUB, "", BENCHMARK, {"task": name}, {size: questions}, COUNTED_BY)]},
     )
 

@@ -98,6 +98,7 @@ class Metric:
     unit: str = "response"  # what a missing verdict is on
     pooled: Pooled | None = None  # how the scores of several questions make one, where that is not their mean
     lower_is_better: bool = False  # scores are errors, 0 and up
+    is_share: bool = False  # a score is 0 or 1, and their mean a share: its interval is Wilson's, not a bootstrap's
     worst: str = "0"  # what an answer that is missing counts, in words
 
     def keys(self, record: Record) -> list[tuple[str, int]]:
@@ -111,8 +112,10 @@ class Export:
     """The file in which the benchmark's own scorer, or its leaderboard, takes a system's answers."""
 
     name: str  # of the file
-    write: Callable[[Sequence[Record], Mapping[str, str]], str]  # its text, from records and from answers by id
+    # Its text, from records and by id the first response, whose `output` is empty where there is none.
+    write: Callable[[Sequence[Record], Mapping[str, dict[str, Any]]], str]
     archive: str | None = None  # the zip in which it takes the files of all tasks that name the same one
+    needs: tuple[str, ...] = ()  # fields of a record that `write` reads, of `Task.fields`
 
 
 Arrange = Callable[[Sequence[Item]], Sequence[Item]]
@@ -131,8 +134,8 @@ class Task:
 
     name: str  # stands in each record as `task`
     groups: tuple[str, ...]  # a table's columns of means, in order
-    # Of a record its `group`, None where that is not known, and where groups have parts its `subgroup`: both stand in
-    # the score file.
+    # Of a record its `group`, None where that is not known, where groups have parts its `subgroup`, and a text for each
+    # of `divisions`: all stand in the score file.
     place: Callable[[Record], dict[str, str | None]]
     # Of a record besides id and question, checked where a step reads them: each raises UserError where the record's is
     # not as it must be, called with the record and what an error begins with.
@@ -145,6 +148,10 @@ class Task:
     group_words: tuple[str, str, str] = ("group", "groups", "subgroup")  # what one, several and a part are called
     placed_by: str = "group"  # the field, a text, that `place` reads
     short: Mapping[str, str] = field(default_factory=dict)  # by a group's name what stands for it on a narrow page
+    overall: str | None = None  # the last column, of all questions together; None: it is the mean of the groups' means
+    # What else questions are told apart by, for --by of tables and figures: by name its values in order, of which not
+    # all need to be there; none where any may be, which then stand by name.
+    divisions: Mapping[str, Sequence[str]] = field(default_factory=dict)
     query: Callable[[Record], str] = lambda record: record["question"]  # what retrieval compares with `item_text`
     item_text: Callable[[Item], str] = lambda item: item["text"]
     # An item as a prompt has it, `item_text` where None, and what makes one text of several.
@@ -165,6 +172,9 @@ class Task:
     # Where the history is turns of a conversation: of a record, with the number of best items, None without --rag, and
     # `arrange`. None: items are texts of one message, and there are none without --rag.
     history: Callable[[Record, int | None, Arrange], History] | None = None
+    # Of such a record how much of its history, as a share of the text, stands before what the question is about; None
+    # where that is not known.
+    cited: Callable[[Record], float | None] = lambda record: None
     # Further counts for the last line of baselines.py, from the outputs of a response file.
     count_outputs: Callable[[Iterable[dict[str, Any]]], dict[str, int]] = lambda outputs: {}
     gold_plan: Callable[[Record], list[str]] | None = None  # titles; None where there is none, and planning is refused
@@ -177,6 +187,9 @@ class Task:
     # raises UserError, which begins with the second argument. None: its own files are such records.
     convert: Callable[[dict[str, Any], str], Record] | None = None
     export: Export | None = None  # None where nobody but this repository scores its answers
+    # From a row of somebody's table of answers, by column, to the question's id and a response; UserError, which begins
+    # with the second argument, where it is none. None: responses are never tables.
+    read_answer: Callable[[Mapping[str, str], str], tuple[str, dict[str, Any]]] | None = None
     # Where the benchmark's own files are, by setting (how users and time are split), the default one first; a benchmark
     # without settings has the one "". Empty: utils/download_datasets.py does not fetch it.
     published: Callable[[], Mapping[str, Sequence[Published]]] = dict
@@ -211,7 +224,7 @@ class Task:
         return f"{self.name}, {metric}"
 
     def check(self, record: Record, where: str, needs: Iterable[str]) -> None:
-        """Check what is read; `needs` are fields, "gold_plan", metrics by name, or "score" for the first of these."""
+        """Check what is read; `needs` are fields, metrics by name, or the names that `fields_for` has for several."""
         wanted = self.fields_for(needs)
         for name, check_field in self.fields.items():
             if name in wanted:
@@ -223,6 +236,7 @@ class Task:
         behind |= {
             "gold_plan": self.gold_plan_needs,
             "asked": self.asked_needs,
+            "export": self.export.needs if self.export else (),
             "options": self.options.needs if self.options else (),
             "score": next(iter(self.metrics.values())).needs,
         }

@@ -93,7 +93,7 @@ def _with_gold(row: dict[str, Any], golds: Mapping[str, Any], where: str, output
 def _rows(path: Path) -> Iterator[Any]:
     """A JSON array's items, or those of the `golds` that LaMP's builder of emails wraps its test questions in."""
     if path.suffix in (".parquet", ".csv"):
-        yield from _parquet_rows(path) if path.suffix == ".parquet" else _table_rows(path)
+        yield from _parquet_rows(path) if path.suffix == ".parquet" else table_rows(path)
         return
     rest = 0
     try:
@@ -134,7 +134,7 @@ def _streamed(file: IO[bytes], path: Path) -> Iterator[tuple[Any, int]]:
             shown.close()
 
 
-def _table_rows(path: Path) -> Iterator[dict[str | None, Any]]:
+def table_rows(path: Path) -> Iterator[dict[str | None, Any]]:
     """The rows of a CSV file by the names in its first line; None stands for what a row has too much or too little."""
     csv.field_size_limit(MOST_IN_FIELD)
     try:

@@ -1,7 +1,8 @@
 """Files of responses and of plans: put together, read, checked, and held against the dataset.
 
 A response file is `{question id: [{"output": text or null, ...}, ...]}`, a file of plans
-`{question id: [{"aspects": [title, ...] or null, ...}, ...]}`. Fields we don't know are kept.
+`{question id: [{"aspects": [title, ...] or null, ...}, ...]}`. Fields we don't know are kept. Of a benchmark whose
+answers others have in tables, a CSV file is read as a response file too.
 """
 
 from collections.abc import Callable, Iterable
@@ -9,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from utils.benchmarks.checks import is_unicode
+from utils.benchmarks.task import Task
 from utils.cli import UserError, describe_missing
 from utils.cli.errors import first_five, kind, quote
 from utils.files.json_files import read_json
 from utils.files.manifest import manifest_of
+from utils.records.originals import table_rows
+
+TABLE = ".csv"  # how the name of a table ends
 
 
 def collect_responses(
@@ -47,14 +52,40 @@ def count_responses(responses: dict[str, list[dict[str, Any]]]) -> dict[str, int
     }
 
 
-def read_responses(path: str | Path) -> dict[str, list[dict[str, Any]]]:
-    """Read a response file; UserError unless every question has at least one object with an `output`."""
+def read_responses(path: str | Path, task: Task | None = None) -> dict[str, list[dict[str, Any]]]:
+    """Read a response file; UserError unless every question has at least one object with an `output`.
+
+    Args:
+        task: what is answered, for a table; None: tables are refused.
+    """
+    if Path(path).suffix == TABLE:
+        return _read_table(path, task)
 
     def check(output: Any, where: str) -> None:
         if output is not None and not (isinstance(output, str) and is_unicode(output)):
             raise UserError(f"{where}: 'output' is {kind(output)}, not a text")
 
     return _read_samples(path, "response", "output", "...", check)
+
+
+def _read_table(path: str | Path, task: Task | None) -> dict[str, list[dict[str, Any]]]:
+    """A response a row, as the task reads it; UserError naming the line where it is none, or its id stands twice."""
+    if task is None or task.read_answer is None:
+        whose = f"; {task.name}'s are JSON" if task else ""
+        raise UserError(f"{path}: a table, but no table of responses is read here{whose}")
+    responses: dict[str, list[dict[str, Any]]] = {}
+    lines: dict[str, int] = {}
+    for number, row in enumerate(table_rows(Path(path))):
+        where = f"{path}: record {number}"
+        if None in row or None in row.values():
+            raise UserError(f"{where}: not as many columns as the table's first line has; is the file cut short?")
+        question_id, response = task.read_answer(row, where)
+        if question_id in responses:
+            raise UserError(f"{where}: id {quote(question_id)} is record {lines[question_id]}'s too; one answer each")
+        responses[question_id], lines[question_id] = [response], number
+    if not responses:
+        raise UserError(f"{path}: holds no answers")
+    return responses
 
 
 def read_plans(path: str | Path) -> dict[str, list[dict[str, Any]]]:

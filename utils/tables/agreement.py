@@ -11,6 +11,7 @@ from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.json_files import read_json
 from utils.tables import reliability
+from utils.tables.significance import share_interval
 
 PREFERENCES = {"first": 1, "tie": 0, "second": -1}  # a human's choice as a number, larger for the first system
 
@@ -157,13 +158,8 @@ def num_agreeing(pairs: Pairs) -> int:
 
 
 def wilson_interval(pairs: Pairs) -> tuple[float, float] | None:
-    """95% interval of the agreement (Wilson 1927), None without questions."""
-    from scipy.stats import binomtest
-
-    if not pairs:
-        return None
-    interval = binomtest(num_agreeing(pairs), len(pairs)).proportion_ci(method="wilson")
-    return float(interval.low), float(interval.high)
+    """95% interval of the agreement, None without questions."""
+    return share_interval(num_agreeing(pairs), len(pairs))
 
 
 def cohens_kappa(pairs: Pairs) -> float | None:

@@ -79,9 +79,10 @@ def contrast(board: Board, system: System, baseline: System, intervals: bool) ->
     pairing = pair_questions(system.questions, baseline.questions, board.task, pooled)
     if pooled is None:
         by_group = {group: significance.differences(pairs) for group, pairs in pairing.scores.items()}
-        results = {column: compare_strata(its, intervals) for column, its in strata_by_column(by_group).items()}
+        strata = strata_by_column(board.task, by_group)
+        results = {column: compare_strata(its, intervals) for column, its in strata.items()}
     else:
-        strata = strata_by_column(pairing.scores)
+        strata = strata_by_column(board.task, pairing.scores)
         results = {column: compare_pooled(its, pooled, intervals) for column, its in strata.items()}
     results = {board.name_of(column): result for column, result in results.items()}
     return Contrast(system.name, baseline.name, pairing, results, board)

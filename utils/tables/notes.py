@@ -13,6 +13,7 @@ from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
 from utils.scoring.means import mean, scores_by_group
 from utils.tables import system_scores
+from utils.tables.divisions import divide
 from utils.tables.formats import counted, number, plural
 from utils.tables.system_scores import MACRO, Board, System, column_means, few
 
@@ -28,9 +29,12 @@ def print_notes(notes: Iterable[str]) -> None:
 
 
 def read_compared(
-    arguments: list[list[str]], unscored_as_zero: bool = False, allow_partial: bool = False
+    arguments: list[list[str]], unscored_as_zero: bool = False, allow_partial: bool = False, by: str | None = None
 ) -> tuple[list[Board], list[str]]:
     """The systems of every `[name, file, ...]`, by task and metric, and what of them is not in the numbers.
+
+    Args:
+        by: one of the benchmark's divisions, whose values are the groups; None: its own groups.
 
     Raises:
         UserError: as `read_boards`, or they are not scored alike, or, unless `allow_partial`, on other questions.
@@ -47,6 +51,8 @@ def read_compared(
         if not allow_partial:
             system_scores.check_same_questions(systems)
         system_scores.check_same_responses(systems)
+    if by is not None:
+        boards = [divide(board, by) for board in boards]
     notes = dict.fromkeys(board.note(note) for board in boards for note in _notes_on_board(board, unscored_as_zero))
     return boards, [*notes, *_notes_on_gaps(boards), *judge_notes(unknown)]
 

@@ -47,11 +47,14 @@ class Evaluator:
 
 
 @figure_style()
-def posts_figure(points: dict[int, dict[str, Point]], are_errors: bool = False) -> "Figure":
+def posts_figure(
+    points: dict[int, dict[str, Point]], are_errors: bool = False, bars: str = "95% bootstrap intervals over questions"
+) -> "Figure":
     """The score by the number of posts, a panel for each column of a table that has any; all have the same axes.
 
     Args:
         points: by number of posts, ascending, and column; at least one has a mean.
+        bars: what the bars on points are.
     """
     groups = [group for group in points[min(points)] if any(its[group].mean is not None for its in points.values())]
     columns = min(2, len(groups))
@@ -72,7 +75,7 @@ def posts_figure(points: dict[int, dict[str, Point]], are_errors: bool = False) 
     panels[0].set_ylim(low, high)
     panels[0].set_xticks(posts_ticks(list(points)))
     figure.supylabel(score_label(are_errors), fontsize=TEXT)
-    lines = ["k: number of posts from the profile", "bars: 95% bootstrap intervals over questions"]
+    lines = ["k: number of posts from the profile", f"bars: {bars}"]
     lines += ["the axis of scores does not start at 0"] if low > 0 else []
     figure.supxlabel("\n".join(lines), fontsize=SMALL_TEXT)
     return figure

@@ -42,11 +42,12 @@ def read_paper(
     if task.paper_results is None:
         raise missing
     data = read_json(task.paper_results)
-    if table not in data["tables"]:
-        raise UserError(
-            f"--paper_table {quote(table)}: the paper has no such table; name one: {', '.join(data['tables'])}"
-        )
-    models = data["tables"][table]["models"]
+    # A benchmark whose tasks stand alone says which one a table is of.
+    tables = {name: one for name, one in data["tables"].items() if one.get("task", task.name) == task.name}
+    if table not in tables:
+        of = "" if len(tables) == len(data["tables"]) else f" of {task.name}"
+        raise UserError(f"--paper_table {quote(table)}: the paper has no such table{of}; name one: {', '.join(tables)}")
+    models = tables[table]["models"]
     if model not in models:
         raise UserError(f"--paper {model!r}: the paper has no such model; its models are {', '.join(models)}")
     methods = models[model]

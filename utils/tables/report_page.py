@@ -4,17 +4,21 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.task import Item, Record, Task
+from utils.records.contexts import Profile
 from utils.scoring.aspects import VERDICTS
 from utils.scoring.means import mean
+from utils.tables.divisions import divide
 from utils.tables.formats import plural
+from utils.tables.report_history import RULE, show_history
 from utils.tables.score_table import means_table
-from utils.tables.system_scores import MACRO, Board, Entry, points_of, unplaced_point
+from utils.tables.system_scores import Board, Entry, columns_of, points_of, unplaced_point
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 HELPERS = Path(__file__).with_name("page_helpers.js")  # how every page makes text of what models and users wrote
@@ -68,19 +72,39 @@ def rubric(task: Task, record: Record) -> list[list[str]]:
     return parts(record) if parts else []
 
 
+def has_options(task: Task, record: Record) -> bool:
+    """Does the record hold the texts that an answer is one of? Whether they are such, `Task.check` says."""
+    return task.options is not None and record.keys() >= set(task.options.needs)
+
+
 def is_whole(entry: Entry) -> bool:
     """Was the answer judged as a whole, not aspect by aspect?"""
     return any("aspect" not in detail for detail in entry["details"])
 
 
-def posts_used(side: Side, question_id: str, datasets: Datasets) -> list[str] | None:
-    """The posts that stood in the prompt, best first; None where it is not known which they were."""
-    number = side.responses[question_id][0].get("num_contexts_used") or 0
-    profile = datasets.profiles.get(side.inputs.get(question_id, ""), {}).get(question_id)
-    if number and profile is None:
-        return None
-    task = datasets.task_of(datasets.questions[question_id])
-    return [task.item_text(post) for post in (profile or [])[:number]]
+def profile_of(side: Side, question_id: str, datasets: Datasets) -> Sequence[Item] | None:
+    """The profile that a question was answered from; None where that is not known, or not at hand."""
+    return datasets.profiles.get(side.inputs.get(question_id, ""), {}).get(question_id)
+
+
+def items_used(side: Side, question_id: str, datasets: Datasets) -> list[Item] | None:
+    """The items that stood in the prompt, best first; None where it is not known which they were.
+
+    There are none where all of a history was given, or what of it there was room for.
+    """
+    answer, profile = side.responses[question_id][0], profile_of(side, question_id, datasets)
+    number = answer.get("num_contexts_used") or 0
+    if not number or profile is None:
+        return None if number else []
+    its = copy(profile)  # what it finds out of a long history goes with the copy
+    whole = isinstance(its, Profile) and number + (answer.get("num_contexts_dropped") or 0) >= len(its)
+    return [] if whole else its[:number]
+
+
+def history_of(question_id: str, datasets: Datasets) -> Profile | None:
+    """The history that a question shares with others; all datasets refer to the same one."""
+    found = (profiles.get(question_id) for profiles in datasets.profiles.values())
+    return next((profile for profile in found if isinstance(profile, Profile)), None)
 
 
 # The first page and the list of questions
@@ -92,6 +116,7 @@ def make_index(sides: list[Side], datasets: Datasets, boards: list[Board], notes
     The table and the panels hold the systems with scores, by their place in `sides`: "judged".
     """
     entries = [index_entry(sides, datasets, boards, record) for record in datasets.questions.values()]
+    has_histories = any(history_of(question_id, datasets) for question_id in datasets.questions)
     names = [side.name for side in sides]
     table = means_table(boards) if boards else None
     rows = [[{"text": cell.text, "bold": cell.bold} for cell in row] for row in table.rows] if table else []
@@ -101,10 +126,11 @@ def make_index(sides: list[Side], datasets: Datasets, boards: list[Board], notes
         "verdicts": VERDICTS,
         "measures": {task.name: measures(boards_of(task, boards)) for task in datasets.tasks},
         "table": {"columns": table.heads(), "rows": rows} if table else None,
-        "panels": [panel for board in boards for panel in score_panels(board)],
+        "panels": [panel for board in boards for panel in (*score_panels(board), *division_panels(board))],
         "subgroups": heat_map(entries, datasets.tasks),
         "notes": notes,
         "questions": entries,
+        **({"turns": RULE} if has_histories else {}),
     }
 
 
@@ -137,11 +163,20 @@ def score_panels(board: Board) -> list[Shown]:
     if None in asked:
         panels[UNKNOWN] = list(map(unplaced_point, systems))
     if len(task.groups) > 1:
-        panels[MACRO] = [points[MACRO] for points in by_system]
+        panels[columns_of(task)[-1]] = [points[columns_of(task)[-1]] for points in by_system]
     return [
         {"group": board.name_of(group), "error": board.metric.lower_is_better, "points": list(map(asdict, points))}
         for group, points in panels.items()
     ]
+
+
+def division_panels(board: Board) -> Iterator[Shown]:
+    """The same for what else tells the questions apart, where all score files say it."""
+    entries = [entry for system in board.systems for entry in system.entries]
+    for name in board.task.divisions:
+        if all(isinstance(entry.get(name), str) for entry in entries):
+            panels = score_panels(divide(board, name))
+            yield from ({**panel, "by": name} for panel in panels if panel["group"] != board.task.overall)
 
 
 def heat_map(questions: list[Shown], tasks: list[Task]) -> list[Shown]:
@@ -201,7 +236,17 @@ def make_texts(sides: list[Side], datasets: Datasets, boards: list[Board]) -> It
         its_boards = boards_of(task, boards)
         answers = [describe_answer(side, question_id, datasets, its_boards, posts) for side in sides]
         unseen = unseen_texts(task, record)
-        yield {"unseen": unseen, "aspects": rubric(task, record), "posts": list(posts), "answers": answers}
+        texts = {"unseen": unseen, "aspects": rubric(task, record), "posts": list(posts), "answers": answers}
+        if has_options(task, record):
+            texts["options"] = list(task.options.texts(record).items())
+        if (profile := history_of(question_id, datasets)) is not None:
+            used = {
+                number: items_used(side, question_id, datasets) or []
+                for number, side in enumerate(sides)
+                if question_id in side.responses
+            }
+            texts["turns"] = show_history(profile, task.cited(record), used)
+        yield texts
 
 
 def unseen_texts(task: Task, record: Record) -> dict[str, str | None]:
@@ -217,7 +262,9 @@ def describe_answer(
     if question_id not in side.responses:
         return None
     answer, *others = side.responses[question_id]
-    used = posts_used(side, question_id, datasets)
+    shared = history_of(question_id, datasets) is not None
+    used = [] if shared else items_used(side, question_id, datasets)  # marked in the history, where it is shared
+    task = datasets.task_of(datasets.questions[question_id])
     plan = side.plans.get(question_id, [{}])[0]
     titles = plan["aspects"] if plan else (as_text(answer.get("plan")) or "").splitlines()
     entries = side.entries(question_id, boards)
@@ -227,13 +274,14 @@ def describe_answer(
     details = [entry and entry["details"][0] for entry in entries] if whole else known[0]["details"] if known else []
     return {
         "output": answer["output"],
-        "raw": None if answer["output"] else as_text(answer.get("raw")),  # else it says the same once more
+        # Else it says the same once more, unless the answer is but a part of it.
+        "raw": as_text(answer.get("raw")) if task.options or not answer["output"] else None,
         "answered": known[0]["answered"] if known else True,
         "level": whole,
         "notes": answer_notes(answer, len(others)),
         "plan": titles or [],
         "plan_raw": as_text(plan.get("raw")),
-        "posts": None if used is None else [posts.setdefault(text, len(posts)) for text in used],
+        "posts": None if used is None else [posts.setdefault(task.item_text(post), len(posts)) for post in used],
         "verdicts": [one and [one["score"], as_text(one.get("raw")), as_text(one.get("reason"))] for one in details],
     }
 
@@ -285,12 +333,15 @@ def words(tasks: list[Task], boards: list[Board]) -> dict[str, str]:
     group, groups, subgroup = task.group_words
     number = len(task.groups)
     average = f", the average (macro) the mean of the {NUMBERS.get(number, number)} {groups}" if number > 1 else ""
+    average = ", the last column\\u2019s the mean over all of these" if task.overall else average
+    bars = f"by a bootstrap over questions; none where a {group} has fewer than two"
+    bars = "Wilson\\u2019s" if any(board.metric.is_share for board in boards) else bars
     scorer = "judge" if any(metric.judge for metric in task.metrics.values()) else "scorer"
     title = task.name if len(tasks) == 1 else task.benchmark
     lower = {"group": group, "subgroup": subgroup, "subgroups": plural(subgroup)}
     upper = {name.capitalize(): text.capitalize() for name, text in lower.items()}
     unit = next(iter(task.metrics.values())).unit if rubric_parts(task) else "score"
-    places = {"parts": plural(unit), "Part": unit.capitalize(), "scorer": scorer}
+    places = {"parts": plural(unit), "Part": unit.capitalize(), "scorer": scorer, "bars": bars}
     return {"task": title, "range": range_words(group, average, boards), **places, **lower, **upper}
 
 

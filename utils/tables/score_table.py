@@ -10,7 +10,7 @@ from utils.tables.formats import Cell, Table, counted, interval_text, number, p_
 from utils.tables.notes import wording_columns, wording_note
 from utils.tables.paper_results import Paper
 from utils.tables.significance import ALPHA, PERMUTATIONS, RESAMPLES
-from utils.tables.system_scores import MACRO, Board, System, column_means, columns_of
+from utils.tables.system_scores import MACRO, Board, System, column_means, columns_of, points_of
 
 PAGE_COLUMNS = 5  # of means, that a narrow page has room for beside names and counts
 
@@ -122,6 +122,20 @@ def _paper_rows(rows: list[Row], paper: Paper | None) -> list[str]:
 def _paper_line(method: str, columns: Iterable[str], num_counts: int, paper: Paper) -> list[Cell]:
     means = [Cell(_printed(method, column, paper)) for column in columns]
     return [Cell(f"{method} (paper)"), *means, *[Cell("–")] * num_counts]
+
+
+def shares_table(boards: list[Board]) -> Table:
+    """A line for every system and column of metrics whose means are shares, with the share's own interval."""
+    rows = []
+    for board in boards:
+        for system in board.systems:
+            for column, point in points_of(system).items():
+                right = "–" if point.mean is None else str(round(point.mean * point.questions))
+                texts = [system.name, board.name_of(column), number(point.mean), interval_text(point.interval, number)]
+                rows.append([*map(Cell, [*texts, right, str(point.questions)])])
+    columns = ["System", "Column", "Share", "95% interval", "Right", "Questions"]
+    notes = ["Share: of the questions, those with score 1. Interval: Wilson's, of each share alone."]
+    return Table(columns, rows, notes, num_names=2, short=boards[0].task.short)
 
 
 def intervals_table(boards: list[Board], contrasts: list[Contrast]) -> Table:
@@ -244,6 +258,11 @@ def _csv_record(row: Row, boards: list[Board], contrasts: list[Contrast], paper:
     for contrast in contrasts:
         if contrast.system == row.name:
             record |= _csv_contrast(contrast)
+    for board in (board for board in boards if board.metric.is_share):
+        for column, point in points_of(board.system(row.name)).items():
+            low, high = point.interval or (None, None)
+            record |= {f"{board.name_of(column)}: 95% interval, low": low}
+            record |= {f"{board.name_of(column)}: 95% interval, high": high}
     systems = [system for board in boards for system in board.systems if system.name == row.name]
     return record if paper is None else record | wording_columns(systems)
 

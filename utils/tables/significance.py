@@ -88,6 +88,16 @@ def bootstrap_interval(strata: Strata, resamples: int = RESAMPLES, seed: int = 0
     return percentile_limits(means)
 
 
+def share_interval(hits: int, number: int) -> tuple[float, float] | None:
+    """95% interval of the share that is hits of a number (Wilson 1927), None of none."""
+    from scipy.stats import binomtest
+
+    if not number:
+        return None
+    interval = binomtest(hits, number).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
+
+
 def percentile_limits(resampled: "np.ndarray") -> tuple[float, float]:
     """The k-th smallest and the k-th largest of resampled numbers, one fewer than 40 k; sorts them in place."""
     resampled.sort()

@@ -4,6 +4,7 @@ from utils.benchmarks.task import Task
 from utils.records.scores import Scores, metric_of
 from utils.scoring.means import group_means, macro_average
 from utils.tables.formats import counted
+from utils.tables.significance import share_interval
 
 
 def describe_scores(task: Task, score_addr: str, scores: Scores, tokens: dict[str, int | None]) -> str:
@@ -18,7 +19,7 @@ def describe_scores(task: Task, score_addr: str, scores: Scores, tokens: dict[st
 
 def describe_mean(task: Task, scores: Scores) -> str:
     mean = "none" if scores["score"] is None else f"{scores['score']:.4f}"
-    text = f"score {mean} over {counted(scores['num_scored_questions'], 'question')}{describe_macro(task, scores)}"
+    text = f"score {mean} over {counted(scores['num_scored_questions'], 'question')}{describe_average(task, scores)}"
     metric = metric_of(task, scores)[1]
     if scores["num_unanswered"]:
         text += f"; {scores['num_unanswered']} of them without an answer, counted {metric.worst}"
@@ -30,8 +31,15 @@ def describe_mean(task: Task, scores: Scores) -> str:
     return text
 
 
-def describe_macro(task: Task, scores: Scores) -> str:
-    """The average that a table has, which weighs the groups alike; nothing without a score in each of them."""
+def describe_average(task: Task, scores: Scores) -> str:
+    """The average that a table has, which weighs the groups alike; nothing without a score in each of them.
+
+    Where a table has the mean over all questions, its interval if it is a share.
+    """
+    if task.overall is not None:
+        number, is_share = scores["num_scored_questions"], metric_of(task, scores)[1].is_share
+        interval = share_interval(round(scores["score"] * number), number) if is_share and number else None
+        return "" if interval is None else f" (95% interval {interval[0]:.4f} to {interval[1]:.4f})"
     placed = [question for question in scores["per_question_scores"] if question["group"] is not None]
     average = macro_average(group_means(placed, task.groups))
     if average is None or len(task.groups) == 1:

@@ -4,7 +4,8 @@ import argparse
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from itertools import chain
+from typing import Any
 
 from utils.benchmarks import tasks
 from utils.benchmarks.task import Metric, Task
@@ -15,14 +16,12 @@ from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
 from utils.records.scores import Scores, read_scores
 from utils.scoring.means import group_means, macro_average, mean, scores_by_group
-from utils.scoring.pooled import Pooled
 from utils.tables.pooled import pooled_interval
-from utils.tables.significance import bootstrap_interval
+from utils.tables.significance import bootstrap_interval, share_interval
 
 MACRO = "Average (macro)"
 
 Entry = dict[str, Any]  # of a score file: a question with its score
-Values = TypeVar("Values")
 
 # Of a score file's fingerprint what changes a verdict: who judged, asked what, and how the verdict was drawn.
 JUDGE_SETTINGS = (
@@ -294,29 +293,42 @@ def response_hash(path: str) -> str | None:
     return (manifest_of(path) or {"fingerprint": {}})["fingerprint"].get("responses")
 
 
-# A table's columns of means: one for every group of questions, and one for the average of these
+# A table's columns of means: one for every group of questions, and one for the average of these, or for all questions
 
 
 def columns_of(task: Task) -> list[str]:
     """Its groups, and their average where there are several."""
-    return [*task.groups, MACRO] if len(task.groups) > 1 else list(task.groups)
+    return [*task.groups, task.overall or MACRO] if len(task.groups) > 1 else list(task.groups)
 
 
-def strata_by_column(by_group: dict[str, Values]) -> dict[str, list[Values]]:
-    """What each column is the mean of: a group alone, or as the average every group as a stratum of its own."""
+def strata_by_column(task: Task, by_group: dict[str, list[Any]]) -> dict[str, list[list[Any]]]:
+    """What each column is the mean of: a group alone, or as the average every group as a stratum of its own.
+
+    Where the benchmark counts all questions alike, they are one stratum.
+    """
     strata = {group: [values] for group, values in by_group.items()}
-    return {**strata, MACRO: list(by_group.values())} if len(by_group) > 1 else strata
+    if len(by_group) == 1:
+        return strata
+    if task.overall is not None:
+        return {**strata, task.overall: [list(chain.from_iterable(by_group.values()))]}
+    return {**strata, MACRO: list(by_group.values())}
 
 
 def column_means(system: System) -> dict[str, float | None]:
     """None for a mean over nothing."""
-    means = group_means(system.questions, system.task.groups, system.metric.pooled)
-    return {**means, MACRO: macro_average(means)} if len(means) > 1 else means
+    task, pooled = system.task, system.metric.pooled
+    means = group_means(system.questions, task.groups, pooled)
+    if len(means) == 1:
+        return means
+    if task.overall is not None:
+        [values] = strata_by_column(task, scores_by_group(system.questions, task.groups, pooled))[task.overall]
+        return {**means, task.overall: (pooled.score if pooled else mean)(values)}
+    return {**means, MACRO: macro_average(means)}
 
 
 @dataclass(frozen=True)
 class Point:
-    """A mean score, its 95% interval by a bootstrap over questions, None where undefined, and how many have a score."""
+    """A mean score, its 95% interval as `interval_words` says, None where undefined, and how many have a score."""
 
     mean: float | None
     interval: tuple[float, float] | None
@@ -325,9 +337,9 @@ class Point:
 
 def points_of(system: System) -> dict[str, Point]:
     """By column."""
-    pooled = system.metric.pooled
-    strata = strata_by_column(scores_by_group(system.questions, system.task.groups, pooled))
-    return {column: _point(its_mean, strata[column], pooled) for column, its_mean in column_means(system).items()}
+    metric = system.metric
+    strata = strata_by_column(system.task, scores_by_group(system.questions, system.task.groups, metric.pooled))
+    return {column: _point(its_mean, strata[column], metric) for column, its_mean in column_means(system).items()}
 
 
 def unplaced_point(system: System) -> Point:
@@ -335,9 +347,18 @@ def unplaced_point(system: System) -> Point:
     unplaced = [entry for entry in system.entries if entry["group"] is None]
     pooled = system.metric.pooled
     scores = scores_by_group(unplaced, [None], pooled)[None]
-    return _point((pooled.score if pooled else mean)(scores), [scores], pooled)
+    return _point((pooled.score if pooled else mean)(scores), [scores], system.metric)
 
 
-def _point(its_mean: float | None, strata: Sequence[Sequence[Any]], pooled: Pooled | None) -> Point:
-    interval = pooled_interval(strata, pooled.of) if pooled else bootstrap_interval(strata)
+def _point(its_mean: float | None, strata: Sequence[Sequence[Any]], metric: Metric) -> Point:
+    """The one place that says which interval a mean has; a mean of several groups' shares is no share."""
+    if metric.is_share and len(strata) == 1:
+        interval = share_interval(sum(strata[0]), len(strata[0]))
+    else:
+        interval = pooled_interval(strata, metric.pooled.of) if metric.pooled else bootstrap_interval(strata)
     return Point(its_mean, interval, sum(map(len, strata)))
+
+
+def interval_words(metric: Metric) -> str:
+    """What the intervals of means are."""
+    return "Wilson intervals" if metric.is_share else "bootstrap intervals over questions"

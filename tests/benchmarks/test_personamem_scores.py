@@ -1,0 +1,542 @@
+"""PersonaMem's scores: by type, topic and distance, in table, figure and report; result tables out and in again."""
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from test_personamem import DATA, NAME, ROWS, download, save
+from test_report import NASTY, browser, content, needs_chromium, open_page  # noqa: F401 (fixtures)
+
+import evaluate_responses
+from utils import export_predictions, make_figures, make_table, report, show_answers
+from utils.benchmarks import tasks
+from utils.benchmarks.personamem import CANONICAL, TYPES
+from utils.benchmarks.personamem_results import DISTANCES, NOT_GIVEN, cited_share, distance_of
+from utils.cli import UserError
+from utils.files.manifest import file_hash
+from utils.records.contexts import open_profile
+from utils.records.responses import read_responses
+from utils.tables.paper_results import read_paper
+from utils.tables.report_history import AFTER, AT_BEGIN, AT_END, BEFORE, MOST_CHARACTERS, place_of, show_history
+from utils.tables.significance import share_interval
+from utils.tables.system_scores import points_of, read_boards
+
+TABLE = "PersonaMem_32k_results.csv"
+COLUMNS = [
+    *("score", "persona_id", "question_id", "user_question_or_message", "question_type", "topic"),
+    *(
+        "context_length_in_tokens",
+        "context_length_in_letters",
+        "distance_to_ref_in_blocks",
+        "distance_to_ref_in_tokens",
+    ),
+    *("num_irrelevant_tokens", "distance_to_ref_proportion_in_context", "model_response", "len_of_model_response"),
+    *("predicted_answer", "correct_answer"),
+]
+RIGHT = {key: row["correct_answer"][1] for key, row in ROWS.items()}
+WRONG = {key: "abcd"["dabc".index(letter)] for key, letter in RIGHT.items()}
+
+
+def run(script, *arguments):
+    return script.main(list(map(str, arguments)))
+
+
+def write(path, content):
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The sample with distances from near to very far, two of them not given, and two systems' answers and scores."""
+    folder = tmp_path_factory.mktemp("scores")
+    rows = [{**row, "distance_to_ref_in_tokens": str(100 * 2**number)} for number, row in enumerate(ROWS.values())]
+    rows[5]["distance_to_ref_in_tokens"], rows[6]["distance_to_ref_in_tokens"] = "", "-3"
+    dataset = download(save(folder / "source", rows), folder)
+    answers = {
+        "best": {key: RIGHT[key] if number % 4 else WRONG[key] for number, key in enumerate(ROWS)},
+        "worst": {key: None if number % 7 == 0 else WRONG[key] for number, key in enumerate(ROWS)},
+    }
+    for name, its in answers.items():
+        responses = {
+            key: [
+                {"output": letter, "raw": f"So, {NASTY}: <final_answer>({letter})"}
+                if letter
+                else {"output": None, "raw": "No idea.", "reason": "none"}
+            ]
+            for key, letter in its.items()
+        }
+        write(folder / f"{name}.json", responses)
+        score(dataset, folder / f"{name}.json", folder / f"{name}_scores.json")
+    return folder
+
+
+def score(dataset, responses, scores, *more):
+    flags = ["--inputs_addr", dataset, "--response_addr", responses, "--score_addr", scores]
+    assert run(evaluate_responses, *flags, *more) == 0
+    return json.loads(scores.read_text())
+
+
+@pytest.fixture
+def dataset(folder):
+    return folder / "PersonaMem_32k.json"
+
+
+@pytest.fixture
+def systems(folder):
+    return [word for name in ("best", "worst") for word in ("--system", name, folder / f"{name}_scores.json")]
+
+
+def entries_of(folder, name="best"):
+    return json.loads((folder / f"{name}_scores.json").read_text())["per_question_scores"]
+
+
+# What the shares and bins are
+
+
+def test_the_interval_of_a_share_is_wilson_s():
+    """By hand, of 8 in 10: (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n), with z = 1.959964."""
+    z = 1.959963984540054
+    middle, half = 0.8 + z * z / 20, z * math.sqrt(0.8 * 0.2 / 10 + z * z / 400)
+    low, high = (middle - half) / (1 + z * z / 10), (middle + half) / (1 + z * z / 10)
+    assert (round(low, 4), round(high, 4)) == (0.4902, 0.9433)
+    assert share_interval(8, 10) == pytest.approx((low, high), abs=1e-9)
+    assert share_interval(0, 10)[0] == 0 and share_interval(10, 10)[1] == 1
+    assert share_interval(0, 0) is None
+
+
+def test_only_this_task_s_scores_have_it():
+    """Of the others no interval changes, though LaMP's accuracy is a share too."""
+    shares = {
+        (task.name, name) for task in tasks().values() for name, metric in task.metrics.items() if metric.is_share
+    }
+    assert {name.partition("-")[0] for name, _ in shares} == {"PersonaMem"}
+    assert {name for _, name in shares} == {"accuracy", "accuracy-official"}
+    assert [task.name for task in tasks().values() if task.overall or task.divisions] == [
+        f"PersonaMem-{size}" for size in ("32k", "128k", "1M")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "name"),
+    [
+        ("0", "0-1k tokens"),
+        ("1024", "0-1k tokens"),
+        ("1024.5", "1k-2k tokens"),
+        ("2048", "1k-2k tokens"),
+        ("32768", "16k-32k tokens"),
+        ("32769", "32k-64k tokens"),
+        ("1048576", "512k-1M tokens"),
+        ("1048577", "above 1M tokens"),
+        ("1e12", "above 1M tokens"),
+        *((text, NOT_GIVEN) for text in ("", "-1", "nan", "inf", "far")),
+        (None, NOT_GIVEN),
+    ],
+)
+def test_a_distance_has_its_bin(tokens, name):
+    assert distance_of({} if tokens is None else {"distance_to_ref_in_tokens": tokens}) == name
+    assert name in DISTANCES
+
+
+# The table
+
+
+def test_a_table_by_type_has_all_questions_last(folder, systems, capsys):
+    assert run(make_table, *systems, "--baseline", "worst", "--intervals") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split(" | ")[1:9] == [*TYPES, "All questions"]
+    assert lines[2].split(" | ")[8] == "**0.7500**†"  # 18 of 24: the mean over questions, not that of the types' means
+    assert lines[3].split(" | ")[8:11] == ["0.0000", "24", "4"]
+    low, high = share_interval(18, 24)
+    assert f"| best | All questions | 0.7500 | [{low:.4f}, {high:.4f}] | 18 | 24 |" in lines
+    by_type = {name: [entry["score"] for entry in entries_of(folder) if entry["group"] == name] for name in TYPES}
+    for name, its in by_type.items():
+        ends = ", ".join(f"{end:.4f}" for end in share_interval(sum(its), len(its)))
+        assert f"| best | {name} | {sum(its) / len(its):.4f} | [{ends}] | {sum(its)} | {len(its)} |" in lines
+    [paired] = [line for line in lines if line.startswith("| best | worst | All questions |")]
+    assert paired.endswith("| 24 |") and "+0.7500" in paired  # tested over all questions, as one group
+
+
+@pytest.mark.parametrize("by", ["topic", "distance"])
+def test_a_table_by_another_division(by, folder, systems, capsys):
+    assert run(make_table, *systems, "--by", by, "--format", "csv", "--baseline", "worst") == 0
+    [best, worst] = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    rows = {entry["id"]: entry for entry in entries_of(folder)}
+    found = {entry[by] for entry in rows.values()}
+    columns = list(best)[1 : 2 + len(found)]
+    order = [one for one in DISTANCES if one in found] if by == "distance" else sorted(found)
+    assert columns == [*order, "All questions"] and len(found) > 9
+    for name in found:
+        its = [entry["score"] for entry in rows.values() if entry[by] == name]
+        assert float(best[name]) == pytest.approx(sum(its) / len(its)) and float(worst[name]) == 0
+        assert float(best[f"{name}: paired questions against worst"]) == len(its)
+        ends = [float(best[f"{name}: 95% interval, {end}"]) for end in ("low", "high")]
+        assert ends == pytest.approx(share_interval(sum(its), len(its)))
+    if by == "distance":
+        assert columns[-2] == NOT_GIVEN and sum(entry[by] == NOT_GIVEN for entry in rows.values()) == 2
+        assert columns[0] == "0-1k tokens" and columns[-3] == "above 1M tokens"
+
+
+def test_the_intervals_of_shares_need_no_baseline(systems, capsys):
+    assert run(make_table, *systems, "--intervals") == 0
+    out = capsys.readouterr().out
+    assert "| System | Column | Share | 95% interval | Right | Questions |" in out and "Permutation" not in out
+
+
+def test_other_divisions_are_refused(folder, systems, tmp_path):
+    with pytest.raises(
+        UserError, match=r"^--by 'persona': .* PersonaMem-32k are not told apart by this; it has topic,"
+    ):
+        run(make_table, *systems, "--by", "persona")
+    older = json.loads((folder / "best_scores.json").read_text())
+    for entry in older["per_question_scores"]:
+        del entry["topic"]
+    path = write(tmp_path / "older.json", older)
+    assert run(make_table, "--system", "older", path) == 0
+    with pytest.raises(UserError, match=r"older\.json: question '.*': field 'topic' is missing or null, not a text"):
+        run(make_table, "--system", "older", path, "--by", "topic")
+
+
+def test_the_line_of_a_score_file_has_the_interval(folder, dataset, tmp_path, capsys):
+    score(dataset, folder / "best.json", tmp_path / "again.json")
+    low, high = share_interval(18, 24)
+    assert f"score 0.7500 over 24 questions (95% interval {low:.4f} to {high:.4f})" in capsys.readouterr().out
+
+
+# The paper's numbers
+
+
+def test_the_paper_s_numbers_are_of_one_size(systems, capsys):
+    systems = ["Whole history" if word == "best" else word for word in systems]
+    assert run(make_table, *systems, "--paper", "GPT-4o", "--paper_table", "32k") == 0
+    out = capsys.readouterr().out
+    assert "**0.7500** (0.39, +0.36)" in out and "the paper's 32k, GPT-4o, and the difference to it" in out
+    with pytest.raises(UserError, match=r"--paper_table '128k': .* no such table of PersonaMem-32k; name one: 32k$"):
+        run(make_table, *systems, "--paper", "GPT-4o", "--paper_table", "128k")
+
+
+def test_every_number_of_the_paper_is_read():
+    counts = {}
+    for size in ("32k", "128k", "1M"):
+        task = tasks()[f"PersonaMem-{size}"]
+        data = json.loads(task.paper_results.read_text())
+        assert data["columns"] == [*TYPES, task.overall]
+        for model, methods in data["tables"][size]["models"].items():
+            paper = read_paper(task, model, size, list(methods)[:1])
+            counts[size] = counts.get(size, 0) + len(paper.scores)
+            assert all(0 < score < 1 for score in paper.scores.values())
+    assert counts == {"32k": 8, "128k": 20, "1M": 7}
+
+
+# The figure
+
+
+@pytest.mark.parametrize("by", [None, "topic", "distance"])
+def test_the_figure_shows_what_the_table_does(by, folder, systems, tmp_path, monkeypatch):
+    drawn = []
+    draw = make_figures.groups_figure
+    monkeypatch.setattr(make_figures, "groups_figure", lambda systems: drawn.append(draw(systems)) or drawn[-1])
+    more = ["--by", by] if by else []
+    assert run(make_figures, "--figure", "groups", *systems, *more, "--output_addr", tmp_path / "figure") == 0
+    assert {path.name for path in tmp_path.iterdir()} >= {"figure.png", "figure.pdf"}
+    [panel] = drawn[0].axes
+    labels = [label.get_text() for label in panel.get_yticklabels()]
+    entries = entries_of(folder)
+    names = list(TYPES) if by is None else sorted({entry[by] for entry in entries})
+    assert sorted(" ".join(label.splitlines()[:-1]) for label in labels) == sorted([*names, "All questions"])
+    assert panel.get_ylabel() == (by or "type") and labels[-1] == "All questions\n24 questions"
+    lines = [line.get_xdata() for line in panel.lines if len(line.get_xdata()) == 2 and line.get_marker() == "None"]
+    assert any(list(line) == pytest.approx(share_interval(18, 24)) for line in lines)
+    best, worst = [line for line in panel.lines if line.get_marker() in "os"]
+    assert best.get_xdata()[-1] == 0.75 and set(worst.get_xdata()) == {0}
+    assert any("95% Wilson intervals" in text.get_text() for text in drawn[0].texts)
+
+
+def test_it_is_of_any_benchmark_and_by_is_of_it_alone(systems, tmp_path):
+    with pytest.raises(UserError, match="--by: not for --figure 3, but for --figure groups"):
+        run(make_figures, "--figure", "3", *systems, "--by", "topic", "--output_addr", tmp_path / "f")
+    with pytest.raises(UserError, match="given 7 times; figure groups has 1 to 6"):
+        more = [word for i in range(7) for word in ("--system", f"s{i}", tmp_path / f"{i}.json")]
+        run(make_figures, "--figure", "groups", *more, "--output_addr", tmp_path / "f")
+
+
+# Result tables
+
+
+def test_the_result_table_has_every_question(folder, dataset, tmp_path, capsys):
+    run(
+        export_predictions, "--inputs_addr", dataset, "--response_addr", folder / "worst.json", "--output_dir", tmp_path
+    )
+    assert capsys.readouterr().out == f"{tmp_path / TABLE}: 24 answers, 4 of them empty\n"
+    rows = list(csv.DictReader((tmp_path / TABLE).open(encoding="utf-8", newline="")))
+    assert list(rows[0]) == COLUMNS
+    responses = read_responses(folder / "worst.json")
+    assert {row["question_id"] for row in rows} == ROWS.keys()
+    for row in rows:
+        [response], original = responses[row["question_id"]], ROWS[row["question_id"]]
+        same = [name for name in row if name in original and name != "distance_to_ref_in_tokens"]
+        assert len(same) == 11 and all(row[name] == original[name] for name in same)
+        assert row["model_response"] == response["raw"] and int(row["len_of_model_response"]) == len(response["raw"])
+        assert row["predicted_answer"] == (f"({response['output']})" if response["output"] else "")
+        assert row["score"] == "False"
+
+
+def test_older_tables_have_their_column_and_comparing_options_writes_nothing(tmp_path):
+    older = tmp_path / "older"
+    older.mkdir()
+    for name in ("questions_32k.csv", "shared_contexts_32k.jsonl"):
+        write(older / name, ((DATA / "older" if name.endswith("csv") else DATA) / name).read_text(encoding="utf-8"))
+    dataset = download(older, tmp_path)
+    responses = write(tmp_path / "r.json", {key: [{"output": letter}] for key, letter in RIGHT.items()})
+    run(export_predictions, "--inputs_addr", dataset, "--response_addr", responses, "--output_dir", tmp_path)
+    [row, *_] = rows = list(csv.DictReader((tmp_path / TABLE).open(encoding="utf-8", newline="")))
+    assert list(row)[6] == "stereotypical" and {row["stereotypical"] for row in rows} == {"Yes", "No"}
+    assert {row["score"] for row in rows} == {"True"}
+    assert all(row["model_response"] == row["predicted_answer"] == row["correct_answer"] for row in rows)
+    assert {CANONICAL[row["question_type"]] for row in rows} == set(TYPES)
+
+
+def test_a_dataset_without_right_letters_has_no_result_table(folder, dataset, tmp_path):
+    records = [
+        {name: value for name, value in one.items() if name != "target"} for one in json.loads(dataset.read_text())
+    ]
+    with pytest.raises(UserError, match="field 'target' is missing"):
+        run(export_predictions, "--inputs_addr", write(tmp_path / "d.json", records), "--response_addr",
+            folder / "best.json", "--output_dir", tmp_path)  # fmt: skip
+
+
+def results(rows):
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(rows[0]))
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("name", ["best", "worst"])
+def test_an_exported_table_is_scored_as_what_it_is_of(name, folder, dataset, tmp_path):
+    run(
+        export_predictions,
+        "--inputs_addr",
+        dataset,
+        "--response_addr",
+        folder / f"{name}.json",
+        "--output_dir",
+        tmp_path,
+    )
+    for more in ([], ["--reading", "official"]):
+        from_table = score(dataset, tmp_path / TABLE, tmp_path / f"t{len(more)}.json", *more)
+        ours = score(dataset, folder / f"{name}.json", tmp_path / f"o{len(more)}.json", *more)
+        assert from_table == ours
+    run(make_table, "--system", "theirs", tmp_path / "t0.json", "--system", "ours", folder / "best_scores.json")
+
+
+def test_the_baselines_tables_are_read_without_the_right_letter(dataset, tmp_path, capsys):
+    """Their column `answer` is the right letter, and `p` the run's."""
+    rows = [{"question_id": key, "answer": RIGHT[key], "p": WRONG[key], "r": "[3 1]"} for key in ROWS]
+    rows[3]["p"], rows[4]["p"], rows[5]["p"] = "", RIGHT[rows[4]["question_id"]].upper(), f"({rows[5]['answer']})"
+    found = score(dataset, write(tmp_path / "p.csv", results(rows)), tmp_path / "scores.json")
+    assert (found["score"], found["num_unanswered"]) == (2 / 24, 1)
+    for row in rows:
+        row["answer"] = "b"
+    assert score(dataset, write(tmp_path / "q.csv", results(rows)), tmp_path / "q.json")["score"] == 2 / 24
+    capsys.readouterr()
+    flags = ["--inputs_addr", dataset, "--score_addr", tmp_path / "q.json", "--num_questions", 1]
+    assert run(show_answers, *flags, "--response_addr", tmp_path / "q.csv") == 0
+    assert "score 0.00" in capsys.readouterr().out
+
+
+def test_what_a_model_wrote_is_read_as_ours_and_without_the_right_letter(dataset, tmp_path):
+    texts = ["It is <final_answer>({})", "({}) for sure", "a or b?", "a pity", ""]
+    rows = [
+        {
+            "question_id": key,
+            "model_response": texts[i % 5].format(RIGHT[key]),
+            "predicted_answer": "(z)",
+            "score": "True",
+        }
+        for i, key in enumerate(ROWS)
+    ]
+    found = score(dataset, write(tmp_path / "r.csv", results(rows)), tmp_path / "s.json")
+    assert (found["score"], found["num_unanswered"]) == (10 / 24, 14)
+    for row in rows:
+        row["predicted_answer"] = row.pop("model_response")
+    assert score(dataset, write(tmp_path / "p.csv", results(rows)), tmp_path / "t.json")["score"] == 10 / 24
+
+
+def bad(**changed):
+    rows = [{"question_id": key, "p": letter} for key, letter in RIGHT.items()]
+    rows[2].update(changed)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (bad(p="e"), r"bad\.csv: record 2 \(id '.*'\): column 'p' holds 'e', not one of the letters a, b, c, d$"),
+        (bad(p="0.87"), r"column 'p' holds '0\.87', not one of the letters"),
+        (bad(question_id="nobody"), r"bad\.csv: its ids are not the dataset's.*\n.* 1 questions without.*\n.*'nobody'"),
+        (bad(question_id=""), r"bad\.csv: record 2: no 'question_id'$"),
+        (bad(question_id=next(iter(ROWS))), r"record 2: id '.*' is record 0's too; one answer each$"),
+        (bad()[:-1], r"bad\.csv: only a part of the questions has a response; --allow_partial scores that part"),
+        (
+            [{"question_id": key, "answer": "a"} for key in ROWS],
+            r"none of the columns model_response, .*\n  'answer' is",
+        ),
+        ([{"id": key, "p": "a"} for key in ROWS], r"record 0: no 'question_id'"),
+    ],
+)
+def test_a_bad_table_is_refused(rows, message, dataset, tmp_path):
+    path = write(tmp_path / "bad.csv", results(rows))
+    with pytest.raises(UserError, match=message) as caught:
+        score(dataset, path, tmp_path / "scores.json")
+    assert str(caught.value).count("\n") <= 2 and not (tmp_path / "scores.json").exists()
+
+
+def test_a_part_is_scored_where_that_is_asked_for_and_a_torn_table_never(dataset, tmp_path):
+    text = results(bad()[:10])
+    found = score(dataset, write(tmp_path / "part.csv", text), tmp_path / "part.json", "--allow_partial")
+    assert (found["score"], found["partial"]["questions_judged"]) == (1, 10)
+    with pytest.raises(UserError, match="record 9: not as many columns as the table's first line has"):
+        score(dataset, write(tmp_path / "torn.csv", text.rstrip()[:-2]), tmp_path / "torn.json", "--allow_partial")
+    with pytest.raises(UserError, match=r"none\.csv: holds no answers"):
+        score(dataset, write(tmp_path / "none.csv", "question_id,p\n"), tmp_path / "none.json")
+
+
+def test_no_other_benchmark_has_tables_of_answers(tmp_path):
+    sample = Path(__file__).parents[1] / "data/mini_lampqa/test.json"
+    flags = ["--inputs_addr", sample, "--response_addr", write(tmp_path / "p.csv", results(bad()))]
+    with pytest.raises(UserError, match=r"p\.csv: a table, but no table .* is read here; LaMP-QA's are JSON$"):
+        run(show_answers, *flags, "--score_addr", tmp_path / "s.json")
+
+
+# The report
+
+
+@pytest.fixture(scope="module")
+def page_file(folder, tmp_path_factory):
+    """One system with the table of its answers, one whose messages are known; texts of users are as bad as can be."""
+    dataset = folder / "PersonaMem_32k.json"
+    made = tmp_path_factory.mktemp("report")
+    name = json.loads(dataset.read_text())[0]["profile"]["contexts"]
+    lines = [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        for messages in line.values():
+            messages[1]["content"] = f"User: {NASTY}" + "long " * 300
+    write(made / name, "".join(f"{json.dumps(line)}\n" for line in lines))
+    digest = file_hash(made / name)
+    records = json.loads(dataset.read_text())
+    for record in records:
+        record["profile"]["sha256"] = digest
+    records[0]["options"][0], records[0]["topic"] = NASTY, NASTY
+    inputs = write(made / dataset.name, records)
+    responses = json.loads((folder / "best.json").read_text())
+    for its in responses.values():
+        its[0] |= {"num_contexts_used": 3, "num_contexts_dropped": 0}
+    best = write(made / "best.json", responses)
+    manifest = {"fingerprint": {"inputs": file_hash(inputs)}, "output_sha256": file_hash(best)}
+    write(made / "best.json.manifest.json", manifest)
+    run(export_predictions, "--inputs_addr", inputs, "--response_addr", folder / "worst.json", "--output_dir", made)
+    score(inputs, best, made / "best_scores.json")
+    score(inputs, made / TABLE, made / "worst_scores.json")
+    systems = ["--system", "best", best, made / "best_scores.json"]
+    systems += ["--system", "worst", made / TABLE, made / "worst_scores.json"]
+    run(report, "--inputs_addr", inputs, *systems, "--output_addr", made / "report.html")
+    return made / "report.html"
+
+
+def test_what_the_page_holds_of_a_history(page_file, dataset):
+    index, texts = content(page_file)
+    records = json.loads((page_file.parent / dataset.name).read_text())
+    for record, its in zip(records, texts, strict=True):
+        history, end = its["turns"], record["profile"]["end"]
+        places = [place for place, *_ in history["shown"]]
+        assert history["total"] == end and places == sorted(set(places)) and max(places) == end - 1
+        messages = open_profile(record, page_file.parent / dataset.name).messages
+        expected = {*range(min(AT_BEGIN, end)), *range(max(0, end - AT_END), end), *range(1, min(4, end))}
+        if history["cited"] is not None:
+            expected |= set(range(max(0, history["cited"] - BEFORE), min(end, history["cited"] + AFTER)))
+        # The items of this unranked file are its messages in order of time, of which the first three were given.
+        given = [place for place in range(end) if messages[place]["role"] != "system"][:3]
+        assert set(places) == expected | set(given) or set(places) == (expected - {3}) | set(given)
+        for place, role, text, left, systems in history["shown"]:
+            whole = messages[place]["content"]
+            assert (role, text) == (messages[place]["role"], whole[:MOST_CHARACTERS]) and left == len(whole) - len(text)
+            assert systems == ([0] if place in given else [])
+        assert its["options"] == [list(pair) for pair in zip("abcd", record["options"], strict=True)]
+        assert its["posts"] == []
+    assert "8 around the place" in index["turns"]
+    by = {panel.get("by") for panel in index["panels"]}
+    assert by == {None, "topic", "distance"}
+    assert [panel["group"] for panel in index["panels"] if "by" not in panel] == [*TYPES, "All questions"]
+    [overall] = [panel for panel in index["panels"] if panel["group"] == "All questions"]
+    assert overall["points"][0]["interval"] == pytest.approx(share_interval(18, 24))
+    assert index["table"]["columns"][8] == "All questions"
+
+
+def test_the_page_says_wilson_and_other_pages_keep_their_words(page_file):
+    assert "Bars are 95% intervals, Wilson\\u2019s." in page_file.read_text()
+
+
+@needs_chromium
+def test_the_cited_place_is_open_and_nothing_becomes_markup(page_file, open_page):
+    page = open_page(page_file)
+    assert page.run("document.title") == "PersonaMem-32k report"
+    assert page.texts("h3")[1:4] == [
+        "Mean scores with 95% intervals", "Mean scores by topic with 95% intervals",
+        "Mean scores by distance with 95% intervals",
+    ]  # fmt: skip
+    wanted = "questions.findIndex((one, place) => textsOf(place).turns.shown.length < textsOf(place).turns.total)"
+    page.go(f"#{page.run(f'questions[{wanted}].id')}")
+    cited = page.run("textsOf(shown).turns.cited")
+    opened = page.run("[...document.querySelectorAll('.posts details[open]')].map((one) => one.innerText)")
+    assert len(opened) == 1 and f"{cited + 1}, " in opened[0] and "about here" in opened[0]
+    assert "not shown: message" in page.run("document.querySelector('.posts').innerText")
+    shown, total = page.run("[textsOf(shown).turns.shown.length, textsOf(shown).turns.total]")
+    lines = page.texts(".posts > p")
+    left = sum(int(line.split()[0]) for line in lines if "not shown: message" in line)
+    assert shown + left == total
+    page.go("#")  # else the address of one of these may be the one that is there
+    for question in page.run("questions.map((one) => one.id)")[:3]:
+        page.go(f"#{question}")
+        page.run("for (const one of document.querySelectorAll('.posts details')) one.open = true")
+        assert page.run("document.querySelectorAll('main img, main script, main b').length") == 0
+        assert "right to left" in page.run("document.querySelector('.posts').innerText")
+    assert page.texts(".options .chip") == ["right"]
+    assert page.run("document.title") == "PersonaMem-32k report" and page.complaints() == []
+
+
+def test_only_a_window_of_a_long_history_is_shown(tmp_path):
+    context = [
+        {"role": "system" if place % 40 == 0 else "user", "content": f"{place} " + "x" * 2000} for place in range(4000)
+    ]
+    write(tmp_path / "contexts.jsonl", json.dumps({"c": context}) + "\n")
+    record = {"id": "q", "profile": {"contexts": "contexts.jsonl", "context": "c", "end": 3900, "unit": "session"}}
+    profile = open_profile(record, tmp_path / "data.json")
+    found = show_history(profile, 0.25, {0: profile[:30], 2: profile[5:6]})
+    assert len(found["shown"]) <= AT_BEGIN + AT_END + BEFORE + AFTER + 20
+    assert len(json.dumps(found)) < 40_000 and abs(found["cited"] - 975) <= 1
+    marked = {place: systems for place, *_, systems in found["shown"] if systems}
+    assert marked[201] == [0, 2] and marked[1] == [0] and max(marked) < 400
+    assert show_history(profile, None, {})["cited"] is None
+
+
+def test_the_cited_place_is_where_its_share_of_the_text_is():
+    assert [place_of(share, [10, 0, 30, 60]) for share in (0, 0.09, 0.1, 0.39, 0.4, 0.99, 1)] == [0, 0, 2, 2, 3, 3, 3]
+    columns = {"distance_to_ref_in_tokens": "237", "context_length_in_tokens": "992"}
+    assert cited_share(columns) == pytest.approx(755 / 992)
+    assert cited_share({"distance_to_ref_proportion_in_context": "23.89%"}) == pytest.approx(0.7611)
+    assert cited_share({**columns, "context_length_in_tokens": "200"}) == 0
+    assert cited_share({"context_length_in_tokens": "992"}) is None
+
+
+def test_points_of_shares_and_of_others(folder):
+    """The bootstrap's limits are shares of the questions, Wilson's are not."""
+    [board] = read_boards([["best", str(folder / "best_scores.json")]])
+    [system] = board.systems
+    point = points_of(system)["All questions"]
+    assert point.interval == pytest.approx(share_interval(18, 24)) and (point.mean, point.questions) == (0.75, 24)
+    assert board.task.name == NAME

@@ -1,0 +1,133 @@
+"""What PersonaMem's tables say of a question and of a run: its topic, its distance, and the public code's results.
+
+Columns of the table of questions that a record keeps are texts, as they stand there; an older table may lack any.
+"""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from utils.benchmarks.checks import is_unicode
+from utils.benchmarks.task import Record
+from utils.cli import UserError
+from utils.cli.errors import quote
+from utils.parsing.letters import LETTERS, parse_letter
+
+NOT_GIVEN = "not given"
+
+# The tokens between a question and what it refers to, doubling, alike for all sizes so that these compare: a history of
+# 32k has at most seven of these bins, one of 1M all but the last. "4k-8k tokens" is above 4,096 and up to
+# 8,192.
+TOKENS = "distance_to_ref_in_tokens"
+_EDGES = ("0", "1k", "2k", "4k", "8k", "16k", "32k", "64k", "128k", "256k", "512k", "1M")
+_LAST = f"above {_EDGES[-1]} tokens"
+DISTANCES = (*(f"{low}-{high} tokens" for low, high in pairwise(_EDGES)), _LAST, NOT_GIVEN)
+
+# The columns of a result, in the public code's order; older tables have one more.
+_ASKED = ("persona_id", "question_id", "user_question_or_message", "question_type", "topic")
+_LENGTHS = (
+    "context_length_in_tokens",
+    "context_length_in_letters",
+    "distance_to_ref_in_blocks",
+    TOKENS,
+    "num_irrelevant_tokens",
+    "distance_to_ref_proportion_in_context",
+)
+_ANSWER = ("model_response", "len_of_model_response", "predicted_answer", "correct_answer")
+OLDER = "stereotypical"
+# Where a run's answer stands, the first that is there: what the model wrote, of that what is behind the marker, or as
+# the public retrieval baselines have it. Their column `answer` is the right letter, so it is never looked at.
+RESPONSE_COLUMNS = ("model_response", "predicted_answer", "p")
+_LETTER = re.compile(r"\s*\(?([a-d])\)?\s*", re.IGNORECASE)
+
+
+# How questions are told apart
+
+
+def number_in(record: Record, column: str) -> float | None:
+    """A number, 0 and up; None where the column is not there, or holds none."""
+    try:
+        found = float(str(record.get(column)).strip().removesuffix("%"))
+    except ValueError:
+        return None
+    return found if 0 <= found < math.inf else None
+
+
+def topic_of(record: Record) -> str:
+    topic = record.get("topic")
+    return topic.strip() if isinstance(topic, str) and topic.strip() else NOT_GIVEN
+
+
+def distance_of(record: Record) -> str:
+    """The bin, one of `DISTANCES`."""
+    tokens = number_in(record, TOKENS)
+    if tokens is None:
+        return NOT_GIVEN
+    number = max(0, math.ceil(math.log2(tokens / 1024))) if tokens > 0 else 0
+    return DISTANCES[min(number, DISTANCES.index(_LAST))]
+
+
+def cited_share(record: Record) -> float | None:
+    """How much of the history stands before what the question refers to, by its distance; None where none is given."""
+    distance, length = (number_in(record, name) for name in (TOKENS, "context_length_in_tokens"))
+    if distance is not None and length:
+        return max(0.0, 1 - distance / length)
+    percent = number_in(record, "distance_to_ref_proportion_in_context")
+    return None if percent is None else max(0.0, 1 - percent / 100)
+
+
+# The public code's results
+
+
+def write_results(records: Sequence[Record], responses: Mapping[str, dict[str, Any]]) -> str:
+    """The result table: every question in a row, also one without an answer, whose score is False."""
+    older = [OLDER] if any(OLDER in record for record in records) else []
+    columns = ["score", *_ASKED, *older, *_LENGTHS, *_ANSWER]
+    text = io.StringIO()
+    table = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore", restval="")
+    table.writeheader()
+    for record in records:
+        response = responses[record["id"]]
+        letter = response["output"].strip()
+        predicted = f"({letter})" if letter else ""
+        wrote = response.get("raw") or predicted  # where options are compared, nothing is written
+        names = {"question_id": record["id"], "user_question_or_message": record["question"]}
+        answer = (wrote, len(wrote), predicted, f"({record['target']})")
+        score = {"score": letter == record["target"]}
+        table.writerow({**record, **score, **names, **dict(zip(_ANSWER, answer, strict=True))})
+    return text.getvalue()
+
+
+def read_answer(row: Mapping[str, str], where: str) -> tuple[str, dict[str, Any]]:
+    """A question's id and the answer that a run gave, read without its right letter, though many tables have that too.
+
+    What a model wrote is read as ours is, and where it holds no letter it is no answer; a column of letters may hold
+    nothing else, or nothing at all.
+    """
+    if not row.get("question_id"):
+        raise UserError(f"{where}: no 'question_id'")
+    question_id = row["question_id"]
+    where = f"{where} (id {quote(question_id)})"
+    column = next((name for name in RESPONSE_COLUMNS if name in row), None)
+    if column is None:
+        raise UserError(
+            f"{where}: none of the columns {', '.join(RESPONSE_COLUMNS)}, which hold a run's answer\n"
+            "  'answer' is not read, for in the public code's tables it is the right letter"
+        )
+    text = row[column]
+    if not is_unicode(text):
+        raise UserError(f"{where}: column {column!r} holds half a character (a lone surrogate)")
+    if column != "p":
+        found = parse_letter(text)
+        reason = {} if found.value else {"reason": found.reason}
+        return question_id, {"output": found.value, "raw": text, **reason}
+    letter = _LETTER.fullmatch(text)
+    if letter is None and text.strip():
+        raise UserError(f"{where}: column 'p' holds {quote(text)}, not one of the letters {', '.join(LETTERS)}")
+    if letter is None:
+        return question_id, {"output": None, "reason": "no letter in the table"}
+    return question_id, {"output": letter[1].lower()}
