@@ -99,7 +99,7 @@ def _judged(system: System, paths: list[str]) -> Judged:
         human |= file.of
     strata = strata_of(system, human)
     means = column_means(system)
-    columns = {column: correction(means[column], its) for column, its in strata_by_column(strata).items()}
+    columns = {column: correction(means[column], its) for column, its in strata_by_column(system.task, strata).items()}
     answered = [question_id for question_id in human if entries[question_id]["answered"]]
     confusion = Counter(  # of what the judge says between two verdicts the nearer one counts
         (human[question_id][number], round(detail["score"]))

@@ -301,7 +301,7 @@ def columns_of(task: Task) -> list[str]:
     return [*task.groups, task.overall or MACRO] if len(task.groups) > 1 else list(task.groups)
 
 
-def strata_by_column(task: Task, by_group: dict[str, list[Any]]) -> dict[str, list[list[Any]]]:
+def strata_by_column(task: Task, by_group: dict[str, Any]) -> dict[str, list[Any]]:
     """What each column is the mean of: a group alone, or as the average every group as a stratum of its own.
 
     Where the benchmark counts all questions alike, they are one stratum.
