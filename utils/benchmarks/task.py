@@ -264,6 +264,7 @@ class Task:
             "gold_plan": self.gold_plan_needs,
             "asked": self.asked_needs,
             "options": self.options.needs if self.options else (),
+            "controls": self.controls.needs if self.controls else (),
             "score": next(iter(self.metrics.values())).needs,
         }
         return {field for need in needs for field in behind.get(need, (need,))}
