@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="datasets the systems answered from; ranked ones where the posts they used are to be shown")
     add("--system", nargs="+", action="append", required=True, metavar=("NAME", "FILE"),
         help="a column: its name, then its files of responses, scores and plans; give it once a system")
-    add("--control", nargs="+", action="append", default=[], metavar=("NAME", "FILE"),
+    add("--control", nargs="+", action="append", metavar=("NAME", "FILE"),
         help="a line in the figures of mean scores: its name, then its score files; give it once a control")
     add("--output_addr", required=True, metavar="FILE", help="where the report goes")
     # fmt: on
@@ -58,12 +58,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    named = (path for _, *paths in [*args.system, *args.control] for path in paths)
+    named = (path for _, *paths in [*args.system, *(args.control or [])] for path in paths)
     cli.check_outputs([args.output_addr], [*args.inputs_addr, *named])
     files = sort_files(args.system)
     datasets = read_datasets(args.inputs_addr)
     sides = [read_side(name, kinds, datasets) for name, kinds in files.items()]
-    boards, controls, notes = read_scores_into(sides, files, args.control, datasets)
+    boards, controls, notes = read_scores_into(sides, files, args.control or [], datasets)
     notes += posts_notes(sides, datasets)
     page = report_page.make_page(sides, datasets, boards, controls, notes)
     prepare_derived([args.output_addr], SCRIPT, args.overwrite)
