@@ -19,6 +19,14 @@ without --strategy it is the first of accuracy and f1, MAE and RMSE, or rouge-1,
 Of PersonaMem other people's runs are read too, the CSV files that its public code writes: the columns question_id and
 model_response, or predicted_answer, or p (docs/evaluation.md).
 
+How sure the judge is of a verdict on an aspect: --verdicts probability takes the expectation over 0, 1 and 2 by their
+likelihoods, without a text being generated; --num_verdicts takes the mean of several verdicts at a temperature:
+
+  python evaluate_responses.py --verdicts probability --evaluator_llm Qwen/Qwen2.5-32B-Instruct \\
+      --inputs_addr test.json --response_addr rag.json --score_addr rag_probability.json
+  python evaluate_responses.py --num_verdicts 5 --temperature 0.7 --evaluator_llm Qwen/Qwen2.5-32B-Instruct \\
+      --inputs_addr test.json --response_addr rag.json --score_addr rag_5_verdicts.json
+
 --strategy direct and pairwise are what LaMP-QA's paper compares its judge with: one of five levels for a whole
 response, or two systems compared on each question, in both orders (two response files, one score file):
 
@@ -37,7 +45,7 @@ from typing import Any
 from prompts import Messages, Prompt, load_prompt
 from utils import cli
 from utils.benchmarks import metric_names, task_of
-from utils.benchmarks.task import Judge, Metric, Record, Task
+from utils.benchmarks.task import Judge, Metric, Record, Scale, Task
 from utils.cli import UserError
 from utils.cli.progress import Progress, announce
 from utils.files.journal import Key
@@ -47,12 +55,14 @@ from utils.files.outputs import OutputFile, open_outputs
 from utils.generation.chat import VERDICT_TOKENS, Chat, choose_judge_length, open_chat, render_all
 from utils.generation.driver import Policy, Request, Stage, describe_records, describe_requests, generate
 from utils.generation.engines import batch_invariance, confirm_model, identify_model, open_engine
+from utils.generation.scoring import split_shared
 from utils.records import judged
 from utils.records.datasets import select_questions
 from utils.records.judged import System, answers_to, are_answered, as_read
 from utils.records.responses import match_responses, origin_of, read_responses, refuse_gaps
 from utils.records.scores import check_counts_unanswered, score_file
 from utils.records.stream import read_questions
+from utils.scoring.sureness import weigh
 from utils.scoring.verdicts import no_answer
 from utils.tables.summary import describe_scores
 
@@ -88,6 +98,11 @@ def build_parser() -> cli.FlagParser:
         help="responses, a file a system; of PersonaMem also a .csv that its public code wrote")
     add("--score_addr", required=True, nargs="+", metavar="FILE",
         help="where the scores go, as many; one for pairwise")
+    add("--verdicts", choices=["probability"],
+        help="take the expectation over the verdicts that a judge may give, by their likelihoods; no text is generated "
+        "(off: the verdict that the judge writes)")
+    add("--num_verdicts", type=cli.positive_int, default=1, metavar="N",
+        help="verdicts on each aspect, of which the mean is taken; more than one need a --temperature (%(default)s)")
     add("--allow_partial", action="store_true", help="score only the questions that have a response")
     judge_help = "judge: hub name, model folder, or API model (needed unless scores are computed)"
     cli.add_engine_arguments(parser, "--evaluator_llm", judge_help, required=False)
@@ -95,6 +110,12 @@ def build_parser() -> cli.FlagParser:
         parser, temperature_default=0.0, max_tokens=VERDICT_TOKENS, max_model_len="what the longest prompt needs"
     )
     cli.add_run_arguments(parser)
+    parser.without_effect(
+        "--num_verdicts --temperature --top_p --max_tokens --seed --max_retries --constrained_decoding --retry_failed",
+        lambda args: args.verdicts is not None,
+        "with --verdicts, for no text is generated",
+        "leave out --verdicts",
+    )
     # fmt: on
     return parser
 
@@ -105,6 +126,8 @@ def main(argv: list[str] | None = None) -> int:
     records = read_questions(args.inputs_addr, [args.strategy or "score"])
     task = task_of(args.inputs_addr, records)
     metric = choose_metric(args, task)
+    check_verdicts(args, task, metric.judge and metric.judge.scale)
+    task = task.asking(args.strategy, args.verdicts, args.num_verdicts)
     judging = metric.judge and Judging.from_arguments(args, metric.judge)
     systems = read_systems(args, task, records, judging)
     if args.dry_run:
@@ -161,6 +184,17 @@ def choose_metric(args: Namespace, task: Task) -> Metric:
     return metric
 
 
+def check_verdicts(args: Namespace, task: Task, scale: Scale | None) -> None:
+    """Raise UserError where the judge's verdicts cannot be had as --verdicts and --num_verdicts say."""
+    asked = f"--verdicts {args.verdicts}" if args.verdicts else f"--num_verdicts {args.num_verdicts}"
+    if (args.verdicts or args.num_verdicts > 1) and scale is None:
+        raise UserError(f"{asked}: {task.name}'s {args.strategy} has no verdicts on parts of an answer; leave it out")
+    if args.verdicts and args.openai:
+        raise UserError(f"{asked}: no API tells how likely a text is; give a judge that runs here")
+    if args.num_verdicts > 1 and args.temperature == 0:
+        raise UserError(f"{asked}: a greedy judge only repeats itself; give a --temperature above 0")
+
+
 def read_systems(args: Namespace, task: Task, records: list[Record], judging: Judging | None) -> list[System]:
     """What is to be judged, with the responses read and held against the dataset."""
     metric = task.metrics[args.strategy]
@@ -195,7 +229,10 @@ def score_fingerprint(args: Namespace, judging: Judging | None) -> dict[str, Any
     if judging is None:
         return {"script": "evaluate_responses.py", "strategy": args.strategy, "inputs": file_hash(args.inputs_addr)}
     own = {"strategy": args.strategy, "judge": identify_model(args, args.evaluator_llm)}
-    return run_fingerprint("evaluate_responses.py", args, [judging.prompt], judging.policy.fingerprint(), **own)
+    own |= {"verdicts": args.verdicts} if args.verdicts else {}  # earlier runs have neither of these settings
+    own |= {"num_verdicts": args.num_verdicts} if args.num_verdicts > 1 else {}
+    policy = {} if args.verdicts else judging.policy.fingerprint()
+    return run_fingerprint("evaluate_responses.py", args, [judging.prompt], policy, **own)
 
 
 def open_systems(systems: list[System]) -> list[System]:
@@ -250,7 +287,10 @@ def lacking(systems: list[System], records: list[Record]) -> list[tuple[Record, 
 def ask_judge(args: Namespace, systems: list[System], records: list[Record], judging: Judging) -> str | None:
     """Ask for the verdicts that are pending, or say what would be asked; returns the device, if one was used."""
     chat = open_chat(args, args.evaluator_llm)
-    requests, max_model_len = fit_context(build_requests(systems, records, judging, chat), args, chat)
+    requests = build_requests(systems, records, judging, chat)
+    if args.verdicts:
+        requests, args.max_tokens = ask_for_likelihoods(requests, judging.judge.scale, chat)
+    requests, max_model_len = fit_context(requests, args, chat)
     if args.dry_run:
         print(describe_requests(requests, chat, judging.policy))
     if args.dry_run or not requests:
@@ -274,7 +314,7 @@ def build_requests(systems: list[System], records: list[Record], judging: Judgin
 
     def messages(record: Record, system: System, keys: list[Key]) -> list[Messages]:
         outputs = answers_to(system.responses, record["id"])
-        return [judging.judge.messages(judging.prompt, record, outputs, number) for _, number in keys]
+        return [judging.judge.messages(judging.prompt, record, outputs, number) for _, number, *_ in keys]
 
     rendered = render_all(chat, (messages(*response) for response in responses))
     return [
@@ -282,6 +322,14 @@ def build_requests(systems: list[System], records: list[Record], judging: Judgin
         for (_, system, keys), prompts in zip(responses, rendered, strict=True)
         for key, prompt in zip(keys, prompts, strict=True)
     ]
+
+
+def ask_for_likelihoods(requests: list[Request], scale: Scale, chat: Chat) -> tuple[list[Request], int]:
+    """Requests for how likely each number is where the judge's output has one; and the tokens that one has besides."""
+    texts = {str(number): chat.render_option(f"{scale.begin}{number}") for number in scale.values}
+    begin, options = split_shared(texts)
+    requests = [replace(one, prompt=one.prompt + begin, options=options, weigh=weigh) for one in requests]
+    return requests, max(map(len, options.values())) + 1  # vLLM generates a token
 
 
 def fit_context(requests: list[Request], args: Namespace, chat: Chat) -> tuple[list[Request], int]:

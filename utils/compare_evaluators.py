@@ -7,8 +7,9 @@
 
 An evaluator is a name and the score files that evaluate_responses.py wrote for two systems: of the strategies aspect
 and direct the first system's file and the second system's, of pairwise the one file. Where there is a file a category,
-give --evaluator with the same name once a category. First and second are the same systems for all evaluators and for
-the humans, who have one file, with a choice a question or a list of them, a rater each, of any number:
+give --evaluator with the same name once a category. Scores by --verdicts probability or --num_verdicts are another
+evaluator's. First and second are the same systems for all evaluators and for the humans, who have one file, with a
+choice a question or a list of them, a rater each, of any number:
 
   {"question id": "first", "another id": ["tie", "second"], "a third": ["second", "second"]}
 
@@ -32,7 +33,7 @@ from utils.cli.errors import quote
 from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
 from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
-from utils.records.scores import Scores, read_scores
+from utils.records.scores import Scores, read_scores, strategy_in_words
 from utils.scoring.pairwise import SYSTEMS
 from utils.tables import agreement
 from utils.tables.agreement import Evaluator
@@ -116,8 +117,9 @@ def read_evaluators(arguments: list[list[str]], unscored_as_zero: bool) -> list[
     read: dict[str, Scores] = {}
     for name, *paths in arguments:
         read |= {path: read_scores(path, pairs=True, unscored_as_zero=unscored_as_zero) for path in paths}
-        evaluator = evaluators.setdefault(one_line(name), Evaluator(one_line(name), read[paths[0]]["strategy"]))
-        check_strategies(evaluator, {path: read[path]["strategy"] for path in paths})
+        strategies = {path: strategy_in_words(read[path]) for path in paths}
+        evaluator = evaluators.setdefault(one_line(name), Evaluator(one_line(name), strategies[paths[0]]))
+        check_strategies(evaluator, strategies)
         systems = {path: index_entries(path, read[path]["per_question_scores"]) for path in paths}
         check_new(evaluator, systems)
         check_same_content((entry, [path]) for path, entries in systems.items() for entry in entries.values())

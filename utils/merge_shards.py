@@ -75,6 +75,8 @@ def main(argv: list[str] | None = None) -> int:
     task = task_of(args.inputs_addr, records)
     if fingerprint["inputs"] != file_hash(args.inputs_addr):
         raise UserError(f"{args.inputs_addr}: not the dataset that {shards[0].path} was made from")
+    if strategy is not None:
+        task = task.asking(strategy, fingerprint.get("verdicts"), fingerprint.get("num_verdicts", 1))
     entries = merge_entries(shards)
     questions = select_questions(records, args.limit)
     if strategy is not None and any(shard.manifest.get("arguments", {}).get("allow_partial") for shard in shards):

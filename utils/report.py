@@ -6,7 +6,8 @@
 
 A system's files are told apart by what they hold: responses, which it needs, and where there are any its scores and
 its plans, each in as many files as there are categories, or tasks and metrics of LaMP or LongLaMP. The file opens in a
-browser from disk and asks no network.
+browser from disk and asks no network. Of controls, which utils/make_controls.py made, the mean scores alone are shown,
+as lines beside the systems': --control "Half an answer" controls/half_scores.json
 """
 
 import sys
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 
 import argparse
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from utils import cli
@@ -33,7 +35,7 @@ from utils.tables import report_page
 from utils.tables.formats import counted
 from utils.tables.notes import read_compared, wording_note
 from utils.tables.report_page import Datasets, Side, has_options, is_whole, profile_of, rubric
-from utils.tables.system_scores import Board
+from utils.tables.system_scores import Board, System
 
 SCRIPT = "utils/report.py"
 
@@ -46,6 +48,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="datasets the systems answered from; ranked ones where the posts they used are to be shown")
     add("--system", nargs="+", action="append", required=True, metavar=("NAME", "FILE"),
         help="a column: its name, then its files of responses, scores and plans; give it once a system")
+    add("--control", nargs="+", action="append", metavar=("NAME", "FILE"),
+        help="a line in the figures of mean scores: its name, then its score files; give it once a control")
     add("--output_addr", required=True, metavar="FILE", help="where the report goes")
     # fmt: on
     add_overwrite_argument(parser)
@@ -54,13 +58,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    cli.check_outputs([args.output_addr], [*args.inputs_addr, *(path for _, *paths in args.system for path in paths)])
+    named = (path for _, *paths in [*args.system, *(args.control or [])] for path in paths)
+    cli.check_outputs([args.output_addr], [*args.inputs_addr, *named])
     files = sort_files(args.system)
     datasets = read_datasets(args.inputs_addr)
     sides = [read_side(name, kinds, datasets) for name, kinds in files.items()]
-    boards, notes = read_scores_into(sides, files, datasets)
+    boards, controls, notes = read_scores_into(sides, files, args.control or [], datasets)
     notes += posts_notes(sides, datasets)
-    page = report_page.make_page(sides, datasets, boards, notes)
+    page = report_page.make_page(sides, datasets, boards, controls, notes)
     prepare_derived([args.output_addr], SCRIPT, args.overwrite)
     publish_derived({Path(args.output_addr): page.encode()}, SCRIPT, args)
     held = f"{counted(len(datasets.questions), 'question')}, {counted(len(sides), 'system')}"
@@ -187,13 +192,21 @@ def check_known(ids: Iterable[str], questions: dict[str, Record], path: str) -> 
 
 
 def read_scores_into(
-    sides: list[Side], files: dict[str, dict[str, list[str]]], datasets: Datasets
-) -> tuple[list[Board], list[str]]:
-    """Read the score files into the sides, as utils/make_table.py does: the boards of its table, and notes on them."""
+    sides: list[Side], files: dict[str, dict[str, list[str]]], controls: list[list[str]], datasets: Datasets
+) -> tuple[list[Board], list[System], list[str]]:
+    """Read the score files into the sides, as utils/make_table.py does: the boards of its table, and notes on them.
+
+    Between them the controls, of which no answer is shown; they have to be judged as the systems are.
+    """
     arguments = [[name, *kinds["scores"]] for name, kinds in files.items() if kinds["scores"]]
+    if not arguments and controls:
+        raise UserError("--control: no system has scores to stand beside; give a --system its score files")
     if not arguments:
-        return [], []
-    boards, notes = read_compared(arguments, allow_partial=True)
+        return [], [], []
+    boards, notes = read_compared([*arguments, *controls], allow_partial=True)
+    names = {one_line(name) for name, *_ in controls}
+    lines = [system for board in boards for system in board.systems if system.name in names]
+    boards = without(boards, names)
     systems = [system for board in boards for system in board.systems]
     for system in systems:
         where = ", ".join(system.paths)
@@ -212,7 +225,20 @@ def read_scores_into(
         title = system.task.scored_by(system.metric_name)
         side.verdicts = (side.verdicts or {}) | {title: {entry["id"]: entry for entry in system.entries}}
     judged = any(board.metric.judge for board in boards)
-    return boards, [*notes, wording_note(systems)] if judged else notes
+    return boards, lines, [*notes, wording_note(systems)] if judged else notes
+
+
+def without(boards: list[Board], names: set[str]) -> list[Board]:
+    """Boards without the systems of these names."""
+    kept = [
+        replace(
+            board,
+            systems=[system for system in board.systems if system.name not in names],
+            rows=[row for row in board.rows if row not in names],
+        )
+        for board in boards
+    ]
+    return [board for board in kept if board.systems]
 
 
 def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:

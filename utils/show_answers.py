@@ -17,7 +17,7 @@ from utils.cli.errors import UserError, printable, quote
 from utils.records.datasets import read_dataset
 from utils.records.responses import read_responses
 from utils.records.scores import read_scores
-from utils.scoring.aspects import VERDICTS
+from utils.scoring.aspects import in_words
 
 WIDTH = 100  # characters a line
 
@@ -55,7 +55,7 @@ def describe_answer(question: str, answer: str | None, entry: dict[str, Any]) ->
     lines += ["", f"  score {score}{'' if entry['answered'] else ', for there is no answer'}"]
     for detail in entry["details"]:
         if "aspect" in detail:
-            lines.append(f"    {VERDICTS[detail['score']]:<14} {printable(detail['aspect'])}")
+            lines.append(f"    {in_words(detail['score']):<14} {printable(detail['aspect'])}")
     return "\n".join(lines) + "\n"
 
 

@@ -142,6 +142,7 @@ DERIVED = [
     f"utils/{name}.py"
     for name in (
         "compare_evaluators", "dataset_statistics", "evaluate_plans", "export_predictions", "human_evaluation",
+        "make_controls",
         "make_figures", "make_table", "plot_training", "report",
     )
 ]  # fmt: skip
@@ -151,7 +152,7 @@ DIFFERENT_ON_PURPOSE = {
     "--temperature": ["evaluate_responses.py"],  # a judge is greedy
     "--max_tokens": ["evaluate_responses.py"],  # and short
     "--dtype": ["retrieval/rank_dataset.py"],  # an encoder's type changes the order of posts
-    "--seed": ["retrieval/rank_dataset.py"],  # no text is sampled there
+    "--seed": ["retrieval/rank_dataset.py", "utils/make_controls.py"],  # no text is sampled there
     "--cache_dir": ["utils/download_datasets.py"],  # the default that the paper's README gives it
     "--overwrite": [  # what asks no model is made anew where its settings changed; a table or figure has none
         *DERIVED, "train_planner.py", "utils/download_datasets.py", "utils/merge_shards.py", "utils/run_study.py",
@@ -332,6 +333,10 @@ WITHOUT_EFFECT = [
     ("planpers.py", "--openai --plans_addr p", ENGINE, NO_ENGINE),
     ("planpers.py", "--gold_plan", "--max_tokens_plan 4", "without --planner_model\n  leave {} out"),
     ("evaluate_responses.py", "", API, NO_API),
+    ("evaluate_responses.py", "--verdicts probability",
+     "--num_verdicts 3 --temperature 1 --top_p 0.5 --max_tokens 9 --seed 4 --max_retries 2 --constrained_decoding never"
+     " --retry_failed",
+     "with --verdicts, for no text is generated\n  leave out --verdicts, or leave {} out"),
     ("evaluate_responses.py", "--openai", ENGINE, NO_ENGINE),
     ("utils/build_dataset.py", "", API, NO_API),
     ("utils/build_dataset.py", "--openai", ENGINE, NO_ENGINE),

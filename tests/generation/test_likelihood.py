@@ -242,3 +242,66 @@ def asked_of(records):
     for record in records:
         notes = [item["note"] for item in record["profile"]][::-1]
         yield prompt.messages(profile=join_posts(notes), question=record["question"]), record["options"]
+
+
+QUESTIONS = [
+    {
+        "id": f"q{i}",
+        "question": f"How do I keep {what} through the winter?",
+        "narrative": f"My {what} died last year in the frost. I have a cold shed, no heating, and little time.",
+        "category": "gardening",
+        "profile": [],
+        "rubric_aspects": [
+            {"aspect": "Frost", "evidence": "died last year in the frost", "reason": "It is what went wrong."},
+            {"aspect": "No heating", "evidence": "a cold shed, no heating", "reason": "Heaters are out."},
+            {"aspect": "Little time", "evidence": "little time", "reason": "Daily care is out."},
+        ],
+    }
+    for i, what in enumerate(["dahlias", "a lemon tree in a pot"])
+]
+ANSWER = "Dig them up before the frost, dry them for a day, and keep them dark in sand. Look in on them once a month. "
+
+
+@pytest.mark.engine
+def test_vllms_verdicts_are_those_of_transformers(tmp_path):
+    inputs, output = write(tmp_path / "in.json", QUESTIONS), tmp_path / "scores.json"
+    answers = write(tmp_path / "a.json", {one["id"]: [{"output": ANSWER * (3 + i)}] for i, one in enumerate(QUESTIONS)})
+    command = [sys.executable, "evaluate_responses.py", "--evaluator_llm", CHAT, "--inputs_addr", inputs]
+    command += ["--response_addr", answers, "--score_addr", output, "--verdicts", "probability", "--dtype", "float32"]
+    done = subprocess.run(
+        list(map(str, command)), cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr
+    entries = json.loads(output.read_text())["per_question_scores"]
+    found = [detail for entry in entries for detail in entry["details"]]
+    for detail, expected in zip(found, reference_verdicts(), strict=True):
+        inside = sum(expected)
+        shares = [one / inside for one in expected]
+        assert list(detail["probabilities"].values()) == pytest.approx(shares, abs=1e-3)
+        assert detail["outside"] == pytest.approx(1 - inside, abs=1e-3)
+        assert detail["score"] == pytest.approx(shares[1] + 2 * shares[2], abs=1e-3)
+    assert read_manifest(output)["tokens"]["cached_tokens"] > 0
+
+
+def reference_verdicts():
+    """By transformers in fp32, of each aspect how likely 0, 1 and 2 are where the judge's object has its number."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from prompts import load_prompt
+
+    tokenizer = AutoTokenizer.from_pretrained(CHAT)
+    model = AutoModelForCausalLM.from_pretrained(CHAT, dtype=torch.float32).eval()
+    prompt = load_prompt("lampqa/aspect_judge")
+    for i, record in enumerate(QUESTIONS):
+        for aspect in record["rubric_aspects"]:
+            shown = {"question": record["question"], "details": record["narrative"], "response": ANSWER * (3 + i)}
+            text = tokenizer.apply_chat_template(
+                prompt.messages(**shown, **aspect), add_generation_prompt=True, tokenize=False
+            )
+            *ids, _ = whole = tokenizer.encode(text + '{"match_score": 0', add_special_tokens=False)
+            numbers = [tokenizer.encode(f'{text}{{"match_score": {n}', add_special_tokens=False) for n in range(3)]
+            assert all(one[:-1] == ids for one in numbers) and numbers[0] == whole
+            with torch.inference_mode():
+                logits = model(torch.tensor([ids]), logits_to_keep=1).logits[0, -1]
+            yield [logits.softmax(-1)[one[-1]].item() for one in numbers]

@@ -4,7 +4,7 @@ A script never asks which benchmark it has: it calls what stands here. docs/addi
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -12,6 +12,7 @@ from prompts import History, Messages, Prompt, join_posts
 from utils.benchmarks.published import Published
 from utils.parsing import Parsed
 from utils.scoring.pooled import Pooled
+from utils.scoring.sureness import average, summarize_drawn, summarize_weighed
 from utils.scoring.verdicts import Verdict
 
 Parser = Callable[[str, bool], Parsed]  # a model's text, and whether it was cut at max_tokens
@@ -68,12 +69,30 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """Verdicts that are numbers, of which expectations and means are taken (--verdicts and --num_verdicts)."""
+
+    begin: str  # what a judge's output has ahead of the number
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Judge:
     """What a judging model is asked for a verdict, and how its output is read."""
 
     prompt: str  # its file, as `prompts.load_prompt` takes it
     messages: Callable[[Prompt, Record, list[str], int], Messages]  # from that, a record, responses, a verdict's number
     output: Output
+    scale: Scale | None = None  # None: its verdicts are counted, and asked for once
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Answers that a benchmark's judge is tried with, besides what any system's give (utils/make_controls.py)."""
+
+    needs: tuple[str, ...]  # fields of a record that `ceiling` reads, of `Task.fields`
+    ceiling: Callable[[Record], str]  # of a record a text that holds all that the judge may look for
+    order: str  # says nothing to the question, and tells the judge to give the highest verdict
 
 
 @dataclass(frozen=True)
@@ -91,6 +110,8 @@ class Metric:
     score_of: Callable[[list[dict[str, Any]], bool], float | None] | None
     parts: Callable[[Record], list[Any]] | None = None  # what each verdict is on; None: on the whole response
     num_verdicts: int = 1  # a question, where there are no `parts`
+    draws: int = 1  # verdicts on each part, of which the mean is taken
+    weighed: bool = False  # a verdict is the expectation over the judge's scale, by their likelihoods
     num_systems: int = 1  # response files that it compares
     judge: Judge | None = None  # who gives the verdicts; None: `compute` does
     compute: Callable[[Record, str], Any] | None = None  # from a record and a response
@@ -101,10 +122,23 @@ class Metric:
     is_share: bool = False  # a score is 0 or 1, and their mean a share: its interval is Wilson's, not a bootstrap's
     worst: str = "0"  # what an answer that is missing counts, in words
 
-    def keys(self, record: Record) -> list[tuple[str, int]]:
-        """Of a question's verdicts: (question id, number of the verdict)."""
+    def keys(self, record: Record) -> list[tuple[str | int, ...]]:
+        """Of a question's verdicts: (question id, number of the verdict), behind the first draw with its number."""
         count = self.num_verdicts if self.parts is None else len(self.parts(record))
-        return [(record["id"], i) for i in range(count)]
+        draws = [(), *((draw,) for draw in range(1, self.draws))]
+        return [(record["id"], i, *draw) for i in range(count) for draw in draws]
+
+    def merge_draws(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
+        """Verdicts in the order of `keys`, those of one part as one."""
+        if self.draws == 1:
+            return list(verdicts)
+        return [average(verdicts[i : i + self.draws]) for i in range(0, len(verdicts), self.draws)]
+
+    def describe_sureness(self, per_question: list[dict[str, Any]]) -> dict[str, Any]:
+        """What a score file's head says of verdicts that are not counted once each."""
+        if self.weighed:
+            return summarize_weighed(per_question)
+        return summarize_drawn(per_question, self.draws) if self.draws > 1 else {}
 
 
 @dataclass(frozen=True)
@@ -164,6 +198,7 @@ class Task:
     # What a prompt may see of a record besides profile and plan: never what only the scorer may see.
     values: Callable[[Record], dict[str, str]] = lambda record: {"question": record["question"]}
     options: Options | None = None  # None: answers are free, and --choose is refused
+    controls: Controls | None = None  # None: no judge is asked, so there is nothing to be tried
     # Of a record the answer of this number, from 1, with --seed: each asks in another dress; the first, 0, as `values`
     # has it. None: all answers are to one prompt.
     vary: Callable[[Record, int, int], Variant] | None = None
@@ -219,6 +254,11 @@ class Task:
 
         return list(map(entry, self.arrange(record["profile"][:number])))
 
+    def asking(self, name: str, verdicts: str | None, num_verdicts: int) -> "Task":
+        """The task whose metric `name` has its verdicts as --verdicts and --num_verdicts say."""
+        metric = replace(self.metrics[name], draws=num_verdicts, weighed=verdicts == "probability")
+        return replace(self, metrics={**self.metrics, name: metric})
+
     def scored_by(self, metric: str) -> str:
         """What a column is called of a table over several tasks."""
         return f"{self.name}, {metric}"
@@ -238,6 +278,7 @@ class Task:
             "asked": self.asked_needs,
             "export": self.export.needs if self.export else (),
             "options": self.options.needs if self.options else (),
+            "controls": self.controls.needs if self.controls else (),
             "score": next(iter(self.metrics.values())).needs,
         }
         return {field for need in needs for field in behind.get(need, (need,))}

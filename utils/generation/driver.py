@@ -41,6 +41,8 @@ class Request:
     record: dict[str, Any] = field(default_factory=dict)  # what its record holds besides the output
     parse: Parser | None = None  # what reads its output; None: the stage's
     options: dict[str, array] | None = None  # by output its token ids: the likeliest is chosen, no text is generated
+    # From the options' log-probabilities to what its record holds, `value` among it; None: the likeliest a token.
+    weigh: Callable[[dict[str, float]], dict[str, Any]] | None = None
 
 
 def fitted_request(key: Key, fitted: Fitted | None, journal: Journal | None, **record: Any) -> Request:
@@ -263,15 +265,18 @@ async def _answer(engine: Engine, request: Request, stage: Stage) -> dict[str, A
 
 
 async def _choose(engine: Engine, request: Request, stage: Stage) -> dict[str, Any]:
-    """A record with the likeliest of the request's options; of several as likely the first one."""
+    """A record with the likeliest of the options, of several as likely the first one; or with what `weigh` makes."""
     if request.prompt is None:
         return _too_long(request)
     scored = await engine.score(stage.model, request.prompt, list(request.options.values()))
     scores = dict(zip(request.options, scored.mean_log_probs, strict=True))
-    chosen = {"value": max(scores, key=scores.get)}
     if not all(map(math.isfinite, scores.values())):  # as a model's damaged logits have it; JSON has no such numbers
         scores = {option: score if math.isfinite(score) else None for option, score in scores.items()}
         chosen = {"value": None, "reason": "the model gives an option no likelihood"}
+    elif request.weigh is not None:
+        chosen = request.weigh({option: scores[option] * len(tokens) for option, tokens in request.options.items()})
+    else:
+        chosen = {"value": max(scores, key=scores.get)}
     spent = {"prompt_tokens": scored.prompt_tokens, "cached_tokens": scored.cached_tokens, "completion_tokens": 0}
     return {**chosen, **request.record, "mean_log_probs": scores, "attempts": 1, **spent}
 

@@ -11,7 +11,7 @@ Nor are the logits of a whole prompt ever held, 20 GB for 32,000 tokens and a vo
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,16 @@ async def score_continuations(ask: Ask, prompt: array, continuations: Sequence[a
         prompt_tokens=sum(len(result.prompt_token_ids) for result in results),
         cached_tokens=sum(result.num_cached_tokens or 0 for result in results),
     )
+
+
+def split_shared(texts: Mapping[str, array]) -> tuple[array, dict[str, array]]:
+    """What texts, as token ids, begin with alike: the end of a prompt; and what each goes on with: its options.
+
+    So a tokenizer that makes one token of a space and a digit behind it has it in the option.
+    """
+    size = len(_shared(sorted(map(tuple, texts.values()))))
+    [begin, *_] = (tokens[:size] for tokens in texts.values())
+    return begin, {name: tokens[size:] for name, tokens in texts.items()}
 
 
 def _shared(group: list[Tokens]) -> Tokens:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from utils.parsing import Parsed, after_reasoning, json_text, nothing
 from utils.parsing.json_text import QUOTE, Field, pattern
 
+VERDICT_VALUES = (0, 1, 2)
 LEVELS = (0, 0.25, 0.5, 0.75, 1)
 
 # A verdict, not the beginning of another number, a range, a fraction or a condition.
@@ -54,6 +55,11 @@ class Choice:
     only: re.Pattern[str]  # a text that is a value and nothing else
     read: Callable[[str], int | float]
     values: str  # in words
+
+    @property
+    def begin(self) -> str:
+        """What stands before the value where nothing but the object is written, as a schema has it."""
+        return f"{{{json.dumps(self.field.name)}: "
 
     def parse(self, text: str, cut: bool = False) -> Parsed:
         """Read the field's value.
@@ -117,7 +123,8 @@ _PREFERENCES = Choice(
     lambda written: 1 if "1" in written or "first" in written.lower() else 2,  # the number of the response
     "1 or 2",
 )
-VERDICT_SCHEMA = _VERDICTS.field.schema({"type": "integer", "enum": [0, 1, 2]})
+VERDICT_SCHEMA = _VERDICTS.field.schema({"type": "integer", "enum": list(VERDICT_VALUES)})
 LEVEL_SCHEMA = _LEVELS.field.schema({"type": "number", "enum": list(LEVELS)})
 PREFERENCE_SCHEMA = _PREFERENCES.field.schema({"type": "integer", "enum": [1, 2]})
+VERDICT_BEGIN = _VERDICTS.begin
 parse_verdict, parse_level, parse_preference = _VERDICTS.parse, _LEVELS.parse, _PREFERENCES.parse

@@ -17,6 +17,7 @@ from utils.benchmarks import FIRST, task_of
 from utils.benchmarks.task import Metric, Record, Task
 from utils.cli import UserError
 from utils.cli.errors import kind, quote
+from utils.files.journal_lines import Key
 from utils.files.json_files import read_json
 from utils.scoring.pairwise import SYSTEMS, pair_result, result_by_default
 from utils.scoring.verdicts import Verdict
@@ -25,7 +26,7 @@ Scores = dict[str, Any]
 
 
 def score_file(
-    task: Task, name: str, records: list[Record], asked: Collection[str], verdicts: dict[tuple[str, int], Verdict]
+    task: Task, name: str, records: list[Record], asked: Collection[str], verdicts: dict[Key, Verdict]
 ) -> Scores:
     """The content of a score file: the questions whose verdicts all have an entry, in the dataset's order.
 
@@ -37,12 +38,12 @@ def score_file(
     """
     metric = task.metrics[name]
     per_question = [
-        {**identity(task, metric, record), **metric.entry(record, [verdicts[key] for key in keys])}
+        {**identity(task, metric, record), **metric.entry(record, metric.merge_draws([verdicts[key] for key in keys]))}
         for record in records
         if (verdicts.keys() >= set(keys) if (keys := metric.keys(record)) else record["id"] in asked)
     ]
     scores = {} if task.name == FIRST else {"task": task.name}
-    scores |= metric.summarize(per_question)
+    scores |= metric.summarize(per_question) | metric.describe_sureness(per_question)
     if len(per_question) < len(records):
         scores["partial"] = {"questions_in_dataset": len(records), "questions_judged": len(per_question)}
     return {**scores, "per_question_scores": per_question}
@@ -59,6 +60,13 @@ def metric_of(task: Task, scores: Scores) -> tuple[str, Metric | None]:
     """A score file's metric: its name, and None where there is no such metric."""
     name = scores.get("strategy", next(iter(task.metrics)))
     return name, task.metrics.get(name) if isinstance(name, str) else None
+
+
+def strategy_in_words(scores: Scores) -> str:
+    """The strategy of a file that was read, with how its verdicts were had unless each was asked for once."""
+    if "verdicts" in scores:
+        return f"{scores['strategy']}, {scores['verdicts']}"
+    return scores["strategy"] + (f", {scores['num_verdicts']} verdicts" if "num_verdicts" in scores else "")
 
 
 def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = False) -> Scores:

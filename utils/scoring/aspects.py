@@ -11,21 +11,26 @@ VERDICTS = {0: "0 not covered", 1: "1 in part", 2: "2 very well", None: "- unsco
 MAX_VERDICT = 2  # the judge says 0 (not covered), 1 (partly) or 2 (very well)
 
 
-def question_score(aspect_scores: Sequence[int | None], unscored_as_zero: bool = False) -> float | None:
+def question_score(
+    aspect_scores: Sequence[float | None], unscored_as_zero: bool = False, between: bool = False
+) -> float | None:
     """Score of one response: sum(s) / (2 * n) over its question's n aspects, 0 to 1 (paper, Algorithm 1).
 
     Returns:
         None as soon as one aspect has no verdict, unless that counts 0.
 
     Raises:
-        ValueError: no aspects, or a score that is neither None nor one of the integers 0, 1, 2.
+        ValueError: no aspects, or a score that is neither None nor one of the integers 0, 1, 2; with `between`, which
+            is for expectations and means, no number from 0 to 2.
     """
     if not aspect_scores:
         raise ValueError("a question without aspects has no score")
     for verdict in aspect_scores:
         # The type is compared because True == 1 and 1.0 == 1.
-        if verdict is not None and (type(verdict) is not int or not 0 <= verdict <= MAX_VERDICT):
-            raise ValueError(f"{verdict!r} is not a verdict: the integer 0, 1 or 2, or None")
+        types = (int, float) if between else (int,)
+        if verdict is not None and (type(verdict) not in types or not 0 <= verdict <= MAX_VERDICT):
+            wanted = "a number from 0 to 2" if between else "the integer 0, 1 or 2"
+            raise ValueError(f"{verdict!r} is not a verdict: {wanted}, or None")
     if None in aspect_scores and not unscored_as_zero:
         return None
     return sum(verdict or 0 for verdict in aspect_scores) / (MAX_VERDICT * len(aspect_scores))
@@ -37,15 +42,20 @@ def entry(titles: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, Any]:
         {"aspect": title, "score": score(verdict), **origin(verdict)}
         for title, verdict in zip(titles, verdicts, strict=True)
     ]
-    whole = question_score([detail["score"] for detail in details]) if details else None
-    return {"answered": all(map(is_answered, verdicts)), "score": whole, "details": details}
+    return {"answered": all(map(is_answered, verdicts)), "score": score_of(details), "details": details}
 
 
 def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
     """The `question_score` that an entry's details give, None for a question without aspects; ValueError for others."""
     if not all(isinstance(one, dict) and "score" in one and isinstance(one.get("aspect"), str) for one in details):
         raise ValueError("field 'details' is not a list of scored aspects")
-    return question_score([one["score"] for one in details], unscored_as_zero) if details else None
+    between = any("probabilities" in one or "drawn" in one for one in details)
+    return question_score([one["score"] for one in details], unscored_as_zero, between) if details else None
+
+
+def in_words(verdict: float | None) -> str:
+    """A verdict for readers; one between those that have a name, as its number."""
+    return VERDICTS.get(verdict) or f"{verdict:.2f}"
 
 
 def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from typing import Any
 
 Verdict = dict[str, Any]  # {"value": the verdict or None, ...}, as a journal holds it
 
+# The fields that say how a verdict came to be; the last ones of what utils/scoring/sureness.py makes.
+ORIGIN = ("reason", "raw", "parsed", "attempts", "probabilities", "entropy", "outside", "drawn", "spread")
 NO_ANSWER = "no response to judge"  # the reason in place of a verdict where there is no answer: the judge is not asked
 
 
@@ -34,4 +36,4 @@ def score(verdict: Verdict) -> int | float | None:
 
 def origin(verdict: Verdict) -> dict[str, Any]:
     """How a verdict came to be."""
-    return {name: verdict[name] for name in ("reason", "raw", "parsed", "attempts") if name in verdict}
+    return {name: verdict[name] for name in ORIGIN if name in verdict}

@@ -61,6 +61,8 @@ def _notes_on_board(board: Board, unscored_as_zero: bool) -> Iterator[str]:
     systems = board.systems
     for system in systems:
         yield from _notes_on_system(system, unscored_as_zero)
+    if (strategy := systems[0].strategy_in_words) not in (None, board.metric_name):
+        yield f"Verdicts of another kind than the paper's: {strategy}."
     if board.metric.lower_is_better:
         yield "Scores are errors: lower is better."
     yield from _notes_on_groups(systems)
@@ -188,7 +190,7 @@ def _facts(path: str) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
         {name: wording(name, digest) for name, digest in prompts.items()} or {"prompt": NOT_KNOWN}
         for prompts in (fingerprint.get("prompt", {}), answers["prompt"])
     ]
-    judged = fingerprint.get("constrained_decoding", NOT_KNOWN)
+    judged = fingerprint.get("constrained_decoding", "no text" if "verdicts" in fingerprint else NOT_KNOWN)
     return *told, {"judge": judged, "answers": answers["constrained_decoding"]}
 
 

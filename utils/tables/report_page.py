@@ -18,7 +18,7 @@ from utils.tables.divisions import divide
 from utils.tables.formats import plural
 from utils.tables.report_history import RULE, show_history
 from utils.tables.score_table import means_table
-from utils.tables.system_scores import Board, Entry, columns_of, points_of, unplaced_point
+from utils.tables.system_scores import Board, Entry, System, columns_of, points_of, unplaced_point
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 HELPERS = Path(__file__).with_name("page_helpers.js")  # how every page makes text of what models and users wrote
@@ -110,7 +110,9 @@ def history_of(question_id: str, datasets: Datasets) -> Profile | None:
 # The first page and the list of questions
 
 
-def make_index(sides: list[Side], datasets: Datasets, boards: list[Board], notes: list[str]) -> Shown:
+def make_index(
+    sides: list[Side], datasets: Datasets, boards: list[Board], controls: list[System], notes: list[str]
+) -> Shown:
     """What the first page and the list of questions need; the texts come apart, to be parsed when they are looked at.
 
     The table and the panels hold the systems with scores, by their place in `sides`: "judged".
@@ -126,7 +128,7 @@ def make_index(sides: list[Side], datasets: Datasets, boards: list[Board], notes
         "verdicts": VERDICTS,
         "measures": {task.name: measures(boards_of(task, boards)) for task in datasets.tasks},
         "table": {"columns": table.heads(), "rows": rows} if table else None,
-        "panels": [panel for board in boards for panel in (*score_panels(board), *division_panels(board))],
+        "panels": [panel for board in boards for panel in (*score_panels(board, controls), *division_panels(board))],
         "subgroups": heat_map(entries, datasets.tasks),
         "notes": notes,
         "questions": entries,
@@ -151,11 +153,14 @@ def measures(boards: list[Board]) -> list[Shown]:
     ]
 
 
-def score_panels(board: Board) -> list[Shown]:
+def score_panels(board: Board, controls: Sequence[System] = ()) -> list[Shown]:
     """Mean scores with 95% intervals, a `Point` a row: a panel a group with questions, and the average.
 
     The means are the table's, which has no column for questions of no known group; what it would have, stands here too.
+    Of the controls that are scored by the board's metric each panel has the mean, as a line.
     """
+    lines = [one for one in controls if (one.task, one.metric_name) == (board.task, board.metric_name)]
+    means = {one.name: {group: point.mean for group, point in points_of(one).items()} for one in lines}
     task, systems = board.task, list(map(board.system, board.rows))
     asked = {entry["group"] for system in systems for entry in system.entries}
     by_system = [points_of(system) for system in systems]
@@ -166,6 +171,11 @@ def score_panels(board: Board) -> list[Shown]:
         panels[columns_of(task)[-1]] = [points[columns_of(task)[-1]] for points in by_system]
     return [
         {"group": board.name_of(group), "error": board.metric.lower_is_better, "points": list(map(asdict, points))}
+        | (
+            {"controls": [[name, its[group]] for name, its in means.items() if its.get(group) is not None]}
+            if lines
+            else {}
+        )
         for group, points in panels.items()
     ]
 
@@ -307,14 +317,16 @@ def as_text(value: Any) -> str | None:
 # The page
 
 
-def make_page(sides: list[Side], datasets: Datasets, boards: list[Board], notes: list[str]) -> str:
+def make_page(
+    sides: list[Side], datasets: Datasets, boards: list[Board], controls: list[System], notes: list[str]
+) -> str:
     """The template with its data."""
     page = fill_template(TEMPLATE, words(datasets.tasks, boards))
     head, rest = page.split("{{index}}")
     middle, end = rest.split("{{texts}}")
     texts = enumerate(make_texts(sides, datasets, boards))
     blocks = (f'<script type="application/json" id="text-{i}">{to_json(text)}</script>' for i, text in texts)
-    return f"{head}{to_json(make_index(sides, datasets, boards, notes))}{middle}" + "\n".join(blocks) + end
+    return f"{head}{to_json(make_index(sides, datasets, boards, controls, notes))}{middle}" + "\n".join(blocks) + end
 
 
 def fill_template(template: Path, words: dict[str, str]) -> str:

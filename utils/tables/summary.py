@@ -26,9 +26,20 @@ def describe_mean(task: Task, scores: Scores) -> str:
     if scores["num_unscored"]:
         unit = metric.unit
         text += f"; {counted(scores['num_unscored'], unit)} unscored (as zeros: {scores['score_unscored_as_zero']:.4f})"
+    if scores.get("mean_entropy") is not None:
+        text += f"; mean entropy {scores['mean_entropy']:.2f} bits, {scores['mean_outside']:.1%} outside the verdicts"
+    if "num_verdicts" in scores:
+        text += describe_agreement(scores)
     if scores.get("questions_without_aspects"):
         text += f"; without aspects, left out: {', '.join(scores['questions_without_aspects'])}"
     return text
+
+
+def describe_agreement(scores: Scores) -> str:
+    """How far the judge agrees with itself."""
+    alpha, missing = scores["krippendorff_alpha_interval"], scores["num_missing_verdicts"]
+    text = f"; means of {scores['num_verdicts']} verdicts, self-agreement {'none' if alpha is None else f'{alpha:.3f}'}"
+    return text + (f", {counted(missing, 'verdict')} missing" if missing else "")
 
 
 def describe_average(task: Task, scores: Scores) -> str:

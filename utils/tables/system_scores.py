@@ -14,7 +14,7 @@ from utils.cli.errors import first_five, quote
 from utils.files.fingerprints import REPORTED, differing_names, tell_apart
 from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
-from utils.records.scores import Scores, read_scores
+from utils.records.scores import Scores, read_scores, strategy_in_words
 from utils.scoring.means import group_means, macro_average, mean, scores_by_group
 from utils.tables.pooled import pooled_interval
 from utils.tables.significance import bootstrap_interval, share_interval
@@ -25,7 +25,8 @@ Entry = dict[str, Any]  # of a score file: a question with its score
 
 # Of a score file's fingerprint what changes a verdict: who judged, asked what, and how the verdict was drawn.
 JUDGE_SETTINGS = (
-    "strategy", "judge", REPORTED, "prompt", "temperature", "top_p", "max_tokens", "constrained_decoding", "dtype",
+    "strategy", "verdicts", "num_verdicts", "judge", REPORTED, "prompt", "temperature", "top_p", "max_tokens",
+    "constrained_decoding", "dtype",
 )  # fmt: skip
 
 
@@ -38,6 +39,7 @@ class System:
     files: dict[str, list[Entry]]  # by path the entries of each
     partial_files: list[str] = field(default_factory=list)  # those that hold a part of a dataset
     strategy: str | None = None  # the name of their metric; None: the task's first
+    strategy_in_words: str | None = None  # with how verdicts were had
 
     @property
     def metric_name(self) -> str:
@@ -141,6 +143,7 @@ def read_boards(arguments: list[list[str]], unscored_as_zero: bool = False) -> l
     files = [path for _, *paths in arguments for path in paths]
     scores = {path: read_scores(path, unscored_as_zero=unscored_as_zero) for path in files}
     refuse_other_benchmarks(scores)
+    refuse_other_verdicts(scores)
     kinds = {kind_of(score_file) for score_file in scores.values()}
     order = [(task, name) for task in tasks().values() for name in task.metrics if (task.name, name) in kinds]
     if order[0][0].benchmark is None:
@@ -177,10 +180,27 @@ def refuse_other_benchmarks(scores: dict[str, Scores], alike: str = "benchmark")
             )
 
 
+def refuse_other_verdicts(scores: dict[str, Scores]) -> None:
+    """Raise UserError over score files, by path, whose verdicts were had in two ways: what is said without manifests.
+
+    A verdict that is counted once, an expectation and a mean of several are not drawn from one scale.
+    """
+    known: dict[tuple[str, str], str] = {}
+    for path, one in scores.items():
+        first = known.setdefault(kind_of(one), path)
+        its, first_ones = strategy_in_words(one), strategy_in_words(scores[first])
+        if its != first_ones:
+            raise UserError(
+                f"{path}: verdicts of {its}, but {first} has those of {first_ones}\n"
+                "  they do not compare: judge both alike, or keep them apart"
+            )
+
+
 def _make_system(name: str, paths: list[str], task: Task, scores: dict[str, Scores]) -> System:
     system = System(name, task, {path: scores[path]["per_question_scores"] for path in paths})
     system.partial_files = [path for path in paths if scores[path].get("partial")]
     system.strategy = scores[paths[0]]["strategy"]
+    system.strategy_in_words = strategy_in_words(scores[paths[0]])
     file_of: dict[str, str] = {}
     for path in paths:
         for entry in scores[path]["per_question_scores"]:

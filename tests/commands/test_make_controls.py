@@ -1,0 +1,179 @@
+"""make_controls.py: what stands in its files, and how they are judged and shown."""
+
+import json
+from pathlib import Path
+
+import pytest
+from api_server import Reply
+from test_report import browser, content, files, needs_chromium, open_page  # noqa: F401
+from test_strategies import judging, make_question  # noqa: F401
+
+from utils.benchmarks import tasks
+from utils.cli import UserError
+from utils.files.manifest import read_manifest
+from utils.make_controls import draw_others, halve, main
+from utils.parsing.choices import parse_verdict
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("question", "other_answer", "half", "ceiling", "orders")
+TEXT = "The first sentence is short. The second one is a little longer than that! And here is a third, which ends it."
+
+
+def make(folder, *more, data="data.json", responses="a.json"):
+    words = ["--inputs_addr", folder / data, "--response_addr", folder / responses, "--output_dir", folder / "controls"]
+    assert main(list(map(str, [*words, *more]))) == 0
+    return {name: json.loads((folder / f"controls/{name}.json").read_text()) for name in NAMES}
+
+
+@pytest.fixture
+def study(judging):
+    judging.data(*range(1, 6))
+    judging.responses("a", q1=TEXT, q2="Yes.", q3=None, q4="One two three four five six.", q5="  ")
+    return judging
+
+
+def test_each_control_is_what_its_name_says(study, capsys):
+    found = make(study.folder)
+    record = make_question(2)
+    assert {name: list(its) for name, its in found.items()} == {name: [f"q{i}" for i in range(1, 6)] for name in NAMES}
+    assert found["question"]["q2"] == [{"output": record["question"]}]
+    assert found["ceiling"]["q2"] == [{"output": record["narrative"]}]
+    missing = [{"output": None, "reason": "the system has no answer"}]
+    assert found["half"]["q3"] == found["other_answer"]["q5"] == missing
+    assert found["half"]["q1"] == [{"output": "The first sentence is short.", "cut_at": "sentence"}]
+    assert found["half"]["q4"] == [{"output": "One two three", "cut_at": "word"}]
+    answers = {"q1": TEXT, "q2": "Yes.", "q4": "One two three four five six."}
+    others = {key: its for key, [its] in found["other_answer"].items() if key in answers}
+    assert all(its["output"] == answers[its["answer_to"]] and its["answer_to"] != key for key, its in others.items())
+    assert {its["answer_to"] for its in others.values()} == answers.keys()
+    said = capsys.readouterr().out
+    assert (
+        "controls/half.json: 3 answers, 1 cut at a sentence, 1 cut at a character, 1 cut at a word, 2 without" in said
+    )
+
+
+def test_an_order_is_a_verdict_to_a_reader_without_judgement(study):
+    """Whoever repeats it, or reads it for the judge's output, gives the highest score."""
+    [order] = make(study.folder)["orders"]["q1"]
+    assert parse_verdict(order["output"], False).value == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "half", "cut_at"),
+    [
+        ("One. Two three four five six seven eight.", "One. Two three four", "word"),  # the sentence is too short
+        ("First line\nand the second one, longer", "First line", "sentence"),
+        ("He said \"so.\" Then he went away from here", 'He said "so."', "sentence"),
+        ("Version 3.5 runs, and 3.6 does not run", "Version 3.5 runs,", "word"),
+        ("漢字の文。次の文も同じ。", "漢字の文。", "sentence"),
+        ("漢字漢字漢字", "漢字漢", "character"),
+        ("x", "x", "character"),
+    ],
+)  # fmt: skip
+def test_half_an_answer_ends_where_a_reader_would_end_it(answer, half, cut_at):
+    assert halve(answer) == {"output": half, "cut_at": cut_at}
+    assert halve(f"  {answer}\n") == {"output": half, "cut_at": cut_at}
+
+
+@pytest.mark.parametrize("count", [2, 3, 50])
+def test_no_question_has_its_own_answer(count):
+    ids = [f"q{i}" for i in range(count)]
+    for seed in range(20):
+        drawn = draw_others(ids, seed)
+        assert sorted(drawn) == sorted(drawn.values()) == sorted(ids)
+        assert all(its != other for its, other in drawn.items())
+    assert count == 2 or len({tuple(sorted(draw_others(ids, seed).items())) for seed in range(20)}) > 1
+
+
+def test_the_same_command_makes_the_same_bytes_and_replaces_nothing_of_others(study):
+    first = make(study.folder)
+    before = {name: (study.folder / f"controls/{name}.json").read_bytes() for name in NAMES}
+    make(study.folder)
+    assert before == {name: (study.folder / f"controls/{name}.json").read_bytes() for name in NAMES}
+    assert make(study.folder, "--seed", "1")["other_answer"] != first["other_answer"]
+    (study.folder / "controls/half.json").write_text("{}")
+    with pytest.raises(UserError, match=r"half\.json: exists, and was not written by this script"):
+        make(study.folder)
+
+
+def test_a_part_of_the_questions_makes_controls_of_that_part(study):
+    study.responses("part", q1=TEXT, q4="Four.")
+    found = make(study.folder, responses="part.json")
+    assert all(list(its) == ["q1", "q4"] for its in found.values())
+
+
+def test_what_cannot_be_made_is_refused(study):
+    study.responses("one", q1=TEXT)
+    with pytest.raises(UserError, match=r"one\.json: answers 1 of the questions; another's takes two at least"):
+        make(study.folder, responses="one.json")
+    study.responses("foreign", q9=TEXT)
+    with pytest.raises(UserError, match="its ids are not the dataset's"):
+        make(study.folder, responses="foreign.json")
+    assert not (study.folder / "controls").exists()
+    name = "LaMP-4"
+    study.write("lamp.json", [{"task": name, "id": "q1", "question": "Q?", "target": "A", "profile": []}])
+    with pytest.raises(UserError, match=rf"{name}'s answers are scored without a judge, so none can be tried$"):
+        make(study.folder, data="lamp.json")
+
+
+def test_who_has_controls_has_a_judge():
+    for task in tasks().values():
+        judges = [metric.judge for metric in task.metrics.values() if metric.judge]
+        assert (task.controls is None) == (not judges), task.name
+
+
+def judge(request):
+    """A sound one: 2 for what it was told of the asker's wishes, 1 for a whole answer and for half of a long one."""
+    user = request["messages"][1]["content"]
+    details = user.partition("details:\n")[2].partition("\n")[0]
+    response = user.partition("response:\n")[2].partition("\n\naspect:")[0]
+    return Reply(json.dumps({"match_score": 2 if response == details else int(response.endswith((".", "four")))}))
+
+
+def test_they_are_judged_as_any_system_and_stand_as_lines_in_the_report(study):
+    from utils import report
+
+    study.server.reply = judge
+    study.responses("a", **{f"q{i}": f"{TEXT} {i}." for i in range(1, 6)})
+    make(study.folder)
+    paths = [study.folder / f"controls/{name}.json" for name in NAMES]
+    for path in [study.folder / "a.json", *paths]:
+        study.run(None, [path], to=f"{path.stem}_scores.json")
+    scores = {name: json.loads((study.folder / f"{name}_scores.json").read_text())["score"] for name in ("a", *NAMES)}
+    assert scores == {"a": 0.5, "question": 0, "other_answer": 0.5, "half": 0.5, "ceiling": 1, "orders": 0}
+    assert read_manifest(paths[0])["fingerprint"]["script"] == "utils/make_controls.py"
+    page = study.folder / "report.html"
+    words = ["--inputs_addr", study.folder / "data.json", "--output_addr", page]
+    words += ["--system", "A", study.folder / "a.json", study.folder / "a_scores.json"]
+    for name in ("ceiling", "question"):
+        words += ["--control", name, study.folder / f"{name}_scores.json"]
+    assert report.main(list(map(str, words))) == 0
+    index, _ = content(page)
+    assert index["systems"] == ["A"] and [row[0]["text"] for row in index["table"]["rows"]] == ["A"]
+    [society, *_] = [panel for panel in index["panels"] if panel["group"] == "Society & Culture"]
+    assert [point["mean"] for point in society["points"]] == [0.5]
+    assert society["controls"] == [["ceiling", 1], ["question", 0]]
+
+
+def test_a_control_is_judged_as_the_systems_are(files):
+    answers = files.responses("a.json", {"rpg_1": "A", "diy_2": "B", "law_3": "C"})
+    scores = files.scores("s.json", {"rpg_1": [1, 1], "diy_2": [1], "law_3": [1, 1]})
+    weighed = files.scores("w.json", {"rpg_1": [1, 1], "diy_2": [1], "law_3": [1, 1]}, probabilities={})
+    other = json.loads(Path(weighed).read_text()) | {"verdicts": "probability"}
+    weighed = files.write("w.json", other)
+    with pytest.raises(UserError, match="verdicts of aspect, probability, but"):
+        files.report("--system", "A", answers, scores, "--control", "Half", weighed)
+    with pytest.raises(UserError, match="--control: no system has scores to stand beside"):
+        files.report("--system", "A", answers, "--control", "Half", weighed)
+
+
+@needs_chromium
+def test_a_control_is_a_line_in_each_panel(files, open_page):
+    answers = files.responses("a.json", {"rpg_1": "A", "diy_2": "B", "law_3": "C"})
+    scores = files.scores("s.json", {"rpg_1": [2, 1], "diy_2": [1], "law_3": [1, 1]})
+    half = files.scores("h.json", {"rpg_1": [1, 0], "diy_2": [1], "law_3": [0, 0]})
+    page = open_page(files.report("--system", "A", answers, scores, "--control", "Half <b>", half))
+    lines = "[...document.querySelectorAll('.panel')].map((panel) => panel.querySelectorAll('.level').length)"
+    assert page.run(lines) == [2, 2, 2, 2]  # in the system's track and in its own, in three groups and the average
+    row = "[...document.querySelectorAll('.panel .control')].map((row) => row.innerText.replace(/\\s+/g, ' ').trim())"
+    assert page.run(row) == ["Half <b> 0.25", "Half <b> 0.50", "Half <b> 0.00", "Half <b> 0.25"]

@@ -1,0 +1,72 @@
+"""How sure a judge is: expectations, means and Krippendorff's alpha, against a published example and by hand."""
+
+import math
+
+import pytest
+
+from utils.scoring.aspects import score_of
+from utils.scoring.sureness import average, krippendorff_alpha, weigh
+from utils.scoring.verdicts import no_answer
+
+# Example C of Krippendorff, "Computing Krippendorff's Alpha-Reliability" (2011): four observers, twelve units, and
+# what is missing; he prints 0.849 for interval data.
+OBSERVERS = [
+    [1, 2, 3, 3, 2, 1, 4, 1, 2, None, None, None],
+    [1, 2, 3, 3, 2, 2, 4, 1, 2, 5, None, 3],
+    [None, 3, 3, 3, 2, 3, 4, 2, 2, 5, 1, None],
+    [1, 2, 3, 3, 2, 4, 4, 1, 2, 5, 1, None],
+]
+
+
+def test_alpha_is_that_of_the_published_example():
+    assert krippendorff_alpha(list(zip(*OBSERVERS, strict=True))) == pytest.approx(0.849, abs=5e-4)
+
+
+def test_alpha_by_hand():
+    # Two units, 0 and 1, 2 and 2. Observed: (1 + 1) / 1 and 0. Expected, over all ordered pairs of 0 1 2 2:
+    # 2 * (1 + 4 + 4 + 1 + 1 + 0) = 22, so 1 - 3 * 2 / 22.
+    assert krippendorff_alpha([[0, 1], [2, 2]]) == pytest.approx(1 - 6 / 22)
+    assert krippendorff_alpha([[0, 0, 0], [2, 2, 2]]) == 1
+    assert krippendorff_alpha([[0, 1], [1, None], [None, None], [2, 2]]) == krippendorff_alpha([[0, 1], [2, 2]])
+
+
+@pytest.mark.parametrize("units", [[], [[1]], [[1, None], [0]], [[1, 1], [1, 1, 1]]])
+def test_without_anything_to_tell_apart_there_is_no_alpha(units):
+    assert krippendorff_alpha(units) is None
+
+
+def test_an_expectation_is_over_the_verdicts_alone():
+    found = weigh({"0": math.log(0.1), "1": math.log(0.2), "2": math.log(0.5)})
+    assert found["probabilities"] == pytest.approx({"0": 1 / 8, "1": 2 / 8, "2": 5 / 8})
+    assert found["value"] == pytest.approx(2 / 8 + 10 / 8)
+    assert found["outside"] == pytest.approx(0.2)
+    assert found["entropy"] == pytest.approx(3 / 8 + 2 / 4 + 5 / 8 * math.log2(8 / 5))
+
+
+def test_likelihoods_that_no_float_holds_make_an_expectation():
+    sure = weigh({"0": -3000.0, "1": -2000.0, "2": -1000.0})
+    assert (sure["value"], sure["entropy"], sure["outside"]) == (2, 0, 1)
+    even = weigh(dict.fromkeys("012", math.log(1 / 3) + 1e-7))  # as of rounded numbers, of which the sum is above 1
+    assert even["value"] == pytest.approx(1) and even["entropy"] == pytest.approx(math.log2(3)) and not even["outside"]
+
+
+def drawn(*values):
+    return [{"value": value} | ({"reason": f"nothing {i}"} if value is None else {}) for i, value in enumerate(values)]
+
+
+def test_a_mean_is_of_the_verdicts_that_are_there():
+    assert average(drawn(2, None, 1)) == {"value": 1.5, "drawn": [2, None, 1], "spread": pytest.approx(0.5**0.5)}
+    assert average(drawn(None, 1)) == {"value": 1, "drawn": [None, 1], "spread": None}
+    missing = {"value": None, "reason": "nothing 0", "drawn": [None, None], "spread": None}
+    assert average(drawn(None, None)) == missing
+    assert average([no_answer([False])] * 3) == no_answer([False])
+
+
+def test_a_score_may_lie_between_verdicts_only_where_these_are_weighed_or_drawn():
+    details = [{"aspect": "a", "score": 1.5, "drawn": [1, 2]}, {"aspect": "b", "score": 0.5, "drawn": [0, 1]}]
+    assert score_of(details) == 0.5
+    with pytest.raises(ValueError, match=r"^1\.5 is not a verdict: the integer 0, 1 or 2, or None$"):
+        score_of([{"aspect": "a", "score": 1.5}])
+    for wrong in (2.01, -0.1, True, float("nan"), "1"):
+        with pytest.raises(ValueError, match="is not a verdict: a number from 0 to 2, or None"):
+            score_of([{"aspect": "a", "score": wrong, "probabilities": {}}])

@@ -1,0 +1,298 @@
+"""--verdicts probability and --num_verdicts: what is asked, kept, taken up again, refused and compared."""
+
+import gc
+import json
+import math
+import re
+
+import pytest
+from api_server import Reply
+from test_strategies import judging, make_question  # noqa: F401
+from tiny_chat import save_tiny_chat
+
+import evaluate_responses
+from utils import compare_evaluators, make_table, merge_shards, report, show_answers
+from utils.cli import UserError
+from utils.files.manifest import read_manifest
+from utils.generation.requests import Scored
+
+BEGIN = '{"match_score": '
+CATEGORIES = ("rpg", "cooking", "law")  # of each of the three groups, so that there is an average
+PAIRS = [{"aspect": name, "evidence": "e", "reason": "r"} for name in ("Rules", "Costs")]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    return save_tiny_chat(tmp_path_factory.mktemp("model") / "chat")
+
+
+class Weighing:
+    """An engine for which 2 is the likeliest verdict of the three, and that dies after so many."""
+
+    concurrency, device = 1, "none"
+
+    def __init__(self, dies_after=None, log_probs=(0.1, 0.2, 0.5)):
+        self.asked, self.dies_after, self.log_probs = [], dies_after, log_probs
+
+    async def score(self, model, prompt, continuations):
+        if len(self.asked) == self.dies_after:
+            raise KeyboardInterrupt
+        self.asked.append((prompt, continuations))
+        means = [math.log(one) / len(its) for one, its in zip(self.log_probs, continuations, strict=True)]
+        return Scored(means, 40, 30)
+
+    async def close(self):
+        pass
+
+
+@pytest.fixture
+def weighing(judging, model_folder, monkeypatch):
+    """Judge here by probability, in a folder with two questions of two aspects and a third of one."""
+    judging.write(
+        "data.json",
+        [make_question(i, category=name, rubric_aspects=PAIRS[: 2 - i // 3]) for i, name in enumerate(CATEGORIES, 1)],
+    )
+    judging.responses("a", q1="A1", q2="A2", q3="A3")
+    judging.model = model_folder
+
+    def run(engine, *more, to="scores.json"):
+        words = ["--evaluator_llm", model_folder, "--inputs_addr", judging.folder / "data.json"]
+        words += ["--response_addr", judging.folder / "a.json", "--score_addr", judging.folder / to]
+        with monkeypatch.context() as patch:
+            patch.setattr(evaluate_responses, "open_engine", lambda *_: engine)
+            assert evaluate_responses.main(list(map(str, [*words, "--verdicts", "probability", *more]))) == 0
+        return json.loads((judging.folder / to).read_text())
+
+    judging.weigh = run
+    return judging
+
+
+def merged(folder):
+    """What two shards, 0.json and 1.json, make together."""
+    words = ["--inputs_addr", folder / "data.json", "--output_addr", folder / "merged.json"]
+    merge_shards.main(list(map(str, [*words, "--shard_addr", folder / "0.json", folder / "1.json"])))
+    return json.loads((folder / "merged.json").read_text())
+
+
+def refused(call, *arguments):
+    with pytest.raises(UserError) as error:
+        call(*arguments)
+    return str(error.value)
+
+
+# By likelihoods
+
+
+def test_a_score_is_an_expectation_with_what_it_came_from(weighing, capsys):
+    engine = Weighing()
+    found = weighing.weigh(engine)
+    expected = (2 + 2 * 5) / 8  # of 0.1, 0.2 and 0.5, which sum to 0.8
+    assert found["verdicts"] == "probability" and found["score"] == pytest.approx(expected / 2)
+    [first, *_] = found["per_question_scores"]
+    assert first["score"] == pytest.approx(expected / 2)
+    for detail in first["details"]:
+        assert detail["score"] == pytest.approx(expected)
+        assert detail["probabilities"] == pytest.approx({"0": 1 / 8, "1": 2 / 8, "2": 5 / 8})
+        assert detail["outside"] == pytest.approx(0.2) and "raw" not in detail
+        assert detail["entropy"] == pytest.approx(found["mean_entropy"])
+    assert found["mean_outside"] == pytest.approx(0.2)
+    assert "mean entropy 1.30 bits, 20.0% outside the verdicts" in capsys.readouterr().out
+    settings = weighing.fingerprint()
+    assert settings["verdicts"] == "probability" and settings.keys().isdisjoint({"temperature", "max_tokens", "seed"})
+    words = ["--inputs_addr", weighing.folder / "data.json", "--response_addr", weighing.folder / "a.json"]
+    show_answers.main(list(map(str, [*words, "--score_addr", weighing.folder / "scores.json"])))
+    assert "    1.50           Rules" in capsys.readouterr().out
+
+
+def test_a_prompt_ends_with_the_output_up_to_the_number(weighing):
+    from transformers import AutoTokenizer
+
+    tokenizer, engine = AutoTokenizer.from_pretrained(weighing.model), Weighing()
+    weighing.weigh(engine)
+    [(prompt, continuations), *_] = engine.asked
+    for number, tokens in enumerate(continuations):
+        said = tokenizer.decode(list(prompt) + list(tokens)).rpartition("<|im_start|>assistant\n")[2]
+        assert said == f"{BEGIN}{number}" and len(tokens) >= 1
+        assert list(prompt)[-3:] + list(tokens) == tokenizer.encode(f"{BEGIN}{number}")[-3 - len(tokens) :]
+    assert len({tokens[0] for tokens in continuations}) == 3  # nothing that they share is left in them
+
+
+def test_a_digit_that_takes_in_the_space_before_it_is_a_verdict_of_its_own():
+    """As of GPT-2's tokenizer, where " 2" is one token and the object without it ends in a space."""
+    from array import array
+
+    from utils.generation.scoring import split_shared
+
+    begin, options = split_shared({str(i): array("i", [7, 8, 9, 20 + i]) for i in range(3)})
+    assert list(begin) == [7, 8, 9] and {name: list(its) for name, its in options.items()} == {
+        "0": [20], "1": [21], "2": [22]
+    }  # fmt: skip
+    begin, options = split_shared({str(i): array("i", [7, 5, 20 + i]) for i in range(3)})
+    assert list(begin) == [7, 5] and list(options["1"]) == [21]
+
+
+def test_a_killed_run_goes_on_and_shards_make_the_whole(weighing):
+    with pytest.raises(KeyboardInterrupt):
+        weighing.weigh(Weighing(dies_after=2))
+    gc.collect()  # what the error held, and with it the lock
+    engine = Weighing()
+    whole = weighing.weigh(engine)
+    assert len(engine.asked) == 3 and read_manifest(weighing.folder / "scores.json")["resumed"] == 2
+    for index in range(2):
+        weighing.weigh(Weighing(), "--num_shards", "2", "--shard_index", index, to=f"{index}.json")
+    assert merged(weighing.folder) == whole
+
+
+def test_a_missing_answer_counts_0_and_damaged_likelihoods_are_no_verdict(weighing):
+    weighing.responses("a", q1="A1", q2=None, q3="A3")
+    found = weighing.weigh(Weighing(log_probs=(math.inf, 0.2, 0.5)))
+    assert [entry["score"] for entry in found["per_question_scores"]] == [None, 0, None]
+    assert (found["num_unanswered"], found["num_unscored"], found["mean_entropy"]) == (1, 3, None)
+    [detail, *_] = found["per_question_scores"][0]["details"]
+    assert detail["reason"] == "the model gives an option no likelihood"
+
+
+def test_what_has_no_such_verdicts_is_refused_in_a_line(weighing, tmp_path):
+    sure = ["--verdicts", "probability"]
+    assert refused(weighing.run, "aspect", [weighing.folder / "a.json"], *sure) == (
+        "--verdicts probability: no API tells how likely a text is; give a judge that runs here"
+    )
+    assert refused(weighing.run, "direct", [weighing.folder / "a.json"], *sure) == (
+        "--verdicts probability: LaMP-QA's direct has no verdicts on parts of an answer; leave it out"
+    )
+    assert refused(weighing.run, "aspect", [weighing.folder / "a.json"], "--num_verdicts", "3") == (
+        "--num_verdicts 3: a greedy judge only repeats itself; give a --temperature above 0"
+    )
+    assert weighing.server.requests == [] and not (weighing.folder / "scores.json").exists()
+
+
+def test_a_dry_run_says_what_it_would_weigh(weighing, monkeypatch, capsys):
+    words = ["--evaluator_llm", weighing.model, "--inputs_addr", weighing.folder / "data.json", "--dry_run"]
+    words += ["--response_addr", weighing.folder / "a.json", "--score_addr", weighing.folder / "s.json"]
+    assert evaluate_responses.main(list(map(str, [*words, "--verdicts", "probability"]))) == 0
+    assert "15 options, of which no text is generated" in capsys.readouterr().out
+
+
+# By several verdicts
+
+
+def by_seed(request):
+    """A judge of which a verdict in seven cannot be used, and whose others hang on the seed alone."""
+    drawn = request["seed"] % 7
+    return Reply("I can't say." if drawn == 6 else json.dumps({"match_score": drawn % 3}))
+
+
+def drawing(judging, number, *more, to="scores.json"):
+    judging.server.reply = by_seed
+    flags = ["--num_verdicts", number, "--temperature", "0.7", "--max_retries", "0"]
+    flags += ["--constrained_decoding", "never", *more]
+    return judging.run(None, [judging.folder / "a.json"], *flags, to=to)
+
+
+def test_a_score_is_the_mean_of_verdicts_with_their_spread(weighing, capsys):
+    found = drawing(weighing, 8)
+    assert len(weighing.server.requests) == 8 * 5
+    assert len({(request["seed"], request["messages"][1]["content"]) for request in weighing.server.requests}) == 40
+    details = [detail for entry in found["per_question_scores"] for detail in entry["details"]]
+    for detail in details:
+        known = [one for one in detail["drawn"] if one is not None]
+        assert len(detail["drawn"]) == 8 and detail["score"] == pytest.approx(sum(known) / len(known))
+        assert 0 <= detail["spread"] <= 2 and len(set(known)) > 1
+    assert found["num_verdicts"] == 8 and found["num_unscored"] == 0
+    assert found["num_missing_verdicts"] == sum(detail["drawn"].count(None) for detail in details) > 0
+    assert -1 < found["krippendorff_alpha_interval"] < 0.5  # for nothing but chance tells them apart
+    alpha = f"{found['krippendorff_alpha_interval']:.3f}"
+    missing = found["num_missing_verdicts"]
+    assert re.search(
+        rf"; means of 8 verdicts, self-agreement {alpha}, {missing} verdicts? missing", capsys.readouterr().out
+    )
+
+
+def test_one_verdict_is_asked_for_as_ever(weighing):
+    weighing.server.reply = by_seed
+    flags = ["--temperature", "0.7", "--max_retries", "0", "--constrained_decoding", "never"]
+    one = weighing.run(None, [weighing.folder / "a.json"], *flags, to="one.json")
+    seeds = {request["seed"] for request in weighing.server.requests}
+    assert "num_verdicts" not in weighing.fingerprint("one.json") and "num_verdicts" not in one
+    weighing.server.requests.clear()
+    three = drawing(weighing, 3)
+    assert seeds < {request["seed"] for request in weighing.server.requests}  # the first draw is that verdict
+    for its, mine in zip(one["per_question_scores"], three["per_question_scores"], strict=True):
+        assert its["question_sha256"] == mine["question_sha256"]
+        assert [d["score"] for d in its["details"]] == [d["drawn"][0] for d in mine["details"]]
+
+
+def test_a_killed_run_of_draws_goes_on_and_shards_make_the_whole(weighing):
+    whole, calls = drawing(weighing, 3), len(weighing.server.requests)
+    content = (weighing.folder / "scores.json").read_bytes()
+    journal = weighing.folder / "scores.json.journal.jsonl"
+    kept = b"".join(journal.read_bytes().splitlines(keepends=True)[:6])  # the header and five of fifteen
+    for path in weighing.folder.glob("scores.json*"):
+        path.unlink()
+    journal.write_bytes(kept)
+    drawing(weighing, 3)
+    assert len(weighing.server.requests) == calls + 10
+    assert (weighing.folder / "scores.json").read_bytes() == content
+    for index in range(2):
+        drawing(weighing, 3, "--num_shards", "2", "--shard_index", str(index), to=f"{index}.json")
+    assert merged(weighing.folder) == whole
+
+
+# Beside each other
+
+
+@pytest.fixture
+def three_kinds(weighing):
+    """Score files of one system: counted, by probability, and means of three."""
+    weighing.weigh(Weighing(), to="weighed.json")
+    weighing.server.reply = by_seed
+    weighing.run(None, [weighing.folder / "a.json"], to="counted.json")
+    drawing(weighing, 3, to="drawn.json")
+    return {name: str(weighing.folder / f"{name}.json") for name in ("counted", "weighed", "drawn")}
+
+
+@pytest.mark.parametrize("others", ["weighed", "drawn"])
+@pytest.mark.parametrize("with_manifests", [True, False])
+def test_they_stand_in_no_table_together(three_kinds, others, with_manifests, weighing):
+    if not with_manifests:
+        for path in weighing.folder.glob("*.manifest.json"):
+            path.unlink()
+    words = {"weighed": "aspect, probability", "drawn": "aspect, 3 verdicts"}
+    systems = ["--system", "A", three_kinds["counted"], "--system", "B", three_kinds[others]]
+    assert refused(make_table.main, systems) == (
+        f"{three_kinds[others]}: verdicts of {words[others]}, but {three_kinds['counted']} has those of aspect\n"
+        "  they do not compare: judge both alike, or keep them apart"
+    )
+
+
+def test_a_table_of_one_kind_says_which(three_kinds, capsys):
+    assert make_table.main(["--system", "A", three_kinds["weighed"], "--format", "markdown"]) == 0
+    assert "Verdicts of another kind than the paper's: aspect, probability." in capsys.readouterr().out
+    assert make_table.main(["--system", "A", three_kinds["counted"], "--format", "markdown"]) == 0
+    assert "another kind" not in capsys.readouterr().out
+
+
+def test_they_are_compared_as_evaluators(three_kinds, weighing, capsys):
+    weighing.responses("a", q1="B1", q2="B2", q3="B3")
+    weighing.weigh(Weighing(log_probs=(0.5, 0.2, 0.1)), to="weighed_b.json")
+    drawing(weighing, 3, to="drawn_b.json")
+    files = {name: (three_kinds[name], str(weighing.folder / f"{name}_b.json")) for name in ("weighed", "drawn")}
+    human = weighing.write("human.json", {"q1": "first", "q2": "first", "q3": "second"})
+    words = [word for name, its in files.items() for word in ("--evaluator", name, *its)]
+    assert compare_evaluators.main([*words, "--human_addr", str(human)]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"\| weighed \| aspect, probability \| 3 \| 0 \| 0\.6667 ", told)
+    assert re.search(r"\| drawn \| aspect, 3 verdicts \| 3 ", told)
+    mixed = ["--evaluator", "A", files["weighed"][0], files["drawn"][1]]
+    assert "its strategy is aspect, 3 verdicts, but --evaluator 'A' has files of aspect, probability" in refused(
+        compare_evaluators.main, [*mixed, "--human_addr", str(human)]
+    )
+
+
+def test_the_report_shows_a_verdict_between_the_named_ones(three_kinds, weighing):
+    page = weighing.folder / "report.html"
+    arguments = ["--inputs_addr", weighing.folder / "data.json", "--output_addr", page]
+    arguments += ["--system", "A", weighing.folder / "a.json", three_kinds["weighed"]]
+    assert report.main(list(map(str, arguments))) == 0
+    _, text, *_ = re.findall(r'<script type="application/json"[^>]*>(.*?)</script', page.read_text(), re.DOTALL)
+    assert [one[0] for one in json.loads(text)["answers"][0]["verdicts"]] == pytest.approx([1.5, 1.5])

@@ -1,0 +1,132 @@
+"""Make responses that a sound judge must place, and place right: what its scores of systems are worth shows on them.
+
+  python utils/make_controls.py --inputs_addr test.json --response_addr rag.json --output_dir controls
+  python evaluate_responses.py --evaluator_llm Qwen/Qwen2.5-32B-Instruct --inputs_addr test.json \\
+      --response_addr controls/question.json controls/other_answer.json controls/half.json \\
+      --score_addr controls/question_scores.json controls/other_answer_scores.json controls/half_scores.json
+
+Five files of responses, made from a dataset and one system's responses, and judged as any system's are:
+
+  question.json      the question repeated, and nothing else
+  other_answer.json  the system's answer to another question, drawn with --seed; no question has its own
+  half.json          the first half of the system's answer
+  ceiling.json       what the judge is told of the asker's wishes, as if it were an answer
+  orders.json        a text that tells the judge to give the highest score
+
+Half is by characters: it ends with the last sentence that ends in the second quarter of the answer, else with the last
+word before its middle, which `cut_at` says. Where the system has no answer, other_answer.json and half.json have none
+either. docs/trusting_the_judge.md says what to expect of each.
+"""
+
+import argparse
+import json
+import random
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from utils import cli
+from utils.benchmarks import task_of
+from utils.benchmarks.task import Controls, Record
+from utils.cli import UserError
+from utils.files.derived_files import add_overwrite_argument, prepare_derived
+from utils.files.manifest import describe_run, file_hash, publish_all
+from utils.records.judged import answers_to, are_answered
+from utils.records.responses import match_responses, read_responses
+from utils.records.stream import read_questions
+
+SCRIPT = "utils/make_controls.py"
+SENTENCE_END = re.compile(r"[.!?]['\"”’)\]*_]*(?=\s)|[。！？]|\n")
+
+Responses = dict[str, list[dict[str, Any]]]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    # fmt: off
+    parser = cli.make_parser(__doc__)
+    add = parser.add_argument
+    add("--inputs_addr", required=True, metavar="FILE", help="the dataset")
+    add("--response_addr", required=True, metavar="FILE", help="a system's responses to it")
+    add("--output_dir", required=True, metavar="DIR", help="folder for the five files")
+    add("--seed", type=cli.non_negative_int, default=0, help="of whose answer each question gets (%(default)s)")
+    # fmt: on
+    add_overwrite_argument(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    records = read_questions(args.inputs_addr, ["controls"])
+    task = task_of(args.inputs_addr, records)
+    if task.controls is None:
+        raise UserError(f"{args.inputs_addr}: {task.name}'s answers are scored without a judge, so none can be tried")
+    responses = read_responses(args.response_addr)
+    ids = [record["id"] for record in records]
+    questions = match_responses(records, responses, args.response_addr, ids, allow_partial=True)
+    answers = {question["id"]: answers_to([responses], question["id"])[0] for question in questions}
+    answers = {key: answer if all(are_answered([answer])) else None for key, answer in answers.items()}
+    controls = make_controls(questions, answers, task.controls, args.seed, args.response_addr)
+    files = {Path(args.output_dir) / f"{name}.json": one for name, one in controls.items()}
+    cli.check_outputs(list(map(str, files)), [args.inputs_addr, args.response_addr])
+    prepare_derived(files, SCRIPT, args.overwrite)
+    # As in what a model's answers have: of this dataset, and no prompt's.
+    made_from = {"inputs": file_hash(args.inputs_addr), "responses": file_hash(args.response_addr), "seed": args.seed}
+    texts = {path: json.dumps(one, ensure_ascii=False, indent=2) + "\n" for path, one in files.items()}
+    contents = {path: text.encode() for path, text in texts.items()}
+    publish_all(contents, describe_run(vars(args), {"script": SCRIPT, **made_from}, None))
+    for path, one in files.items():
+        print(f"{path}: {describe(one)}")
+    return 0
+
+
+def make_controls(
+    questions: list[Record], answers: dict[str, str | None], controls: Controls, seed: int, response_addr: str
+) -> dict[str, Responses]:
+    """By a file's name its responses; `answers` are the system's by question, None where it has none."""
+    answered = [question_id for question_id, answer in answers.items() if answer is not None]
+    if len(answered) < 2:
+        raise UserError(f"{response_addr}: answers {len(answered)} of the questions; another's takes two at least")
+    other = draw_others(answered, seed)
+    missing = {"output": None, "reason": "the system has no answer"}
+    made = {
+        "question": {one["id"]: {"output": one["question"]} for one in questions},
+        "other_answer": {its: {"output": answers[other[its]], "answer_to": other[its]} for its in answered},
+        "half": {its: halve(answers[its]) for its in answered},
+        "ceiling": {one["id"]: {"output": controls.ceiling(one)} for one in questions},
+        "orders": {one["id"]: {"output": controls.order} for one in questions},
+    }
+    return {name: {one["id"]: [its.get(one["id"], missing)] for one in questions} for name, its in made.items()}
+
+
+def draw_others(ids: list[str], seed: int) -> dict[str, str]:
+    """By each of the ids another one, each once: they are shuffled into a ring, and each has the one before it."""
+    ring = random.Random(seed).sample(ids, len(ids))
+    return {question_id: ring[place - 1] for place, question_id in enumerate(ring)}
+
+
+def halve(answer: str) -> dict[str, str]:
+    """An answer's first half, and where it was cut."""
+    answer = answer.strip()
+    half = max(1, len(answer) // 2)
+    ends = [end for found in SENTENCE_END.finditer(answer) if half / 2 <= (end := found.end()) <= half]
+    if ends:
+        return {"output": answer[: ends[-1]].rstrip(), "cut_at": "sentence"}
+    if words := re.match(r"(.*\S)\s", answer[: half + 1], re.DOTALL):
+        return {"output": words[1], "cut_at": "word"}
+    return {"output": answer[:half], "cut_at": "character"}  # as of a script without spaces
+
+
+def describe(responses: Responses) -> str:
+    outputs = [one for [one] in responses.values()]
+    cuts = Counter(one["cut_at"] for one in outputs if "cut_at" in one)
+    missing = sum(one["output"] is None for one in outputs)
+    parts = [f"{len(outputs) - missing} answers", *(f"{count} cut at a {name}" for name, count in cuts.items())]
+    return ", ".join([*parts, *([f"{missing} without one"] if missing else [])])
+
+
+if __name__ == "__main__":
+    cli.run_script(main)

@@ -1,0 +1,101 @@
+"""How sure a judge is of a verdict: by the likelihood of each one, or by several that it gave. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from statistics import fmean, stdev
+from typing import Any
+
+from utils.scoring.means import mean
+from utils.scoring.verdicts import Verdict, is_answered
+
+
+def weigh(log_probs: Mapping[str, float]) -> Verdict:
+    """A verdict from the log-probability of each that a judge may give.
+
+    Returns:
+        value: the expectation of the verdicts, their probabilities scaled to sum to 1.
+        probabilities: these, by verdict.
+        entropy: theirs, in bits: 0 for a judge that is sure, log2 of their number for one that has no idea.
+        outside: the probability of anything that begins as no verdict does, 0 to 1.
+    """
+    most = max(log_probs.values())
+    weights = {verdict: math.exp(log_prob - most) for verdict, log_prob in log_probs.items()}
+    probabilities = {verdict: weight / math.fsum(weights.values()) for verdict, weight in weights.items()}
+    expected = math.fsum(int(verdict) * share for verdict, share in probabilities.items())
+    return {
+        "value": min(expected, float(max(map(int, log_probs)))),  # rounding is not to lift it above the highest
+        "probabilities": probabilities,
+        "entropy": math.fsum(-share * math.log2(share) for share in probabilities.values() if share),
+        "outside": max(0.0, 1 - math.fsum(map(math.exp, log_probs.values()))),
+    }
+
+
+def average(verdicts: Sequence[Verdict]) -> Verdict:
+    """One verdict from several of a judge on the same thing.
+
+    Returns:
+        value: their mean, without those that the judge failed to give; None where it gave none.
+        drawn: each of them.
+        spread: their standard deviation, of a sample; None of less than two.
+    """
+    if not is_answered(verdicts[0]):
+        return verdicts[0]
+    drawn = [verdict["value"] for verdict in verdicts]
+    known = [value for value in drawn if value is not None]
+    reason = {} if known else {"reason": verdicts[0]["reason"]}
+    spread = stdev(known) if len(known) > 1 else None
+    return {"value": fmean(known) if known else None, **reason, "drawn": drawn, "spread": spread}
+
+
+def summarize_weighed(per_question: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """For the head of a score file whose verdicts are weighed: means over them."""
+    weighed = [detail for detail in _details(per_question) if "probabilities" in detail]
+    means = {f"mean_{name}": mean([detail[name] for detail in weighed]) for name in ("entropy", "outside")}
+    return {"verdicts": "probability", **means}
+
+
+def summarize_drawn(per_question: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
+    """For the head of a score file with `count` verdicts on each thing.
+
+    Returns:
+        num_missing_verdicts: of all, those that the judge failed to give.
+        mean_spread: over the things with two verdicts and more.
+        krippendorff_alpha_interval: how far the judge agrees with itself, `krippendorff_alpha`.
+    """
+    drawn = [detail for detail in _details(per_question) if "drawn" in detail]
+    return {
+        "num_verdicts": count,
+        "num_missing_verdicts": sum(detail["drawn"].count(None) for detail in drawn),
+        "mean_spread": mean([detail["spread"] for detail in drawn if detail["spread"] is not None]),
+        "krippendorff_alpha_interval": krippendorff_alpha([detail["drawn"] for detail in drawn]),
+    }
+
+
+def krippendorff_alpha(units: Sequence[Sequence[float | None]]) -> float | None:
+    """Krippendorff's alpha for interval data: 1 - observed / expected disagreement, a squared difference each.
+
+    1 where all verdicts on each unit are alike, about 0 where they are as far apart as those on different units.
+
+    Args:
+        units: the verdicts on each thing; None for one that is missing. A unit with less than two counts nowhere.
+
+    Returns:
+        None where all verdicts are alike, for then there is nothing to tell apart, and without any pair.
+    """
+    paired = [known for unit in units if len(known := [one for one in unit if one is not None]) > 1]
+    values = list(chain.from_iterable(paired))
+    expected = _squared_differences(values)
+    if not expected:
+        return None
+    observed = math.fsum(_squared_differences(unit) / (len(unit) - 1) for unit in paired)
+    return 1 - (len(values) - 1) * observed / expected
+
+
+def _squared_differences(values: Sequence[float]) -> float:
+    """The sum over all ordered pairs."""
+    return 2 * (len(values) * math.fsum(value * value for value in values) - math.fsum(values) ** 2)
+
+
+def _details(per_question: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [detail for question in per_question for detail in question["details"]]
