@@ -38,7 +38,10 @@ def make_tiny_t5(vocab_size: int = 128, seed: int = 0, **settings: Any) -> Any:
         "eos_token_id": 1,
         "decoder_start_token_id": 0,
     }
-    return T5ForConditionalGeneration(T5Config(**config | settings)).eval()
+    model = T5ForConditionalGeneration(T5Config(**config | settings)).eval()
+    # As FlanT5's, what makes logits is not the embedding; transformers ties the two unless they are found to differ.
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.shared.weight) * 0.1)
+    return model
 
 
 def make_tokenizer() -> Any:

@@ -23,9 +23,9 @@ from utils.files.journal_lines import read_journal
 from utils.files.manifest import NOT_OURS, file_hash, read_folder_manifest, read_manifest
 from utils.files.writing import staged_path
 from utils.models.hub import cached_commit, is_folder, model_fingerprint
-from utils.planner.checkpoints import is_unevaluated
 from utils.records.datasets import read_dataset
 from utils.studies.plan import DRAWN, Step
+from utils.training.checkpoints import is_unevaluated
 
 # Flags whose default a script works out.
 FILLED_IN = ("max_model_len", "max_seq_length", "warmup_steps", "planner_target", "baseline")
