@@ -4,7 +4,8 @@ Imported by utils/train_generator.py once everything is checked, for it loads to
 """
 
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -69,6 +70,17 @@ def collate(examples: Sequence[Example], pad: int) -> dict[str, torch.Tensor]:
     return {**batch, "labels": labels}
 
 
+@contextmanager
+def in_own_type(model: Any) -> Iterator[Any]:
+    """A model that accelerate has made to compute in bf16, in its weights' type: so its checkpoint answers later."""
+    wrapped = vars(model).pop("forward", None)
+    try:
+        yield model
+    finally:
+        if wrapped is not None:
+            model.forward = wrapped
+
+
 class GeneratorTrainer(Resumable, Trainer):
     """Trainer with loss on the target alone, and an evaluation by the task's metric on what beam search writes."""
 
@@ -121,10 +133,8 @@ class GeneratorTrainer(Resumable, Trainer):
         mine, texts = self._mine(self._validation), {}
         for numbers in batches([example.prompt for example in mine]):
             prompts = [mine[number].prompt for number in numbers]
-            with self.accelerator.autocast():
-                found = write(
-                    self.accelerator.unwrap_model(self.model), self._tokenizer, prompts, NUM_BEAMS, self._written
-                )
+            with in_own_type(self.accelerator.unwrap_model(self.model)) as model:
+                found = write(model, self._tokenizer, prompts, NUM_BEAMS, self._written)
             for number, (ids, is_cut) in zip(numbers, found, strict=True):
                 text = self._tokenizer.decode(ids, skip_special_tokens=True)
                 texts[mine[number].record["id"]] = (text, is_cut)
