@@ -29,7 +29,13 @@ from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.progress import announce
-from utils.files.manifest import describe_run, file_hash, warn_unless_ranked
+from utils.files.manifest import (
+    describe_run,
+    file_hash,
+    read_folder_manifest,
+    warn_unless_ranked,
+    write_folder_manifest,
+)
 from utils.files.writing import check_could_write
 from utils.generation.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, TextModel, is_encoder_decoder, text_model
 from utils.generation.engines import identify_local_model
@@ -37,7 +43,7 @@ from utils.generation.plain_text import PlainText
 from utils.generator.examples import Example, build_examples, describe_examples
 from utils.models.devices import check_devices
 from utils.models.hub import pinned_source, skipping_absent_hub
-from utils.records.datasets import read_dataset
+from utils.records.datasets import STEP_NEEDS, read_dataset
 from utils.scoring.verdicts import no_answer
 from utils.training.checkpoints import Run, open_run
 from utils.training.launch import WAIT, check_single_device, describe_best, say
@@ -126,6 +132,8 @@ def main(argv: list[str] | None = None) -> int:
         say(f"{args.output_dir}: already finished, left alone")
     else:
         learn(args, task, model, examples, validation, fingerprint, run)
+    if cli.is_first_process():
+        mark_finished(args.output_dir)
     # Else its threads may abort a process whose work is done. After an error it might wait for another process.
     processes.destroy_process_group()
     return 0
@@ -171,10 +179,17 @@ def learn(
     say(describe_best(args.output_dir, figures["steps"], figures["best_step"], found))
 
 
+def mark_finished(folder: str) -> None:
+    """What a study goes by: of early stops the last step's number tells nothing."""
+    manifest = read_folder_manifest(folder)
+    if not manifest.get("finished"):
+        write_folder_manifest(folder, {**manifest, "finished": True})
+
+
 def read_ranked(path: str | None, args: argparse.Namespace) -> list[Record]:
     if path is None:
         return []
-    records = read_dataset(path, ["target", "asked", *(["profile"] if args.num_contexts else [])])
+    records = read_dataset(path, STEP_NEEDS["generator"])
     if args.num_contexts and cli.is_first_process():
         warn_unless_ranked(path)
     return records
