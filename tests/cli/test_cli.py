@@ -339,6 +339,10 @@ WITHOUT_EFFECT = [
     ("evaluate_responses.py", "--openai", ENGINE, NO_ENGINE),
     ("train_planner.py", "", "--eval_steps 4 --eval_generate 4",
      "without --validation_addr, for nothing is evaluated\n  give --validation_addr, or leave {} out"),
+    ("utils/train_generator.py", "--num_contexts 0", "--fusion decoder --trim_items",
+     "with --num_contexts 0: the prompt has no items\n  leave {} out"),
+    ("utils/train_generator.py", "", "--patience 3",
+     "without --validation_addr\n  give --validation_addr, or leave {} out"),
     *(("retrieval/rank_dataset.py", f"--ranker {ranker}", ENCODER, NO_ENCODER)
       for ranker in ("bm25", "recency", "random")),
     ("utils/download_datasets.py", "--source_dir d", "--dataset_name d --source_url u",
