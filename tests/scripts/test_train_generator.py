@@ -3,6 +3,8 @@
 import json
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from utils.generation.encoder_decoder import text_model
 from utils.generation.plain_text import Passages, PlainText
 from utils.generator.examples import build_examples
 
+ROOT = Path(__file__).resolve().parents[2]
 NOT_REPEATED = ("eval_seconds", "train_runtime")
 
 
@@ -305,6 +308,20 @@ def test_accumulated_batches_are_one_step(data, warm, tmp_path):
         more = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 4 // size, "validation": None}
         learn(warm, flags_of(data, tmp_path / str(size), **more))
     assert figures_of(tmp_path / "4", "loss") == pytest.approx(figures_of(tmp_path / "2", "loss"), rel=0.02)
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_does(data, warm, tmp_path):
+    """With the same questions a step: the same losses and scores, also of the evaluation that they share."""
+    more = {"fusion": "decoder", "per_device_train_batch_size": 1}
+    learn(warm, flags_of(data, tmp_path / "one", gradient_accumulation_steps=2, **more))
+    launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"]
+    words = flags_of(data, tmp_path / "two", gradient_accumulation_steps=1, **more)
+    command = [sys.executable, *launcher, "utils/train_generator.py", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    for name in ("loss", "eval_score"):
+        assert figures_of(tmp_path / "two", name) == pytest.approx(figures_of(tmp_path / "one", name), rel=1e-3)
 
 
 # All tasks, and the whole way
