@@ -33,7 +33,7 @@ from utils.parsing.plans import gold_text, one_line, target_settings
 from utils.planner.examples import Example, describe_examples
 from utils.records.datasets import STEP_NEEDS, read_dataset
 from utils.training.checkpoints import open_run
-from utils.training.launch import WAIT, check_single_device, describe_best, say
+from utils.training.launch import WAIT, check_single_device, describe_best, effective_batch_size, num_processes, say
 
 PAPER_BATCH = 32  # sequences a step (paper, appendix E)
 
@@ -188,15 +188,6 @@ def make_fingerprint(args: argparse.Namespace, prompt: Prompt, lead_in: str | No
         "effective_batch_size": effective_batch_size(args),
         **{name: getattr(args, name) for name in same.split()},
     }
-
-
-def num_processes() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def effective_batch_size(args: argparse.Namespace) -> int:
-    """Sequences that one step learns from."""
-    return args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes()
 
 
 def build_examples(

@@ -46,7 +46,7 @@ from utils.models.hub import pinned_source, skipping_absent_hub
 from utils.records.datasets import STEP_NEEDS, read_dataset
 from utils.scoring.verdicts import no_answer
 from utils.training.checkpoints import Run, open_run
-from utils.training.launch import WAIT, check_single_device, describe_best, say
+from utils.training.launch import WAIT, check_single_device, describe_best, effective_batch_size, num_processes, say
 
 SCRIPT = "utils/train_generator.py"
 WARMUP = 0.05  # of all steps
@@ -231,15 +231,6 @@ def make_fingerprint(args: argparse.Namespace, task: Task, prompt: Prompt) -> di
         "effective_batch_size": effective_batch_size(args),
         **{name: getattr(args, name) for name in same.split()},
     }
-
-
-def num_processes() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def effective_batch_size(args: argparse.Namespace) -> int:
-    """Questions that one step learns from."""
-    return args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes()
 
 
 def plan_steps(args: argparse.Namespace, num_examples: int) -> None:

@@ -1,5 +1,7 @@
 """The processes of a training, and what they say together. Free of torch until asked."""
 
+import os
+from argparse import Namespace
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,6 +15,15 @@ def say(text: str) -> None:
     """Print, once for all processes."""
     if cli.is_first_process():
         print(text, flush=True)
+
+
+def num_processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def effective_batch_size(args: Namespace) -> int:
+    """Questions that one step learns from."""
+    return args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes()
 
 
 def check_single_device(script: str = "train_planner.py") -> None:
