@@ -12,6 +12,11 @@ Of questions with options the likeliest one is chosen, without a text being gene
   python baselines.py --model_addr Qwen/Qwen2.5-7B-Instruct --choose likelihood \\
       --inputs_addr personamem.json --output_addr likelihood.json
 
+An encoder-decoder, such as a FlanT5 that utils/train_generator.py has fine-tuned, answers by beam search:
+
+  python baselines.py --model_addr generator/best --rag --num_contexts 4 --trim_items \\
+      --inputs_addr dev_ranked.json --output_addr ipa.json
+
 The output is {question id: [{"output": answer, ...}]} in the dataset's order. The same command again goes on from
 where a run stopped.
 """
@@ -32,7 +37,8 @@ from utils.files.manifest import run_fingerprint, warn_unless_ranked
 from utils.files.outputs import OutputFile, open_outputs
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.driver import Request, describe_requests, fitted_request, generate
-from utils.generation.engines import Model, choose_generator, confirm_model, open_engine, publish_records
+from utils.generation.encoder_decoder import choose_answerer, model_settings, open_answerer
+from utils.generation.engines import Model, confirm_model, publish_records
 from utils.records.datasets import STEP_NEEDS, select_questions
 from utils.records.responses import collect_responses, count_responses
 from utils.records.stream import read_questions
@@ -99,10 +105,11 @@ def main(argv: list[str] | None = None) -> int:
     keys = [(question["id"], i) for question in questions for i in range(args.num_generated_outputs)]
     if args.choose:
         args.max_tokens = 1  # of the room that a prompt leaves; what its options need is seen below
-    model = choose_generator(args, task.output.schema, task.prompt_length)
+    model = choose_answerer(args, task.output.schema, task.prompt_length)
     settings = {"model": model.identity, "num_contexts": args.num_contexts if args.rag else None}
     settings |= {"best_first": True} if args.best_first else {}
     settings |= {"trim_items": True} if args.trim_items else {}  # earlier runs have no such setting
+    settings |= model_settings(model)
     policy = {"choose": args.choose} if args.choose else model.policy.fingerprint()
     fingerprint = run_fingerprint("baselines.py", args, [prompt], policy, **settings)
     collect = partial(collect_responses, records)
@@ -122,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
         left = output.left()  # all of them, where it was another model
         requests = build_requests(task, questions, left, args, prompt, model, output.journal)
         stage = model.stage(requests, task.output.parse, "answers", keys, left)
-        device = generate(partial(open_engine, args, args.model_addr, args.max_model_len), stage)
+        device = generate(partial(open_answerer, args, model), stage)
     responses = output.content()
     counts = count_responses(responses) | task.count_outputs(chain.from_iterable(responses.values()))
     publish_records(output, args, device, counts, args.openai, token_counter=model.chat.counter)

@@ -13,7 +13,6 @@ a SIGTERM or Ctrl-C leaves one of the last finished step.
 
 import argparse
 import os
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,12 @@ from utils.generation.engines import identify_local_model
 from utils.models.devices import check_devices
 from utils.models.hub import adapter_base, pinned_source, skipping_absent_hub
 from utils.parsing.plans import gold_text, one_line, target_settings
-from utils.planner.checkpoints import open_run
 from utils.planner.examples import Example, describe_examples
 from utils.records.datasets import STEP_NEEDS, read_dataset
+from utils.training.checkpoints import open_run
+from utils.training.launch import WAIT, check_single_device, describe_best, effective_batch_size, num_processes, say
 
 PAPER_BATCH = 32  # sequences a step (paper, appendix E)
-WAIT = timedelta(minutes=30)  # of a process for the others, which may load from a slow disk; NCCL's own is 10
 
 
 def build_parser() -> cli.FlagParser:
@@ -146,12 +145,6 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def say(text: str) -> None:
-    """Print, once for all processes."""
-    if cli.is_first_process():
-        print(text, flush=True)
-
-
 def fill_in_defaults(args: argparse.Namespace) -> None:
     """Set the defaults that hang on other flags; UserError where flags don't go together."""
     args.eval_steps = args.eval_steps or args.save_steps
@@ -168,18 +161,6 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
         raise UserError(f"--model_addr {args.model_addr}: an adapter; give the base model it is to be trained on")
     if "LOCAL_RANK" not in os.environ:
         check_single_device()
-
-
-def check_single_device() -> None:
-    """Raise UserError where several GPUs are visible to one process, which could use only one."""
-    import torch
-
-    if (count := torch.cuda.device_count()) > 1:
-        raise UserError(
-            f"{count} GPUs are visible to one process\n"
-            f"  use them all: accelerate launch --multi_gpu --num_processes {count} train_planner.py ...\n"
-            "  or one of them: CUDA_VISIBLE_DEVICES=0 python train_planner.py ..."
-        )
 
 
 def read_ranked(path: str | None) -> list[dict[str, Any]]:
@@ -207,15 +188,6 @@ def make_fingerprint(args: argparse.Namespace, prompt: Prompt, lead_in: str | No
         "effective_batch_size": effective_batch_size(args),
         **{name: getattr(args, name) for name in same.split()},
     }
-
-
-def num_processes() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def effective_batch_size(args: argparse.Namespace) -> int:
-    """Sequences that one step learns from."""
-    return args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes()
 
 
 def build_examples(
@@ -258,12 +230,9 @@ def describe_batch(args: argparse.Namespace) -> str:
 
 
 def describe_result(output_dir: str, figures: dict[str, Any]) -> str:
-    if figures["best_step"] is None:
-        return f"{output_dir}: {figures['steps']} steps; nothing was evaluated, so no checkpoint is linked as best"
-    return (
-        f"{output_dir}: {figures['steps']} steps; best is checkpoint-{figures['best_step']}, "
-        f"validation loss {figures['best_loss']:.4f}"
-    )
+    loss = figures["best_loss"]
+    found = "" if loss is None else f"validation loss {loss:.4f}"
+    return describe_best(output_dir, figures["steps"], figures["best_step"], found)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [  # from the ground up; a room imports from those below it, and from itself
     ("utils.parsing", "utils.cli"),
     ("utils.files", "utils.models"),
-    ("utils.scoring", "prompts"),
+    ("utils.scoring", "prompts", "utils.training"),
     ("utils.generation",),
     ("utils.planner", "utils.benchmarks"),
-    ("utils.records",),
+    ("utils.records", "utils.generator"),
     ("utils.tables", "retrieval", "utils.building"),
     ("utils.checks",),
     ("utils.studies",),

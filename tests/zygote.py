@@ -260,7 +260,7 @@ def signal_itself(moments: list[tuple[str, int, int]]) -> None:
 
     The same method and step again are the next call. 0 is no signal; none is taken for the echo of another.
     """
-    import_module("utils.planner.stopping").SAME_SIGNAL = -1
+    import_module("utils.training.stopping").SAME_SIGNAL = -1
     trainer, left = import_module("utils.planner.trainer").PlannerTrainer, list(map(tuple, moments))
 
     def signalled(name: str) -> Any:

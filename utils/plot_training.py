@@ -1,9 +1,10 @@
-"""Draw a planner's training: the losses and the aspect recall over the steps, from its training_log.jsonl to a PNG.
+"""Draw a training over its steps, from its training_log.jsonl to a PNG: losses, and what its evaluations found.
 
   python utils/plot_training.py --output_dir planner
   python utils/plot_training.py --output_dir planner --plot_addr figures/planner.png
 
-It can be drawn while the run goes on.
+Of a planner that is the aspect recall, of a fine-tuned generator the task's metric. It can be drawn while the run goes
+on.
 """
 
 import argparse
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 SCRIPT = "utils/plot_training.py"
 DRAWN = ("loss", "eval_loss", "eval_aspect_recall")
+SCORE = "eval_score"  # of a generator, in place of the other two evaluations
 WINDOW = 20  # logged steps a running mean is over; it is drawn from twice as many on
 WIDTH, PANEL_HEIGHT = 8, (4.0, 2.4)  # inches: of the figure, of its panels
 LARGEST = 1e30  # finite number that is drawn: far beyond any loss, and within what an axis can show
@@ -68,14 +70,14 @@ def read_log(path: Path) -> dict[str, dict[int, float]]:
     if not path.exists():
         raise UserError(f"{path}: no such file; give the folder of a training run")
     lines = read_bytes(path).split(b"\n")
-    found: dict[str, dict[int, float]] = {name: {} for name in DRAWN}
+    found: dict[str, dict[int, float]] = {name: {} for name in (*DRAWN, SCORE)}
     for number, line in enumerate(lines, 1):
         entry = _parse(line) if line.strip() else {}
         if entry is None and number < len(lines):  # what stands behind the last line break is being written
             raise UserError(f"{path}: line {number} is damaged; delete that line")
         for name in found.keys() & (entry or {}).keys():
             found[name][entry["step"]] = entry[name]
-    return {name: dict(sorted(values.items())) for name, values in found.items()}
+    return {name: dict(sorted(values.items())) for name, values in found.items() if values or name != SCORE}
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -86,7 +88,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(entry, dict) or type(entry.get("step")) is not int:
         return None
-    numbers = [entry[name] for name in ("step", *DRAWN) if name in entry]
+    numbers = [entry[name] for name in ("step", *DRAWN, SCORE) if name in entry]
     is_drawable = all(type(number) in (int, float) and not LARGEST < abs(number) < math.inf for number in numbers)
     return entry if is_drawable else None
 
@@ -101,9 +103,9 @@ def running_mean(values: dict[int, float]) -> dict[int, float]:
 
 @figure_style()
 def make_figure(log: dict[str, dict[int, float]]) -> "Figure":
-    """The losses, of which there is one, and below them the aspect recall, if any; grey is enough to read it."""
-    recall = log["eval_aspect_recall"]
-    heights = PANEL_HEIGHT if recall else PANEL_HEIGHT[:1]
+    """The losses, of which there is one, and below them aspect recall or score, if any; grey is enough to read it."""
+    recall, score = log["eval_aspect_recall"], log.get(SCORE, {})
+    heights = PANEL_HEIGHT if recall or score else PANEL_HEIGHT[:1]
     figure = new_figure(WIDTH, sum(heights))
     panels = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     draw_losses(panels[0], log["loss"], log["eval_loss"])
@@ -111,6 +113,9 @@ def make_figure(log: dict[str, dict[int, float]]) -> "Figure":
         _draw(panels[1], recall, linewidth=1, color="black", linestyle=":", marker="s", markersize=5, clip_on=False)
         panels[1].set_ylabel("aspect recall (0 to 1)")
         panels[1].set_ylim(0, 1)  # markers at 0 and 1 are whole, for nothing is clipped
+    elif score:
+        _draw(panels[1], score, linewidth=1, color="black", linestyle=":", marker="s", markersize=5)
+        panels[1].set_ylabel("metric in validation")
     for panel in panels:
         tidy(panel, "both")
     panels[-1].xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)

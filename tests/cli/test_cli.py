@@ -156,7 +156,11 @@ DIFFERENT_ON_PURPOSE = {
     "--cache_dir": ["utils/download_datasets.py"],  # the default that the paper's README gives it
     "--overwrite": [  # what asks no model is made anew where its settings changed; a table or figure has none
         *DERIVED, "train_planner.py", "utils/download_datasets.py", "utils/merge_shards.py", "utils/run_study.py",
+        "utils/train_generator.py",
     ],
+    "--per_device_train_batch_size": ["utils/train_generator.py"],  # another paper's settings
+    "--gradient_accumulation_steps": ["utils/train_generator.py"],
+    "--weight_decay": ["utils/train_generator.py"],
     "--dry_run": ["utils/run_study.py"],  # it renders no prompts
     "--planner_target": ["planpers.py"],  # what the planner was trained with
 }  # fmt: skip
@@ -342,6 +346,10 @@ WITHOUT_EFFECT = [
     ("utils/build_dataset.py", "--openai", ENGINE, NO_ENGINE),
     ("train_planner.py", "", "--eval_steps 4 --eval_generate 4",
      "without --validation_addr, for nothing is evaluated\n  give --validation_addr, or leave {} out"),
+    ("utils/train_generator.py", "--num_contexts 0", "--fusion decoder --trim_items",
+     "with --num_contexts 0: the prompt has no items\n  leave {} out"),
+    ("utils/train_generator.py", "", "--patience 3",
+     "without --validation_addr\n  give --validation_addr, or leave {} out"),
     *(("retrieval/rank_dataset.py", f"--ranker {ranker}", ENCODER, NO_ENCODER)
       for ranker in ("bm25", "recency", "random")),
     ("utils/download_datasets.py", "--source_dir d", "--dataset_name d --source_url u",

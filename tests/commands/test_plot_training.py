@@ -231,3 +231,13 @@ def test_the_log_is_never_drawn_over(run_folder):
         refusal("--output_dir", folder, "--plot_addr", log) == f"{log}: is an input too; give the output its own name"
     )
     assert read(folder) == SHORT_LOG
+
+
+def test_of_a_generator_the_metric_stands_below(tmp_path):
+    lines = [{"step": 1, "loss": 3.0}, {"step": 2, "eval_score": 0.25}, {"step": 4, "eval_score": 0.5}]
+    path = tmp_path / "training_log.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    log = read_log(path)
+    assert log["eval_score"] == {2: 0.25, 4: 0.5}
+    _, metric = make_figure(log).axes
+    assert list(lines_of(metric).values()) == [{2: 0.25, 4: 0.5}] and metric.get_ylabel() == "metric in validation"

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engine
 def overfitted(data, tmp_path_factory):
     """Trained on the eight questions until it knows them by heart; with the model as it was in memory at the end."""
     import train_planner
-    from utils.planner import base_model
+    from utils.training import base_model
 
     output = tmp_path_factory.mktemp("overfitted") / "planner"
     loaded = []

@@ -300,8 +300,8 @@ def test_only_the_positions_of_targets_go_through_the_vocabulary(data):
     import torch
     from transformers import AutoModelForCausalLM
 
-    from utils.planner.examples import NO_LOSS
     from utils.planner.trainer import target_loss
+    from utils.training import NO_LOSS
 
     model = AutoModelForCausalLM.from_pretrained(data / "model").eval()
     ids = torch.randint(5, 50, (2, 40), generator=torch.Generator().manual_seed(0))
@@ -322,7 +322,7 @@ def test_only_the_positions_of_targets_go_through_the_vocabulary(data):
 def test_sequences_of_a_step_stand_by_length():
     from accelerate.data_loader import SeedableRandomSampler
 
-    from utils.planner.trainer import ByLengthInSteps
+    from utils.training.resumable import ByLengthInSteps
 
     lengths = [7, 3, 9, 1, 5, 8, 2, 6, 4, 10]
     sampler, plain = ByLengthInSteps(lengths, 4, seed=3), SeedableRandomSampler(lengths, data_seed=3)
@@ -347,7 +347,7 @@ def test_processes_compute_sequences_of_like_length(size, batch):
     from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler
     from torch.utils.data import BatchSampler
 
-    from utils.planner.trainer import ByLengthInSteps
+    from utils.training.resumable import ByLengthInSteps
 
     lengths = [i * 7 % 16 for i in range(size)]
     at_once = 3 * batch
@@ -394,13 +394,14 @@ def test_the_best_checkpoint_is_one_that_was_saved(tmp_path):
     """Evaluated at every step, saved at every second: the lowest loss of all is no checkpoint's."""
     from transformers import TrainerControl, TrainerState
 
-    from utils.planner.checkpoints import Run
-    from utils.planner.recorder import Recorder
+    from utils.planner.card import make_card
+    from utils.training.checkpoints import Run
+    from utils.training.recorder import Recorder
 
     names = ("model_addr", "inputs_addr", "validation_addr", "num_contexts", "prompts_dir")
     fingerprint = {"model": "m@1", "inputs": "1", "validation": "2"}
     manifest = {"arguments": dict.fromkeys(names, "m"), "fingerprint": fingerprint, "versions": {}, "device": "CPU"}
-    recorder = Recorder(Run(tmp_path, None, None, []), {**manifest, "git_commit": None})
+    recorder = Recorder(Run(tmp_path, None, None, []), {**manifest, "git_commit": None}, make_card)
     state = TrainerState(save_steps=2, max_steps=9)
     links = []
     for step, loss in enumerate([3.0, 2.5, 1.0, 2.0, 1.5, 2.0, 1.2, 1.9], 1):
@@ -423,8 +424,8 @@ def test_an_earlier_run_is_replaced_when_training_begins_and_nothing_else_goes(t
 
     from transformers import TrainerState
 
-    from utils.planner.checkpoints import Run
-    from utils.planner.recorder import Recorder
+    from utils.training.checkpoints import Run
+    from utils.training.recorder import Recorder
 
     for name in ("checkpoint-3", "checkpoint-6", "checkpoint-3-backup", "plots"):
         (tmp_path / name).mkdir()
@@ -433,7 +434,7 @@ def test_an_earlier_run_is_replaced_when_training_begins_and_nothing_else_goes(t
     (tmp_path / "trainer_state.json").write_text("{}")
     (tmp_path / "training_log.jsonl").write_text('{"step": 1, "loss": 3.0}\n')
     replaced = [tmp_path / "checkpoint-3", tmp_path / "checkpoint-6"]
-    recorder = Recorder(Run(tmp_path, None, None, replaced), {"fingerprint": {"seed": 1}})
+    recorder = Recorder(Run(tmp_path, None, None, replaced), {"fingerprint": {"seed": 1}}, None)
     state = TrainerState(is_world_process_zero=True, max_steps=8)
     recorder.on_train_begin(SimpleNamespace(logging_steps=1, eval_steps=None, save_steps=3), state, None)
     left = {path.name for path in tmp_path.iterdir()}
@@ -460,7 +461,8 @@ def test_what_the_model_cannot_do_is_named_and_the_earlier_run_stays(uninterrupt
 
 # train_planner.py on a GPU that has FlashAttention 2 and no bfloat16, as far as choosing goes.
 IN_FP32 = """
-from utils.planner import base_model, trainer as planner_trainer
+from utils.planner import trainer as planner_trainer
+from utils.training import base_model
 base_model.is_flash_attn_2_available = lambda: True
 base_model.has_bf16 = lambda: False
 """
@@ -502,10 +504,10 @@ def test_flash_attention_in_fp32_is_refused_before_the_weights_load(train_in_fp3
     ],
 )
 def test_which_attention_is_taken(data, gemma, monkeypatch, capsys, wanted, installed, bf16, qwen, capped):
-    from utils.planner.base_model import choose_attention
+    from utils.training.base_model import choose_attention
 
-    monkeypatch.setattr("utils.planner.base_model.is_flash_attn_2_available", lambda: installed)
-    monkeypatch.setattr("utils.planner.base_model.is_flash_attn_greater_or_equal", lambda version: installed)
+    monkeypatch.setattr("utils.training.base_model.is_flash_attn_2_available", lambda: installed)
+    monkeypatch.setattr("utils.training.base_model.is_flash_attn_greater_or_equal", lambda version: installed)
     assert choose_attention(wanted, bf16, str(data / "model"), {}) == qwen
     assert capsys.readouterr().err == ""
     assert choose_attention(wanted, bf16, str(gemma), {}) == capped
@@ -559,15 +561,15 @@ def test_a_flash_attention_without_the_cap_is_not_taken(gemma, monkeypatch):
     from transformers.modeling_flash_attention_utils import _lazy_define_process_function
 
     from utils.cli import UserError
-    from utils.planner.base_model import choose_attention
+    from utils.training.base_model import choose_attention
 
     handed = [
         _lazy_define_process_function(kernel)(8, 8, True, softcap=50.0).get("softcap")
         for kernel in (lambda q, k, v, softcap=0.0: None, lambda q, k, v: None)
     ]
     assert handed == [50.0, None]
-    monkeypatch.setattr("utils.planner.base_model.is_flash_attn_2_available", lambda: True)
-    monkeypatch.setattr("utils.planner.base_model.is_flash_attn_greater_or_equal", lambda version: version < "2.6.0")
+    monkeypatch.setattr("utils.training.base_model.is_flash_attn_2_available", lambda: True)
+    monkeypatch.setattr("utils.training.base_model.is_flash_attn_greater_or_equal", lambda version: version < "2.6.0")
     assert choose_attention("auto", True, str(gemma), {}) == "eager"
     with pytest.raises(UserError, match=r"before 2\.6 would leave out its attn_logit_softcapping"):
         choose_attention("flash_attention_2", True, str(gemma), {})
@@ -578,10 +580,10 @@ def test_a_model_with_attention_sinks_gets_an_attention_that_has_them(tmp_path, 
     from transformers import GptOssConfig
 
     from utils.cli import UserError
-    from utils.planner.base_model import choose_attention
+    from utils.training.base_model import choose_attention
 
     GptOssConfig().save_pretrained(tmp_path)
-    monkeypatch.setattr("utils.planner.base_model.is_flash_attn_2_available", lambda: True)
+    monkeypatch.setattr("utils.training.base_model.is_flash_attn_2_available", lambda: True)
     assert choose_attention("auto", True, str(tmp_path), {}) == "eager"
     expected = f"note: {tmp_path}: GptOssForCausalLM does not support sdpa; attention is eager\n"
     assert capsys.readouterr().err == expected
@@ -642,8 +644,8 @@ def test_plans_of_an_evaluation_have_the_cap(gemma, gemma_examples):
     import torch
 
     from utils.generation.chat import LocalChat
-    from utils.planner.base_model import load_base
     from utils.planner.trainer import PlannerTrainer
+    from utils.training.base_model import load_base
 
     def plan_of(model, example):
         accelerator = SimpleNamespace(device="cpu", autocast=nullcontext)

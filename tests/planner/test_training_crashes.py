@@ -14,7 +14,7 @@ import pytest
 from tiny_chat import sample_records, save_tiny_chat
 from zygote import ROOT, Zygote
 
-from utils.planner.checkpoints import is_unevaluated
+from utils.training.checkpoints import is_unevaluated
 
 pytestmark = pytest.mark.engine
 
@@ -230,7 +230,7 @@ def test_a_run_that_goes_on_saves_as_it_is_told_now(flags, uninterrupted, zygote
 STOPPER = """
 import os, signal, time
 from utils import cli
-from utils.planner import stopping
+from utils.training import stopping
 cli.LEAVE_SECONDS, stopping.SAME_SIGNAL = 1, 1000
 def main():
     with stopping.Stopper() as stopper:

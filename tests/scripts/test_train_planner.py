@@ -33,8 +33,8 @@ from utils.files.manifest import publish, read_folder_manifest, write_folder_man
 from utils.generation.chat import PAPER_LENGTH, LocalChat, limit_length
 from utils.generation.driver import Policy
 from utils.generation.engines import Model
-from utils.planner.checkpoints import open_run
 from utils.planner.examples import describe_examples
+from utils.training.checkpoints import open_run
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ("train", "validation", "test")

@@ -35,8 +35,9 @@ import train_planner
 from utils.cli import make_parser, positive_int, run_script
 from utils.files.manifest import describe_run
 from utils.generation.chat import LocalChat
-from utils.planner.checkpoints import Run
-from utils.planner.examples import NO_LOSS, Example
+from utils.planner.examples import Example
+from utils.training import NO_LOSS
+from utils.training.checkpoints import Run
 
 TARGET = 60  # tokens
 LOG_SPREAD = 0.5
@@ -66,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     args = build_parser().parse_args(argv)
-    from utils.planner.base_model import has_bf16
+    from utils.training.base_model import has_bf16
 
     waiting = simulate_waiting()
     chat = LocalChat(args.model_addr)
@@ -103,7 +104,7 @@ def simulate_waiting() -> list[dict[str, Any]]:
     """Print and return the share of time that is lost to waiting in an epoch, with PROCESSES processes."""
     from accelerate.data_loader import SeedableRandomSampler
 
-    from utils.planner.trainer import ByLengthInSteps
+    from utils.training.resumable import ByLengthInSteps
 
     rows: list[dict[str, Any]] = []
     for alike, name in ((False, "posts of one user as different as any"), (True, "posts of one user of one length")):
@@ -231,7 +232,7 @@ def plain_training(args: argparse.Namespace, chat: LocalChat, examples: list[Exa
     from peft import get_peft_model
     from torch.nn.utils.rnn import pad_sequence
 
-    from utils.planner.base_model import choose_attention, has_bf16, load_base, make_lora_config
+    from utils.training.base_model import choose_attention, has_bf16, load_base, make_lora_config
 
     flags = planner_flags(args, "-")
     dtype = torch.bfloat16 if has_bf16() else torch.float32

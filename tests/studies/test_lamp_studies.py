@@ -11,6 +11,7 @@ from api_server import Reply, serve
 from test_run_study import run_here
 from test_study import ROOT, outputs_of, study_of, write_study
 from tiny_encoder import save_tiny_encoder
+from tiny_t5 import save_tiny_t5
 
 from utils import run_study
 from utils.benchmarks import tasks
@@ -23,7 +24,7 @@ from utils.studies.plan import plan_study
 from utils.studies.state import find_pending
 from utils.studies.study import read_study
 
-LAMP, LONGLAMP = (str(ROOT / f"utils/studies/{name}.toml") for name in ("lamp", "longlamp"))
+LAMP, LONGLAMP, FLANT5 = (str(ROOT / f"utils/studies/{name}.toml") for name in ("lamp", "longlamp", "lamp_flant5"))
 CONFIGS = {"LongLaMP-abstract": "abstract_generation", "LongLaMP-review": "product_review"}
 CONFIGS |= {"LongLaMP-topic": "topic_writing", "LongLaMP-email": "email"}
 OURS = 'tasks = ["LaMP-2"]\nsettings = ["user"]\nsplits = ["dev"]\n'
@@ -294,3 +295,58 @@ def test_it_is_whole_in_processes_of_their_own_too(study):
     tables = [f"output/lamp/Qwen2.5-7B-Instruct/{setting}_dev/study.md" for setting in ("user", "time")]
     assert done.stdout.splitlines()[-1].endswith(f"; tables: {', '.join(tables)}")
     assert study() == 0 and study.ran == []
+
+
+# Fine-tuned generators
+
+
+@pytest.fixture
+def fine_tuned(tmp_path, monkeypatch):
+    """The shipped study of FlanT5 for LaMP-3 in one setting, with a tiny T5."""
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "dev"):
+        save_sample(tmp_path / "data", "LaMP-3", ["user"], split)
+    save_tiny_encoder(tmp_path / "encoder")
+    save_tiny_t5(tmp_path / "t5")
+    text = Path(FLANT5).read_text().replace('"facebook/contriever"', '"encoder"').replace("google/flan-t5-base", "t5")
+    text = re.sub(r"tasks = .*", 'tasks = ["LaMP-3"]', text).replace('["user", "time"]', '["user"]')
+    short = '\n[arguments]\ntrain = ["--epochs", "1", "--max_input_length", "150", "--max_target_length", "8"]\n'
+    return write_study(tmp_path, text + short)
+
+
+def test_the_flant5_study_has_the_papers_rows_each_by_a_model_of_its_own(tmp_path):
+    study = read_study(FLANT5)
+    steps = plan_study(study)
+    tables = [step for step in steps if step.kind == "table"]
+    rows = [[name for name, *_ in parser_of(step.script).parse_args(step.flags).system] for step in tables]
+    ours = ["No personalization", *(f"{name}, k = 1" for name in ("Random", "BM25", "Contriever", "Recency"))]
+    assert rows == [[*ours, "IPA, tuned", "FiD, k = 16"]] * 2
+    trained = [output for step in steps if step.kind == "train" for output in step.outputs]
+    asked = [step.named["--model_addr"] for step in steps if step.kind == "answer"]
+    assert trained == asked and len(set(trained)) == 7 * 2 * 7
+    fid = next(step for step in steps if step.kind == "train" and step.job.endswith("LaMP-3.user_dev.fid_k16"))
+    assert fid.named["--inputs_addr"] == "output/lamp_flant5/ranked/LaMP-3_user_train.json"
+    assert " ".join(fid.flags) == "--num_contexts 16 --trim_items --fusion decoder --seed 0"
+    several = study_of(tmp_path, Path(FLANT5).read_text().replace("ipa_contexts = [4]", "ipa_contexts = [2, 4]"))
+    [flags, _] = [step.flags for step in plan_study(several) if step.kind == "table"]
+    assert {"IPA, k = 2", "IPA, k = 4"} < set(flags)
+
+
+@pytest.mark.slow
+def test_a_whole_study_of_fine_tuned_generators(fine_tuned, tmp_path, capsys):
+    command = [sys.executable, ROOT / "utils/run_study.py", "--study_addr", fine_tuned]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "output/lamp_flant5/t5/user_dev/study.md").read_text()
+    rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")][2:]
+    assert rows[-2:] == ["IPA, tuned", "FiD, k = 16"] or {"IPA, tuned", "FiD, k = 16"} < set(rows)
+    assert "(0.246, " in text and "(0.236, " in text  # the paper's MAE of the two
+    assert run_study.main(["--study_addr", fine_tuned]) == 0
+    assert "everything is there: " in capsys.readouterr().out
+
+
+def test_a_study_of_fine_tuned_generators_is_of_tasks_and_not_for_slurm(tmp_path):
+    with pytest.raises(UserError, match="fine_tuned: found True, expected it with tasks"):
+        run_study.main(["--study_addr", write_study(tmp_path, "fine_tuned = true")])
+    with pytest.raises(UserError, match="methods: found 'fid', expected it with fine_tuned = true"):
+        run_study.main(["--study_addr", write_study(tmp_path, OURS + 'methods = ["fid"]')])

@@ -96,6 +96,8 @@ def published(name: str) -> dict[str, list[OnServer]]:
 CITATION = Output(r"\[[12]\]", LabelParser({f"[{n}]": rf"\[{n}\]|(?<![\w.,\[])\(?{n}\)?(?!\w|[.,]\d)" for n in "12"}))
 MOVIE_TAG = Output("|".join(TAGS), LabelParser({tag: words_of(tag) for tag in TAGS}))
 RATING = Output("[1-5]", parse_rating)
+# Epochs that the paper's models are trained for, as it was remembered; where a label is chosen it is `Task`'s 10.
+TEXT_EPOCHS = 20
 LINE = Output(r"[^\s][^\n]*", parse_text)  # a title, a subject, a tweet: not nothing
 
 make = partial(
@@ -154,6 +156,7 @@ TASKS = [
         "lamp/headline",
         LINE,
         text_metrics(),
+        epochs=TEXT_EPOCHS,
     ),
     make(
         "LaMP-5",
@@ -165,6 +168,7 @@ TASKS = [
         "lamp/scholarly_title",
         LINE,
         text_metrics(),
+        epochs=TEXT_EPOCHS,
     ),
     make(
         "LaMP-6",
@@ -177,6 +181,7 @@ TASKS = [
         "lamp/email_subject",
         LINE,
         text_metrics(),
+        epochs=TEXT_EPOCHS,
         convert=partial(convert_emails, "LaMP-6"),
     ),
     make(
@@ -185,5 +190,6 @@ TASKS = [
         "lamp/tweet",
         LINE,
         text_metrics(),
+        epochs=TEXT_EPOCHS,
     ),
 ]

@@ -64,6 +64,7 @@ make = partial(
     metrics=long_text_metrics(),
     facts="utils/benchmarks/longlamp.py",
     benchmark="LongLaMP",
+    epochs=30,  # as its public code has it
     item_date=dated("year"),  # of papers; of the others none is known
     paper_results=Path(__file__).with_name("longlamp_paper.json"),
     published=published,

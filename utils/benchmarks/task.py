@@ -203,6 +203,7 @@ class Task:
     # has it. None: all answers are to one prompt.
     vary: Callable[[Record, int, int], Variant] | None = None
     asked_needs: tuple[str, ...] = ()  # further fields that every prompt takes something from, also without --rag
+    epochs: int = 10  # that utils/train_generator.py goes through its training set
     prompt_length: int | None = None  # tokens of prompt and output where the user sets none; None: the paper's 8192
     # Where the history is turns of a conversation: of a record, with the number of best items, None without --rag, and
     # `arrange`. None: items are texts of one message, and there are none without --rag.

@@ -8,7 +8,11 @@ from retrieval import WITH_ENCODER
 from utils.cli import UserError
 from utils.cli.flags import FlagParser
 
-STEPS = {"retrieval/rank_dataset.py": "rank", "train_planner.py": "train"}  # else it hangs on the flags
+STEPS = {
+    "retrieval/rank_dataset.py": "rank",
+    "train_planner.py": "train",
+    "utils/train_generator.py": "generator",
+}  # else it hangs on the flags
 CHECKED = (*STEPS, "baselines.py", "planpers.py", "evaluate_responses.py")
 DATASETS = ("input_dataset_addr", "inputs_addr", "validation_addr")  # flags that name them
 MODELS = ("model_addr", "evaluator_llm", "model_name")  # that name what a script asks or loads
@@ -65,7 +69,7 @@ def preflights_of(command: list[str]) -> list[list[str]]:
 def outputs_of(script: str, args: Namespace) -> list[str]:
     if script == "evaluate_responses.py":
         return args.score_addr
-    if script == "train_planner.py":
+    if "output_dir" in args:
         return [f"{args.output_dir}/training_log.jsonl"]
     if script == "planpers.py":
         return [args.output_addr, f"{args.output_addr}.plans.json"]

@@ -49,6 +49,22 @@ def open_local_chat(model_addr: str, cache_dir: str | None) -> "LocalChat":
     return LocalChat(model_addr, cache_dir)
 
 
+def load_tokenizer(model_addr: str, cache_dir: str | None = None) -> tuple[Any, Any]:
+    """Tokenizer and config of a model, or of an adapter's base model where the adapter has none; UserError without."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    base = adapter_base(model_addr) or model_addr
+    with_tokenizer = model_addr if (Path(model_addr) / "tokenizer_config.json").is_file() else base
+    source = pinned_source(base, cache_dir)
+    try:
+        with skipping_absent_hub(base):
+            tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
+            return tokenizer, AutoConfig.from_pretrained(base, **source).get_text_config()
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{model_addr}: its tokenizer and config cannot be loaded: {reason}") from None
+
+
 class LocalChat:
     """Renders messages with a model's chat template.
 
@@ -60,20 +76,9 @@ class LocalChat:
     counter = "the model's tokenizer"
 
     def __init__(self, model_addr: str, cache_dir: str | None = None):
-        from transformers import AutoConfig, AutoTokenizer
-
-        base = adapter_base(model_addr) or model_addr
-        with_tokenizer = model_addr if (Path(model_addr) / "tokenizer_config.json").is_file() else base
-        source = pinned_source(base, cache_dir)
-        try:
-            with skipping_absent_hub(base):
-                self.tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
-                config = AutoConfig.from_pretrained(base, **source).get_text_config()
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(f"{model_addr}: its tokenizer and config cannot be loaded: {reason}") from None
+        self.tokenizer, config = load_tokenizer(model_addr, cache_dir)
         if self.tokenizer.chat_template is None:
-            raise UserError(f"{with_tokenizer}: no chat template; give an instruction-tuned model")
+            raise UserError(f"{self.tokenizer.name_or_path}: no chat template; give an instruction-tuned model")
         self.model_limit = getattr(config, "max_position_embeddings", None)
         self._merges_system = not _knows_system_role(self.tokenizer)
         self._lines = Remembered(self._encode_all)

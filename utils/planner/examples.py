@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import dataclass
 
-NO_LOSS = -100  # the label of a token that the planner is not to learn, as torch and TRL take it
+from utils.training import NO_LOSS
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from utils.records.contexts import open_profile
 STEP_NEEDS: dict[str, tuple[str, ...]] = {
     "rank": ("profile",),
     "train": ("profile", "gold_plan"),
+    "generator": ("profile", "target", "asked"),
     "none": ("asked",),
     "rag": ("profile", "asked"),
     "planpers": ("profile",),

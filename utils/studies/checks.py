@@ -15,6 +15,7 @@ from utils.checks.commands import DATASETS, model_of, step_of
 from utils.cli import UserError
 from utils.files.writing import check_could_write
 from utils.generation.chat import LocalChat
+from utils.generation.encoder_decoder import is_encoder_decoder
 from utils.generation.engines import identify_local_model, identify_model, read_api_key
 from utils.models.hub import cached_commit, cached_folder, check_model, is_folder
 from utils.models.memory import GB
@@ -27,7 +28,12 @@ from utils.tables.agreement import read_human
 from utils.tables.paper_results import read_paper
 
 KEYS = {"rank": "encoder", "train": "planner_base", "answer": "models", "judge": "judges"}  # that name a step's model
-PROMPTS = {"none": ("none",), "rag": ("rag",), "train": ("planner",)}  # of a step; else PlanPers' three
+PROMPTS = {
+    "none": ("none",),
+    "rag": ("rag",),
+    "train": ("planner",),
+    "generator": ("rag",),
+}  # of a step; else PlanPers' three
 LONG = GB // 2  # bytes of datasets that take a few seconds to read
 
 
@@ -133,11 +139,11 @@ def reading(pending: list[Pending]) -> Iterator[tuple[Step, Namespace]]:
 
 def check_models(study: Study, pending: list[Pending], is_submitted: bool) -> None:
     """Raise UserError where a model cannot be loaded, or asked, by the commands that are to do so."""
-    checked = set()
+    checked, made = set(), {output for one in pending for output in one.step.outputs}
     for step, args, name in models_of(pending):
         decisive = ("openai", "base_url", "batch_invariant", "cache_dir")
         what = (step.kind, name, *(getattr(args, flag, None) for flag in decisive))
-        if what in checked:
+        if what in checked or name in made:
             continue
         checked.add(what)
         if getattr(args, "openai", False):
@@ -158,6 +164,8 @@ def check_here(where: str, name: str, args: Namespace) -> None:
             check_model(name, args.cache_dir)
             return
         identify_local_model(name, args.cache_dir)
+        if is_encoder_decoder(name, args.cache_dir):
+            return  # which reads plain text
         if any(cached_folder(name, args.cache_dir).glob("*.safetensors")):  # else it is still to be fetched
             LocalChat(name, args.cache_dir)
     except UserError as error:

@@ -2,6 +2,7 @@
 
   <output>/ranked/<category>_<split>.json, <output>/ranked/<category>_<split>_random.json
   <output>/planner/<category>, with the planner's best checkpoint as <output>/planner/<category>/best
+  <output>/generator/<model>/<setting>/<task>/<method>, likewise, where generators are fine-tuned
   <output>/<model>/<split>/<category>/<method>.json and <method>_scores.json
   <output>/<model>/<split>/<study>.md, and .png and .pdf where it has a figure
 
@@ -25,6 +26,8 @@ TITLES = {
     "rag": "RAG (asker's profile)",
     "planpers": "PlanPers",
     "planpers_gold": "PlanPers (gold plans)",
+    "ipa": "IPA",
+    "fid": "FiD",
 }
 RANKERS = {  # as rows are called
     "contriever": "Contriever",
@@ -34,6 +37,7 @@ RANKERS = {  # as rows are called
     "hybrid": "Contriever and recency",
 }
 ENCODED = (None, "contriever", "hybrid")  # rankers with an encoder
+FID_CONTEXTS = 16  # of LaMP's paper
 BASELINES = ("none", "rag_random", "rag")
 DRAWN = {  # kinds of steps that show score files: their script, and what stands behind the name of what they make
     "table": ("utils/make_table.py", ".md"),
@@ -94,11 +98,13 @@ def plan_study(study: Study) -> list[Step]:
         Answers(*which, method, num_contexts, seed, ranker)
         for *which, method in product(study.all_models, study.splits, study.categories, study.methods)
         for ranker in (rankers_of(study) if method == "rag" else (None,))
-        for num_contexts, seed in product((None,) if method == "none" else study.num_contexts, study.seeds)
+        for num_contexts, seed in product(contexts_of(study, method), study.seeds)
     ]
     steps = [step for category in study.categories for step in rank_steps(study, category)]
     if "planpers" in study.methods:
         steps += [train_step(study, category) for category in study.categories]
+    if study.fine_tuned:
+        steps += [train_generator_step(study, one) for one in answers]
     steps += [answer_step(study, one) for one in answers]
     judges = study.all_judges or (None,)  # without any, scores are computed
     for judge, split, category in product(judges, study.splits, study.categories):
@@ -112,6 +118,10 @@ def plan_study(study: Study) -> list[Step]:
     elif study.figure:
         steps += [figure_step(study, mine, judge) for mine, judge in judged]
     return steps
+
+
+def contexts_of(study: Study, method: str) -> tuple[int | None, ...]:
+    return {"none": (None,), "ipa": study.ipa_contexts, "fid": (FID_CONTEXTS,)}.get(method, study.num_contexts)
 
 
 def data_file(study: Study, category: str, split: str) -> str:
@@ -133,6 +143,19 @@ def ranked_file(study: Study, category: str, ranked: str) -> str:
 
 def planner_folder(study: Study, category: str) -> str:
     return f"{study.output}/planner/{category}"
+
+
+def generator_folder(study: Study, answers: Answers) -> str:
+    setting, model = answers.split.partition("_")[0], short_name(answers.model)
+    return f"{study.output}/generator/{model}/{setting}/{answers.category}/{answers.stem}"
+
+
+def inputs_of(study: Study, answers: Answers, split: str) -> str:
+    """What a method reads of a split."""
+    if answers.method == "none":
+        return data_file(study, answers.category, split)
+    ranked = f"{split}_random" if answers.method == "rag_random" else ranked_by(split, answers.ranker)
+    return ranked_file(study, answers.category, ranked)
 
 
 def answer_file(study: Study, answers: Answers) -> str:
@@ -161,10 +184,12 @@ def rank_steps(study: Study, category: str) -> Iterator[Step]:
     splits = list(study.splits) if set(study.methods) != {"none"} else []
     if "planpers" in study.methods:
         splits += [split for split in ("train", "validation") if split not in splits]
+    if study.fine_tuned and splits:
+        splits += [split for split in (f"{setting}_train" for setting in study.settings) if split not in splits]
     for split in splits:
         flags = ["--embedding_cache", f"{study.output}/embeddings"] if split in study.splits else []
         yield from rankings(study, category, split, flags)
-        if "rag_random" in study.methods and split in study.splits:
+        if "rag_random" in study.methods and (split in study.splits or study.fine_tuned):
             flags = [*flags, "--random_profile", "--seed", "0"]
             after = ranked_file(study, category, split)  # which has embedded the same posts
             yield rank_step(study, category, split, f"{split}_random", flags, after)
@@ -174,7 +199,7 @@ def rankings(study: Study, category: str, split: str, flags: list[str]) -> Itera
     """Of a split that is read as it is by each ranker that reads it."""
     rankers = rankers_of(study)
     if study.rankers and set(study.methods) - {"none", "rag"}:  # which read what the encoder ranks
-        read = "rag" in study.methods and split in study.splits
+        read = "rag" in study.methods and (split in study.splits or study.fine_tuned)
         rankers = tuple(dict.fromkeys([*(rankers if read else ()), "contriever"]))
     for ranker in rankers:
         encoded = flags if ranker in ENCODED else []
@@ -202,18 +227,32 @@ def train_step(study: Study, category: str) -> Step:
     return Step("train", f"train.{category}", "train_planner.py", named, [], outputs, study.arguments["train"])
 
 
+def train_generator_step(study: Study, answers: Answers) -> Step:
+    """Of the model that writes these answers, on the training split with the same inputs."""
+    train = inputs_of(study, answers, f"{answers.split.partition('_')[0]}_train")
+    validation, folder = inputs_of(study, answers, answers.split), generator_folder(study, answers)
+    named = {"--model_addr": answers.model, "--inputs_addr": train, "--validation_addr": validation}
+    named["--output_dir"] = folder
+    flags = ["--num_contexts", str(answers.num_contexts or 0), *(["--trim_items"] if answers.num_contexts else [])]
+    flags += [*(["--fusion", "decoder"] if answers.method == "fid" else []), "--seed", str(answers.seed)]
+    job = f"train.{short_name(answers.model)}.{answers.category}.{answers.split}.{answers.stem}"
+    outputs, given = {f"{folder}/best": [train, validation]}, study.arguments["train"]
+    task = study.task_of(answers.category).name
+    return Step("train", job, "utils/train_generator.py", named, flags, outputs, given, task=task)
+
+
 def answer_step(study: Study, answers: Answers) -> Step:
     category, split, method = answers.category, answers.split, answers.method
-    if method == "none":
-        inputs = data_file(study, category, split)
-    else:
-        ranked = f"{split}_random" if method == "rag_random" else ranked_by(split, answers.ranker)
-        inputs = ranked_file(study, category, ranked)
+    inputs = inputs_of(study, answers, split)
     output = answer_file(study, answers)
     named = {"--model_addr": answers.model, "--inputs_addr": inputs, "--output_addr": output}
     flags = [] if method == "none" else ["--rag", "--num_contexts", str(answers.num_contexts)]
     made_from, script, given = [inputs], "baselines.py", study.arguments["answer"]
-    if method not in BASELINES:
+    if study.fine_tuned:
+        named["--model_addr"] = f"{generator_folder(study, answers)}/best"
+        made_from.append(named["--model_addr"])
+        flags += ["--trim_items"] if flags else []
+    elif method not in BASELINES:
         script, given = "planpers.py", given + study.arguments["planpers"]
     if method == "planpers":
         named["--planner_model"] = f"{planner_folder(study, category)}/best"
@@ -270,8 +309,10 @@ def table_step(study: Study, answers: list[Answers], judge: str | None) -> Step:
 
 def row_title(study: Study, answers: Answers) -> str:
     """The method or its ranker, with the number of posts and the seed where the study has several."""
+    if answers.method == "ipa" and len(study.ipa_contexts) == 1:
+        return f"{TITLES['ipa']}, tuned" + (f", seed {answers.seed}" if len(study.seeds) > 1 else "")
     title = RANKERS[answers.ranker] if answers.ranker else TITLES[answers.method]
-    if answers.num_contexts is not None and (len(study.num_contexts) > 1 or answers.ranker):
+    if answers.num_contexts is not None and (len(study.num_contexts) > 1 or answers.ranker or study.fine_tuned):
         title += f", k = {answers.num_contexts}"
     return title + (f", seed {answers.seed}" if len(study.seeds) > 1 else "")
 

@@ -23,12 +23,14 @@ from utils.files.journal_lines import read_journal
 from utils.files.manifest import NOT_OURS, file_hash, read_folder_manifest, read_manifest
 from utils.files.writing import staged_path
 from utils.models.hub import cached_commit, is_folder, model_fingerprint
-from utils.planner.checkpoints import is_unevaluated
 from utils.records.datasets import read_dataset
 from utils.studies.plan import DRAWN, Step
+from utils.training.checkpoints import is_unevaluated
 
 # Flags whose default a script works out.
-FILLED_IN = ("max_model_len", "max_seq_length", "warmup_steps", "planner_target", "baseline")
+FILLED_IN = ("max_model_len", "max_seq_length", "warmup_steps", "planner_target", "baseline", "epochs")
+# Of an encoder-decoder's answers, which beam search writes: these flags have no effect on them.
+SAMPLING = ("temperature", "top_p", "seed", "max_tokens", "constrained_decoding")
 
 
 class State(NamedTuple):
@@ -122,7 +124,7 @@ def files_of(step: Step, output: str) -> list[Path]:
         files.append(Path(f"{output}.plans.json"))
     elif step.kind == "figure":
         files.append(path.with_suffix(".pdf"))
-    elif step.kind == "train":  # finished by its last checkpoint
+    elif step.script == "train_planner.py":  # finished by its last checkpoint
         files.append(path.with_name(f"checkpoint-{parse(step, [output]).max_steps}") / "manifest.json")
     return files
 
@@ -134,6 +136,8 @@ def how_made(step: Step, path: str, inputs: list[str] | None = None) -> tuple[di
     """
     manifest = read_folder_manifest(Path(path).parent) if step.kind == "train" else read_manifest(path)
     if manifest is not None:
+        if step.script == "utils/train_generator.py":
+            return manifest["fingerprint"], bool(manifest.get("finished"))
         if step.kind == "train":
             return manifest["fingerprint"], not is_unevaluated(files_of(step, path)[1].parent)
         if step.kind in DRAWN:  # whose flags all count
@@ -199,6 +203,8 @@ def settings_of(script: str, task: Task, args: Namespace, made: dict[str, Any]) 
     flags = {**vars(args), "script": script}
     if "judge" not in made:  # whose length is kept as it is given
         flags = {name: value for name, value in flags.items() if name not in FILLED_IN or value is not None}
+    if "num_beams" in made:
+        flags = {name: value for name, value in flags.items() if name not in SAMPLING}
     if flags.get("strategy", "") is None:
         flags["strategy"] = next(iter(task.metrics))
     if "max_tokens_plan" in args:

@@ -23,6 +23,7 @@ JUDGE = "Qwen/Qwen2.5-32B-Instruct"
 METHODS = ("none", "rag_random", "rag", "planpers", "planpers_gold")
 CATEGORIES = FILES  # as the dataset's files are called
 SPLITS = ("train", "validation", "test")
+FINE_TUNED = ("ipa", "fid")  # methods of generators that are trained for them alone
 WITHOUT_PLANS = ("none", "rag_random", "rag")
 RANKERS = ("contriever", "bm25", "recency", "random", "hybrid")
 NUM_CONTEXTS = 10  # of the paper, unless a figure says otherwise
@@ -61,6 +62,8 @@ class Study:
     methods: tuple[str, ...] = METHODS[:4]
     num_contexts: tuple[int, ...] = (NUM_CONTEXTS,)  # posts from the profile, for every method that uses them
     rankers: tuple[str, ...] = ()  # that "rag" takes its posts by; the encoder where none is named
+    fine_tuned: bool = False  # each file of answers is by the model as it was fine-tuned on such inputs
+    ipa_contexts: tuple[int, ...] = (4,)  # items in the prompt of "ipa"; one is the tuned number
     categories: tuple[str, ...] = CATEGORIES  # or the tasks
     splits: tuple[str, ...] = ("test",)  # of tasks with the setting in front, as in their files' names
     tasks: tuple[str, ...] = ()  # of LaMP or LongLaMP, in place of the categories
@@ -115,7 +118,7 @@ def read_study(path: str) -> Study:
         check_value(path, key, kinds[key], value)
     if "tasks" in found:
         take_tasks(path, found)
-    choices = [("methods", METHODS), ("rankers", RANKERS)]
+    choices = [("methods", (*METHODS, *FINE_TUNED)), ("rankers", RANKERS)]
     choices += [] if "tasks" in found else [("categories", CATEGORIES), ("splits", SPLITS)]
     for key, names in choices:
         check_names(path, key, found.get(key, ()), names)
@@ -126,6 +129,9 @@ def read_study(path: str) -> Study:
             found[key] = [default]
     require("tasks" in found or "settings" not in found, path, "settings", found.get("settings"), "them with tasks")
     require("tasks" in found or "paper" not in found, path, "paper", found.get("paper"), "it with tasks")
+    require("tasks" in found or "fine_tuned" not in found, path, "fine_tuned", True, "it with tasks")
+    for method in set(found.get("methods", ())) & set(FINE_TUNED):
+        require(found.get("fine_tuned", False), path, "methods", method, "it with fine_tuned = true")
     study = Study(path, **{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()})
     check_short_names(study)
     check_figure(study)
@@ -195,7 +201,7 @@ def check_value(path: str, key: str, kind: Any, value: Any) -> None:
     elif key == "figure":
         is_one = is_number(value) and value in FIGURES
         require(is_one, path, key, value, "one of the figures 2, 3, 4 and 16, as a number")
-    elif key == "unscored_as_zero":
+    elif key in ("unscored_as_zero", "fine_tuned"):
         require(isinstance(value, bool), path, key, value, "true or false")
     else:
         require(is_text(value), path, key, value, "a text")

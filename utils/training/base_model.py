@@ -10,7 +10,7 @@ import torch
 import transformers
 from peft import LoraConfig
 from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_greater_or_equal
 
 from utils.cli import UserError, is_first_process
@@ -111,3 +111,11 @@ def make_lora_config(args: Namespace, model: Any) -> LoraConfig:
         bias="none",
         task_type="CAUSAL_LM",
     )
+
+
+def load_encoder_decoder(model_addr: str, source: dict[str, Any], dtype: Any) -> Any:
+    """Such as FlanT5; UserError where it is none, or its weights are pickled."""
+    try:
+        return AutoModelForSeq2SeqLM.from_pretrained(model_addr, dtype=dtype, use_safetensors=True, **source)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{model_addr}: cannot be loaded: {str(error).strip().splitlines()[0]}") from error

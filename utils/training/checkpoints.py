@@ -32,7 +32,9 @@ class Run:
         return self.checkpoint is not None and is_unevaluated(self.checkpoint)
 
     def is_finished(self, max_steps: int) -> bool:
-        return self.checkpoint == self.folder / f"checkpoint-{max_steps}" and not self.begins_with_evaluation
+        if self.checkpoint is None or self.begins_with_evaluation:
+            return False
+        return step_of(self.checkpoint) == max_steps or bool(read_folder_manifest(self.checkpoint).get("stopped_early"))
 
 
 def open_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> Run:

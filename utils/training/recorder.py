@@ -1,6 +1,8 @@
 """The files of a training run, and what it shows of its progress, as the trainer's callback."""
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +11,42 @@ from transformers import TrainerCallback
 from utils.cli.progress import Progress, announce
 from utils.files.manifest import write_folder_manifest
 from utils.files.writing import naming, replace_link, staged_path, write_atomically, write_line
-from utils.planner.card import make_card
-from utils.planner.checkpoints import Run, is_interim, remove_checkpoint, remove_superseded
-from utils.planner.stopping import Stopper
+from utils.training.checkpoints import (
+    Run,
+    find_checkpoints,
+    is_interim,
+    remove_checkpoint,
+    remove_superseded,
+    step_of,
+)
+from utils.training.stopping import Stopper
 
+# From the model, as seen from the card's folder ("" for the folder itself), its manifest and the log.
+MakeCard = Callable[[str, dict[str, Any], list[dict[str, Any]]], str]
 LOG_FIELDS = (
     "step", "epoch", "loss", "grad_norm", "learning_rate", "mean_token_accuracy",
-    "eval_loss", "eval_aspect_recall", "eval_plans", "eval_plans_without_an_aspect", "eval_seconds", "train_runtime",
+    "eval_loss", "eval_aspect_recall", "eval_plans", "eval_plans_without_an_aspect", "eval_score", "eval_seconds",
+    "train_runtime",
 )  # fmt: skip
+
+
+def describe_plans(metrics: dict[str, float]) -> str:
+    """What an evaluation of a planner has found."""
+    recall = metrics.get("eval_aspect_recall")
+    found = "" if recall is None else f", aspect recall {recall:.3f} of {metrics['eval_plans']} plans"
+    return f"validation loss {metrics['eval_loss']:.4f}{found}"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which checkpoint is the best, and how many are kept."""
+
+    figure: str = "eval_loss"  # of an evaluation
+    name: str = "best_loss"  # what the best one's is called in manifests
+    higher_is_better: bool = False
+    describe: Callable[[dict[str, float]], str] = describe_plans  # what an evaluation has found, in words
+    patience: int | None = None  # evaluations without a better one after which the training stops; None: it does not
+    keeps_all: bool = True  # else of the whole checkpoints the last and the best
 
 
 class Recorder(TrainerCallback):
@@ -26,8 +56,9 @@ class Recorder(TrainerCallback):
     had logged. A checkpoint without manifest.json is not whole.
     """
 
-    def __init__(self, run: Run, manifest: dict[str, Any]):
-        self.manifest = manifest  # what goes beside every adapter
+    def __init__(self, run: Run, manifest: dict[str, Any], make_card: MakeCard, selection: Selection = Selection()):
+        self.manifest = manifest  # what goes beside every checkpoint
+        self._make_card, self._selection = make_card, selection
         self.stopper = Stopper()  # is told of every step and checkpoint
         self._run = run
         self._log: Any = None
@@ -45,7 +76,9 @@ class Recorder(TrainerCallback):
                 (self._run.folder / name).unlink(missing_ok=True)
         elif self._run.begins_with_evaluation:  # where a kill kept it from being written down that it had one
             state.log_history[:] = [
-                entry for entry in state.log_history if "eval_loss" not in entry or entry["step"] < state.global_step
+                entry
+                for entry in state.log_history
+                if self._selection.figure not in entry or entry["step"] < state.global_step
             ]
         # Without a buffer, as the journal.
         self._log = open(self._run.folder / "training_log.jsonl", "wb", buffering=0)  # noqa: SIM115 (held open)
@@ -72,11 +105,14 @@ class Recorder(TrainerCallback):
                 self._progress.close()  # saving and evaluating are no part of it
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
+        stops = self._is_out_of_patience(state)
         if state.is_world_process_zero:
-            recall = metrics.get("eval_aspect_recall")
-            found = "" if recall is None else f", aspect recall {recall:.3f} of {metrics['eval_plans']} plans"
-            announce(f"step {state.global_step}: validation loss {metrics['eval_loss']:.4f}{found}")
-            self._call_whole(state, interim=is_interim(self._checkpoint(state.global_step)))
+            announce(f"step {state.global_step}: {self._selection.describe(metrics)}")
+            self._call_whole(state, interim=is_interim(self._checkpoint(state.global_step)), stops=stops)
+            if not self._selection.keeps_all:
+                self._remove_others(state)
+        if stops:
+            control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
@@ -89,16 +125,17 @@ class Recorder(TrainerCallback):
         if state.is_world_process_zero:
             self._save_state(state, self._run.folder)
 
-    def _call_whole(self, state: Any, interim: bool, unevaluated: bool = False) -> None:
+    def _call_whole(self, state: Any, interim: bool, unevaluated: bool = False, stops: bool = False) -> None:
         """Write what says that a checkpoint is one, and which is the best; `finish_saving` does what comes last."""
         folder, checkpoint, best = self._run.folder, self._checkpoint(state.global_step), self.best(state)
         self._save_state(state, checkpoint)
         self._save_state(state, folder)
-        marks = {name: True for name, is_so in (("interim", interim), ("unevaluated", unevaluated)) if is_so}
+        found = {"interim": interim, "unevaluated": unevaluated, "stopped_early": stops}
+        marks = {name: True for name, is_so in found.items() if is_so}
         manifest = {**self.manifest, "step": state.global_step, **best, **marks}
-        planner = checkpoint.name if best["best_step"] is None else "best"
-        write_atomically(folder / "README.md", make_card(planner, manifest, state.log_history))
-        write_atomically(checkpoint / "README.md", make_card("", manifest, state.log_history))
+        model = checkpoint.name if best["best_step"] is None else "best"
+        write_atomically(folder / "README.md", self._make_card(model, manifest, state.log_history))
+        write_atomically(checkpoint / "README.md", self._make_card("", manifest, state.log_history))
         write_folder_manifest(checkpoint, manifest)
         if best["best_step"] == state.global_step:
             replace_link(folder / "best", checkpoint.name)
@@ -111,11 +148,31 @@ class Recorder(TrainerCallback):
         staged_path(path).replace(path)
 
     def best(self, state: Any) -> dict[str, Any]:
-        """Step and loss of the checkpoint with the lowest validation loss, the first of equal ones; None without."""
-        losses = {entry["step"]: entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry}
-        saved = [step for step in losses if (path := self._checkpoint(step)).is_dir() and not is_interim(path)]
-        step = min(saved, key=losses.__getitem__, default=None)
-        return {"best_step": step, "best_loss": losses.get(step)}
+        """Step and figure of the checkpoint that was evaluated best, the first of equal ones; None without."""
+        found = self._evaluations(state)
+        saved = [step for step in found if (path := self._checkpoint(step)).is_dir() and not is_interim(path)]
+        step = self._best_of({step: found[step] for step in saved})
+        return {"best_step": step, self._selection.name: found.get(step)}
+
+    def _evaluations(self, state: Any) -> dict[int, float]:
+        figure = self._selection.figure
+        return {entry["step"]: entry[figure] for entry in state.log_history if figure in entry}
+
+    def _best_of(self, found: dict[int, float]) -> int | None:
+        choose = max if self._selection.higher_is_better else min
+        return choose(found, key=found.__getitem__, default=None)
+
+    def _is_out_of_patience(self, state: Any) -> bool:
+        found = self._evaluations(state)
+        best, patience = self._best_of(found), self._selection.patience
+        return patience is not None and sum(step > best for step in found) >= patience
+
+    def _remove_others(self, state: Any) -> None:
+        """Whole checkpoints but this step's and the best: a model trained whole has the size of three with AdamW's."""
+        kept = {state.global_step, self.best(state)["best_step"]}
+        for checkpoint in find_checkpoints(self._run.folder):
+            if step_of(checkpoint) not in kept:
+                remove_checkpoint(checkpoint)
 
     def _checkpoint(self, step: int) -> Path:
         return self._run.folder / f"checkpoint-{step}"

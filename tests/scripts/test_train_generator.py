@@ -1,0 +1,428 @@
+"""utils/train_generator.py and baselines.py with what it made: a tiny T5 on the samples of LaMP and LongLaMP."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from lamp_samples import CONFIGS, LAMP, read_sample
+from tiny_t5 import save_tiny_t5
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from prompts import load_prompt
+from utils import train_generator
+from utils.benchmarks import tasks
+from utils.cli import UserError
+from utils.files.json_files import read_json
+from utils.generation.beams import batches, padded_length, write
+from utils.generation.encoder_decoder import text_model
+from utils.generation.plain_text import Passages, PlainText
+from utils.generator.examples import build_examples
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_REPEATED = ("eval_seconds", "train_runtime")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A tiny T5, and the samples as datasets; `LaMP-4_train.json` is small enough to be learnt by heart."""
+    folder = tmp_path_factory.mktemp("data")
+    save_tiny_t5(folder / "t5")
+    for name in [*LAMP, *CONFIGS]:
+        for split in ("train", "dev"):
+            (folder / f"{name}_{split}.json").write_text(json.dumps(read_sample(name, split)), encoding="utf-8")
+    again = [{**record, "id": f"{n}-{record['id']}"} for n in range(15) for record in read_sample("LaMP-4", "train")]
+    (folder / "again_train.json").write_text(json.dumps(again), encoding="utf-8")  # an epoch is 15 of the sample's
+    return folder
+
+
+def flags_of(data, output, name="LaMP-4", validation="dev", **more):
+    flags = {
+        "model_addr": data / "t5",
+        "inputs_addr": data / f"{name}_train.json",
+        **({"validation_addr": data / f"{name}_{validation}.json"} if validation else {}),
+        "output_dir": output,
+        "num_contexts": 2,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": 5e-3,
+        "max_target_length": 32,
+        "epochs": 3,
+        **more,
+    }
+    return [word for key, value in flags.items() for word in (f"--{key}", str(value))]
+
+
+def learn(warm, flags, *more):
+    run = warm.run("utils/train_generator.py", [*flags, *more])
+    assert run.returncode == 0, run.errors
+    return run.printed + run.errors
+
+
+def answer(warm, *words):
+    run = warm.run("baselines.py", words)
+    assert run.returncode == 0, run.errors
+    return run.printed + run.errors
+
+
+def log_of(output):
+    lines = (output / "training_log.jsonl").read_text().splitlines()
+    return [{name: value for name, value in json.loads(line).items() if name not in NOT_REPEATED} for line in lines]
+
+
+def figures_of(output, name):
+    return [entry[name] for entry in log_of(output) if name in entry]
+
+
+# Learnt by heart
+
+
+@pytest.fixture(scope="module", params=["none", "decoder"])
+def by_heart(request, data, warm, tmp_path_factory):
+    output = tmp_path_factory.mktemp("by_heart") / "generator"
+    more = {"inputs_addr": data / "again_train.json", "epochs": 4, "learning_rate": 1e-2}
+    flags = flags_of(data, output, validation="train", fusion=request.param, **more)
+    return request.param, output, learn(warm, flags)
+
+
+def test_a_sample_is_learnt_by_heart(by_heart, data, warm, tmp_path):
+    """Loss, metric, and what baselines.py writes with it."""
+    fusion, output, _ = by_heart
+    assert figures_of(output, "loss")[-1] < 0.1 and figures_of(output, "eval_score")[-1] == 1.0
+    inputs, answers = data / "LaMP-4_train.json", tmp_path / "answers.json"
+    printed = answer(
+        warm,
+        "--model_addr",
+        output / "best",
+        "--rag",
+        "--num_contexts",
+        2,
+        "--inputs_addr",
+        inputs,
+        "--output_addr",
+        answers,
+    )
+    how = "fusion in decoder, 4 beams" if fusion == "decoder" else "runs: 4 beams"
+    assert "an encoder-decoder, which transformers runs: " in printed and how in printed
+    targets = {record["id"]: record["target"] for record in read_json(inputs)}
+    assert {key: one[0]["output"] for key, one in read_json(answers).items()} == targets
+    manifest = read_json(Path(f"{answers}.manifest.json"))
+    assert manifest["fingerprint"]["fusion"] == fusion and manifest["fingerprint"]["num_beams"] == 4
+    assert "note: " not in printed.replace("note: no manifest beside", "")
+    again = answer(
+        warm,
+        "--model_addr",
+        output / "best",
+        "--rag",
+        "--num_contexts",
+        2,
+        "--inputs_addr",
+        inputs,
+        "--output_addr",
+        answers,
+    )
+    assert "already finished, left alone" in again and "loading /" not in again.replace("loading the config", "")
+
+
+def test_greedy_outputs_are_the_targets_too(by_heart, data):
+    fusion, output, _ = by_heart
+    model = AutoModelForSeq2SeqLM.from_pretrained(output / "best").eval()
+    examples = examples_of(data, output / "best", fusion == "decoder", read_sample("LaMP-4", "train"), 2)
+    tokenizer = AutoTokenizer.from_pretrained(output / "best")
+    for example in examples:
+        [(ids, is_cut)] = write(model, tokenizer, [example.prompt], 1, 32)
+        assert [*ids, tokenizer.eos_token_id] == list(example.target) and not is_cut
+
+
+def test_what_is_kept_of_a_run(by_heart, data):
+    _, output, printed = by_heart
+    log = log_of(output)
+    steps = [entry["step"] for entry in log if "loss" in entry]
+    assert steps == list(range(1, len(steps) + 1)) and len(steps) == 4 * 30  # of 60 questions, 2 a step
+    scores = {entry["step"]: entry["eval_score"] for entry in log if "eval_score" in entry}
+    best = max(scores, key=scores.get)  # the first of equal ones
+    assert list(scores) == [30, 60, 90, 120]
+    assert (output / "best").readlink() == Path(f"checkpoint-{best}")
+    assert {path.name for path in output.glob("checkpoint-*")} == {f"checkpoint-{best}", "checkpoint-120"}
+    assert f"best is checkpoint-{best}, validation rouge-1 1.0000" in printed
+    weights = {path.suffix for path in (output / "best").iterdir() if path.stem in ("model", "pytorch_model")}
+    assert weights == {".safetensors"}
+    rates = [entry["learning_rate"] for entry in log if "loss" in entry]
+    assert rates[0] == 0 and max(rates) == pytest.approx(1e-2) and rates.index(max(rates)) == 6  # of 5% of 120
+    card = (output / "README.md").read_text()
+    assert "$GENERATOR/best" in card and "None" not in card and str(data) not in card
+
+
+def test_the_head_that_makes_logits_stays_its_own(by_heart):
+    """Of FlanT5 it is not the embedding, and is not to become it when a checkpoint is loaded."""
+    _, output, _ = by_heart
+    model = AutoModelForSeq2SeqLM.from_pretrained(output / "best")
+    assert not torch.equal(model.lm_head.weight, model.shared.weight)
+    assert model.config.scale_decoder_outputs is False
+
+
+# The inputs
+
+
+def examples_of(data, model, fused, records, num_contexts, read=512, trim_items=False, name="LaMP-4"):
+    task = tasks()[name]
+    chosen = text_model(str(model), "m", PlainText(str(model)), read, 32, fused, "")
+    return build_examples(task, records, load_prompt(task.prompts["rag"]), chosen, num_contexts, trim_items)
+
+
+def test_an_input_is_plain_text_without_an_instruction(data):
+    record = read_sample("LaMP-3", "dev")[0]
+    [example] = examples_of(data, data / "t5", False, [record], 2, name="LaMP-3")
+    tokenizer = AutoTokenizer.from_pretrained(data / "t5")
+    text = tokenizer.decode(list(example.prompt))
+    assert text.endswith(tokenizer.eos_token) and list(example.prompt).count(tokenizer.eos_token_id) == 1
+    assert record["question"][:60] in text and text.startswith("So far the user gave the score ")
+    assert "Write 1, 2, 3, 4 or 5" not in text
+
+
+@pytest.mark.parametrize("trim_items", [False, True])
+def test_fused_each_item_stands_alone_with_the_question(data, trim_items):
+    record = read_sample("LaMP-4", "dev")[0]
+    record["profile"] = [{"id": str(n), "title": f"Title {n}", "text": "long text " * 9 * n} for n in range(1, 6)]
+    [whole] = examples_of(data, data / "t5", True, [record], 5, read=2048, trim_items=trim_items)
+    [tight] = examples_of(data, data / "t5", True, [record], 5, read=150, trim_items=trim_items)
+    assert isinstance(whole.prompt, Passages) and len(whole.prompt.parts) == len(tight.prompt.parts) == 5
+    tokenizer = AutoTokenizer.from_pretrained(data / "t5")
+    for n, part in enumerate(whole.prompt.parts, 1):
+        text = tokenizer.decode(list(part))
+        assert record["question"][:40] in text
+        assert [title for title in range(1, 6) if f"Title {title}" in text] == [n]
+    assert max(map(len, tight.prompt.parts)) <= 150 < max(map(len, whole.prompt.parts))
+    assert all(record["question"][-20:] in tokenizer.decode(list(part)) for part in tight.prompt.parts)
+    [bare] = examples_of(data, data / "t5", True, [{**record, "profile": []}], 5)
+    assert len(bare.prompt.parts) == 1
+
+
+def test_a_question_beyond_the_budget_is_cut_at_its_end_and_counted(data):
+    record = read_sample("LaMP-4", "dev")[0]
+    for fused in (False, True):
+        [example] = examples_of(data, data / "t5", fused, [record], 2, read=20)
+        [tokens] = example.prompt.parts if fused else [example.prompt]
+        assert len(tokens) == 20 and example.fitted.question_cut and example.fitted.num_contexts_used == 0
+        text = AutoTokenizer.from_pretrained(data / "t5").decode(list(tokens), skip_special_tokens=True)
+        assert record["question"].startswith(text)
+
+
+# Beam search in batches
+
+
+def test_batches_are_of_like_length_and_hold_all():
+    prompts = [[0] * length for length in (9000, 5, 7000, 6, 300, 8000, 20_000)]
+    found = list(batches(prompts))
+    assert found == [[6], [0], [5, 2], [4, 3, 1]]
+    assert (
+        list(batches([Passages(([0] * 10, [0] * 30))])) == [[0]] and padded_length(Passages(([0] * 10, [0] * 30))) == 60
+    )
+
+
+def test_beams_in_a_batch_are_transformers_own_one_by_one(data):
+    """In fp32, with padding: prompts of very different length together."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(data / "t5").eval()
+    tokenizer = AutoTokenizer.from_pretrained(data / "t5")
+    records = [record for name in LAMP for record in read_sample(name)]
+    prompts = [[*tokenizer.encode(record["question"]), tokenizer.eos_token_id] for record in records]
+    together = write(model, tokenizer, prompts, 4, 16)
+    assert together == write(model, tokenizer, prompts, 4, 16)
+    for prompt, (ids, _) in zip(prompts, together, strict=True):
+        [[_, *own]] = model.generate(input_ids=torch.tensor([prompt]), num_beams=4, max_new_tokens=16).tolist()
+        assert ids == (own[: own.index(tokenizer.eos_token_id)] if tokenizer.eos_token_id in own else own)
+    assert len({tuple(ids) for ids, _ in together}) > len(records) / 2
+
+
+# Killed, and gone on
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(data, warm, tmp_path_factory):
+    output = tmp_path_factory.mktemp("uninterrupted") / "generator"
+    learn(warm, flags_of(data, output, fusion="decoder"))
+    return output
+
+
+@pytest.mark.parametrize(("ending", "lines"), [(signal.SIGKILL, 3), (signal.SIGTERM, 1), (signal.SIGTERM, 5)])
+def test_a_killed_run_goes_on_to_the_same_losses_and_weights(ending, lines, data, warm, uninterrupted, tmp_path):
+    flags, log = flags_of(data, tmp_path / "generator", fusion="decoder"), tmp_path / "generator/training_log.jsonl"
+    run = warm.start("utils/train_generator.py", flags)
+    while run.returncode is None and (not log.exists() or log.read_bytes().count(b"\n") < lines):
+        pass
+    run.send(ending)
+    assert run.wait() in (-signal.SIGKILL, 130, 0), run.errors
+    printed = learn(warm, flags)
+    assert log_of(tmp_path / "generator") == log_of(uninterrupted), printed
+    for name in ("best", "checkpoint-6"):
+        found, wanted = (folder / name / "model.safetensors" for folder in (tmp_path / "generator", uninterrupted))
+        assert found.read_bytes() == wanted.read_bytes()
+    assert "already finished, left alone" in learn(warm, flags)
+
+
+@pytest.mark.slow
+def test_killed_while_answering_the_file_is_the_same(data, warm, uninterrupted, tmp_path):
+    records = [{**record, "id": f"{n}-{record['id']}"} for n in range(25) for record in read_sample("LaMP-4")]
+    (tmp_path / "many.json").write_text(json.dumps(records))
+    words = [
+        "--model_addr",
+        uninterrupted / "best",
+        "--rag",
+        "--num_contexts",
+        2,
+        "--inputs_addr",
+        tmp_path / "many.json",
+    ]
+    answer(warm, *words, "--output_addr", tmp_path / "whole.json")
+    journal = tmp_path / "killed.json.journal.jsonl"
+    for ending, lines in ((signal.SIGKILL, 10), (signal.SIGTERM, 70)):
+        run = warm.start("baselines.py", [*words, "--output_addr", tmp_path / "killed.json"])
+        while not journal.exists() or journal.read_bytes().count(b"\n") < lines:
+            pass
+        run.send(ending)
+        assert run.wait() in (-signal.SIGKILL, 130), run.errors
+        kept = journal.read_bytes().count(b"\n")
+        assert lines <= kept < len(records)
+    assert f"{kept - 1}/{len(records)}" in answer(warm, *words, "--output_addr", tmp_path / "killed.json")
+    assert (tmp_path / "killed.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
+
+
+def test_patience_ends_a_run_which_is_then_finished(data, warm, tmp_path):
+    """At a learning rate of 0 nothing gets better."""
+    flags = flags_of(data, tmp_path / "generator", learning_rate=0, patience=2, epochs=9)
+    printed = learn(warm, flags)
+    assert (
+        figures_of(tmp_path / "generator", "loss").__len__() == 3 * 2
+    )  # three epochs: the first and two that are no better
+    assert "6 steps; best is checkpoint-2" in printed
+    assert "already finished, left alone" in learn(warm, flags)
+
+
+def test_accumulated_batches_are_one_step(data, warm, tmp_path):
+    """4 x 1 and 2 x 2: the same losses, up to rounding, though targets are of different length."""
+    for size in (4, 2):
+        more = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 4 // size, "validation": None}
+        learn(warm, flags_of(data, tmp_path / str(size), **more))
+    assert figures_of(tmp_path / "4", "loss") == pytest.approx(figures_of(tmp_path / "2", "loss"), rel=0.02)
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_does(data, warm, tmp_path):
+    """With the same questions a step: the same losses and scores, also of the evaluation that they share."""
+    more = {"fusion": "decoder", "per_device_train_batch_size": 1}
+    learn(warm, flags_of(data, tmp_path / "one", gradient_accumulation_steps=2, **more))
+    launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"]
+    words = flags_of(data, tmp_path / "two", gradient_accumulation_steps=1, **more)
+    command = [sys.executable, *launcher, "utils/train_generator.py", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    for name in ("loss", "eval_score"):
+        assert figures_of(tmp_path / "two", name) == pytest.approx(figures_of(tmp_path / "one", name), rel=1e-3)
+
+
+# All tasks, and the whole way
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*LAMP, *CONFIGS])
+def test_every_task_starts(name, data, warm, tmp_path):
+    learn(warm, flags_of(data, tmp_path / "generator", name, epochs=1, fusion="decoder", max_input_length=200))
+    assert len(figures_of(tmp_path / "generator", "eval_score")) == 1
+    printed = answer(
+        warm, "--model_addr", tmp_path / "generator/best", "--rag", "--num_contexts", 2, "--limit", 2,
+        "--inputs_addr", data / f"{name}_dev.json", "--output_addr", tmp_path / "answers.json",
+    )  # fmt: skip
+    assert "2 questions" in printed or "answers.json: 2" in printed
+
+
+def test_from_training_to_the_table(data, warm, tmp_path):
+    """LaMP-3 and LaMP-4, without a profile, with trimmed items, and fused; the best is scored as in training."""
+    rows = []
+    for title, more in {
+        "No personalization": {"num_contexts": 0},
+        "IPA, tuned": {"trim_items": None},
+        "FiD, k = 16": {"fusion": "decoder", "num_contexts": 16},
+    }.items():
+        scores = []
+        for name, metrics in (("LaMP-3", ("MAE", "RMSE")), ("LaMP-4", ("rouge-1", "rouge-L"))):
+            folder = tmp_path / f"{title} {name}"
+            own = {key: value for key, value in more.items() if value is not None}
+            flags = flags_of(data, folder, name, **own)
+            flags += ["--trim_items"] if "trim_items" in more else []
+            learn(warm, flags)
+            inputs, answers = data / f"{name}_dev.json", tmp_path / f"{title} {name}.json"
+            used = own.get("num_contexts", 2)
+            rag = ["--rag", "--num_contexts", used] if used else []
+            rag += ["--trim_items"] if "trim_items" in more else []
+            answer(warm, "--model_addr", folder / "best", *rag, "--inputs_addr", inputs, "--output_addr", answers)
+            for metric in metrics:
+                scored = tmp_path / f"{title} {name} {metric}.json"
+                words = [
+                    "--strategy",
+                    metric,
+                    "--inputs_addr",
+                    inputs,
+                    "--response_addr",
+                    answers,
+                    "--score_addr",
+                    scored,
+                ]
+                run = warm.run("evaluate_responses.py", words)
+                assert run.returncode == 0, run.errors
+                scores.append(scored)
+            best = (max if name == "LaMP-4" else min)(figures_of(folder, "eval_score"))
+            assert read_json(scores[-2])["score"] == pytest.approx(best)
+        rows += ["--system", title, *scores]
+    run = warm.run("utils/make_table.py", ["--paper", "FlanT5-base", "--paper_table", "user", *rows])
+    assert run.returncode == 0, run.errors
+    for title in ("No personalization", "IPA, tuned", "FiD, k = 16"):
+        assert re.search(rf"^\| {title} \|", run.printed, re.M)
+    assert ".275" in run.printed and ".180" in run.printed  # the paper's MAE without a profile, and ROUGE-1 of FiD
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"inputs_addr": "tests/data/mini_lampqa/train.json"}, "LaMP-QA has no references that a text could be"),
+        ({"model_addr": "demo/no"}, "demo/no"),
+        ({"validation_addr": "{data}/LaMP-3_dev.json"}, "of another task than"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_made(more, message, data, tmp_path):
+    words = flags_of(data, tmp_path / "generator", **{key: value.format(data=data) for key, value in more.items()})
+    with pytest.raises(UserError, match=message):
+        train_generator.main(words)
+    assert not (tmp_path / "generator").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--num_generated_outputs", "2"], "--num_generated_outputs: .* beam search writes one answer"),
+        (["--data_parallel_size", "2"], "--data_parallel_size: .* is an encoder-decoder"),
+    ],
+)
+def test_what_beam_search_cannot_do_is_refused(flags, message, data, tmp_path, warm):
+    words = [
+        "--model_addr",
+        data / "t5",
+        "--inputs_addr",
+        data / "LaMP-4_dev.json",
+        "--output_addr",
+        tmp_path / "a.json",
+    ]
+    run = warm.run("baselines.py", [*words, *flags])
+    assert run.returncode == 2 and re.search(message, run.errors), run.errors
+
+
+def test_other_inputs_than_it_has_learnt_from_are_said(uninterrupted, data, warm, tmp_path):
+    words = ["--inputs_addr", data / "LaMP-4_dev.json", "--output_addr", tmp_path / "a.json", "--limit", "1"]
+    printed = answer(warm, "--model_addr", uninterrupted / "best", "--rag", "--num_contexts", 1, *words)
+    assert "was trained with num_contexts 2, here it is 1" in printed

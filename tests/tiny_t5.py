@@ -1,0 +1,71 @@
+"""A random T5, as FlanT5 is built, small enough to build and to train in a test."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+DATA = Path(__file__).parent / "data"
+PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
+
+
+def save_tiny_t5(folder: Path, seed: int = 0, **settings: Any) -> Path:
+    """Write config, weights (float32 safetensors) and a tokenizer learnt from the samples of LaMP; returns the folder.
+
+    Without dropout unless `settings` say so, for its trainings are compared.
+    """
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(folder)
+    make_tiny_t5(len(tokenizer), seed, **settings).save_pretrained(folder)
+    return folder
+
+
+def make_tiny_t5(vocab_size: int = 128, seed: int = 0, **settings: Any) -> Any:
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(seed)
+    config = {
+        "vocab_size": vocab_size,
+        "d_model": 64,
+        "d_kv": 16,
+        "d_ff": 128,
+        "num_layers": 2,
+        "num_heads": 4,
+        "dropout_rate": 0.0,
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "decoder_start_token_id": 0,
+    }
+    model = T5ForConditionalGeneration(T5Config(**config | settings)).eval()
+    # As FlanT5's, what makes logits is not the embedding; transformers ties the two unless they are found to differ.
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.shared.weight) * 0.1)
+    return model
+
+
+def make_tokenizer() -> Any:
+    """Pieces of words with the spaces before them, as T5's has."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Replace("\n", " ")
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=800, special_tokens=[PAD, END, UNKNOWN], unk_token=UNKNOWN, show_progress=False
+    )
+    texts = []
+    for path in sorted((DATA / "mini_lamp").glob("LaMP_*/*.json")):
+        texts += texts_of(json.loads(path.read_text(encoding="utf-8")))
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, unk_token=UNKNOWN)
+
+
+def texts_of(value: Any) -> list[str]:
+    """Every text in JSON data."""
+    if isinstance(value, str):
+        return [value]
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return [text for one in values for text in texts_of(one)]

@@ -1,0 +1,211 @@
+"""Answers by an encoder-decoder, such as a fine-tuned FlanT5: vLLM does not serve these, so transformers does.
+
+The engine is one as any other; which one a run has is told by the model's config.
+"""
+
+import asyncio
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prompts import History, Prompt
+from utils.cli import UserError
+from utils.cli.progress import announce
+from utils.files.manifest import read_folder_manifest
+from utils.generation.chat import choose_length
+from utils.generation.driver import Policy
+from utils.generation.engines import Model, choose_generator, identify_model, open_engine
+from utils.generation.plain_text import PlainText, Text, fit_text
+from utils.generation.requests import Completion, Engine, Sampling
+from utils.generation.trimming import Entry
+from utils.models.hub import adapter_base, model_file, model_folder, pinned_source, skipping_absent_hub
+
+NUM_BEAMS = 4  # as LaMP's code has it
+INPUT_TOKENS, TARGET_TOKENS = 512, 128  # of LaMP's paper: what a model reads and writes
+WAITING = 256  # requests that a batch of like length is chosen from
+
+
+@dataclass(frozen=True)
+class TextModel(Model):
+    """An encoder-decoder, which reads plain text."""
+
+    fused: bool = False
+
+    def fit(
+        self, prompt: Prompt, items: Sequence[str] | History, join: Callable[[list[str]], str], **values: str
+    ) -> Text:
+        return self._fit(prompt, items, join, False, values)
+
+    def fit_trimmed(
+        self, prompt: Prompt, entries: Sequence[Entry], join: Callable[[list[str]], str], **values: str
+    ) -> Text:
+        return self._fit(prompt, entries, join, True, values)
+
+    def _fit(self, prompt: Prompt, items: Any, join: Any, trimmed: bool, values: dict[str, str]) -> Text:
+        budget = self.length - self.policy.max_tokens
+        return fit_text(prompt, items, self.chat, budget, join, trimmed=trimmed, fused=self.fused, **values)
+
+
+def text_model(
+    addr: str, identity: str, chat: PlainText, read: int, written: int, fused: bool, schema: Any
+) -> TextModel:
+    """A model that reads and writes so many tokens; by beam search, which draws nothing and so is never asked again."""
+    policy = Policy(0.0, 1.0, written, 0, 0, "never", schema)
+    return TextModel(addr, identity, chat, read + written, policy, fused)
+
+
+def model_settings(model: Model) -> dict[str, Any]:
+    """What a fingerprint holds of the way a model answers; nothing for one that vLLM or an API runs."""
+    if not isinstance(model, TextModel):
+        return {}
+    return {"num_beams": NUM_BEAMS, "fusion": "decoder" if model.fused else "none"}
+
+
+def is_encoder_decoder(model_addr: str, cache_dir: str | None) -> bool:
+    """By its config; an adapter's base model is none."""
+    if adapter_base(model_addr):
+        return False
+    from transformers import AutoConfig
+
+    try:
+        with skipping_absent_hub(model_addr):
+            return bool(
+                AutoConfig.from_pretrained(model_addr, **pinned_source(model_addr, cache_dir)).is_encoder_decoder
+            )
+    except (OSError, ValueError):
+        return False  # vLLM may know it; who loads it says what is wrong
+
+
+def choose_answerer(args: Namespace, schema: dict[str, Any] | str, length: int | None = None) -> Model:
+    """`choose_generator`, or an encoder-decoder where the model is one; said either way by what is announced."""
+    if args.openai:
+        return choose_generator(args, schema, length)
+    identity = identify_model(args, args.model_addr)
+    announce(f"loading the config of {args.model_addr}")
+    if not is_encoder_decoder(args.model_addr, args.cache_dir):
+        return choose_generator(args, schema, length)
+    refuse_flags(args)
+    trained = trained_settings(args.model_addr, args.cache_dir)
+    warn_of_other_inputs(args, trained)
+    chat = PlainText(args.model_addr, args.cache_dir)
+    written = min(args.max_tokens, trained.get("max_target_length", args.max_tokens))
+    wanted = trained.get("max_input_length", INPUT_TOKENS) + written
+    args.max_tokens, args.max_model_len = written, choose_length(chat, args.max_model_len, written, wanted)
+    fused = trained.get("fusion") == "decoder"
+    how = "fusion in decoder, " if fused else ""
+    print(
+        f"{args.model_addr}: an encoder-decoder, which transformers runs: {how}{NUM_BEAMS} beams, "
+        f"reads {args.max_model_len - written} tokens and writes {written}",
+        file=sys.stderr,
+    )
+    return text_model(args.model_addr, identity, chat, args.max_model_len - written, written, fused, schema)
+
+
+def refuse_flags(args: Namespace) -> None:
+    """Raise UserError over what beam search by one process of transformers cannot do."""
+    for flag, has_it, why in (
+        ("--choose", args.choose is not None, "its options cannot be scored"),
+        ("--num_generated_outputs", args.num_generated_outputs > 1, "beam search writes one answer"),
+        ("--tensor_parallel_size", args.tensor_parallel_size > 1, "it runs on one GPU"),
+        ("--data_parallel_size", args.data_parallel_size > 1, "it runs on one GPU; take --num_shards"),
+        ("--batch_invariant", args.batch_invariant, "that is of vLLM"),
+    ):
+        if has_it:
+            raise UserError(f"{flag}: {args.model_addr} is an encoder-decoder: {why}\n  leave it out")
+
+
+def trained_settings(model_addr: str, cache_dir: str | None) -> dict[str, Any]:
+    """What utils/train_generator.py remembers beside a model, empty for any other."""
+    path = model_file(model_addr, "manifest.json", cache_dir)
+    fingerprint = ((path and read_folder_manifest(path.parent)) or {}).get("fingerprint", {})
+    return fingerprint if fingerprint.get("script") == "utils/train_generator.py" else {}
+
+
+def warn_of_other_inputs(args: Namespace, trained: dict[str, Any]) -> None:
+    """Say where a model is asked with other inputs than it has learnt from."""
+    asked = {"num_contexts": args.num_contexts if args.rag else 0, "trim_items": args.trim_items}
+    for name, value in asked.items():
+        if name in trained and trained[name] != value:
+            print(
+                f"note: {args.model_addr} was trained with {name} {trained[name]}, here it is {value}", file=sys.stderr
+            )
+
+
+def open_answerer(args: Namespace, model: Model, outputs: int) -> Engine:
+    """`open_engine`, or transformers' for an encoder-decoder."""
+    if isinstance(model, TextModel):
+        return TransformersEngine(args, model)
+    return open_engine(args, args.model_addr, args.max_model_len, outputs)
+
+
+class TransformersEngine:
+    """An encoder-decoder in this process; requests that wait are answered in batches of like length."""
+
+    concurrency = WAITING
+
+    def __init__(self, args: Namespace, model: TextModel):
+        announce(f"loading {model.addr}")
+        import torch
+
+        from utils.models.devices import check_devices
+        from utils.training.base_model import device_name, load_encoder_decoder, quiet_libraries
+
+        quiet_libraries()
+        check_devices()
+        dtype = "auto" if args.dtype == "auto" else getattr(torch, args.dtype)
+        folder = str(model_folder(model.addr, args.cache_dir))
+        self._model = load_encoder_decoder(folder, {"trust_remote_code": False}, dtype).eval()
+        if torch.cuda.is_available():
+            self._model.cuda()
+        self._tokenizer, self.device = model.chat.tokenizer, device_name(1)
+        self._waiting: list[tuple[Any, int, asyncio.Future]] = []
+        self._work: asyncio.Task | None = None
+        self._is_closed = False
+
+    async def complete(self, model: str, prompt: Any, sampling: Sampling) -> Completion:
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting.append((prompt, sampling.max_tokens, answer))
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._answer_all())
+        return await answer
+
+    async def _answer_all(self) -> None:
+        from utils.generation.beams import batches
+
+        while True:
+            await asyncio.sleep(0)  # for all that have an answer, to write it down and to ask for the next
+            if not self._waiting:
+                return
+            numbers = next(batches([prompt for prompt, *_ in self._waiting]))
+            batch = [self._waiting[number] for number in numbers]
+            self._waiting = [one for number, one in enumerate(self._waiting) if number not in set(numbers)]
+            try:
+                completions = await asyncio.to_thread(self._write, batch)
+            except Exception as error:
+                for *_, answer in batch:
+                    answer.set_exception(error)
+                return
+            for (*_, answer), completion in zip(batch, completions, strict=True):
+                if not answer.done():  # a run that leaves has cancelled it
+                    answer.set_result(completion)
+
+    def _write(self, batch: list[tuple[Any, int, asyncio.Future]]) -> list[Completion]:
+        from utils.generation.beams import write
+
+        prompts = [prompt for prompt, *_ in batch]
+        found = write(self._model, self._tokenizer, prompts, NUM_BEAMS, batch[0][1], lambda: self._is_closed)
+        return [
+            Completion(
+                text=self._tokenizer.decode(ids, skip_special_tokens=True),
+                finish_reason="length" if is_cut else "stop",
+                prompt_tokens=len(prompt),
+                cached_tokens=0,
+                completion_tokens=len(ids),
+            )
+            for prompt, (ids, is_cut) in zip(prompts, found, strict=True)
+        ]
+
+    async def close(self) -> None:
+        self._is_closed = True  # a batch under way ends at its next token

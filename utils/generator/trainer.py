@@ -1,0 +1,142 @@
+"""The generator's training loop: transformers' Trainer on an encoder-decoder, evaluated by what it writes.
+
+Imported by utils/train_generator.py once everything is checked, for it loads torch and transformers.
+"""
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from transformers import Trainer, TrainingArguments
+
+from utils.generation.beams import batches, write
+from utils.generation.encoder_decoder import NUM_BEAMS
+from utils.generation.fusion import fuse, pad_passages
+from utils.generation.plain_text import passages_of
+from utils.generator.card import make_card
+from utils.generator.examples import Example
+from utils.training import NO_LOSS, base_model
+from utils.training.checkpoints import Run
+from utils.training.recorder import Recorder, Selection
+from utils.training.resumable import Resumable, common_settings
+
+Score = Callable[[dict[str, tuple[str, bool]]], float]  # from texts by question, and whether each was cut
+
+
+def train(
+    args: Namespace,
+    source: dict[str, Any],
+    tokenizer: Any,
+    examples: list[Example],
+    validation: list[Example],
+    manifest: dict[str, Any],
+    run: Run,
+    score: Score,
+    selection: Selection,
+) -> dict[str, Any]:
+    """Train from the model as it is, or on from the run's checkpoint, up to --max_steps or the end of its patience.
+
+    Returns:
+        steps, best_step, best_score (None where nothing was evaluated).
+    """
+    base_model.quiet_libraries()
+    bf16 = base_model.has_bf16()
+    # The weights are float32, which steps of 5e-5 need: bf16 is what is computed in.
+    model = base_model.load_encoder_decoder(args.model_addr, source, torch.float32)
+    recorder = Recorder(run, manifest, make_card, selection)
+    trainer = GeneratorTrainer(args, model, bf16, tokenizer, examples, validation, recorder, score, run)
+    manifest.update(device=base_model.device_name(trainer.accelerator.num_processes), bf16=bf16)
+    if trainer.is_world_process_zero():
+        print(
+            f"{manifest['device']}; {'bf16' if bf16 else 'fp32'}; {model.num_parameters():,} parameters\n"
+            f"{trainer.padding_share():.1%} of the tokens are padding"
+            + (f"\ngoing on from {run.checkpoint}" if run.checkpoint else ""),
+            flush=True,
+        )
+    with recorder.stopper:
+        trainer.train(resume_from_checkpoint=run.checkpoint and str(run.checkpoint))
+    return {"steps": trainer.state.global_step, **recorder.best(trainer.state)}
+
+
+def collate(examples: Sequence[Example], pad: int) -> dict[str, torch.Tensor]:
+    """A batch: passages as `pad_passages` has them, of plain inputs one each, and `labels` (B, T)."""
+    batch = pad_passages([passages_of(example.prompt) for example in examples], pad, "cpu")
+    targets = [torch.tensor(list(example.target)) for example in examples]
+    labels = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=NO_LOSS)
+    return {**batch, "labels": labels}
+
+
+@contextmanager
+def in_own_type(model: Any) -> Iterator[Any]:
+    """A model that accelerate has made to compute in bf16, in its weights' type: so its checkpoint answers later."""
+    wrapped = vars(model).pop("forward", None)
+    try:
+        yield model
+    finally:
+        if wrapped is not None:
+            model.forward = wrapped
+
+
+class GeneratorTrainer(Resumable, Trainer):
+    """Trainer with loss on the target alone, and an evaluation by the task's metric on what beam search writes."""
+
+    def __init__(
+        self,
+        flags: Namespace,
+        model: Any,
+        bf16: bool,
+        tokenizer: Any,
+        examples: list[Example],
+        validation: list[Example],
+        recorder: Recorder,
+        score: Score,
+        run: Run,
+    ):
+        settings = common_settings(flags, bf16, bool(validation), run.begins_with_evaluation)
+        super().__init__(
+            model,
+            TrainingArguments(**settings, remove_unused_columns=False),
+            train_dataset=examples,
+            eval_dataset=validation or None,
+            processing_class=tokenizer,
+            data_collator=partial(collate, pad=tokenizer.pad_token_id),
+        )
+        self.follow(recorder, [example.length for example in examples])
+        # The loss below is a share of the step's: Trainer is not to divide it again by the batches of a step.
+        self.model_accepts_loss_kwargs = True
+        self._tokenizer, self._validation, self._score = tokenizer, validation, score
+        self._written = flags.max_target_length
+
+    def counts(self) -> str:
+        return f"questions: {len(self._validation)}, beams: {NUM_BEAMS}"
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """A batch's share of the step's mean cross-entropy (nats) over the target tokens of all its sequences."""
+        labels, plain = inputs.pop("labels"), self.accelerator.unwrap_model(model)
+        with self.accelerator.autocast():
+            encoded = fuse(plain, **inputs)
+            before = plain.prepare_decoder_input_ids_from_labels(labels=labels)
+            logits = model(**encoded, decoder_input_ids=before, use_cache=False).logits.float()
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), labels.flatten(), ignore_index=NO_LOSS, reduction="sum"
+        )
+        # The step's targets are those of all processes, over which the gradients are averaged.
+        return loss / num_items_in_batch * self.accelerator.num_processes
+
+    def figures(self) -> dict[str, float]:
+        mine, texts = self._mine(self._validation), {}
+        for numbers in batches([example.prompt for example in mine]):
+            prompts = [mine[number].prompt for number in numbers]
+            with in_own_type(self.accelerator.unwrap_model(self.model)) as model:
+                found = write(model, self._tokenizer, prompts, NUM_BEAMS, self._written)
+            for number, (ids, is_cut) in zip(numbers, found, strict=True):
+                text = self._tokenizer.decode(ids, skip_special_tokens=True)
+                texts[mine[number].record["id"]] = (text, is_cut)
+        everyones = gather_object([texts])
+        return {"eval_score": self._score({key: text for one in everyones for key, text in one.items()})}

@@ -1,0 +1,256 @@
+"""Fine-tune a generator on a task with references, such as LaMP's: FlanT5 with items of the profile in its prompt.
+
+  python utils/train_generator.py --model_addr google/flan-t5-base --num_contexts 4 --trim_items \\
+      --inputs_addr train_ranked.json --validation_addr dev_ranked.json --output_dir generator
+  python utils/train_generator.py --model_addr google/flan-t5-base --num_contexts 16 --fusion decoder \\
+      --inputs_addr train_ranked.json --validation_addr dev_ranked.json --output_dir generator
+  accelerate launch --multi_gpu --num_processes 4 utils/train_generator.py --gradient_accumulation_steps 1 \\
+      --model_addr google/flan-t5-base --num_contexts 0 \\
+      --inputs_addr train.json --validation_addr dev.json --output_dir generator
+
+After each epoch it is evaluated by the task's metric on what it writes with 4 beams; the best checkpoint is linked as
+<output_dir>/best, which is a model for baselines.py. Of the others the last is kept. The same command again goes on
+from there; a SIGTERM or Ctrl-C leaves a checkpoint of the last finished step.
+"""
+
+import argparse
+import math
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from prompts import Prompt, load_prompt
+from utils import cli
+from utils.benchmarks import task_of
+from utils.benchmarks.task import Record, Task
+from utils.cli import UserError
+from utils.cli.progress import announce
+from utils.files.manifest import (
+    describe_run,
+    file_hash,
+    read_folder_manifest,
+    warn_unless_ranked,
+    write_folder_manifest,
+)
+from utils.files.writing import check_could_write
+from utils.generation.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, TextModel, is_encoder_decoder, text_model
+from utils.generation.engines import identify_local_model
+from utils.generation.plain_text import PlainText
+from utils.generator.examples import Example, build_examples, describe_examples
+from utils.models.devices import check_devices
+from utils.models.hub import pinned_source, skipping_absent_hub
+from utils.records.datasets import STEP_NEEDS, read_dataset
+from utils.scoring.verdicts import no_answer
+from utils.training.checkpoints import Run, open_run
+from utils.training.launch import WAIT, check_single_device, describe_best, effective_batch_size, num_processes, say
+
+SCRIPT = "utils/train_generator.py"
+WARMUP = 0.05  # of all steps
+
+
+def build_parser() -> cli.FlagParser:
+    # fmt: off
+    parser = cli.make_parser(__doc__)
+    add = parser.add_argument
+    add("--inputs_addr", required=True, metavar="FILE", help="ranked dataset to learn from")
+    add("--validation_addr", metavar="FILE", help="ranked dataset to evaluate on (default: none)")
+    add("--output_dir", required=True, metavar="DIR", help="where checkpoints and logs go")
+    add("--model_addr", required=True, metavar="MODEL", help="encoder-decoder: hub name or model folder")
+    add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
+    add("--num_contexts", type=cli.non_negative_int, default=10,
+        help="items of the profile to use, 0 for none (%(default)s)")
+    add("--fusion", choices=["none", "decoder"], default="none",
+        help="decoder: each item is encoded with the question by itself, and one decoder attends to all; none: all "
+        "stand in one prompt (%(default)s)")
+    add("--trim_items", action="store_true",
+        help="over the token budget cut each item at its end, as LaMP's code does (off: the lowest-ranked go)")
+    add("--max_input_length", type=cli.positive_int, default=INPUT_TOKENS,
+        help="tokens of a prompt, or with --fusion decoder of each of its passages (%(default)s)")
+    add("--max_target_length", type=cli.positive_int, default=TARGET_TOKENS,
+        help="tokens of an answer; a longer reference is cut (%(default)s)")
+    parser.without_effect(
+        "--fusion --trim_items", lambda args: args.num_contexts == 0, "with --num_contexts 0: the prompt has no items"
+    )
+
+    add = parser.add_argument_group("optimization").add_argument  # AdamW, linear decay, gradients clipped at 1
+    add("--per_device_train_batch_size", type=cli.positive_int, default=16, help="questions at a time (%(default)s)")
+    add("--gradient_accumulation_steps", type=cli.positive_int, default=4,
+        help="batches a step, on each device (%(default)s: on one device the paper's 64 questions)")
+    add("--learning_rate", type=cli.non_negative_float, default=5e-5, help="at its peak (%(default)s)")
+    add("--weight_decay", type=cli.non_negative_float, default=1e-4, help="of AdamW (%(default)s)")
+    add("--epochs", type=cli.positive_int, help="times through the data (default: the task's, for LaMP 10 or 20)")
+    add("--patience", type=cli.positive_int, metavar="N",
+        help="stop after so many epochs without a better one (default: never)")
+    add("--gradient_checkpointing", action=argparse.BooleanOptionalAction, default=True,
+        help="compute activations twice to keep fewer: slower by about a third, long prompts fit (%(default)s)")
+    parser.without_effect(
+        "--patience", lambda args: args.validation_addr is None, "without --validation_addr", "give --validation_addr"
+    )
+
+    group = parser.add_argument_group("run")
+    add = group.add_argument
+    add("--seed", type=cli.non_negative_int, default=0, help="seed of all sampling (%(default)s)")
+    add("--resume", action=argparse.BooleanOptionalAction, default=True,
+        help="go on from the last checkpoint of this run; --no-resume deletes them and begins anew (%(default)s)")
+    add("--overwrite", action="store_true", help="replace an output that was made with other settings")
+    add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
+    cli.add_log_argument(group)
+    # fmt: on
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    cli.set_up_logging(args.log_level)
+    if "LOCAL_RANK" not in os.environ:
+        check_single_device(SCRIPT)
+    records, validation_records = read_ranked(args.inputs_addr, args), read_ranked(args.validation_addr, args)
+    task = task_of(args.inputs_addr, records)
+    check_task(args, task, validation_records)
+    prompt = load_prompt(task.prompts["rag" if args.num_contexts else "none"], args.prompts_dir)
+    args.epochs = args.epochs or task.epochs
+    fingerprint = make_fingerprint(args, task, prompt)
+    check_could_write(Path(args.output_dir) / "manifest.json")
+    announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
+    model = choose_model(args, fingerprint["model"], task)
+    build = partial(
+        build_examples, task, prompt=prompt, model=model, num_contexts=args.num_contexts, trim_items=args.trim_items
+    )
+    examples, validation = build(records), build(validation_records)
+    plan_steps(args, len(examples))
+
+    from accelerate import PartialState
+
+    processes = PartialState(timeout=WAIT)
+    with processes.main_process_first():  # the others then find what the first has decided
+        run = open_run(args, fingerprint)
+    if run.is_finished(args.max_steps):
+        say(f"{args.output_dir}: already finished, left alone")
+    else:
+        learn(args, task, model, examples, validation, fingerprint, run)
+    if cli.is_first_process():
+        mark_finished(args.output_dir)
+    # Else its threads may abort a process whose work is done. After an error it might wait for another process.
+    processes.destroy_process_group()
+    return 0
+
+
+def learn(
+    args: argparse.Namespace,
+    task: Task,
+    model: TextModel,
+    examples: list[Example],
+    validation: list[Example],
+    fingerprint: dict[str, Any],
+    run: Run,
+) -> None:
+    """Train, and say what comes of it."""
+    check_devices()
+    say(describe_examples(args.inputs_addr, examples))
+    if validation:
+        say(describe_examples(args.validation_addr, validation))
+    say(f"effective batch: {effective_batch_size(args)} questions a step; {args.save_steps} steps an epoch")
+    announce(f"loading {args.model_addr}")
+
+    from utils.generator.trainer import train
+    from utils.training.recorder import Selection
+
+    name, metric = next(iter(task.metrics.items()))
+    selection = Selection(
+        figure="eval_score",
+        name="best_score",
+        higher_is_better=not metric.lower_is_better,
+        describe=lambda metrics: f"validation {name} {metrics['eval_score']:.4f}",
+        patience=args.patience,
+        keeps_all=False,
+    )
+    manifest = describe_run(vars(args), fingerprint, None)
+    score = partial(score_texts, task, [example.record for example in validation])
+    source = pinned_source(args.model_addr, args.cache_dir)
+    with skipping_absent_hub(args.model_addr):
+        tokenizer = model.chat.tokenizer
+        figures = train(args, source, tokenizer, examples, validation, manifest, run, score, selection)
+    best = figures["best_score"]
+    found = "" if best is None else f"validation {name} {best:.4f}"
+    say(describe_best(args.output_dir, figures["steps"], figures["best_step"], found))
+
+
+def mark_finished(folder: str) -> None:
+    """What a study goes by: of early stops the last step's number tells nothing."""
+    manifest = read_folder_manifest(folder)
+    if not manifest.get("finished"):
+        write_folder_manifest(folder, {**manifest, "finished": True})
+
+
+def read_ranked(path: str | None, args: argparse.Namespace) -> list[Record]:
+    if path is None:
+        return []
+    records = read_dataset(path, STEP_NEEDS["generator"])
+    if args.num_contexts and cli.is_first_process():
+        warn_unless_ranked(path)
+    return records
+
+
+def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -> None:
+    """Raise UserError where the task has no references to learn from, or another than the validation's."""
+    if "target" not in task.fields or task.history is not None:
+        raise UserError(f"{args.inputs_addr}: {task.name} has no references that a text could be learnt from")
+    if validation and task_of(args.validation_addr, validation) is not task:
+        raise UserError(f"{args.validation_addr}: of another task than {args.inputs_addr}, which is of {task.name}")
+    if args.trim_items and task.trimmed is None:
+        raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; leave the flag out")
+
+
+def choose_model(args: argparse.Namespace, identity: str, task: Task) -> TextModel:
+    """The model as it reads and writes; UserError where it is no encoder-decoder."""
+    if not is_encoder_decoder(args.model_addr, args.cache_dir):
+        raise UserError(f"--model_addr {args.model_addr}: no encoder-decoder, such as google/flan-t5-base")
+    chat = PlainText(args.model_addr, args.cache_dir)
+    read, written, fused = args.max_input_length, args.max_target_length, args.fusion == "decoder"
+    return text_model(args.model_addr, identity, chat, read, written, fused, task.output.schema)
+
+
+def make_fingerprint(args: argparse.Namespace, task: Task, prompt: Prompt) -> dict[str, Any]:
+    """What decides the model, step by step. Devices and batch size may change, their product may not."""
+    same = (
+        "num_contexts fusion trim_items max_input_length max_target_length learning_rate weight_decay epochs patience "
+        "seed"
+    )
+    return {
+        "script": SCRIPT,
+        "task": task.name,
+        "metric": next(iter(task.metrics)),
+        "model": identify_local_model(args.model_addr, args.cache_dir),
+        "inputs": file_hash(args.inputs_addr),
+        "validation": args.validation_addr and file_hash(args.validation_addr),
+        "prompt": {prompt.name: prompt.digest},
+        "effective_batch_size": effective_batch_size(args),
+        **{name: getattr(args, name) for name in same.split()},
+    }
+
+
+def plan_steps(args: argparse.Namespace, num_examples: int) -> None:
+    """Set the steps from the epochs: a checkpoint and an evaluation each."""
+    batches = math.ceil(num_examples / (args.per_device_train_batch_size * num_processes()))
+    epoch = math.ceil(batches / args.gradient_accumulation_steps)
+    args.max_steps, args.save_steps, args.eval_steps = epoch * args.epochs, epoch, epoch
+    args.warmup_steps = math.ceil(WARMUP * args.max_steps)
+
+
+def score_texts(task: Task, records: list[Record], texts: dict[str, tuple[str, bool]]) -> float:
+    """The task's first metric of texts by question, each with whether it was cut, as evaluate_responses.py has it."""
+    metric = next(iter(task.metrics.values()))
+    entries = []
+    for record in records:
+        answer = task.output.parse(*texts[record["id"]]).value
+        verdict = no_answer([False]) if answer is None else {"value": metric.compute(record, answer)}
+        entries.append({"id": record["id"], **task.place(record), **metric.entry(record, [verdict])})
+    return metric.summarize(entries)["score"]
+
+
+if __name__ == "__main__":
+    cli.run_script(main)

@@ -1,0 +1,213 @@
+"""What a training needs to be stopped and gone on from, beside what a Trainer of transformers has.
+
+It loads torch, transformers and accelerate.
+"""
+
+import errno
+import os
+import re
+import shutil
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.data_loader import SeedableRandomSampler
+from safetensors import SafetensorError
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback
+
+from utils.cli.progress import announce
+from utils.files.writing import naming
+from utils.training.recorder import Recorder
+
+MAX_GRADIENT_NORM = 1.0  # LaMP-QA's paper, appendix E, and transformers' default
+
+
+def common_settings(args: Namespace, bf16: bool, evaluates: bool, evaluates_first: bool) -> dict[str, Any]:
+    """TrainingArguments that every training here has, by its flags."""
+    same = (
+        "output_dir per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing learning_rate "
+        "weight_decay warmup_steps max_steps seed save_steps"
+    )
+    return {
+        **{name: getattr(args, name) for name in same.split()},
+        "optim": "adamw_torch",
+        "lr_scheduler_type": "linear",
+        "max_grad_norm": MAX_GRADIENT_NORM,
+        "bf16": bf16,
+        "use_cpu": not torch.cuda.is_available(),
+        "data_seed": args.seed,
+        "eval_strategy": "steps" if evaluates else "no",
+        "eval_steps": args.eval_steps if evaluates else None,
+        "eval_on_start": evaluates and evaluates_first,
+        "ddp_find_unused_parameters": False,
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+
+
+class ByLengthInSteps(SeedableRandomSampler):
+    """A random order in which the sequences of one step stand by length, the longest first.
+
+    So its batches need little padding, and those that several processes compute at the same time are of similar length:
+    accelerate deals them out in turn, and after each batch all wait for the slowest. The step learns from the same
+    sequences whatever its batches are.
+
+    An epoch is filled up to a multiple of `at_once` with the first sequences of its random order. Accelerate does so
+    for several processes, but would take the first of this order, the longest of its first step.
+    """
+
+    def __init__(self, lengths: list[int], step_size: int, seed: int, at_once: int = 1):
+        super().__init__(lengths, data_seed=seed)  # as accelerate would make it
+        self._lengths, self._step_size, self._at_once = lengths, step_size, at_once
+
+    def __len__(self) -> int:
+        return -(-len(self._lengths) // self._at_once) * self._at_once
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(islice(cycle(list(super().__iter__())), len(self)))
+        for start in range(0, len(order), self._step_size):
+            yield from sorted(order[start : start + self._step_size], key=lambda index: -self._lengths[index])
+
+
+class Resumable:
+    """Goes before a Trainer: it saves before it evaluates, and on a signal, a checkpoint of the last finished step.
+
+    A trainer of this kind says what an evaluation is to find (`figures`) and what it is called (`counts`).
+    """
+
+    def follow(self, recorder: Recorder, lengths: Sequence[int]) -> None:
+        """Called once it is made; `lengths` are the tokens of each training sequence."""
+        self.add_callback(recorder)
+        self.remove_callback(PrinterCallback)
+        self._stopper, self._lengths = recorder.stopper, lengths
+        self._random = [torch, torch.cuda] if torch.cuda.is_available() else [torch]  # which dropout draws from
+
+    def counts(self) -> str:
+        """What an evaluation is over, in words."""
+        raise NotImplementedError
+
+    def figures(self) -> dict[str, Any]:
+        """What an evaluation finds."""
+        raise NotImplementedError
+
+    def get_train_dataloader(self) -> DataLoader:
+        loader = super().get_train_dataloader()
+        if self.args.per_device_train_batch_size * self.accelerator.num_processes > 1:  # else nothing pads or waits
+            loader.set_sampler(self._steps_by_length())  # so it is found by a run that goes on within an epoch, too
+        return loader
+
+    def _steps_by_length(self) -> ByLengthInSteps:
+        at_once = self.args.per_device_train_batch_size * self.accelerator.num_processes
+        step_size = at_once * self.args.gradient_accumulation_steps
+        fill_up = at_once if self.accelerator.num_processes > 1 else 1  # else its last batch is smaller
+        return ByLengthInSteps(self._lengths, step_size, self.args.seed, fill_up)
+
+    def padding_share(self) -> float:
+        """Of the tokens in the first epoch's batches, those that are padding."""
+        lengths = [self._lengths[index] for index in self._steps_by_length()]
+        size = self.args.per_device_train_batch_size
+        batches = [lengths[start : start + size] for start in range(0, len(lengths), size)]
+        return 1 - sum(lengths) / sum(len(batch) * max(batch) for batch in batches)
+
+    def _run_epoch(self, **kwargs: Any) -> None:
+        # Else the run only goes on to its last evaluation.
+        if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
+            super()._run_epoch(**kwargs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        self._stop_if_asked()
+        return loss
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        # What a run that goes on from this step has to begin with.
+        self._random_states = [source.get_rng_state() for source in self._random]
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        if self.state.global_step < self.state.max_steps:
+            self._stop_if_asked()
+
+    def _stop_if_asked(self) -> None:
+        """Leave where a signal has come to any process, with a checkpoint of the last finished step.
+
+        All processes ask at the same places, and leave at the same one: saving takes all of them.
+        """
+        asked = self._stopper.asked
+        if self.accelerator.num_processes > 1:
+            asked = self.accelerator.reduce(torch.tensor(int(asked), device=self.accelerator.device), "sum").item() > 0
+        if not asked:
+            return
+        if self.state.global_step > self._stopper.saved:
+            self._save_finished_step()
+            self.accelerator.wait_for_everyone()  # for the first, which calls it whole: the launcher ends what is left
+        self._stopper.leave()
+
+    def _save_finished_step(self) -> None:
+        """A checkpoint of the last finished step, while the next is under way or an evaluation is about to begin."""
+        self.current_flos = 0  # those of the step under way
+        for source, state in zip(self._random, self._random_states, strict=True):
+            source.set_rng_state(state)
+        self._save_checkpoint(self.model, None)
+        self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        started = time.monotonic()
+        if self.state.global_step > self._stopper.saved:  # first, so that a kill in the minutes to come costs nothing
+            self._save_finished_step()
+        self._stop_if_asked()
+        announce(f"step {self.state.global_step}: evaluating ({self.counts()})")
+        self.model.eval()
+        with self._stopper.at_once():
+            metrics = self.figures()
+        metrics["eval_seconds"] = round(time.monotonic() - started, 1)
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _sum_over(self, examples: list[Any], figures: Callable[[Any], tuple[Any, Any]]) -> list[float]:
+        """Two figures an example, summed over those of all processes."""
+        total = torch.zeros(2, dtype=torch.float64, device=self.accelerator.device)
+        for example in self._mine(examples):
+            total += torch.tensor(figures(example), device=total.device)
+        return self.accelerator.reduce(total, "sum").tolist()
+
+    def _mine(self, examples: list[Any]) -> list[Any]:
+        """This process's share: by length, so that all are done at about the same time."""
+        if self.accelerator.num_processes > 1:
+            examples = sorted(examples, key=lambda example: -example.length)
+        return examples[self.accelerator.process_index :: self.accelerator.num_processes]
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        announce(f"step {self.state.global_step}: saving {checkpoint}")
+        with writing(checkpoint):
+            super()._save_checkpoint(model, trial)
+        if self.args.should_save:
+            with suppress(OSError):  # safetensors writes files that only their owner can read; not all disks have modes
+                for weights in checkpoint.glob("*.safetensors"):
+                    shutil.copymode(checkpoint / "trainer_state.json", weights)
+        self.accelerator.wait_for_everyone()  # each process writes a part; Recorder.on_save then calls it whole
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """None of the library's, which knows neither base model nor data: utils/planner/card.py writes it."""
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """What torch and safetensors raise where they cannot write is an OSError here, and names the folder."""
+    try:
+        with naming(folder):
+            yield
+    except (SafetensorError, RuntimeError) as error:
+        if found := re.search(r"os error (\d+)", str(error)):
+            raise OSError(int(found[1]), os.strerror(int(found[1])), str(folder)) from None
+        if "inline_container" not in str(error) and "PytorchStreamWriter" not in str(error):
+            raise
+        problem = "No space left on device, or a limit on the size of a file"  # torch does not say which
+        raise OSError(errno.ENOSPC, problem, str(folder)) from None
