@@ -129,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
             server.kill()
         if args.model_addr:
             LocalChat(args.model_addr)  # imports what is to be imported
-            baselines.open_engine = lambda *_: LetterEngine()
+            baselines.open_answerer = lambda *_: LetterEngine()
             if args.max_model_len is None:
                 length = 2 * SHAPES[args.size][2]
                 LocalChat.model_limit = property(lambda self: length, lambda self, value: None)
