@@ -71,7 +71,7 @@ for split in train validation; do
 done
 run "$python" train_planner.py --model_addr $chat --inputs_addr $out/train_ranked.json \
     --validation_addr $out/validation_ranked.json --output_dir $out/planner --num_contexts 2 --max_steps 4 \
-    --save_steps 2 --gradient_accumulation_steps 2 --learning_rate 3e-3 --eval_generate 1 \
+    --save_steps 2 --gradient_accumulation_steps 1 --learning_rate 3e-3 --eval_generate 1 \
     --no-gradient_checkpointing --overwrite
 run "$python" utils/plot_training.py --output_dir $out/planner
 run "$python" planpers.py --model_addr $chat --planner_model $out/planner/best \
