@@ -79,11 +79,10 @@ def is_encoder_decoder(model_addr: str, cache_dir: str | None) -> bool:
 
 
 def choose_answerer(args: Namespace, schema: dict[str, Any] | str, length: int | None = None) -> Model:
-    """`choose_generator`, or an encoder-decoder where the model is one; said either way by what is announced."""
+    """`choose_generator`, or an encoder-decoder where the model is one, which is said."""
     if args.openai:
         return choose_generator(args, schema, length)
     identity = identify_model(args, args.model_addr)
-    announce(f"loading the config of {args.model_addr}")
     if not is_encoder_decoder(args.model_addr, args.cache_dir):
         return choose_generator(args, schema, length)
     refuse_flags(args)
