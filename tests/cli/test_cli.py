@@ -310,7 +310,7 @@ def test_of_several_processes_one_tells_the_mistake():
 
 COPIES = "--tensor_parallel_size 2 --data_parallel_size 2"
 ENGINE = f"--cache_dir d {COPIES} --gpu_memory_utilization 0.5 --dtype float16 --enforce_eager --no-enforce_eager"
-API = "--api_key_addr k --base_url http://h/v1 --model_id m --max_concurrency 3 --request_timeout 9"
+API = "--api_key_addr k --base_url http://h/v1 --model_id m --max_concurrency 3 --request_timeout 9 --openai_batch"
 NO_API = "without --openai, for the model runs here\n  give --openai, or leave {} out"
 NO_ENGINE = "with --openai, for no model is loaded here\n  leave {} out"
 NO_OUTPUT = "without --output_addr\n  give --output_addr, or leave {} out"

@@ -14,10 +14,10 @@ import sys
 import time
 from argparse import Namespace
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies
 
@@ -26,6 +26,8 @@ import openai
 from utils.cli import UserError
 from utils.generation.chat import Rendered
 from utils.generation.requests import FORMATS, Completion, RefusedError, Sampling, UnavailableError
+
+T = TypeVar("T")
 
 LIBRARY_RETRIES = 3  # after 0.5, 1 and 2 seconds
 CONNECT_SECONDS = 30  # to be connected; the answer has --request_timeout
@@ -42,6 +44,10 @@ MALFORMED = (400, 422)  # statuses of a request that the API does not take as it
 
 class MalformedError(UserError):
     """The API does not take a request as it is, for its response_format or for anything else in it."""
+
+
+class AbsentError(UserError):
+    """The API has no such model, file or batch, or no such interface."""
 
 
 class APIEngine:
@@ -74,16 +80,23 @@ class APIEngine:
         """
         # An API can be told a JSON schema, but no regular expression: such an output is asked for freely.
         complete_once = self._complete_held if isinstance(sampling.schema, dict) else self._complete_once
+        return await self._insist(lambda: complete_once(model, prompt, sampling))
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """What `ask` gives; where it raises UnavailableError it is called again, --max_retries times."""
         silent = 0  # tries in a row during which no request at all was answered
         for tries in range(1, self._max_retries + 2):
             answered = self._answered
             try:
-                completion = await complete_once(model, prompt, sampling)
+                answer = await ask()
             except UnavailableError as error:
                 problem = str(error)
             else:
                 self._answered += 1
-                return completion
+                return answer
             silent = 0 if self._answered > answered else silent + 1
             if tries <= self._max_retries:
                 # Before the first answer of all, a wrong address is more likely than an outage.
@@ -92,9 +105,6 @@ class APIEngine:
                 await asyncio.sleep(pause)
         self._note(f"{problem}; asked {tries} times, and no more in this run")
         raise UnavailableError(problem)
-
-    async def close(self) -> None:
-        await self._client.close()
 
     async def _complete_held(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
         """A completion held to the schema as far as the API lets it be.
@@ -136,22 +146,36 @@ class APIEngine:
         self, model: str, prompt: Rendered, sampling: Sampling, response_format: str = "none"
     ) -> Completion:
         """As `complete`, asked once; `response_format` is one of FORMATS."""
+        body = self._body(model, prompt, sampling, response_format)
+        response = await self._explained(self._client.chat.completions.create(**body))
+        return self._read(response, response_format if sampling.schema and response_format != FORMATS[0] else None)
+
+    def _body(self, model: str, prompt: Rendered, sampling: Sampling, response_format: str) -> dict[str, Any]:
+        """What a completion is asked for by."""
+        held = _response_format(response_format, sampling.schema)
+        return {
+            "model": model,
+            "messages": prompt,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+            **({"response_format": held} if held else {}),
+            self._limit_name: sampling.max_tokens,
+        }
+
+    async def _explained(self, asked: Awaitable[T]) -> T:
+        """What the client library gives; its errors become ours."""
         try:
-            response = await self._client.chat.completions.create(
-                model=model,
-                messages=prompt,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                seed=sampling.seed,
-                response_format=_response_format(response_format, sampling.schema),
-                **{self._limit_name: sampling.max_tokens},
-            )
+            return await asked
         except openai.APIStatusError as error:
             raise self._explain(error) from None
         except openai.APIConnectionError as error:  # also time-outs
             raise UnavailableError(f"the {self.device} cannot be reached: {error.message}") from None
         except (json.JSONDecodeError, UnicodeDecodeError):
             raise UnavailableError(f"the {self.device} answers with broken JSON; check --base_url") from None
+
+    def _read(self, response: Any, taken: str | None) -> Completion:
+        """A completion as it came; `taken` is its `response_format`."""
         # A server that is no such API answers 200 with a web page or an error.
         choices = getattr(response, "choices", None)
         if not choices or not getattr(choices[0], "message", None):
@@ -168,25 +192,27 @@ class APIEngine:
             prompt_tokens=usage.prompt_tokens if usage else 0,
             cached_tokens=details.cached_tokens if details else None,
             completion_tokens=usage.completion_tokens if usage else 0,
-            response_format=response_format if sampling.schema and response_format != FORMATS[0] else None,
+            response_format=taken,
             system_fingerprint=self._one_line(state) if state else None,
         )
 
     def _explain(self, error: openai.APIStatusError) -> Exception:
-        """An error status as RefusedError, UnavailableError, MalformedError or another UserError."""
         body = error.body if isinstance(error.body, dict) else {}
-        message = self._one_line(body.get("message") or error.message)
-        status = error.status_code
-        if status == 400 and error.code in REFUSED:
-            return RefusedError(f"{error.code}: {message}")
-        if error.code == "context_length_exceeded":
+        return self._problem(error.status_code, error.code, body.get("message") or error.message)
+
+    def _problem(self, status: int, code: str | None, found: object) -> Exception:
+        """An error status as RefusedError, UnavailableError, MalformedError, AbsentError or another UserError."""
+        message = self._one_line(found)
+        if status == 400 and code in REFUSED:
+            return RefusedError(f"{code}: {message}")
+        if code == "context_length_exceeded":
             hint = "\n  give its real length as --max_model_len, or a smaller --max_tokens"
             return UserError(f"the {self.device} refuses a prompt as too long: {message}{hint}")
         if status in MALFORMED:
             return MalformedError(f"the {self.device} refuses the request: {message}")
-        if (status in PASSING or status >= 500) and error.code != "insufficient_quota":
+        if (status in PASSING or status >= 500) and code != "insufficient_quota":
             return UnavailableError(f"the {self.device} answers {status}: {message}")
-        return UserError(f"the {self.device} answers {status}: {message}")
+        return (AbsentError if status == 404 else UserError)(f"the {self.device} answers {status}: {message}")
 
     def _one_line(self, found: object) -> str:
         """What a server sent, fit to be shown: it may be a web page, and some repeat the secrets they were given."""
@@ -332,13 +358,13 @@ def find_secrets(api_key: str, base_url: str) -> list[str]:
     return secrets
 
 
-def _response_format(kind: str, schema: dict[str, Any] | None) -> dict[str, Any] | openai.Omit:
-    """The parameter for one of FORMATS.
+def _response_format(kind: str, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The parameter for one of FORMATS, None where there is none.
 
     Without what OpenAI's strict mode does not document: that a text is not empty. The parser sees to it.
     """
     if kind == "none":
-        return openai.omit
+        return None
     if kind == "json_object":
         return {"type": kind}
     fields = {

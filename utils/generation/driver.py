@@ -97,7 +97,7 @@ class Policy:
             temperature = max(temperature, min(1.0, round(temperature + 0.1 * number, 6)))
         seed = int.from_bytes(hashlib.sha256(repr((self.seed, key, number)).encode()).digest()[:4], "big") >> 1
         schema = self.schema if self._is_constrained(attempt) else None
-        return Sampling(temperature, self.top_p, self.max_tokens, seed, schema)
+        return Sampling(temperature, self.top_p, self.max_tokens, seed, schema, attempt)
 
     def is_last(self, attempt: int) -> bool:
         """A greedy constrained try would only repeat itself, so it is the last one too.

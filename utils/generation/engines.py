@@ -103,8 +103,9 @@ def open_engine(args: Namespace, model_addr: str, max_model_len: int, outputs: i
     """The engine that `args` asks for, to write so many outputs; loads its weights unless it is behind an API."""
     if args.openai:
         from utils.generation.api_engine import APIEngine  # imports openai
+        from utils.generation.batch_engine import BatchEngine
 
-        return APIEngine(args, read_api_key(args.api_key_addr))
+        return (BatchEngine if vars(args).get("openai_batch") else APIEngine)(args, read_api_key(args.api_key_addr))
     return VLLMEngine(args, [model_addr], max_model_len, outputs)
 
 

@@ -19,6 +19,7 @@ class Sampling:
     max_tokens: int
     seed: int
     schema: dict[str, Any] | str | None = None  # to hold it to: JSON, or a regular expression (vLLM only)
+    attempt: int = 0  # which of this run's tries it is
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,228 @@
+"""--openai_batch against a server on loopback that speaks OpenAI's batch interface: runs as users start them."""
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from api_server import Reply, default_reply
+from batch_server import EXPIRED, serve_batches
+
+import baselines
+import evaluate_responses
+import planpers
+from utils.cli import UserError
+from utils.generation import batch_engine
+from utils.generation.batch_engine import Item, _parts
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
+
+
+@pytest.fixture(autouse=True)
+def in_a_hurry(monkeypatch):
+    monkeypatch.setattr(batch_engine, "POLLS", (0.01, 0.02))
+    monkeypatch.setattr(batch_engine, "QUIET_SECONDS", 0.1)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+
+
+@pytest.fixture
+def server():
+    with serve_batches() as server:
+        yield server
+
+
+def make_questions(path, number):
+    records = [
+        {"id": f"q{i}", "question": f"What of {i}?", "category": "law", "profile": [], "narrative": "Mine.",
+         "rubric_aspects": [{"aspect": "A", "evidence": "e", "reason": "r"}]}
+        for i in range(number)
+    ]  # fmt: skip
+    path.write_text(json.dumps(records))
+    return path
+
+
+def command(server, inputs, output, *more):
+    flags = [
+        "--model_addr",
+        "m",
+        "--openai",
+        "--base_url",
+        server.url,
+        "--inputs_addr",
+        inputs,
+        "--output_addr",
+        output,
+    ]
+    return [*map(str, flags), *map(str, more)]
+
+
+def drawn(body):
+    return int(hashlib.sha256(json.dumps(body["messages"]).encode()).hexdigest()[:8], 16)
+
+
+def without_order(path):
+    """A journal's pieces."""
+    return sorted(line.partition(b',"crc32"')[0] for line in path.read_bytes().splitlines()[1:])
+
+
+def test_two_thousand_questions_with_a_tenth_of_failing_items(server, tmp_path):
+    """They are answered as without batches, each once."""
+    inputs = make_questions(tmp_path / "in.json", 2000)
+    assert baselines.main(command(server, inputs, tmp_path / "live.json", "--max_concurrency", "64")) == 0
+    live, _ = dict(server.paid), server.paid.clear()
+    server.requests.clear()
+
+    def outcome(number, body):
+        if drawn(body) % 10 == 0 and (number == 0 or drawn(body) % 100 == 0):  # a hundredth fails in every batch
+            return Reply("Out of order.", status=500)
+        return default_reply(body)
+
+    server.outcome = outcome
+    assert baselines.main(command(server, inputs, tmp_path / "batch.json", "--openai_batch")) == 0
+    assert (tmp_path / "batch.json").read_bytes() == (tmp_path / "live.json").read_bytes()
+    journals = [tmp_path / f"{name}.json.journal.jsonl" for name in ("live", "batch")]
+    assert without_order(journals[0]) == without_order(journals[1])
+    sizes = [batch["request_counts"]["total"] for batch in server.batches]
+    assert len(sizes) == 3 and sizes[0] == 2000 and sizes[2] < sizes[1] < 300
+    assert server.paid == live and set(live.values()) == {1}
+    # Live were the second tries of texts that could not be used, and what three batches had not answered.
+    assert 0 < len(server.requests) < 500
+
+
+def test_what_expired_is_asked_for_again(server, tmp_path):
+    inputs = make_questions(tmp_path / "in.json", 40)
+    server.outcome = lambda number, body: EXPIRED if number == 0 and drawn(body) % 2 else default_reply(body)
+    assert baselines.main(command(server, inputs, tmp_path / "out.json", "--openai_batch")) == 0
+    assert [batch["status"] for batch in server.batches] == ["expired", "completed"]
+    assert server.batches[1]["request_counts"]["total"] == server.batches[0]["request_counts"]["failed"] > 0
+    assert len(json.loads((tmp_path / "out.json").read_text())) == 40 and set(server.paid.values()) == {1}
+
+
+def test_where_all_expired_the_same_file_is_a_new_batch(server, tmp_path):
+    inputs = make_questions(tmp_path / "in.json", 3)
+    server.outcome = lambda number, body: default_reply(body) if number else EXPIRED
+    assert baselines.main(command(server, inputs, tmp_path / "out.json", "--openai_batch")) == 0
+    assert [batch["status"] for batch in server.batches] == ["expired", "completed"]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_batch_that_the_api_was_not_heard_of_is_found(server, tmp_path, ends):
+    """Also where it has ended by then."""
+    server.lose = 1
+    create = server.create
+    server.create = lambda asked: (batch := create(asked), server.work(batch) if ends else None)[0]
+    inputs = make_questions(tmp_path / "in.json", 20)
+    assert baselines.main(command(server, inputs, tmp_path / "out.json", "--openai_batch")) == 0
+    assert len(server.batches) == 1 and set(server.paid.values()) == {1}
+
+
+def start(server, inputs, output):
+    words = [sys.executable, ROOT / "baselines.py", *command(server, inputs, output, "--openai_batch")]
+    return subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_until(true):
+    while not true():
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_ended_finds_its_batch(server, tmp_path, number):
+    inputs, output = make_questions(tmp_path / "in.json", 30), tmp_path / "out.json"
+    server.held = True
+    run = start(server, inputs, output)
+    wait_until(lambda: server.batches and server.batches[0]["status"] == "in_progress")
+    run.send_signal(number)
+    said = run.communicate(timeout=600)[1]
+    if number != signal.SIGKILL:
+        assert "goes on with batch_0; the same command again takes the answers" in said
+    server.held = False
+    again = start(server, inputs, output)
+    assert again.communicate(timeout=600)[1].count("going on with batch_0\n") == 1 and again.returncode == 0
+    assert len(server.batches) == 1 and set(server.paid.values()) == {1}
+    assert len(json.loads(output.read_text())) == 30
+
+
+@pytest.mark.slow
+def test_a_run_killed_between_any_two_steps_pays_for_nothing_twice(server, tmp_path):
+    """The client is killed as soon as each of its requests is answered, in turn, and started again.
+
+    All texts can be used: a second try goes by itself, and what is under way then is lost as in any run.
+    """
+    server.outcome = lambda number, body: Reply(json.dumps({"personalized_answer": f"Drawn {drawn(body)}."}))
+    inputs = make_questions(tmp_path / "in.json", 12)
+    assert baselines.main(command(server, inputs, tmp_path / "whole.json", "--openai_batch")) == 0
+    whole = (tmp_path / "whole.json").read_bytes()
+    output, steps = tmp_path / "out.json", 0
+    for steps in range(1, 20):
+        for path in tmp_path.glob("out.json*"):
+            path.unlink()
+        server.batches.clear(), server.paid.clear(), server.files.clear()
+        stop = f"""
+import os, sys
+
+sys.path.insert(0, {str(ROOT)!r})
+import httpx2, baselines
+from utils.generation import batch_engine
+batch_engine.POLLS, batch_engine.QUIET_SECONDS = (0.01, 0.02), 0.1
+send, sent = httpx2.AsyncClient.send, []
+async def killed(self, request, **more):
+    response = await send(self, request, **more)
+    sent.append(request)
+    if len(sent) == {steps}:
+        os.kill(os.getpid(), 9)
+    return response
+httpx2.AsyncClient.send = killed
+sys.exit(baselines.main(sys.argv[2:]))
+"""
+        words = command(server, inputs, output, "--openai_batch")
+        died = subprocess.run([sys.executable, "-c", stop, "-", *words], capture_output=True, timeout=600)
+        if died.returncode == 0:
+            break
+        assert died.returncode == -signal.SIGKILL, died.stderr
+        assert baselines.main(words) == 0
+        assert output.read_bytes() == whole
+        assert set(server.paid.values()) == {1} and len(server.batches) == 1, steps
+    assert steps > 5 and died.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"has_interface": False}, "is it one with a batch interface? if not, leave out --openai_batch"),
+        ({"invalid": "Enqueued token limit reached for m."}, "takes no such batch (batch_0): Enqueued token limit"),
+    ],
+)
+def test_a_server_that_refuses(server, tmp_path, capsys, change, told):
+    for name, value in change.items():
+        setattr(server, name, value)
+    words = command(server, make_questions(tmp_path / "in.json", 3), tmp_path / "out.json", "--openai_batch")
+    with pytest.raises(UserError) as error:
+        baselines.main(words)
+    assert told in str(error.value) and not (tmp_path / "out.json").exists() and not server.paid
+
+
+def test_the_judge_and_the_planners_answers_go_in_batches_too(server, tmp_path):
+    inputs = make_questions(tmp_path / "in.json", 10)
+    words = command(server, inputs, tmp_path / "gold.json", "--openai_batch", "--gold_plan")
+    assert planpers.main(words) == 0
+    flags = ["--evaluator_llm", "m", "--openai", "--base_url", server.url, "--inputs_addr", inputs, "--openai_batch"]
+    flags += ["--response_addr", tmp_path / "gold.json", "--score_addr", tmp_path / "scores.json"]
+    assert evaluate_responses.main(list(map(str, flags))) == 0
+    assert [batch["request_counts"]["total"] for batch in server.batches] == [10, 10]
+    assert json.loads((tmp_path / "scores.json").read_text())["num_scored_questions"] == 10
+
+
+def test_no_file_is_over_the_limits(monkeypatch):
+    items = {str(i): Item({"text": "x" * 1000}, None) for i in range(10)}
+    assert list(map(len, _parts(items))) == [10]
+    monkeypatch.setattr(batch_engine, "MOST_REQUESTS", 4)
+    assert list(map(len, _parts(items))) == [4, 4, 2]
+    monkeypatch.setattr(batch_engine, "MOST_BYTES", 3700)
+    assert list(map(len, _parts(items))) == [3, 3, 3, 1]
+    assert _parts({}) == []

@@ -1,0 +1,256 @@
+"""OpenAI's batch interface: first tries are asked for in files, at half the price, and answered within a day.
+
+A request is known by the hash of its body, which holds the seed and so differs for every output. A batch says in its
+metadata which output it is for: the same command again finds its batches at the API, wherever the run was ended, and
+nothing that is answered or under way there is asked for again. There is no other state.
+"""
+
+import asyncio
+import hashlib
+import json
+import math
+import sys
+import time
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from openai.types import Batch
+from openai.types.chat import ChatCompletion
+
+from utils.cli import UserError
+from utils.generation.api_engine import AbsentError, APIEngine
+from utils.generation.chat import Rendered
+from utils.generation.requests import FORMATS, Completion, RefusedError, Sampling, UnavailableError
+
+MOST_REQUESTS = 50_000  # in a batch, by OpenAI's documentation, and
+MOST_BYTES = 200_000_000
+ROUNDS = 3  # batches that an item is asked for in; after that by itself
+QUIET_SECONDS = 1.0  # without a further request: then those that wait make a batch
+POLLS = (2.0, 60.0)  # seconds from one look at a batch to the next, at first and at most
+TELL_SECONDS = 30.0
+UNDER_WAY = ("validating", "in_progress", "finalizing", "cancelling")
+
+Line = dict[str, Any]  # of an output or error file
+
+
+class Item(NamedTuple):
+    """A request that waits for its answer."""
+
+    body: dict[str, Any]
+    answer: asyncio.Future[ChatCompletion | None]  # None: no batch answers it
+
+
+class BatchEngine(APIEngine):
+    """`APIEngine`, whose first tries go in batches; those that follow an unusable text are asked for at once."""
+
+    def __init__(self, args: Namespace, api_key: str):
+        """The batches are those of the output or outputs that `args` names."""
+        super().__init__(args, api_key)
+        self.concurrency = MOST_REQUESTS
+        [outputs] = [vars(args)[name] for name in ("output_addr", "score_addr", "output_dir") if name in args]
+        outputs = [str(Path(path).resolve()) for path in ([outputs] if isinstance(outputs, str) else outputs)]
+        self._run = hashlib.sha256(json.dumps(outputs).encode()).hexdigest()[:32]
+        self._waiting: dict[str, Item] = {}  # not yet in a batch
+        self._answers: dict[str, ChatCompletion] = {}  # of batches of earlier processes
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way: set[str] = set()
+        self._read_already: set[str] = set()  # batches
+        self._earlier: list[Batch] | None = None  # of earlier processes, those not read yet
+        self._reading_earlier = asyncio.Lock()
+        self._last = 0.0  # when the last request came
+
+    async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
+        """As `APIEngine.complete`; a first try waits until its batch is answered."""
+        if sampling.attempt > 0:
+            return await super().complete(model, prompt, sampling)
+        held = FORMATS[self._format] if isinstance(sampling.schema, dict) else "none"
+        body = self._body(model, prompt, sampling, held)
+        item = Item(body, asyncio.get_running_loop().create_future())
+        if not self._waiting:
+            self._start(self._send_when_quiet())
+        self._waiting[_hash(body)] = item
+        self._last = time.monotonic()
+        if (answer := await item.answer) is None:
+            return await super().complete(model, prompt, sampling)
+        try:
+            return self._read(answer, held if sampling.schema and held != FORMATS[0] else None)
+        except UnavailableError:  # an answer without an output
+            return await super().complete(model, prompt, sampling)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._under_way:
+            print(
+                f"note: the {self.device} goes on with {', '.join(sorted(self._under_way))}; "
+                "the same command again takes the answers",
+                file=sys.stderr,
+            )
+        await super().close()
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send_when_quiet(self) -> None:
+        """Have all that waits answered, once no other request comes."""
+        while (rest := self._last + QUIET_SECONDS - time.monotonic()) > 0:
+            await asyncio.sleep(rest)
+        items, self._waiting = self._waiting, {}
+        try:
+            async with self._reading_earlier:
+                await self._answer_from_earlier(items)
+            for number in range(ROUNDS):
+                items = {key: item for key, item in items.items() if not item.answer.done()}
+                for part in _parts(items):
+                    await self._answer_by_batch(part, number)
+            for item in items.values():
+                if not item.answer.done():
+                    item.answer.set_result(None)
+        except (UserError, UnavailableError) as error:
+            for item in items.values():
+                if not item.answer.done():
+                    item.answer.set_exception(error)
+
+    async def _answer_from_earlier(self, items: dict[str, Item]) -> None:
+        """What batches of this output, which an earlier process left, have an answer to."""
+        if self._earlier is None:
+            self._earlier = [batch for batch in await self._find_batches() if batch.status != "failed"]
+        for batch in list(self._earlier):
+            if batch.status in UNDER_WAY:
+                if not items.keys() & await self._asked_in(batch):
+                    continue
+                print(f"going on with {batch.id}", file=sys.stderr, flush=True)
+                batch = await self._wait_for(batch)
+            self._earlier = [other for other in self._earlier if other.id != batch.id]
+            async for line in self._lines(batch):
+                if (answer := self._answer_in(line)) is not None:
+                    self._answers[line["custom_id"]] = answer
+        for key, item in items.items():
+            if (answer := self._answers.pop(key, None)) is not None:
+                item.answer.set_result(answer)
+
+    async def _answer_by_batch(self, items: dict[str, Item], number: int) -> None:
+        """Ask for these in one batch; what it doesn't answer still waits afterwards."""
+        lines = (
+            {"custom_id": key, "method": "POST", "url": "/v1/chat/completions", "body": item.body}
+            for key, item in items.items()
+        )
+        content = b"".join(_encode(line) + b"\n" for line in lines)
+        again = f", for the {('second', 'third')[number - 1]} time" if number else ""
+        print(f"a batch of {len(items)} requests, {len(content) / 1e6:.1f} MB{again}", file=sys.stderr, flush=True)
+        batch = await self._wait_for(await self._insist(lambda: self._submit(content)))
+        if batch.status == "failed":
+            errors = batch.errors.data if batch.errors and batch.errors.data else []
+            told = self._one_line("; ".join(str(error.message) for error in errors) or "it doesn't say why")
+            raise UserError(f"the {self.device} takes no such batch ({batch.id}): {told}")
+        async for line in self._lines(batch):
+            item = items.get(line["custom_id"])
+            if item is None or item.answer.done():
+                continue
+            if (answer := self._answer_in(line)) is not None:
+                item.answer.set_result(answer)
+            elif (refusal := self._refusal_in(line)) is not None:
+                item.answer.set_exception(refusal)
+
+    async def _submit(self, content: bytes) -> Batch:
+        """A batch of this file. Whether the API has it already is looked up: its answer may have been lost."""
+        digest = hashlib.sha256(content).hexdigest()
+        for batch in await self._find_batches():
+            if batch.metadata["sha256"] == digest and batch.status != "failed" and batch.id not in self._read_already:
+                return batch
+        file = await self._explained(self._client.files.create(file=("batch.jsonl", content), purpose="batch"))
+        once = self._client.with_options(max_retries=0)  # the library would pay twice for an answer that was lost
+        created = once.batches.create(
+            input_file_id=file.id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+            metadata={"run": self._run, "sha256": digest},
+        )
+        return await self._explained(created)
+
+    async def _find_batches(self) -> list[Batch]:
+        """Of this output, the newest first."""
+
+        async def ask() -> list[Batch]:
+            return [
+                batch
+                async for batch in self._client.batches.list(limit=100)
+                if (batch.metadata or {}).get("run") == self._run and "sha256" in batch.metadata
+            ]
+
+        try:
+            return await self._insist(lambda: self._explained(ask()))
+        except AbsentError as error:
+            raise UserError(f"{error}\n  is it one with a batch interface? if not, leave out --openai_batch") from None
+
+    async def _wait_for(self, batch: Batch) -> Batch:
+        """A batch that has ended."""
+        self._under_way.add(batch.id)
+        pause, told, said = POLLS[0], -math.inf, None
+        while batch.status in UNDER_WAY:
+            counts = batch.request_counts
+            done = f"{counts.completed + counts.failed}/{counts.total} answered" if counts else "nothing told"
+            if said != (batch.status, done) and time.monotonic() - told >= TELL_SECONDS:
+                print(f"{batch.id}: {batch.status}, {done}", file=sys.stderr, flush=True)
+                told, said = time.monotonic(), (batch.status, done)
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, POLLS[1])
+            batch = await self._insist(lambda: self._explained(self._client.batches.retrieve(batch.id)))  # noqa: B023
+        self._under_way.discard(batch.id)
+        print(f"{batch.id}: {batch.status}", file=sys.stderr, flush=True)
+        return batch
+
+    async def _asked_in(self, batch: Batch) -> set[str]:
+        content = await self._content(batch.input_file_id)
+        return {json.loads(line)["custom_id"] for line in content.splitlines()}
+
+    async def _lines(self, batch: Batch) -> AsyncIterator[Line]:
+        """What a batch that has ended says of each request; of one that has expired too."""
+        self._read_already.add(batch.id)
+        for file_id in filter(None, [batch.output_file_id, batch.error_file_id]):
+            for line in (await self._content(file_id)).splitlines():
+                if line.strip():
+                    yield json.loads(line)
+
+    async def _content(self, file_id: str) -> bytes:
+        found = await self._insist(lambda: self._explained(self._client.files.content(file_id)))
+        return found.content
+
+    def _answer_in(self, line: Line) -> ChatCompletion | None:
+        response = line.get("response") or {}
+        if response.get("status_code") != 200 or not isinstance(response.get("body"), dict):
+            return None
+        return ChatCompletion.construct(**response["body"])
+
+    def _refusal_in(self, line: Line) -> RefusedError | None:
+        """Where the API will never answer this; all else is asked for again."""
+        response = line.get("response") or {}
+        error = (response.get("body") or {}).get("error") or {}
+        problem = self._problem(response.get("status_code") or 500, error.get("code"), error.get("message"))
+        return problem if isinstance(problem, RefusedError) else None
+
+
+def _parts(items: dict[str, Item]) -> list[dict[str, Item]]:
+    """As few batches as the limits allow."""
+    parts, size = [], math.inf
+    for key, item in items.items():
+        its = len(_encode(item.body)) + 200  # what stands around the body
+        if size + its > MOST_BYTES or len(parts[-1]) == MOST_REQUESTS:
+            parts.append({})
+            size = 0
+        parts[-1][key] = item
+        size += its
+    return parts
+
+
+def _hash(body: dict[str, Any]) -> str:
+    return hashlib.sha256(_encode(body)).hexdigest()
+
+
+def _encode(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()
