@@ -398,6 +398,14 @@ def test_a_run_that_leaves_no_question_says_what_became_of_them(small, tmp_path)
     assert told == f"{tmp_path}: no question is left: {said}\n  aspects.json has what the model wrote"
 
 
+def test_where_the_filter_leaves_nothing_its_file_is_named(small, tmp_path, capsys):
+    with serve(lambda request: Reply('{"needs_personalization": false}')) as server:
+        told = refusal(*flags(small[0], tmp_path, server.url, *LENIENT, "--limit", "9"))
+    said = "9 factoid, dropped"
+    assert told == f"{tmp_path}: no question is left: {said}\n  factoid_filter.json has what the model wrote"
+    assert f"{tmp_path / 'aspects.json'}: nothing to ask about\n" in capsys.readouterr().out
+
+
 def test_two_runs_do_not_write_one_folder(small, server, tmp_path):
     lock = Lock(tmp_path / "posts.sqlite")
     assert "is writing it; wait for it" in refusal(*flags(small[0], tmp_path, server.url))
