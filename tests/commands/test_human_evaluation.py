@@ -652,6 +652,11 @@ def test_what_makes_no_study_is_refused(study, ask, more, message):
     assert not study.page.exists()
 
 
+def test_what_no_question_has_is_said(study):
+    study.respond("Beta", lambda outputs: outputs.update(dict.fromkeys(outputs)))
+    assert refusal(*study.words()).endswith("Beta.json: no question has answers of both systems")
+
+
 def test_what_is_missing_is_said(study):
     assert refusal("--ask", "aspects") == "--inputs_addr, --output_addr: needed for making a study; --help says more"
     assert refusal("--collect", "a.json") == "--key_addr: needed for collecting; --help says more"
