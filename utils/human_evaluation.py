@@ -50,7 +50,7 @@ def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     # fmt: off
     parser.add_argument("--output_addr", metavar="FILE",
-        help="where the page goes; with --collect, where what the raters say goes (without it there are the tables alone)")
+        help="where the page goes; with --collect, what the raters say (then default: the tables alone)")
     add_overwrite_argument(parser)
     add = parser.add_argument_group("make a study").add_argument
     add("--ask", choices=list(NUM_SYSTEMS), default="pairs", help="what the raters are asked (%(default)s)")

@@ -274,7 +274,7 @@ def test_an_input_that_is_refused_leaves_nothing(tmp_path):
         index.fill([good, write_dump(tmp_path, question(1, PostTypeId=2), "rpg")])
     with pytest.raises(UserError, match="cannot be read"):
         index.fill([good, tmp_path / "nowhere" / "Posts.xml"])
-    with pytest.raises(UserError, match="a folder; give the Posts.xml in it"):
+    with pytest.raises(UserError, match="a folder, give the Posts"):
         index.fill([good.parent])
 
 

@@ -201,7 +201,7 @@ def _megabytes(size: int) -> int:
 def _identity(path: Path) -> list[Any]:
     """What tells an input from another, or from itself after a change: a hash would have to read it all."""
     if path.is_dir():
-        raise UserError(f"{path}: a folder; give the Posts.xml in it, unpacked, or SE-PQA's *.jsonl")
+        raise UserError(f"{path}: a folder, give the Posts.xml in it, unpacked, or SE-PQA's *.jsonl")
     try:
         files = [path, users_of(path)] if path.suffix != ".jsonl" and users_of(path).is_file() else [path]
         found = [file.stat() for file in files]
