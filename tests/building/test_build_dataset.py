@@ -1,6 +1,5 @@
 """utils/build_dataset.py, from made-up dumps to files that every command reads; a server stands for the model."""
 
-import hashlib
 import json
 import re
 import shutil
@@ -21,27 +20,6 @@ from utils.files.lock import Lock
 from utils.records.datasets import read_dataset
 
 SPLITS = ("train", "validation", "test")
-
-
-def building_reply(request):
-    """What a model says of a post, drawn by a hash of prompt and seed; one in six can't be used, if it is free."""
-    system, user = (message["content"] for message in request["messages"])
-    if "match_score" in system or "personalized_answer" in system:
-        return default_reply(request)
-    drawn = int(hashlib.sha256(json.dumps([request["messages"], request["seed"]]).encode()).hexdigest()[:8], 16)
-    if drawn % 6 == 0 and "response_format" not in request:
-        return Reply("I would say that it depends.")
-    if "needs_personalization" in system:
-        return Reply(json.dumps({"needs_personalization": drawn % 5 > 0}))
-    post = re.search(r"\npost: (.*)\n\noutput:", user, re.DOTALL)[1]
-    first, last = post[: len(post) // 2].strip(), post[-60:].strip()
-    other = " ".join(last.split()).replace("'", "’").replace('"', "”")
-    quoted = [first, f"“{other}”", "nobody ever wrote this"][: drawn % 3 + 1]
-    quoted = ["nobody ever wrote this"] if drawn % 11 == 0 else quoted
-    aspects = [{"aspect": f"Aspect\n{i} <b>", "evidence": one, "reason": "r"} for i, one in enumerate(quoted)]
-    enough = drawn % 7 > 0
-    text = json.dumps({"enough_details": enough, "aspects": aspects if enough else []})
-    return Reply(f"```json\n{text}\n```")
 
 
 def flags(dump, out, url, *more):
@@ -66,7 +44,7 @@ def dataset_of(out):
 
 @pytest.fixture(scope="module")
 def server():
-    with serve(building_reply) as server:
+    with serve(default_reply) as server:
         yield server
 
 
@@ -299,13 +277,13 @@ def test_what_a_server_failed_to_say_is_asked_again(small, server, tmp_path, cap
         broken = (
             "enough_details" in request["messages"][0]["content"] and len(request["messages"][1]["content"]) % 3 == 0
         )
-        return Reply("busy", status=500) if broken else building_reply(request)
+        return Reply("busy", status=500) if broken else default_reply(request)
 
     server.reply = fail_some
     try:
         assert build_dataset.main(arguments) == 1
     finally:
-        server.reply = building_reply
+        server.reply = default_reply
     assert "missing because the server failed; the same command asks for them again" in capsys.readouterr().err
     assert not (tmp_path / "out" / "evidence.json").exists()
     before = len(server.requests)
