@@ -8,6 +8,7 @@ which prints its port, answers with `default_reply` and shows the requests it go
 import argparse
 import hashlib
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,13 +35,33 @@ class Reply:
 
 
 def default_reply(request: dict[str, Any]) -> Reply:
-    """An answer or a verdict drawn by a hash of prompt and seed; one in six can't be used, if none holds it to JSON."""
+    """What a prompt of ours asks for, drawn by a hash of prompt and seed; one in six can't be used, if it is free."""
     drawn = hashlib.sha256(json.dumps([request["messages"], request["seed"]]).encode()).hexdigest()
+    system, user = (request["messages"][place]["content"] for place in (0, -1))
     if int(drawn[:8], 16) % 6 == 0 and "response_format" not in request:
         return Reply(f"Let me think about {drawn[:6]}.")
-    if "match_score" in request["messages"][0]["content"]:
+    if "match_score" in system:
         return Reply(json.dumps({"match_score": int(drawn[8:16], 16) % 3}))
+    if "<final_answer>" in user:
+        return Reply(f"It is <final_answer>({'abcd'[int(drawn[8:16], 16) % 4]})")
+    if "needs_personalization" in system:
+        return Reply(json.dumps({"needs_personalization": int(drawn[:8], 16) % 5 > 0}))
+    if "enough_details" in system:
+        return aspects_reply(user, int(drawn[:8], 16))
     return Reply(json.dumps({"personalized_answer": f"Answer {drawn}."}))
+
+
+def aspects_reply(user: str, drawn: int) -> Reply:
+    """What a post is made to ask for: evidence as it stands in it, in other quotation marks, or nowhere; or nothing."""
+    post = re.search(r"\npost: (.*)\n\noutput:", user, re.DOTALL)[1]
+    first, last = post[: len(post) // 2].strip(), post[-60:].strip()
+    other = " ".join(last.split()).replace("'", "’").replace('"', "”")
+    quoted = [first, f"“{other}”", "nobody ever wrote this"][: drawn % 3 + 1]
+    quoted = ["nobody ever wrote this"] if drawn % 11 == 0 else quoted
+    aspects = [{"aspect": f"Aspect\n{i} <b>", "evidence": one, "reason": "r"} for i, one in enumerate(quoted)]
+    enough = drawn % 7 > 0
+    text = json.dumps({"enough_details": enough, "aspects": aspects if enough else []})
+    return Reply(f"```json\n{text}\n```")
 
 
 def refuse_formats(

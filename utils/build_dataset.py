@@ -198,7 +198,8 @@ def check_evidence(args: argparse.Namespace, steps: Steps, asking: Asking, candi
             records += [lampqa.built_record(candidate, kept, [])] if kept else []
         if not records:
             told = "; ".join(map(told_of, filter(None, [*asking.counts().values(), counts])))
-            raise UserError(f"{folder}: no question is left: {told}\n  {ASPECTS.step}.json has what the model wrote")
+            last = (ASPECTS if said else FILTER).step
+            raise UserError(f"{folder}: no question is left: {told}\n  {last}.json has what the model wrote")
         write_array(target, iter(records), indent=2)
         return counts
 

@@ -42,6 +42,7 @@ SCRIPT = "utils/human_evaluation.py"
 TEMPLATE = Path(rating_study.__file__).with_name("rating_template.html")
 NUM_SYSTEMS = {"pairs": 2, "aspects": 0, "verdicts": 1}
 SHOWN = ["question", "details", "aspects"]
+NEEDS = {"pairs": "answers of both systems", "verdicts": "an answer and aspects", "aspects": "aspects"}
 MAKING = "--ask --inputs_addr --system --show --draw --raters --overlap --seed"
 
 
@@ -49,7 +50,7 @@ def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     # fmt: off
     parser.add_argument("--output_addr", metavar="FILE",
-        help="where the page goes; with --collect, what the raters say (then default: nothing but tables, to stdout)")
+        help="where the page goes; with --collect, what the raters say (then default: the tables alone)")
     add_overwrite_argument(parser)
     add = parser.add_argument_group("make a study").add_argument
     add("--ask", choices=list(NUM_SYSTEMS), default="pairs", help="what the raters are asked (%(default)s)")
@@ -109,7 +110,7 @@ def make(args: argparse.Namespace) -> None:
     asked = with_aspects(args.ask, task, records)
     groups = {i: task.place(asked[i])["group"] for i in asked if all(i in answers for answers in systems)}
     if not groups:
-        raise UserError(f"{', '.join(inputs)}: no question has all that --ask {args.ask} needs")
+        raise UserError(f"{', '.join(inputs)}: no question has {NEEDS[args.ask]}")
     drawn = rating_study.draw(groups, args.draw, args.seed)
     overlap = len(drawn) if args.overlap is None else args.overlap
     if overlap > len(drawn):

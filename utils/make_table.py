@@ -109,7 +109,7 @@ def build_parser() -> cli.FlagParser:
         "rows are matched by their names, and what the paper has of another model than ours stands below")
     add("--paper_table", default="2", metavar="TABLE",
         help="of the paper: for LaMP-QA 2, the test set, or 3, validation; for LaMP user or time, for LongLaMP user or "
-        "temporal, for PersonaMem its size (%(default)s)")
+        "temporal, for PersonaMem 32k, 128k or 1M (%(default)s)")
     parser.without_effect("--paper_table", lambda args: args.paper is None, "without --paper", "give --paper")
     add("--by", metavar="NAME",
         help="columns of another kind; PersonaMem's questions have a topic and a distance (default: its groups)")

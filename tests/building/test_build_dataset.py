@@ -1,6 +1,5 @@
 """utils/build_dataset.py, from made-up dumps to files that every command reads; a server stands for the model."""
 
-import hashlib
 import json
 import re
 import shutil
@@ -21,27 +20,6 @@ from utils.files.lock import Lock
 from utils.records.datasets import read_dataset
 
 SPLITS = ("train", "validation", "test")
-
-
-def building_reply(request):
-    """What a model says of a post, drawn by a hash of prompt and seed; one in six can't be used, if it is free."""
-    system, user = (message["content"] for message in request["messages"])
-    if "match_score" in system or "personalized_answer" in system:
-        return default_reply(request)
-    drawn = int(hashlib.sha256(json.dumps([request["messages"], request["seed"]]).encode()).hexdigest()[:8], 16)
-    if drawn % 6 == 0 and "response_format" not in request:
-        return Reply("I would say that it depends.")
-    if "needs_personalization" in system:
-        return Reply(json.dumps({"needs_personalization": drawn % 5 > 0}))
-    post = re.search(r"\npost: (.*)\n\noutput:", user, re.DOTALL)[1]
-    first, last = post[: len(post) // 2].strip(), post[-60:].strip()
-    other = " ".join(last.split()).replace("'", "’").replace('"', "”")
-    quoted = [first, f"“{other}”", "nobody ever wrote this"][: drawn % 3 + 1]
-    quoted = ["nobody ever wrote this"] if drawn % 11 == 0 else quoted
-    aspects = [{"aspect": f"Aspect\n{i} <b>", "evidence": one, "reason": "r"} for i, one in enumerate(quoted)]
-    enough = drawn % 7 > 0
-    text = json.dumps({"enough_details": enough, "aspects": aspects if enough else []})
-    return Reply(f"```json\n{text}\n```")
 
 
 def flags(dump, out, url, *more):
@@ -66,7 +44,7 @@ def dataset_of(out):
 
 @pytest.fixture(scope="module")
 def server():
-    with serve(building_reply) as server:
+    with serve(default_reply) as server:
         yield server
 
 
@@ -300,13 +278,13 @@ def test_what_a_server_failed_to_say_is_asked_again(small, server, tmp_path, cap
         broken = (
             "enough_details" in request["messages"][0]["content"] and len(request["messages"][1]["content"]) % 3 == 0
         )
-        return Reply("busy", status=500) if broken else building_reply(request)
+        return Reply("busy", status=500) if broken else default_reply(request)
 
     server.reply = fail_some
     try:
         assert build_dataset.main(arguments) == 1
     finally:
-        server.reply = building_reply
+        server.reply = default_reply
     assert "missing because the server failed; the same command asks for them again" in capsys.readouterr().err
     assert not (tmp_path / "out" / "evidence.json").exists()
     before = len(server.requests)
@@ -397,6 +375,14 @@ def test_a_run_that_leaves_no_question_says_what_became_of_them(small, tmp_path)
         told = refusal(*flags(small[0], tmp_path, server.url, *LENIENT, "--limit", "9"))
     said = "9 need personalization; 9 without enough details, dropped"
     assert told == f"{tmp_path}: no question is left: {said}\n  aspects.json has what the model wrote"
+
+
+def test_where_the_filter_leaves_nothing_its_file_is_named(small, tmp_path, capsys):
+    with serve(lambda request: Reply('{"needs_personalization": false}')) as server:
+        told = refusal(*flags(small[0], tmp_path, server.url, *LENIENT, "--limit", "9"))
+    said = "9 factoid, dropped"
+    assert told == f"{tmp_path}: no question is left: {said}\n  factoid_filter.json has what the model wrote"
+    assert f"{tmp_path / 'aspects.json'}: nothing to ask about\n" in capsys.readouterr().out
 
 
 def test_two_runs_do_not_write_one_folder(small, server, tmp_path):

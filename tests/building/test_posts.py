@@ -96,7 +96,9 @@ def test_what_is_no_usable_question_is_counted(tmp_path):
         question(5, CreationDate="yesterday"), question(6, Id="six"), question(7, Body=None), question(8),
     ]  # fmt: skip
     counts = Counter()
-    posts = list(read_dump(write_dump(tmp_path, "\n".join(rows)), {}, counts))
+    path, read = write_dump(tmp_path, "\n".join(rows)), []
+    posts = list(read_dump(path, {}, counts, read.append))
+    assert sum(read) == path.stat().st_size
     assert [(post.number, post.body) for post in posts] == [(7, ""), (8, "Body of number 8.")]
     expected = {"no question, but an answer or the like": 1, "no author": 2, "no title, date or number": 3}
     assert counts == expected
@@ -272,6 +274,8 @@ def test_an_input_that_is_refused_leaves_nothing(tmp_path):
         index.fill([good, write_dump(tmp_path, question(1, PostTypeId=2), "rpg")])
     with pytest.raises(UserError, match="cannot be read"):
         index.fill([good, tmp_path / "nowhere" / "Posts.xml"])
+    with pytest.raises(UserError, match="a folder, give the Posts"):
+        index.fill([good.parent])
 
 
 def test_a_file_that_is_no_index_is_left_alone(tmp_path):

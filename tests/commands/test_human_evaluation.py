@@ -193,7 +193,10 @@ def test_thirty_pairs_rated_closed_taken_up_again_and_collected(study, open_page
     page = open_page(study.page)
     ann = Rater(page, study.folder / "ann")
     assert page.texts("#main button") == ["Ann", "Bo"] and "1 or ←" in page.texts("#keys")[0]
+    of_a_rater = "[...document.querySelectorAll('#who, #progress')].map((part) => part.hidden)"
+    assert page.run(of_a_rater) == [True, True]
     ann.click("#main button")
+    assert page.run(of_a_rater) == [False, False]
     assert ann.status() == "Ann: question 1, 0 of 30 done"
     seen = [ann.decide(plans["Ann"], ("mouse", "digits", "arrows")[i % 3]) for i in range(14)]
     # What is decided by mistake is undone, twice and with key and mouse; a comment takes digits and keys as text.
@@ -647,6 +650,11 @@ def test_the_key_of_a_study_is_not_replaced_by_another_studys(study):
 def test_what_makes_no_study_is_refused(study, ask, more, message):
     assert refusal(*study.words(*more, ask=ask)) == message
     assert not study.page.exists()
+
+
+def test_what_no_question_has_is_said(study):
+    study.respond("Beta", lambda outputs: outputs.update(dict.fromkeys(outputs)))
+    assert refusal(*study.words()).endswith("Beta.json: no question has answers of both systems")
 
 
 def test_what_is_missing_is_said(study):

@@ -971,7 +971,7 @@ class TestPeople:
         file = people("people.json", seen("diy"), RESPONSES["responses"])
         arguments = "--system", "RAG", judged(), "--human_addr", "RAG", file
         means, _, _, notes = self.tables(capsys, *arguments)
-        low, high = map(float, means["RAG", LIFESTYLE][2].strip("[]").split(", "))
+        low, high = map(float, means["RAG", LIFESTYLE][2].strip("[]").replace("−", "-").split(", "))
         part = corrected(np.array([0.75, 0.5, 0.25]), np.array([1, 0.75, 0]), np.array([0.75, 0.5]))
         assert (low, high) == pytest.approx((part.mean - half_width([part]), part.mean + half_width([part])), abs=5e-5)
         # Of the others people saw nothing, and so there is no average.

@@ -1054,6 +1054,14 @@ def test_on_a_phone_many_systems_have_their_cells_below_a_community(files, open_
 
 
 @needs_chromium
+def test_on_a_phone_a_long_column_leaves_its_numbers_in_sight(files, open_page):
+    page = open_page(files.two_systems(), width=400)
+    name = "provide_preference_aligned_recommendations"  # a type of PersonaMem's
+    page.run(f"document.querySelectorAll('.scores td').forEach((cell) => cell.dataset.column = '{name}')")
+    assert page.run("document.querySelector('.roomy').scrollWidth <= document.querySelector('.roomy').clientWidth")
+
+
+@needs_chromium
 def test_arrows_scroll_a_wide_box_and_letters_still_go_on(files, open_page):
     page = open_page(files.two_systems())
     page.go("#rpg_1")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from utils.building.posts import Post, User, read_dump, read_sepqa, read_users
+from utils.building.posts import Post, Told, User, read_dump, read_sepqa, read_users
 from utils.building.steps import told_of
 from utils.cli import UserError
 from utils.cli.progress import Progress, announce
@@ -112,24 +112,33 @@ class PostIndex:
 
     def _read(self, paths: Sequence[Path], wanted: Sequence[list[Any]], place: int) -> None:
         """Add the inputs from this place on."""
-        sizes = [size >> 20 for _, size, *_ in wanted]
-        progress = Progress(sum(sizes), "MB", sum(sizes[:place]))
+        sizes = [size for _, size, *_ in wanted]
+        read = sum(sizes[:place])
+        progress = Progress(_megabytes(sum(sizes)), "MB", _megabytes(read))
+
+        def tell(size: int) -> None:
+            nonlocal read
+            read += size
+            if (megabytes := _megabytes(read)) > progress.done:
+                progress.update(megabytes - progress.done)
+
         try:
             for number in range(place, len(paths)):
                 with self._telling():
-                    counts = self._add(paths[number], number, wanted[number])
-                progress.update(sizes[number])
+                    counts = self._add(paths[number], number, wanted[number], tell)
                 announce(f"{paths[number]}: {told_of(counts)}")
         finally:
             progress.close()
 
-    def _add(self, path: Path, place: int, identity: list[Any]) -> dict[str, int]:
+    def _add(self, path: Path, place: int, identity: list[Any], told: Told) -> dict[str, int]:
         """One input, whole or not at all."""
         counts: Counter[str] = Counter(questions=0)
         with self._file:  # rolls back where an error leaves it
             self._file.execute("BEGIN")
-            is_sepqa = path.suffix == ".jsonl"
-            posts = read_sepqa(path, counts) if is_sepqa else read_dump(path, self._users(path), counts)
+            if path.suffix == ".jsonl":
+                posts = read_sepqa(path, counts, told)
+            else:
+                posts = read_dump(path, self._users(path), counts, told)
             for post in posts:
                 words = post.body.casefold().split()
                 added = self._file.execute(
@@ -184,8 +193,15 @@ def users_of(path: Path) -> Path:
     return path.with_name("Users.xml")
 
 
+def _megabytes(size: int) -> int:
+    """Of bytes, a part of one as a whole."""
+    return -(-size >> 20)
+
+
 def _identity(path: Path) -> list[Any]:
     """What tells an input from another, or from itself after a change: a hash would have to read it all."""
+    if path.is_dir():
+        raise UserError(f"{path}: a folder, give the Posts.xml in it, unpacked, or SE-PQA's *.jsonl")
     try:
         files = [path, users_of(path)] if path.suffix != ".jsonl" and users_of(path).is_file() else [path]
         found = [file.stat() for file in files]

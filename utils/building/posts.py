@@ -7,7 +7,7 @@ network its authors are. SE-PQA is JSON Lines, whose texts have no markup any mo
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 from utils.cli import UserError
 from utils.parsing import writable
+
+Told = Callable[[int], object]  # how many bytes of the file were read since it was told before
 
 CHUNK = 1 << 16  # bytes of XML that are parsed at a time
 NETWORK = ".stackexchange.com"  # what the dumps' folders are called behind the community's name
@@ -72,11 +74,14 @@ class Users(Protocol):
     def get(self, number: int) -> User | None: ...
 
 
-def read_dump(path: Path, users: Users, counts: Counter[str]) -> Iterator[Post]:
-    """The questions in a Posts.xml; `counts` are of what else is there, by what it lacks."""
+def read_dump(path: Path, users: Users, counts: Counter[str], told: Told = lambda size: None) -> Iterator[Post]:
+    """The questions in a Posts.xml, of whose reading `told` hears.
+
+    `counts` are of what else is there, by what it lacks.
+    """
     community = community_of(path)
     host = community if "." in community else community + NETWORK
-    for row in read_rows(path):
+    for row in read_rows(path, told):
         if row.get("PostTypeId") != "1":
             counts["no question, but an answer or the like"] += 1
             continue
@@ -95,7 +100,7 @@ def read_dump(path: Path, users: Users, counts: Counter[str]) -> Iterator[Post]:
             yield Post(community, int(number), author, date, title, text_of(row.get("Body", "")), signed)
 
 
-def read_rows(path: Path) -> Iterator[dict[str, str]]:
+def read_rows(path: Path, told: Told = lambda size: None) -> Iterator[dict[str, str]]:
     """The attributes of each row of a dump's file; UserError where it is no whole XML or declares entities.
 
     A dump has no document type: one that does could make gigabytes of a few bytes, so nothing behind it is read.
@@ -110,6 +115,7 @@ def read_rows(path: Path) -> Iterator[dict[str, str]]:
                 parser.feed(chunk)
                 yield from rows.found
                 rows.found.clear()
+                told(len(chunk))
             parser.close()
     except etree.XMLSyntaxError as error:
         raise UserError(f"{path}: no whole XML: {error.msg}\n  unpack the dump again") from None
@@ -140,12 +146,13 @@ class _Rows:
         pass
 
 
-def read_sepqa(path: Path, counts: Counter[str]) -> Iterator[Post]:
+def read_sepqa(path: Path, counts: Counter[str], told: Told = lambda size: None) -> Iterator[Post]:
     """The questions in a file of SE-PQA, as `read_dump` gives them."""
     try:
         with open(path, "rb") as file:
             for line_number, line in enumerate(file, 1):
                 yield from _sepqa_post(_sepqa_record(line, f"{path}: line {line_number}"), counts)
+                told(len(line))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 

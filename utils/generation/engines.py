@@ -124,7 +124,8 @@ def publish_records(
     """Put an output in place, its records' figures in the manifest, and say what it holds; `openai` made it or not."""
     made = {"batch_invariant": batch_invariance(device, openai), "counts": counts}
     output.publish(vars(args), device, **made, **describe_records(output.pieces.values()), **figures)
-    print(f"{output.path}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+    told = ", ".join(f"{count} {name}" for name, count in counts.items())
+    print(f"{output.path}: {told or 'nothing to ask about'}")
 
 
 def read_api_key(path: str | None) -> str:

@@ -23,7 +23,7 @@ def _means_table(judged: Sequence[Judged]) -> Table:
     rows = []
     for one in judged:
         for column, its in one.columns.items():
-            texts = [one.system.name, column, number(its.judge), number(its.mean), interval_text(its.interval, number)]
+            texts = [one.system.name, column, number(its.judge), number(its.mean), interval_text(its.interval, _mean)]
             texts += [number(its.weight, 2), f"{its.seen} of {its.total}"]
             texts += ["–" if its.further is None else str(its.further)]
             rows.append(list(map(Cell, texts)))
@@ -35,8 +35,8 @@ def _means_table(judged: Sequence[Judged]) -> Table:
         "Weight of the judge: lambda, from 0 (people's verdicts alone count) to 1; the average has that of each "
         f"{group}. Judged by people: questions, of those that have an answer and the judge's score.",
         "Further ones to halve the interval: questions for people to judge, spread as those that they did judge; "
-        f"none where all are not enough. No correction: fewer than {FEWEST} questions judged by people in a {group}; "
-        f"no interval: people's scores there are all the same.",
+        "a dash where even all are too few. No correction: fewer than "
+        f"{FEWEST} questions judged by people in a {group}; no interval: people's scores there are all the same.",
         *(f"{one.system.name}: {_left_out(one.left_out)}." for one in judged if one.left_out),
     ]
     if on_trust := [path for one in judged for path in one.on_trust]:
@@ -47,6 +47,11 @@ def _means_table(judged: Sequence[Judged]) -> Table:
     short = {"Judge's mean": "Judge", "Corrected mean": "Corr.", "Weight of the judge": "Weight"}
     short |= {"Judged by people": "People", "Further ones to halve the interval": "To halve"}
     return Table(columns, rows, notes, num_names=2, short={**judged[0].system.task.short, MACRO: "Average", **short})
+
+
+def _mean(value: float) -> str:
+    """An end of an interval, which may be below 0 though no mean is: few questions tell little."""
+    return number(value).replace("-", "−")
 
 
 def _left_out(questions: int) -> str:
