@@ -142,22 +142,32 @@ class Rater:
     def question(self):
         return re.search(r"Question (\w+)\?", self.shown())[1]
 
+    def wait(self, find):
+        """What is found, once it is there."""
+        for _ in range(3000):
+            if found := find():
+                return found
+            self.page.run(SOON)
+        raise AssertionError(f"not so after a minute: {self.status()}")
+
     def download(self):
         before = set(self.folder.iterdir())
         self.click("#download")
-        for _ in range(3000):
-            if new := {path for path in set(self.folder.iterdir()) - before if path.suffix == ".json"}:
-                break
-            self.page.run(SOON)
-        [path] = new
+
+        def whole_ones():
+            new = [path for path in set(self.folder.iterdir()) - before if path.suffix == ".json"]
+            return [path for path in new if path.read_text().endswith("}")]
+
+        [path] = self.wait(whole_ones)
         return path
 
     def load(self, path):
+        """Load a file where it is not yet known who rates, and wait for what the page makes of it."""
+        assert self.page.run("say('') || rater === null")
         root = self.page.send("DOM.getDocument")["root"]["nodeId"]
         node = self.page.send("DOM.querySelector", nodeId=root, selector="#load")["nodeId"]
         self.page.send("DOM.setFileInputFiles", nodeId=node, files=[str(path)])
-        for _ in range(3):
-            self.page.run(SOON)
+        self.wait(lambda: self.page.run("rater !== null || !$('said').hidden"))
 
     def decide(self, plan, by):
         """Choose the answer of the planned system, by what the answers say; the page says not whose they are."""
@@ -213,6 +223,7 @@ def test_thirty_pairs_rated_closed_taken_up_again_and_collected(study, open_page
     ann.press("u")
     ann.press("Escape")
     seen.append(ann.decide(plans["Ann"], "digits"))
+    page.run(SOON)
     page.send("Page.close")
 
     page = open_page(study.page, profile=page.profile)
@@ -375,11 +386,7 @@ def test_a_key_held_down_is_one_decision_and_two_tabs_do_not_lose_each_others(st
     other.press("2")
     other.press("0")
     page.send("Page.bringToFront")
-    for _ in range(300):  # until the other tab's two come in
-        if one.status() == "Ann: question 2, 3 of 8 done":
-            break
-        page.run(SOON)
-    assert one.status() == "Ann: question 2, 3 of 8 done"
+    one.wait(lambda: one.status() == "Ann: question 2, 3 of 8 done")  # with the other tab's two
     one.press("j")
     one.press("j")
     one.press("1")
