@@ -1,5 +1,7 @@
 """Fine-tune a generator on a task with references, such as LaMP's: FlanT5 with items of the profile in its prompt.
 
+With --lora_rank it is a chat model, of which an adapter is learnt.
+
   python utils/train_generator.py --model_addr google/flan-t5-base --num_contexts 4 --trim_items \\
       --inputs_addr train_ranked.json --validation_addr dev_ranked.json --output_dir generator
   python utils/train_generator.py --model_addr google/flan-t5-base --num_contexts 16 --fusion decoder \\
@@ -7,8 +9,12 @@
   accelerate launch --multi_gpu --num_processes 4 utils/train_generator.py --gradient_accumulation_steps 1 \\
       --model_addr google/flan-t5-base --num_contexts 0 \\
       --inputs_addr train.json --validation_addr dev.json --output_dir generator
+  python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 --num_contexts 4 \\
+      --per_device_train_batch_size 1 --gradient_accumulation_steps 64 \\
+      --inputs_addr train_ranked.json --validation_addr dev_ranked.json --output_dir generator
 
-After each epoch it is evaluated by the task's metric on what it writes with 4 beams; the best checkpoint is linked as
+After each epoch it is evaluated by the task's metric on what it writes with 4 beams, a chat
+model greedily; the best checkpoint is linked as
 <output_dir>/best, which is a model for baselines.py. Of the others the last is kept. The same command again goes on
 from there; a SIGTERM or Ctrl-C leaves a checkpoint of the last finished step.
 """
@@ -28,6 +34,7 @@ from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
+from utils.cli.errors import first_five
 from utils.cli.progress import announce
 from utils.files.manifest import (
     describe_run,
@@ -37,12 +44,14 @@ from utils.files.manifest import (
     write_folder_manifest,
 )
 from utils.files.writing import check_could_write
-from utils.generation.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, TextModel, is_encoder_decoder, text_model
-from utils.generation.engines import identify_local_model
+from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length
+from utils.generation.driver import Policy
+from utils.generation.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, is_encoder_decoder, text_model
+from utils.generation.engines import Model, identify_local_model
 from utils.generation.plain_text import PlainText
 from utils.generator.examples import Example, build_examples, describe_examples
 from utils.models.devices import check_devices
-from utils.models.hub import pinned_source, skipping_absent_hub
+from utils.models.hub import adapter_base, pinned_source, skipping_absent_hub
 from utils.records.datasets import STEP_NEEDS, read_dataset
 from utils.scoring.verdicts import no_answer
 from utils.training.checkpoints import Run, open_run
@@ -59,7 +68,8 @@ def build_parser() -> cli.FlagParser:
     add("--inputs_addr", required=True, metavar="FILE", help="ranked dataset to learn from")
     add("--validation_addr", metavar="FILE", help="ranked dataset to evaluate on (default: none)")
     add("--output_dir", required=True, metavar="DIR", help="where checkpoints and logs go")
-    add("--model_addr", required=True, metavar="MODEL", help="encoder-decoder: hub name or model folder")
+    add("--model_addr", required=True, metavar="MODEL",
+        help="encoder-decoder, or with --lora_rank a chat model: hub name or model folder")
     add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
     add("--num_contexts", type=cli.non_negative_int, default=10,
         help="items of the profile to use, 0 for none (%(default)s)")
@@ -68,8 +78,9 @@ def build_parser() -> cli.FlagParser:
         "stand in one prompt (%(default)s)")
     add("--trim_items", action="store_true",
         help="over the token budget cut each item at its end, as LaMP's code does (off: the lowest-ranked go)")
-    add("--max_input_length", type=cli.positive_int, default=INPUT_TOKENS,
-        help="tokens of a prompt, or with --fusion decoder of each of its passages (%(default)s)")
+    add("--max_input_length", type=cli.positive_int,
+        help="tokens of a prompt, or with --fusion decoder of each of its passages (default: "
+        f"{INPUT_TOKENS}; with --lora_rank {PAPER_LENGTH} with the answer, or the model's limit if less)")
     add("--max_target_length", type=cli.positive_int, default=TARGET_TOKENS,
         help="tokens of an answer; a longer reference is cut (%(default)s)")
     parser.without_effect(
@@ -82,6 +93,8 @@ def build_parser() -> cli.FlagParser:
         help="batches a step, on each device (%(default)s: on one device the paper's 64 questions)")
     add("--learning_rate", type=cli.non_negative_float, default=5e-5, help="at its peak (%(default)s)")
     add("--weight_decay", type=cli.non_negative_float, default=1e-4, help="of AdamW (%(default)s)")
+    add("--lora_rank", type=cli.positive_int, metavar="N",
+        help="learn an adapter of this rank on a chat model (default: all weights of an encoder-decoder)")
     add("--epochs", type=cli.positive_int, help="times through the data (default: the task's, for LaMP 10 or 20)")
     add("--patience", type=cli.positive_int, metavar="N",
         help="stop after so many epochs without a better one (default: never)")
@@ -113,14 +126,15 @@ def main(argv: list[str] | None = None) -> int:
     check_task(args, task, validation_records)
     prompt = load_prompt(task.prompts["rag" if args.num_contexts else "none"], args.prompts_dir)
     args.epochs = args.epochs or task.epochs
-    fingerprint = make_fingerprint(args, task, prompt)
+    model = choose_model(args, identify_local_model(args.model_addr, args.cache_dir), task)
+    fingerprint = make_fingerprint(args, task, prompt, model)
     check_could_write(Path(args.output_dir) / "manifest.json")
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
-    model = choose_model(args, fingerprint["model"], task)
     build = partial(
         build_examples, task, prompt=prompt, model=model, num_contexts=args.num_contexts, trim_items=args.trim_items
     )
     examples, validation = build(records), build(validation_records)
+    check_lengths(args, [*records, *validation_records], [*examples, *validation])
     plan_steps(args, len(examples))
 
     from accelerate import PartialState
@@ -142,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
 def learn(
     args: argparse.Namespace,
     task: Task,
-    model: TextModel,
+    model: Model,
     examples: list[Example],
     validation: list[Example],
     fingerprint: dict[str, Any],
@@ -172,8 +186,7 @@ def learn(
     score = partial(score_texts, task, [example.record for example in validation])
     source = pinned_source(args.model_addr, args.cache_dir)
     with skipping_absent_hub(args.model_addr):
-        tokenizer = model.chat.tokenizer
-        figures = train(args, source, tokenizer, examples, validation, manifest, run, score, selection)
+        figures = train(args, source, model.chat, examples, validation, manifest, run, score, selection)
     best = figures["best_score"]
     found = "" if best is None else f"validation {name} {best:.4f}"
     say(describe_best(args.output_dir, figures["steps"], figures["best_step"], found))
@@ -205,16 +218,39 @@ def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -
         raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; leave the flag out")
 
 
-def choose_model(args: argparse.Namespace, identity: str, task: Task) -> TextModel:
-    """The model as it reads and writes; UserError where it is no encoder-decoder."""
-    if not is_encoder_decoder(args.model_addr, args.cache_dir):
-        raise UserError(f"--model_addr {args.model_addr}: no encoder-decoder, such as google/flan-t5-base")
-    chat = PlainText(args.model_addr, args.cache_dir)
-    read, written, fused = args.max_input_length, args.max_target_length, args.fusion == "decoder"
-    return text_model(args.model_addr, identity, chat, read, written, fused, task.output.schema)
+def choose_model(args: argparse.Namespace, identity: str, task: Task) -> Model:
+    """The model as it reads and writes; UserError where it is none of the kind that is trained."""
+    written, fused = args.max_target_length, args.fusion == "decoder"
+    is_text_model = is_encoder_decoder(args.model_addr, args.cache_dir)
+    if args.lora_rank is None:
+        if not is_text_model:
+            hint = "\n  --lora_rank 16 fine-tunes a chat model"
+            raise UserError(f"--model_addr {args.model_addr}: no encoder-decoder, such as google/flan-t5-base{hint}")
+        args.max_input_length = args.max_input_length or INPUT_TOKENS
+        chat = PlainText(args.model_addr, args.cache_dir)
+        return text_model(args.model_addr, identity, chat, args.max_input_length, written, fused, task.output.schema)
+    if is_text_model or adapter_base(args.model_addr):
+        kind = "an encoder-decoder" if is_text_model else "an adapter"
+        raise UserError(f"--lora_rank: {args.model_addr} is {kind}; give a chat model")
+    if fused:
+        raise UserError("--fusion decoder: is for an encoder-decoder; leave out --lora_rank, or this")
+    chat = LocalChat(args.model_addr, args.cache_dir)
+    wanted = args.max_input_length and args.max_input_length + written
+    length = choose_length(chat, wanted, written, PAPER_LENGTH)
+    args.max_input_length = length - written
+    return Model(args.model_addr, identity, chat, length, Policy(0.0, 1.0, written, 0, 0, "never", task.output.schema))
 
 
-def make_fingerprint(args: argparse.Namespace, task: Task, prompt: Prompt) -> dict[str, Any]:
+def check_lengths(args: argparse.Namespace, records: list[Record], examples: list[Example]) -> None:
+    """Raise UserError where a question alone is too long; an encoder-decoder's is cut instead."""
+    if too_long := [record["id"] for record in records if record["id"] not in {one.record["id"] for one in examples}]:
+        raise UserError(
+            f"--max_input_length {args.max_input_length}: too small for {len(too_long)} of {len(records)} questions, "
+            f"which are longer without any item: {first_five(too_long)}"
+        )
+
+
+def make_fingerprint(args: argparse.Namespace, task: Task, prompt: Prompt, model: Model) -> dict[str, Any]:
     """What decides the model, step by step. Devices and batch size may change, their product may not."""
     same = (
         "num_contexts fusion trim_items max_input_length max_target_length learning_rate weight_decay epochs patience "
@@ -224,12 +260,13 @@ def make_fingerprint(args: argparse.Namespace, task: Task, prompt: Prompt) -> di
         "script": SCRIPT,
         "task": task.name,
         "metric": next(iter(task.metrics)),
-        "model": identify_local_model(args.model_addr, args.cache_dir),
+        "model": model.identity,
         "inputs": file_hash(args.inputs_addr),
         "validation": args.validation_addr and file_hash(args.validation_addr),
         "prompt": {prompt.name: prompt.digest},
         "effective_batch_size": effective_batch_size(args),
         **{name: getattr(args, name) for name in same.split()},
+        **({"lora_rank": args.lora_rank} if args.lora_rank else {}),
     }
 
 

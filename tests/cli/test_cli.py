@@ -161,6 +161,7 @@ DIFFERENT_ON_PURPOSE = {
     "--per_device_train_batch_size": ["utils/train_generator.py"],  # another paper's settings
     "--gradient_accumulation_steps": ["utils/train_generator.py"],
     "--weight_decay": ["utils/train_generator.py"],
+    "--lora_rank": ["utils/train_generator.py"],  # without it there is no adapter
     "--dry_run": ["utils/run_study.py"],  # it renders no prompts
     "--planner_target": ["planpers.py"],  # what the planner was trained with
 }  # fmt: skip

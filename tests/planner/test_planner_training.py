@@ -300,8 +300,8 @@ def test_only_the_positions_of_targets_go_through_the_vocabulary(data):
     import torch
     from transformers import AutoModelForCausalLM
 
-    from utils.planner.trainer import target_loss
     from utils.training import NO_LOSS
+    from utils.training.causal import target_loss
 
     model = AutoModelForCausalLM.from_pretrained(data / "model").eval()
     ids = torch.randint(5, 50, (2, 40), generator=torch.Generator().manual_seed(0))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from lamp_samples import CONFIGS, LAMP, read_sample
+from tiny_chat import save_tiny_chat
 from tiny_t5 import save_tiny_t5
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -384,7 +385,86 @@ def test_from_training_to_the_table(data, warm, tmp_path):
     assert ".275" in run.printed and ".180" in run.printed  # the paper's MAE without a profile, and ROUGE-1 of FiD
 
 
+# A chat model, of which an adapter is learnt
+
+
+@pytest.fixture(scope="module")
+def adapter(data, warm, tmp_path_factory):
+    """A run on a tiny chat model, never stopped; and its flags."""
+    save_tiny_chat(data / "chat")
+    more = {"model_addr": data / "chat", "lora_rank": 16, "learning_rate": 5e-2, "max_target_length": 8, "epochs": 6}
+    output = tmp_path_factory.mktemp("adapter") / "generator"
+    learn(warm, flags_of(data, output, name="LaMP-3", **more))
+    return output, more
+
+
+def test_an_adapter_learns_and_the_best_is_one_for_vllm(adapter, data):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    output, _ = adapter
+    losses = figures_of(output, "loss")
+    assert losses[-1] < losses[0] / 2 and len(figures_of(output, "eval_score")) == 6
+    assert (output / "best/adapter_model.safetensors").exists() and not (output / "best/model.safetensors").exists()
+    config = read_json(output / "best/adapter_config.json")
+    assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (16, 16, str(data / "chat"))
+    base = AutoModelForCausalLM.from_pretrained(data / "chat", dtype=torch.float32)
+    PeftModel.from_pretrained(base, output / "best")
+
+
+def test_only_the_answer_counts_and_its_prompt_is_baselines_own(adapter, data):
+    from utils.generation.chat import LocalChat
+    from utils.generation.driver import Policy
+    from utils.generation.engines import Model
+    from utils.generator.trainer import CausalTrainer
+
+    task, records = tasks()["LaMP-3"], read_sample("LaMP-3", "train")
+    chat, prompt = LocalChat(str(data / "chat"), None), load_prompt("lamp/rating")
+    model = Model("m", "m", chat, 4096, Policy(0.0, 1.0, 8, 0, 0, "never", None))
+    examples = build_examples(task, records, prompt=prompt, model=model, num_contexts=2, trim_items=False)
+    messages = prompt.messages(profile=task.join(task.best_items(records[0], 2)), **task.values(records[0]))
+    assert list(examples[0].prompt) == list(chat.render(messages))
+    batch = CausalTrainer.collate(examples, 0)
+    for row, example in enumerate(examples):
+        labels = batch["labels"][row].tolist()
+        assert [label for label in labels if label != -100] == [*example.target]
+        assert labels[: len(example.prompt)] == [-100] * len(example.prompt)
+        assert batch["attention_mask"][row].sum() == example.length
+    assert chat.tokenizer.decode(examples[0].target[:-1]) == records[0]["target"]
+
+
+def test_a_killed_training_of_an_adapter_goes_on_to_the_same(adapter, data, warm, tmp_path):
+    output, more = adapter
+    flags = flags_of(data, tmp_path / "generator", name="LaMP-3", **more)
+    log = tmp_path / "generator/training_log.jsonl"
+    run = warm.start("utils/train_generator.py", flags)
+    while run.returncode is None and (not log.exists() or log.read_bytes().count(b"\n") < 6):
+        pass
+    run.send(signal.SIGKILL)
+    run.wait()
+    learn(warm, flags)
+    assert log_of(tmp_path / "generator") == log_of(output)
+    found, wanted = (folder / "best/adapter_model.safetensors" for folder in (tmp_path / "generator", output))
+    assert found.read_bytes() == wanted.read_bytes()
+
+
 # What is refused
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"lora_rank": 8}, "--lora_rank: .*t5 is an encoder-decoder; give a chat model"),
+        ({"lora_rank": 8, "fusion": "decoder", "model_addr": "{data}/chat"}, "--fusion decoder: is for an enc"),
+        ({"model_addr": "{data}/chat"}, "no encoder-decoder, such as .*\n  --lora_rank 16 fine-tunes a chat model"),
+        ({"lora_rank": 8, "max_input_length": 20, "model_addr": "{data}/chat"}, "--max_input_length 20: too small for"),
+    ],
+)
+def test_what_goes_not_with_an_adapter_is_refused(more, message, adapter, data, tmp_path):
+    filled = {key: value.format(data=data) if isinstance(value, str) else value for key, value in more.items()}
+    with pytest.raises(UserError, match=message):
+        train_generator.main(flags_of(data, tmp_path / "generator", **filled))
+    assert not (tmp_path / "generator").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The generator's training loop: transformers' Trainer on an encoder-decoder, evaluated by what it writes.
+"""The generator's training loop: transformers' Trainer, evaluated by what the model writes.
 
 Imported by utils/train_generator.py once everything is checked, for it loads torch and transformers.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
+from peft import get_peft_model
 from transformers import Trainer, TrainingArguments
 
 from utils.generation.beams import batches, write
@@ -20,17 +21,19 @@ from utils.generation.plain_text import passages_of
 from utils.generator.card import make_card
 from utils.generator.examples import Example
 from utils.training import NO_LOSS, base_model
+from utils.training.causal import target_loss, write_greedily
 from utils.training.checkpoints import Run
 from utils.training.recorder import Recorder, Selection
 from utils.training.resumable import Resumable, common_settings
 
 Score = Callable[[dict[str, tuple[str, bool]]], float]  # from texts by question, and whether each was cut
+Written = tuple[Example, Any, bool]  # token ids of what was written to it, and whether that was cut
 
 
 def train(
     args: Namespace,
     source: dict[str, Any],
-    tokenizer: Any,
+    chat: Any,
     examples: list[Example],
     validation: list[Example],
     manifest: dict[str, Any],
@@ -45,14 +48,19 @@ def train(
     """
     base_model.quiet_libraries()
     bf16 = base_model.has_bf16()
-    # The weights are float32, which steps of 5e-5 need: bf16 is what is computed in.
-    model = base_model.load_encoder_decoder(args.model_addr, source, torch.float32)
     recorder = Recorder(run, manifest, make_card, selection)
-    trainer = GeneratorTrainer(args, model, bf16, tokenizer, examples, validation, recorder, score, run)
+    if args.lora_rank is None:
+        kind = EncoderDecoderTrainer
+        # The weights are float32, which steps of 5e-5 need: bf16 is what is computed in.
+        model = base_model.load_encoder_decoder(args.model_addr, source, torch.float32)
+    else:
+        kind, model = CausalTrainer, load_with_lora(args, source, bf16)
+    trainer = kind(args, model, bf16, chat, examples, validation, recorder, score, run)
     manifest.update(device=base_model.device_name(trainer.accelerator.num_processes), bf16=bf16)
     if trainer.is_world_process_zero():
         print(
-            f"{manifest['device']}; {'bf16' if bf16 else 'fp32'}; {model.num_parameters():,} parameters\n"
+            f"{manifest['device']}; {'bf16' if bf16 else 'fp32'}; learns "
+            f"{model.num_parameters(only_trainable=True):,} of {model.num_parameters():,} parameters\n"
             f"{trainer.padding_share():.1%} of the tokens are padding"
             + (f"\ngoing on from {run.checkpoint}" if run.checkpoint else ""),
             flush=True,
@@ -81,15 +89,29 @@ def in_own_type(model: Any) -> Iterator[Any]:
             model.forward = wrapped
 
 
+def load_with_lora(args: Namespace, source: dict[str, Any], bf16: bool) -> Any:
+    """A causal model with the adapter that is learnt, by the planner's settings but for its rank."""
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    attention = base_model.choose_attention("auto", bf16, args.model_addr, source)
+    model = base_model.load_base(args.model_addr, source, dtype, attention)
+    model.enable_input_require_grads()  # else nothing below the first adapter is recomputed by checkpointing
+    settings = Namespace(**vars(args), lora_alpha=16, lora_dropout=0.05, lora_target_modules=None)
+    return get_peft_model(model, base_model.make_lora_config(settings, model))
+
+
 class GeneratorTrainer(Resumable, Trainer):
-    """Trainer with loss on the target alone, and an evaluation by the task's metric on what beam search writes."""
+    """Trainer with loss on the target alone, and an evaluation by the task's metric on what the model writes.
+
+    One of a kind says how a batch is made (`collate`), what a batch's loss is (`summed_loss`), and what is written
+    (`write_all`).
+    """
 
     def __init__(
         self,
         flags: Namespace,
         model: Any,
         bf16: bool,
-        tokenizer: Any,
+        chat: Any,
         examples: list[Example],
         validation: list[Example],
         recorder: Recorder,
@@ -97,46 +119,84 @@ class GeneratorTrainer(Resumable, Trainer):
         run: Run,
     ):
         settings = common_settings(flags, bf16, bool(validation), run.begins_with_evaluation)
+        tokenizer = chat.tokenizer
         super().__init__(
             model,
             TrainingArguments(**settings, remove_unused_columns=False),
             train_dataset=examples,
             eval_dataset=validation or None,
             processing_class=tokenizer,
-            data_collator=partial(collate, pad=tokenizer.pad_token_id),
+            data_collator=partial(self.collate, pad=tokenizer.pad_token_id),
         )
         self.follow(recorder, [example.length for example in examples])
         # The loss below is a share of the step's: Trainer is not to divide it again by the batches of a step.
         self.model_accepts_loss_kwargs = True
-        self._tokenizer, self._validation, self._score = tokenizer, validation, score
+        self._chat, self._tokenizer, self._validation, self._score = chat, tokenizer, validation, score
         self._written = flags.max_target_length
-
-    def counts(self) -> str:
-        return f"questions: {len(self._validation)}, beams: {NUM_BEAMS}"
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         """A batch's share of the step's mean cross-entropy (nats) over the target tokens of all its sequences."""
+        # The step's targets are those of all processes, over which the gradients are averaged.
+        return self.summed_loss(model, inputs) / num_items_in_batch * self.accelerator.num_processes
+
+    def figures(self) -> dict[str, float]:
+        mine = self._mine(self._validation)
+        texts = {
+            example.record["id"]: (self._tokenizer.decode(ids, skip_special_tokens=True), is_cut)
+            for example, ids, is_cut in self.write_all(mine)
+        }
+        everyones = gather_object([texts])
+        return {"eval_score": self._score({key: text for one in everyones for key, text in one.items()})}
+
+
+class EncoderDecoderTrainer(GeneratorTrainer):
+    collate = staticmethod(collate)
+
+    def counts(self) -> str:
+        return f"questions: {len(self._validation)}, beams: {NUM_BEAMS}"
+
+    def summed_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         labels, plain = inputs.pop("labels"), self.accelerator.unwrap_model(model)
         with self.accelerator.autocast():
             encoded = fuse(plain, **inputs)
             before = plain.prepare_decoder_input_ids_from_labels(labels=labels)
             logits = model(**encoded, decoder_input_ids=before, use_cache=False).logits.float()
-        loss = torch.nn.functional.cross_entropy(
+        return torch.nn.functional.cross_entropy(
             logits.flatten(0, 1), labels.flatten(), ignore_index=NO_LOSS, reduction="sum"
         )
-        # The step's targets are those of all processes, over which the gradients are averaged.
-        return loss / num_items_in_batch * self.accelerator.num_processes
 
-    def figures(self) -> dict[str, float]:
-        mine, texts = self._mine(self._validation), {}
-        for numbers in batches([example.prompt for example in mine]):
-            prompts = [mine[number].prompt for number in numbers]
+    def write_all(self, examples: list[Example]) -> Iterator[Written]:
+        for numbers in batches([example.prompt for example in examples]):
+            prompts = [examples[number].prompt for number in numbers]
             with in_own_type(self.accelerator.unwrap_model(self.model)) as model:
                 found = write(model, self._tokenizer, prompts, NUM_BEAMS, self._written)
             for number, (ids, is_cut) in zip(numbers, found, strict=True):
-                text = self._tokenizer.decode(ids, skip_special_tokens=True)
-                texts[mine[number].record["id"]] = (text, is_cut)
-        everyones = gather_object([texts])
-        return {"eval_score": self._score({key: text for one in everyones for key, text in one.items()})}
+                yield examples[number], ids, is_cut
+
+
+class CausalTrainer(GeneratorTrainer):
+    @staticmethod
+    def collate(examples: Sequence[Example], pad: int) -> dict[str, torch.Tensor]:
+        """A batch: input_ids, attention_mask and labels, (B, T) each; no prompt has a label."""
+        columns = {
+            "input_ids": ([[*one.prompt, *one.target] for one in examples], pad),
+            "attention_mask": ([[1] * one.length for one in examples], 0),
+            "labels": ([[NO_LOSS] * len(one.prompt) + list(one.target) for one in examples], NO_LOSS),
+        }
+        return {
+            name: torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, rows)), True, padding)
+            for name, (rows, padding) in columns.items()
+        }
+
+    def counts(self) -> str:
+        return f"questions: {len(self._validation)}, greedy"
+
+    def summed_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        return target_loss(model, **inputs)[0]
+
+    def write_all(self, examples: list[Example]) -> Iterator[Written]:
+        for example in examples:
+            with self.accelerator.autocast():
+                yield example, *write_greedily(self.model, self._chat, example.prompt, self._written)

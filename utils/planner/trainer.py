@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import GenerationConfig
 from trl import SFTConfig, SFTTrainer
 
 from utils.generation.chat import LocalChat
@@ -19,6 +18,7 @@ from utils.parsing.plans import coverage, plan_parser, share_words
 from utils.planner.card import make_card
 from utils.planner.examples import Example
 from utils.training import NO_LOSS, base_model
+from utils.training.causal import target_loss, write_greedily
 from utils.training.checkpoints import Run
 from utils.training.recorder import Recorder
 from utils.training.resumable import Resumable, common_settings
@@ -158,39 +158,7 @@ class PlannerTrainer(Resumable, SFTTrainer):
 
     def _generate(self, example: Example) -> tuple[str, bool]:
         """The greedy plan for a question, and whether it was cut."""
-        prompt = torch.tensor([list(example.prompt)], device=self.accelerator.device)
-        config = GenerationConfig(
-            do_sample=False,
-            repetition_penalty=1.0,  # some models' own settings have another; vLLM is asked without
-            max_new_tokens=min(PLAN_TOKENS, self._max_seq_length - len(example.prompt)),
-            eos_token_id=self._chat.end_of_turn,
-            pad_token_id=self._chat.tokenizer.pad_token_id,
-            use_cache=True,
-        )
+        room = min(PLAN_TOKENS, self._max_seq_length - len(example.prompt))
         with self.accelerator.autocast():
-            output = self.model.generate(
-                input_ids=prompt, attention_mask=torch.ones_like(prompt), generation_config=config
-            )
-        plan = output[0, prompt.shape[1] :]
-        is_cut = plan[-1] != self._chat.end_of_turn
-        return self._chat.tokenizer.decode(plan, skip_special_tokens=True), bool(is_cut)
-
-
-def target_loss(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cross-entropy (nats), summed over the target tokens of a batch, and how many of them are the likeliest.
-
-    Only where a sequence of the batch has a target does the model compute logits: of 8192 tokens and a vocabulary of
-    152 thousand they would take 5 GB.
-
-    Args:
-        labels: (B, T), `NO_LOSS` where there is no target.
-        inputs: input_ids, and attention_mask where there is padding (both (B, T)).
-    """
-    labels = labels[:, 1:]  # each position predicts the next token
-    positions = (labels != NO_LOSS).any(0).nonzero().flatten()  # (P,)
-    logits = model(**inputs, logits_to_keep=positions, use_cache=False).logits.float()  # (B, P, vocabulary)
-    targets = labels[:, positions]
-    loss = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), ignore_index=NO_LOSS, reduction="sum"
-    )
-    return loss, (logits.argmax(-1) == targets).sum()
+            plan, is_cut = write_greedily(self.model, self._chat, example.prompt, room)
+        return self._chat.tokenizer.decode(plan, skip_special_tokens=True), is_cut
