@@ -163,6 +163,16 @@ def test_a_question_of_sepqa(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "wrong", [{"timestamp": 10**18}, {"timestamp": -(10**30)}, {"timestamp": -(10**15)}, {"title": 5}, {"title": ["a"]}]
+)
+def test_a_question_of_sepqa_with_a_value_that_is_none_is_counted(wrong, tmp_path):
+    (tmp_path / "data.jsonl").write_text(sepqa(**wrong) + sepqa(id="law_4", text=7))
+    counts = Counter()
+    (post,) = read_sepqa(tmp_path / "data.jsonl", counts)
+    assert (post.id, post.body) == ("law_4", "") and counts == {"no title, date or number": 1}
+
+
+@pytest.mark.parametrize(
     ("line", "said"), [("{", "no JSON"), ("[]", "no question of SE-PQA"), ('{"id": "q1"}', "no que")]
 )
 def test_another_file_than_sepqas_is_refused(line, said, tmp_path):
