@@ -303,7 +303,8 @@ def write_page(args: argparse.Namespace, steps: Steps, counts: dict[str, Any], c
 
     names = ("candidates", FILTER.step, ASPECTS.step, "evidence")
     made_from = {name: file_hash(folder / f"{name}.json") for name in names}
-    steps.make(folder / "to_read.html", {**made_from, "seed": args.split_seed, "limit": args.limit}, write)
+    settings = {**made_from, "counts": counts, "seed": args.split_seed, "limit": args.limit}
+    steps.make(folder / "to_read.html", settings, write)
 
 
 def as_shown(record: Record, aspects: Sequence[Mapping[str, str]] = ()) -> Shown:

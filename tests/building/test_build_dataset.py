@@ -284,6 +284,18 @@ def test_what_no_model_makes_follows_its_flags(small, server, tmp_path, capsys):
         assert all(record["profile"] == latest[record["id"]] for record in records)
 
 
+def test_the_page_to_read_has_the_counts_of_this_run(small, server, tmp_path):
+    """Also where other terms leave the same candidates."""
+    out = tmp_path / "out"
+    candidates = []
+    for words in ("10", "9"):
+        assert build_dataset.main(flags(small[0], out, server.url, *LENIENT, "--min_body_words", words)) == 0
+        candidates.append((out / "candidates.json").read_bytes())
+        counts, page = json.loads((out / "counts.json").read_text())["candidates"], (out / "to_read.html").read_text()
+        assert f"of fewer than {words} words" in counts and all(f"<td>{name}</td>" in page for name in counts)
+    assert candidates[0] == candidates[1]
+
+
 def test_limit_takes_the_first_candidates(small, server, tmp_path):
     out = tmp_path / "out"
     assert build_dataset.main(flags(small[0], out, server.url, *LENIENT, "--limit", "20")) == 0
