@@ -1,13 +1,14 @@
 """Posts as they are read from dumps and from SE-PQA, and found again by author."""
 
 import json
+import sqlite3
 import tracemalloc
 from collections import Counter
 
 import pytest
 
 from utils.building.candidates import Terms, choose, profile_of, text_key
-from utils.building.index import PostIndex
+from utils.building.index import VERSION, PostIndex
 from utils.building.posts import User, licence_of, read_dump, read_sepqa, read_users, text_of
 from utils.cli import UserError
 
@@ -289,6 +290,26 @@ def test_a_file_that_is_no_index_is_left_alone(tmp_path):
     with pytest.raises(UserError, match="cannot be used as the file of all posts"):
         PostIndex(tmp_path / "posts.sqlite")
     assert (tmp_path / "posts.sqlite").read_text().startswith("something else")
+
+
+def test_somebody_elses_database_is_left_alone(tmp_path):
+    with sqlite3.connect(tmp_path / "posts.sqlite") as theirs:
+        theirs.execute("CREATE TABLE posts (text)")
+        theirs.execute("INSERT INTO posts VALUES ('theirs')")
+    with pytest.raises(UserError, match="cannot be used as the file of all posts: made by something else; move it"):
+        PostIndex(tmp_path / "posts.sqlite")
+    assert theirs.execute("SELECT * FROM posts").fetchall() == [("theirs",)]
+
+
+def test_the_index_of_an_earlier_version_is_made_anew(tmp_path):
+    path = tmp_path / "posts.sqlite"
+    index = PostIndex(path)
+    index.fill([write_dump(tmp_path, question(1))])
+    index.close()
+    with sqlite3.connect(path) as file:
+        file.execute("PRAGMA user_version = 999")
+    assert PostIndex(path).counts() == {}
+    assert sqlite3.connect(path).execute("PRAGMA user_version").fetchone() == (VERSION,)
 
 
 def test_the_key_of_a_post_hangs_on_its_text():
