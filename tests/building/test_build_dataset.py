@@ -382,7 +382,8 @@ def test_a_community_of_no_category_only_serves_profiles(small, server, tmp_path
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[a\n", "no TOML"),
+        ("[a\n", "not TOML: "),
+        ("a = " + "[" * 5000, "nested too deeply"),
         ("a = 1\n", 'a: a table needs communities = ["...", ...]'),
         ('[a]\ncommunities = "law"\n', 'a: a table needs communities = ["...", ...]'),
         ('["a/b"]\ncommunities = ["law"]\n', "a table is named as its file"),
