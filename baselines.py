@@ -37,7 +37,7 @@ from utils.files.manifest import run_fingerprint, warn_unless_ranked
 from utils.files.outputs import OutputFile, open_outputs
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.driver import Request, describe_requests, fitted_request, generate
-from utils.generation.encoder_decoder import choose_answerer, model_settings, open_answerer
+from utils.generation.encoder_decoder import TextModel, choose_answerer, model_settings, open_answerer
 from utils.generation.engines import Model, confirm_model, publish_records
 from utils.records.datasets import STEP_NEEDS, select_questions
 from utils.records.responses import collect_responses, count_responses
@@ -106,6 +106,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.choose:
         args.max_tokens = 1  # of the room that a prompt leaves; what its options need is seen below
     model = choose_answerer(args, task.output.schema, task.prompt_length)
+    if task.history is not None and isinstance(model, TextModel):
+        what = f"an encoder-decoder reads plain text, but of {task.name} a prompt is a conversation"
+        raise UserError(f"--model_addr {args.model_addr}: {what}\n  give a chat model")
     settings = {"model": model.identity, "num_contexts": args.num_contexts if args.rag else None}
     settings |= {"best_first": True} if args.best_first else {}
     settings |= {"trim_items": True} if args.trim_items else {}  # earlier runs have no such setting

@@ -16,7 +16,6 @@ import argparse
 import hashlib
 import json
 import sys
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -38,7 +37,7 @@ from utils.building.reading_page import Section, Shown
 from utils.building.splitting import SPLITS, split_of
 from utils.building.steps import Counts, Steps, told_of
 from utils.cli import UserError
-from utils.files.json_files import read_json, read_text
+from utils.files.json_files import read_json, read_toml
 from utils.files.lock import Lock
 from utils.files.manifest import file_hash
 from utils.files.writing import check_writable, write_array, write_synced
@@ -139,12 +138,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def read_communities(path: Path) -> dict[str, list[str]]:
     """The communities of each file to make; UserError where they are not such."""
-    try:
-        tables = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: no TOML: {error}") from None
     files: dict[str, list[str]] = {}
-    for name, table in tables.items():
+    for name, table in read_toml(path).items():
         communities = table.get("communities") if isinstance(table, dict) else None
         if not isinstance(communities, list) or not all(isinstance(one, str) for one in communities):
             raise UserError(f'{path}: {name}: a table needs communities = ["...", ...]')
@@ -304,7 +299,8 @@ def write_page(args: argparse.Namespace, steps: Steps, counts: dict[str, Any], c
 
     names = ("candidates", FILTER.step, ASPECTS.step, "evidence")
     made_from = {name: file_hash(folder / f"{name}.json") for name in names}
-    steps.make(folder / "to_read.html", {**made_from, "seed": args.split_seed, "limit": args.limit}, write)
+    settings = {**made_from, "counts": counts, "seed": args.split_seed, "limit": args.limit}
+    steps.make(folder / "to_read.html", settings, write)
 
 
 def as_shown(record: Record, aspects: Sequence[Mapping[str, str]] = ()) -> Shown:

@@ -219,6 +219,7 @@ def test_a_bad_table_is_refused_by_name(rows, match, tmp_path):
     [
         (LINES[1][: len(LINES[1]) // 2], r"shared_contexts_32k\.jsonl: line 2 is no object .*is it cut short\?"),
         (LINES[1][: len(LINES[1]) // 2] + "}", r"line 2 is no JSON"),
+        (r'{"a\x": []}', r"line 2 is no JSON: Invalid \\escape"),
         (LINES[0], "lines 1 and 2 both have id"),
         (json.dumps({list(HISTORIES)[1]: [{"role": "nurse", "content": "x"}]}), "line 2: message 0 is no object"),
         (json.dumps({list(HISTORIES)[1]: [{"role": "user", "content": None}]}), "line 2: message 0: its content is"),

@@ -263,6 +263,18 @@ def test_what_no_model_makes_follows_its_flags(small, server, tmp_path, capsys):
         assert all(record["profile"] == latest[record["id"]] for record in records)
 
 
+def test_the_page_to_read_has_the_counts_of_this_run(small, server, tmp_path):
+    """Also where other terms leave the same candidates."""
+    out = tmp_path / "out"
+    candidates = []
+    for words in ("10", "9"):
+        assert build_dataset.main(flags(small[0], out, server.url, *LENIENT, "--min_body_words", words)) == 0
+        candidates.append((out / "candidates.json").read_bytes())
+        counts, page = json.loads((out / "counts.json").read_text())["candidates"], (out / "to_read.html").read_text()
+        assert f"of fewer than {words} words" in counts and all(f"<td>{name}</td>" in page for name in counts)
+    assert candidates[0] == candidates[1]
+
+
 def test_limit_takes_the_first_candidates(small, server, tmp_path):
     out = tmp_path / "out"
     assert build_dataset.main(flags(small[0], out, server.url, *LENIENT, "--limit", "20")) == 0
@@ -349,7 +361,8 @@ def test_a_community_of_no_category_only_serves_profiles(small, server, tmp_path
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[a\n", "no TOML"),
+        ("[a\n", "not TOML: "),
+        ("a = " + "[" * 5000, "nested too deeply"),
         ("a = 1\n", 'a: a table needs communities = ["...", ...]'),
         ('[a]\ncommunities = "law"\n', 'a: a table needs communities = ["...", ...]'),
         ('["a/b"]\ncommunities = ["law"]\n', "a table is named as its file"),

@@ -1,13 +1,14 @@
 """Posts as they are read from dumps and from SE-PQA, and found again by author."""
 
 import json
+import sqlite3
 import tracemalloc
 from collections import Counter
 
 import pytest
 
 from utils.building.candidates import Terms, choose, profile_of, text_key
-from utils.building.index import PostIndex
+from utils.building.index import VERSION, PostIndex
 from utils.building.posts import User, licence_of, read_dump, read_sepqa, read_users, text_of
 from utils.cli import UserError
 
@@ -165,6 +166,16 @@ def test_a_question_of_sepqa(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "wrong", [{"timestamp": 10**18}, {"timestamp": -(10**30)}, {"timestamp": -(10**15)}, {"title": 5}, {"title": ["a"]}]
+)
+def test_a_question_of_sepqa_with_a_value_that_is_none_is_counted(wrong, tmp_path):
+    (tmp_path / "data.jsonl").write_text(sepqa(**wrong) + sepqa(id="law_4", text=7))
+    counts = Counter()
+    (post,) = read_sepqa(tmp_path / "data.jsonl", counts)
+    assert (post.id, post.body) == ("law_4", "") and counts == {"no title, date or number": 1}
+
+
+@pytest.mark.parametrize(
     ("line", "said"), [("{", "no JSON"), ("[]", "no question of SE-PQA"), ('{"id": "q1"}', "no que")]
 )
 def test_another_file_than_sepqas_is_refused(line, said, tmp_path):
@@ -283,6 +294,26 @@ def test_a_file_that_is_no_index_is_left_alone(tmp_path):
     with pytest.raises(UserError, match="cannot be used as the file of all posts"):
         PostIndex(tmp_path / "posts.sqlite")
     assert (tmp_path / "posts.sqlite").read_text().startswith("something else")
+
+
+def test_somebody_elses_database_is_left_alone(tmp_path):
+    with sqlite3.connect(tmp_path / "posts.sqlite") as theirs:
+        theirs.execute("CREATE TABLE posts (text)")
+        theirs.execute("INSERT INTO posts VALUES ('theirs')")
+    with pytest.raises(UserError, match="cannot be used as the file of all posts: made by something else; move it"):
+        PostIndex(tmp_path / "posts.sqlite")
+    assert theirs.execute("SELECT * FROM posts").fetchall() == [("theirs",)]
+
+
+def test_the_index_of_an_earlier_version_is_made_anew(tmp_path):
+    path = tmp_path / "posts.sqlite"
+    index = PostIndex(path)
+    index.fill([write_dump(tmp_path, question(1))])
+    index.close()
+    with sqlite3.connect(path) as file:
+        file.execute("PRAGMA user_version = 999")
+    assert PostIndex(path).counts() == {}
+    assert sqlite3.connect(path).execute("PRAGMA user_version").fetchone() == (VERSION,)
 
 
 def test_the_key_of_a_post_hangs_on_its_text():

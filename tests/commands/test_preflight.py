@@ -31,7 +31,7 @@ from tiny_encoder import save_tiny_encoder
 import baselines
 import evaluate_responses
 import planpers
-from utils import preflight
+from utils import download_datasets, preflight
 from utils.cli import UserError
 from utils.files.journal import Journal
 from utils.files.manifest import publish
@@ -1125,6 +1125,19 @@ def test_of_a_model_behind_an_api_the_calls_are_counted(check, monkeypatch):
     assert table["step"] == ["API calls", "prompt tokens", "output tokens"]
     assert table["RAG"][0] == 13
     assert lines[-1] == "  the planner runs here, not behind the API"
+
+
+def test_a_benchmark_of_long_prompts_is_checked_for_its_own_length(check, no_gpu, tmp_path):
+    """PersonaMem-32k's, where no --max_model_len is set: what baselines.py asks, and what a model is loaded for."""
+    source = SAMPLE.with_name("mini_personamem")
+    words = ["--dataset", "PersonaMem-32k", "--source_dir", str(source), "--output_dir", str(tmp_path)]
+    assert download_datasets.main(words) == 0
+    data = ["--inputs_addr", tmp_path / "PersonaMem_32k.json"]
+    model = save_tiny_chat(tmp_path / "model", max_positions=100_000)
+    _, lines = check(*data, "--model_addr", model, "--gpu_memory", 24, "--estimate", "--max_tokens", 8100)
+    assert any(" requests of 56000 tokens at once" in line for line in lines)
+    [tokens] = re.findall(r"no personalization +24 +([\d,]+)", "\n".join(lines))
+    assert int(tokens.replace(",", "")) > 24 * 1000  # of 8192 there would be 92 left for a prompt
 
 
 def test_without_the_model_its_tokens_are_estimated_and_that_is_said(check, no_gpu, tmp_path):

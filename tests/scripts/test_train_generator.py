@@ -11,11 +11,11 @@ import pytest
 import torch
 from lamp_samples import CONFIGS, LAMP, read_sample
 from tiny_chat import save_tiny_chat
-from tiny_t5 import save_tiny_t5
+from tiny_t5 import DATA, save_tiny_t5
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from prompts import load_prompt
-from utils import train_generator
+from utils import download_datasets, train_generator
 from utils.benchmarks import tasks
 from utils.cli import UserError
 from utils.files.json_files import read_json
@@ -500,6 +500,14 @@ def test_what_beam_search_cannot_do_is_refused(flags, message, data, tmp_path, w
     ]
     run = warm.run("baselines.py", [*words, *flags])
     assert run.returncode == 2 and re.search(message, run.errors), run.errors
+
+
+def test_a_conversation_is_refused(data, tmp_path, warm):
+    source = ["--source_dir", str(DATA / "mini_personamem"), "--output_dir", str(tmp_path)]
+    download_datasets.main(["--dataset", "PersonaMem-32k", *source])
+    files = ["--inputs_addr", tmp_path / "PersonaMem_32k.json", "--output_addr", tmp_path / "a.json"]
+    run = warm.run("baselines.py", ["--model_addr", data / "t5", *files])
+    assert run.returncode == 2 and "reads plain text, but of PersonaMem-32k a prompt is a conv" in run.errors
 
 
 def test_other_inputs_than_it_has_learnt_from_are_said(uninterrupted, data, warm, tmp_path):

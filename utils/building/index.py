@@ -48,9 +48,10 @@ class PostIndex:
         try:
             self._file = sqlite3.connect(path, isolation_level=None)
             (version,) = self._file.execute("PRAGMA user_version").fetchone()
+            if version == 0 and self._file.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+                raise sqlite3.DatabaseError("made by something else")
             if version != VERSION:
                 self._clear()
-                self._file.execute(f"PRAGMA user_version = {VERSION}")
         except sqlite3.DatabaseError as error:
             problem = f"{error}; move it away, or give another --output_dir"
             raise UserError(f"{path}: cannot be used as the file of all posts: {problem}") from None
@@ -107,8 +108,9 @@ class PostIndex:
         return [json.loads(row) for (row,) in self._file.execute("SELECT identity FROM inputs ORDER BY place")]
 
     def _clear(self) -> None:
-        self._file.executescript("DROP TABLE IF EXISTS inputs; DROP TABLE IF EXISTS posts; DROP TABLE IF EXISTS users;")
-        self._file.executescript(f"VACUUM; {_TABLES}")
+        drop = "DROP TABLE IF EXISTS inputs; DROP TABLE IF EXISTS posts; DROP TABLE IF EXISTS users;"
+        # With the version, by which the file is known as ours: a run that is killed leaves both or neither.
+        self._file.executescript(f"BEGIN; {drop} {_TABLES} PRAGMA user_version = {VERSION}; COMMIT; VACUUM;")
 
     def _read(self, paths: Sequence[Path], wanted: Sequence[list[Any]], place: int) -> None:
         """Add the inputs from this place on."""

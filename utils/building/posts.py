@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from utils.cli import UserError
 from utils.parsing import writable
+from utils.parsing.plans import one_line
 
 Told = Callable[[int], object]  # how many bytes of the file were read since it was told before
 
@@ -170,18 +171,28 @@ def _sepqa_record(line: bytes, where: str) -> dict[str, Any]:
 def _sepqa_post(record: dict[str, Any], counts: Counter[str]) -> Iterator[Post]:
     community, number = _SEPQA_ID.fullmatch(record["id"]).groups()
     account, seconds = record.get("user_id"), record.get("timestamp")
-    title, text = (writable(record.get(name) or "").strip() for name in ("title", "text"))
+    given = (record.get(name) for name in ("title", "text"))
+    title, text = (writable(one).strip() if isinstance(one, str) else "" for one in given)
+    date = _date_of(seconds) if isinstance(seconds, int) else None
     if not isinstance(account, int) or account < 0:
         counts["no author"] += 1
-    elif not title or not isinstance(seconds, int):
+    elif not title or date is None:
         counts["no title, date or number"] += 1
     else:
-        date = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None).isoformat(timespec="milliseconds")
         host = community if "." in community else community + NETWORK
         link = f"https://stackexchange.com/users/{account}"
         signed = attribution(licence_of(date), f"account {account}", link, f"https://{host}/q/{number}")
         body = text.removeprefix(title).strip()  # its texts are title and body
         yield Post(community, int(number), f"account:{account}", date, one_line(title), body, signed)
+
+
+def _date_of(seconds: int) -> str | None:
+    """As `iso_date`, from the seconds since 1970; None where no calendar has them."""
+    try:
+        found = datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+    return found.replace(tzinfo=None).isoformat(timespec="milliseconds")
 
 
 def iso_date(text: str) -> str | None:
@@ -225,7 +236,3 @@ def _html_parser() -> Any:
     from lxml import etree
 
     return etree.HTMLParser(encoding="utf-8", no_network=True, remove_comments=True, remove_pis=True)
-
-
-def one_line(text: str) -> str:
-    return " ".join(text.split())

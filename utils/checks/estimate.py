@@ -49,8 +49,8 @@ def describe_estimate(args: Namespace, model: str, records: list[Record]) -> str
 
 def count_steps(args: Namespace, records: list[Record], chat: Chat) -> Iterator[tuple[str, list[int], int]]:
     """Of each step its name, the tokens of each prompt that is not too long for the model, and those of an output."""
-    length = choose_length(chat, args.max_model_len, args.max_tokens, PAPER_LENGTH)
     task = task_of("--inputs_addr", records)
+    length = choose_length(chat, args.max_model_len, args.max_tokens, task.prompt_length or PAPER_LENGTH)
     plan_length = choose_length(chat, args.max_model_len, args.max_tokens_plan, PAPER_LENGTH, "--max_tokens_plan")
     for step, method, budget, output_tokens in (
         ("no personalization", "none", length - args.max_tokens, args.answer_tokens),

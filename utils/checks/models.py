@@ -7,6 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from utils.benchmarks import task_of
 from utils.checks.estimate import judge_length
 from utils.checks.report import Report
 from utils.cli import UserError
@@ -27,15 +28,15 @@ class Model(NamedTuple):
 
 
 def check_models(report: Report, args: Namespace, records: list[dict[str, Any]]) -> None:
-    """Check --model_addr, --evaluator_llm, which is to see `records`, the GPUs, and what of the models fits on them."""
-    models = [(name, None) for name in args.model_addr or []]
-    models += [(args.evaluator_llm, records)] if args.evaluator_llm else []
-    found = [report.attempt(check_local_model, report, name, args, judged) for name, judged in models]
+    """Check --model_addr and --evaluator_llm, which are to see `records`, the GPUs, and what of them fits on these."""
+    models = [(name, False) for name in args.model_addr or []]
+    models += [(args.evaluator_llm, True)] if args.evaluator_llm else []
+    found = [report.attempt(check_local_model, report, name, args, records, judges) for name, judges in models]
     report.attempt(check_memory, report, args, found)
 
 
-def check_local_model(report: Report, name: str, args: Namespace, judged: list[dict[str, Any]] | None) -> Model:
-    """Raise UserError unless a model is whole; `judged` are the questions that it is to see as a judge."""
+def check_local_model(report: Report, name: str, args: Namespace, records: list[dict[str, Any]], judges: bool) -> Model:
+    """Raise UserError unless a model is whole, which answers these questions, or judges the answers to them."""
     with suggesting_openai():
         check_model(name, args.cache_dir, why_offline=args.why_offline)
     base = adapter_base(name) or name
@@ -48,10 +49,11 @@ def check_local_model(report: Report, name: str, args: Namespace, judged: list[d
     check_model(name, args.cache_dir, safetensors_only=True)  # as vLLM reads them
     size = memory.read_size(folder, config, args.dtype)
     chat = LocalChat(name, args.cache_dir)
-    if judged is None:
-        length = choose_length(chat, args.max_model_len, 0, PAPER_LENGTH)
+    if judges:
+        length = judge_length(report, args, records, chat)
     else:
-        length = judge_length(report, args, judged, chat)
+        wanted = (task_of("--inputs_addr", [record]).prompt_length or PAPER_LENGTH for record in records)
+        length = choose_length(chat, args.max_model_len, 0, max(wanted, default=PAPER_LENGTH))
     what = f"adapter on {base}, " if base != name else ""
     report.ok(f"model {name}: {what}{size.parameters:,} parameters, {source}")
     return Model(name, size, length, chat.model_limit)

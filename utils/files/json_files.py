@@ -1,6 +1,7 @@
-"""JSON and JSON Lines read from files: what is wrong with one is said with the place."""
+"""JSON, JSON Lines and TOML read from files: what is wrong with one is said with the place."""
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,16 @@ def read_json(path: str | Path) -> Any:
     except _RepeatedNameError as error:
         raise UserError(f"{path}: {quote(error.args[0])} stands twice in one object; names are unique") from None
     except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: {beyond_python(error)}") from None
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The tables and values of a file; UserError where it is not TOML."""
+    try:
+        return tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: not TOML: {error}") from None
+    except (RecursionError, ValueError) as error:
         raise UserError(f"{path}: {beyond_python(error)}") from None
 
 

@@ -244,14 +244,18 @@ def _id_of(line: bytes, where: str) -> str:
     found = _KEY.match(line[:_KEY_BYTES])
     if found is None or not line.rstrip().endswith(b"}"):
         raise UserError(f"{where} is no object with a context's id and its messages; is it cut short?")
-    return str(json.loads(found[1]))
+    return _parse(found[1], where)
+
+
+def _parse(text: bytes, where: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=refuse_repeated_names)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is no JSON: {error}") from None
 
 
 def _messages_of(line: bytes, where: str) -> Messages:
-    try:
-        content = json.loads(line, object_pairs_hook=refuse_repeated_names)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is no JSON: {error}") from None
+    content = _parse(line, where)
     if len(content) != 1 or not isinstance(messages := next(iter(content.values())), list) or not messages:
         raise UserError(f"{where}: not one context's id with a list of messages")
     for number, message in enumerate(messages):

@@ -4,7 +4,6 @@ Every key has the default of LaMP-QA's paper, so an empty file is a study too: T
 study is of LaMP or LongLaMP instead, whose metrics need no judge.
 """
 
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -16,7 +15,7 @@ from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.cli.flags import nearest
-from utils.files.json_files import beyond_python, read_text
+from utils.files.json_files import read_toml
 
 GENERATOR = "Qwen/Qwen2.5-7B-Instruct"
 JUDGE = "Qwen/Qwen2.5-32B-Instruct"
@@ -106,12 +105,7 @@ def read_study(path: str) -> Study:
         UserError: it is missing or not TOML; a key, method, category or split is unknown; a value is of another type,
             empty or given twice; two models would have one folder; the figure needs what the study does not make.
     """
-    try:
-        found = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: not TOML: {error}") from None
-    except (RecursionError, ValueError) as error:
-        raise UserError(f"{path}: {beyond_python(error)}") from None
+    found = read_toml(path)
     kinds = {one.name: one.type for one in fields(Study) if one.name != "path"}
     check_names(path, "key", found, kinds)
     for key, value in found.items():

@@ -101,7 +101,9 @@ def _judged(system: System, paths: list[str]) -> Judged:
     means = column_means(system)
     columns = {column: correction(means[column], its) for column, its in strata_by_column(system.task, strata).items()}
     answered = [question_id for question_id in human if entries[question_id]["answered"]]
-    confusion = Counter(  # of what the judge says between two verdicts the nearer one counts
+    # Of what the judge says between two verdicts the nearer one counts; of the middle the even one, 0 or 2, by round():
+    # always the lower or the higher one would look like a bias.
+    confusion = Counter(
         (human[question_id][number], round(detail["score"]))
         for question_id in answered
         for number, detail in enumerate(entries[question_id]["details"])
