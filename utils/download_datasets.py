@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.benchmarks import FIRST, tasks
-from utils.benchmarks.published import OnHub, OnServer, SharedContexts
+from utils.benchmarks.published import OnHub, OnServer, Published, SharedContexts
 from utils.cli import UserError
 from utils.files.lock import Lock
 from utils.files.manifest import describe_run, read_manifest
@@ -65,7 +65,7 @@ def is_fetched(args: argparse.Namespace, kind: type[OnHub] | type[OnServer]) -> 
     return args.source_dir is None and isinstance(first_part(args), kind)
 
 
-def first_part(args: argparse.Namespace) -> OnHub | OnServer:
+def first_part(args: argparse.Namespace) -> Published:
     return next(iter(tasks()[args.dataset].published().values()))[0]
 
 
@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def parts_of(dataset: str, setting: str | None) -> list[OnHub | OnServer]:
+def parts_of(dataset: str, setting: str | None) -> list[Published]:
     """What is published of a dataset in this setting, the first one if None; UserError where it has no such setting."""
     published = tasks()[dataset].published()
     if setting is None:
@@ -112,7 +112,7 @@ def parts_of(dataset: str, setting: str | None) -> list[OnHub | OnServer]:
     return published[setting]
 
 
-def find_source(part: OnHub | OnServer, args: argparse.Namespace) -> Source | Server:
+def find_source(part: Published, args: argparse.Namespace) -> Source | Server:
     """Where the original files are; UserError where they cannot be had."""
     if args.source_dir is not None:
         return find_folder(args.source_dir, "--source_dir", args.revision)

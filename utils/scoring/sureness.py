@@ -61,21 +61,22 @@ def summarize_drawn(per_question: Sequence[dict[str, Any]], count: int) -> dict[
     Returns:
         num_missing_verdicts: of all, those that the judge failed to give.
         mean_spread: over the things with two verdicts and more.
-        krippendorff_alpha_interval: how far the judge agrees with itself, `krippendorff_alpha`.
+        krippendorff_alpha_interval: how far the judge agrees with itself, `krippendorffs_alpha`.
     """
     drawn = [detail for detail in _details(per_question) if "drawn" in detail]
     return {
         "num_verdicts": count,
         "num_missing_verdicts": sum(detail["drawn"].count(None) for detail in drawn),
         "mean_spread": mean([detail["spread"] for detail in drawn if detail["spread"] is not None]),
-        "krippendorff_alpha_interval": krippendorff_alpha([detail["drawn"] for detail in drawn]),
+        "krippendorff_alpha_interval": krippendorffs_alpha([detail["drawn"] for detail in drawn]),
     }
 
 
-def krippendorff_alpha(units: Sequence[Sequence[float | None]]) -> float | None:
+def krippendorffs_alpha(units: Sequence[Sequence[float | None]]) -> float | None:
     """Krippendorff's alpha for interval data: 1 - observed / expected disagreement, a squared difference each.
 
-    1 where all verdicts on each unit are alike, about 0 where they are as far apart as those on different units.
+    1 where all verdicts on each unit are alike, about 0 where they are as far apart as those on different units. The
+    value is that of utils/tables/reliability.py with `steps`, which counts by tables of a few whole numbers.
 
     Args:
         units: the verdicts on each thing; None for one that is missing. A unit with less than two counts nowhere.
