@@ -26,6 +26,7 @@ class BatchServer(ChatServer):
         held: batches don't end.
         lose: of the next so many batches the client never hears, though they are made.
         invalid: what is wrong with every file, None where nothing is.
+        room: how many requests the queue holds at most.
         batches, files: all that were made, in order, and by id.
         paid: how often each request got an answer, by the hash of its body, in batches or not.
     """
@@ -36,6 +37,7 @@ class BatchServer(ChatServer):
         self.outcome: Callable[[int, dict[str, Any]], Reply] = lambda number, body: reply(body)
         self.polls, self.lose, self.held = 2, 0, False
         self.invalid: str | None = None
+        self.room = 1_000_000
         self.has_interface = True
         self.batches: list[dict[str, Any]] = []
         self.files: dict[str, bytes] = {}
@@ -67,12 +69,21 @@ class BatchServer(ChatServer):
     def look(self, batch: dict[str, Any]) -> dict[str, Any]:
         self._looks[batch["id"]] += 1
         if batch["status"] == "validating" and self.invalid:
-            batch |= {"status": "failed", "errors": {"object": "list", "data": [{"message": self.invalid}]}}
+            self.fail(batch, message=self.invalid)
+        elif batch["status"] == "validating" and self.queued() > self.room:
+            self.fail(batch, message="Enqueued token limit reached for m.", code="token_limit_exceeded")
         elif batch["status"] in ("validating", "in_progress"):
             batch["status"] = "in_progress"
             if self._looks[batch["id"]] >= self.polls and not self.held:
                 self.work(batch)
         return batch
+
+    def queued(self) -> int:
+        under_way = [batch for batch in self.batches if batch["status"] in ("validating", "in_progress")]
+        return sum(batch["request_counts"]["total"] for batch in under_way)
+
+    def fail(self, batch: dict[str, Any], **error: str) -> None:
+        batch |= {"status": "failed", "errors": {"object": "list", "data": [error]}}
 
     def work(self, batch: dict[str, Any]) -> None:
         """End a batch: a file of answers, and one of what has none, in another order than they were asked."""

@@ -1,5 +1,6 @@
 """--openai_batch against a server on loopback that speaks OpenAI's batch interface: runs as users start them."""
 
+import gc
 import hashlib
 import json
 import signal
@@ -121,6 +122,48 @@ def test_a_batch_that_the_api_was_not_heard_of_is_found(server, tmp_path, ends):
     assert len(server.batches) == 1 and set(server.paid.values()) == {1}
 
 
+def test_what_the_queue_has_no_room_for_is_asked_for_in_smaller_batches(server, tmp_path):
+    server.room = 6
+    inputs = make_questions(tmp_path / "in.json", 20)
+    assert baselines.main(command(server, inputs, tmp_path / "out.json", "--openai_batch")) == 0
+    sizes = [batch["request_counts"]["total"] for batch in server.batches if batch["status"] == "completed"]
+    assert sizes == [5, 5, 5, 5] and set(server.paid.values()) == {1}
+    assert len(json.loads((tmp_path / "out.json").read_text())) == 20
+
+
+def test_where_others_fill_the_queue_their_end_is_waited_for(server, tmp_path, capsys):
+    server.room, server.polls = 24, 5
+    server.outcome = lambda number, body: default_reply(body) if number else Reply("Theirs.")
+    others = {"custom_id": "x", "body": {"model": "m", "messages": [{"role": "user", "content": "What?"}]}}
+    file = server.keep("\n".join([json.dumps(others)] * 10).encode())
+    server.create({"endpoint": "/v1/chat/completions", "input_file_id": file["id"], "completion_window": "24h"})
+    inputs = make_questions(tmp_path / "in.json", 20)
+    assert baselines.main(command(server, inputs, tmp_path / "out.json", "--openai_batch")) == 0
+    assert [batch["status"] for batch in server.batches] == ["completed", "failed", "completed"]
+    assert "is full, waiting for batch_0\n" in capsys.readouterr().err
+    assert len(json.loads((tmp_path / "out.json").read_text())) == 20
+
+
+def test_a_batch_that_somebody_cancelled_is_not_made_again_by_this_run(server, tmp_path):
+    inputs, output = make_questions(tmp_path / "in.json", 20), tmp_path / "out.json"
+    server.outcome = lambda number, body: EXPIRED if number == 0 and drawn(body) % 2 else default_reply(body)
+    work = server.work
+
+    def cancel(batch):
+        work(batch)
+        batch["status"] = "cancelled"
+
+    server.work = cancel
+    with pytest.raises(UserError, match=r"batch_0 was cancelled at the API at 127.0.0.1\n  the same command again"):
+        baselines.main(command(server, inputs, output, "--openai_batch"))
+    gc.collect()  # the error's traceback holds the output's lock
+    assert len(server.batches) == 1
+    server.work = work
+    assert baselines.main(command(server, inputs, output, "--openai_batch")) == 0
+    assert len(server.batches) == 2 and len(json.loads(output.read_text())) == 20
+    assert set(server.paid.values()) == {1}
+
+
 def start(server, inputs, output):
     words = [sys.executable, ROOT / "baselines.py", *command(server, inputs, output, "--openai_batch")]
     return subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -195,7 +238,8 @@ sys.exit(baselines.main(sys.argv[2:]))
     ("change", "told"),
     [
         ({"has_interface": False}, "is it one with a batch interface? if not, leave out --openai_batch"),
-        ({"invalid": "Enqueued token limit reached for m."}, "takes no such batch (batch_0): Enqueued token limit"),
+        ({"invalid": "No such model."}, "takes no such batch (batch_0): No such model."),
+        ({"room": 0}, "takes no such batch (batch_2): Enqueued token limit reached for m."),
     ],
 )
 def test_a_server_that_refuses(server, tmp_path, capsys, change, told):

@@ -31,6 +31,7 @@ QUIET_SECONDS = 1.0  # without a further request: then those that wait make a ba
 POLLS = (2.0, 60.0)  # seconds from one look at a batch to the next, at first and at most
 TELL_SECONDS = 30.0
 UNDER_WAY = ("validating", "in_progress", "finalizing", "cancelling")
+TOO_MUCH = "token_limit_exceeded"  # the error of a batch for which the API's queue, as it is, has no room
 
 Line = dict[str, Any]  # of an output or error file
 
@@ -135,7 +136,7 @@ class BatchEngine(APIEngine):
                 item.answer.set_result(answer)
 
     async def _answer_by_batch(self, items: dict[str, Item], number: int) -> None:
-        """Ask for these in one batch; what it doesn't answer still waits afterwards."""
+        """Ask for these in one batch, or as many as the API takes; what it doesn't answer still waits afterwards."""
         lines = (
             {"custom_id": key, "method": "POST", "url": "/v1/chat/completions", "body": item.body}
             for key, item in items.items()
@@ -144,8 +145,12 @@ class BatchEngine(APIEngine):
         again = f", for the {('second', 'third')[number - 1]} time" if number else ""
         print(f"a batch of {len(items)} requests, {len(content) / 1e6:.1f} MB{again}", file=sys.stderr, flush=True)
         batch = await self._wait_for(await self._insist(lambda: self._submit(content)))
+        errors = batch.errors.data or [] if batch.errors else []
+        if TOO_MUCH in [error.code for error in errors] and (parts := await self._when_there_is_room(items)):
+            for part in parts:
+                await self._answer_by_batch(part, number)
+            return
         if batch.status == "failed":
-            errors = batch.errors.data if batch.errors and batch.errors.data else []
             told = self._one_line("; ".join(str(error.message) for error in errors) or "it doesn't say why")
             raise UserError(f"the {self.device} takes no such batch ({batch.id}): {told}")
         async for line in self._lines(batch):
@@ -156,6 +161,19 @@ class BatchEngine(APIEngine):
                 item.answer.set_result(answer)
             elif (refusal := self._refusal_in(line)) is not None:
                 item.answer.set_exception(refusal)
+
+    async def _when_there_is_room(self, items: dict[str, Item]) -> list[dict[str, Item]]:
+        """What to ask for in a batch each, of items that were too many for the queue; nothing if only one was.
+
+        Where other batches are in the queue they are asked for again as soon as the oldest of those has ended; else in
+        halves.
+        """
+        if others := [batch for batch in await self._list_batches() if batch.status in UNDER_WAY]:
+            print(f"the queue of the {self.device} is full, waiting for {others[-1].id}", file=sys.stderr, flush=True)
+            await self._ended(others[-1])
+            return [items]
+        half, whole = (len(items) + 1) // 2, list(items.items())
+        return [dict(whole[:half]), dict(whole[half:])] if half < len(items) else []
 
     async def _submit(self, content: bytes) -> Batch:
         """A batch of this file. Whether the API has it already is looked up: its answer may have been lost."""
@@ -175,13 +193,14 @@ class BatchEngine(APIEngine):
 
     async def _find_batches(self) -> list[Batch]:
         """Of this output, the newest first."""
+        found = [(batch, batch.metadata or {}) for batch in await self._list_batches()]
+        return [batch for batch, metadata in found if metadata.get("run") == self._run and "sha256" in metadata]
+
+    async def _list_batches(self) -> list[Batch]:
+        """All that the key may see, the newest first."""
 
         async def ask() -> list[Batch]:
-            return [
-                batch
-                async for batch in self._client.batches.list(limit=100)
-                if (batch.metadata or {}).get("run") == self._run and "sha256" in batch.metadata
-            ]
+            return [batch async for batch in self._client.batches.list(limit=100)]
 
         try:
             return await self._insist(lambda: self._explained(ask()))
@@ -189,8 +208,17 @@ class BatchEngine(APIEngine):
             raise UserError(f"{error}\n  is it one with a batch interface? if not, leave out --openai_batch") from None
 
     async def _wait_for(self, batch: Batch) -> Batch:
-        """A batch that has ended."""
+        """A batch of this output that has ended; UserError where it was cancelled, for somebody doesn't want it."""
         self._under_way.add(batch.id)
+        batch = await self._ended(batch)
+        self._under_way.discard(batch.id)
+        if batch.status == "cancelled":
+            again = "the same command again takes its answers, and asks for the others"
+            raise UserError(f"{batch.id} was cancelled at the {self.device}\n  {again}")
+        return batch
+
+    async def _ended(self, batch: Batch) -> Batch:
+        """Any batch, when it has ended."""
         pause, told, said = POLLS[0], -math.inf, None
         while batch.status in UNDER_WAY:
             counts = batch.request_counts
@@ -201,7 +229,6 @@ class BatchEngine(APIEngine):
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, POLLS[1])
             batch = await self._insist(lambda: self._explained(self._client.batches.retrieve(batch.id)))  # noqa: B023
-        self._under_way.discard(batch.id)
         print(f"{batch.id}: {batch.status}", file=sys.stderr, flush=True)
         return batch
 
