@@ -13,10 +13,9 @@ With --lora_rank it is a chat model, of which an adapter is learnt.
       --per_device_train_batch_size 1 --gradient_accumulation_steps 64 \\
       --inputs_addr train_ranked.json --validation_addr dev_ranked.json --output_dir generator
 
-After each epoch it is evaluated by the task's metric on what it writes with 4 beams, a chat
-model greedily; the best checkpoint is linked as
-<output_dir>/best, which is a model for baselines.py. Of the others the last is kept. The same command again goes on
-from there; a SIGTERM or Ctrl-C leaves a checkpoint of the last finished step.
+After each epoch it is evaluated by the task's metric on what it writes with 4 beams, a chat model greedily; the best
+checkpoint is linked as <output_dir>/best, which is a model for baselines.py. Of the others the last is kept. The same
+command again goes on from there; a SIGTERM or Ctrl-C leaves a checkpoint of the last finished step.
 """
 
 import argparse

@@ -9,7 +9,7 @@ from utils.models.hub import is_folder
 from utils.planner.card import code
 
 SETTINGS = (
-    "task", "fusion", "num_contexts", "trim_items", "max_input_length", "max_target_length", "epochs",
+    "task", "fusion", "num_contexts", "trim_items", "lora_rank", "max_input_length", "max_target_length", "epochs",
     "effective_batch_size", "learning_rate", "warmup_steps", "weight_decay", "patience", "seed",
 )  # fmt: skip
 

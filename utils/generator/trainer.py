@@ -57,17 +57,11 @@ def train(
         kind, model = CausalTrainer, load_with_lora(args, source, bf16)
     trainer = kind(args, model, bf16, chat, examples, validation, recorder, score, run)
     manifest.update(device=base_model.device_name(trainer.accelerator.num_processes), bf16=bf16)
-    if trainer.is_world_process_zero():
-        print(
-            f"{manifest['device']}; {'bf16' if bf16 else 'fp32'}; learns "
-            f"{model.num_parameters(only_trainable=True):,} of {model.num_parameters():,} parameters\n"
-            f"{trainer.padding_share():.1%} of the tokens are padding"
-            + (f"\ngoing on from {run.checkpoint}" if run.checkpoint else ""),
-            flush=True,
-        )
-    with recorder.stopper:
-        trainer.train(resume_from_checkpoint=run.checkpoint and str(run.checkpoint))
-    return {"steps": trainer.state.global_step, **recorder.best(trainer.state)}
+    return trainer.learn(
+        run,
+        f"{manifest['device']}; {'bf16' if bf16 else 'fp32'}; learns "
+        f"{model.num_parameters(only_trainable=True):,} of {model.num_parameters():,} parameters",
+    )
 
 
 def collate(examples: Sequence[Example], pad: int) -> dict[str, torch.Tensor]:

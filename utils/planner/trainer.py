@@ -55,19 +55,13 @@ def train(
     config = make_config(args, bf16, bool(validation), run.begins_with_evaluation)
     trainer = PlannerTrainer(args, model, config, chat, examples, validation, recorder, plan_parser(lead_in))
     manifest.update(device=base_model.device_name(trainer.accelerator.num_processes), attention=attention, bf16=bf16)
-    if trainer.is_world_process_zero():
-        trainable, total = trainer.model.get_nb_trainable_parameters()
-        modules = ", ".join(sorted({name.split(".")[-1] for name in trainer.model.active_peft_config.target_modules}))
-        print(
-            f"{manifest['device']}; {'bf16' if bf16 else 'fp32'}; attention: {attention}; "
-            f"LoRA on {modules}: {trainable:,} of {total:,} parameters\n"
-            f"{trainer.padding_share():.1%} of the tokens are padding"
-            + (f"\ngoing on from {run.checkpoint}" if run.checkpoint else ""),
-            flush=True,
-        )
-    with recorder.stopper:
-        trainer.train(resume_from_checkpoint=run.checkpoint and str(run.checkpoint))
-    return {"steps": trainer.state.global_step, **recorder.best(trainer.state)}
+    trainable, total = trainer.model.get_nb_trainable_parameters()
+    modules = ", ".join(sorted({name.split(".")[-1] for name in trainer.model.active_peft_config.target_modules}))
+    return trainer.learn(
+        run,
+        f"{manifest['device']}; {'bf16' if bf16 else 'fp32'}; attention: {attention}; "
+        f"LoRA on {modules}: {trainable:,} of {total:,} parameters",
+    )
 
 
 def make_config(args: Namespace, bf16: bool, evaluates: bool, evaluates_first: bool) -> SFTConfig:

@@ -23,6 +23,7 @@ from transformers import PrinterCallback
 
 from utils.cli.progress import announce
 from utils.files.writing import naming
+from utils.training.checkpoints import Run
 from utils.training.recorder import Recorder
 
 MAX_GRADIENT_NORM = 1.0  # LaMP-QA's paper, appendix E, and transformers' default
@@ -86,8 +87,27 @@ class Resumable:
         """Called once it is made; `lengths` are the tokens of each training sequence."""
         self.add_callback(recorder)
         self.remove_callback(PrinterCallback)
-        self._stopper, self._lengths = recorder.stopper, lengths
+        self._recorder, self._stopper, self._lengths = recorder, recorder.stopper, lengths
         self._random = [torch, torch.cuda] if torch.cuda.is_available() else [torch]  # which dropout draws from
+
+    def learn(self, run: Run, told: str) -> dict[str, Any]:
+        """Train, on from the run's checkpoint where it has one, up to --max_steps or the end of its patience.
+
+        Args:
+            told: said ahead, of the device and what is learnt.
+
+        Returns:
+            steps, best_step, and the best one's figure (None where nothing was evaluated).
+        """
+        if self.is_world_process_zero():
+            print(
+                f"{told}\n{self.padding_share():.1%} of the tokens are padding"
+                + (f"\ngoing on from {run.checkpoint}" if run.checkpoint else ""),
+                flush=True,
+            )
+        with self._stopper:
+            self.train(resume_from_checkpoint=run.checkpoint and str(run.checkpoint))
+        return {"steps": self.state.global_step, **self._recorder.best(self.state)}
 
     def counts(self) -> str:
         """What an evaluation is over, in words."""
