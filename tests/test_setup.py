@@ -251,7 +251,7 @@ def test_a_python_that_is_not_there_is_named(checkout):
 HERE = {
     "system": "Linux", "processor": "x86_64", "features": ["sse", "avx2"], "glibc": (2, 28), "python": (3, 11),
     "executable": "python3", "has_venv": True, "free": 100 * GB, "free_for_downloads": 100 * GB, "shares_disk": True,
-    "memory": 5 * GB,
+    "memory": 7 * GB,
 }  # fmt: skip
 
 
