@@ -167,6 +167,28 @@ def test_a_download_is_left_alone_and_made_anew_where_its_contexts_are_gone(tmp_
     assert contexts.read_text() == "mine"
 
 
+def test_histories_that_were_changed_beside_a_finished_file_are_not_left_alone(tmp_path):
+    path = download(DATA, tmp_path)
+    contexts = tmp_path / "PersonaMem_32k_contexts.jsonl"
+    contexts.write_text("mine")
+    with pytest.raises(UserError, match="exists, and holds other contexts\n  --overwrite replaces it"):
+        download(DATA, tmp_path)
+    assert contexts.read_text() == "mine"
+    download(DATA, tmp_path, "--overwrite")
+    assert contexts.read_bytes() == (DATA / CONTEXTS).read_bytes() and read_dataset(path, needs=["profile"])
+
+
+def test_a_sample_is_not_said_to_be_published(tmp_path, capsys):
+    download(DATA, tmp_path)
+    assert capsys.readouterr().out.endswith("24 questions; a count by others of the published file says 589\n")
+
+
+def test_columns_that_are_called_as_our_fields_change_none_of_these(dataset, tmp_path):
+    theirs = {"id": "0", "target": "a", "options": "[]", "task": "LaMP-1", "profile": "x", "group": "y"}
+    path = download(save(tmp_path / "source", [{**row, **theirs} for row in ROWS.values()]), tmp_path / "out")
+    assert path.read_bytes() == dataset.read_bytes()
+
+
 def test_it_comes_from_the_hub_too(dataset, tmp_path):
     files = {"README.md": b"# PersonaMem\n", **{name: (DATA / name).read_bytes() for name in (TABLE, CONTEXTS)}}
     flags = ["--dataset", NAME, "--output_dir", tmp_path / "out", "--cache_dir", tmp_path / "cache"]
@@ -201,6 +223,7 @@ V2 = [{"persona_id": "1", "chat_history_32k_link": "x.json", "user_query": "?", 
         (change(all_options="['(a) x', '(b) y', '(c) z']"), rf"id '{FIRST}'\): all_options holds 3 texts"),
         (change(all_options="__import__('os').system('touch hacked')"), "is no list of texts, as Python writes it"),
         (change(all_options="[" * 5000), "is no list of texts"),
+        (change(all_options="[{[]: 1}]"), "is no list of texts"),
         (change(all_options="['(b) x', '(a) y', '(c) z', '(d) z']"), r"it must hold four, with \(a\) to \(d\) ahead"),
         (change(correct_answer="(e)"), r"correct_answer '\(e\)' is none of \(a\)"),
         (change(question_type="other"), "question_type 'other' is none of recall_user_shared_facts"),
@@ -265,6 +288,20 @@ def test_a_profile_is_read_where_it_is_needed(dataset, tmp_path):
     (tmp_path / "PersonaMem_32k_contexts.jsonl").write_text(LINES[0] + "\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"not the file that .*moved\.json was made with"):
         read_dataset(alone, needs=["profile"])
+
+
+def test_a_dataset_s_end_that_python_would_count_from_behind_is_refused(dataset, tmp_path):
+    records = json.loads(dataset.read_text())
+    records[0]["profile"]["end"] = -3
+    (tmp_path / "edited.json").write_text(json.dumps(records))
+    with pytest.raises(UserError, match=r"edited\.json: .*field 'profile': its 'end' is -3"):
+        read_dataset(tmp_path / "edited.json", needs=["profile"])
+
+
+def test_no_history_stands_for_another_user_s_where_it_may_be_the_same_user_s(dataset, tmp_path):
+    flags = ["--ranker", "random", "--random_profile", "--input_dataset_addr", dataset]
+    with pytest.raises(UserError, match="--random_profile: of PersonaMem-32k several questions share a user's history"):
+        rank_dataset.main(list(map(str, [*flags, "--output_dataset_addr", tmp_path / "random.json"])))
 
 
 def test_a_ranked_file_refers_too(ranked, dataset, tmp_path):
