@@ -458,6 +458,9 @@ def test_options_in_another_order_are_read_back(dataset, server, tmp_path, capsy
         ("I like a good soup", None), ("(a) or (b)", None), ("", None), ("<think>(a)", None), ("e", None),
         ("I'd say the answer is a matter of taste", None), ("<final_answer>", None), ("options a and b", None),
         ("(a) x (b) y (c) z (d) w", None), ("<final_answer>(a certain one", None),
+        ("<final_answer>(a) or (b)</final_answer>", None), ("<final_answer>a, b", None),
+        ("<final_answer>**(a)**, or **(d)**", None), ("<final_answer>(c), a good one and (d) not", "c"),
+        ("<final_answer>(b) and (B)", "b"),
     ],
 )  # fmt: skip
 def test_a_letter_is_read_without_the_right_one(text, letter):
@@ -468,6 +471,7 @@ def test_a_letter_is_read_without_the_right_one(text, letter):
 def test_a_letter_at_a_cut_may_be_the_first_of_a_word(text):
     assert parse_letter(text).value == "c" and parse_letter(text, cut=True).value is None
     assert parse_letter("<final_answer>(c) for", cut=True).value == "c"
+    assert parse_letter("(c)", cut=True).value == "c"  # as --max_tokens 3 has it
 
 
 @pytest.mark.parametrize(
@@ -716,6 +720,23 @@ def test_turns_are_folded_for_a_template_that_wants_them_to_alternate():
     text = render(fold(TURNS, accepts))
     assert text == "[user]card one\n\nhello[assistant]hi[user]card two[assistant]back\n\nagain[user]question"
     assert render(fold(TURNS[2:3] + TURNS[-1:], accepts)) == "[user]hi\n\nquestion"
+
+
+LAST_SYSTEM_FIRST = (
+    "{% set ns = namespace(system='') %}{% for m in messages if m.role == 'system' %}{% set ns.system = m.content %}"
+    "{% endfor %}{{ ns.system }}{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+ALL_SYSTEMS_FIRST = LAST_SYSTEM_FIRST.replace("= m.content", "= ns.system ~ m.content")
+
+
+@pytest.mark.parametrize("template", [LAST_SYSTEM_FIRST, ALL_SYSTEMS_FIRST])
+def test_a_template_that_drops_or_moves_later_system_turns_gets_them_folded(template):
+    """As those of DeepSeek's models do: the last system message stands first, in place of all others."""
+    render = renderer(template)
+    accepts = find_accepts(render)
+    assert accepts == Accepts(system=True, later_system=False, repeats=True, assistant_first=True)
+    text = "card one[user]hello[assistant]hi[user]card two[assistant]back[assistant]again[user]question"
+    assert render(fold(TURNS, accepts)) == text
 
 
 def test_only_later_system_turns_are_folded_where_the_first_is_taken():
