@@ -139,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
         apply_order(record, ranked.pieces[record["id"],], output) for record in map(source.read, range(len(keys)))
     )
     ranked.journal.publish(records, vars(args), device, counts=counts)
-    print(f"{output}: ranked {counts['questions']} questions with {counts['posts']} posts")
+    print(f"{output}: ranked {counts['questions']} questions with {counts['posts']} {task.item_words}")
     return 0
 
 

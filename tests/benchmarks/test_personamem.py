@@ -387,7 +387,7 @@ def test_what_only_the_scorer_may_see_changes_nothing_that_is_asked(way, dataset
     assert server.requests == bodies
 
 
-def test_what_is_over_the_budget_goes_oldest_first_and_never_the_card(dataset, server, tmp_path):
+def test_what_is_over_the_budget_goes_oldest_first_and_never_the_card(dataset, server, tmp_path, capsys):
     flags = ["--limit", 8, "--max_model_len", 900, "--max_tokens", 50]
     out = tmp_path / "out.json"
     requests = ask(server, dataset, out, *flags)
@@ -403,7 +403,10 @@ def test_what_is_over_the_budget_goes_oldest_first_and_never_the_card(dataset, s
         assert chat.length(messages) <= 850
         if len(kept) < len(others):  # one more does not fit
             assert chat.length([*messages, history[others[-len(kept) - 1]]]) > 850
-    assert any(answer[0]["num_contexts_dropped"] for answer in answers.values())
+    dropped = sum(answer[0].get("num_contexts_dropped", 0) for answer in answers.values())
+    assert dropped and f", {dropped} messages or sessions left out for length" in capsys.readouterr().out
+    ask(server, dataset, tmp_path / "dry.json", *flags, "--dry_run")
+    assert f"{dropped} messages or sessions left out for length" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("most", [0, 1, 5, 40])

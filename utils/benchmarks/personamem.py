@@ -278,6 +278,7 @@ def make_task(size: str, questions: int, length: int) -> Task:
         asked_needs=("profile", "options"),
         prompts={"none": "personamem/choice", "rag": "personamem/choice"},
         prompt_length=length,
+        item_words="messages or sessions",
         output=Output(r"\([a-d]\)", parse_letter),
         metrics=metrics(),
         facts="utils/benchmarks/personamem.py",
