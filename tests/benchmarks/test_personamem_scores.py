@@ -11,13 +11,14 @@ from test_personamem import DATA, NAME, ROWS, download, save
 from test_report import NASTY, browser, content, needs_chromium, open_page  # noqa: F401 (fixtures)
 
 import evaluate_responses
-from utils import export_predictions, make_figures, make_table, report, show_answers
+from utils import dataset_statistics, export_predictions, make_figures, make_table, report, show_answers
 from utils.benchmarks import tasks
 from utils.benchmarks.personamem import CANONICAL, TYPES
 from utils.benchmarks.personamem_results import DISTANCES, NOT_GIVEN, cited_share, distance_of
 from utils.cli import UserError
 from utils.files.manifest import file_hash
 from utils.records.contexts import open_profile
+from utils.records.datasets import read_dataset
 from utils.records.responses import read_responses
 from utils.tables.paper_results import read_paper
 from utils.tables.report_history import AFTER, AT_BEGIN, AT_END, BEFORE, MOST_CHARACTERS, place_of, show_history
@@ -229,6 +230,21 @@ def test_every_number_of_the_paper_is_read():
             counts[size] = counts.get(size, 0) + len(paper.scores)
             assert all(0 < score < 1 for score in paper.scores.values())
     assert counts == {"32k": 8, "128k": 20, "1M": 7}
+
+
+# The dataset
+
+
+def test_statistics_count_the_messages_before_each_question(dataset, tmp_path, capsys):
+    assert run(dataset_statistics, "--inputs_addr", dataset, "--format", "csv") == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    [sizes] = [row for row in rows if row["statistic"] == "Profile size (items)"]
+    records = read_dataset(dataset, needs=["profile"])
+    counts = [sum(one["role"] != "system" for one in record["profile"].messages) for record in records]
+    assert float(sizes["value"]) == pytest.approx(sum(counts) / len(counts))
+    broken = [{**json.loads(dataset.read_text())[0], "profile": {"contexts": "x"}}]
+    with pytest.raises(UserError, match=r"record 0 .*field 'profile': its 'context' is missing"):
+        run(dataset_statistics, "--inputs_addr", write(tmp_path / "broken.json", broken))
 
 
 # The figure
