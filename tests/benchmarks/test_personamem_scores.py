@@ -350,6 +350,18 @@ def test_an_exported_table_is_scored_as_what_it_is_of(name, folder, dataset, tmp
     run(make_table, "--system", "theirs", tmp_path / "t0.json", "--system", "ours", folder / "best_scores.json")
 
 
+def test_what_a_model_wrote_breaks_no_table(dataset, tmp_path):
+    raws = ["one\rtwo\r\nthree\nfour", 'a "quoted", <final_answer>(b)', "half \ud800, \0", {"not": "a text"}]
+    texts = dict(zip(ROWS, raws * 6, strict=True))
+    responses = write(tmp_path / "r.json", {key: [{"output": "b", "raw": raw}] for key, raw in texts.items()})
+    run(export_predictions, "--inputs_addr", dataset, "--response_addr", responses, "--output_dir", tmp_path)
+    rows = list(csv.DictReader((tmp_path / TABLE).open(encoding="utf-8", newline=""), strict=True))
+    expected = [*raws[:2], "half ?, \0", "(b)"]
+    assert {row["question_id"]: row["model_response"] for row in rows} == dict(zip(ROWS, expected * 6, strict=True))
+    scores = score(dataset, responses, tmp_path / "official.json", "--reading", "official")
+    assert scores["num_questions"] == 24
+
+
 def test_the_baselines_tables_are_read_without_the_right_letter(dataset, tmp_path, capsys):
     """Their column `answer` is the right letter, and `p` the run's."""
     rows = [{"question_id": key, "answer": RIGHT[key], "p": WRONG[key], "r": "[3 1]"} for key in ROWS]
