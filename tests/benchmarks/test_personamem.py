@@ -784,6 +784,14 @@ def test_a_history_has_the_tokens_of_its_whole_text(chat):
         assert chat.render(turns).tolist() == chat.tokenizer.encode(text, add_special_tokens=False)
 
 
+def test_two_users_turns_are_one_for_a_template_that_wants_them_to_alternate(chat, monkeypatch):
+    """As of a history without a card, of which one message was chosen."""
+    monkeypatch.setattr(chat.tokenizer, "chat_template", GEMMA)
+    monkeypatch.delitem(vars(chat), "_accepts", raising=False)
+    turns = [{"role": "user", "content": "hello"}, {"role": "user", "content": "question"}]
+    assert chat.tokenizer.decode(chat.render(turns)) == "[user]hello\n\nquestion"
+
+
 @pytest.mark.parametrize("budget", [100, 400, 700, 1000, 2500])
 def test_a_tokenized_history_fills_its_budget(chat, budget):
     messages = next(iter(HISTORIES.values()))

@@ -31,7 +31,8 @@ def find_accepts(render: Callable[[Messages], str]) -> Accepts:
         except TemplateError:
             return False
         places = [text.find(message["content"]) for message in messages]
-        return -1 not in places and places == sorted(places)
+        # Where a single question has its system message is the template's affair.
+        return -1 not in places and (len(roles) == 2 or places == sorted(places))
 
     return Accepts(
         takes("system", "user"),
