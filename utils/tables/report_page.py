@@ -288,7 +288,7 @@ def describe_answer(
         "raw": as_text(answer.get("raw")) if task.options or not answer["output"] else None,
         "answered": known[0]["answered"] if known else True,
         "level": whole,
-        "notes": answer_notes(answer, len(others)),
+        "notes": answer_notes(answer, len(others), task.item_words),
         "plan": titles or [],
         "plan_raw": as_text(plan.get("raw")),
         "posts": None if used is None else [posts.setdefault(task.item_text(post), len(posts)) for post in used],
@@ -296,14 +296,14 @@ def describe_answer(
     }
 
 
-def answer_notes(answer: Shown, num_others: int) -> list[str]:
+def answer_notes(answer: Shown, num_others: int, item_words: str) -> list[str]:
     said = {field: as_text(answer.get(field)) for field in ("reason", "no_plan", "num_contexts_dropped")}
     notes = {
         f"reason: {said['reason']}": answer.get("reason"),
         f"answered without a plan: {said['no_plan']}": answer.get("no_plan"),
         "cut at --max_tokens": answer.get("truncated"),
         "read from damaged JSON": answer.get("parsed") == "repaired",
-        f"{said['num_contexts_dropped']} posts left out for length": answer.get("num_contexts_dropped"),
+        f"{said['num_contexts_dropped']} {item_words} left out for length": answer.get("num_contexts_dropped"),
         f"the first of {num_others + 1} answers": num_others,
     }
     return [note for note, is_so in notes.items() if is_so]
