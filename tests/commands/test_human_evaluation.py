@@ -420,6 +420,15 @@ def test_a_browser_that_keeps_nothing_says_so(study, open_page):
     rater.press("1")
     assert rater.status() == "Ann: question 2, 1 of 4 done"
     assert page.texts("#said")[0].startswith("This browser keeps nothing of this page: download the result before")
+    # Until the page is closed nothing is lost: neither where another rater has been there, nor by loading a file.
+    rater.click("#who")
+    rater.click("#main button", 1)
+    assert rater.status() == "Bo: question 1, 0 of 4 done"
+    rater.click("#who")
+    [first, second, *_] = json.loads(study.key_addr.read_text())["raters"]["Ann"]
+    rater.load(study.result("Ann", {second: {"choice": 2}}))
+    assert rater.status() == "Ann: question 3, 2 of 4 done"
+    assert [answer["id"] for answer in json.loads(rater.download().read_text())["answers"]] == [first, second]
 
 
 # What is drawn
