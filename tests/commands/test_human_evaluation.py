@@ -256,7 +256,7 @@ def test_thirty_pairs_rated_closed_taken_up_again_and_collected(study, open_page
     assert page.complaints() == []
 
     capsys.readouterr()
-    choices = study.collect(anns, half, whole)
+    choices = study.collect(anns, half, whole)["choices"]
     out = capsys.readouterr().out
     assert choices == {i: [plans["Ann"][i], plans["Bo"][i]] for i in key["questions"]}
     assert "| Ann | 30 | 30 |" in out and "| Bo | 30 | 30 |" in out
@@ -506,7 +506,7 @@ def test_two_raters_of_a_part_each_and_what_compare_evaluators_makes_of_it(study
     choices = {name: {i: rng.choice(["first", "second", "tie"]) for i in ids} for name, ids in key["raters"].items()}
     files = [study.choose(name, its) for name, its in choices.items()]
     capsys.readouterr()
-    collected = study.collect(*files)
+    collected = study.collect(*files)["choices"]
     assert collected == {i: [its[i] for its in choices.values() if i in its] for i in key["questions"]}
     assert Counter(map(len, collected.values())) == {2: 20, 1: 20}
     both = [tuple(its) for its in collected.values() if len(its) == 2]
@@ -526,6 +526,24 @@ def test_two_raters_of_a_part_each_and_what_compare_evaluators_makes_of_it(study
     out = capsys.readouterr().out
     assert "Humans, 2 raters of 20 of 40 questions, fewer of the others: first" in out
     assert f"{abs(kappa):.4f} (the paper's: 0.726)" in out
+    # It has the hashes of the answers that people saw, so scores of others are refused, and those in another order.
+    alpha, beta = (file_hash(study.responses[name]) for name in ("Alpha", "Beta"))
+    words = ["--human_addr", human, "--evaluator", "Judge", scores]
+    for responses, message in (
+        (
+            [alpha, "another's"],
+            f"{scores}: scores other answers than the humans of {human} compared\n  give",
+        ),
+        ([beta, alpha], f"{scores}: its first system's responses are the second system's in {human}\n  give all"),
+    ):
+        manifest = {"fingerprint": {"responses": responses}, "output_sha256": file_hash(scores)}
+        study.write("pairs.json.manifest.json", manifest)
+        with pytest.raises(UserError) as error:
+            compare_evaluators.main(words)
+        assert str(error.value).startswith(message)
+    manifest["fingerprint"]["responses"] = [alpha, beta]
+    study.write("pairs.json.manifest.json", manifest)
+    assert compare_evaluators.main(words) == 0
 
 
 def test_three_raters_have_each_two_a_kappa_and_all_an_alpha(study, capsys):
@@ -593,10 +611,10 @@ def test_verdicts_of_two_raters_are_their_middle_and_a_coin_decides_between_two(
 def test_collecting_an_unfinished_study_counts_what_is_there(study, capsys):
     key = study.make("--draw", 6)
     ids = key["raters"]["Ann"]
-    assert study.collect(study.choose("Ann", {ids[0]: "first"})) == {ids[0]: ["first"]}
+    assert study.collect(study.choose("Ann", {ids[0]: "first"}))["choices"] == {ids[0]: ["first"]}
     out = capsys.readouterr().out
     assert "| Ann | 6 | 1 |" in out and "- No file of Bo." in out and "kappa" not in out.split("|")[-1]
-    assert study.collect(study.choose("Ann", {})) == {}
+    assert study.collect(study.choose("Ann", {}))["choices"] == {}
 
 
 def test_two_files_of_one_rater_are_joined_where_they_say_the_same(study):
@@ -604,7 +622,7 @@ def test_two_files_of_one_rater_are_joined_where_they_say_the_same(study):
     ids = key["raters"]["Ann"]
     one = study.choose("Ann", dict.fromkeys(ids[:4], "first"), "one.json")
     other = study.choose("Ann", dict.fromkeys(ids[2:], "first"), "other.json")
-    assert study.collect(one, other) == {i: ["first"] for i in key["questions"]}
+    assert study.collect(one, other)["choices"] == {i: ["first"] for i in key["questions"]}
     wrong = study.choose("Ann", {ids[0]: "tie"}, "wrong.json")
     message = refusal("--collect", one, wrong, "--key_addr", study.key_addr)
     assert message.startswith(f"{wrong}: id '{ids[0]}': 'choice' is 0, but ")
