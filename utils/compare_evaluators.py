@@ -192,19 +192,22 @@ def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
     """
     seen = human.responses if human else []
     place_of = {digest: (place, human.path) for place, digests in enumerate(seen) for digest in digests}
-    for paths in (paths for evaluator in evaluators for paths in evaluator.files):
-        for place, (path, responses) in enumerate(judged_responses(paths)):
-            if seen and responses not in chain(*seen):
+    for evaluator in evaluators:
+        known = filter(None, map(judged_responses, evaluator.files))
+        for place, its in enumerate(zip(*known, strict=True)):
+            # Of a category that the humans were not asked about their file does not tell the responses.
+            if seen and {digest for _, digest in its}.isdisjoint(chain(*seen)):
                 raise UserError(
-                    f"{path}: scores other answers than the humans of {human.path} compared\n"
+                    f"{its[0][0]}: scores other answers than the humans of {human.path} compared\n"
                     "  give the scores of the response files that they were asked about"
                 )
-            known_place, known_path = place_of.setdefault(responses, (place, path))
-            if place != known_place:
-                raise UserError(
-                    f"{path}: its {SYSTEMS[place]} system's responses are the {SYSTEMS[known_place]} system's in "
-                    f"{known_path}\n  give all evaluators' files in one order, which is the order of the human file"
-                )
+            for path, responses in its:
+                known_place, known_path = place_of.setdefault(responses, (place, path))
+                if place != known_place:
+                    raise UserError(
+                        f"{path}: its {SYSTEMS[place]} system's responses are the {SYSTEMS[known_place]} system's in "
+                        f"{known_path}\n  give all evaluators' files in one order, which is the order of the human file"
+                    )
 
 
 def judged_responses(paths: list[str]) -> list[tuple[str, str]]:

@@ -543,7 +543,13 @@ def test_two_raters_of_a_part_each_and_what_compare_evaluators_makes_of_it(study
         assert str(error.value).startswith(message)
     manifest["fingerprint"]["responses"] = [alpha, beta]
     study.write("pairs.json.manifest.json", manifest)
-    assert compare_evaluators.main(words) == 0
+    other = json.loads((study.folder / "pairs.json").read_text())
+    for entry in other["per_question_scores"]:
+        entry["id"] += " of a category that nobody was asked about"
+    other = study.write("other.json", other)
+    manifest = {"fingerprint": {"responses": ["Alpha's there", "Beta's"]}, "output_sha256": file_hash(other)}
+    study.write("other.json.manifest.json", manifest)
+    assert compare_evaluators.main([*words, "--evaluator", "Judge", other]) == 0
 
 
 def test_three_raters_have_each_two_a_kappa_and_all_an_alpha(study, capsys):
