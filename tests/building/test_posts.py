@@ -287,6 +287,17 @@ def test_the_splits_of_sepqa_are_counted_apart(tmp_path):
     assert index.counts() == {"train/data.jsonl": {"questions": 1}, "val/data.jsonl": {"questions": 1}}
 
 
+def test_an_input_with_nothing_new_is_counted(tmp_path):
+    """As SE-PQA's data_pers.jsonl is behind its data.jsonl, of which it is a part."""
+    lines = [sepqa(id=f"cooking_{number}") for number in (1, 2)]
+    for name, its in (("data.jsonl", lines), ("data_pers.jsonl", lines[:1])):
+        (tmp_path / name).write_text("".join(its))
+    index = PostIndex(tmp_path / "posts.sqlite")
+    index.fill([tmp_path / "data.jsonl", tmp_path / "data_pers.jsonl"])
+    assert list(index.counts().values()) == [{"questions": 2}, {"questions": 0, "a number that was there before": 1}]
+    index.close()
+
+
 def test_an_input_that_is_refused_leaves_nothing(tmp_path):
     good, bad = write_dump(tmp_path, question(1), "law"), write_dump(tmp_path, question(2) + "<row", "rpg")
     index = PostIndex(tmp_path / "posts.sqlite")
