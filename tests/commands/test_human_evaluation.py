@@ -623,6 +623,18 @@ def test_collecting_an_unfinished_study_counts_what_is_there(study, capsys):
     assert study.collect(study.choose("Ann", {}))["choices"] == {}
 
 
+def test_what_is_collected_replaces_no_page_and_no_key(study):
+    key = study.make("--draw", 6)
+    result, other = study.choose("Ann", {key["raters"]["Ann"][0]: "first"}), study.folder / "other.html"
+    assert main([str(other) if word == str(study.page) else word for word in study.words("--draw", 4)]) == 0
+    words = ["--collect", result, "--key_addr", str(study.key_addr), "--output_addr"]
+    for path in (study.page, other.with_name("other_key.json")):
+        before = path.read_bytes()
+        assert refusal(*words, path).startswith(f"{path}: ") and path.read_bytes() == before
+    words.append(str(study.folder / "choices.json"))
+    assert main(words) == main(words) == 0  # what was collected before is made again
+
+
 def test_two_files_of_one_rater_are_joined_where_they_say_the_same(study):
     key = study.make("--draw", 6)
     ids = key["raters"]["Ann"]
