@@ -18,7 +18,7 @@ from utils.tables.divisions import divide
 from utils.tables.formats import plural
 from utils.tables.report_history import RULE, show_history
 from utils.tables.score_table import means_table
-from utils.tables.system_scores import Board, Entry, System, columns_of, points_of, unplaced_point
+from utils.tables.system_scores import Board, Entry, Point, System, columns_of, points_of, unplaced_point
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 HELPERS = Path(__file__).with_name("page_helpers.js")  # how every page makes text of what models and users wrote
@@ -159,25 +159,23 @@ def score_panels(board: Board, controls: Sequence[System] = ()) -> list[Shown]:
     The means are the table's, which has no column for questions of no known group; what it would have, stands here too.
     Of the controls that are scored by the board's metric each panel has the mean, as a line.
     """
-    lines = [one for one in controls if (one.task, one.metric_name) == (board.task, board.metric_name)]
-    means = {one.name: {group: point.mean for group, point in points_of(one).items()} for one in lines}
     task, systems = board.task, list(map(board.system, board.rows))
     asked = {entry["group"] for system in systems for entry in system.entries}
-    by_system = [points_of(system) for system in systems]
-    panels = {group: [points[group] for points in by_system] for group in task.groups if group in asked}
-    if None in asked:
-        panels[UNKNOWN] = list(map(unplaced_point, systems))
-    if len(task.groups) > 1:
-        panels[columns_of(task)[-1]] = [points[columns_of(task)[-1]] for points in by_system]
-    return [
-        {"group": board.name_of(group), "error": board.metric.lower_is_better, "points": list(map(asdict, points))}
-        | (
-            {"controls": [[name, its[group]] for name, its in means.items() if its.get(group) is not None]}
-            if lines
-            else {}
-        )
-        for group, points in panels.items()
-    ]
+    shown = [group for group in task.groups if group in asked] + [UNKNOWN] * (None in asked)
+    shown += columns_of(task)[-1:] * (len(task.groups) > 1)
+
+    def points(system: System) -> dict[str, Point]:
+        return points_of(system) | ({UNKNOWN: unplaced_point(system)} if None in asked else {})
+
+    lines = [one for one in controls if (one.task, one.metric_name) == (board.task, board.metric_name)]
+    by_system, by_control = list(map(points, systems)), {one.name: points(one) for one in lines}
+    panels = []
+    for group in shown:
+        its = [asdict(of[group]) for of in by_system]
+        panel = {"group": board.name_of(group), "error": board.metric.lower_is_better, "points": its}
+        levels = [[name, of[group].mean] for name, of in by_control.items() if of[group].mean is not None]
+        panels.append(panel | ({"controls": levels} if lines else {}))
+    return panels
 
 
 def division_panels(board: Board) -> Iterator[Shown]:
