@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.dry_run:
         output.check()
         requests = build_requests(task, questions, keys, args, prompt, model, None)
-        print(describe_requests(requests, model.chat, model.policy))
+        print(describe_requests(requests, model.chat, model.policy, task.item_words))
         return 0
 
     open_outputs(output)
@@ -134,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
         stage = model.stage(requests, task.output.parse, "answers", keys, left)
         device = generate(partial(open_answerer, args, model), stage)
     responses = output.content()
-    counts = count_responses(responses) | task.count_outputs(chain.from_iterable(responses.values()))
+    counts = count_responses(responses, task.item_words) | task.count_outputs(chain.from_iterable(responses.values()))
     publish_records(output, args, device, counts, args.openai, token_counter=model.chat.counter)
     return cli.report_missing(output.num_missing(left), "answer")
 

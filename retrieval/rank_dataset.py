@@ -139,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
         apply_order(record, ranked.pieces[record["id"],], output) for record in map(source.read, range(len(keys)))
     )
     ranked.journal.publish(records, vars(args), device, counts=counts)
-    print(f"{output}: ranked {counts['questions']} questions with {counts['posts']} posts")
+    print(f"{output}: ranked {counts['questions']} questions with {counts['posts']} {task.item_words}")
     return 0
 
 
@@ -163,6 +163,9 @@ class Source:
                 swapped.append(record["id"])
         self._owners = list(range(len(sizes)))  # by number, whose profile each question gets
         if args.random_profile:
+            if self.dataset.task.history is not None:
+                shared = "several questions share a user's history, so another question's may be the same user's"
+                raise UserError(f"{path}: --random_profile: of {self.dataset.task.name} {shared}; leave it out")
             if len(sizes) < 2:
                 raise UserError(f"{path}: holds one question; --random_profile needs another user's profile")
             if swapped:

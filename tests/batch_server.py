@@ -136,7 +136,8 @@ class _BatchHandler(_Handler):
         if not self.server.has_interface:
             return self._send(404, {"error": {"message": f"no such path: {self.path}"}})
         if parts[0] == "files":
-            content = self.server.files[parts[1]]
+            if (content := self.server.files.get(parts[1])) is None:
+                return self._send(404, {"error": {"message": "No such File object"}})
             self.send_response(200)
             self.send_header("Content-Type", "application/octet-stream")
             self.send_header("Content-Length", str(len(content)))

@@ -230,8 +230,9 @@ def write_files(args: argparse.Namespace, steps: Steps, index: PostIndex, files:
             if its:
                 write = partial(write_file, index, its, args.max_profile_posts)
                 counts[path.name] = steps.make(path, {**settings, "communities": communities, "split": split}, write)
-            else:
-                steps.remove(path)
+    for path in sorted(path for split in SPLITS for path in folder.glob(f"*_{split}.json")):
+        if path.name not in counts:  # of a split that is empty now, or of a category that is no more
+            steps.remove(path)
     if {*steps.written} & {folder / name for name in counts}:
         check_files([folder / name for name in counts])
     return counts

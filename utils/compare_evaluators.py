@@ -9,7 +9,8 @@ An evaluator is a name and the score files that evaluate_responses.py wrote for 
 and direct the first system's file and the second system's, of pairwise the one file. Where there is a file a category,
 give --evaluator with the same name once a category. Scores by --verdicts probability or --num_verdicts are another
 evaluator's. First and second are the same systems for all evaluators and for the humans, who have one file, with a
-choice a question or a list of them, a rater each, of any number:
+choice a question or a list of them, a rater each, of any number; or that under "choices" beside the responses they saw,
+as utils/human_evaluation.py makes it:
 
   {"question id": "first", "another id": ["tie", "second"], "a third": ["second", "second"]}
 
@@ -36,7 +37,7 @@ from utils.parsing.plans import one_line
 from utils.records.scores import Scores, read_scores, strategy_in_words
 from utils.scoring.pairwise import SYSTEMS
 from utils.tables import agreement
-from utils.tables.agreement import Evaluator
+from utils.tables.agreement import Evaluator, Human
 from utils.tables.formats import Cell, Table, counted, interval_text, number, signed, to_markdown
 from utils.tables.notes import judge_notes
 from utils.tables.significance import differences
@@ -74,13 +75,13 @@ def main(argv: list[str] | None = None) -> int:
     cli.check_outputs(outputs, check_files(args))
     evaluators = read_evaluators(args.evaluator, args.unscored_as_zero)
     unknown_judge = [path for evaluator in evaluators for path in check_same_judge(chain(*evaluator.files))]
-    check_order(evaluators)
-    choices = {} if args.human_addr is None else agreement.read_human(args.human_addr)
-    check_enough(args.human_addr, evaluators, choices)
+    human = None if args.human_addr is None else agreement.read_human(args.human_addr)
+    check_systems(evaluators, human)
+    check_enough(evaluators, human)
     prepare_derived(outputs, SCRIPT, args.overwrite)
 
-    figures = agreement.all_figures(evaluators, choices)
-    tables = [human_table(figures["human"], figures["evaluators"])] if choices else []
+    figures = agreement.all_figures(evaluators, human.choices if human else {})
+    tables = [human_table(figures["human"], figures["evaluators"])] if human else []
     tables += [pairs_table(figures["pairs"])] if figures["pairs"] else []
     tables[0].notes.extend(judge_notes(unknown_judge))
     print(to_markdown(tables), end="")
@@ -184,17 +185,29 @@ def add_questions(evaluator: Evaluator, systems: list[dict[str, Entry]]) -> None
 # What must fit together
 
 
-def check_order(evaluators: list[Evaluator]) -> None:
-    """Raise UserError where the manifests tell that one evaluator's first system is another's second."""
-    place_of: dict[str, tuple[int, str]] = {}
-    for paths in (paths for evaluator in evaluators for paths in evaluator.files):
-        for place, (path, responses) in enumerate(judged_responses(paths)):
-            known_place, known_path = place_of.setdefault(responses, (place, path))
-            if place != known_place:
+def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
+    """Raise UserError where the manifests tell that one evaluator's first system is another's second, or the humans'.
+
+    Also where the humans' file tells that they saw other answers.
+    """
+    seen = human.responses if human else []
+    place_of = {digest: (place, human.path) for place, digests in enumerate(seen) for digest in digests}
+    for evaluator in evaluators:
+        known = filter(None, map(judged_responses, evaluator.files))
+        for place, its in enumerate(zip(*known, strict=True)):
+            # Of a category that the humans were not asked about their file does not tell the responses.
+            if seen and {digest for _, digest in its}.isdisjoint(chain(*seen)):
                 raise UserError(
-                    f"{path}: its {SYSTEMS[place]} system's responses are the {SYSTEMS[known_place]} system's in "
-                    f"{known_path}\n  give all evaluators' files in one order, which is the order of the human file"
+                    f"{its[0][0]}: scores other answers than the humans of {human.path} compared\n"
+                    "  give the scores of the response files that they were asked about"
                 )
+            for path, responses in its:
+                known_place, known_path = place_of.setdefault(responses, (place, path))
+                if place != known_place:
+                    raise UserError(
+                        f"{path}: its {SYSTEMS[place]} system's responses are the {SYSTEMS[known_place]} system's in "
+                        f"{known_path}\n  give all evaluators' files in one order, which is the order of the human file"
+                    )
 
 
 def judged_responses(paths: list[str]) -> list[tuple[str, str]]:
@@ -211,14 +224,14 @@ def judged_responses(paths: list[str]) -> list[tuple[str, str]]:
     return found if is_known else []
 
 
-def check_enough(human_addr: str | None, evaluators: list[Evaluator], choices: dict[str, list[str]]) -> None:
+def check_enough(evaluators: list[Evaluator], human: Human | None) -> None:
     """Raise UserError where there is nothing to compare, or an evaluator and the humans judged other questions."""
-    if not choices and len(evaluators) < 2:
+    if human is None and len(evaluators) < 2:
         raise UserError("--evaluator: one alone has nothing to be compared with; give another one, or --human_addr")
-    for evaluator in evaluators if choices else []:
-        if choices.keys().isdisjoint(evaluator.preferences):
+    for evaluator in evaluators if human else []:
+        if human.choices.keys().isdisjoint(evaluator.preferences):
             raise UserError(
-                f"{human_addr}: has no question in common with --evaluator {quote(evaluator.name)} "
+                f"{human.path}: has no question in common with --evaluator {quote(evaluator.name)} "
                 f"({', '.join(evaluator.files[0])})\n  give the choices on the questions that these files score"
             )
 

@@ -39,6 +39,7 @@ from utils.tables.formats import counted, to_markdown
 from utils.tables.report_page import fill_template, rubric, to_json, unseen_texts
 
 SCRIPT = "utils/human_evaluation.py"
+COLLECTING = f"{SCRIPT} --collect"  # another one to manifests: it replaces no page and no key, and they nothing of its
 TEMPLATE = Path(rating_study.__file__).with_name("rating_template.html")
 NUM_SYSTEMS = {"pairs": 2, "aspects": 0, "verdicts": 1}
 SHOWN = ["question", "details", "aspects"]
@@ -208,11 +209,11 @@ def collect(args: argparse.Namespace) -> None:
     cli.check_outputs(outputs, [*args.collect, args.key_addr])
     key = raters.read_key(args.key_addr)
     results = raters.read_results(args.collect, key)
-    prepare_derived(outputs, SCRIPT, args.overwrite)
+    prepare_derived(outputs, COLLECTING, args.overwrite)
     print(to_markdown(rating_tables.all_tables(key, results)), end="")
     if outputs:
         text = json.dumps(raters.collected(key, results), ensure_ascii=False, indent=2) + "\n"
-        publish_derived({Path(args.output_addr): text.encode()}, SCRIPT, args)
+        publish_derived({Path(args.output_addr): text.encode()}, COLLECTING, args)
 
 
 if __name__ == "__main__":

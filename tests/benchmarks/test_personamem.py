@@ -167,6 +167,28 @@ def test_a_download_is_left_alone_and_made_anew_where_its_contexts_are_gone(tmp_
     assert contexts.read_text() == "mine"
 
 
+def test_histories_that_were_changed_beside_a_finished_file_are_not_left_alone(tmp_path):
+    path = download(DATA, tmp_path)
+    contexts = tmp_path / "PersonaMem_32k_contexts.jsonl"
+    contexts.write_text("mine")
+    with pytest.raises(UserError, match="exists, and holds other contexts\n  --overwrite replaces it"):
+        download(DATA, tmp_path)
+    assert contexts.read_text() == "mine"
+    download(DATA, tmp_path, "--overwrite")
+    assert contexts.read_bytes() == (DATA / CONTEXTS).read_bytes() and read_dataset(path, needs=["profile"])
+
+
+def test_a_sample_is_not_said_to_be_published(tmp_path, capsys):
+    download(DATA, tmp_path)
+    assert capsys.readouterr().out.endswith("24 questions; a count by others of the published file says 589\n")
+
+
+def test_columns_that_are_called_as_our_fields_change_none_of_these(dataset, tmp_path):
+    theirs = {"id": "0", "target": "a", "options": "[]", "task": "LaMP-1", "profile": "x", "group": "y"}
+    path = download(save(tmp_path / "source", [{**row, **theirs} for row in ROWS.values()]), tmp_path / "out")
+    assert path.read_bytes() == dataset.read_bytes()
+
+
 def test_it_comes_from_the_hub_too(dataset, tmp_path):
     files = {"README.md": b"# PersonaMem\n", **{name: (DATA / name).read_bytes() for name in (TABLE, CONTEXTS)}}
     flags = ["--dataset", NAME, "--output_dir", tmp_path / "out", "--cache_dir", tmp_path / "cache"]
@@ -201,6 +223,7 @@ V2 = [{"persona_id": "1", "chat_history_32k_link": "x.json", "user_query": "?", 
         (change(all_options="['(a) x', '(b) y', '(c) z']"), rf"id '{FIRST}'\): all_options holds 3 texts"),
         (change(all_options="__import__('os').system('touch hacked')"), "is no list of texts, as Python writes it"),
         (change(all_options="[" * 5000), "is no list of texts"),
+        (change(all_options="[{[]: 1}]"), "is no list of texts"),
         (change(all_options="['(b) x', '(a) y', '(c) z', '(d) z']"), r"it must hold four, with \(a\) to \(d\) ahead"),
         (change(correct_answer="(e)"), r"correct_answer '\(e\)' is none of \(a\)"),
         (change(question_type="other"), "question_type 'other' is none of recall_user_shared_facts"),
@@ -265,6 +288,20 @@ def test_a_profile_is_read_where_it_is_needed(dataset, tmp_path):
     (tmp_path / "PersonaMem_32k_contexts.jsonl").write_text(LINES[0] + "\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"not the file that .*moved\.json was made with"):
         read_dataset(alone, needs=["profile"])
+
+
+def test_a_dataset_s_end_that_python_would_count_from_behind_is_refused(dataset, tmp_path):
+    records = json.loads(dataset.read_text())
+    records[0]["profile"]["end"] = -3
+    (tmp_path / "edited.json").write_text(json.dumps(records))
+    with pytest.raises(UserError, match=r"edited\.json: .*field 'profile': its 'end' is -3"):
+        read_dataset(tmp_path / "edited.json", needs=["profile"])
+
+
+def test_no_history_stands_for_another_user_s_where_it_may_be_the_same_user_s(dataset, tmp_path):
+    flags = ["--ranker", "random", "--random_profile", "--input_dataset_addr", dataset]
+    with pytest.raises(UserError, match="--random_profile: of PersonaMem-32k several questions share a user's history"):
+        rank_dataset.main(list(map(str, [*flags, "--output_dataset_addr", tmp_path / "random.json"])))
 
 
 def test_a_ranked_file_refers_too(ranked, dataset, tmp_path):
@@ -350,7 +387,7 @@ def test_what_only_the_scorer_may_see_changes_nothing_that_is_asked(way, dataset
     assert server.requests == bodies
 
 
-def test_what_is_over_the_budget_goes_oldest_first_and_never_the_card(dataset, server, tmp_path):
+def test_what_is_over_the_budget_goes_oldest_first_and_never_the_card(dataset, server, tmp_path, capsys):
     flags = ["--limit", 8, "--max_model_len", 900, "--max_tokens", 50]
     out = tmp_path / "out.json"
     requests = ask(server, dataset, out, *flags)
@@ -366,7 +403,10 @@ def test_what_is_over_the_budget_goes_oldest_first_and_never_the_card(dataset, s
         assert chat.length(messages) <= 850
         if len(kept) < len(others):  # one more does not fit
             assert chat.length([*messages, history[others[-len(kept) - 1]]]) > 850
-    assert any(answer[0]["num_contexts_dropped"] for answer in answers.values())
+    dropped = sum(answer[0].get("num_contexts_dropped", 0) for answer in answers.values())
+    assert dropped and f", {dropped} messages or sessions left out for length" in capsys.readouterr().out
+    ask(server, dataset, tmp_path / "dry.json", *flags, "--dry_run")
+    assert f"{dropped} messages or sessions left out for length" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("most", [0, 1, 5, 40])
@@ -421,6 +461,9 @@ def test_options_in_another_order_are_read_back(dataset, server, tmp_path, capsy
         ("I like a good soup", None), ("(a) or (b)", None), ("", None), ("<think>(a)", None), ("e", None),
         ("I'd say the answer is a matter of taste", None), ("<final_answer>", None), ("options a and b", None),
         ("(a) x (b) y (c) z (d) w", None), ("<final_answer>(a certain one", None),
+        ("<final_answer>(a) or (b)</final_answer>", None), ("<final_answer>a, b", None),
+        ("<final_answer>**(a)**, or **(d)**", None), ("<final_answer>(c), a good one and (d) not", "c"),
+        ("<final_answer>(b) and (B)", "b"),
     ],
 )  # fmt: skip
 def test_a_letter_is_read_without_the_right_one(text, letter):
@@ -431,6 +474,7 @@ def test_a_letter_is_read_without_the_right_one(text, letter):
 def test_a_letter_at_a_cut_may_be_the_first_of_a_word(text):
     assert parse_letter(text).value == "c" and parse_letter(text, cut=True).value is None
     assert parse_letter("<final_answer>(c) for", cut=True).value == "c"
+    assert parse_letter("(c)", cut=True).value == "c"  # as --max_tokens 3 has it
 
 
 @pytest.mark.parametrize(
@@ -681,6 +725,23 @@ def test_turns_are_folded_for_a_template_that_wants_them_to_alternate():
     assert render(fold(TURNS[2:3] + TURNS[-1:], accepts)) == "[user]hi\n\nquestion"
 
 
+LAST_SYSTEM_FIRST = (
+    "{% set ns = namespace(system='') %}{% for m in messages if m.role == 'system' %}{% set ns.system = m.content %}"
+    "{% endfor %}{{ ns.system }}{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+ALL_SYSTEMS_FIRST = LAST_SYSTEM_FIRST.replace("= m.content", "= ns.system ~ m.content")
+
+
+@pytest.mark.parametrize("template", [LAST_SYSTEM_FIRST, ALL_SYSTEMS_FIRST])
+def test_a_template_that_drops_or_moves_later_system_turns_gets_them_folded(template):
+    """As those of DeepSeek's models do: the last system message stands first, in place of all others."""
+    render = renderer(template)
+    accepts = find_accepts(render)
+    assert accepts == Accepts(system=True, later_system=False, repeats=True, assistant_first=True)
+    text = "card one[user]hello[assistant]hi[user]card two[assistant]back[assistant]again[user]question"
+    assert render(fold(TURNS, accepts)) == text
+
+
 def test_only_later_system_turns_are_folded_where_the_first_is_taken():
     accepts = Accepts(system=True, later_system=False, repeats=True, assistant_first=True)
     assert [one["role"] for one in fold(TURNS, accepts)] == [
@@ -721,6 +782,14 @@ def test_a_history_has_the_tokens_of_its_whole_text(chat):
         turns = [*messages, {"role": "user", "content": "Which?\n\n(a) x\n(b) y"}]
         text = chat.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
         assert chat.render(turns).tolist() == chat.tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_two_users_turns_are_one_for_a_template_that_wants_them_to_alternate(chat, monkeypatch):
+    """As of a history without a card, of which one message was chosen."""
+    monkeypatch.setattr(chat.tokenizer, "chat_template", GEMMA)
+    monkeypatch.delitem(vars(chat), "_accepts", raising=False)
+    turns = [{"role": "user", "content": "hello"}, {"role": "user", "content": "question"}]
+    assert chat.tokenizer.decode(chat.render(turns)) == "[user]hello\n\nquestion"
 
 
 @pytest.mark.parametrize("budget", [100, 400, 700, 1000, 2500])

@@ -11,13 +11,14 @@ from test_personamem import DATA, NAME, ROWS, download, save
 from test_report import NASTY, browser, content, needs_chromium, open_page  # noqa: F401 (fixtures)
 
 import evaluate_responses
-from utils import export_predictions, make_figures, make_table, report, show_answers
+from utils import dataset_statistics, export_predictions, make_figures, make_table, report, show_answers
 from utils.benchmarks import tasks
 from utils.benchmarks.personamem import CANONICAL, TYPES
 from utils.benchmarks.personamem_results import DISTANCES, NOT_GIVEN, cited_share, distance_of
 from utils.cli import UserError
 from utils.files.manifest import file_hash
 from utils.records.contexts import open_profile
+from utils.records.datasets import read_dataset
 from utils.records.responses import read_responses
 from utils.tables.paper_results import read_paper
 from utils.tables.report_history import AFTER, AT_BEGIN, AT_END, BEFORE, MOST_CHARACTERS, place_of, show_history
@@ -231,6 +232,21 @@ def test_every_number_of_the_paper_is_read():
     assert counts == {"32k": 8, "128k": 20, "1M": 7}
 
 
+# The dataset
+
+
+def test_statistics_count_the_messages_before_each_question(dataset, tmp_path, capsys):
+    assert run(dataset_statistics, "--inputs_addr", dataset, "--format", "csv") == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    [sizes] = [row for row in rows if row["statistic"] == "Profile size (items)"]
+    records = read_dataset(dataset, needs=["profile"])
+    counts = [sum(one["role"] != "system" for one in record["profile"].messages) for record in records]
+    assert float(sizes["value"]) == pytest.approx(sum(counts) / len(counts))
+    broken = [{**json.loads(dataset.read_text())[0], "profile": {"contexts": "x"}}]
+    with pytest.raises(UserError, match=r"record 0 .*field 'profile': its 'context' is missing"):
+        run(dataset_statistics, "--inputs_addr", write(tmp_path / "broken.json", broken))
+
+
 # The figure
 
 
@@ -332,6 +348,18 @@ def test_an_exported_table_is_scored_as_what_it_is_of(name, folder, dataset, tmp
         ours = score(dataset, folder / f"{name}.json", tmp_path / f"o{len(more)}.json", *more)
         assert from_table == ours
     run(make_table, "--system", "theirs", tmp_path / "t0.json", "--system", "ours", folder / "best_scores.json")
+
+
+def test_what_a_model_wrote_breaks_no_table(dataset, tmp_path):
+    raws = ["one\rtwo\r\nthree\nfour", 'a "quoted", <final_answer>(b)', "half \ud800, \0", {"not": "a text"}]
+    texts = dict(zip(ROWS, raws * 6, strict=True))
+    responses = write(tmp_path / "r.json", {key: [{"output": "b", "raw": raw}] for key, raw in texts.items()})
+    run(export_predictions, "--inputs_addr", dataset, "--response_addr", responses, "--output_dir", tmp_path)
+    rows = list(csv.DictReader((tmp_path / TABLE).open(encoding="utf-8", newline=""), strict=True))
+    expected = [*raws[:2], "half ?, \0", "(b)"]
+    assert {row["question_id"]: row["model_response"] for row in rows} == dict(zip(ROWS, expected * 6, strict=True))
+    scores = score(dataset, responses, tmp_path / "official.json", "--reading", "official")
+    assert scores["num_questions"] == 24
 
 
 def test_the_baselines_tables_are_read_without_the_right_letter(dataset, tmp_path, capsys):

@@ -263,6 +263,20 @@ def test_what_no_model_makes_follows_its_flags(small, server, tmp_path, capsys):
         assert all(record["profile"] == latest[record["id"]] for record in records)
 
 
+def test_the_files_of_categories_that_are_no_more_go(small, server, tmp_path, capsys):
+    """Else `*_train.json` would be of two datasets, whose splits differ."""
+    out, own = tmp_path / "out", tmp_path / "mine.toml"
+    own.write_text('[Food]\ncommunities = ["cooking"]\n')
+    assert build_dataset.main(flags(small[0], out, server.url, *LENIENT)) == 0
+    before = {f"{category}_{split}.json" for category, split in dataset_of(out)}
+    mine = out / "my_train.json"
+    mine.write_text("[]")
+    assert build_dataset.main(flags(small[0], out, server.url, *LENIENT, "--communities_addr", own)) == 0
+    mine.unlink()  # somebody else's stays
+    assert {category for category, _ in dataset_of(out)} == {"Food"} and not list(out.glob("Lifestyle*"))
+    assert capsys.readouterr().err.count("nothing for it any more") == len(before)
+
+
 def test_the_page_to_read_has_the_counts_of_this_run(small, server, tmp_path):
     """Also where other terms leave the same candidates."""
     out = tmp_path / "out"

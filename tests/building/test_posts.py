@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from utils.building import posts
 from utils.building.candidates import Terms, choose, profile_of, text_key
 from utils.building.index import VERSION, PostIndex
 from utils.building.posts import User, licence_of, read_dump, read_sepqa, read_users, text_of
@@ -131,6 +132,17 @@ def test_xml_that_is_dangerous_or_cut_is_refused(head, rows, said, tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert str(error.value).startswith(f"{path}: {said}") and peak < 10_000_000
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 1 << 16])
+def test_a_reference_to_no_character_is_left_out(chunk, tmp_path, monkeypatch):
+    """Real dumps have a few, such as that of apple.stackexchange.com of 2024, and no parser takes them."""
+    monkeypatch.setattr(posts, "CHUNK", chunk)
+    body = "Press &#x0E;⌘-1 &amp;amp; &#xB;&#xfffe;&#xD83D;twice&#xA;&#x9;now, &#xE9;."
+    path, sizes = write_dump(tmp_path, question(1, Body=body)), []
+    [post] = read_dump(path, {}, Counter(), sizes.append)
+    assert post.body == "Press ⌘-1 & twice\n\tnow, é."
+    assert sum(sizes) == path.stat().st_size
 
 
 def test_a_folder_that_names_no_community_is_refused(tmp_path):
@@ -273,6 +285,17 @@ def test_the_splits_of_sepqa_are_counted_apart(tmp_path):
     index = PostIndex(tmp_path / "posts.sqlite")
     index.fill([tmp_path / name / "data.jsonl" for name in ("train", "val")])
     assert index.counts() == {"train/data.jsonl": {"questions": 1}, "val/data.jsonl": {"questions": 1}}
+
+
+def test_an_input_with_nothing_new_is_counted(tmp_path):
+    """As SE-PQA's data_pers.jsonl is behind its data.jsonl, of which it is a part."""
+    lines = [sepqa(id=f"cooking_{number}") for number in (1, 2)]
+    for name, its in (("data.jsonl", lines), ("data_pers.jsonl", lines[:1])):
+        (tmp_path / name).write_text("".join(its))
+    index = PostIndex(tmp_path / "posts.sqlite")
+    index.fill([tmp_path / "data.jsonl", tmp_path / "data_pers.jsonl"])
+    assert list(index.counts().values()) == [{"questions": 2}, {"questions": 0, "a number that was there before": 1}]
+    index.close()
 
 
 def test_an_input_that_is_refused_leaves_nothing(tmp_path):

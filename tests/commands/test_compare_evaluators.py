@@ -435,6 +435,10 @@ class TestHumans:
             ({"a": None}, """: id 'a': None where "first", "second" or "tie" belongs, or a list of these"""),
             ({}, """: not an object {question id: "first", "second" or "tie"}, or an empty one"""),
             (["first"], """: not an object {question id: "first", "second" or "tie"}, or an empty one"""),
+            (
+                {"choices": {"a": "first"}, "responses": [["aa"], [1]]},
+                ": field 'responses': [['aa'], [1]] where a list of SHA-256 a system belongs",
+            ),
         ],
     )
     def test_a_file_with_something_else_than_choices(self, study, content, expected):

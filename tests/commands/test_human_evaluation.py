@@ -256,7 +256,7 @@ def test_thirty_pairs_rated_closed_taken_up_again_and_collected(study, open_page
     assert page.complaints() == []
 
     capsys.readouterr()
-    choices = study.collect(anns, half, whole)
+    choices = study.collect(anns, half, whole)["choices"]
     out = capsys.readouterr().out
     assert choices == {i: [plans["Ann"][i], plans["Bo"][i]] for i in key["questions"]}
     assert "| Ann | 30 | 30 |" in out and "| Bo | 30 | 30 |" in out
@@ -420,6 +420,15 @@ def test_a_browser_that_keeps_nothing_says_so(study, open_page):
     rater.press("1")
     assert rater.status() == "Ann: question 2, 1 of 4 done"
     assert page.texts("#said")[0].startswith("This browser keeps nothing of this page: download the result before")
+    # Until the page is closed nothing is lost: neither where another rater has been there, nor by loading a file.
+    rater.click("#who")
+    rater.click("#main button", 1)
+    assert rater.status() == "Bo: question 1, 0 of 4 done"
+    rater.click("#who")
+    [first, second, *_] = json.loads(study.key_addr.read_text())["raters"]["Ann"]
+    rater.load(study.result("Ann", {second: {"choice": 2}}))
+    assert rater.status() == "Ann: question 3, 2 of 4 done"
+    assert [answer["id"] for answer in json.loads(rater.download().read_text())["answers"]] == [first, second]
 
 
 # What is drawn
@@ -497,7 +506,7 @@ def test_two_raters_of_a_part_each_and_what_compare_evaluators_makes_of_it(study
     choices = {name: {i: rng.choice(["first", "second", "tie"]) for i in ids} for name, ids in key["raters"].items()}
     files = [study.choose(name, its) for name, its in choices.items()]
     capsys.readouterr()
-    collected = study.collect(*files)
+    collected = study.collect(*files)["choices"]
     assert collected == {i: [its[i] for its in choices.values() if i in its] for i in key["questions"]}
     assert Counter(map(len, collected.values())) == {2: 20, 1: 20}
     both = [tuple(its) for its in collected.values() if len(its) == 2]
@@ -517,6 +526,30 @@ def test_two_raters_of_a_part_each_and_what_compare_evaluators_makes_of_it(study
     out = capsys.readouterr().out
     assert "Humans, 2 raters of 20 of 40 questions, fewer of the others: first" in out
     assert f"{abs(kappa):.4f} (the paper's: 0.726)" in out
+    # It has the hashes of the answers that people saw, so scores of others are refused, and those in another order.
+    alpha, beta = (file_hash(study.responses[name]) for name in ("Alpha", "Beta"))
+    words = ["--human_addr", human, "--evaluator", "Judge", scores]
+    for responses, message in (
+        (
+            [alpha, "another's"],
+            f"{scores}: scores other answers than the humans of {human} compared\n  give",
+        ),
+        ([beta, alpha], f"{scores}: its first system's responses are the second system's in {human}\n  give all"),
+    ):
+        manifest = {"fingerprint": {"responses": responses}, "output_sha256": file_hash(scores)}
+        study.write("pairs.json.manifest.json", manifest)
+        with pytest.raises(UserError) as error:
+            compare_evaluators.main(words)
+        assert str(error.value).startswith(message)
+    manifest["fingerprint"]["responses"] = [alpha, beta]
+    study.write("pairs.json.manifest.json", manifest)
+    other = json.loads((study.folder / "pairs.json").read_text())
+    for entry in other["per_question_scores"]:
+        entry["id"] += " of a category that nobody was asked about"
+    other = study.write("other.json", other)
+    manifest = {"fingerprint": {"responses": ["Alpha's there", "Beta's"]}, "output_sha256": file_hash(other)}
+    study.write("other.json.manifest.json", manifest)
+    assert compare_evaluators.main([*words, "--evaluator", "Judge", other]) == 0
 
 
 def test_three_raters_have_each_two_a_kappa_and_all_an_alpha(study, capsys):
@@ -584,10 +617,22 @@ def test_verdicts_of_two_raters_are_their_middle_and_a_coin_decides_between_two(
 def test_collecting_an_unfinished_study_counts_what_is_there(study, capsys):
     key = study.make("--draw", 6)
     ids = key["raters"]["Ann"]
-    assert study.collect(study.choose("Ann", {ids[0]: "first"})) == {ids[0]: ["first"]}
+    assert study.collect(study.choose("Ann", {ids[0]: "first"}))["choices"] == {ids[0]: ["first"]}
     out = capsys.readouterr().out
     assert "| Ann | 6 | 1 |" in out and "- No file of Bo." in out and "kappa" not in out.split("|")[-1]
-    assert study.collect(study.choose("Ann", {})) == {}
+    assert study.collect(study.choose("Ann", {}))["choices"] == {}
+
+
+def test_what_is_collected_replaces_no_page_and_no_key(study):
+    key = study.make("--draw", 6)
+    result, other = study.choose("Ann", {key["raters"]["Ann"][0]: "first"}), study.folder / "other.html"
+    assert main([str(other) if word == str(study.page) else word for word in study.words("--draw", 4)]) == 0
+    words = ["--collect", result, "--key_addr", str(study.key_addr), "--output_addr"]
+    for path in (study.page, other.with_name("other_key.json")):
+        before = path.read_bytes()
+        assert refusal(*words, path).startswith(f"{path}: ") and path.read_bytes() == before
+    words.append(str(study.folder / "choices.json"))
+    assert main(words) == main(words) == 0  # what was collected before is made again
 
 
 def test_two_files_of_one_rater_are_joined_where_they_say_the_same(study):
@@ -595,7 +640,7 @@ def test_two_files_of_one_rater_are_joined_where_they_say_the_same(study):
     ids = key["raters"]["Ann"]
     one = study.choose("Ann", dict.fromkeys(ids[:4], "first"), "one.json")
     other = study.choose("Ann", dict.fromkeys(ids[2:], "first"), "other.json")
-    assert study.collect(one, other) == {i: ["first"] for i in key["questions"]}
+    assert study.collect(one, other)["choices"] == {i: ["first"] for i in key["questions"]}
     wrong = study.choose("Ann", {ids[0]: "tie"}, "wrong.json")
     message = refusal("--collect", one, wrong, "--key_addr", study.key_addr)
     assert message.startswith(f"{wrong}: id '{ids[0]}': 'choice' is 0, but ")

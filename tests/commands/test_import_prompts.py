@@ -14,7 +14,8 @@ import prompts
 from prompts import choose_lead_in, join_posts, load_prompt, parse_prompt
 from utils.benchmarks.lampqa import PUBLIC_CODE, aspect_messages, gold_plan
 from utils.cli import UserError
-from utils.generation.chat import LocalChat, merge_system
+from utils.generation.chat import LocalChat
+from utils.generation.turns import Accepts, fold
 from utils.import_prompts import main, read_prompts
 from utils.parsing.plans import gold_text, plan_parser, plan_pattern, plan_text
 from utils.tables.notes import wording
@@ -253,7 +254,7 @@ def test_the_judge_sees_the_aspect_in_the_middle_and_empty_fields_stay(folder):
 
 def test_a_model_without_a_system_role_reads_both_parts_with_an_empty_line_between(folder):
     messages = load_prompt("lampqa/rag", folder).messages(question="Why?", profile="A post.")
-    assert merge_system(messages) == [
+    assert fold(messages, Accepts(False, False, False, False)) == [
         {
             "role": "user",
             "content": 'Greet like a neighbour.\n  Reply as {"personalized_answer": ...}.\n\n\n\n'
@@ -272,7 +273,7 @@ def test_aspects_of_a_response_are_tokenized_together_as_each_alone(folder, tmp_
     tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "model/config.json").write_text('{"model_type": "qwen2"}')
     chat, prompt = LocalChat(str(tmp_path / "model")), load_prompt("lampqa/aspect_judge", folder)
-    assert chat._merges_system == bool(refused)
+    assert chat._accepts.system != bool(refused)
     records = json.loads((ROOT / "tests/data/mini_lampqa/test.json").read_text(encoding="utf-8"))
     groups = [
         [aspect_messages(prompt, record, [answer], i) for i in range(len(record["rubric_aspects"]))]

@@ -177,3 +177,15 @@ def test_a_control_is_a_line_in_each_panel(files, open_page):
     assert page.run(lines) == [2, 2, 2, 2]  # in the system's track and in its own, in three groups and the average
     row = "[...document.querySelectorAll('.panel .control')].map((row) => row.innerText.replace(/\\s+/g, ' ').trim())"
     assert page.run(row) == ["Half <b> 0.25", "Half <b> 0.50", "Half <b> 0.00", "Half <b> 0.25"]
+
+
+def test_of_questions_of_no_known_group_a_control_has_its_line_too(files):
+    """As of a dataset that was built from other communities."""
+    files.data[1]["category"] = "chess"
+    files.inputs = files.write("data.json", files.data)
+    answers = files.responses("a.json", {"rpg_1": "A", "diy_2": "B", "law_3": "C"})
+    scores = files.scores("s.json", {"rpg_1": [2, 1], "diy_2": [1], "law_3": [1, 1]})
+    half = files.scores("h.json", {"rpg_1": [1, 0], "diy_2": [0], "law_3": [0, 0]})
+    index, _ = content(files.report("--system", "A", answers, scores, "--control", "Half", half))
+    [unknown] = [panel for panel in index["panels"] if panel["group"] == "unknown"]
+    assert [point["mean"] for point in unknown["points"]] == [0.5] and unknown["controls"] == [["Half", 0.0]]

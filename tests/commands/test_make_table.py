@@ -987,6 +987,12 @@ class TestPeople:
         assert means["RAG", "Average (macro)"][2] == "–"
         assert means["RAG", SOCIETY][2] != "–"
 
+    def test_nor_have_they_where_an_answer_is_missing(self, judged, people, capsys):
+        verdicts = seen("diy", "law") | {f"rpg{i}": (1, 1) for i in range(3)}
+        file = people("people.json", verdicts, RESPONSES["responses"])
+        means, *_ = self.tables(capsys, "--system", "RAG", judged(), "--human_addr", "RAG", file)
+        assert means["RAG", ARTS][1:4] == [f"{0.5 * 5 / 6:.4f}", "–", "0.00"]
+
     def test_only_the_systems_that_people_judged_are_corrected(self, judged, people, capsys):
         files = "--system", "RAG", judged(), "--system", "PlanPers", judged("b.json")
         people_s = people("people.json", seen("rpg", "diy", "law"), RESPONSES["responses"])

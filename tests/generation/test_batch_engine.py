@@ -111,6 +111,51 @@ def test_where_all_expired_the_same_file_is_a_new_batch(server, tmp_path):
     assert [batch["status"] for batch in server.batches] == ["expired", "completed"]
 
 
+def test_of_two_systems_that_answer_alike_each_has_its_verdict(server, tmp_path):
+    """Their judge is asked the same, by the same seed."""
+    inputs = make_questions(tmp_path / "in.json", 4)
+    for name in "ab":
+        answers = {f"q{i}": [{"output": f"{name if i else 'same'} {i}"}] for i in range(4)}
+        (tmp_path / f"{name}.json").write_text(json.dumps(answers))
+    flags = ["--evaluator_llm", "m", "--openai", "--base_url", server.url, "--inputs_addr", inputs, "--openai_batch"]
+    flags += ["--response_addr", tmp_path / "a.json", tmp_path / "b.json"]
+    flags += ["--score_addr", tmp_path / "a_scores.json", tmp_path / "b_scores.json"]
+    assert evaluate_responses.main(list(map(str, flags))) == 0
+    assert [batch["request_counts"]["total"] for batch in server.batches] == [7]
+    a, b = (json.loads((tmp_path / f"{name}_scores.json").read_text())["per_question_scores"] for name in "ab")
+    assert a[0] == b[0] and len(a) == len(b) == 4
+
+
+def test_of_a_batch_whose_files_are_gone_nothing_is_taken(server, tmp_path):
+    inputs, output = make_questions(tmp_path / "in.json", 3), tmp_path / "out.json"
+    assert baselines.main(command(server, inputs, output, "--openai_batch")) == 0
+    whole = output.read_bytes()
+    for path in tmp_path.glob("out.json*"):
+        path.unlink()
+    server.files.clear()
+    assert baselines.main(command(server, inputs, output, "--openai_batch")) == 0
+    assert output.read_bytes() == whole and len(server.batches) == 2
+
+
+def test_what_the_api_does_not_take_is_in_no_second_batch(server, tmp_path):
+    """By itself it is asked for in a format that the API takes, so the run goes on."""
+    refused = Reply("No response_format here.", status=400)
+    server.outcome = lambda number, body: refused if "response_format" in body else default_reply(body)
+    server.reply = lambda body: server.answer(body, server.outcome(0, body))
+    inputs, output = make_questions(tmp_path / "in.json", 5), tmp_path / "out.json"
+    words = command(server, inputs, output, "--openai_batch", "--constrained_decoding", "always")
+    assert baselines.main(words) == 0
+    assert len(server.batches) == 1 and len(json.loads(output.read_text())) == 5
+
+
+def test_a_fault_of_ours_ends_the_run(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(batch_engine.BatchEngine, "_answer_in", lambda self, line: line["nothing of the kind"])
+    with pytest.raises(KeyError):
+        baselines.main(
+            command(server, make_questions(tmp_path / "in.json", 3), tmp_path / "out.json", "--openai_batch")
+        )
+
+
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_batch_that_the_api_was_not_heard_of_is_found(server, tmp_path, ends):
     """Also where it has ended by then."""

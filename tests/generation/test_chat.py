@@ -12,10 +12,12 @@ import pytest
 
 from prompts import join_posts, load_prompt
 from utils.cli import UserError
-from utils.generation.chat import APIChat, Fitted, LocalChat, choose_length, fit_posts, merge_system, open_chat
+from utils.generation.chat import APIChat, Fitted, LocalChat, choose_length, fit_posts, open_chat
+from utils.generation.turns import Accepts, fold
 from utils.models.hub import adapter_base
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "猫 ’{x}’?\n\noutput: ```json"}]
+NO_SYSTEM = Accepts(system=False, later_system=False, repeats=False, assistant_first=False)
 MERGED = "Be brief.\n\n猫 ’{x}’?\n\noutput: ```json"
 
 TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
@@ -88,7 +90,7 @@ def test_messages_are_rendered_by_the_models_template(models, name, expected):
 
 def test_merging_puts_the_system_text_ahead_of_the_users():
     before = [dict(message) for message in MESSAGES]
-    assert merge_system(MESSAGES) == [{"role": "user", "content": MERGED}]
+    assert fold(MESSAGES, NO_SYSTEM) == [{"role": "user", "content": MERGED}]
     assert before == MESSAGES
 
 
@@ -476,7 +478,7 @@ def test_prompt_and_reply_are_what_the_template_makes_of_the_whole_conversation(
     prompt = user
     if style == "Gemma":
         prompt = system + user  # merged into the user's
-        whole[0] = merge_system(prompt)[0]
+        whole[0] = fold(prompt, NO_SYSTEM)[0]
     ids = [*chat.render(prompt), *chat.render_reply("Cost\ntime")]
     expected = chat.tokenizer.apply_chat_template(whole, return_dict=False)
     assert ids == expected[: len(ids)]

@@ -173,7 +173,7 @@ class Tokens:
     """What stands for vLLM: each token is as likely as it is high, and what is cached has no log-probability."""
 
     def __init__(self, block):
-        self.block, self.cache, self.asked = block, set(), []
+        self.block, self.cache, self.asked, self.wanted = block, set(), [], []
 
     async def ask(self, token_ids, params):
         blocks = [token_ids[:end] for end in range(self.block, len(token_ids), self.block)]
@@ -182,6 +182,7 @@ class Tokens:
         if len(token_ids) % self.block == 0:
             self.cache.add(token_ids)
         self.asked.append((token_ids, cached))
+        self.wanted.append(params.prompt_logprobs is not None)
         values = [99.0 if i < cached else -float(token) for i, token in enumerate(token_ids[1:])]
         nexts = {token: SimpleNamespace(logprob=-float(token)) for token in params.logprob_token_ids or ()}
         return SimpleNamespace(
@@ -192,19 +193,22 @@ class Tokens:
         )
 
 
+@pytest.mark.parametrize("by_token", [False, True])
 @pytest.mark.parametrize("block", [1, 2, 3, 4, 16])
-def test_continuations_that_begin_alike_are_taken_apart(block):
+def test_continuations_that_begin_alike_are_taken_apart(block, by_token):
     """No number of what was cached is taken, wherever the blocks of the cache end."""
     pytest.importorskip("vllm")
     words = [[5], [5, 6, 7], [5, 6, 9], [5, 6, 7, 7, 3, 2], [8, 1], [8, 1], [4], [5, 6, 7, 7, 3, 1, 1]]
     continuations = [array("i", word) for word in words]
     engine, prompt = Tokens(block), array("i", [1, 2, 3, 4])
-    scored = asyncio.run(score_continuations(engine.ask, prompt, continuations))
+    scored = asyncio.run(score_continuations(engine.ask, prompt, continuations, by_token))
     assert scored.mean_log_probs == pytest.approx([-sum(word) / len(word) for word in words])
     assert len({token_ids for token_ids, _ in engine.asked}) == len(engine.asked)  # nothing is asked twice
     assert scored.prompt_tokens == sum(len(token_ids) for token_ids, _ in engine.asked)
     # The same again, as of another question: what the cache has of it is computed once more.
-    assert asyncio.run(score_continuations(engine.ask, prompt, continuations)).mean_log_probs == scored.mean_log_probs
+    again = asyncio.run(score_continuations(engine.ask, prompt, continuations, by_token))
+    assert again.mean_log_probs == scored.mean_log_probs
+    assert by_token == (not any(engine.wanted))
 
 
 RUN = (
@@ -236,11 +240,40 @@ def test_vllms_likelihoods_are_those_of_transformers(tmp_path):
     assert tokens["cached_tokens"] > 0.8 * tokens["prompt_tokens"]
 
 
-def asked_of(records):
+@pytest.mark.engine
+def test_an_adapters_likelihoods_are_those_of_transformers(tmp_path):
+    """Of its base model with its weights added, by two copies at a time."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(CHAT, dtype=torch.float32)
+    adapter = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    adapter.save_pretrained(tmp_path / "adapter")
+    adapter.merge_and_unload().save_pretrained(tmp_path / "merged")
+    AutoTokenizer.from_pretrained(CHAT).save_pretrained(tmp_path / "merged")
+    records = make_records(4)
+    inputs, output = write(tmp_path / "in.json", records), tmp_path / "out.json"
+    command = [sys.executable, "-c", RUN, "--model_addr", tmp_path / "adapter", "--inputs_addr", inputs]
+    command += ["--output_addr", output, "--choose", "likelihood", "--dtype", "float32", "--rag", "--num_contexts", 9]
+    command += ["--data_parallel_size", 2]
+    done = subprocess.run(
+        list(map(str, command)), cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(output.read_text())
+    for record, (expected, _) in zip(records, mean_log_probs(tmp_path / "merged", asked_of(records, 9)), strict=True):
+        [answer] = answers[record["id"]]
+        assert answer["mean_log_probs"] == pytest.approx(expected, abs=1e-3)
+        assert answer["output"] == max(expected, key=expected.get)
+
+
+def asked_of(records, number=50):
     """The conversation of each, and the options behind it."""
     prompt = load_prompt(str(MADE_UP / "ask_with_notes"))
     for record in records:
-        notes = [item["note"] for item in record["profile"]][::-1]
+        notes = [item["note"] for item in record["profile"][:number]][::-1]
         yield prompt.messages(profile=join_posts(notes), question=record["question"]), record["options"]
 
 

@@ -71,6 +71,8 @@ def test_what_has_no_answer_counts_0():
     *scaled, (between, freedom) = whole.variances
     assert [variance for variance, _ in scaled] == pytest.approx([its * 36 / 64 for its, _ in part.variances])
     assert (between, freedom) == (pytest.approx(part.mean**2 * 6 / 8 * 2 / 8 / 8), 7)
+    # And no question that people score takes from that.
+    assert (whole.shrinking, whole.fixed) == pytest.approx((part.shrinking * 36 / 64, part.fixed * 36 / 64 + between))
 
 
 # Simulated studies. A question is easy or hard; people's verdict on each of its four aspects is drawn by that.

@@ -40,7 +40,7 @@ BENCHMARK = "PersonaMem"
 # By size: questions, as others have counted them (not verified), and the tokens of prompt and output that a generator
 # is given: more than the paper counts, for a tokenizer that isn't known is reckoned with more.
 SIZES = {"32k": (589, 56_000), "128k": (2727, 210_000), "1M": (2674, 1_600_000)}
-COUNTED_BY = "a count by others"
+COUNTED_BY = "a count by others of the published file"
 
 # Canonical names, in the paper's order, with the other names that files of before have.
 TYPES = {
@@ -95,16 +95,16 @@ def convert(name: str, row: dict[str, Any], where: str) -> Record:
         raise UserError(f"{where}: correct_answer {quote(row['correct_answer'])} is none of (a), (b), (c), (d)")
     kept = {column: value for column, value in row.items() if column not in (*READ_COLUMNS, *PLACE_COLUMNS)}
     place = {"context": row[PLACE_COLUMNS[0]], "end": read_end(row[PLACE_COLUMNS[1]], where)}
-    group = CANONICAL[row["question_type"]]
     record = {"task": name, "id": record_id, "question": question, "options": options, "target": target}
-    return {**record, "group": group, "question_type": row["question_type"], **kept, "profile": place}
+    record |= {"group": CANONICAL[row["question_type"]], "question_type": row["question_type"]}
+    return {**record, **kept, **record, "profile": place}  # a column that is called as a field of ours is not that
 
 
 def read_options(text: str, where: str) -> list[str]:
     """The four options without their letters, from the text of a Python list, which is read and never run."""
     try:
         options = ast.literal_eval(text) if len(text) < MOST_CHARACTERS else None
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         options = None
     if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
         raise UserError(f"{where}: all_options {quote(text[:80])} is no list of texts, as Python writes it")
@@ -142,7 +142,7 @@ def check_reference(record: Record, where: str) -> None:
     if not isinstance(found, dict):
         raise UserError(f"{where}: field 'profile' is {kind(found)}; it must refer to a context")
     for name, type_ in (("contexts", str), ("context", str), ("end", int)):
-        if type(found.get(name)) is not type_ or not found[name]:
+        if type(found.get(name)) is not type_ or found[name] <= type_():  # empty, or an end of 0 or less
             raise UserError(f"{where}: field 'profile': its {name!r} is {kind(found.get(name))}")
 
 
@@ -278,6 +278,7 @@ def make_task(size: str, questions: int, length: int) -> Task:
         asked_needs=("profile", "options"),
         prompts={"none": "personamem/choice", "rag": "personamem/choice"},
         prompt_length=length,
+        item_words="messages or sessions",
         output=Output(r"\([a-d]\)", parse_letter),
         metrics=metrics(),
         facts="utils/benchmarks/personamem.py",

@@ -88,13 +88,14 @@ def write_results(records: Sequence[Record], responses: Mapping[str, dict[str, A
     older = [OLDER] if any(OLDER in record for record in records) else []
     columns = ["score", *_ASKED, *older, *_LENGTHS, *_ANSWER]
     text = io.StringIO()
-    table = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore", restval="")
+    table = csv.DictWriter(text, columns, extrasaction="ignore", restval="")
     table.writeheader()
     for record in records:
         response = responses[record["id"]]
         letter = response["output"].strip()
         predicted = f"({letter})" if letter else ""
-        wrote = response.get("raw") or predicted  # where options are compared, nothing is written
+        raw = response.get("raw")  # where options are compared, nothing is written
+        wrote = raw.encode(errors="replace").decode() if raw and isinstance(raw, str) else predicted
         names = {"question_id": record["id"], "user_question_or_message": record["question"]}
         answer = (wrote, len(wrote), predicted, f"({record['target']})")
         score = {"score": letter == record["target"]}

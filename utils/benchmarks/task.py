@@ -188,6 +188,7 @@ class Task:
     divisions: Mapping[str, Sequence[str]] = field(default_factory=dict)
     query: Callable[[Record], str] = lambda record: record["question"]  # what retrieval compares with `item_text`
     item_text: Callable[[Item], str] = lambda item: item["text"]
+    item_words: str = "posts"  # what several items are called
     # An item as a prompt has it, `item_text` where None, and what makes one text of several.
     stated: Callable[[Item], str] | None = None
     join: Callable[[list[str]], str] = join_posts

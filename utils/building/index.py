@@ -37,6 +37,7 @@ _IS_COPY = """(digest IS NOT NULL AND EXISTS (
     SELECT 1 FROM posts AS other WHERE other.digest = posts.digest
     AND (other.date, other.community, other.number) < (posts.date, posts.community, posts.number)
 ))"""
+_TWICE = "a number that was there before"  # in another input, or in this one
 _COLUMNS = "community, number, author, date, title, body, licence"
 
 
@@ -148,8 +149,8 @@ class PostIndex:
                     (post.community, post.number, post.author, post.date, post.title, post.body, post.licence,
                      len(words), digest(words)),
                 ).rowcount  # fmt: skip
-                counts["questions" if added else "a number that was there before"] += 1
-            if not counts["questions"]:
+                counts["questions" if added else _TWICE] += 1
+            if not counts["questions"] and not counts[_TWICE]:
                 raise UserError(
                     f"{path}: no question with title, author and date; give a dump's Posts.xml, or SE-PQA's"
                 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from utils.cli import UserError
 from utils.parsing import writable
@@ -26,6 +26,9 @@ NETWORK = ".stackexchange.com"  # what the dumps' folders are called behind the 
 LICENCES = (("2018-05-02", "CC BY-SA 4.0"), ("2011-04-08", "CC BY-SA 3.0"), ("", "CC BY-SA 2.5"))
 # Behind these a line ends; the sites' own markup has a line break there, and is not changed.
 _LINE_ENDS = re.compile(r"(</(?:p|li|h[1-6]|pre|blockquote|div|tr|ul|ol|table)>|<[bh]r\s*/?>)(?!\n)", re.IGNORECASE)
+# References to control characters and the like: XML forbids them, so no parser takes them, but real dumps have some.
+_FORBIDDEN = re.compile(rb"&#x(?:0?[0-8BCEF]|1[0-9A-F]|D[89A-F][0-9A-F]{2}|FFF[EF]);", re.IGNORECASE)
+_LONGEST_FORBIDDEN = len(b"&#xFFFE;")
 _SEPQA_ID = re.compile(r"([\w.-]+)_(\d+)")
 
 
@@ -104,7 +107,8 @@ def read_dump(path: Path, users: Users, counts: Counter[str], told: Told = lambd
 def read_rows(path: Path, told: Told = lambda size: None) -> Iterator[dict[str, str]]:
     """The attributes of each row of a dump's file; UserError where it is no whole XML or declares entities.
 
-    A dump has no document type: one that does could make gigabytes of a few bytes, so nothing behind it is read.
+    References to characters that XML has not are left out. A dump has no document type: one that does could make
+    gigabytes of a few bytes, so nothing behind it is read.
     """
     from lxml import etree
 
@@ -112,8 +116,8 @@ def read_rows(path: Path, told: Told = lambda size: None) -> Iterator[dict[str, 
     parser = etree.XMLParser(target=rows, resolve_entities="internal", no_network=True)
     try:
         with open(path, "rb") as file:
-            while chunk := file.read(CHUNK):
-                parser.feed(chunk)
+            for chunk in _chunks(file):
+                parser.feed(_FORBIDDEN.sub(b"", chunk))
                 yield from rows.found
                 rows.found.clear()
                 told(len(chunk))
@@ -124,6 +128,18 @@ def read_rows(path: Path, told: Told = lambda size: None) -> Iterator[dict[str, 
         raise UserError(f"{path}: declares a document type, which no dump does; it is not read") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    """The file in parts, of which none ends within a reference that is to be found."""
+    rest = b""
+    while read := file.read(CHUNK):
+        chunk = rest + read
+        begun = chunk.rfind(b"&", -_LONGEST_FORBIDDEN)
+        end = len(chunk) if begun == -1 else begun
+        rest = chunk[end:]
+        yield chunk[:end]
+    yield rest
 
 
 class ForbiddenError(Exception):

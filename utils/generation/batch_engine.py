@@ -13,6 +13,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,10 +69,10 @@ class BatchEngine(APIEngine):
             return await super().complete(model, prompt, sampling)
         held = FORMATS[self._format] if isinstance(sampling.schema, dict) else "none"
         body = self._body(model, prompt, sampling, held)
-        item = Item(body, asyncio.get_running_loop().create_future())
         if not self._waiting:
             self._start(self._send_when_quiet())
-        self._waiting[_hash(body)] = item
+        # Two requests may be one: a judge's, of two systems that answer a question alike.
+        item = self._waiting.setdefault(_hash(body), Item(body, asyncio.get_running_loop().create_future()))
         self._last = time.monotonic()
         if (answer := await item.answer) is None:
             return await super().complete(model, prompt, sampling)
@@ -112,7 +113,7 @@ class BatchEngine(APIEngine):
             for item in items.values():
                 if not item.answer.done():
                     item.answer.set_result(None)
-        except (UserError, UnavailableError) as error:
+        except Exception as error:  # of ours too: who waits for an answer raises it
             for item in items.values():
                 if not item.answer.done():
                     item.answer.set_exception(error)
@@ -128,9 +129,10 @@ class BatchEngine(APIEngine):
                 print(f"going on with {batch.id}", file=sys.stderr, flush=True)
                 batch = await self._wait_for(batch)
             self._earlier = [other for other in self._earlier if other.id != batch.id]
-            async for line in self._lines(batch):
-                if (answer := self._answer_in(line)) is not None:
-                    self._answers[line["custom_id"]] = answer
+            with suppress(AbsentError):  # the API keeps a file for 30 days
+                async for line in self._lines(batch):
+                    if (answer := self._answer_in(line)) is not None:
+                        self._answers[line["custom_id"]] = answer
         for key, item in items.items():
             if (answer := self._answers.pop(key, None)) is not None:
                 item.answer.set_result(answer)
@@ -159,8 +161,10 @@ class BatchEngine(APIEngine):
                 continue
             if (answer := self._answer_in(line)) is not None:
                 item.answer.set_result(answer)
-            elif (refusal := self._refusal_in(line)) is not None:
-                item.answer.set_exception(refusal)
+            elif isinstance(problem := self._problem_in(line), RefusedError):
+                item.answer.set_exception(problem)
+            elif isinstance(problem, UserError):  # by itself a format is found that the API takes, or the run ends
+                item.answer.set_result(None)
 
     async def _when_there_is_room(self, items: dict[str, Item]) -> list[dict[str, Item]]:
         """What to ask for in a batch each, of items that were too many for the queue; nothing if only one was.
@@ -254,12 +258,11 @@ class BatchEngine(APIEngine):
             return None
         return ChatCompletion.construct(**response["body"])
 
-    def _refusal_in(self, line: Line) -> RefusedError | None:
-        """Where the API will never answer this; all else is asked for again."""
+    def _problem_in(self, line: Line) -> Exception:
+        """What `APIEngine` makes of it: only what it would ask for again is in the next batch."""
         response = line.get("response") or {}
         error = (response.get("body") or {}).get("error") or {}
-        problem = self._problem(response.get("status_code") or 500, error.get("code"), error.get("message"))
-        return problem if isinstance(problem, RefusedError) else None
+        return self._problem(response.get("status_code") or 500, error.get("code"), error.get("message"))
 
 
 def _parts(items: dict[str, Item]) -> list[dict[str, Item]]:

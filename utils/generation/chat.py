@@ -80,7 +80,6 @@ class LocalChat:
         if self.tokenizer.chat_template is None:
             raise UserError(f"{self.tokenizer.name_or_path}: no chat template; give an instruction-tuned model")
         self.model_limit = getattr(config, "max_position_embeddings", None)
-        self._merges_system = not _knows_system_role(self.tokenizer)
         self._lines = Remembered(self._encode_all)
 
     def render(self, messages: Messages) -> array:
@@ -111,11 +110,8 @@ class LocalChat:
         return rendered
 
     def _text(self, messages: Messages) -> str:
-        if len(messages) > 2:
-            messages = fold(messages, self._accepts)
-        elif self._merges_system and len(messages) == 2:
-            messages = merge_system(messages)
-        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        folded = fold(messages, self._accepts)
+        return self.tokenizer.apply_chat_template(folded, add_generation_prompt=True, tokenize=False)
 
     def _encode_all(self, texts: list[str]) -> list[array]:
         """Token ids of texts that hold all special tokens they are to have."""
@@ -143,7 +139,7 @@ class LocalChat:
 
     @cached_property
     def _accepts(self) -> Accepts:
-        """What the template takes of a conversation."""
+        """What the template takes: some refuse the system role (Gemma 2), some drop its text without a word."""
         return find_accepts(partial(self.tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True))
 
     def render_reply(self, text: str) -> array:
@@ -190,24 +186,6 @@ def _shared_lines(texts: Sequence[str]) -> int:
         if end + 1 < len(shared) and not (shared[end - 1].isspace() or shared[end + 1].isspace()):
             return end + 1
     return 0
-
-
-def _knows_system_role(tokenizer: Any) -> bool:
-    """Some templates refuse the system role (Gemma 2), some drop its text without a word."""
-    from jinja2.exceptions import TemplateError
-
-    marker = "c0ffee system text"
-    messages = [{"role": "system", "content": marker}, {"role": "user", "content": "question"}]
-    try:
-        return marker in tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except TemplateError:
-        return False
-
-
-def merge_system(messages: Messages) -> Messages:
-    """The system message's text ahead of the user's, in one user message."""
-    system, user = messages
-    return [{"role": "user", "content": f"{system['content']}\n\n{user['content']}"}]
 
 
 class APIChat:

@@ -303,7 +303,7 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def describe_requests(requests: Iterable[Request], chat: Chat, policy: Policy) -> str:
+def describe_requests(requests: Iterable[Request], chat: Chat, policy: Policy, item_words: str = "posts") -> str:
     """What a run would ask (--dry_run): prompts, tokens, what would be cut, and the calls."""
     lengths, over, dropped, cut, options = [], [], 0, 0, 0
     for request in requests:
@@ -321,6 +321,6 @@ def describe_requests(requests: Iterable[Request], chat: Chat, policy: Policy) -
     )
     return (
         f"{len(lengths)} prompts, {sum(lengths)} tokens ({chat.counter}); longest {max(lengths, default=0)}\n"
-        f"{dropped} posts left out for length, {cut} cut at the end; {too_long}\n"
+        f"{dropped} {item_words} left out for length, {cut} cut at the end; {too_long}\n"
         + (f"{options} options, of which no text is generated" if options else calls)
     )

@@ -25,8 +25,14 @@ Tokens = tuple[int, ...]
 Ask = Callable[[Tokens, "SamplingParams"], Awaitable["RequestOutput"]]  # token ids, and what is wanted of them
 
 
-async def score_continuations(ask: Ask, prompt: array, continuations: Sequence[array]) -> Scored:
-    """The mean log-probability of each continuation's tokens, of which it has one at least, behind `prompt`."""
+async def score_continuations(
+    ask: Ask, prompt: array, continuations: Sequence[array], by_token: bool = False
+) -> Scored:
+    """The mean log-probability of each continuation's tokens, of which it has one at least, behind `prompt`.
+
+    by_token: each token is a node, so that no `prompt_logprobs` are wanted, of which vLLM 0.32 dies with a LoRA adapter
+    on a CPU; far more requests, of a block each.
+    """
     results: list[RequestOutput] = []
 
     async def score(told: Tokens, node: Tokens, group: list[Tokens]) -> dict[Tokens, float]:
@@ -39,7 +45,8 @@ async def score_continuations(ask: Ask, prompt: array, continuations: Sequence[a
             result = await _ask_node(ask, tuple(prompt), told, node, [first for [first] in branches], results)
             inner = sum(result.prompt_logprobs.logprobs[len(told) - size :]) if size > len(told) else 0.0
             nexts = result.outputs[0].logprobs[0] if branches else {}
-        parts = await asyncio.gather(*(score(node + first, _shared(its), its) for first, its in branches.items()))
+        ends = {first: node + first if by_token else _shared(its) for first, its in branches.items()}
+        parts = await asyncio.gather(*(score(node + first, ends[first], its) for first, its in branches.items()))
         for [first], part in zip(branches, parts, strict=True):
             behind |= {tokens: inner + nexts[first].logprob + rest for tokens, rest in part.items()}
         return behind | dict.fromkeys(ended, inner)

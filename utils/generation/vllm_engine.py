@@ -103,7 +103,8 @@ class VLLMEngine:
             self._scored += 1
             # All of it by the same copy of the model, for each has a prefix cache of its own.
             rank = self._scored % self._copies if self._copies > 1 else None
-            return await score_continuations(partial(self._ask, model, rank=rank), prompt, continuations)
+            ask = partial(self._ask, model, rank=rank)
+            return await score_continuations(ask, prompt, continuations, by_token=model in self._adapters)
 
     async def _ask(
         self, model: str, token_ids: Sequence[int], params: "SamplingParams", rank: int | None = None

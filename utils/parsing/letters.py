@@ -2,8 +2,8 @@
 
 Reasoning up to </think> is dropped. It is the letter that stands right behind the last `<final_answer>`; without one
 there the only letter that is named: in parentheses, or as "option b", "answer: b", "b)" at the beginning of a line, or
-as the whole text. The word "a" in a sentence is no letter. A text that names two different ones, or none, holds
-nothing.
+as the whole text. The word "a" in a sentence is no letter. A text that names two different ones, as "(a) or (b)", or
+none, holds nothing.
 
 `read_officially` is the public code's rule, which asks whether the right letter was written.
 """
@@ -17,7 +17,9 @@ LETTERS = ("a", "b", "c", "d")
 MARKER = "<final_answer>"
 _CLOSING = "</final_answer>"
 
-_AFTER_MARKER = pattern(r"[\s:=*_`\"'(\[{]*(?:(?:option|answer|response)\s*[(\[\"']*)?([b-d]|a(?![ \t]+\w))(?![\w'’])")
+_LETTER = r"([b-d]|a(?![ \t]+\w))(?![\w'’])"
+_AFTER_MARKER = pattern(rf"[\s:=*_`\"'(\[{{]*(?:(?:option|answer|response)\s*[(\[\"']*)?{_LETTER}")
+_ANOTHER = pattern(rf"[\s*_`\"')\]}}]*(?:(?:[,/&]|\b(?:or|and)\b)\s*)+[*_`\"'(\[{{]*{_LETTER}")
 _IN_PARENTHESES = pattern(r"\(\s*([a-d])\s*\)")
 _NAMED = pattern(
     r"\b(?:options?|answer|choice|response|letter)\b(?:\s+is\b)?\s*[:=*_`\"']*\s*([b-d]|a(?!\s+\w))(?![\w'’])"
@@ -36,8 +38,10 @@ def parse_letter(text: str, cut: bool = False) -> Parsed:
     body = writable(after_reasoning(text)).strip()
     behind = body.rpartition(MARKER)[2] if MARKER in body else ""
     marked = _AFTER_MARKER.match(behind)
-    if cut and (_ALONE.fullmatch(body) or (marked and marked.end() == len(behind))):
+    if cut and body[-1:].isalpha() and (_ALONE.fullmatch(body) or (marked and marked.end() == len(behind))):
         return nothing("the text breaks off in a letter")
+    if marked and (another := _ANOTHER.match(behind, marked.end())) and another[1].lower() != marked[1].lower():
+        return nothing(f"more than one letter: {marked[1].lower()} and {another[1].lower()}")
     if marked:
         return Parsed(marked[1].lower(), "strict", None)
     if alone := _ALONE.fullmatch(body):

@@ -49,7 +49,7 @@ def make_file(
         return
     if local:
         fingerprint["sha256"] = list(map(file_hash, local))
-    if prepare_output(path, fingerprint, overwrite) and (beside is None or beside.is_file()):
+    if prepare_output(path, fingerprint, overwrite) and (beside is None or holds_its_contexts(beside, path, originals)):
         print(f"{path}: already there, left alone")
         return
     started = time.monotonic()
@@ -85,6 +85,11 @@ def is_as_it_was(path: Path, fingerprint: dict[str, Any], local: list[Path], bes
         return False
     told = {name: value for name, value in manifest["fingerprint"].items() if name != "sha256"}
     return told == fingerprint and manifest.get("file_stats") == stats_of([path, *local, *filter(None, [beside])])
+
+
+def holds_its_contexts(beside: Path, path: Path, originals: Originals) -> bool:
+    """Are the histories beside a finished file still those that it was made with?"""
+    return beside.is_file() and file_hash(beside) == read_manifest(path)["source_sha256"][originals.contexts]
 
 
 def stats_of(paths: list[Path]) -> list[list[int]]:

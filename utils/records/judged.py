@@ -41,10 +41,14 @@ class System:
 
 
 def as_read(responses: dict[str, list[dict[str, Any]]], field: str) -> dict[str, list[dict[str, Any]]]:
-    """Responses whose `output` is what a metric reads of them; where they have no such field, as it is."""
+    """Responses whose `output` is what a metric reads of them; where they have no such text, as it is."""
     if field == "output":
         return responses
-    return {key: [{**one, "output": one.get(field, one["output"])} for one in its] for key, its in responses.items()}
+
+    def read(one: dict[str, Any]) -> dict[str, Any]:
+        return {**one, "output": one[field]} if isinstance(one.get(field), str) else one
+
+    return {key: list(map(read, its)) for key, its in responses.items()}
 
 
 def answers_to(responses: list[dict[str, list[dict[str, Any]]]], question_id: str) -> list[str | None]:

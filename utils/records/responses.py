@@ -36,7 +36,7 @@ def collect_responses(
     return {question_id: outputs for question_id, outputs in responses.items() if outputs}
 
 
-def count_responses(responses: dict[str, list[dict[str, Any]]]) -> dict[str, int]:
+def count_responses(responses: dict[str, list[dict[str, Any]]], item_words: str = "posts") -> dict[str, int]:
     """What became of the answers, for the manifest and the last line a script prints."""
     outputs = [output for outputs in responses.values() for output in outputs]
     missing = sum(output["output"] is None for output in outputs)
@@ -47,8 +47,8 @@ def count_responses(responses: dict[str, list[dict[str, Any]]]) -> dict[str, int
         "without an answer": missing,
         "repaired": sum(output.get("parsed") == "repaired" for output in outputs),
         "truncated": sum(output.get("truncated", False) for output in outputs),
-        "posts left out for length": sum(output.get("num_contexts_dropped", 0) for output in outputs),
-        **({"posts trimmed": sum(trimmed)} if trimmed else {}),
+        f"{item_words} left out for length": sum(output.get("num_contexts_dropped", 0) for output in outputs),
+        **({f"{item_words} trimmed": sum(trimmed)} if trimmed else {}),
     }
 
 

@@ -36,9 +36,23 @@ class Evaluator:
         return {question_id: its for question_id, its in self.preferences.items() if its is not None}
 
 
-def read_human(path: str) -> dict[str, list[str]]:
-    """The choices of the raters by question id, one or more a question, each one of `PREFERENCES`."""
-    choices = read_json(path)
+@dataclass(frozen=True)
+class Human:
+    """What raters chose."""
+
+    path: str
+    choices: dict[str, list[str]]  # by question id, one or more a question, each one of `PREFERENCES`
+    # Of the first system and of the second the SHA-256 of the response files that they saw; none where it is not told.
+    responses: list[list[str]]
+
+
+def read_human(path: str) -> Human:
+    """A file of choices by question id; or that under `choices`, beside `responses`, as `raters.compared` makes it."""
+    choices, responses = read_json(path), []
+    if isinstance(choices, dict) and isinstance(choices.get("choices"), dict):
+        choices, responses = choices["choices"], choices.get("responses")
+        if not (isinstance(responses, list) and len(responses) == 2 and all(map(_are_texts, responses))):
+            raise UserError(f"{path}: field 'responses': {quote(responses)} where a list of SHA-256 a system belongs")
     if not isinstance(choices, dict) or not choices:
         raise UserError(f'{path}: not an object {{question id: "first", "second" or "tie"}}, or an empty one')
     choices = {question_id: [its] if isinstance(its, str) else its for question_id, its in choices.items()}
@@ -48,7 +62,11 @@ def read_human(path: str) -> dict[str, list[str]]:
             raise UserError(f"{where}: {quote(its)} where {wanted}, or a list of these")
         if wrong := [choice for choice in its if choice not in list(PREFERENCES)]:
             raise UserError(f"{where}: {quote(wrong[0])} where {wanted}")
-    return choices
+    return Human(path, choices, responses)
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 # Figures

@@ -188,7 +188,7 @@ def correction(judge: float | None, strata: Sequence[Stratum]) -> Correction:
 def _with_interval(parts: Sequence[Part]) -> tuple[float, Interval | None]:
     """No interval where nothing varies in a stratum: a few equal scores cannot say that none differs."""
     mean, half = float(powered.mean_of(parts)), float(powered.half_width(parts))
-    varies = all(powered.half_width([part]) > 1e-9 for part in parts)
+    varies = all(part.variances[0][0] > 1e-18 for part in parts)  # the first is of what people scored
     return rounded(mean), (rounded(mean - half), rounded(mean + half)) if varies else None
 
 

@@ -16,6 +16,8 @@ from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import printable, quote
 from utils.parsing.plans import one_line
+from utils.records.contexts import Profile
+from utils.records.datasets import with_profile
 from utils.records.stream import DatasetFile
 from utils.tables.drawing import drawable, figure_style, new_figure, shorten, tidy
 from utils.tables.formats import plural
@@ -105,11 +107,15 @@ def count_file(path: str) -> Counts:
     file = DatasetFile(path)
     counts = Counts("")
     for number, record in enumerate(file.scan()):
+        where = f"{path}: record {number} (id {quote(record['id'])})"
+        if file.task.history is not None:  # its profile only refers to one
+            file.task.check(record, where, ["profile"])
+            record = with_profile(record, path, ["profile"])
         kinds = {name: kind for name, (kind, _) in file.task.sizes.items()}
         for name, kind in {**kinds, file.task.placed_by: str}.items():
             value = record.get(name)
-            if value is not None and not isinstance(value, kind):
-                where, wanted = f"{path}: record {number} (id {quote(record['id'])})", "text" if kind is str else "list"
+            if value is not None and not isinstance(value, (kind, Profile)):
+                wanted = "text" if kind is str else "list"
                 raise UserError(f"{where}: field {name!r} is {quote(value)}; it must be a {wanted} or missing")
             if name in kinds:
                 size = [] if value is None else [len(value.split() if kind is str else value)]

@@ -78,8 +78,9 @@ def corrected(human: "np.ndarray", judged: "np.ndarray", others: "np.ndarray", u
         whole = total + unanswered
         share = total / whole
         variances = [(share**2 * variance, freedom) for variance, freedom in variances]
-        variances.append((mean**2 * share * (1 - share) / whole, whole - 1))  # another draw may have fewer of them
-        mean, shrinking, fixed = share * mean, share**2 * shrinking, share**2 * fixed
+        between = mean**2 * share * (1 - share) / whole  # another draw may have fewer of them
+        variances.append((between, whole - 1))
+        mean, shrinking, fixed = share * mean, share**2 * shrinking, share**2 * fixed + between
     return Corrected(mean, variances, weight, shrinking, fixed)
 
 

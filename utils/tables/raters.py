@@ -109,13 +109,18 @@ def add_answer(result: Result, path: str, answer: Any, key: Key, slots: dict[str
 
 def collected(key: Key, results: list[Result]) -> dict[str, Any]:
     """The file for the command that goes on from here: `ASKS` has which."""
-    makers = {"pairs": preferences, "aspects": ratings, "verdicts": verdicts}
+    makers = {"pairs": compared, "aspects": ratings, "verdicts": verdicts}
     assert makers.keys() == ASKS.keys()
     return makers[key["ask"]](key, results)
 
 
+def compared(key: Key, results: list[Result]) -> dict[str, Any]:
+    """The choices, and of which responses of the two systems."""
+    return {"responses": [system["responses"] for system in key["systems"]], "choices": preferences(key, results)}
+
+
 def preferences(key: Key, results: list[Result]) -> dict[str, list[str]]:
-    """By question the choices of its raters, as `agreement.read_human` takes them."""
+    """By question the choices of its raters."""
     given = {i: [result.values.get((i, "choice")) for result in results] for i in key["questions"]}
     choices = {i: [CHOICES[value] for value in its if value is not None] for i, its in given.items()}
     return {question_id: its for question_id, its in choices.items() if its}

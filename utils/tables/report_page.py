@@ -18,7 +18,7 @@ from utils.tables.divisions import divide
 from utils.tables.formats import plural
 from utils.tables.report_history import RULE, show_history
 from utils.tables.score_table import means_table
-from utils.tables.system_scores import Board, Entry, System, columns_of, points_of, unplaced_point
+from utils.tables.system_scores import Board, Entry, Point, System, columns_of, points_of, unplaced_point
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 HELPERS = Path(__file__).with_name("page_helpers.js")  # how every page makes text of what models and users wrote
@@ -159,25 +159,23 @@ def score_panels(board: Board, controls: Sequence[System] = ()) -> list[Shown]:
     The means are the table's, which has no column for questions of no known group; what it would have, stands here too.
     Of the controls that are scored by the board's metric each panel has the mean, as a line.
     """
-    lines = [one for one in controls if (one.task, one.metric_name) == (board.task, board.metric_name)]
-    means = {one.name: {group: point.mean for group, point in points_of(one).items()} for one in lines}
     task, systems = board.task, list(map(board.system, board.rows))
     asked = {entry["group"] for system in systems for entry in system.entries}
-    by_system = [points_of(system) for system in systems]
-    panels = {group: [points[group] for points in by_system] for group in task.groups if group in asked}
-    if None in asked:
-        panels[UNKNOWN] = list(map(unplaced_point, systems))
-    if len(task.groups) > 1:
-        panels[columns_of(task)[-1]] = [points[columns_of(task)[-1]] for points in by_system]
-    return [
-        {"group": board.name_of(group), "error": board.metric.lower_is_better, "points": list(map(asdict, points))}
-        | (
-            {"controls": [[name, its[group]] for name, its in means.items() if its.get(group) is not None]}
-            if lines
-            else {}
-        )
-        for group, points in panels.items()
-    ]
+    shown = [group for group in task.groups if group in asked] + [UNKNOWN] * (None in asked)
+    shown += columns_of(task)[-1:] * (len(task.groups) > 1)
+
+    def points(system: System) -> dict[str, Point]:
+        return points_of(system) | ({UNKNOWN: unplaced_point(system)} if None in asked else {})
+
+    lines = [one for one in controls if (one.task, one.metric_name) == (board.task, board.metric_name)]
+    by_system, by_control = list(map(points, systems)), {one.name: points(one) for one in lines}
+    panels = []
+    for group in shown:
+        its = [asdict(of[group]) for of in by_system]
+        panel = {"group": board.name_of(group), "error": board.metric.lower_is_better, "points": its}
+        levels = [[name, of[group].mean] for name, of in by_control.items() if of[group].mean is not None]
+        panels.append(panel | ({"controls": levels} if lines else {}))
+    return panels
 
 
 def division_panels(board: Board) -> Iterator[Shown]:
@@ -288,7 +286,7 @@ def describe_answer(
         "raw": as_text(answer.get("raw")) if task.options or not answer["output"] else None,
         "answered": known[0]["answered"] if known else True,
         "level": whole,
-        "notes": answer_notes(answer, len(others)),
+        "notes": answer_notes(answer, len(others), task.item_words),
         "plan": titles or [],
         "plan_raw": as_text(plan.get("raw")),
         "posts": None if used is None else [posts.setdefault(task.item_text(post), len(posts)) for post in used],
@@ -296,14 +294,14 @@ def describe_answer(
     }
 
 
-def answer_notes(answer: Shown, num_others: int) -> list[str]:
+def answer_notes(answer: Shown, num_others: int, item_words: str) -> list[str]:
     said = {field: as_text(answer.get(field)) for field in ("reason", "no_plan", "num_contexts_dropped")}
     notes = {
         f"reason: {said['reason']}": answer.get("reason"),
         f"answered without a plan: {said['no_plan']}": answer.get("no_plan"),
         "cut at --max_tokens": answer.get("truncated"),
         "read from damaged JSON": answer.get("parsed") == "repaired",
-        f"{said['num_contexts_dropped']} posts left out for length": answer.get("num_contexts_dropped"),
+        f"{said['num_contexts_dropped']} {item_words} left out for length": answer.get("num_contexts_dropped"),
         f"the first of {num_others + 1} answers": num_others,
     }
     return [note for note, is_so in notes.items() if is_so]
