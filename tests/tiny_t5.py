@@ -1,6 +1,8 @@
 """A random T5, as FlanT5 is built, small enough to build and to train in a test."""
 
 import json
+import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
 
 
 def save_tiny_t5(folder: Path, seed: int = 0, **settings: Any) -> Path:
-    """Write config, weights (float32 safetensors) and a tokenizer learnt from the samples of LaMP; returns the folder.
+    """Write config, weights (float32 safetensors) and a tokenizer of the words in LaMP's samples; returns the folder.
 
     Without dropout unless `settings` say so, for its trainings are compared.
     """
@@ -45,21 +47,25 @@ def make_tiny_t5(vocab_size: int = 128, seed: int = 0, **settings: Any) -> Any:
 
 
 def make_tokenizer() -> Any:
-    """Pieces of words with the spaces before them, as T5's has."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    """Pieces of words with the spaces before them, as T5's has: all words of the samples, and their characters.
+
+    Counted, for the trainer of tokenizers makes another vocabulary each time.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.Unigram())
+    pieces = Counter()
+    for path in sorted((DATA / "mini_lamp").glob("LaMP_*/*.json")):
+        for text in texts_of(json.loads(path.read_text(encoding="utf-8"))):
+            pieces.update(f"▁{word}" for word in text.split())
+    characters = sorted({character for piece in pieces for character in piece})
+    rarely = -math.log(pieces.total())
+    scores = {**dict.fromkeys([PAD, END, UNKNOWN], 0.0), **dict.fromkeys(characters, 2 * rarely)}
+    scores |= {piece: math.log(number) + rarely for piece, number in pieces.items()}
+    tokenizer = Tokenizer(models.Unigram(list(scores.items()), unk_id=2))
     tokenizer.normalizer = normalizers.Replace("\n", " ")
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=800, special_tokens=[PAD, END, UNKNOWN], unk_token=UNKNOWN, show_progress=False
-    )
-    texts = []
-    for path in sorted((DATA / "mini_lamp").glob("LaMP_*/*.json")):
-        texts += texts_of(json.loads(path.read_text(encoding="utf-8")))
-    tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, unk_token=UNKNOWN)
 
 

@@ -62,8 +62,6 @@ def main(argv: list[str] | None = None) -> int:
     if args.sbatch and Path.cwd() != ROOT:
         raise UserError(f"--sbatch: run it from the root of the repository, {ROOT}")
     study = read_study(args.study_addr)
-    if args.sbatch and study.fine_tuned:
-        raise UserError(f"{study.path}: fine_tuned: its commands are not submitted to SLURM yet; leave out --sbatch")
     steps = check_commands(study, plan_study(study))
     pending = find_pending(steps)
     refuse_replacing(pending, args.overwrite)

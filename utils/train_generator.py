@@ -45,12 +45,13 @@ from utils.files.manifest import (
 from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length
 from utils.generation.driver import Policy
-from utils.generation.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, is_encoder_decoder, text_model
+from utils.generation.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, text_model
 from utils.generation.engines import Model, identify_local_model
 from utils.generation.plain_text import PlainText
+from utils.generator.base import check_base
 from utils.generator.examples import Example, build_examples, describe_examples
 from utils.models.devices import check_devices
-from utils.models.hub import adapter_base, pinned_source, skipping_absent_hub
+from utils.models.hub import pinned_source, skipping_absent_hub
 from utils.records.datasets import STEP_NEEDS, read_dataset
 from utils.scoring.verdicts import no_answer
 from utils.training.checkpoints import Run, open_run
@@ -219,20 +220,12 @@ def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -
 
 def choose_model(args: argparse.Namespace, identity: str, task: Task) -> Model:
     """The model as it reads and writes; UserError where it is none of the kind that is trained."""
+    check_base(args)
     written, fused = args.max_target_length, args.fusion == "decoder"
-    is_text_model = is_encoder_decoder(args.model_addr, args.cache_dir)
     if args.lora_rank is None:
-        if not is_text_model:
-            hint = "\n  --lora_rank 16 fine-tunes a chat model"
-            raise UserError(f"--model_addr {args.model_addr}: no encoder-decoder, such as google/flan-t5-base{hint}")
         args.max_input_length = args.max_input_length or INPUT_TOKENS
         chat = PlainText(args.model_addr, args.cache_dir)
         return text_model(args.model_addr, identity, chat, args.max_input_length, written, fused, task.output.schema)
-    if is_text_model or adapter_base(args.model_addr):
-        kind = "an encoder-decoder" if is_text_model else "an adapter"
-        raise UserError(f"--lora_rank: {args.model_addr} is {kind}; give a chat model")
-    if fused:
-        raise UserError("--fusion decoder: is for an encoder-decoder; leave out --lora_rank, or this")
     chat = LocalChat(args.model_addr, args.cache_dir)
     wanted = args.max_input_length and args.max_input_length + written
     length = choose_length(chat, wanted, written, PAPER_LENGTH)

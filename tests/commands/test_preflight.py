@@ -27,6 +27,7 @@ from safetensors.numpy import load_file, save_file
 from test_run_files import HOLD, start
 from tiny_chat import SAMPLE, save_tiny_chat
 from tiny_encoder import save_tiny_encoder
+from tiny_t5 import save_tiny_t5
 
 import baselines
 import evaluate_responses
@@ -474,6 +475,20 @@ def test_an_encoder_needs_no_share_of_a_gpu(check, tmp_path, monkeypatch):
     assert check("--model_addr", tmp_path) == expected
     pickle_weights(tmp_path)  # as facebook/contriever-msmarco has them; transformers reads them without their code
     assert check("--model_addr", tmp_path) == expected
+
+
+def test_an_encoder_decoder_reads_plain_text_and_is_not_for_vllm(check, tmp_path, monkeypatch):
+    save_tiny_t5(tmp_path)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: pytest.fail("GPUs are looked at"))
+    [line] = expected = [f"ok   model {tmp_path}: an encoder-decoder, 357,952 parameters, a folder"]
+    assert check("--model_addr", tmp_path, "--gpu_memory", 1) == (0, expected)
+    monkeypatch.undo()
+    assert check("--model_addr", tmp_path) == (0, expected)
+    code, lines = check("--evaluator_llm", tmp_path)
+    assert (code, lines[0]) == (2, f"FAIL {tmp_path}: no chat template; give an instruction-tuned model")
+    (tmp_path / "tokenizer.json").unlink()
+    code, [line, *_] = check("--model_addr", tmp_path)
+    assert code == 2 and line.startswith(f"FAIL {tmp_path}: ")
 
 
 # The API's key

@@ -167,18 +167,25 @@ def test_a_judge_is_checked_with_what_it_is_to_read(tmp_path):
         ("plan_and_answer.sbatch", ["--gold_plan"], "planpers_gold"),
         ("rank.sbatch", [], "rank"),
         ("train.sbatch", [], "train"),
+        ("train.sbatch", ["--fusion", "decoder"], "generator"),
         ("merge.sbatch", ["o.json"], "merge"),
     ],
 )
 def test_a_job_checks_what_its_script_reads(tmp_path, file, flags, step):
     variables = {"MODEL": "m", "INPUTS": "d.json", "OUTPUT": "o.json", "VALIDATION": "v.json", "SHARDS": 2}
-    check, *_ = calls_of(tmp_path, file, *flags, **variables)
+    variables |= {"SCRIPT": "utils/train_generator.py"} if step == "generator" else {}
+    check, *commands = calls_of(tmp_path, file, *flags, **variables)
+    if file == "train.sbatch":  # the papers' questions a step
+        args = parser_of(commands[0][0]).parse_args(commands[0][1:])
+        size = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        assert size == (64 if step == "generator" else 32)
     args = preflight.build_parser().parse_args(check[1:]) if file == "merge.sbatch" else checks_in(check)[0]
-    assert args.step == step and args.inputs_addr == (["d.json", "v.json"] if step == "train" else ["d.json"])
+    assert args.step == step and args.inputs_addr == (["d.json", "v.json"] if file == "train.sbatch" else ["d.json"])
     assert args.plans_addr == ("p.json" if "--plans_addr" in flags else None)
     shard = "o.0_of_2.json"
     assert args.output_addr == {
-        "rank": ["o.json"], "merge": ["o.json"], "train": ["o.json/training_log.jsonl"], "none": [shard], "rag": [shard]
+        "rank": ["o.json"], "merge": ["o.json"], "none": [shard], "rag": [shard],
+        "train": ["o.json/training_log.jsonl"], "generator": ["o.json/training_log.jsonl"],
     }.get(step, [shard, f"{shard}.plans.json"])  # fmt: skip
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 from api_server import Reply, serve
+from slurm_cluster import start_cluster
 from test_run_study import run_here
+from test_slurm import on_a_cluster
 from test_study import ROOT, outputs_of, study_of, write_study
+from tiny_chat import save_tiny_chat
 from tiny_encoder import save_tiny_encoder
 from tiny_t5 import save_tiny_t5
 
@@ -122,11 +125,11 @@ def test_a_paper_that_cannot_stand_in_the_table_is_told_first(tmp_path, monkeypa
 def test_names_of_rankers_and_metrics(tmp_path):
     text = 'models = ["lab/m"]\noutput = "o"\nrankers = ["contriever", "random", "hybrid"]\nnum_contexts = [1, 10]\n'
     study = study_of(tmp_path, text + OURS + 'methods = ["none", "rag", "rag_random"]')
-    ranked = [f"o/ranked/LaMP-2_user_dev{by}.json" for by in ("", "_by_random", "_by_hybrid", "_random")]
+    ranked = [f"o/ranked/LaMP-2_user_dev{by}.json" for by in ("", "_by_random", "_by_hybrid", "_random_by_random")]
     assert outputs_of(study, "rank") == ranked
     folder = "o/m/user_dev/LaMP-2/"
     stems = ["none", *(f"rag{by}{k}" for by in ("", "_by_random", "_by_hybrid") for k in ("_k1", ""))]
-    stems += ["rag_random_k1", "rag_random"]  # another user's profile
+    stems += ["rag_random_by_random_k1", "rag_random_by_random"]  # of another user's profile
     assert outputs_of(study, "answer") == [f"{folder}{stem}.json" for stem in stems]
     scores = [f"{folder}{stem}_scores_{metric}.json" for metric in ("accuracy", "f1") for stem in stems]
     assert outputs_of(study, "judge") == scores
@@ -137,7 +140,10 @@ def test_names_of_rankers_and_metrics(tmp_path):
         f"{folder}rag_by_hybrid_scores_{m}.json" for m in ("accuracy", "f1")
     ]
     encoded = {step.job: "--model_name" in step.named for step in plan_study(study) if step.kind == "rank"}
-    assert list(encoded.values()) == [True, False, True, True]
+    assert list(encoded.values()) == [True, False, True, False]
+    assert list(rows)[-2:] == ["Random, non-personalized, k = 1", "Random, non-personalized, k = 10"]
+    [drawn] = [step.flags for step in plan_study(study) if step.job == "rank.LaMP-2.user_dev_random_by_random"]
+    assert drawn == ["--ranker", "random", "--random_profile", "--seed", "0"]
 
 
 def test_rankers_go_with_lamp_qa_too(tmp_path):
@@ -320,10 +326,11 @@ def test_the_flant5_study_has_the_papers_rows_each_by_a_model_of_its_own(tmp_pat
     tables = [step for step in steps if step.kind == "table"]
     rows = [[name for name, *_ in parser_of(step.script).parse_args(step.flags).system] for step in tables]
     ours = ["No personalization", *(f"{name}, k = 1" for name in ("Random", "BM25", "Contriever", "Recency"))]
+    ours.insert(1, "Random, non-personalized")
     assert rows == [[*ours, "IPA, tuned", "FiD, k = 16"]] * 2
     trained = [output for step in steps if step.kind == "train" for output in step.outputs]
     asked = [step.named["--model_addr"] for step in steps if step.kind == "answer"]
-    assert trained == asked and len(set(trained)) == 7 * 2 * 7
+    assert trained == asked and len(set(trained)) == 8 * 2 * 7
     fid = next(step for step in steps if step.kind == "train" and step.job.endswith("LaMP-3.user_dev.fid_k16"))
     assert fid.named["--inputs_addr"] == "output/lamp_flant5/ranked/LaMP-3_user_train.json"
     assert " ".join(fid.flags) == "--num_contexts 16 --trim_items --fusion decoder --seed 0"
@@ -345,8 +352,76 @@ def test_a_whole_study_of_fine_tuned_generators(fine_tuned, tmp_path, capsys):
     assert "everything is there: " in capsys.readouterr().out
 
 
-def test_a_study_of_fine_tuned_generators_is_of_tasks_and_not_for_slurm(tmp_path):
-    with pytest.raises(UserError, match="fine_tuned: found True, expected it with tasks"):
-        run_study.main(["--study_addr", write_study(tmp_path, "fine_tuned = true")])
-    with pytest.raises(UserError, match="methods: found 'fid', expected it with fine_tuned = true"):
-        run_study.main(["--study_addr", write_study(tmp_path, OURS + 'methods = ["fid"]')])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fine_tuned = true", "fine_tuned: found True, expected it with tasks"),
+        (OURS + 'methods = ["fid"]', "methods: found 'fid', expected it with fine_tuned = true"),
+        (
+            OURS.replace("dev", "test") + "fine_tuned = true",
+            "splits: found ['test'], expected one first that the best checkpoints may be chosen by, as dev and val",
+        ),
+        (
+            OURS + 'fine_tuned = true\nopenai_models = ["gpt"]',
+            "openai_models: found ['gpt'], expected models alone with fine_tuned = true",
+        ),
+    ],
+)
+def test_what_goes_not_with_fine_tuned_generators_is_told(text, message, tmp_path):
+    with pytest.raises(UserError, match=re.escape(message)):
+        run_study.main(["--study_addr", write_study(tmp_path, text)])
+
+
+def test_a_generator_answers_all_splits_and_is_chosen_by_the_first(tmp_path):
+    """Else each split would train it anew in the same folder, and the test set choose the checkpoint."""
+    text = 'tasks = ["LongLaMP-topic"]\nsettings = ["user", "temporal"]\nsplits = ["val", "test"]\nmethods = ["none"]\n'
+    steps = plan_study(study_of(tmp_path, text + 'models = ["t5"]\noutput = "o"\nfine_tuned = true'))
+    trained = {step.named["--output_dir"]: step.named["--validation_addr"] for step in steps if step.kind == "train"}
+    assert trained == {
+        f"o/generator/t5/{setting}/LongLaMP-topic/none": f"data/LongLaMP-topic_{setting}_val.json"
+        for setting in ("user", "temporal")
+    }
+    assert len([step for step in steps if step.kind == "train"]) == 2
+    assert len([step for step in steps if step.kind == "answer"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('"t5"', '"no/model"'), "study.toml: models: no/model: not cached"),
+        (('"t5"', '"chat"'), "study.toml: models: --model_addr chat: no encoder-decoder, such as google/flan-t5-base"),
+        (('["--epochs"', '["--lora_rank", "8", "--epochs"'), "study.toml: models: --lora_rank: t5 is an encoder-dec"),
+    ],
+)
+def test_a_base_that_cannot_be_trained_is_told_before_the_first_command(change, message, fine_tuned, tmp_path):
+    save_tiny_chat(tmp_path / "chat")
+    Path(fine_tuned).write_text(Path(fine_tuned).read_text().replace(*change))
+    with pytest.raises(UserError) as refused:
+        run_study.main(["--study_addr", "study.toml"])
+    assert str(refused.value).startswith(message) and "openai_models" not in str(refused.value)
+    assert not (tmp_path / "output").exists()
+
+
+@on_a_cluster
+def test_generators_are_fine_tuned_and_answer_on_a_cluster(fine_tuned, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = re.sub(r'"(t5|encoder|output/\w+)"', rf'"{tmp_path}/\1"', Path(fine_tuned).read_text())
+    text = re.sub("methods = .*", f'methods = ["rag_random", "fid"]\ndata = "{tmp_path}/data"', text)
+    path = write_study(tmp_path, text + "[slurm]\nanswer_shards = 2\njudge_shards = 1\n")
+    command = [sys.executable, "utils/run_study.py", "--study_addr", path, "--sbatch"]
+    with start_cluster() as cluster:
+        environment = cluster.environment | {"PYTHON": sys.executable, "SCRIPT": "none of ours"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        jobs = [line.split()[0] for line in done.stdout.splitlines()]
+        # Of train and dev two rankings; twice a training, answers and their merge; of two metrics verdicts, a merge.
+        assert len(jobs) == 4 + 2 * 3 + 2 * 2 + 1
+        cluster.wait(*jobs)
+        logs = "".join(log.read_text() for log in (tmp_path / "output/lamp_flant5/logs").iterdir())
+        assert {state for job in jobs for state in cluster.states(job)} == {"COMPLETED"}, logs
+    assert "ok   model " in logs and ": an encoder-decoder, " in logs
+    table = (tmp_path / "output/lamp_flant5/t5/user_dev/study.md").read_text()
+    rows = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("|")][2:]
+    assert rows[:2] == ["Random, non-personalized", "FiD, k = 16"] and "(0.286, " in table  # the paper's
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.stdout.startswith("everything is there: "), done.stderr

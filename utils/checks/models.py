@@ -12,6 +12,7 @@ from utils.checks.estimate import judge_length
 from utils.checks.report import Report
 from utils.cli import UserError
 from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length
+from utils.generation.plain_text import PlainText
 from utils.models import memory
 from utils.models.devices import MEANT, check_devices, find_capabilities, has_gpu
 from utils.models.hub import adapter_base, cached_commit, cached_folder, check_model, suggesting_openai
@@ -22,7 +23,7 @@ class Model(NamedTuple):
     """A model that is whole; lengths are tokens of prompt and output together."""
 
     name: str
-    size: memory.ModelSize | None  # None of an encoder, which takes the memory it needs, not a share of the GPU
+    size: memory.ModelSize | None  # None where transformers runs it, in the memory that it needs, not a share of all
     length: int = 0  # that vLLM is to load it for
     limit: int | None = None  # that it was made for; None where its config doesn't say
 
@@ -48,6 +49,10 @@ def check_local_model(report: Report, name: str, args: Namespace, records: list[
         return Model(name, None)
     check_model(name, args.cache_dir, safetensors_only=True)  # as vLLM reads them
     size = memory.read_size(folder, config, args.dtype)
+    if config.is_encoder_decoder and not judges:
+        PlainText(name, args.cache_dir)
+        report.ok(f"model {name}: an encoder-decoder, {size.parameters:,} parameters, {source}")
+        return Model(name, None)
     chat = LocalChat(name, args.cache_dir)
     if judges:
         length = judge_length(report, args, records, chat)

@@ -17,6 +17,7 @@ from utils.files.writing import check_could_write
 from utils.generation.chat import LocalChat
 from utils.generation.encoder_decoder import is_encoder_decoder
 from utils.generation.engines import identify_local_model, identify_model, read_api_key
+from utils.generator.base import check_base
 from utils.models.hub import cached_commit, cached_folder, check_model, is_folder
 from utils.models.memory import GB
 from utils.records.datasets import STEP_NEEDS, refuse_shared_ids
@@ -141,7 +142,7 @@ def check_models(study: Study, pending: list[Pending], is_submitted: bool) -> No
     """Raise UserError where a model cannot be loaded, or asked, by the commands that are to do so."""
     checked, made = set(), {output for one in pending for output in one.step.outputs}
     for step, args, name in models_of(pending):
-        decisive = ("openai", "base_url", "batch_invariant", "cache_dir")
+        decisive = ("openai", "base_url", "batch_invariant", "cache_dir", "fusion")
         what = (step.kind, name, *(getattr(args, flag, None) for flag in decisive))
         if what in checked or name in made:
             continue
@@ -149,7 +150,8 @@ def check_models(study: Study, pending: list[Pending], is_submitted: bool) -> No
         if getattr(args, "openai", False):
             identify_model(args, name)
         elif is_folder(name) or not is_submitted or cached_commit(name, args.cache_dir):
-            check_here(f"{study.path}: {KEYS[step.kind]}", name, args)
+            key = "models" if step.script == "utils/train_generator.py" else KEYS[step.kind]
+            check_here(f"{study.path}: {key}", name, args)
 
 
 def models_of(pending: list[Pending]) -> Iterator[tuple[Step, Namespace, str]]:
@@ -164,11 +166,13 @@ def check_here(where: str, name: str, args: Namespace) -> None:
             check_model(name, args.cache_dir)
             return
         identify_local_model(name, args.cache_dir)
+        if "fusion" in args:
+            check_base(args)
         if is_encoder_decoder(name, args.cache_dir):
             return  # which reads plain text
         if any(cached_folder(name, args.cache_dir).glob("*.safetensors")):  # else it is still to be fetched
             LocalChat(name, args.cache_dir)
     except UserError as error:
-        may_be_api = where.endswith(("models", "judges")) and not is_folder(name)
+        may_be_api = "openai" in args and not is_folder(name)
         remedy = f"\n  a model behind an API stands in openai_{where.rpartition(' ')[2]}" if may_be_api else ""
         raise UserError(f"{where}: {error}{remedy}") from None

@@ -80,7 +80,7 @@ def step_jobs(study: Study, one: Pending, outputs: list[str], after: list[str]) 
     file = {"planpers.py": "plan_and_answer", "utils/compare_evaluators.py": "figure"}.get(step.script, step.kind)
     # Also those without a value: the user's environment goes along.
     variables = {variable: step.named.get(flag, "") for variable, flag in VARIABLES[file].items()}
-    if file == "figure":
+    if file in ("train", "figure"):
         variables = {"SCRIPT": step.script, **variables}
     if step.kind == "judge":
         folder, stems = os.path.dirname(outputs[0]), [Path(step.outputs[output][1]).stem for output in outputs]

@@ -97,14 +97,15 @@ def plan_study(study: Study) -> list[Step]:
     answers = [
         Answers(*which, method, num_contexts, seed, ranker)
         for *which, method in product(study.all_models, study.splits, study.categories, study.methods)
-        for ranker in (rankers_of(study) if method == "rag" else (None,))
+        for ranker in rankers_of(study, method)
         for num_contexts, seed in product(contexts_of(study, method), study.seeds)
     ]
     steps = [step for category in study.categories for step in rank_steps(study, category)]
     if "planpers" in study.methods:
         steps += [train_step(study, category) for category in study.categories]
     if study.fine_tuned:
-        steps += [train_generator_step(study, one) for one in answers]
+        chosen_on = {split.partition("_")[0]: split for split in reversed(study.splits)}  # by setting its first one
+        steps += [train_generator_step(study, one) for one in answers if one.split in chosen_on.values()]
     steps += [answer_step(study, one) for one in answers]
     judges = study.all_judges or (None,)  # without any, scores are computed
     for judge, split, category in product(judges, study.splits, study.categories):
@@ -128,8 +129,9 @@ def data_file(study: Study, category: str, split: str) -> str:
     return f"{study.data}/{category}_{split}.json"
 
 
-def rankers_of(study: Study) -> tuple[str | None, ...]:
-    return study.rankers or (None,)
+def rankers_of(study: Study, method: str) -> tuple[str | None, ...]:
+    """Of another user's profile LaMP's paper draws items at random, LaMP-QA's takes the encoder's best."""
+    return {"rag": study.rankers or (None,), "rag_random": ("random",) if study.tasks else (None,)}.get(method, (None,))
 
 
 def ranked_by(name: str, ranker: str | None) -> str:
@@ -154,8 +156,8 @@ def inputs_of(study: Study, answers: Answers, split: str) -> str:
     """What a method reads of a split."""
     if answers.method == "none":
         return data_file(study, answers.category, split)
-    ranked = f"{split}_random" if answers.method == "rag_random" else ranked_by(split, answers.ranker)
-    return ranked_file(study, answers.category, ranked)
+    profile = f"{split}_random" if answers.method == "rag_random" else split
+    return ranked_file(study, answers.category, ranked_by(profile, answers.ranker))
 
 
 def answer_file(study: Study, answers: Answers) -> str:
@@ -187,32 +189,38 @@ def rank_steps(study: Study, category: str) -> Iterator[Step]:
     if study.fine_tuned and splits:
         splits += [split for split in (f"{setting}_train" for setting in study.settings) if split not in splits]
     for split in splits:
-        flags = ["--embedding_cache", f"{study.output}/embeddings"] if split in study.splits else []
-        yield from rankings(study, category, split, flags)
+        yield from rankings(study, category, split)
         if "rag_random" in study.methods and (split in study.splits or study.fine_tuned):
-            flags = [*flags, "--random_profile", "--seed", "0"]
-            after = ranked_file(study, category, split)  # which has embedded the same posts
-            yield rank_step(study, category, split, f"{split}_random", flags, after)
+            [ranker] = rankers_of(study, "rag_random")
+            # Which has embedded the same posts.
+            after = [ranked_file(study, category, split)] if ranker in ENCODED else []
+            yield rank_step(study, category, split, f"{split}_random", ranker, ["--random_profile"], *after)
 
 
-def rankings(study: Study, category: str, split: str, flags: list[str]) -> Iterator[Step]:
+def rankings(study: Study, category: str, split: str) -> Iterator[Step]:
     """Of a split that is read as it is by each ranker that reads it."""
-    rankers = rankers_of(study)
-    if study.rankers and set(study.methods) - {"none", "rag"}:  # which read what the encoder ranks
+    rankers = rankers_of(study, "rag")
+    own = {"none", "rag", *(["rag_random"] if study.tasks else [])}
+    if study.rankers and set(study.methods) - own:  # which read what the encoder ranks
         read = "rag" in study.methods and (split in study.splits or study.fine_tuned)
         rankers = tuple(dict.fromkeys([*(rankers if read else ()), "contriever"]))
     for ranker in rankers:
-        encoded = flags if ranker in ENCODED else []
-        more = ["--ranker", ranker, *(["--seed", "0"] if ranker == "random" else [])] if ranker else []
-        step = rank_step(study, category, split, ranked_by(split, ranker), [*encoded, *more])
-        if ranker not in ENCODED:
-            del step.named["--model_name"]
-        yield step
+        yield rank_step(study, category, split, split, ranker, [])
 
 
-def rank_step(study: Study, category: str, split: str, ranked: str, flags: list[str], *after: str) -> Step:
+def rank_step(
+    study: Study, category: str, split: str, name: str, ranker: str | None, flags: list[str], *after: str
+) -> Step:
+    """Of a split, which is called `name` as the flags have it."""
+    ranked = ranked_by(name, ranker)
     inputs, output = data_file(study, category, split), ranked_file(study, category, ranked)
-    named = {"--model_name": study.encoder, "--input_dataset_addr": inputs, "--output_dataset_addr": output}
+    named = {"--input_dataset_addr": inputs, "--output_dataset_addr": output}
+    flags = [*(["--ranker", ranker] if ranker else []), *flags]
+    if ranker in ENCODED:
+        named = {"--model_name": study.encoder, **named}
+        flags = [*(["--embedding_cache", f"{study.output}/embeddings"] if split in study.splits else []), *flags]
+    if ranker == "random" or "--random_profile" in flags:
+        flags += ["--seed", "0"]
     job, script = f"rank.{category}.{ranked}", "retrieval/rank_dataset.py"
     task = study.task_of(category).name
     return Step("rank", job, script, named, flags, {output: [inputs]}, study.arguments["rank"], after, task)
@@ -309,10 +317,14 @@ def table_step(study: Study, answers: list[Answers], judge: str | None) -> Step:
 
 def row_title(study: Study, answers: Answers) -> str:
     """The method or its ranker, with the number of posts and the seed where the study has several."""
-    if answers.method == "ipa" and len(study.ipa_contexts) == 1:
-        return f"{TITLES['ipa']}, tuned" + (f", seed {answers.seed}" if len(study.seeds) > 1 else "")
+    has_several = len(contexts_of(study, answers.method)) > 1
     title = RANKERS[answers.ranker] if answers.ranker else TITLES[answers.method]
-    if answers.num_contexts is not None and (len(study.num_contexts) > 1 or answers.ranker or study.fine_tuned):
+    says_number = has_several or answers.ranker or study.fine_tuned
+    if answers.method == "ipa":
+        title, says_number = f"{title}{'' if has_several else ', tuned'}", has_several
+    elif answers.method == "rag_random" and answers.ranker:  # one by the paper
+        title, says_number = f"{title}, non-personalized", has_several
+    if says_number and answers.num_contexts is not None:
         title += f", k = {answers.num_contexts}"
     return title + (f", seed {answers.seed}" if len(study.seeds) > 1 else "")
 

@@ -124,6 +124,9 @@ def read_study(path: str) -> Study:
     require("tasks" in found or "settings" not in found, path, "settings", found.get("settings"), "them with tasks")
     require("tasks" in found or "paper" not in found, path, "paper", found.get("paper"), "it with tasks")
     require("tasks" in found or "fine_tuned" not in found, path, "fine_tuned", True, "it with tasks")
+    if found.get("fine_tuned"):
+        asked = found.get("openai_models")
+        require(asked is None, path, "openai_models", asked, "models alone with fine_tuned = true")
     for method in set(found.get("methods", ())) & set(FINE_TUNED):
         require(found.get("fine_tuned", False), path, "methods", method, "it with fine_tuned = true")
     study = Study(path, **{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()})
@@ -146,6 +149,9 @@ def take_tasks(path: str, found: dict[str, Any]) -> None:
         require(
             method in WITHOUT_PLANS, path, "methods", method, f"one of {', '.join(WITHOUT_PLANS)}: tasks have no plans"
         )
+    if found.get("fine_tuned"):
+        what = "one first that the best checkpoints may be chosen by, as dev and val"
+        require(found["splits"][0] != "test", path, "splits", found["splits"], what)
     found["categories"], found["judges"] = found["tasks"], []
     found["splits"] = [f"{setting}_{split}" for setting in found["settings"] for split in found["splits"]]
 
