@@ -95,18 +95,9 @@ def test_a_sample_is_learnt_by_heart(by_heart, data, warm, tmp_path):
     fusion, output, _ = by_heart
     assert figures_of(output, "loss")[-1] < 0.1 and figures_of(output, "eval_score")[-1] == 1.0
     inputs, answers = data / "LaMP-4_train.json", tmp_path / "answers.json"
-    printed = answer(
-        warm,
-        "--model_addr",
-        output / "best",
-        "--rag",
-        "--num_contexts",
-        2,
-        "--inputs_addr",
-        inputs,
-        "--output_addr",
-        answers,
-    )
+    asked = ["--model_addr", output / "best", "--rag", "--num_contexts", 2]
+    asked += ["--inputs_addr", inputs, "--output_addr", answers]
+    printed = answer(warm, *asked)
     how = "fusion in decoder, 4 beams" if fusion == "decoder" else "runs: 4 beams"
     assert "an encoder-decoder, which transformers runs: " in printed and how in printed
     targets = {record["id"]: record["target"] for record in read_json(inputs)}
@@ -114,18 +105,7 @@ def test_a_sample_is_learnt_by_heart(by_heart, data, warm, tmp_path):
     manifest = read_json(Path(f"{answers}.manifest.json"))
     assert manifest["fingerprint"]["fusion"] == fusion and manifest["fingerprint"]["num_beams"] == 4
     assert "note: " not in printed.replace("note: no manifest beside", "")
-    again = answer(
-        warm,
-        "--model_addr",
-        output / "best",
-        "--rag",
-        "--num_contexts",
-        2,
-        "--inputs_addr",
-        inputs,
-        "--output_addr",
-        answers,
-    )
+    again = answer(warm, *asked)
     assert "already finished, left alone" in again and "loading /" not in again.replace("loading the config", "")
 
 
