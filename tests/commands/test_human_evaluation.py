@@ -704,6 +704,11 @@ def test_what_makes_no_study_is_refused(study, ask, more, message):
     assert not study.page.exists()
 
 
+def test_two_systems_of_one_name_are_refused(study):
+    words = ["Alpha" if word == "Beta" else word for word in study.words()]
+    assert refusal(*words) == "--system 'Alpha' twice: give each system a name of its own"
+
+
 def test_what_no_question_has_is_said(study):
     study.respond("Beta", lambda outputs: outputs.update(dict.fromkeys(outputs)))
     assert refusal(*study.words()).endswith("Beta.json: no question has answers of both systems")
