@@ -174,11 +174,7 @@ def test_a_judge_is_checked_with_what_it_is_to_read(tmp_path):
 def test_a_job_checks_what_its_script_reads(tmp_path, file, flags, step):
     variables = {"MODEL": "m", "INPUTS": "d.json", "OUTPUT": "o.json", "VALIDATION": "v.json", "SHARDS": 2}
     variables |= {"SCRIPT": "utils/train_generator.py"} if step == "generator" else {}
-    check, *commands = calls_of(tmp_path, file, *flags, **variables)
-    if file == "train.sbatch":  # the papers' questions a step
-        args = parser_of(commands[0][0]).parse_args(commands[0][1:])
-        size = args.per_device_train_batch_size * args.gradient_accumulation_steps
-        assert size == (64 if step == "generator" else 32)
+    check, *_ = calls_of(tmp_path, file, *flags, **variables)
     args = preflight.build_parser().parse_args(check[1:]) if file == "merge.sbatch" else checks_in(check)[0]
     assert args.step == step and args.inputs_addr == (["d.json", "v.json"] if file == "train.sbatch" else ["d.json"])
     assert args.plans_addr == ("p.json" if "--plans_addr" in flags else None)
@@ -187,6 +183,17 @@ def test_a_job_checks_what_its_script_reads(tmp_path, file, flags, step):
         "rank": ["o.json"], "merge": ["o.json"], "none": [shard], "rag": [shard],
         "train": ["o.json/training_log.jsonl"], "generator": ["o.json/training_log.jsonl"],
     }.get(step, [shard, f"{shard}.plans.json"])  # fmt: skip
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+@pytest.mark.parametrize(("script", "questions"), [("train_planner.py", 32), ("utils/train_generator.py", 64)])
+def test_a_step_has_the_papers_questions_on_any_number_of_gpus(tmp_path, gpus, script, questions):
+    variables = {"MODEL": "m", "INPUTS": "d.json", "OUTPUT": "o", "VALIDATION": "v.json", "SCRIPT": script}
+    _, call = calls_of(tmp_path, "train.sbatch", "--seed", "2", SLURM_GPUS_ON_NODE=gpus, **variables)
+    assert (f"--num_processes {gpus} " in " ".join(call)) == (gpus > 1)
+    args = parser_of(script).parse_args(call[call.index(script) + 1 :])
+    assert args.per_device_train_batch_size * args.gradient_accumulation_steps * gpus == questions
+    assert args.seed == 2
 
 
 def test_preflight_checks_a_command(tmp_path, monkeypatch, capsys):
