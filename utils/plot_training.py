@@ -21,6 +21,7 @@ from utils import cli
 from utils.cli import UserError
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.files.json_files import read_bytes
+from utils.files.manifest import read_folder_manifest
 from utils.tables.drawing import figure_style, new_figure, render_figure, tidy
 from utils.tables.formats import counted
 
@@ -56,9 +57,11 @@ def main(argv: list[str] | None = None) -> int:
     if not (log["loss"] or log["eval_loss"]):
         raise UserError(f"{log_addr}: holds no loss yet; draw it when the run has logged its first step")
     prepare_derived([plot_addr], SCRIPT, args.overwrite)
-    publish_derived(render_figure(make_figure(log), {Path(plot_addr): "png"}), SCRIPT, args)
+    metric = (read_folder_manifest(folder) or {"fingerprint": {}})["fingerprint"].get("metric", "metric")
+    publish_derived(render_figure(make_figure(log, metric), {Path(plot_addr): "png"}), SCRIPT, args)
     losses = counted(len(log["loss"]), "loss", "losses")
-    print(f"{plot_addr}: {losses} in training, {len(log['eval_loss'])} in validation")
+    evaluated = counted(len(log[SCORE]), "score") if SCORE in log else len(log["eval_loss"])
+    print(f"{plot_addr}: {losses} in training, {evaluated} in validation")
     return 0
 
 
@@ -102,8 +105,11 @@ def running_mean(values: dict[int, float]) -> dict[int, float]:
 
 
 @figure_style()
-def make_figure(log: dict[str, dict[int, float]]) -> "Figure":
-    """The losses, of which there is one, and below them aspect recall or score, if any; grey is enough to read it."""
+def make_figure(log: dict[str, dict[int, float]], metric: str = "metric") -> "Figure":
+    """The losses, of which there is one, and below them aspect recall or score, if any; grey is enough to read it.
+
+    `metric` is what the score is.
+    """
     recall, score = log["eval_aspect_recall"], log.get(SCORE, {})
     heights = PANEL_HEIGHT if recall or score else PANEL_HEIGHT[:1]
     figure = new_figure(WIDTH, sum(heights))
@@ -115,7 +121,7 @@ def make_figure(log: dict[str, dict[int, float]]) -> "Figure":
         panels[1].set_ylim(0, 1)  # markers at 0 and 1 are whole, for nothing is clipped
     elif score:
         _draw(panels[1], score, linewidth=1, color="black", linestyle=":", marker="s", markersize=5)
-        panels[1].set_ylabel("metric in validation")
+        panels[1].set_ylabel(f"{metric} in validation")
     for panel in panels:
         tidy(panel, "both")
     panels[-1].xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)

@@ -233,11 +233,17 @@ def test_the_log_is_never_drawn_over(run_folder):
     assert read(folder) == SHORT_LOG
 
 
-def test_of_a_generator_the_metric_stands_below(tmp_path):
+def test_of_a_generator_the_metric_stands_below(tmp_path, capsys, monkeypatch):
     lines = [{"step": 1, "loss": 3.0}, {"step": 2, "eval_score": 0.25}, {"step": 4, "eval_score": 0.5}]
     path = tmp_path / "training_log.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     log = read_log(path)
     assert log["eval_score"] == {2: 0.25, 4: 0.5}
-    _, metric = make_figure(log).axes
-    assert list(lines_of(metric).values()) == [{2: 0.25, 4: 0.5}] and metric.get_ylabel() == "metric in validation"
+    _, metric = make_figure(log, "MAE").axes
+    assert list(lines_of(metric).values()) == [{2: 0.25, 4: 0.5}] and metric.get_ylabel() == "MAE in validation"
+    (tmp_path / "manifest.json").write_text('{"fingerprint": {"metric": "MAE"}}')
+    drawn = []
+    monkeypatch.setattr("utils.plot_training.make_figure", lambda *given: drawn.append(make_figure(*given)) or drawn[0])
+    assert main(["--output_dir", str(tmp_path)]) == 0
+    assert drawn[0].axes[1].get_ylabel() == "MAE in validation"
+    assert capsys.readouterr().out.endswith("training.png: 1 loss in training, 2 scores in validation\n")
