@@ -48,11 +48,11 @@ def check_local_model(report: Report, name: str, args: Namespace, records: list[
         report.ok(f"model {name}: an encoder, {source}")
         return Model(name, None)
     check_model(name, args.cache_dir, safetensors_only=True)  # as vLLM reads them
-    size = memory.read_size(folder, config, args.dtype)
     if config.is_encoder_decoder and not judges:
         PlainText(name, args.cache_dir)
-        report.ok(f"model {name}: an encoder-decoder, {size.parameters:,} parameters, {source}")
+        report.ok(f"model {name}: an encoder-decoder, {source}")
         return Model(name, None)
+    size = memory.read_size(folder, config, args.dtype)
     chat = LocalChat(name, args.cache_dir)
     if judges:
         length = judge_length(report, args, records, chat)
