@@ -52,7 +52,8 @@ class FaultyServer(ChatServer):
         refused_at: the indexes in `requests` of those that were refused for that.
         met: how often each fault was met.
         retry_after: the header that "429 with Retry-After" sends.
-        body: what "other JSON" sends, a fault that is not in FAULTS.
+        body: what "other JSON" sends, a fault that is not in FAULTS: a value, or bytes as they are; of a function
+            what it makes of the right completion.
         answered: how many whole answers each request (as JSON) got.
     """
 
@@ -132,7 +133,8 @@ class _FaultyHandler(_Handler):
         elif fault == "HTML":
             self._send_bytes(b"<html><body>Just a moment...</body></html>", "text/html")
         elif fault == "other JSON":
-            self._send_bytes(json.dumps(self.server.body).encode(), "application/json")
+            other = self.server.body(_completion(body, reply)) if callable(self.server.body) else self.server.body
+            self._send_bytes(other if isinstance(other, bytes) else json.dumps(other).encode(), "application/json")
         elif fault == "empty":
             self._send_bytes(json.dumps(_completion(body, Reply(""))).encode(), "application/json")
         else:

@@ -238,7 +238,7 @@ def test_a_sample_behind_a_gap_is_kept_and_takes_no_other_place(server, flags, o
     ("fault", "message"),
     [
         ("HTML", "sends no completion; check --base_url: <html><body>Just a moment...</body></html>"),
-        ("broken JSON", "answers with broken JSON; check --base_url"),
+        ("broken JSON", 'sends no completion; check --base_url: {"id": "chatcmpl-1", "object": "chat.com'),
         ("hang", "cannot be reached: Request timed out."),
         ("reset", "cannot be reached: Connection error."),
         ("truncated", "cannot be reached: Connection error."),

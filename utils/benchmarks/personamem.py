@@ -223,10 +223,9 @@ def count_outputs(outputs: Iterable[dict[str, Any]]) -> dict[str, int]:
     read = [(output["output"], output.get("shown", "".join(LETTERS))) for output in outputs if output["output"]]
     chosen = Counter(LETTERS[shown.index(letter)] for letter, shown in read)
     counts = {f"chose ({letter})": chosen[letter] for letter in LETTERS}
-    cached = [output.get("cached_tokens", 0) for output in outputs]
-    prompts = sum(output.get("prompt_tokens", 0) for output in outputs)
-    if prompts and None not in cached:
-        counts["% of prompt tokens from the cache"] = round(100 * sum(cached) / prompts)
+    prompts, cached = ([output.get(f"{of}_tokens", 0) for output in outputs] for of in ("prompt", "cached"))
+    if None not in prompts + cached and sum(prompts):
+        counts["% of prompt tokens from the cache"] = round(100 * sum(cached) / sum(prompts))
     return counts
 
 

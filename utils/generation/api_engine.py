@@ -24,6 +24,7 @@ from urllib.request import getproxies
 import openai
 
 from utils.cli import UserError
+from utils.cli.errors import printable
 from utils.generation.chat import Rendered
 from utils.generation.requests import FORMATS, Completion, RefusedError, Sampling, UnavailableError
 
@@ -35,6 +36,7 @@ LONGEST_PAUSE = 300.0  # seconds; where nothing is answered, our tries come afte
 ROOT_SECONDS = 5  # for the list of models, which a run can do without
 NOTE_SECONDS = 30  # between two notes on stderr
 LONGEST_WAIT = 600.0  # seconds, for the time that a refusal names; the library waits two minutes at most
+MOST_TOKENS = 10**12  # of a count that is believed: files take no numbers beyond 64 bits
 RISE_AFTER = 10  # answers, for each request that may be under way, before more are tried
 
 REFUSED = ("content_filter", "content_policy_violation")  # error codes that speak of one prompt's content
@@ -147,8 +149,9 @@ class APIEngine:
     ) -> Completion:
         """As `complete`, asked once; `response_format` is one of FORMATS."""
         body = self._body(model, prompt, sampling, response_format)
-        response = await self._explained(self._client.chat.completions.create(**body))
-        return self._read(response, response_format if sampling.schema and response_format != FORMATS[0] else None)
+        asked = self._client.chat.completions.with_raw_response.create(**body)
+        content = (await self._explained(asked)).content
+        return self._read(content, response_format if sampling.schema and response_format != FORMATS[0] else None)
 
     def _body(self, model: str, prompt: Rendered, sampling: Sampling, response_format: str) -> dict[str, Any]:
         """What a completion is asked for by."""
@@ -171,27 +174,30 @@ class APIEngine:
             raise self._explain(error) from None
         except openai.APIConnectionError as error:  # also time-outs
             raise UnavailableError(f"the {self.device} cannot be reached: {error.message}") from None
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            raise UnavailableError(f"the {self.device} answers with broken JSON; check --base_url") from None
 
-    def _read(self, response: Any, taken: str | None) -> Completion:
-        """A completion as it came; `taken` is its `response_format`."""
-        # A server that is no such API answers 200 with a web page or an error.
-        choices = getattr(response, "choices", None)
-        if not choices or not getattr(choices[0], "message", None):
-            found = self._one_line(getattr(response, "error", None) or response)
+    def _read(self, content: bytes, taken: str | None) -> Completion:
+        """The completion in an answer's body, of whatever shape that is; `taken` is its `response_format`."""
+        try:
+            answer = json.loads(content)
+        except (ValueError, RecursionError):  # also for a number of thousands of digits, and for endless nesting
+            answer = None
+        # A server that is not such an API answers 200 with a web page or an error.
+        choice = next(iter(_field(answer, "choices", list) or []), None)
+        message = _field(choice, "message", dict)
+        text = None if message is None else _text(message.get("content"))
+        if text is None:
+            found = self._one_line(_field(answer, "error", object) or content.decode(errors="replace"))
             raise UnavailableError(f"the {self.device} sends no completion; check --base_url: {found}")
-        choice = choices[0]
-        if choice.finish_reason == "content_filter":
+        finish_reason = self._one_line(_field(choice, "finish_reason", str) or "unknown")
+        if finish_reason == "content_filter":
             raise RefusedError("content_filter")
-        usage, state = response.usage, response.system_fingerprint
-        details = usage and usage.prompt_tokens_details
+        usage, state = _field(answer, "usage", dict), _field(answer, "system_fingerprint", str)
         return Completion(
-            text=(choice.message.content or "").encode(errors="replace").decode(),  # no file takes a lone surrogate
-            finish_reason=choice.finish_reason,
-            prompt_tokens=usage.prompt_tokens if usage else 0,
-            cached_tokens=details.cached_tokens if details else None,
-            completion_tokens=usage.completion_tokens if usage else 0,
+            text=text.encode(errors="replace").decode(),  # no file takes a lone surrogate
+            finish_reason=finish_reason,
+            prompt_tokens=_count(usage, "prompt_tokens"),
+            cached_tokens=_count(_field(usage, "prompt_tokens_details", dict), "cached_tokens"),
+            completion_tokens=_count(usage, "completion_tokens"),
             response_format=taken,
             system_fingerprint=self._one_line(state) if state else None,
         )
@@ -219,7 +225,7 @@ class APIEngine:
         text = str(found)
         for secret in self._secrets:
             text = text.replace(secret, "***")
-        return " ".join(text.split())[:300]
+        return printable(" ".join(text.split()))[:300]
 
     def _note(self, text: str) -> None:
         if time.monotonic() - self._noted >= NOTE_SECONDS:  # many requests have the same to tell
@@ -323,14 +329,35 @@ def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
     with openai.OpenAI(api_key=api_key, base_url=base_url, max_retries=0, timeout=ROOT_SECONDS) as client:
         try:
             answer = client.get("/models", cast_to=object)
-        except (openai.OpenAIError, ValueError):  # the second where it is no JSON
+        except (openai.OpenAIError, ValueError, RecursionError):  # the last two where it is not JSON that can be read
             return None
-    entries = answer.get("data") if isinstance(answer, dict) else None
-    for entry in entries if isinstance(entries, list) else []:
-        if isinstance(entry, dict) and entry.get("id") == model:
-            root = entry.get("root")
-            return root if isinstance(root, str) and root not in ("", model) else None
+    for entry in _field(answer, "data", list) or []:
+        if _field(entry, "id", str) == model:
+            root = _field(entry, "root", str) or model
+            return root if root != model and root.isprintable() else None
     return None
+
+
+def _field(value: Any, name: str, kind: type[T]) -> T | None:
+    """A field of a JSON object; None unless it is there and of that type."""
+    found = value.get(name) if isinstance(value, dict) else None
+    return found if isinstance(found, kind) else None
+
+
+def _text(content: Any) -> str | None:
+    """A message's content as text, also where it comes as a list of parts; None where it is something else."""
+    if content is None:
+        return ""
+    if isinstance(content, list) and content:
+        parts = [_field(part, "text", str) for part in content if _field(part, "type", str) == "text"]
+        return "".join(parts) if parts and None not in parts else None
+    return content if isinstance(content, str) else None
+
+
+def _count(usage: dict[str, Any] | None, name: str) -> int | None:
+    """A number of tokens; None unless it is a whole number from 0."""
+    count = _field(usage, name, int)
+    return count if type(count) is int and 0 <= count <= MOST_TOKENS else None
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float:
@@ -343,7 +370,7 @@ def read_retry_after(headers: Mapping[str, str]) -> float:
         ("retry-after", float),
         ("retry-after", lambda text: parsedate_to_datetime(text).timestamp() - time.time()),
     ):
-        with suppress(KeyError, ValueError):
+        with suppress(KeyError, ValueError, OverflowError):
             return min(max(0.0, read(headers[name])), LONGEST_WAIT)  # 0 of NaN too
     return 0.0
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from openai.types import Batch
-from openai.types.chat import ChatCompletion
 
 from utils.cli import UserError
 from utils.generation.api_engine import AbsentError, APIEngine
@@ -41,7 +40,7 @@ class Item(NamedTuple):
     """A request that waits for its answer."""
 
     body: dict[str, Any]
-    answer: asyncio.Future[ChatCompletion | None]  # None: no batch answers it
+    answer: asyncio.Future[bytes | None]  # None: no batch answers it
 
 
 class BatchEngine(APIEngine):
@@ -55,7 +54,7 @@ class BatchEngine(APIEngine):
         outputs = [str(Path(path).resolve()) for path in ([outputs] if isinstance(outputs, str) else outputs)]
         self._run = hashlib.sha256(json.dumps(outputs).encode()).hexdigest()[:32]
         self._waiting: dict[str, Item] = {}  # not yet in a batch
-        self._answers: dict[str, ChatCompletion] = {}  # of batches of earlier processes
+        self._answers: dict[str, bytes] = {}  # of batches of earlier processes
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way: set[str] = set()
         self._read_already: set[str] = set()  # batches
@@ -252,11 +251,10 @@ class BatchEngine(APIEngine):
         found = await self._insist(lambda: self._explained(self._client.files.content(file_id)))
         return found.content
 
-    def _answer_in(self, line: Line) -> ChatCompletion | None:
+    def _answer_in(self, line: Line) -> bytes | None:
         response = line.get("response") or {}
-        if response.get("status_code") != 200 or not isinstance(response.get("body"), dict):
-            return None
-        return ChatCompletion.construct(**response["body"])
+        body = response.get("body") if response.get("status_code") == 200 else None
+        return json.dumps(body).encode() if isinstance(body, dict) else None
 
     def _problem_in(self, line: Line) -> Exception:
         """What `APIEngine` makes of it: only what it would ask for again is in the next batch."""

@@ -28,9 +28,9 @@ class Completion:
 
     text: str
     finish_reason: str
-    prompt_tokens: int
-    cached_tokens: int | None  # of the prompt's those not computed again, None where a server doesn't tell
-    completion_tokens: int
+    prompt_tokens: int | None  # all three counts: None where a server doesn't tell
+    cached_tokens: int | None  # of the prompt's those not computed again
+    completion_tokens: int | None
     log_prob: float | None = None  # the sum over its tokens, None where the engine doesn't tell
     response_format: str | None = None  # the one of FORMATS that a server took in place of the schema it refused
     system_fingerprint: str | None = None  # what a server calls the state it answered in, None where it doesn't say

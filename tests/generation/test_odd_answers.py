@@ -1,0 +1,216 @@
+"""Answers of undocumented shapes, with status 200: each is read or asked for again, and none ends a run."""
+
+import copy
+import itertools
+import json
+import re
+
+import pytest
+from api_server import running
+from faulty_server import FaultyServer
+from test_api_engine import answer, questions, quick, read_journal, reply_to  # noqa: F401 (fixtures)
+from test_baselines import flags, output, write_json  # noqa: F401 (fixtures)
+
+from utils.files.manifest import read_manifest
+from utils.generation.api_engine import ask_for_root
+
+DEEP = 100_000
+NO_COUNT = [None, True, "12", "many", -1, 1.5, float("nan"), float("inf"), 10**30, [], {}]
+ESCAPES = "\x1b[2J\x1b]0;title\x07\udcff"
+
+
+def put(*path_and_value):
+    """A change to a completion: this value at this path."""
+    *path, value = path_and_value
+
+    def change(completion):
+        place = completion
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = value(place[path[-1]]) if callable(value) else value
+
+    return change
+
+
+def drop(*path):
+    def change(completion):
+        place = completion
+        for name in path[:-1]:
+            place = place[name]
+        del place[path[-1]]
+
+    return change
+
+
+def parts(*kinds):
+    """The text as a list of parts, cut in the middle."""
+
+    def split(text):
+        halves = [text[: len(text) // 2], text[len(text) // 2 :]]
+        return [{"type": kind, "text": half} for kind, half in zip(kinds, halves, strict=True)]
+
+    return put(*MESSAGE, "content", split)
+
+
+CHOICE = ("choices", 0)
+MESSAGE = (*CHOICE, "message")
+USAGE = ("usage",)
+
+# Changes that leave the text as it is: read at once.
+READ = {
+    "parts of text": parts("text", "text"),
+    "a part of thoughts ahead": put(
+        *MESSAGE, "content", lambda text: [{"type": "thinking", "thinking": []}, {"type": "text", "text": text}]
+    ),
+    "further keys": put("new", {"a": [1]}),
+    "two choices": put("choices", lambda choices: choices * 2),
+    "a second choice that is null": put("choices", lambda choices: [*choices, None]),
+    "no role": drop(*MESSAGE, "role"),
+    "no index": drop(*CHOICE, "index"),
+    "no model": drop("model"),
+    "usage is null": put(*USAGE, None),
+    "usage is missing": drop(*USAGE),
+    "usage is a text": put(*USAGE, "12 tokens"),
+    "usage is a list": put(*USAGE, [1, 2]),
+    "details is a list": put(*USAGE, "prompt_tokens_details", [1]),
+    "details is a text": put(*USAGE, "prompt_tokens_details", "none"),
+    "finish_reason is null": put(*CHOICE, "finish_reason", None),
+    "finish_reason is missing": drop(*CHOICE, "finish_reason"),
+    "finish_reason is a number": put(*CHOICE, "finish_reason", 3),
+    "finish_reason is an object": put(*CHOICE, "finish_reason", {"type": "stop"}),
+    "finish_reason steers the terminal": put(*CHOICE, "finish_reason", ESCAPES),
+    "system_fingerprint is a number": put("system_fingerprint", 7),
+    "system_fingerprint is a list": put("system_fingerprint", ["fp"]),
+    "system_fingerprint steers the terminal": put("system_fingerprint", ESCAPES),
+    "created is a text": put("created", "now"),
+    "id is a list": put("id", []),
+    **{f"prompt_tokens is {count!r}": put(*USAGE, "prompt_tokens", count) for count in NO_COUNT},
+    **{f"completion_tokens is {count!r}": put(*USAGE, "completion_tokens", count) for count in NO_COUNT},
+    **{f"cached_tokens is {count!r}": put(*USAGE, "prompt_tokens_details", {"cached_tokens": count})
+       for count in NO_COUNT},
+}  # fmt: skip
+
+# Changes after which there is no text: asked for again.
+ASKED_AGAIN = {
+    "choices is an object": put("choices", lambda choices: {"0": choices[0]}),
+    "choices is a text": put("choices", "none"),
+    "choices is a number": put("choices", 1),
+    "choices is null": put("choices", None),
+    "choices is missing": drop("choices"),
+    "choices is empty": put("choices", []),
+    "a choice is null": put(*CHOICE, None),
+    "a choice is a text": put(*CHOICE, "answer"),
+    "message is null": put(*MESSAGE, None),
+    "message is a text": put(*MESSAGE, "answer"),
+    "message is a list": put(*MESSAGE, ["answer"]),
+    "message is missing": drop(*MESSAGE),
+    "content is a number": put(*MESSAGE, "content", 7),
+    "content is true": put(*MESSAGE, "content", True),
+    "content is an object": put(*MESSAGE, "content", lambda text: {"text": text}),
+    "content is an empty list": put(*MESSAGE, "content", []),
+    "content is a list of texts": put(*MESSAGE, "content", lambda text: [text]),
+    "content is a list of images": put(*MESSAGE, "content", [{"type": "image_url", "image_url": {"url": "x"}}]),
+    "a part's text is a number": put(*MESSAGE, "content", [{"type": "text", "text": 7}]),
+}
+
+# Whole bodies.
+BODIES = {
+    "an error alone": {"error": {"message": ESCAPES, "code": ["x"]}},
+    "a text": "answer",
+    "a number": 12,
+    "null": None,
+    "a list": [1, 2],
+    "NaN": b"NaN",
+    "nothing": b"",
+    "only a byte order mark": b"\xef\xbb\xbf",
+    "UTF-16": json.dumps({"choices": []}).encode("utf-16"),
+    "bytes that are no UTF-8": b'{"choices": "\xff\xfe"}',
+    "two values": b'{"choices": []} {"choices": []}',
+    "a zero byte": b"\x00" * 50,
+    "nested lists": b"[" * DEEP + b"]" * DEEP,
+    "nested objects": b'{"a":' * DEEP + b"1" + b"}" * DEEP,
+    "a number of 6,000 digits": b'{"usage": {"prompt_tokens": ' + b"9" * 6000 + b"}}",
+    "a web page": b"<html><body>\x1b[31mJust a moment...</body></html>",
+}
+
+
+def changed(change):
+    def make(completion):
+        completion = copy.deepcopy(completion)
+        change(completion)
+        return completion
+
+    return make
+
+
+SHAPES = {**{name: changed(change) for name, change in {**READ, **ASKED_AGAIN}.items()}, **BODIES}
+
+
+@pytest.fixture
+def server():
+    with running(FaultyServer(reply_to)) as server:
+        yield server
+
+
+def test_as_many_shapes_as_are_promised():
+    assert len(SHAPES) >= 80
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_tenth_answer_is_of_another_shape(server, flags, output, questions, quick, capfd, name):
+    came = itertools.count(1)
+    server.faults, server.body = lambda body, times: None if next(came) % 10 else "other JSON", SHAPES[name]
+    code, answers = answer(flags, output, "--max_concurrency", 8, data=questions(200))
+    assert code == 0 and server.met["other JSON"] >= 20
+    numbers = [int(re.search(r"number (\d+)\?", outputs[0]["output"])[1]) for outputs in answers.values()]
+    assert numbers == list(range(200))
+    # What could be read was not asked for again.
+    assert len(server.requests) == 200 + (0 if name in READ else server.met["other JSON"])
+    assert len(read_journal(output)) == 200
+    assert "\x1b" not in capfd.readouterr().err
+    tokens = read_manifest(output)["tokens"]
+    assert all(count is None or (type(count) is int and count >= 0) for count in tokens.values())
+
+
+@pytest.mark.parametrize("name", ["choices is an object", "nested lists", "a number of 6,000 digits"])
+def test_a_question_with_nothing_but_such_answers_is_counted(server, flags, output, questions, quick, capsys, name):
+    server.faults = lambda body, times: "other JSON" if "number 7?" in body["messages"][-1]["content"] else None
+    server.body = SHAPES[name]
+    code, answers = answer(flags, output, "--max_retries", 1, data=questions(20))
+    assert (code, len(answers)) == (1, 19) and "q7" not in answers
+    assert "1 answer is missing because the server failed" in capsys.readouterr().err
+
+
+def test_counts_that_are_none_are_told_as_unknown(server, flags, output, questions):
+    server.faults, server.body = lambda body, times: "other JSON", SHAPES["prompt_tokens is -1"]
+    assert answer(flags, output, data=questions(3))[0] == 0
+    assert read_manifest(output)["tokens"]["prompt_tokens"] is None
+    assert read_manifest(output)["tokens"]["completion_tokens"] == 18
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        {"data": {"id": "m", "root": "/weights"}},
+        {"data": [{"id": ["m"], "root": "/weights"}]},
+        {"data": [{"id": "m", "root": ["/weights"]}]},
+        {"data": [{"id": "m", "root": "/weights\udcff"}]},
+        {"data": [{"id": "m", "root": "/weights\x1b[2J"}]},
+        {"data": [None, 7, "m", []]},
+        ["m"],
+        "m",
+        None,
+    ],
+)
+def test_lists_of_models_of_another_shape_tell_nothing(server, listed):
+    server.list_models = lambda: (200, listed)
+    assert ask_for_root("m", server.url, "key") is None
+    assert server.lists_asked == 1
+
+
+def test_a_deep_list_of_models_tells_nothing(server, monkeypatch):
+    monkeypatch.setattr("api_server.json.dumps", lambda value: value)  # sent as it is
+    for text in ("[" * DEEP + "]" * DEEP, '{"data": ' + "9" * 6000 + "}"):
+        server.list_models = lambda text=text: (200, text)
+        assert ask_for_root("m", server.url, "key") is None
