@@ -131,14 +131,6 @@ def test_the_rule_stands_in_the_help(name, capsys):
     assert "replace a file that something else wrote, or that was changed since; what this script wrote" in text
 
 
-def test_a_name_that_is_no_utf_8_is_kept_in_the_manifest(folder):
-    """As a file's name may be; the manifest holds the flags as they were given."""
-    Path("odd_\udcff.json").write_bytes(Path("rag_scores.json").read_bytes())
-    script, *words = COMMANDS["f.png"].replace("rag_scores.json", "odd_\udcff.json").split()
-    assert importlib.import_module(f"utils.{script}").main(words) == 0
-    assert read_manifest("f.png")["arguments"]["system"][0] == ["RAG", "odd_\udcff.json"]
-
-
 def test_a_full_disk_leaves_both_files_of_a_figure(folder, monkeypatch):
     run("f.png")
     before = snapshot(folder)

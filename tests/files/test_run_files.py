@@ -543,6 +543,56 @@ def test_a_finished_run_without_its_journal_is_closed(output):
     assert not journal_of(output).exists()
 
 
+@pytest.mark.parametrize("damage", [b"", b'{"fingerprint": {"mod', b'{"fingerprint": {}}'])
+def test_a_journal_without_a_first_line_beside_a_finished_output_is_as_good_as_deleted(output, damage):
+    write_journal(output)
+    journal = Journal(output, SETTINGS)
+    journal.publish(["all"], {}, None)
+    journal.close()
+    journal_of(output).write_bytes(damage)
+    assert open_journal(output, SETTINGS, overwrite=False, keys=list(ENTRIES)) is None
+    found = "holds 3 pieces, others than the 4 of this run, and its journal was deleted or emptied"
+    assert found in message(open_journal, output, SETTINGS, False, [*ENTRIES, ("q9", 0)])
+    assert journal_of(output).read_bytes() == damage
+
+
+@pytest.mark.parametrize("published", [True, False])
+@pytest.mark.parametrize("damage", [b"\0", b"\0" * 5000, b"[1, 2]", b"answers"])
+def test_a_journal_that_begins_with_something_else_is_named_and_kept(output, published, damage):
+    write_journal(output)
+    if published:
+        finish(output)
+    journal_of(output).write_bytes(damage)
+    found = f"{journal_of(output)}: line 1 is damaged\n"
+    assert found in message(open_journal, output, SETTINGS, False, list(ENTRIES))
+    assert journal_of(output).read_bytes() == damage
+
+
+@pytest.mark.parametrize("ending", [".journal.jsonl", ".lock"])
+def test_a_link_in_place_of_a_file_of_ours_is_refused_and_its_target_kept(output, ending):
+    target = output.with_name("target")
+    target.write_text("somebody else's")
+    Path(f"{output}{ending}").symlink_to(target)
+    assert f"{output}{ending}: a symbolic link; move it away" in message(Journal, output, SETTINGS)
+    assert target.read_text() == "somebody else's"
+
+
+@pytest.mark.parametrize("ending", ["", ".manifest.json"])
+def test_a_link_in_place_of_a_file_that_is_being_written_is_replaced_and_its_target_kept(output, ending):
+    target = output.with_name("target")
+    target.write_text("somebody else's")
+    Path(f"{output}{ending}.tmp").symlink_to(target)
+    journal = Journal(output, SETTINGS)
+    journal.publish(["all"], {}, None)
+    assert target.read_text() == "somebody else's"
+    assert not output.is_symlink() and json.loads(output.read_text()) == ["all"]
+
+
+def test_a_pipe_in_place_of_a_lock_is_refused(output):
+    os.mkfifo(f"{output}.lock")
+    assert f"{output}.lock: not a regular file" in message(Journal, output, SETTINGS)
+
+
 def test_a_finished_run_of_other_settings_keeps_its_journal_until_overwritten(output):
     path = write_journal(output)
     finish(output)

@@ -984,8 +984,15 @@ PLACES = {
         COMMANDS["rag"].replace("key.txt", "no.txt"),
         "--api_key_addr no.txt: cannot be read: No s",
     ),
-    "a folder for the key": (COMMANDS["rag"].replace("key.txt", "prompts"), "--api_key_addr prompts: cannot be read: "),
+    "a folder for the key": (
+        COMMANDS["rag"].replace("key.txt", "prompts"),
+        "--api_key_addr prompts: not a regular file; ",
+    ),
     "a dataset for the key": (COMMANDS["rag"].replace("key.txt", "data.json"), "--api_key_addr data.json: must hold "),
+    "a pipe for the key": (
+        COMMANDS["rag"].replace("key.txt", "pipe"),
+        "--api_key_addr pipe: not a regular file; ",
+    ),
 }
 
 
@@ -993,7 +1000,65 @@ PLACES = {
 def test_a_file_for_a_folder_or_a_folder_for_a_file(folder, server, capsys, case):
     command, expected = PLACES[case]
     write(folder / "empty.toml", "")
+    os.mkfifo(folder / "pipe")
     refuse(folder, command, server.url, capsys, expected)
+
+
+@pytest.mark.parametrize("key", [b"k\x01y", b"two keys", b"caf\xc3\xa9", b"", b"k\x1b[2J"])
+def test_a_key_that_no_header_takes(folder, server, capsys, key):
+    (folder / "key.txt").write_bytes(key)
+    refuse(folder, COMMANDS["rag"], server.url, capsys, "--api_key_addr key.txt: must hold the key and nothing else")
+
+
+def test_a_key_behind_a_byte_order_mark(folder, server):
+    (folder / "key.txt").write_bytes(b"\xef\xbb\xbfthe-key\r\n")
+    asked, command = len(server.keys), COMMANDS["rag"].replace("made/rag", "made/new")
+    assert load(command).main(arguments_of(command, server.url)) == 0
+    assert set(server.keys[asked:]) == {"the-key"}
+
+
+ADDRESSES = [
+    "http://127.0.0.1:99999/v1",
+    "http://127.0.0.1:port/v1",
+    "http://user:se#cret@127.0.0.1/v1",
+    "http://user:se/cret@127.0.0.1/v1",
+    "ftp://user:secret@127.0.0.1/v1",
+    "127.0.0.1:8000/v1",
+    "http://[::1/v1",
+    "http:///v1",
+    "http://127.0.0.1/\x1b[2J",
+    "http://127.0.0.1/v 1",
+]
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+@pytest.mark.parametrize("place", ["flag", "OPENAI_BASE_URL", "HTTP_PROXY", "ALL_PROXY"])
+def test_an_address_that_is_none_is_refused_without_a_part_of_it(folder, server, capsys, monkeypatch, address, place):
+    command, url = COMMANDS["rag"], server.url
+    if place == "flag":
+        url = address.replace(" ", "\\ ")
+    else:
+        monkeypatch.setenv(place, address)
+    if place == "OPENAI_BASE_URL":
+        command = command.replace("--base_url $URL", "")
+    if "PROXY" in place and "://" not in address:
+        return  # as proxies may be written
+    before = snapshot(folder)
+    with pytest.raises(SystemExit) as left:
+        cli.run_script(lambda: load(command).main(arguments_of(command, url)))
+    err = capsys.readouterr().err
+    assert left.value.code == 2 and "not an address such as" in err and err.count("\n") <= 3
+    assert "cret" not in err and "\x1b" not in err
+    assert snapshot(folder) == before
+
+
+@pytest.mark.parametrize("script", ["baselines.py", "utils/make_table.py", "utils/run_study.py"])
+def test_a_name_that_is_not_utf_8(folder, capsys, script):
+    with pytest.raises(SystemExit) as left:
+        load(script).main(["--some_flag", "odd_\udcff.json"])
+    assert left.value.code == 2
+    message = "error: 'odd_\\udcff.json' is not UTF-8; rename the file, or give another name\n"
+    assert capsys.readouterr().err == message
 
 
 def test_a_file_for_the_folder_of_a_planner(folder, server, capsys, monkeypatch):

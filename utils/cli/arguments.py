@@ -6,7 +6,7 @@ import os
 import sys
 
 from utils.cli.errors import UserError
-from utils.cli.flags import FlagParser, fraction, non_negative_int, positive_int, temperature
+from utils.cli.flags import FlagParser, api_address, fraction, non_negative_int, positive_int, temperature
 
 # Never heard below a warning: their lines show addresses and headers, secrets included.
 HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2")
@@ -40,7 +40,7 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     group = parser.add_argument_group("API")
     add_key_arguments(group)
     add = group.add_argument
-    add("--base_url", metavar="URL",
+    add("--base_url", metavar="URL", type=api_address,
         default=os.environ.get("OPENAI_BASE_URL") or None,  # here, so that the manifest names it
         help="address of the API (default: OPENAI_BASE_URL, else OpenAI's)")
     add("--model_id", metavar="NAME", help="which model the API has (default: as it calls it itself)")

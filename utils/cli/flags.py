@@ -7,7 +7,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 USER_ERROR = 2  # exit code: the user can mend it
 
@@ -67,6 +69,9 @@ class FlagParser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         self._words = sys.argv[1:] if args is None else list(args)
+        for word in self._words:
+            if not is_text(word):  # no manifest can hold it, which would be found out at the end
+                self.refuse(f"{word!r} is not UTF-8; rename the file, or give another name")
         return super().parse_known_args(self._words, namespace)
 
     def error(self, message: str) -> None:
@@ -81,6 +86,11 @@ class FlagParser(argparse.ArgumentParser):
     def refuse(self, message: str) -> None:
         """End the process over a mistake in its command line; a study puts something else here."""
         self.exit(USER_ERROR, f"error: {message}\n" if is_first_process() else None)
+
+
+def is_text(word: str) -> bool:
+    """Can be written to a file: not so a name whose bytes are not UTF-8."""
+    return word.isascii() or not any("\ud800" <= character <= "\udfff" for character in word)
 
 
 def drop_flags(words: Iterable[str], flags: Iterable[str]) -> list[str]:
@@ -116,6 +126,23 @@ def value_type(name: str, kind: type, is_valid: Callable[[float], bool], problem
 
     read.__name__ = name  # by which argparse calls it over a text that is no number
     return read
+
+
+def api_address(text: str) -> str:
+    """The `type` of a flag that takes the address of a server."""
+    if problem := address_problem(text):
+        raise argparse.ArgumentTypeError(problem)
+    return text
+
+
+def address_problem(text: str) -> str | None:
+    """Why `text` is not the HTTP address of a server, without repeating it: it may hold a password. None if it is."""
+    with suppress(ValueError):  # a port that is not a number, or a bracket that does not close
+        parts = urlsplit(text)
+        is_complete = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        if is_complete and not parts.fragment and text.isprintable() and " " not in text:
+            return None
+    return "not an address such as http://127.0.0.1:8000/v1 (in a password write # / ? @ as %23 %2F %3F %40)"
 
 
 positive_int = value_type("positive_int", int, lambda value: value >= 1, "is not a positive number")

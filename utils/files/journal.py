@@ -20,7 +20,7 @@ from utils.files.fingerprints import REPORTED, differences
 from utils.files.journal_lines import Key, read_entries, read_header, with_sum
 from utils.files.lock import Lock
 from utils.files.manifest import describe_run, publish, publish_staged
-from utils.files.writing import check_regular, staged_path, write_array, write_line
+from utils.files.writing import open_appending, staged_path, write_array, write_line
 
 
 def journal_path(output: str | Path) -> Path:
@@ -84,12 +84,10 @@ class Journal:
         self._dropped: list[Key] = []
         self._is_of_others = False  # the file says that its pieces are of something else than this run's
         self._end = 0  # where the last whole line ends
-        check_regular(self.path)
         import msgspec  # here, so that --help needs no package
 
         self._encode = msgspec.json.encode  # five times as fast as json.dumps
-        # Without a buffer: what could not be written is not written later, after the run has said so.
-        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (held open for the whole run)
+        self._file = open_appending(self.path)
         with open(self.path, "rb") as file:
             self.begun_with = self._read(file, overwrite, anew)
         self.resumed = len(self.entries)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from utils.cli import UserError
-from utils.files.writing import naming
+from utils.files.writing import naming, open_appending
 
 
 class Lock:
@@ -37,7 +37,7 @@ class Lock:
 
 def _open_locked(path: Path, output: Path) -> IO[bytes]:
     while True:
-        file = open(path, "a+b", buffering=0)  # noqa: SIM115 (it is the lock)
+        file = open_appending(path)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -50,12 +50,10 @@ class OutputFile:
         if Path(f"{path}.lock").exists():
             Lock(path).release()
         published = is_finished(path, self.fingerprint, overwrite, self.may_change) and self.overwrite != "all"
-        check_regular(journal)
-        if journal.exists():
+        if _is_begun(journal):
             with open(journal, "rb") as file:
                 found, header_sum = read_header(file, journal)
-                begun_with = found and found["fingerprint"]
-                if found and not is_other(begun_with, self.fingerprint, overwrite, journal, self.may_change):
+                if not is_other(found["fingerprint"], self.fingerprint, overwrite, journal, self.may_change):
                     read_entries(file, journal, header_sum)
         elif published:
             self._refuse_other_pieces()
@@ -73,7 +71,7 @@ class OutputFile:
         published = prepare_output(path, self.fingerprint, overwrite, self.may_change)
         anew = run is not None and self._is_finished_by_another(run)
         published = published and not anew
-        if published and not journal_path(path).exists():
+        if published and not _is_begun(journal_path(path)):
             self._refuse_other_pieces()
             return
         self.journal = Journal(path, self.fingerprint, overwrite, published, lock, run, anew, self.may_change)
@@ -84,14 +82,15 @@ class OutputFile:
         """Raise UserError where a finished output without a journal has not these very pieces, or is to get others."""
         if self.retry_failed:
             raise UserError(
-                f"{self.path}: its journal was deleted, so nothing in it can be asked for again\n"
+                f"{self.path}: its journal was deleted or emptied, so nothing in it can be asked for again\n"
                 "  --overwrite makes it anew, without --retry_failed it is left alone"
             )
         manifest = read_manifest(self.path)
         if manifest.get("keys_sha256") != keys_hash(self.keys):
             raise UserError(
                 f"{self.path}: holds {manifest.get('pieces', 0)} pieces, others than the {len(self.keys)} of this run, "
-                "and its journal was deleted, so none can be added\n  delete it to begin anew, or give another output"
+                "and its journal was deleted or emptied, so none can be added\n"
+                "  delete it to start over, or give another output"
             )
 
     def _is_finished_by_another(self, run: str) -> bool:
@@ -146,6 +145,15 @@ class OutputFile:
     def publish(self, arguments: dict[str, Any], device: str | None, **figures: Any) -> None:
         """Put the file in place, with a manifest that tells how it was made and what it took."""
         self.journal.publish(self.content(), arguments, device, **{"missing": len(self.missing()), **figures})
+
+
+def _is_begun(journal: Path) -> bool:
+    """It has its first line. An empty one holds no piece, and is as good as deleted."""
+    check_regular(journal)
+    if not journal.exists():
+        return False
+    with open(journal, "rb") as file:
+        return read_header(file, journal)[0] is not None
 
 
 def open_outputs(*outputs: OutputFile) -> None:

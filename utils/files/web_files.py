@@ -13,12 +13,14 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from utils.cli import UserError
+from utils.cli.flags import address_problem
 from utils.cli.progress import Progress, announce
 from utils.files.lock import Lock
 from utils.files.manifest import without_password
-from utils.files.writing import check_writable, naming, rename, write_line
+from utils.files.writing import check_writable, naming, open_appending, rename, write_line
 
 if TYPE_CHECKING:
     import httpx
@@ -58,6 +60,15 @@ class Server(NamedTuple):
         return cached
 
 
+def check_proxies() -> None:
+    """Raise UserError for a proxy in the environment over which the HTTP library would fail with a traceback."""
+    for scheme, address in getproxies().items():
+        if scheme in ("http", "https", "all") and not address.startswith("socks"):
+            address = address if "://" in address else f"http://{address}"
+            if problem := address_problem(address):
+                raise UserError(f"{scheme.upper()}_PROXY in the environment: {problem}")
+
+
 class _TroubleError(Exception):
     """What may pass: the same request again may succeed."""
 
@@ -74,6 +85,7 @@ class _Download:
     def run(self) -> None:
         import httpx
 
+        check_proxies()
         # As it is on disk there: its length can be compared, and the rest of it asked for.
         plain = {"Accept-Encoding": "identity"}
         try:
@@ -135,7 +147,8 @@ class _Download:
         first = next(pieces, b"")
         if not start:
             self._check_begin(first)  # before anything that came earlier is given up
-            self._part.unlink(missing_ok=True)
+            for old in (self._part, self._tag):
+                old.unlink(missing_ok=True)
             self._tag.write_text(_tag_of(response))
         length = response.headers.get("Content-Length", "")
         total = start + int(length) if length.isdigit() else None
@@ -164,7 +177,7 @@ class _Download:
         self._progress.update(start // MB - self._progress.done)  # less than before where it begins anew
 
     def _write(self, first: bytes, pieces: Iterator[bytes]) -> None:
-        with naming(self._part), open(self._part, "ab", buffering=0) as file:
+        with naming(self._part), open_appending(self._part) as file:
             for piece in chain([first], pieces):
                 write_line(file, piece, self._part)
                 if self._progress is not None:

@@ -1,8 +1,10 @@
 """Files written whole or not at all: beside their name first, on disk, then renamed."""
 
+import errno
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -53,6 +55,27 @@ def check_regular(path: Path) -> None:
     """UserError where something else than a file has this name: it could not be read, or replaced in the end."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: not a regular file; move it away, or give another output")
+
+
+def open_appending(path: Path) -> IO[bytes]:
+    """A file to read and to append to, without a buffer: what could not be written is not written later.
+
+    UserError where something else than a file has this name: another file behind a link is not ours to write to.
+    """
+    try:
+        file = open(path, "a+b", buffering=0, opener=_open_no_link)  # noqa: SIM115 (the caller's)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise UserError(f"{path}: a symbolic link; move it away, or give another output") from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise UserError(f"{path}: not a regular file; move it away, or give another output")
+    return file
+
+
+def _open_no_link(name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NOFOLLOW, 0o666)
 
 
 def write_line(file: IO[bytes], line: bytes, path: Path) -> None:
@@ -106,7 +129,8 @@ def write_array(path: Path, items: Iterable[Any], indent: int) -> int:
 def open_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """A file that is on disk, whole, when this is left; there is none where it could not be written."""
     try:
-        with naming(path), open(path, mode, encoding=None if "b" in mode else "utf-8") as file:
+        path.unlink(missing_ok=True)  # left by a killed run, or a link that somebody else put there: not to be followed
+        with naming(path), open(path, mode.replace("w", "x"), encoding=None if "b" in mode else "utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -11,6 +11,7 @@ from prompts import History, Prompt
 from utils.cli import UserError
 from utils.files.journal import Journal, Key
 from utils.files.outputs import OutputFile
+from utils.files.web_files import check_proxies
 from utils.generation.chat import PAPER_LENGTH, Chat, Fitted, choose_length, open_chat
 from utils.generation.driver import Parser, Policy, Request, Stage, describe_records
 from utils.generation.history import fit_items
@@ -67,6 +68,7 @@ def identify_model(args: Namespace, model_addr: str) -> str:
         raise UserError("--model_id: says which model an API has; give a name")
     if args.openai:
         read_api_key(args.api_key_addr)
+        check_proxies()
         if args.batch_invariant:
             raise UserError(
                 "--batch_invariant: is for models that run here, not behind --openai\n"
@@ -130,15 +132,19 @@ def publish_records(
 
 def read_api_key(path: str | None) -> str:
     """The API key from a file, else from OPENAI_API_KEY; UserError where there is none."""
+    where = "OPENAI_API_KEY" if path is None else f"--api_key_addr {path}"
     if path is None:
         key = os.environ.get("OPENAI_API_KEY", "").strip()
         if not key:
             raise UserError("--openai needs a key: --api_key_addr FILE, or OPENAI_API_KEY in the environment")
-        return key
-    try:
-        key = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--api_key_addr {path}: cannot be read: {getattr(error, 'strerror', 'not text')}") from None
-    if not key or len(key.split()) != 1:
-        raise UserError(f"--api_key_addr {path}: must hold the key and nothing else")
+    elif Path(path).exists() and not Path(path).is_file():  # it is read twice, which a pipe is not
+        raise UserError(f"{where}: not a regular file; write the key to a file, or set OPENAI_API_KEY")
+    else:
+        try:
+            key = Path(path).read_text(encoding="utf-8-sig").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{where}: cannot be read: {getattr(error, 'strerror', 'not text')}") from None
+    # It travels in an HTTP header, which takes printable ASCII.
+    if not key.isascii() or not key.isprintable() or " " in key or not key:
+        raise UserError(f"{where}: must hold the key and nothing else")
     return key

@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 from utils.cli.progress import Progress, announce
 from utils.files.manifest import write_folder_manifest
-from utils.files.writing import naming, replace_link, staged_path, write_atomically, write_line
+from utils.files.writing import naming, open_appending, replace_link, staged_path, write_atomically, write_line
 from utils.training.checkpoints import (
     Run,
     find_checkpoints,
@@ -80,8 +80,9 @@ class Recorder(TrainerCallback):
                 for entry in state.log_history
                 if self._selection.figure not in entry or entry["step"] < state.global_step
             ]
-        # Without a buffer, as the journal.
-        self._log = open(self._run.folder / "training_log.jsonl", "wb", buffering=0)  # noqa: SIM115 (held open)
+        log = self._run.folder / "training_log.jsonl"
+        log.unlink(missing_ok=True)
+        self._log = open_appending(log)
         for figures in state.log_history:
             self._write(figures)
         write_folder_manifest(self._run.folder, self.manifest)
