@@ -144,6 +144,41 @@ def test_older_files_give_the_same_records(dataset, tmp_path):
         assert record == new
 
 
+# As the public code maps its older names.
+OLDER_TYPES = {
+    "recalling_facts_mentioned_by_the_user": "recall_user_shared_facts",
+    "identifying_new_things_not_mentioned_by_the_user": "suggest_new_ideas",
+    "recalling_the_latest_user_preferences": "acknowledge_latest_user_preferences",
+    "tracking_the_full_sequence_of_preference_updates": "track_full_preference_evolution",
+    "recalling_the_reasons_behind_previous_updates": "revisit_reasons_behind_preference_updates",
+    "recommendation_aligned_with_users_latest_preferences": "provide_preference_aligned_recommendations",
+    "generalizing_past_reasons_in_memory_to_new_scenarios": "generalize_to_new_scenarios",
+}
+
+
+def test_the_oldest_names_of_types_are_taken(dataset, tmp_path):
+    oldest = {new: old for old, new in OLDER_TYPES.items()}
+    rows = [{**row, "question_type": oldest[row["question_type"]]} for row in ROWS.values()]
+    records = json.loads(download(save(tmp_path / "source", rows), tmp_path / "out").read_text())
+    assert [one["group"] for one in records] == [one["group"] for one in json.loads(dataset.read_text())]
+    assert {one["question_type"] for one in records} == set(OLDER_TYPES)
+
+
+def with_twins():
+    """The rows, two of them with the longest text twice: of the first it is right, of the second it is not."""
+    texts = "['(a) yes', '(b) a longer answer than the others', '(c) no', '(d) a longer answer than the others']"
+    first, second, *others = ROWS.values()
+    return [first | {"all_options": texts, "correct_answer": "(d)"},
+            second | {"all_options": texts, "correct_answer": "(a)"}, *others]  # fmt: skip
+
+
+def test_identical_options_are_counted(tmp_path, capsys):
+    path = download(save(tmp_path / "source", with_twins()), tmp_path / "out")
+    assert "24 questions; 2 have two identical options, 1 of them with the right one;" in capsys.readouterr().out
+    manifest = read_manifest(path)
+    assert (manifest["identical_options"], manifest["identical_to_right"]) == (2, 1)
+
+
 def test_questions_of_a_context_stand_together_with_growing_ends(dataset):
     places = [(one["profile"]["context"], one["profile"]["end"]) for one in json.loads(dataset.read_text())]
     assert places == sorted(places, key=lambda place: (list(HISTORIES).index(place[0]), place[1]))
@@ -625,6 +660,21 @@ def test_likelihoods_are_of_the_options_alone_behind_history_and_question(way, d
         assert answers[record["id"]][0]["output"] == likeliest
     assert choose(tmp_path / "two.json", *flags, path=with_other_secrets(path)).wait() == 0
     assert sorted(take_log(tmp_path)) == sorted(scored) and len(scored) == 24
+
+
+def test_no_option_is_chosen_whose_text_another_has(choose, tmp_path):
+    path = download(save(tmp_path / "source", with_twins()), tmp_path / "out")
+    output, scores = tmp_path / "out.json", tmp_path / "scores.json"
+    assert choose(output, path=path).wait() == 0
+    answers = json.loads(output.read_text())
+    for key in list(ROWS)[:2]:  # the engine here gives the longest text the highest likelihood
+        assert answers[key][0]["output"] is None
+        assert answers[key][0]["reason"] == "the likeliest options, b and d, are the same text"
+    assert all(answers[key][0]["output"] for key in list(ROWS)[2:])
+    flags = ["--inputs_addr", path, "--response_addr", output, "--score_addr", scores]
+    assert evaluate_responses.main(list(map(str, flags))) == 0
+    found = json.loads(scores.read_text())
+    assert (found["num_questions"], found["num_unanswered"]) == (24, 2)
 
 
 def test_a_score_file_says_that_no_text_was_held_to_anything(choose, dataset, tmp_path):
