@@ -16,8 +16,9 @@ without --strategy it is the first of accuracy and f1, MAE and RMSE, or rouge-1,
   python evaluate_responses.py --strategy f1 --inputs_addr LaMP-2_user_dev.json --response_addr bm25.json \\
       --score_addr bm25_f1.json
 
-Of PersonaMem other people's runs are read too, the CSV files that its public code writes: the columns question_id and
-model_response, or predicted_answer, or p (docs/evaluation.md).
+Other people's runs are read too: files in LaMP's own format, {"task": ..., "golds": [{"id": ..., "output": ...}]}, and
+the CSV files that PersonaMem's public code writes: the columns question_id and model_response, or predicted_answer, or
+p (docs/evaluation.md).
 
 How sure the judge is of a verdict on an aspect: --verdicts probability takes the expectation over 0, 1 and 2 by their
 likelihoods, without a text being generated; --num_verdicts takes the mean of several verdicts at a temperature:
@@ -95,7 +96,7 @@ def build_parser() -> cli.FlagParser:
         help="read an answer as PersonaMem's public code does, which knows the right letter: short for --strategy "
         "accuracy-official (default: as it was read when it was asked for, without that)")
     add("--response_addr", required=True, nargs="+", metavar="FILE",
-        help="responses, a file a system; of PersonaMem also a .csv that its public code wrote")
+        help="responses, a file a system; also as LaMP's or PersonaMem's own code writes them")
     add("--score_addr", required=True, nargs="+", metavar="FILE",
         help="where the scores go, as many; one for pairwise")
     add("--verdicts", choices=["probability"],
@@ -217,7 +218,8 @@ def read_systems(args: Namespace, task: Task, records: list[Record], judging: Ju
         fingerprint = {**shared, "responses": hashes if compares else hashes[0]}
         keys = [key for question in questions for key in metric.keys(question)]
         asked = {question["id"] for question in questions}
-        collect = partial(score_file, task, args.strategy, records, asked)
+        head = metric.over_outputs(questions, responses[0])
+        collect = partial(score_file, task, args.strategy, records, asked, head=head)
         output = OutputFile(score_addr, fingerprint, keys, collect, args.overwrite, args.retry_failed, judged.MADE_FROM)
         belongs = judged.what_verdicts_belong_to(records, responses, metric)
         systems.append(System(addresses, responses, questions, metric, belongs, output, set(keys)))

@@ -32,7 +32,7 @@ from utils.files.manifest import read_manifest
 from utils.generation.chat import APIChat, LocalChat
 from utils.generation.history import fit_history, largest
 from utils.generation.turns import Accepts, Remembered, encode_lines, find_accepts, fold, split_at_lines
-from utils.parsing.letters import LETTERS, parse_letter, read_officially
+from utils.parsing.letters import LETTERS
 from utils.records.datasets import read_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,6 +142,41 @@ def test_older_files_give_the_same_records(dataset, tmp_path):
         assert record.pop("stereotypical") in ("Yes", "No")
         assert CANONICAL[record.pop("question_type")] == new.pop("question_type") == new["group"]
         assert record == new
+
+
+# As the public code maps its older names.
+OLDER_TYPES = {
+    "recalling_facts_mentioned_by_the_user": "recall_user_shared_facts",
+    "identifying_new_things_not_mentioned_by_the_user": "suggest_new_ideas",
+    "recalling_the_latest_user_preferences": "acknowledge_latest_user_preferences",
+    "tracking_the_full_sequence_of_preference_updates": "track_full_preference_evolution",
+    "recalling_the_reasons_behind_previous_updates": "revisit_reasons_behind_preference_updates",
+    "recommendation_aligned_with_users_latest_preferences": "provide_preference_aligned_recommendations",
+    "generalizing_past_reasons_in_memory_to_new_scenarios": "generalize_to_new_scenarios",
+}
+
+
+def test_the_oldest_names_of_types_are_taken(dataset, tmp_path):
+    oldest = {new: old for old, new in OLDER_TYPES.items()}
+    rows = [{**row, "question_type": oldest[row["question_type"]]} for row in ROWS.values()]
+    records = json.loads(download(save(tmp_path / "source", rows), tmp_path / "out").read_text())
+    assert [one["group"] for one in records] == [one["group"] for one in json.loads(dataset.read_text())]
+    assert {one["question_type"] for one in records} == set(OLDER_TYPES)
+
+
+def with_twins():
+    """The rows, two of them with the longest text twice: of the first it is right, of the second it is not."""
+    texts = "['(a) yes', '(b) a longer answer than the others', '(c) no', '(d) a longer answer than the others']"
+    first, second, *others = ROWS.values()
+    return [first | {"all_options": texts, "correct_answer": "(d)"},
+            second | {"all_options": texts, "correct_answer": "(a)"}, *others]  # fmt: skip
+
+
+def test_identical_options_are_counted(tmp_path, capsys):
+    path = download(save(tmp_path / "source", with_twins()), tmp_path / "out")
+    assert "24 questions; 2 have two identical options, 1 of them with the right one;" in capsys.readouterr().out
+    manifest = read_manifest(path)
+    assert (manifest["identical_options"], manifest["identical_to_right"]) == (2, 1)
 
 
 def test_questions_of_a_context_stand_together_with_growing_ends(dataset):
@@ -450,45 +485,12 @@ def test_options_in_another_order_are_read_back(dataset, server, tmp_path, capsy
     assert vary(records[FIRST], 2, 7).record == vary(records[FIRST], 2, 7).record != vary(records[FIRST], 2, 8).record
 
 
-@pytest.mark.parametrize(
-    ("text", "letter"),
-    [
-        ("<final_answer>(c)", "c"), ("<final_answer> C </final_answer>", "c"), ("(a)? no. <final_answer>(d)", "d"),
-        ("<final_answer>(a) <final_answer>(b)", "b"), ("<final_answer> Option (b), since (a) is wrong", "b"),
-        ("b", "b"), ("(B)", "b"), ("**d**.", "d"), ("The answer is c", "c"), ("a) because it fits", "a"),
-        ("I would take option b.", "b"), ("It suits me: (a)", "a"), ("<think>(a) or (b)</think><final_answer>(c)", "c"),
-        ("<final_answer> none of the four, or (d)", "d"), ("a", "a"), ("Answer: A", "a"),
-        ("I like a good soup", None), ("(a) or (b)", None), ("", None), ("<think>(a)", None), ("e", None),
-        ("I'd say the answer is a matter of taste", None), ("<final_answer>", None), ("options a and b", None),
-        ("(a) x (b) y (c) z (d) w", None), ("<final_answer>(a certain one", None),
-        ("<final_answer>(a) or (b)</final_answer>", None), ("<final_answer>a, b", None),
-        ("<final_answer>**(a)**, or **(d)**", None), ("<final_answer>(c), a good one and (d) not", "c"),
-        ("<final_answer>(b) and (B)", "b"),
-    ],
-)  # fmt: skip
-def test_a_letter_is_read_without_the_right_one(text, letter):
-    assert parse_letter(text).value == letter
-
-
-@pytest.mark.parametrize("text", ["<final_answer> c", "c", "<final_answer>(c"])
-def test_a_letter_at_a_cut_may_be_the_first_of_a_word(text):
-    assert parse_letter(text).value == "c" and parse_letter(text, cut=True).value is None
-    assert parse_letter("<final_answer>(c) for", cut=True).value == "c"
-    assert parse_letter("(c)", cut=True).value == "c"  # as --max_tokens 3 has it
-
-
-@pytest.mark.parametrize(
-    ("text", "right", "counts"),
-    [
-        ("<final_answer>(c)", "c", True), ("<final_answer>(C)</final_answer>", "c", True),
-        ("<final_answer> c", "c", True),
-        ("<final_answer>(c)", "b", False), ("<final_answer>(b) or (c)", "c", False), ("it is (c)", "c", True),
-        ("it is a pity", "a", True), ("I take a, not c", "c", False), ("<final_answer> none; but (c)", "c", True),
-        ("the best is (c) <final_answer> none", "c", True), ("", "a", False),
-    ],
-)  # fmt: skip
-def test_the_public_rule_asks_for_the_right_letter(text, right, counts):
-    assert read_officially(text, right) == counts
+def test_a_letter_in_a_cut_text_does_not_end_the_tries(dataset, server, tmp_path):
+    replies = [Reply("Well, (b) is out. Next, the", finish_reason="length"), Reply("It is <final_answer>(d)")]
+    server.reply = lambda request: replies[len(server.requests) % 2 == 0]
+    requests = ask(server, dataset, tmp_path / "out.json", "--limit", 3)
+    outputs = [output for [output] in json.loads((tmp_path / "out.json").read_text()).values()]
+    assert len(requests) == 6 and {(one["output"], one["attempts"]) for one in outputs} == {("d", 2)}
 
 
 def test_scores_by_type_in_both_readings(dataset, server, tmp_path, capsys):
@@ -658,6 +660,21 @@ def test_likelihoods_are_of_the_options_alone_behind_history_and_question(way, d
         assert answers[record["id"]][0]["output"] == likeliest
     assert choose(tmp_path / "two.json", *flags, path=with_other_secrets(path)).wait() == 0
     assert sorted(take_log(tmp_path)) == sorted(scored) and len(scored) == 24
+
+
+def test_no_option_is_chosen_whose_text_another_has(choose, tmp_path):
+    path = download(save(tmp_path / "source", with_twins()), tmp_path / "out")
+    output, scores = tmp_path / "out.json", tmp_path / "scores.json"
+    assert choose(output, path=path).wait() == 0
+    answers = json.loads(output.read_text())
+    for key in list(ROWS)[:2]:  # the engine here gives the longest text the highest likelihood
+        assert answers[key][0]["output"] is None
+        assert answers[key][0]["reason"] == "the likeliest options, b and d, are the same text"
+    assert all(answers[key][0]["output"] for key in list(ROWS)[2:])
+    flags = ["--inputs_addr", path, "--response_addr", output, "--score_addr", scores]
+    assert evaluate_responses.main(list(map(str, flags))) == 0
+    found = json.loads(scores.read_text())
+    assert (found["num_questions"], found["num_unanswered"]) == (24, 2)
 
 
 def test_a_score_file_says_that_no_text_was_held_to_anything(choose, dataset, tmp_path):

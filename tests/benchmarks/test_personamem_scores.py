@@ -207,6 +207,22 @@ def test_the_line_of_a_score_file_has_the_interval(folder, dataset, tmp_path, ca
     assert f"score 0.7500 over 24 questions (95% interval {low:.4f} to {high:.4f})" in capsys.readouterr().out
 
 
+def test_the_mean_over_orders_stands_beside_the_first_answers_accuracy(dataset, tmp_path, capsys):
+    """Right are the first answers to 18 questions, all others to the first 6, and one more answer each to 6 more."""
+    responses = {}
+    for number, (key, right) in enumerate(RIGHT.items()):
+        wrong = WRONG[key]
+        others = [right] * 3 if number < 6 else [wrong, right, None] if number < 12 else [wrong] * 3
+        letters = [right if number < 18 else wrong, *others]
+        responses[key] = [{"output": letter, "shown": "dcba"} for letter in letters]
+    found = score(dataset, write(tmp_path / "r.json", responses), tmp_path / "s.json")
+    assert (found["score"], found["num_orders"]) == (18 / 24, 4)
+    assert found["score_over_orders"] == pytest.approx((18 + 6 * 3 + 6) / (24 * 4))
+    assert "; 0.4375 as the mean over 4 orders of the options" in capsys.readouterr().out
+    one = {key: its[:1] for key, its in responses.items()}
+    assert "score_over_orders" not in score(dataset, write(tmp_path / "one.json", one), tmp_path / "one_s.json")
+
+
 # The paper's numbers
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from lamp_samples import CONFIGS, LAMP, read_sample
 
+import evaluate_responses
 from utils import export_predictions
 from utils.benchmarks import tasks
 from utils.cli import UserError
@@ -72,6 +73,30 @@ def test_an_answer_that_is_missing_is_empty_and_counted(sample, write, tmp_path,
     exported = read_golds(tasks()["LaMP-3"], tmp_path / "LaMP_3.json")
     assert [exported[one] for one in (first, second, third)] == ["", " ", ""]
     assert len(exported) == 6
+
+
+@pytest.mark.parametrize("name", ["LaMP-2", "LaMP-3", "LaMP-4", "LongLaMP-topic"])
+def test_what_is_exported_is_scored_as_what_it_is_of(name, sample, write, tmp_path):
+    dataset, *_ = sample(name, "dev")
+    records = read_sample(name, "dev")
+    responses = {one["id"]: [{"output": one["target"] if i % 2 else None}] for i, one in enumerate(records)}
+    export(tmp_path, [dataset], [write("half.json", responses)])
+    scores = []
+    for path in (tmp_path / "half.json", tmp_path / f"{name.replace('-', '_')}.json"):
+        scores.append(tmp_path / f"{path.stem}_scores.json")
+        flags = ["--inputs_addr", dataset, "--response_addr", path, "--score_addr", scores[-1]]
+        assert evaluate_responses.main(list(map(str, flags))) == 0
+    ours, exported = (json.loads(path.read_text()) for path in scores)
+    assert ours == exported and ours["num_unanswered"] == (len(records) + 1) // 2
+
+
+def test_a_file_in_lamp_s_format_is_of_its_own_task(sample, tmp_path):
+    dataset, addr, _ = sample("LaMP-4", "dev")
+    other, *_ = sample("LaMP-5", "dev")
+    export(tmp_path, [dataset], [addr])
+    flags = ["--inputs_addr", other, "--response_addr", tmp_path / "LaMP_4.json", "--score_addr", tmp_path / "s.json"]
+    with pytest.raises(UserError, match=r"LaMP_4\.json: answers of task 'LaMP_4', not of LaMP-5"):
+        evaluate_responses.main([*map(str, flags), "--allow_partial"])
 
 
 def test_the_right_answers_never_get_there(sample, write, tmp_path):

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from growth import times_as_long
 
 from utils.parsing.answers import parse_answer
 from utils.parsing.choices import parse_verdict
@@ -434,48 +433,6 @@ def test_what_is_found_can_be_written_as_utf8(text):
     for found in (parse_answer(text), parse_answer(text, cut=True), parse_verdict(text)):
         assert (found.value is None) == (found.how == NONE) == (found.reason is not None)
         f"{found.value} {found.reason}".encode()
-
-
-@pytest.mark.parametrize(
-    "start",
-    [
-        "",
-        '{"personalized_answer": "',
-        "{'personalized_answer': 'x",
-        '{"personalized_answer": [',
-        "match_score: ",
-    ],
-)
-@pytest.mark.parametrize(
-    "unit",
-    [
-        '{"',
-        '"',
-        "'",
-        "\\",
-        "{",
-        "[",
-        ":",
-        "\n",
-        '" \n',
-        '"//',
-        '"/*',
-        '{"a":',
-        '{"":[0,',
-        '"}',
-        "match_score: 1 ",
-        '{"personalized_answer": "',
-        ',"match_score":',
-    ],
-)
-def test_200_kb_of_repetition_take_linear_time(start, unit):
-    def parse(text):
-        parse_answer(text)
-        parse_answer(text, cut=True)
-        parse_verdict(text)
-
-    texts = (start + unit * (size // len(unit)) for size in (12_500, 200_000))
-    assert times_as_long(parse, *texts) < 80  # linear is 16, quadratic 256
 
 
 def test_a_long_answer_is_kept_whole():

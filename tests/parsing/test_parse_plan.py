@@ -4,7 +4,6 @@ import json
 import re
 
 import pytest
-from growth import times_as_long
 
 from utils.parsing import Parsed
 from utils.parsing.plans import PLAN_PATTERN, parse_plan
@@ -269,63 +268,6 @@ def test_what_the_last_try_is_held_to(text, allowed):
 def test_reading_the_titles_again_changes_nothing():
     for text, titles in WRITTEN_AS_ASKED + REPAIRED + AROUND:
         assert parse_plan("\n".join(titles)).value == titles, text
-
-
-REPEATED = [
-    *(
-        "a",
-        "[",
-        '["',
-        '["a", ',
-        '"a" ',
-        '"',
-        "- ",
-        "1. ",
-        "(1) ",
-        "(",
-        "# ",
-        "#",
-        ">",
-        "*",
-        "**a ",
-        "**",
-        "_",
-        ":",
-        "a:\n",
-    ),
-    *(
-        "```",
-        "```\n",
-        "``` ",
-        "<think>",
-        "</think>",
-        "<think></think>",
-        "{",
-        "Cost\n",
-        "- Cost\n",
-        "\\",
-        "\0",
-        "\ud83d",
-    ),
-]
-SLOW = {
-    "white space inside": "Cost" + " " * 200_000 + "of the trip",
-    "empty lines inside": "Cost" + "\n" * 200_000 + "Time",
-    "an open array of escaped quotes": '["' + '\\"' * 100_000,
-}
-
-
-@pytest.mark.parametrize("piece", REPEATED)
-@pytest.mark.parametrize("start", ["Plan:\n", '["'])
-def test_no_repetition_is_slow(piece, start):
-    texts = (start + piece * (size // len(piece)) for size in (12_500, 200_000))
-    assert times_as_long(parse_plan, *texts) < 80  # linear is 16, quadratic 256
-
-
-@pytest.mark.parametrize("name", SLOW)
-def test_no_gap_is_slow(name):
-    size = len(SLOW[name]) // 32
-    assert times_as_long(parse_plan, SLOW[name][:size] + SLOW[name][-size:], SLOW[name]) < 80  # quadratic: 256
 
 
 # Odd dresses

@@ -4,7 +4,6 @@ import json
 
 import pytest
 from api_server import Reply, serve
-from growth import times_as_long
 
 import evaluate_responses
 from prompts import load_prompt
@@ -581,17 +580,6 @@ def test_what_is_no_preference(text, reason):
 def test_what_max_tokens_may_have_cut_is_none(parse, text):
     name = "score" if parse is parse_level else "better_response"
     assert parse(text.replace("%s", name), cut=True).value is None
-
-
-@pytest.mark.parametrize(
-    "unit", ['{"', '"', "{", "\n", "*", "score: 1 ", "score: 1\n", '{"better_response": "', "the first "]
-)
-def test_200_kb_of_repetition_take_linear_time(unit):
-    def parse(text):
-        parse_level(text)
-        parse_preference(text)
-
-    assert times_as_long(parse, *(unit * (size // len(unit)) for size in (12_500, 200_000))) < 80  # quadratic: 256
 
 
 @pytest.mark.parametrize("schema", [LEVEL_SCHEMA, PREFERENCE_SCHEMA])

@@ -11,7 +11,7 @@ import ast
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,15 +42,21 @@ BENCHMARK = "PersonaMem"
 SIZES = {"32k": (589, 56_000), "128k": (2727, 210_000), "1M": (2674, 1_600_000)}
 COUNTED_BY = "a count by others of the published file"
 
-# Canonical names, in the paper's order, with the other names that files of before have.
+# Canonical names, in the paper's order, with the names that older public files have.
 TYPES = {
     "recall_user_shared_facts": ("recalling_facts_mentioned_by_the_user",),
-    "suggest_new_ideas": (),
-    "acknowledge_latest_user_preferences": ("acknowledge_latest_preferences",),
-    "track_full_preference_evolution": ("track_full_preference_updates",),
+    "suggest_new_ideas": ("identifying_new_things_not_mentioned_by_the_user",),
+    "acknowledge_latest_user_preferences": ("acknowledge_latest_preferences", "recalling_the_latest_user_preferences"),
+    "track_full_preference_evolution": (
+        "track_full_preference_updates",
+        "tracking_the_full_sequence_of_preference_updates",
+    ),
     "revisit_reasons_behind_preference_updates": ("recalling_the_reasons_behind_previous_updates",),
-    "provide_preference_aligned_recommendations": (),
-    "generalize_to_new_scenarios": ("generalizing_to_new_scenarios",),
+    "provide_preference_aligned_recommendations": ("recommendation_aligned_with_users_latest_preferences",),
+    "generalize_to_new_scenarios": (
+        "generalizing_to_new_scenarios",
+        "generalizing_past_reasons_in_memory_to_new_scenarios",
+    ),
 }
 CANONICAL = {alias: name for name, aliases in TYPES.items() for alias in (name, *aliases)}
 SHORT = ("facts", "ideas", "latest", "evol.", "reasons", "recs.", "scen.")
@@ -246,8 +252,18 @@ def metrics() -> dict[str, Metric]:
     def summarize_official(entries: list[dict[str, Any]]) -> dict[str, Any]:
         return {**accuracy.summarize(entries), "strategy": "accuracy-official"}
 
-    ours = replace(accuracy, summarize=summarize, shown=shown, is_share=True)
-    official = replace(ours, summarize=summarize_official, compute=official_label, reads="raw")
+    def over_orders(records: Iterable[Record], responses: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
+        """The mean over all answers to a question, each to another order of the options; nothing if each has one."""
+        shares, most = [], 1
+        for record in records:
+            answers = [accuracy.compute(record, one["output"] or "") for one in responses[record["id"]]]
+            shares.append(answers.count(record["target"]) / len(answers))
+            most = max(most, len(answers))
+        return {"num_orders": most, "score_over_orders": sum(shares) / len(shares)} if most > 1 else {}
+
+    accuracy = replace(accuracy, shown=shown, is_share=True)
+    ours = replace(accuracy, summarize=summarize, over_outputs=over_orders)
+    official = replace(accuracy, summarize=summarize_official, compute=official_label, reads="raw")
     return {"accuracy": ours, "accuracy-official": official}
 
 

@@ -116,6 +116,11 @@ class Metric:
     judge: Judge | None = None  # who gives the verdicts; None: `compute` does
     compute: Callable[[Record, str], Any] | None = None  # from a record and a response
     reads: str = "output"  # the field of a response that it is computed from: "raw" is all that the model wrote
+    # Further fields of the score file's head, from the scored records and, by id, all responses to each: `compute` has
+    # the first one alone.
+    over_outputs: Callable[[Sequence[Record], Mapping[str, list[dict[str, Any]]]], dict[str, Any]] = (
+        lambda records, responses: {}
+    )
     unit: str = "response"  # what a missing verdict is on
     pooled: Pooled | None = None  # how the scores of several questions make one, where that is not their mean
     lower_is_better: bool = False  # scores are errors, 0 and up

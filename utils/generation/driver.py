@@ -265,7 +265,7 @@ async def _answer(engine: Engine, request: Request, stage: Stage) -> dict[str, A
 
 
 async def _choose(engine: Engine, request: Request, stage: Stage) -> dict[str, Any]:
-    """A record with the likeliest of the options, of several as likely the first one; or with what `weigh` makes."""
+    """A record with the likeliest of the options, as `_likeliest` says; or with what `weigh` makes."""
     if request.prompt is None:
         return _too_long(request)
     scored = await engine.score(stage.model, request.prompt, list(request.options.values()))
@@ -276,9 +276,21 @@ async def _choose(engine: Engine, request: Request, stage: Stage) -> dict[str, A
     elif request.weigh is not None:
         chosen = request.weigh({option: scores[option] * len(tokens) for option, tokens in request.options.items()})
     else:
-        chosen = {"value": max(scores, key=scores.get)}
+        chosen = _likeliest(scores, request.options)
     spent = {"prompt_tokens": scored.prompt_tokens, "cached_tokens": scored.cached_tokens, "completion_tokens": 0}
     return {**chosen, **request.record, "mean_log_probs": scores, "attempts": 1, **spent}
+
+
+def _likeliest(scores: dict[str, float], options: dict[str, array]) -> dict[str, Any]:
+    """The likeliest option, of several as likely the first one; but none if another one has the very same tokens.
+
+    Nothing tells such options apart: their scores differ by rounding at most.
+    """
+    best = max(scores, key=scores.get)
+    twins = [option for option in options if options[option] == options[best]]
+    if len(twins) > 1:
+        return {"value": None, "reason": f"the likeliest options, {' and '.join(twins)}, are the same text"}
+    return {"value": best}
 
 
 def _too_long(request: Request) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from utils.parsing.json_text import describe, field_named, from_object, missing,
 
 ANSWER_FIELD = "personalized_answer"
 _FIELD = field_named(ANSWER_FIELD)
+_HALF = "[\ud800-\udbff\ufffd]"  # of a character
+_HALF_AT_CUT = re.compile(rf"(?<!{_HALF}){_HALF}++\Z")  # looked for once a run, so in linear time
 ANSWER_SCHEMA = _FIELD.schema({"type": "string", "minLength": 1})
 
 
@@ -39,6 +41,6 @@ def parse_answer(text: str, cut: bool = False) -> Parsed:
 
 def _answer(value: str, how: str, truncated: bool = False) -> Parsed:
     if truncated:
-        value = re.sub("[\ud800-\udbff\ufffd]+\\Z", "", value)  # half a character at the cut
+        value = _HALF_AT_CUT.sub("", value)
     value = writable(value).strip()
     return Parsed(value, how, None, truncated) if value else nothing(f"{ANSWER_FIELD} is empty")

@@ -66,6 +66,9 @@ def make_file(
     if expected is not None:
         figures["published_questions"] = {"number": expected, "source": published.said_by}
         note = "" if questions == expected else f"; {published.said_by} says {expected}"
+    if figures.get("identical_options"):
+        right = f"{figures['identical_to_right']} of them with the right one"
+        note = f"; {figures['identical_options']} have two identical options, {right}{note}"
     if figures.get("skipped"):
         note = f"; {figures['skipped']} left out, which end at none of their messages{note}"
     figures |= {"source_sha256": hashes, "wall_seconds": round(time.monotonic() - started, 3)}
@@ -169,7 +172,22 @@ def write_with_contexts(
             shutil.copyfileobj(whole, copy)
         rename(staged_path(beside), beside)
     questions = write_array(staged_path(path), referring, indent=4)
-    return {"questions": questions, "contexts": len(list(contexts)), "skipped": skipped}
+    return {
+        "questions": questions,
+        "contexts": len(list(contexts)),
+        "skipped": skipped,
+        **count_identical(task, referring),
+    }
+
+
+def count_identical(task: Task, records: list[Record]) -> dict[str, int]:
+    """How many questions have two options of the same text, and of how many one of these is the right one."""
+    twins = {"identical_options": 0, "identical_to_right": 0}
+    for record in records:
+        texts = task.options.texts(record) if task.options else {}
+        twins["identical_options"] += len(set(texts.values())) < len(texts)
+        twins["identical_to_right"] += [*texts.values()].count(texts.get(record.get("target"))) > 1
+    return twins
 
 
 def read_records(path: Path) -> Iterator[Record]:

@@ -67,12 +67,15 @@ def read_originals(
         )
 
 
-def read_golds(task: Task, path: str | Path) -> dict[str, Any]:
-    """The right answers by question id, from LaMP's file of them; UserError where it is another task's, or none."""
+def read_golds(task: Task | None, path: str | Path) -> dict[str, Any]:
+    """The answers by question id, right ones or a system's, from a file as LaMP writes it.
+
+    UserError where it is another task's (None: not checked), or no such file.
+    """
     content = _read_json(Path(path))
     if not isinstance(content, dict) or not isinstance(content.get("golds"), list):
         raise UserError(f'{path}: {kind(content)} where {{"task": "...", "golds": [...]}} belongs')
-    if str(content.get("task")).replace("_", "-") != task.name:
+    if task is not None and str(content.get("task")).replace("_", "-") != task.name:
         raise UserError(f"{path}: answers of task {quote(content.get('task'))}, not of {task.name}")
     golds: dict[str, Any] = {}
     for number, gold in enumerate(content["golds"]):

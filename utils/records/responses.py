@@ -1,8 +1,8 @@
 """Files of responses and of plans: put together, read, checked, and held against the dataset.
 
 A response file is `{question id: [{"output": text or null, ...}, ...]}`, a file of plans
-`{question id: [{"aspects": [title, ...] or null, ...}, ...]}`. Fields we don't know are kept. Of a benchmark whose
-answers others have in tables, a CSV file is read as a response file too.
+`{question id: [{"aspects": [title, ...] or null, ...}, ...]}`. Fields we don't know are kept. Other people's answers
+are read as a response file too: a CSV file where a benchmark's public code writes one, and LaMP's own format.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ from utils.cli import UserError, describe_missing
 from utils.cli.errors import first_five, kind, quote
 from utils.files.json_files import read_json
 from utils.files.manifest import manifest_of
-from utils.records.originals import table_rows
+from utils.records.originals import read_golds, table_rows
 
 TABLE = ".csv"  # how the name of a table ends
 
@@ -55,8 +55,10 @@ def count_responses(responses: dict[str, list[dict[str, Any]]], item_words: str 
 def read_responses(path: str | Path, task: Task | None = None) -> dict[str, list[dict[str, Any]]]:
     """Read a response file; UserError unless every question has at least one object with an `output`.
 
+    A file in LaMP's own format, as utils/export_predictions.py writes it, has one response to each question.
+
     Args:
-        task: what is answered, for a table; None: tables are refused.
+        task: what is answered. None: tables are refused, and of LaMP's files the task is not checked.
     """
     if Path(path).suffix == TABLE:
         return _read_table(path, task)
@@ -65,7 +67,10 @@ def read_responses(path: str | Path, task: Task | None = None) -> dict[str, list
         if output is not None and not (isinstance(output, str) and is_unicode(output)):
             raise UserError(f"{where}: 'output' is {kind(output)}, not a text")
 
-    return _read_samples(path, "response", "output", "...", check)
+    content = read_json(path)
+    if isinstance(content, dict) and isinstance(content.get("task"), str):  # no question's responses are a text
+        content = {question_id: [{"output": one}] for question_id, one in read_golds(task, path).items()}
+    return _check_samples(content, path, "response", "output", "...", check)
 
 
 def _read_table(path: str | Path, task: Task | None) -> dict[str, list[dict[str, Any]]]:
@@ -98,14 +103,13 @@ def read_plans(path: str | Path) -> dict[str, list[dict[str, Any]]]:
             if not isinstance(title, str) or not title.strip() or not is_unicode(title):
                 raise UserError(f"{where}: 'aspects' holds {kind(title)} for a title")
 
-    return _read_samples(path, "plan", "aspects", "[...]", check)
+    return _check_samples(read_json(path), path, "plan", "aspects", "[...]", check)
 
 
-def _read_samples(
-    path: str | Path, noun: str, field: str, value: str, check: Callable[[Any, str], None]
+def _check_samples(
+    samples: Any, path: str | Path, noun: str, field: str, value: str, check: Callable[[Any, str], None]
 ) -> dict[str, list[dict[str, Any]]]:
-    """A file `{question id: [{field: value}, ...]}` with at least one object a question; `check` is of the values."""
-    samples = read_json(path)
+    """`{question id: [{field: value}, ...]}` with at least one object a question; `check` is of the values."""
     if not isinstance(samples, dict):
         raise UserError(f"{path}: holds {kind(samples)}; {noun}s are an object {{question id: [{{{field}}}]}}")
     for question_id, its_samples in samples.items():

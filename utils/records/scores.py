@@ -9,8 +9,9 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from utils.benchmarks import FIRST, task_of
@@ -26,7 +27,12 @@ Scores = dict[str, Any]
 
 
 def score_file(
-    task: Task, name: str, records: list[Record], asked: Collection[str], verdicts: dict[Key, Verdict]
+    task: Task,
+    name: str,
+    records: list[Record],
+    asked: Collection[str],
+    verdicts: dict[Key, Verdict],
+    head: Mapping[str, Any] = MappingProxyType({}),
 ) -> Scores:
     """The content of a score file: the questions whose verdicts all have an entry, in the dataset's order.
 
@@ -35,6 +41,7 @@ def score_file(
         records: the whole dataset.
         asked: ids of the questions that this run was for; of those without any verdict only these are listed.
         verdicts: by the metric's keys; where an answer is missing `no_answer`.
+        head: further fields, `Metric.over_outputs`.
     """
     metric = task.metrics[name]
     per_question = [
@@ -43,7 +50,7 @@ def score_file(
         if (verdicts.keys() >= set(keys) if (keys := metric.keys(record)) else record["id"] in asked)
     ]
     scores = {} if task.name == FIRST else {"task": task.name}
-    scores |= metric.summarize(per_question) | metric.describe_sureness(per_question)
+    scores |= metric.summarize(per_question) | metric.describe_sureness(per_question) | head
     if len(per_question) < len(records):
         scores["partial"] = {"questions_in_dataset": len(records), "questions_judged": len(per_question)}
     return {**scores, "per_question_scores": per_question}

@@ -20,6 +20,8 @@ def describe_scores(task: Task, score_addr: str, scores: Scores, tokens: dict[st
 def describe_mean(task: Task, scores: Scores) -> str:
     mean = "none" if scores["score"] is None else f"{scores['score']:.4f}"
     text = f"score {mean} over {counted(scores['num_scored_questions'], 'question')}{describe_average(task, scores)}"
+    if "num_orders" in scores:
+        text += f"; {scores['score_over_orders']:.4f} as the mean over {scores['num_orders']} orders of the options"
     metric = metric_of(task, scores)[1]
     if scores["num_unanswered"]:
         text += f"; {scores['num_unanswered']} of them without an answer, counted {metric.worst}"

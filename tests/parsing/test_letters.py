@@ -1,0 +1,115 @@
+"""The letter of an option as models write it, and as the public code reads it."""
+
+import itertools
+import re
+
+import pytest
+
+from utils.parsing.letters import LETTERS, parse_letter, read_officially
+
+# Each must be read alike with each of the eight letters a to d and A to D in it.
+PHRASINGS = [
+    *("{}", "({})", "**{}**.", "[{}]", " ( {} ) ", "{})", "{}."),
+    *("{}) because it fits", "- {}. It fits.", "{}: it fits", "It suits me: ({})", "({}) fits, as she said"),
+    *("Option {} is the best", "option {} fits best", "I would take option {}.", "Option {}: it fits", "Option **{}**"),
+    *("The answer is {}", "The answer is {} because it fits", "the answer is {}, since it fits", "The answer is: {}"),
+    *("Answer: {}", "Answer: {} since it fits", "answer = {}", "**Answer:** {}", "Answer: **{}**", "Answer:\n\n{}"),
+    *("final answer: {}\nReason: it fits", "Final answer\n{} fits best", "Answer: {}\n\nA fit"),
+    *("The best choice is {}", "My choice: {}", "the response {} is the best", "Response {}", "Letter {} it is"),
+    *("<final_answer>{}", "<final_answer> {} fits best", "<final_answer>({})", "<final_answer>({}, which fits"),
+    *("<final_answer>\n{}\n</final_answer>", "<final_answer> Option {} fits", "<final_answer>: {}"),
+    *("<final_answer>The answer is {} because", "<final_answer> It has to be ({})", "<final_answer>**{}** fits"),
+    *("<think>(a) or (b)?</think>Option {} fits", "(d)? no. <final_answer>{}", "<final_answer>(c) <final_answer>({})"),
+    *("<final_answer>({}), a good one", "Answer: {}, a good one", "<final_answer>({}) and ({})"),
+]
+
+
+@pytest.mark.parametrize("phrasing", PHRASINGS)
+def test_all_letters_are_read_alike(phrasing):
+    for letter in (*LETTERS, *map(str.upper, LETTERS)):
+        assert parse_letter(phrasing.format(letter, letter)).value == letter.lower(), letter
+
+
+@pytest.mark.parametrize(
+    "phrasing",
+    ["I'd say the answer is {} matter of taste", "The best choice is {} warm reply", "To answer {} question like this"],
+)
+def test_an_article_is_the_only_letter_that_is_not_read(phrasing):
+    assert parse_letter(phrasing.format("a")).value is None
+    for letter in ("b", "c", "d", "A"):
+        assert parse_letter(phrasing.format(letter)).value == letter.lower()
+
+
+@pytest.mark.parametrize("joined", ["({}) or ({})", "options {} and {}", "Answer: {} or {}, as you like", "{}) or {})"])
+@pytest.mark.parametrize("marker", ["", "<final_answer>"])
+def test_two_letters_are_none(joined, marker):
+    for first, second in itertools.permutations(LETTERS, 2):
+        assert parse_letter(marker + joined.format(first, second)).value is None, (first, second)
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("<final_answer> Option (b), since (a) is wrong", "b"), ("<final_answer> none of the four, or (d)", "d"),
+        ("<final_answer>(c), a good one and (d) not", "c"), ("<final_answer>(b) and (B)", "b"),
+        ("<final_answer>(a certain one", "a"),  # right behind the marker it is no article
+        ("I like a good soup", None), ("", None), ("<think>(a)", None), ("e", None), ("<final_answer>", None),
+        ("(a) x (b) y (c) z (d) w", None), ("<final_answer>(a) or (b)</final_answer>", None),
+        ("<final_answer>a, b", None), ("<final_answer>**(a)**, or **(d)**", None), ("Options: A, B, C, D", None),
+    ],
+)  # fmt: skip
+def test_a_letter_is_read_without_the_right_one(text, letter):
+    assert parse_letter(text).value == letter
+
+
+@pytest.mark.parametrize("text", ["<final_answer> c", "c", "<final_answer>(c"])
+def test_a_letter_at_a_cut_may_be_the_first_of_a_word(text):
+    assert parse_letter(text).value == "c" and parse_letter(text, cut=True).value is None
+
+
+REJECTED = "Looking at the four, ({}) mentions a concert the user disliked, so that one is out. Next, the"
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_of_a_cut_text_only_a_letter_behind_the_marker_counts(letter):
+    for text in (REJECTED, "Option {} is out. Next, the", "{}) is out, and the", "<final_answer> " + REJECTED):
+        assert parse_letter(text.format(letter)).value == letter
+        assert parse_letter(text.format(letter), cut=True).value is None
+    assert parse_letter(f"(b) is out. <final_answer>({letter}) for", cut=True).value == letter
+    assert parse_letter(f"({letter})", cut=True).value == letter  # a schema and --max_tokens 3
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "counts"),
+    [
+        ("<final_answer>(c)", "c", True), ("<final_answer>(C)</final_answer>", "c", True),
+        ("<final_answer> c", "c", True),
+        ("<final_answer>(c)", "b", False), ("<final_answer>(b) or (c)", "c", False), ("it is (c)", "c", True),
+        ("it is a pity", "a", True), ("I take a, not c", "c", False), ("<final_answer> none; but (c)", "c", True),
+        ("the best is (c) <final_answer> none", "c", True), ("", "a", False),
+    ],
+)  # fmt: skip
+def test_the_public_rule_asks_for_the_right_letter(text, right, counts):
+    assert read_officially(text, right) == counts
+
+
+def public_rule(response, right):
+    """The public code's rule, step by step."""
+    told = response.strip()
+    if "<final_answer>" in told:
+        told = told.split("<final_answer>")[-1].strip()
+    if told.endswith("</final_answer>"):
+        told = told[: -len("</final_answer>")].strip()
+
+    def letters(text):
+        marked = re.findall(r"\(([a-d])\)", text.lower())
+        return set(marked) if marked else set(re.findall(r"\b([a-d])\b", text.lower()))
+
+    return letters(told) == {right} or letters(response) == {right}
+
+
+def test_the_public_rule_on_all_texts_of_five_pieces():
+    pieces = ["<final_answer>", "</final_answer>", "(b)", "(A)", "b", " a ", "est"]
+    texts = list(map("".join, itertools.product(pieces, repeat=5)))
+    differing = [text for text in texts for right in "ab" if read_officially(text, right) != public_rule(text, right)]
+    assert not differing and sum(public_rule(text, "b") for text in texts) > 1000
