@@ -175,8 +175,9 @@ def test_how_items_are_stated_and_joined():
     assert ", and ".join(stated) in prompt_of("LaMP-3", read_sample("LaMP-3")[0], number=2)
     paper = read_sample("LaMP-1")[0]
     assert paper["profile"][0]["abstract"] not in prompt_of("LaMP-1", paper)  # citations are told by titles alone
-    long = {"title": "T", "abstract": " ".join(f"w{i}" for i in range(800))}
-    assert tasks()["LongLaMP-abstract"].stated(long).endswith('w749" is the abstract for the title "T"')
+    long = {"title": "T", "abstract": " \n".join(f"w{i}\tx{i} " for i in range(400))}
+    words = " ".join(f"w{i} x{i}" for i in range(375))
+    assert tasks()["LongLaMP-abstract"].stated(long) == f'"{words}" is the abstract for the title "T"'
 
 
 def test_every_prompt_file_is_as_it_was_pinned():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from api_server import Reply, serve
+from lamp_samples import read_sample
 from slurm_cluster import start_cluster
 from test_run_study import run_here
 from test_slurm import on_a_cluster
@@ -21,27 +22,18 @@ from utils.benchmarks import tasks
 from utils.checks.commands import parser_of, preflights_of
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
-from utils.records.originals import read_originals
 from utils.studies.jobs import make_jobs, prefetch_command
 from utils.studies.plan import plan_study
 from utils.studies.state import find_pending
 from utils.studies.study import read_study
 
 LAMP, LONGLAMP, FLANT5 = (str(ROOT / f"utils/studies/{name}.toml") for name in ("lamp", "longlamp", "lamp_flant5"))
-CONFIGS = {"LongLaMP-abstract": "abstract_generation", "LongLaMP-review": "product_review"}
-CONFIGS |= {"LongLaMP-topic": "topic_writing", "LongLaMP-email": "email"}
 OURS = 'tasks = ["LaMP-2"]\nsettings = ["user"]\nsplits = ["dev"]\n'
 
 
 def save_sample(folder, name, settings, split):
     """The sample's records as utils/download_datasets.py names their files, for each setting."""
-    if name in CONFIGS:
-        rows = ROOT / f"tests/data/mini_longlamp/{CONFIGS[name]}_user/{split}.json"
-        records = list(read_originals(tasks()[name], rows, None, split))
-    else:
-        originals = ROOT / "tests/data/mini_lamp" / name.replace("-", "_")
-        files = (originals / f"{split}_{kind}.json" for kind in ("questions", "outputs"))
-        records = list(read_originals(tasks()[name], *files))
+    records = read_sample(name, split)
     for setting in settings:
         path = folder / f"{name}_{setting}_{split}.json"
         path.parent.mkdir(exist_ok=True)
