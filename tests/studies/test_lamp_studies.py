@@ -308,8 +308,9 @@ def fine_tuned(tmp_path, monkeypatch):
     save_tiny_t5(tmp_path / "t5")
     text = Path(FLANT5).read_text().replace('"facebook/contriever"', '"encoder"').replace("google/flan-t5-base", "t5")
     text = re.sub(r"tasks = .*", 'tasks = ["LaMP-3"]', text).replace('["user", "time"]', '["user"]')
-    short = '\n[arguments]\ntrain = ["--epochs", "1", "--max_input_length", "150", "--max_target_length", "8"]\n'
-    return write_study(tmp_path, text + short)
+    text = text.replace('"prompts/', f'"{ROOT}/prompts/')
+    short = 'train = ["--epochs", "1", "--max_input_length", "150", "--max_target_length", "8", '
+    return write_study(tmp_path, text.replace("train = [", short))
 
 
 def test_the_flant5_study_has_the_papers_rows_each_by_a_model_of_its_own(tmp_path):
@@ -326,6 +327,8 @@ def test_the_flant5_study_has_the_papers_rows_each_by_a_model_of_its_own(tmp_pat
     fid = next(step for step in steps if step.kind == "train" and step.job.endswith("LaMP-3.user_dev.fid_k16"))
     assert fid.named["--inputs_addr"] == "output/lamp_flant5/ranked/LaMP-3_user_train.json"
     assert " ".join(fid.flags) == "--num_contexts 16 --trim_items --fusion decoder --seed 0"
+    given = {(step.kind, *step.given) for step in steps if step.kind in ("train", "answer")}
+    assert given == {(kind, "--prompts_dir", "prompts/lamp_flant5") for kind in ("train", "answer")}
     several = study_of(tmp_path, Path(FLANT5).read_text().replace("ipa_contexts = [4]", "ipa_contexts = [2, 4]"))
     [flags, _] = [step.flags for step in plan_study(several) if step.kind == "table"]
     assert {"IPA, k = 2", "IPA, k = 4"} < set(flags)
