@@ -6,6 +6,9 @@ A benchmark has a folder of them, and a prompt is named by both: `lampqa/rag`. T
 Where the user's history is turns of a conversation, they stand at a line `[history]`, before the `[user]` part; such a
 file needs no `[system]` part.
 
+A paragraph that begins with `[after "title"]` is inserted into the other text behind the first "title", or at the end
+if there is none: LaMP puts the titles of a user's papers there.
+
 A file whose last line is `[end]` is taken to the character: nothing is stripped, no paragraph is left out, and other
 names in braces than its placeholders are text. Values are put in as they are, whatever is in them.
 """
@@ -26,6 +29,7 @@ Messages = list[dict[str, str]]
 FOLDER = Path(__file__).parent
 
 _NAME = re.compile(r"\{([A-Za-z_]\w*)\}")
+_INSERTED = re.compile(r'\[after "([^"\n]+)"\](.*)', re.DOTALL)
 _TURNS_PARTS = re.compile(r"(?:\[system\]\n(.*)\n)?\[history\]\n\[user\]\n(.*)", re.DOTALL)
 _PARTS = re.compile(r"\[system\]\n(.*)\n\[user\]\n(.*)", re.DOTALL)
 _EXACT_PARTS = re.compile(r"\[system\]\n(.*)\n\[user\]\n(.*?)(?:\n\[assistant\]\n(.*))?\n\[end\]", re.DOTALL)
@@ -71,12 +75,19 @@ class Prompt:
         """
         assert values.keys() == self.placeholders, f"{self.name} takes {sorted(self.placeholders)}"
 
+        def substitute(text: str) -> str:
+            return _NAME.sub(lambda match: values.get(match[1], match[0]), text)
+
         def fill(part: str) -> str:
-            if not self.exact:
-                paragraphs = [(text, _NAME.findall(text)) for text in part.split("\n\n")]
-                kept = [text for text, names in paragraphs if not names or any(values[name] for name in names)]
-                part = "\n\n".join(kept)
-            return _NAME.sub(lambda match: values.get(match[1], match[0]), part)
+            if self.exact:
+                return substitute(part)
+            paragraphs = [(text, _NAME.findall(text)) for text in part.split("\n\n")]
+            kept = [text for text, names in paragraphs if not names or any(values[name] for name in names)]
+            filled = substitute("\n\n".join(text for text in kept if not _INSERTED.fullmatch(text)))
+            for anchor, text in (found.groups() for found in map(_INSERTED.fullmatch, kept) if found):
+                before, anchor, after = filled.partition(anchor)
+                filled = before + anchor + substitute(text) + after
+            return filled
 
         system = [] if self.system is None else [{"role": "system", "content": fill(self.system)}]
         return [*system, *turns, {"role": "user", "content": fill(self.user)}]

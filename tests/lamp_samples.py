@@ -16,13 +16,15 @@ CONFIGS = {
 
 
 def read_sample(name, split="dev"):
-    if name in CONFIGS:
-        split = split.replace("dev", "val")
-        return list(
-            read_originals(tasks()[name], DATA / "mini_longlamp" / CONFIGS[name] / f"{split}.json", None, split)
-        )
-    folder = DATA / "mini_lamp" / name.replace("-", "_")
-    outputs = folder / f"{split}_outputs.json"
-    return list(
-        read_originals(tasks()[name], folder / f"{split}_questions.json", outputs if outputs.exists() else None)
-    )
+    return list(read_originals(tasks()[name], *sample_files(name, split)))
+
+
+def sample_files(name, split):
+    """The arguments of `read_originals`; LongLaMP's emails are in files like LaMP's."""
+    folder = DATA / ("mini_longlamp" if name in CONFIGS else "mini_lamp") / CONFIGS.get(name, name.replace("-", "_"))
+    split = split.replace("val", "dev")
+    questions, outputs = (folder / f"{split}_{kind}.json" for kind in ("questions", "outputs"))
+    if questions.exists():
+        return questions, outputs if outputs.exists() else None
+    split = split.replace("dev", "val")
+    return folder / f"{split}.json", None, f"{folder.name}-{split}"

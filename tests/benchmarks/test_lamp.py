@@ -50,6 +50,16 @@ GOLDEN = {
     "longlamp/topic": "c6116d09f7f2bd6b8e33a265110e7d9a644430712cfea82f3b4705135b930a89",
 }
 
+GOLDEN_FLANT5 = {
+    "citation": "6485db3f22e4a13a6bc96267f90b1f7cd466a57b070639c6ff1097e9327b84f8",
+    "email_subject": "e3df0621ec799aea9ab1a9f6b4c012d953f1c757905dbf24f7585ae44d2b001f",
+    "headline": "dd9ae693126bfc780c79fae40e882196776812e44cc2828b625746c20e3f3bef",
+    "movie_tag": "bbd8c37567a2d9456e63313b04de26c044d3b0c71e58d33e3710396a8563ef95",
+    "rating": "fbc2a981d24326b5e6c7fd84d3f682d57c384ed61107ca4b9fabe3ea2e1f99c0",
+    "scholarly_title": "1f43cbc29244840205eef3dfa19af03c264a76995e1d18684f02ee373b262c11",
+    "tweet": "657b3c9b0edbb76d258a346e913f3e858e156419a0be8d753fd99643acc5d6d3",
+}
+
 each_task = pytest.mark.parametrize("name", [*LAMP, *CONFIGS])
 
 
@@ -175,11 +185,54 @@ def test_how_items_are_stated_and_joined():
     assert ", and ".join(stated) in prompt_of("LaMP-3", read_sample("LaMP-3")[0], number=2)
     paper = read_sample("LaMP-1")[0]
     assert paper["profile"][0]["abstract"] not in prompt_of("LaMP-1", paper)  # citations are told by titles alone
-    long = {"title": "T", "abstract": " ".join(f"w{i}" for i in range(800))}
-    assert tasks()["LongLaMP-abstract"].stated(long).endswith('w749" is the abstract for the title "T"')
+    long = {"title": "T", "abstract": " \n".join(f"w{i}\tx{i} " for i in range(400))}
+    words = " ".join(f"w{i} x{i}" for i in range(375))
+    assert tasks()["LongLaMP-abstract"].stated(long) == f'"{words}" is the abstract for the title "T"'
+
+
+# What LaMP's code has between the statements and the input, in our words.
+BETWEEN = dict.fromkeys(LAMP, ".") | {"LaMP-5": ". In the same style,"}
+BETWEEN["LaMP-7"] = " all come from one author. In the same style,"
+
+
+def flant5_input(record, number):
+    task = tasks()[record["task"]]
+    prompt = load_prompt(task.prompts["rag"], ROOT / "prompts/lamp_flant5")
+    [_, user] = prompt.messages(profile=task.join(task.best_items(record, number)), **task.values(record))
+    return user["content"]
+
+
+@pytest.mark.parametrize("name", LAMP)
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_the_input_of_flant5_has_the_form_of_lamps_templates(name, number):
+    """White space apart, which T5's tokenizer reads as one space."""
+    for record in read_sample(name):
+        question, items = record["question"], record["profile"][:number]
+        if not items:
+            expected = question
+        elif name == "LaMP-1":
+            titles = ", and ".join(f'"{item["title"]}"' for item in items)
+            end = question.find("title") + len("title")
+            expected = f"{question[:end]}, and {titles}{question[end:]}"
+        else:
+            expected = f"{', and '.join(map(tasks()[name].stated, items))}{BETWEEN[name]} {question}"
+        assert flant5_input(record, number).split() == expected.split()
+
+
+def test_an_input_without_the_anchor_keeps_the_titles():
+    """And braces in a title, or the anchor in it, are text."""
+    profile = [{"id": "1", "title": "A {question} title", "abstract": ""}, {"id": "2", "title": "B", "abstract": ""}]
+    record = {"task": "LaMP-1", "id": "1", "question": "Which {profile}?", "profile": profile}
+    assert flant5_input(record, 2) == 'Which {profile}?, and "A {question} title", and "B"'
+    record["question"] = "The title? A title"
+    assert flant5_input(record, 2) == 'The title, and "A {question} title", and "B"? A title'
 
 
 def test_every_prompt_file_is_as_it_was_pinned():
+    folder = ROOT / "prompts/lamp_flant5"
+    found = {path.stem: load_prompt(f"lamp/{path.stem}", folder).digest for path in folder.glob("*.txt")}
+    assert found == GOLDEN_FLANT5
+    assert {f"lamp/{name}" for name in found} == {tasks()[name].prompts["rag"] for name in LAMP}
     assert {prompt: load_prompt(prompt).digest for prompt in GOLDEN} == GOLDEN
     asked = {prompt for name in [*LAMP, *CONFIGS] for prompt in tasks()[name].prompts.values()}
     shipped = {f"{path.parent.name}/{path.stem}" for path in ROOT.glob("prompts/*lamp/*.txt")}

@@ -4,7 +4,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from test_lamp import CONFIGS, LAMP, each_task, read_sample, save
+from test_lamp import CONFIGS, each_task, read_sample, save
 from tiny_encoder import save_tiny_encoder
 
 from retrieval import rank_dataset
@@ -50,6 +50,11 @@ def test_every_ranker_keeps_every_item_whole(name, ranker, encoder, tmp_path):
 def test_the_latest_comes_first_and_what_has_no_date_last(name, tmp_path, capsys):
     task, records = tasks()[name], read_sample(name)
     ranked = rank(records, tmp_path, "recency")
+    if name in CONFIGS:  # LongLaMP's code takes the end of the file whatever the years of papers are
+        for before, after in zip(records, ranked, strict=True):
+            assert after["profile"] == before["profile"][::-1]
+        assert "recency" not in read_manifest(tmp_path / "recency.json")["fingerprint"]
+        return
     for before, after in zip(records, ranked, strict=True):
         dates = [task.item_date(item) for item in after["profile"]]
         known = [date for date in dates if date is not None]
@@ -58,14 +63,9 @@ def test_the_latest_comes_first_and_what_has_no_date_last(name, tmp_path, capsys
         unknown = [item["id"] for item in before["profile"] if task.item_date(item) is None]
         assert [item["id"] for item in after["profile"]][len(known) :] == unknown[::-1]
     posts = sum(len(record["profile"]) for record in records)
-    undated = {**dict.fromkeys(LAMP, 2), **dict.fromkeys(CONFIGS, posts), "LongLaMP-abstract": 0}[name]
-    assert counts(tmp_path, "recency")["undated_posts"] == undated
-    expected = {
-        0: "the latest posts by their dates\n",
-        2: f"the latest posts by their dates; of 2 of {posts} posts none can be read: they stand behind all others\n",
-        posts: "no post has a date that can be read: the last one in a profile counts as the latest\n",
-    }
-    assert expected[undated] in capsys.readouterr().err
+    assert counts(tmp_path, "recency")["undated_posts"] == 2
+    told = f"the latest posts by their dates; of 2 of {posts} posts none can be read: they stand behind all others\n"
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,6 @@ def test_the_latest_comes_first_and_what_has_no_date_last(name, tmp_path, capsys
 )
 def test_what_is_a_date(value, date):
     assert tasks()["LaMP-3"].item_date({"date": value}) == date
-    assert tasks()["LongLaMP-abstract"].item_date({"year": value}) == date
     assert tasks()["LaMP-3"].item_date({}) is None
 
 

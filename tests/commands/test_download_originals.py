@@ -17,21 +17,16 @@ import time
 
 import hub_server
 import pytest
+from lamp_samples import CONFIGS
+from lamp_samples import read_sample as sample
 from web_server import FINE, Trouble, lamp_files, serve
 from zygote import ROOT, Zygote
 
 from utils.benchmarks import tasks
 from utils.files.manifest import read_manifest
 from utils.records.datasets import read_dataset
-from utils.records.originals import read_originals
 
 LAMP, LONG = ROOT / "tests/data/mini_lamp", ROOT / "tests/data/mini_longlamp"
-CONFIGS = {
-    "LongLaMP-abstract": "abstract_generation",
-    "LongLaMP-review": "product_review",
-    "LongLaMP-topic": "topic_writing",
-    "LongLaMP-email": "email",
-}
 ORIGINALS = lamp_files(LAMP)
 ROWS = {f"{path.parent.name}/{path.name}": path.read_bytes() for path in sorted(LONG.glob("*_*/*.json"))}
 ON_HUB = {path: content for path, content in ROWS.items() if not path.startswith("email")}
@@ -132,16 +127,6 @@ def download(tmp_path, zygote, server):
     return Download(tmp_path, zygote, server.url)
 
 
-def sample(name, split, setting="user"):
-    """What is to come out."""
-    if name in CONFIGS:
-        config = f"{CONFIGS[name]}_{setting}"
-        return list(read_originals(tasks()[name], LONG / config / f"{split}.json", None, f"{config}-{split}"))
-    folder = LAMP / name.replace("-", "_")
-    outputs = None if split == "test" else folder / f"{split}_outputs.json"
-    return list(read_originals(tasks()[name], folder / f"{split}_questions.json", outputs))
-
-
 def splits_of(name):
     return ("train", "val", "test") if name in CONFIGS else ("train", "dev", "test")
 
@@ -200,6 +185,25 @@ def test_from_where_it_is_published_comes_the_same(download, server, hub, name):
     download.run(name)  # what is in the cache is not fetched again
     assert (server.asked, hub.fetched) == ([], [])
     assert download.records(name, split="test") == sample(name, "test")
+
+
+@pytest.mark.parametrize("place", ["email_temporal/{}", "email_temporal", "{}", ""])
+def test_emails_as_their_builder_writes_them(download, tmp_path, place):
+    """It calls the second split dev, and writes no answers to the test set."""
+    for path in (LONG / "email_user").iterdir():
+        if path.name != "test_outputs.json":
+            file = tmp_path / "mine" / place.format(path.name.partition("_")[0]) / path.name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, file)
+    flags = ("--setting", "temporal", "--source_dir", tmp_path / "mine")
+    download.run("LongLaMP-email", *flags)
+    for split in ("train", "val"):
+        assert download.records("LongLaMP-email", "temporal", split) == sample("LongLaMP-email", split)
+    tests = [{**record} for record in sample("LongLaMP-email", "test")]
+    assert [record.pop("target") != "" for record in tests] == [True, True]
+    assert download.records("LongLaMP-email", "temporal", "test") == tests
+    next((tmp_path / "mine").rglob("dev_outputs.json")).unlink()
+    assert "dev_outputs.json in it, the answers to " in download.refuse("LongLaMP-email", *flags, "--overwrite")
 
 
 def test_the_time_based_splits(download, server):

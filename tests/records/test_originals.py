@@ -56,6 +56,21 @@ def test_questions_in_the_form_that_lamp_s_builder_of_emails_gives_its_test_set(
     assert (record["id"], record["question"]) == ("1", email["input"])
 
 
+def test_emails_in_the_form_that_longlamp_s_builder_gives_them(tmp_path):
+    """Title and first words are the input, the other words the answer; the answers are a list alone."""
+    content, length = "Hi Bo,\n\nthe room:  2.14 is\tfree now.", 4
+    words = content.split()
+    ask = f"Complete the text of the following email. title: Room: 2.14. text: {' '.join(words[:length])}"
+    item = {"id": "p1", "text": content, "title": "Re: room", "date": "2001-02-03"}
+    asked = [{"id": 7, "input": ask, "profile": [item], "user_id": "u7"}]
+    [record] = read(tmp_path, asked, [{"id": 7, "output": " ".join(words[length:])}], name="LongLaMP-email")
+    assert (record["question"], record["target"], record["user_id"]) == (ask, "2.14 is free now.", "u7")
+    assert tasks()["LongLaMP-email"].query(record) == "Room: 2.14. text: Hi Bo, the room:"
+    assert record["profile"] == [item]
+    with pytest.raises(UserError, match="a message's id: the texts are not put in yet"):
+        read(tmp_path, [{"id": 7, "input": "038-000512-EM", "content_length": 4, "profile": []}], name="LongLaMP-email")
+
+
 def test_rows_without_ids_get_the_file_s_name_and_their_number(tmp_path):
     review = {"overall": 4.0, "summary": "S", "description": "D", "reviewText": "R"}
     row = {"reviewerId": "A1", "input": "Generate", "output": "Text", "profile": [review, review]}
@@ -92,7 +107,7 @@ BAD = {
     "answers too many": (questions("1"), golds("1", "2", "3"), "2 answers to no question of .*: '2', '3'\n  give the"),
     "another task": (questions("1"), golds("1", task="LaMP_5"), "answers of task 'LaMP_5', not of LaMP-4"),
     "an answer twice": (questions("1"), golds("1", "1"), "two answers to id '1'; ids are unique"),
-    "no golds": (questions("1"), [], r'outputs.json: an empty list where \{"task": "...", "golds": \[...\]\} belongs'),
+    "no golds": (questions("1"), {}, r'outputs.json: an object where \{"task": "...", "golds": \[...\]\} belongs'),
     "a gold without output": (questions("1"), {"task": "LaMP_4", "golds": [{"id": "1"}]}, "golds, item 0: no object"),
     "a gold that is no text": (
         questions("1"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from api_server import Reply, serve
+from lamp_samples import read_sample
 from slurm_cluster import start_cluster
 from test_run_study import run_here
 from test_slurm import on_a_cluster
@@ -21,27 +22,18 @@ from utils.benchmarks import tasks
 from utils.checks.commands import parser_of, preflights_of
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
-from utils.records.originals import read_originals
 from utils.studies.jobs import make_jobs, prefetch_command
 from utils.studies.plan import plan_study
 from utils.studies.state import find_pending
 from utils.studies.study import read_study
 
 LAMP, LONGLAMP, FLANT5 = (str(ROOT / f"utils/studies/{name}.toml") for name in ("lamp", "longlamp", "lamp_flant5"))
-CONFIGS = {"LongLaMP-abstract": "abstract_generation", "LongLaMP-review": "product_review"}
-CONFIGS |= {"LongLaMP-topic": "topic_writing", "LongLaMP-email": "email"}
 OURS = 'tasks = ["LaMP-2"]\nsettings = ["user"]\nsplits = ["dev"]\n'
 
 
 def save_sample(folder, name, settings, split):
     """The sample's records as utils/download_datasets.py names their files, for each setting."""
-    if name in CONFIGS:
-        rows = ROOT / f"tests/data/mini_longlamp/{CONFIGS[name]}_user/{split}.json"
-        records = list(read_originals(tasks()[name], rows, None, split))
-    else:
-        originals = ROOT / "tests/data/mini_lamp" / name.replace("-", "_")
-        files = (originals / f"{split}_{kind}.json" for kind in ("questions", "outputs"))
-        records = list(read_originals(tasks()[name], *files))
+    records = read_sample(name, split)
     for setting in settings:
         path = folder / f"{name}_{setting}_{split}.json"
         path.parent.mkdir(exist_ok=True)
@@ -316,8 +308,9 @@ def fine_tuned(tmp_path, monkeypatch):
     save_tiny_t5(tmp_path / "t5")
     text = Path(FLANT5).read_text().replace('"facebook/contriever"', '"encoder"').replace("google/flan-t5-base", "t5")
     text = re.sub(r"tasks = .*", 'tasks = ["LaMP-3"]', text).replace('["user", "time"]', '["user"]')
-    short = '\n[arguments]\ntrain = ["--epochs", "1", "--max_input_length", "150", "--max_target_length", "8"]\n'
-    return write_study(tmp_path, text + short)
+    text = text.replace('"prompts/', f'"{ROOT}/prompts/')
+    short = 'train = ["--epochs", "1", "--max_input_length", "150", "--max_target_length", "8", '
+    return write_study(tmp_path, text.replace("train = [", short))
 
 
 def test_the_flant5_study_has_the_papers_rows_each_by_a_model_of_its_own(tmp_path):
@@ -334,6 +327,8 @@ def test_the_flant5_study_has_the_papers_rows_each_by_a_model_of_its_own(tmp_pat
     fid = next(step for step in steps if step.kind == "train" and step.job.endswith("LaMP-3.user_dev.fid_k16"))
     assert fid.named["--inputs_addr"] == "output/lamp_flant5/ranked/LaMP-3_user_train.json"
     assert " ".join(fid.flags) == "--num_contexts 16 --trim_items --fusion decoder --seed 0"
+    given = {(step.kind, *step.given) for step in steps if step.kind in ("train", "answer")}
+    assert given == {(kind, "--prompts_dir", "prompts/lamp_flant5") for kind in ("train", "answer")}
     several = study_of(tmp_path, Path(FLANT5).read_text().replace("ipa_contexts = [4]", "ipa_contexts = [2, 4]"))
     [flags, _] = [step.flags for step in plan_study(several) if step.kind == "table"]
     assert {"IPA, k = 2", "IPA, k = 4"} < set(flags)

@@ -7,14 +7,14 @@ which only the scorer sees. The hub's rows have no ids, and reviews have none in
 from functools import partial
 from pathlib import Path
 
-from utils.benchmarks.originals import Layout, after, convert_emails, dated, make_task
-from utils.benchmarks.published import OnHub, by_setting
+from utils.benchmarks.originals import Layout, after, convert_emails, make_task
+from utils.benchmarks.published import OnHub, OnServer, by_setting
 from utils.benchmarks.references import long_text_metrics
 from utils.benchmarks.task import Item, Output
 from utils.parsing.bare_text import parse_text
 
-# Where LongLaMP is published: two configs a task, for new users and for later texts of the same ones. The emails are of
-# a corpus that needs a licence.
+# Where LongLaMP is published: two configs per task, for new users and for later texts of the same users. The emails are
+# from a corpus that needs a licence; their builder writes files like LaMP's.
 HUB = "LongLaMP/LongLaMP"
 CONFIGS = {
     "LongLaMP-abstract": "abstract_generation",
@@ -31,7 +31,7 @@ QUESTIONS = {
     "email_user": (3286, 958, 823),
 }
 
-ABSTRACT_WORDS = 750  # of an abstract, at its beginning, a prompt has so many
+ABSTRACT_WORDS = 750  # a prompt has the first words of an abstract, split at any white space
 
 TEXT = Output(r"[^\s][\s\S]*", parse_text)  # not nothing
 
@@ -41,8 +41,7 @@ def whole(text: str) -> str:
 
 
 def state_abstract(item: Item) -> str:
-    words = item["abstract"].split(" ")
-    return f'"{" ".join(words[:ABSTRACT_WORDS])}" is the abstract for the title "{item["title"]}"'
+    return f'"{" ".join(item["abstract"].split()[:ABSTRACT_WORDS])}" is the abstract for the title "{item["title"]}"'
 
 
 def state_review(item: Item) -> str:
@@ -52,10 +51,10 @@ def state_review(item: Item) -> str:
     )
 
 
-def published(name: str) -> dict[str, list[OnHub]]:
-    at = None if name in LICENSED else HUB
+def published(name: str) -> dict[str, list[OnHub | OnServer]]:
+    kind, at = (OnServer, None) if name in LICENSED else (OnHub, HUB)
     configs = {setting: f"{CONFIGS[name]}_{setting}" for setting in ("user", "temporal")}
-    return by_setting(OnHub, name, at, configs, SPLITS, QUESTIONS, "a count by others")
+    return by_setting(kind, name, at, configs, SPLITS, QUESTIONS, "a count by others")
 
 
 make = partial(
@@ -65,7 +64,6 @@ make = partial(
     facts="utils/benchmarks/longlamp.py",
     benchmark="LongLaMP",
     epochs=30,  # as its public code has it
-    item_date=dated("year"),  # of papers; of the others none is known
     paper_results=Path(__file__).with_name("longlamp_paper.json"),
     published=published,
 )

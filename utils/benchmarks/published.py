@@ -81,7 +81,10 @@ class SharedContexts(OnHub):
 
 
 class OnServer(Published):
-    """A folder on a web server, with a file of questions and one of right answers a split, of the test set withheld."""
+    """A folder on a web server, with a file of questions and one of right answers per split.
+
+    The answers to the test set are withheld; a folder may hold them, since emails' are in the corpus.
+    """
 
     flag = "--source_url"
 
@@ -93,22 +96,24 @@ class OnServer(Published):
 
     def originals(self, source: Source | Server, split: str) -> Originals:
         """The files as the server has them; in a folder also without the server's folders, as users fetch them."""
-        kinds = ("questions",) if split == "test" else ("questions", "outputs")
+        begin = "dev" if split == "val" else split  # LongLaMP's builder of emails names it as LaMP does
         folder = PurePosixPath(self.folder)
-        places = [place for above in (folder, *folder.parents) for place in (above / split, above)]
-        found = [[str(place / f"{split}_{kind}.json") for kind in kinds] for place in places]
+        places = [place for above in (folder, *folder.parents) for place in (above / begin, above)]
+        found = [[str(place / f"{begin}_{kind}.json") for kind in ("questions", "outputs")] for place in places]
         if source.is_folder:
             found = [paths for paths in found if paths[0] in source.sizes]
             if not found:
                 raise UserError(
-                    f"{source.name}: no file {self.folder}/{split}/{split}_questions.json in it, "
+                    f"{source.name}: no file {self.folder}/{begin}/{begin}_questions.json in it, "
                     "nor one of that name in a folder above\n"
                     f"  it is to hold the files of {self.name} as they are published"
                 )
-            if missing := [path for path in found[0] if path not in source.sizes]:
-                raise UserError(f"{source.name}: no file {missing[0]} in it, the answers to {found[0][0]}")
-        questions, *outputs = found[0]
-        return Originals([questions], *outputs)
+        questions, outputs = found[0]
+        if split == "test" and not (source.is_folder and outputs in source.sizes):
+            return Originals([questions])
+        if source.is_folder and outputs not in source.sizes:
+            raise UserError(f"{source.name}: no file {outputs} in it, the answers to {questions}")
+        return Originals([questions], outputs)
 
 
 def by_setting(

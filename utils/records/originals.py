@@ -1,9 +1,9 @@
 """The files that a benchmark is published in, as records: what a download, or a folder of the user's, is read by.
 
 LaMP: an array of questions `{id, input, profile}`, and of their right answers `{"task": "LaMP_4", "golds": [{id,
-output}]}`, which are withheld for test sets. LongLaMP: rows `{input, output, profile}`, whose ids are made from what
-the caller calls the file and from their number. PersonaMem: a table of questions, whose histories stand in a file of
-their own.
+output}]}`, which are withheld for test sets. LongLaMP's emails: the same, with a bare list of answers. Its other tasks:
+rows `{input, output, profile}`, whose ids are made from what the caller calls the file and from their number.
+PersonaMem: a table of questions, whose histories stand in a file of their own.
 """
 
 import codecs
@@ -70,9 +70,12 @@ def read_originals(
 def read_golds(task: Task | None, path: str | Path) -> dict[str, Any]:
     """The answers by question id, right ones or a system's, from a file as LaMP writes it.
 
-    UserError where it is another task's (None: not checked), or no such file.
+    LongLaMP's builder of emails writes the list of right ones alone. UserError where it is another task's (None: not
+    checked), or no such file.
     """
     content = _read_json(Path(path))
+    if isinstance(content, list) and task is not None:
+        content = {"task": task.name, "golds": content}
     if not isinstance(content, dict) or not isinstance(content.get("golds"), list):
         raise UserError(f'{path}: {kind(content)} where {{"task": "...", "golds": [...]}} belongs')
     if task is not None and str(content.get("task")).replace("_", "-") != task.name:
