@@ -132,7 +132,7 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     check_numbers_of_posts(names)
     systems, notes = read_scored(args)
     points = {int(system.name): points_of(system) for system in systems}
-    bars = f"95% {interval_words(systems[0].metric)}"
+    bars = f"95% {interval_words(systems[0].task)}"
     return paper_figures.posts_figure(dict(sorted(points.items())), are_errors(systems), bars), notes
 
 

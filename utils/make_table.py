@@ -99,7 +99,7 @@ def build_parser() -> cli.FlagParser:
     add("--holm", action="store_true", help="correct the p-values over all comparisons in the table")
     add("--intervals", action="store_true",
         help="a second table: interval, permutation test and effect size of each comparison; in csv more columns. Of "
-        "PersonaMem, whose scores are shares, also a table of each with its Wilson interval, without --baseline too")
+        "PersonaMem, whose scores are shares, also a table of each with its interval, without --baseline too")
     add("--human_addr", nargs="+", action="append", metavar=("NAME", "FILE"),
         help="people's verdicts on a part of a row's answers: the row's name, then JSON files {question id: {aspect "
         "number, from 0: 0, 1 or 2}}; further tables correct the judge's means by them, and say how far it is from "

@@ -263,6 +263,8 @@ V2 = [{"persona_id": "1", "chat_history_32k_link": "x.json", "user_query": "?", 
         (change(correct_answer="(e)"), r"correct_answer '\(e\)' is none of \(a\)"),
         (change(question_type="other"), "question_type 'other' is none of recall_user_shared_facts"),
         (change(question_id=list(ROWS)[1]), "ids are unique"),
+        (change(persona_id=" "), rf"id '{FIRST}'\): field 'persona_id' is .*; it must be a text"),
+        ([{"question_id": row["question_id"]} for row in change()], "record 0: no column 'persona_id'"),
         (V2, "of PersonaMem-v2, by its columns"),
     ],
 )

@@ -4,9 +4,12 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from scipy.stats import binomtest, t
+from test_clusters import by_matrices, wilson_of_effective
 from test_personamem import DATA, NAME, ROWS, download, save
 from test_report import NASTY, browser, content, needs_chromium, open_page  # noqa: F401 (fixtures)
 
@@ -38,6 +41,7 @@ COLUMNS = [
     *("predicted_answer", "correct_answer"),
 ]
 RIGHT = {key: row["correct_answer"][1] for key, row in ROWS.items()}
+PERSONAS = {key: str(math.isqrt(number)) for number, key in enumerate(ROWS)}  # five of 1, 3, 5, 7, 8 questions
 WRONG = {key: "abcd"["dabc".index(letter)] for key, letter in RIGHT.items()}
 
 
@@ -52,10 +56,13 @@ def write(path, content):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The sample with distances from near to very far, two of them not given, and two systems' answers and scores."""
+    """The sample with distances from near to very far, two of them not given, and five personas of unequal sizes; and
+    two systems' answers and scores."""
     folder = tmp_path_factory.mktemp("scores")
     rows = [{**row, "distance_to_ref_in_tokens": str(100 * 2**number)} for number, row in enumerate(ROWS.values())]
     rows[5]["distance_to_ref_in_tokens"], rows[6]["distance_to_ref_in_tokens"] = "", "-3"
+    for row in rows:
+        row["persona_id"] = PERSONAS[row["question_id"]]
     dataset = download(save(folder / "source", rows), folder)
     answers = {
         "best": {key: RIGHT[key] if number % 4 else WRONG[key] for number, key in enumerate(ROWS)},
@@ -95,6 +102,18 @@ def entries_of(folder, name="best"):
     return json.loads((folder / f"{name}_scores.json").read_text())["per_question_scores"]
 
 
+def interval_of(entries):
+    """Of a share, by the tests' own formulas; None if it cannot be had."""
+    personas = [PERSONAS[entry["id"]] for entry in entries]
+    scores = [entry["score"] for entry in entries]
+    if len(set(personas)) == len(personas):
+        interval = binomtest(sum(scores), len(scores)).proportion_ci(method="wilson")
+        return interval.low, interval.high
+    if len(set(personas)) < 2 or by_matrices(scores, personas)[1] < 1e-9:
+        return None
+    return wilson_of_effective(scores, personas)
+
+
 # What the shares and bins are
 
 
@@ -114,6 +133,7 @@ def test_only_this_task_s_scores_have_it():
     shares = {
         (task.name, name) for task in tasks().values() for name, metric in task.metrics.items() if metric.is_share
     }
+    assert {task.name for task in tasks().values() if task.cluster} == {name for name, _ in shares}
     assert {name.partition("-")[0] for name, _ in shares} == {"PersonaMem"}
     assert {name for _, name in shares} == {"accuracy", "accuracy-official"}
     assert [task.name for task in tasks().values() if task.overall or task.divisions] == [
@@ -151,14 +171,26 @@ def test_a_table_by_type_has_all_questions_last(folder, systems, capsys):
     assert lines[0].split(" | ")[1:9] == [*TYPES, "All questions"]
     assert lines[2].split(" | ")[8] == "**0.7500**†"  # 18 of 24: the mean over questions, not that of the types' means
     assert lines[3].split(" | ")[8:11] == ["0.0000", "24", "4"]
-    low, high = share_interval(18, 24)
+    low, high = interval_of(entries_of(folder))
     assert f"| best | All questions | 0.7500 | [{low:.4f}, {high:.4f}] | 18 | 24 |" in lines
-    by_type = {name: [entry["score"] for entry in entries_of(folder) if entry["group"] == name] for name in TYPES}
-    for name, its in by_type.items():
-        ends = ", ".join(f"{end:.4f}" for end in share_interval(sum(its), len(its)))
-        assert f"| best | {name} | {sum(its) / len(its):.4f} | [{ends}] | {sum(its)} | {len(its)} |" in lines
+    dashes = 0
+    for name in TYPES:
+        entries = [entry for entry in entries_of(folder) if entry["group"] == name]
+        right, interval = sum(entry["score"] for entry in entries), interval_of(entries)
+        ends = "[{:.4f}, {:.4f}]".format(*interval) if interval else "–"
+        assert f"| best | {name} | {right / len(entries):.4f} | {ends} | {right} | {len(entries)} |" in lines
+        dashes += interval is None
+    assert 0 < dashes < len(TYPES)
     [paired] = [line for line in lines if line.startswith("| best | worst | All questions |")]
-    assert paired.endswith("| 24 |") and "+0.7500" in paired  # tested over all questions, as one group
+    entries = entries_of(folder)  # the other system has nothing right, so the differences are the scores
+    mean, error, degrees = by_matrices([one["score"] for one in entries], [PERSONAS[one["id"]] for one in entries])
+    half, p = t.ppf(0.975, degrees) * error, 2 * t.sf(mean / error, degrees)
+    assert paired.endswith("| 24 |") and f"| +0.7500 | [+{mean - half:.4f}, +{min(1, mean + half):.4f}] |" in paired
+    assert (
+        f"| {p:.4f} | 0.1250 |" in paired
+    )  # four personas have sums other than 0, of which 2 of 16 flips keep the sum
+    notes = [line for line in lines if "persona_id" in line]
+    assert len(notes) == 4 and "CR2" in notes[-1] and "all differences of a persona_id together" in notes[-1]
 
 
 @pytest.mark.parametrize("by", ["topic", "distance"])
@@ -174,8 +206,9 @@ def test_a_table_by_another_division(by, folder, systems, capsys):
         its = [entry["score"] for entry in rows.values() if entry[by] == name]
         assert float(best[name]) == pytest.approx(sum(its) / len(its)) and float(worst[name]) == 0
         assert float(best[f"{name}: paired questions against worst"]) == len(its)
-        ends = [float(best[f"{name}: 95% interval, {end}"]) for end in ("low", "high")]
-        assert ends == pytest.approx(share_interval(sum(its), len(its)))
+        ends = [best[f"{name}: 95% interval, {end}"] for end in ("low", "high")]
+        interval = interval_of([entry for entry in rows.values() if entry[by] == name])
+        assert ends == ["", ""] if interval is None else list(map(float, ends)) == pytest.approx(interval)
     if by == "distance":
         assert columns[-2] == NOT_GIVEN and sum(entry[by] == NOT_GIVEN for entry in rows.values()) == 2
         assert columns[0] == "0-1k tokens" and columns[-3] == "above 1M tokens"
@@ -201,9 +234,33 @@ def test_other_divisions_are_refused(folder, systems, tmp_path):
         run(make_table, "--system", "older", path, "--by", "topic")
 
 
+def test_what_does_not_say_the_persona_is_refused(folder, systems, dataset, tmp_path):
+    content = json.loads((folder / "best_scores.json").read_text())
+    assert {entry["id"]: entry["cluster"] for entry in content["per_question_scores"]} == PERSONAS
+    content["per_question_scores"][3]["cluster"] = "another"
+    other = write(tmp_path / "other.json", content)
+    with pytest.raises(UserError, match=r"its persona_id is 'another' in one system's .* and '\d' in the other's"):
+        run(make_table, *systems, "--system", "other", other, "--baseline", "best")
+    del content["per_question_scores"][3]["cluster"]
+    with pytest.raises(UserError, match=r"field 'cluster' is missing.*must be the question's persona_id\n  run eval"):
+        run(make_table, "--system", "other", write(other, content))
+    records = json.loads(dataset.read_text())
+    del records[2]["persona_id"]
+    lacking = write(dataset.with_name("lacking.json"), records)
+    with pytest.raises(UserError, match=r"record 2 \(id '.*'\): field 'persona_id' is missing"):
+        score(lacking, folder / "best.json", tmp_path / "scores.json")
+
+
+def test_clusters_need_shares_over_all_questions():
+    with pytest.raises(ValueError, match="LaMP-QA: clusters need `overall`, and metrics whose scores are 0 or 1"):
+        replace(tasks()["LaMP-QA"], cluster="id")
+    with pytest.raises(ValueError, match=f"{NAME}: clusters need `overall`"):
+        replace(tasks()[NAME], overall=None)
+
+
 def test_the_line_of_a_score_file_has_the_interval(folder, dataset, tmp_path, capsys):
     score(dataset, folder / "best.json", tmp_path / "again.json")
-    low, high = share_interval(18, 24)
+    low, high = interval_of(entries_of(folder))
     assert f"score 0.7500 over 24 questions (95% interval {low:.4f} to {high:.4f})" in capsys.readouterr().out
 
 
@@ -281,10 +338,10 @@ def test_the_figure_shows_what_the_table_does(by, folder, systems, tmp_path, mon
     assert sorted(" ".join(label.splitlines()[:-1]) for label in labels) == sorted([*names, "All questions"])
     assert panel.get_ylabel() == (by or "type") and labels[-1] == "All questions\n24 questions"
     lines = [line.get_xdata() for line in panel.lines if len(line.get_xdata()) == 2 and line.get_marker() == "None"]
-    assert any(list(line) == pytest.approx(share_interval(18, 24)) for line in lines)
+    assert any(list(line) == pytest.approx(interval_of(entries)) for line in lines)
     best, worst = [line for line in panel.lines if line.get_marker() in "os"]
     assert best.get_xdata()[-1] == 0.75 and set(worst.get_xdata()) == {0}
-    assert any("95% Wilson intervals" in text.get_text() for text in drawn[0].texts)
+    assert any("95% cluster-robust intervals by persona_id" in text.get_text() for text in drawn[0].texts)
 
 
 def test_it_is_of_any_benchmark_and_by_is_of_it_alone(systems, tmp_path):
@@ -309,8 +366,9 @@ def test_the_result_table_has_every_question(folder, dataset, tmp_path, capsys):
     assert {row["question_id"] for row in rows} == ROWS.keys()
     for row in rows:
         [response], original = responses[row["question_id"]], ROWS[row["question_id"]]
-        same = [name for name in row if name in original and name != "distance_to_ref_in_tokens"]
-        assert len(same) == 11 and all(row[name] == original[name] for name in same)
+        same = [name for name in row if name in original and name not in ("distance_to_ref_in_tokens", "persona_id")]
+        assert row["persona_id"] == PERSONAS[row["question_id"]]
+        assert len(same) == 10 and all(row[name] == original[name] for name in same)
         assert row["model_response"] == response["raw"] and int(row["len_of_model_response"]) == len(response["raw"])
         assert row["predicted_answer"] == (f"({response['output']})" if response["output"] else "")
         assert row["score"] == "False"
@@ -517,12 +575,14 @@ def test_what_the_page_holds_of_a_history(page_file, dataset):
     assert by == {None, "topic", "distance"}
     assert [panel["group"] for panel in index["panels"] if "by" not in panel] == [*TYPES, "All questions"]
     [overall] = [panel for panel in index["panels"] if panel["group"] == "All questions"]
-    assert overall["points"][0]["interval"] == pytest.approx(share_interval(18, 24))
+    entries = json.loads((page_file.parent / "best_scores.json").read_text())["per_question_scores"]
+    assert overall["points"][0]["interval"] == pytest.approx(interval_of(entries))
+    assert all(set(its["unseen"]) == {"target"} for its in texts)
     assert index["table"]["columns"][8] == "All questions"
 
 
-def test_the_page_says_wilson_and_other_pages_keep_their_words(page_file):
-    assert "Bars are 95% intervals, Wilson\\u2019s." in page_file.read_text()
+def test_the_page_says_how_the_intervals_are_made(page_file):
+    assert "Bars are 95% intervals, cluster-robust by persona_id." in page_file.read_text()
 
 
 @needs_chromium
@@ -578,9 +638,12 @@ def test_the_cited_place_is_where_its_share_of_the_text_is():
 
 
 def test_points_of_shares_and_of_others(folder):
-    """The bootstrap's limits are shares of the questions, Wilson's are not."""
+    """By persona, not by question."""
     [board] = read_boards([["best", str(folder / "best_scores.json")]])
     [system] = board.systems
     point = points_of(system)["All questions"]
-    assert point.interval == pytest.approx(share_interval(18, 24)) and (point.mean, point.questions) == (0.75, 24)
+    assert point.interval == pytest.approx(interval_of(entries_of(folder))) and (point.mean, point.questions) == (
+        0.75,
+        24,
+    )
     assert board.task.name == NAME

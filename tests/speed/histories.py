@@ -189,7 +189,15 @@ def write_data(folder: Path, size: str) -> Path:
                 messages += [{"role": role.lower(), "content": f"{role}: {text(length)}"} for role in roles]
             file.write(json.dumps({f"context{number}": messages}) + "\n")
     with open(folder / f"questions_{size}.csv", "w", newline="") as file:
-        names = ["question_id", "question_type", "topic", "user_question_or_message", "correct_answer", "all_options"]
+        names = [
+            "persona_id",
+            "question_id",
+            "question_type",
+            "topic",
+            "user_question_or_message",
+            "correct_answer",
+            "all_options",
+        ]
         table = csv.writer(file)
         table.writerow([*names, "shared_context_id", "end_index_in_shared_context"])
         for number in range(questions):
@@ -197,6 +205,7 @@ def write_data(folder: Path, size: str) -> Path:
             end = rng.randrange(sessions * (turns + 1)) + 1
             table.writerow(
                 [
+                    number % contexts // 2,
                     number,
                     rng.choice(list(TYPES)),
                     "none",

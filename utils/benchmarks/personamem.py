@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from prompts import History
-from utils.benchmarks.checks import check_id, is_unicode
+from utils.benchmarks.checks import check_id, check_text, is_unicode
 from utils.benchmarks.personamem_results import (
     DISTANCES,
     cited_share,
@@ -61,10 +61,11 @@ TYPES = {
 CANONICAL = {alias: name for name, aliases in TYPES.items() for alias in (name, *aliases)}
 SHORT = ("facts", "ideas", "latest", "evol.", "reasons", "recs.", "scen.")
 
+PERSONA = "persona_id"  # 20 personas have all questions, and each history comes in two orders
 QUESTION_COLUMNS = ("user_question_or_message", "question")  # the second one in older files
 READ_COLUMNS = ("question_id", "question_type", *QUESTION_COLUMNS, "correct_answer", "all_options")
 PLACE_COLUMNS = ("shared_context_id", "end_index_in_shared_context")
-NEEDED_COLUMNS = ("question_id", "question_type", "correct_answer", "all_options", *PLACE_COLUMNS)
+NEEDED_COLUMNS = (PERSONA, "question_id", "question_type", "correct_answer", "all_options", *PLACE_COLUMNS)
 # Columns of PersonaMem-v2, whose files have none of these.
 V2_COLUMNS = ("chat_history_32k_link", "chat_history_link", "user_query", "incorrect_answers", "pref_type")
 
@@ -93,6 +94,7 @@ def convert(name: str, row: dict[str, Any], where: str) -> Record:
     question = next((row[column] for column in QUESTION_COLUMNS if column in row), "")
     if not question.strip():
         raise UserError(f"{where}: column {QUESTION_COLUMNS[0]!r} is empty")
+    check_text(row, where, PERSONA)
     if row["question_type"] not in CANONICAL:
         raise UserError(f"{where}: question_type {quote(row['question_type'])} is none of {', '.join(TYPES)}")
     options = read_options(row["all_options"], where)
@@ -261,7 +263,7 @@ def metrics() -> dict[str, Metric]:
             most = max(most, len(answers))
         return {"num_orders": most, "score_over_orders": sum(shares) / len(shares)} if most > 1 else {}
 
-    accuracy = replace(accuracy, shown=shown, is_share=True)
+    accuracy = replace(accuracy, needs=(*accuracy.needs, PERSONA), shown=shown, is_share=True)
     ours = replace(accuracy, summarize=summarize, over_outputs=over_orders)
     official = replace(accuracy, summarize=summarize_official, compute=official_label, reads="raw")
     return {"accuracy": ours, "accuracy-official": official}
@@ -284,11 +286,13 @@ def make_task(size: str, questions: int, length: int) -> Task:
         group_words=("type", "types", "topic"),
         short=dict(zip(TYPES, SHORT, strict=True)),
         overall="All questions",
+        cluster=PERSONA,
         divisions={"topic": (), "distance": DISTANCES},
         fields={
             "profile": check_reference,
             "options": check_options,
             "target": partial(check_label, labels=LETTERS),
+            PERSONA: partial(check_text, field=PERSONA),
         },
         asked_needs=("profile", "options"),
         prompts={"none": "personamem/choice", "rag": "personamem/choice"},

@@ -2,7 +2,7 @@
 
 A score file is `{"task", "strategy", "score", "num_questions", ..., "per_question_scores": [entry, ...]}`: `task` where
 it is not the first one's, `strategy` where it is not the first of its metrics. An entry is `{"id", "group", "subgroup",
-"question_sha256", "answered", "score", "details"}`.
+"question_sha256", "answered", "score", "details"}`, and `cluster` if the benchmark has clusters.
 """
 
 import hashlib
@@ -60,7 +60,8 @@ def identity(task: Task, metric: Metric, record: Record) -> dict[str, Any]:
     """Which question an entry is on; the hash is of what the judge is shown of it, for only that compares."""
     judged = [*metric.shown(record), *([] if metric.parts is None else [metric.parts(record)])]
     digest = hashlib.sha256(json.dumps(judged).encode()).hexdigest()
-    return {"id": record["id"], **task.place(record), "question_sha256": digest}
+    cluster = {} if task.cluster is None else {"cluster": record[task.cluster]}
+    return {"id": record["id"], **task.place(record), **cluster, "question_sha256": digest}
 
 
 def metric_of(task: Task, scores: Scores) -> tuple[str, Metric | None]:
@@ -108,6 +109,11 @@ def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = 
             raise UserError(f"{path}: per_question_scores, item {number}: not a scored question: it has no field 'id'")
         where = f"{path}: question {quote(entry['id'])}"
         _check_entry(metric, entry, where)
+        if task.cluster is not None and not isinstance(entry.get("cluster"), str):
+            raise UserError(
+                f"{where}: field 'cluster' is {kind(entry.get('cluster'))}; it must be the question's {task.cluster}\n"
+                "  run evaluate_responses.py again, with --overwrite"
+            )
         if "group" not in entry:
             entry |= task.place(entry)
         if entry["group"] is not None and entry["group"] not in task.groups:

@@ -1,7 +1,8 @@
 """Means of question scores, by group and over groups."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from utils.scoring.pooled import Pooled
@@ -18,11 +19,18 @@ def scores_by_group(
 
     Every `group` is one of `groups`; one without details counts nowhere.
     """
-    scores: dict[str | None, list[Any]] = {group: [] for group in groups}
+    return by_group(per_question, groups, itemgetter("score") if pooled is None else pooled.value)
+
+
+def by_group(
+    per_question: Iterable[dict[str, Any]], groups: Sequence[str | None], value: Callable[[dict[str, Any]], Any]
+) -> dict[str | None, list[Any]]:
+    """A value of each question that `scores_by_group` counts."""
+    found: dict[str | None, list[Any]] = {group: [] for group in groups}
     for question in per_question:
         if question["details"] and question["score"] is not None:
-            scores[question["group"]].append(question["score"] if pooled is None else pooled.value(question))
-    return scores
+            found[question["group"]].append(value(question))
+    return found
 
 
 def group_means(

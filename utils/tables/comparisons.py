@@ -9,10 +9,10 @@ from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.scoring.pooled import Pooled
-from utils.tables import significance
+from utils.tables import clusters, significance
 from utils.tables.pooled import difference_of, pooled_interval, pooled_mean, swap_test
 from utils.tables.significance import ALPHA, Strata, bootstrap_interval, permutation_test
-from utils.tables.system_scores import Board, System, strata_by_column
+from utils.tables.system_scores import Board, System, cluster_of, strata_by_column
 
 T_TEST, PERMUTATION = "t-test p", "permutation p"
 
@@ -23,6 +23,7 @@ class Pairing:
 
     # (first, second) by group, in the order of the questions' ids; where scores are pooled, the values these hang on
     scores: dict[str, list[tuple[Any, Any]]]
+    clusters: dict[str, list[str]]  # of these questions
     paired: int
     only_first: int  # scored for the first system, but absent or without a score for the second
     only_second: int
@@ -80,7 +81,13 @@ def contrast(board: Board, system: System, baseline: System, intervals: bool) ->
     if pooled is None:
         by_group = {group: significance.differences(pairs) for group, pairs in pairing.scores.items()}
         strata = strata_by_column(board.task, by_group)
-        results = {column: compare_strata(its, intervals) for column, its in strata.items()}
+        if board.task.cluster is None:
+            results = {column: compare_strata(its, intervals) for column, its in strata.items()}
+        else:
+            its_clusters = strata_by_column(board.task, pairing.clusters)
+            results = {
+                column: compare_clusters(*its, *its_clusters[column], intervals) for column, its in strata.items()
+            }
     else:
         strata = strata_by_column(board.task, pairing.scores)
         results = {column: compare_pooled(its, pooled, intervals) for column, its in strata.items()}
@@ -105,10 +112,11 @@ def pair_questions(
     """Pair the questions of two systems by id; only those that both have a score of are compared.
 
     Raises:
-        UserError: a question is of one group, or part of it, in one system and of another in the other.
+        UserError: a question is of one group, part of it or cluster in one system and of another in the other.
     """
     first_by_id, second_by_id = ({question["id"]: question for question in system} for system in (first, second))
     scores: dict[str, list[tuple[Any, Any]]] = {group: [] for group in task.groups}
+    its_clusters: dict[str, list[str]] = {group: [] for group in task.groups}
     counts: Counter[tuple[bool, bool]] = Counter()  # is there a score of the first, of the second?
     for question_id in sorted(first_by_id.keys() | second_by_id.keys()):
         both = [by_id[question_id] for by_id in (first_by_id, second_by_id) if question_id in by_id]
@@ -117,12 +125,15 @@ def pair_questions(
         counts[one is not None, other is not None] += 1
         if one is not None and other is not None:
             scores[both[0]["group"]].append((one, other) if pooled is None else tuple(map(pooled.value, both)))
-    return Pairing(scores, counts[True, True], counts[True, False], counts[False, True], counts[False, False])
+            its_clusters[both[0]["group"]].append(cluster_of(both[0]))
+    return Pairing(
+        scores, its_clusters, counts[True, True], counts[True, False], counts[False, True], counts[False, False]
+    )
 
 
 def _check_same_place(both: list[dict[str, Any]], task: Task) -> None:
     group, _, subgroup = task.group_words
-    for name, field in ((subgroup, "subgroup"), (group, "group")):
+    for name, field in ((subgroup, "subgroup"), (group, "group"), (task.cluster, "cluster")):
         one, other = both[0].get(field), both[-1].get(field)
         if one != other:
             raise UserError(
@@ -138,6 +149,17 @@ def compare_strata(strata: Strata, intervals: bool) -> Result:
         result.p_values[PERMUTATION] = permutation_test(strata)
         result.interval = bootstrap_interval(strata)
         result.effect_size = significance.effect_size(strata[0]) if len(strata) == 1 else None
+    return result
+
+
+def compare_clusters(differences: Sequence[float], its_clusters: Sequence[str], intervals: bool) -> Result:
+    """As `compare_strata`, of one stratum whose questions depend on each other within clusters."""
+    p_values = {T_TEST: clusters.t_test(differences, its_clusters)}
+    result = Result(len(differences), significance.mean_over_strata([differences]), p_values)
+    if intervals:
+        result.p_values[PERMUTATION] = clusters.permutation_test(differences, its_clusters)
+        result.interval = clusters.difference_interval(differences, its_clusters)
+        result.effect_size = significance.effect_size(differences)
     return result
 
 

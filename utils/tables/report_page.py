@@ -258,9 +258,10 @@ def make_texts(sides: list[Side], datasets: Datasets, boards: list[Board]) -> It
 
 
 def unseen_texts(task: Task, record: Record) -> dict[str, str | None]:
-    """By field what only the scorer sees of a question, besides its aspects."""
+    """By field what only the scorer sees of a question, besides its aspects and its cluster."""
     needed = dict.fromkeys(name for metric in task.metrics.values() for name in metric.needs)
-    return {name: as_text(record.get(name)) for name in needed if name not in task.gold_plan_needs}
+    shown_elsewhere = (*task.gold_plan_needs, task.cluster)
+    return {name: as_text(record.get(name)) for name in needed if name not in shown_elsewhere}
 
 
 def describe_answer(
@@ -345,7 +346,7 @@ def words(tasks: list[Task], boards: list[Board]) -> dict[str, str]:
     average = f", the average (macro) the mean of the {NUMBERS.get(number, number)} {groups}" if number > 1 else ""
     average = ", the last column\\u2019s the mean over all of these" if task.overall else average
     bars = f"by a bootstrap over questions; none where a {group} has fewer than two"
-    bars = "Wilson\\u2019s" if any(board.metric.is_share for board in boards) else bars
+    bars = f"cluster-robust by {task.cluster}" if task.cluster else bars
     scorer = "judge" if any(metric.judge for metric in task.metrics.values()) else "scorer"
     title = task.name if len(tasks) == 1 else task.benchmark
     lower = {"group": group, "subgroup": subgroup, "subgroups": plural(subgroup)}

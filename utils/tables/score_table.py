@@ -134,8 +134,17 @@ def shares_table(boards: list[Board]) -> Table:
                 texts = [system.name, board.name_of(column), number(point.mean), interval_text(point.interval, number)]
                 rows.append([*map(Cell, [*texts, right, str(point.questions)])])
     columns = ["System", "Column", "Share", "95% interval", "Right", "Questions"]
-    notes = ["Share: of the questions, those with score 1. Interval: Wilson's, of each share alone."]
-    return Table(columns, rows, notes, num_names=2, short=boards[0].task.short)
+    note = "Share: of the questions, those with score 1. Interval: Wilson's, of each share alone"
+    if cluster := boards[0].task.cluster:
+        note += f", with the effective number of questions. {_cluster_words(cluster)} A dash: no variation between them"
+    return Table(columns, rows, [f"{note}."], num_names=2, short=boards[0].task.short)
+
+
+def _cluster_words(cluster: str) -> str:
+    return (
+        f"Questions with the same {cluster} depend on each other, so the variance is cluster-robust "
+        "(CR2, with the degrees of freedom of Bell & McCaffrey 2002)."
+    )
 
 
 def intervals_table(boards: list[Board], contrasts: list[Contrast]) -> Table:
@@ -155,9 +164,13 @@ def intervals_table(boards: list[Board], contrasts: list[Contrast]) -> Table:
     drawn = " or ".join(
         dict.fromkeys("swaps of the two answers" if board.metric.pooled else "sign flips" for board in boards)
     )
+    interval = f"Interval: bootstrap, {RESAMPLES:,} resamples."
+    if cluster := boards[0].task.cluster:
+        interval = f"{_cluster_words(cluster)} Interval and t-test go by it."
+        drawn += f" of all differences of a {cluster} together"
     notes = [
         "Difference: system minus baseline, over the questions that both have a score of. "
-        f"Interval: bootstrap, {RESAMPLES:,} resamples. Permutation test: {PERMUTATIONS:,} {drawn}, two-sided. "
+        f"{interval} Permutation test: {PERMUTATIONS:,} {drawn}, two-sided. "
         f"Effect size: Cohen's d_z of the paired differences{average}."
     ]
     short = {**boards[0].task.short, MACRO: "Average"}
@@ -178,6 +191,8 @@ def dagger_notes(contrasts: list[Contrast], marked: bool) -> Iterator[str]:
     by_permutation = {name: one for one in contrasts for name in one.results if one.results[name].test == PERMUTATION}
     tests = [test for test in (T_TEST, PERMUTATION) if test in {result.test for result in results}]
     named = " or ".join("t-test" if test == T_TEST else "permutation test" for test in tests)
+    task = contrasts[0].board.task
+    robust = f", cluster-robust by {task.cluster}" if task.cluster else ""
     tested = counted(sum(result.p_values[result.test] is not None for result in results), "comparison")
     correction = f"Holm's correction over {tested}" if is_corrected(contrasts) else f"not corrected for the {tested}"
     if marked:
@@ -185,16 +200,17 @@ def dagger_notes(contrasts: list[Contrast], marked: bool) -> Iterator[str]:
         whom = baselines[0] if len(baselines) == 1 else f"each of {', '.join(baselines)}"
         daggers = any(has_dagger(contrasts, one.system, column) for one in contrasts for column in one.results)
         sign = "†: better" if daggers else "No system is better"
-        yield f"{sign} than {whom} (two-sided paired {named}, p < {ALPHA}, {correction})."
+        yield f"{sign} than {whom} (two-sided paired {named}{robust}, p < {ALPHA}, {correction})."
     else:
-        yield f"{', '.join(tests)}: two-sided and paired, {correction}."
+        yield f"{', '.join(tests)}: two-sided and paired{robust}, {correction}."
     if len(tests) > 1:
         yield f"By the permutation test: {'; '.join(by_permutation)}; their scores are no means of their questions'."
     if untested := [result for result in results if result.p_values[result.test] is None]:
-        yield (
-            f"{counted(len(untested), 'comparison')} without a {named}: fewer than two paired questions in a "
-            f"{contrasts[0].board.task.group_words[0]}, or all differences equal."
-        )
+        units, alike = ("paired questions", "all differences equal")
+        if task.cluster:
+            units, alike = (f"values of {task.cluster}", "no variation between them")
+        why = f"fewer than two {units} in a {task.group_words[0]}, or {alike}"
+        yield f"{counted(len(untested), 'comparison')} without a {named}: {why}."
 
 
 def left_out_notes(contrasts: list[Contrast]) -> list[str]:

@@ -4,7 +4,7 @@ from utils.benchmarks.task import Task
 from utils.records.scores import Scores, metric_of
 from utils.scoring.means import group_means, macro_average
 from utils.tables.formats import counted
-from utils.tables.significance import share_interval
+from utils.tables.system_scores import System, points_of
 
 
 def describe_scores(task: Task, score_addr: str, scores: Scores, tokens: dict[str, int | None]) -> str:
@@ -47,11 +47,11 @@ def describe_agreement(scores: Scores) -> str:
 def describe_average(task: Task, scores: Scores) -> str:
     """The average that a table has, which weighs the groups alike; nothing without a score in each of them.
 
-    Where a table has the mean over all questions, its interval if it is a share.
+    Where a table has the mean over all questions, its interval.
     """
     if task.overall is not None:
-        number, is_share = scores["num_scored_questions"], metric_of(task, scores)[1].is_share
-        interval = share_interval(round(scores["score"] * number), number) if is_share and number else None
+        system = System("", task, {"": scores["per_question_scores"]}, strategy=metric_of(task, scores)[0])
+        interval = points_of(system)[task.overall].interval
         return "" if interval is None else f" (95% interval {interval[0]:.4f} to {interval[1]:.4f})"
     placed = [question for question in scores["per_question_scores"] if question["group"] is not None]
     average = macro_average(group_means(placed, task.groups))

@@ -15,9 +15,10 @@ from utils.files.fingerprints import REPORTED, differing_names, tell_apart
 from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
 from utils.records.scores import Scores, read_scores, strategy_in_words
-from utils.scoring.means import group_means, macro_average, mean, scores_by_group
+from utils.scoring.means import by_group, group_means, macro_average, mean, scores_by_group
+from utils.tables.clusters import share_interval
 from utils.tables.pooled import pooled_interval
-from utils.tables.significance import bootstrap_interval, share_interval
+from utils.tables.significance import bootstrap_interval
 
 MACRO = "Average (macro)"
 
@@ -357,9 +358,16 @@ class Point:
 
 def points_of(system: System) -> dict[str, Point]:
     """By column."""
-    metric = system.metric
-    strata = strata_by_column(system.task, scores_by_group(system.questions, system.task.groups, metric.pooled))
-    return {column: _point(its_mean, strata[column], metric) for column, its_mean in column_means(system).items()}
+    task, metric = system.task, system.metric
+    strata = strata_by_column(task, scores_by_group(system.questions, task.groups, metric.pooled))
+    clusters = strata_by_column(task, by_group(system.questions, task.groups, cluster_of))
+    means = column_means(system)
+    return {column: _point(its_mean, strata[column], clusters[column], metric) for column, its_mean in means.items()}
+
+
+def cluster_of(entry: Entry) -> str:
+    """An independent question is a cluster of its own."""
+    return entry.get("cluster", entry["id"])
 
 
 def unplaced_point(system: System) -> Point:
@@ -367,18 +375,21 @@ def unplaced_point(system: System) -> Point:
     unplaced = [entry for entry in system.entries if entry["group"] is None]
     pooled = system.metric.pooled
     scores = scores_by_group(unplaced, [None], pooled)[None]
-    return _point((pooled.score if pooled else mean)(scores), [scores], system.metric)
+    clusters = by_group(unplaced, [None], cluster_of)[None]
+    return _point((pooled.score if pooled else mean)(scores), [scores], [clusters], system.metric)
 
 
-def _point(its_mean: float | None, strata: Sequence[Sequence[Any]], metric: Metric) -> Point:
+def _point(
+    its_mean: float | None, strata: Sequence[Sequence[Any]], clusters: Sequence[Sequence[str]], metric: Metric
+) -> Point:
     """The one place that says which interval a mean has; a mean of several groups' shares is no share."""
     if metric.is_share and len(strata) == 1:
-        interval = share_interval(sum(strata[0]), len(strata[0]))
+        interval = share_interval(strata[0], clusters[0])
     else:
         interval = pooled_interval(strata, metric.pooled.of) if metric.pooled else bootstrap_interval(strata)
     return Point(its_mean, interval, sum(map(len, strata)))
 
 
-def interval_words(metric: Metric) -> str:
+def interval_words(task: Task) -> str:
     """What the intervals of means are."""
-    return "Wilson intervals" if metric.is_share else "bootstrap intervals over questions"
+    return f"cluster-robust intervals by {task.cluster}" if task.cluster else "bootstrap intervals over questions"

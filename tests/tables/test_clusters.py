@@ -1,0 +1,193 @@
+"""Intervals and tests by cluster: by hand, against matrices and SciPy, and on simulated questions of PersonaMem's kind.
+
+A larger simulation than the tests': PYTHONPATH=.:tests/tables python -c "import test_clusters as t; t.report(2000)"
+"""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from utils.tables import significance
+from utils.tables.clusters import difference_interval, estimate, permutation_test, share_interval, t_test
+
+
+def by_matrices(values, clusters):
+    """Mean, CR2 standard error and degrees of freedom as Bell & McCaffrey define them for any regression."""
+    values, clusters = np.asarray(values, float), np.asarray(clusters)
+    n = len(values)
+    ones = np.ones((n, 1))
+    residual_maker = np.eye(n) - ones @ ones.T / n
+    columns, variance = [], 0.0
+    for cluster in dict.fromkeys(clusters.tolist()):
+        rows = np.flatnonzero(clusters == cluster)
+        eigenvalues, vectors = np.linalg.eigh(residual_maker[np.ix_(rows, rows)])
+        adjust = vectors @ np.diag(eigenvalues**-0.5) @ vectors.T
+        column = residual_maker[:, rows] @ adjust @ ones[rows] / n
+        variance += (column[:, 0] @ values) ** 2
+        columns.append(column)
+    gram = np.hstack(columns).T @ np.hstack(columns)
+    return values.mean(), math.sqrt(variance), np.trace(gram) ** 2 / (gram**2).sum()
+
+
+def wilson_of_effective(values, clusters):
+    """Wilson's interval of m for m (1 - m) / variance questions, with the t quantile, as textbooks write it."""
+    mean, error, degrees = by_matrices(values, clusters)
+    z, n = scipy.stats.t.ppf(0.975, degrees), mean * (1 - mean) / error**2
+    middle, half = mean + z * z / (2 * n), z * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n))
+    return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
+
+
+def unequal(seed, sizes=(1, 2, 2, 5, 9, 14)):
+    dice = np.random.default_rng(seed)
+    clusters = [str(number) for number, size in enumerate(sizes) for _ in range(size)]
+    order = dice.permutation(len(clusters))
+    return dice.integers(0, 2, len(clusters)).tolist(), [clusters[place] for place in order]
+
+
+# By hand, and against definitions and SciPy
+
+
+def test_two_clusters_by_hand():
+    # Mean 1/2, deviations 1 and -1 in sum, each cluster half of the questions: (1 / 0.5 + 1 / 0.5) / 4² = 0.25.
+    its = estimate([1, 1, 0, 0], ["a", "a", "b", "b"])
+    assert (its.mean, its.error, its.degrees) == pytest.approx((0.5, 0.5, 1))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_unequal_clusters_have_the_general_formula(seed):
+    values, clusters = unequal(seed)
+    its = estimate(values, clusters)
+    assert (its.mean, its.error, its.degrees) == pytest.approx(by_matrices(values, clusters))
+    assert share_interval(values, clusters) == pytest.approx(wilson_of_effective(values, clusters))
+    differences = [value - (number % 3 == 0) for number, value in enumerate(values)]
+    mean, error, degrees = by_matrices(differences, clusters)
+    assert t_test(differences, clusters) == pytest.approx(2 * scipy.stats.t.sf(abs(mean) / error, degrees))
+    half = scipy.stats.t.ppf(0.975, degrees) * error
+    assert difference_interval(differences, clusters) == pytest.approx((mean - half, mean + half))
+
+
+def test_one_question_a_cluster_is_the_usual_statistic():
+    values, clusters = [1, 0, 0, 1, 1, 0, 1, -1], list("abcdefgh")
+    expected = scipy.stats.ttest_1samp(values, 0)
+    assert t_test(values, clusters) == pytest.approx(expected.pvalue)
+    assert difference_interval(values, clusters) == pytest.approx(tuple(expected.confidence_interval()))
+    assert permutation_test(values, clusters) == significance.permutation_test([values])
+    assert share_interval([1] * 8 + [0] * 2, list("abcdefghij")) == significance.share_interval(8, 10)
+
+
+def test_clusters_of_one_size_are_their_means():
+    values, clusters = [1, 1, 0, 1, 0, 0, 1, 1], list("aabbccdd")
+    assert t_test(values, clusters) == pytest.approx(scipy.stats.ttest_1samp([1, 0.5, 0, 1], 0).pvalue)
+
+
+def test_a_cluster_s_differences_flip_together():
+    assert permutation_test([1, 1, 1], ["a", "a", "b"]) == 2 / 4  # of ±2 ±1 two are as far from 0 as 3
+    assert permutation_test([1, -1, 1], ["a", "a", "b"]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("values", "clusters", "p"),
+    [([], [], None), ([1, 0, 1], list("aaa"), None), ([0, 0, 0], list("aaa"), None), ([1, 1, 1], list("aab"), None),
+     ([1, 0, 0, 1], list("aabb"), None), ([0, 0, 0], list("aab"), 1.0)],
+)  # fmt: skip
+def test_what_is_undefined_is_none(values, clusters, p):
+    assert t_test(values, clusters) == p
+    assert difference_interval(values, clusters) is None
+    assert share_interval(values, clusters) is (None if values else significance.share_interval(0, 0))
+
+
+def test_limits_stay_in_range_and_swapping_systems_negates_them():
+    low, high = share_interval([1] * 9 + [0], list("aaaaabbbbb"))
+    assert 0 < low < 0.9 < high < 1
+    values, clusters = [1, 1, 1, 0, 0], list("aaabb")
+    low, high = difference_interval(values, clusters)
+    assert (low, high) == (-1.0, 1.0)
+    values, clusters = unequal(7)
+    low, high = difference_interval(values, clusters)
+    negated = [-value for value in values]
+    assert difference_interval(negated, clusters) == (-high, -low)
+    assert t_test(negated, clusters) == t_test(values, clusters)
+
+
+# Simulated questions: personas of unequal sizes, questions asked in pairs
+
+
+BETTER = 0.08  # by so much is the third system right more often
+
+
+def three_systems(dice, personas, questions, spread, share, effect):
+    """Right (1) or wrong of three systems, and the personas; a right answer is a latent number above a threshold.
+
+    Of its variance `effect` is the persona's, so much that half of it is shared is the pair's, and the rest the
+    question's. The first two systems are alike, and of each part they share half; the third is the second with a lower
+    threshold. `spread` is the deviation of personas' sizes over their mean.
+    """
+    pairs = math.ceil(questions / 2)
+    weights = dice.gamma(1 / spread**2, size=personas)
+    owner = np.repeat(np.arange(personas), 1 + dice.multinomial(pairs - personas, weights / weights.sum()))
+
+    def part(variance, *shape):
+        return math.sqrt(variance / 2) * (dice.normal(size=shape) + dice.normal(size=(2, *shape)))
+
+    latent = part(effect, personas)[:, owner, None] + part(0.5 - effect, pairs)[:, :, None] + part(0.5, pairs, 2)
+    first, second = latent.reshape(2, -1)[:, :questions]
+    threshold, lower = scipy.stats.norm.ppf([1 - share, 1 - share - BETTER])
+    right = [first > threshold, second > threshold, second > lower]
+    return np.array(right, dtype=int), np.repeat(owner, 2)[:questions].tolist()
+
+
+def simulate(runs, seed, *design, flips=99):
+    """Shares of runs: the true share is in its interval by question, and in that by persona; the true difference is in
+    its interval; equal systems are told apart by questions' t-test, by personas', by sign flips. And the correlation
+    of a pair.
+    """
+    dice = np.random.default_rng(seed)
+    share, found, pairs = design[3], [], []
+    for _ in range(runs):
+        (first, second, third), personas = three_systems(dice, *design)
+        n, differences = len(first), (second - first).tolist()
+        pairs.append([first[: n // 2 * 2 : 2], first[1::2]])
+        naive = abs(first.mean() - share) <= 1.96 * math.sqrt(share * (1 - share) / n)  # Wilson's interval holds it
+        low, high = share_interval(first.tolist(), personas) or (math.nan, math.nan)
+        least, most = difference_interval((third - first).tolist(), personas) or (math.nan, math.nan)
+        by_question = abs(np.mean(differences)) > 2 * np.std(differences, ddof=1) / math.sqrt(n)
+        by_persona = t_test(differences, personas)
+        flipped = permutation_test(differences, personas, flips)
+        figures = (naive, low <= share <= high, least <= BETTER <= most, by_question)
+        found.append((*figures, by_persona is not None and by_persona < 0.05, flipped <= 0.05))
+    return [*np.mean(found, axis=0), np.corrcoef(np.hstack(pairs))[0, 1]]
+
+
+@pytest.mark.parametrize(
+    "design",
+    [
+        (20, 589, 0.3, 0.45, 0.05),
+        (20, 589, 0.3, 0.26, 0.15),
+        (20, 589, 0.5, 0.7, 0.15),
+        (14, 57, 0.5, 0.4, 0.05),
+    ],
+    ids=["589 questions", "stronger personas", "more unequal personas", "a type of 57 questions"],
+)
+def test_intervals_and_tests_hold_on_questions_like_personamem_s(design):
+    """Single questions don't: their intervals are too narrow, and their t-test finds differences that are not there."""
+    naive, share, difference, by_question, by_persona, flipped, correlation = simulate(1500, 28, *design)
+    assert 0.28 < correlation < 0.42
+    assert 0.935 <= share <= 0.965 and 0.935 <= difference <= 0.965
+    assert by_persona <= 0.06 and flipped <= 0.06
+    assert naive < 0.92 and by_question > 0.065
+
+
+def report(runs):
+    """Print the figures for more designs."""
+    heads = "naive share difference | by_question by_persona flips | pair correlation"
+    print(f"personas questions spread share effect: {heads}")
+    for personas, questions, spread in ((20, 589, 0.3), (20, 589, 0.5), (20, 589, 0.8), (14, 57, 0.5), (8, 57, 0.5)):
+        for share in (0.18, 0.3, 0.45, 0.74, 0.9):
+            for effect in (0.0, 0.05, 0.15, 0.3):
+                design = (personas, questions, spread, share, effect)
+                figures = simulate(runs, 1, *design)
+                print(
+                    *design, ":", *(f"{100 * figure:.1f}" for figure in figures[:-1]), f"{figures[-1]:.2f}", flush=True
+                )
