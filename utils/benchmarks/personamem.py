@@ -249,6 +249,7 @@ def metrics() -> dict[str, Metric]:
 
     ours = replace(accuracy, summarize=summarize, shown=shown, is_share=True)
     official = replace(ours, summarize=summarize_official, compute=official_label, reads="raw")
+    official = replace(official, is_unreadable=lambda entry: False)  # it only says whether the right one was written
     return {"accuracy": ours, "accuracy-official": official}
 
 
