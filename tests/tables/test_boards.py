@@ -259,7 +259,7 @@ def test_the_paper_s_numbers_stand_beside_ours_and_say_whose_they_are(two, table
     assert list(rows)[2:] == [f"{name} (paper)" for name in others]
     assert "- With each mean: the paper's user-based setting, FlanT5-base, and the difference to it." in notes
     [told] = [note for note in notes if note.startswith("- FlanT5-base: fine-tuned on each task's training set. ")]
-    assert "only where its model was trained in the same way" in told and "another model" not in told  # it may be theirs
+    assert "only where its model was trained in the same way" in told and "another model" not in told
     assert notes[-1].startswith("- Wording of the answers' prompts: ")
     assert "judge" not in notes[-1]
 
