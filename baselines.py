@@ -37,7 +37,7 @@ from utils.files.manifest import run_fingerprint, warn_unless_ranked
 from utils.files.outputs import OutputFile, open_outputs
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.driver import Request, describe_requests, fitted_request, generate
-from utils.generation.encoder_decoder import TextModel, choose_answerer, model_settings, open_answerer
+from utils.generation.encoder_decoder import TextModel, check_trained, choose_answerer, model_settings, open_answerer
 from utils.generation.engines import Model, confirm_model, publish_records
 from utils.records.datasets import STEP_NEEDS, select_questions
 from utils.records.responses import collect_responses, count_responses
@@ -109,12 +109,16 @@ def main(argv: list[str] | None = None) -> int:
     if task.history is not None and isinstance(model, TextModel):
         what = f"an encoder-decoder reads plain text, but of {task.name} a prompt is a conversation"
         raise UserError(f"--model_addr {args.model_addr}: {what}\n  give a chat model")
+    asked = {"num_contexts": args.num_contexts if args.rag else 0, "trim_items": args.trim_items}
+    trained = check_trained(args, model, task.name, prompt, **asked)
     settings = {"model": model.identity, "num_contexts": args.num_contexts if args.rag else None}
     settings |= {"best_first": True} if args.best_first else {}
     settings |= {"trim_items": True} if args.trim_items else {}  # earlier runs have no such setting
     settings |= model_settings(model)
     policy = {"choose": args.choose} if args.choose else model.policy.fingerprint()
     fingerprint = run_fingerprint("baselines.py", args, [prompt], policy, **settings)
+    if trained and trained["validation"] == fingerprint["inputs"]:
+        fingerprint["chose_checkpoint"] = True  # no setting, but what merged shards keep, and score files tell
     collect = partial(collect_responses, records)
     output = OutputFile(args.output_addr, fingerprint, keys, collect, args.overwrite, args.retry_failed)
     if args.dry_run:

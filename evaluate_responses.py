@@ -11,7 +11,9 @@ errors, and is counted; a verdict that the judge failed to give is counted, and 
 what has changed since, and nothing else.
 
 LaMP and LongLaMP need no judge: their metrics compare a response with the reference. The file says which they are;
-without --strategy it is the first of accuracy and f1, MAE and RMSE, or rouge-1, rouge-L and meteor:
+without --strategy it is the first of accuracy and f1, MAE and RMSE, or rouge-1, rouge-L and meteor. Labels and ratings
+can also be scored from the raw text by the rule of LaMP's code: accuracy-official, f1-official, MAE-official and
+RMSE-official. The answers of an encoder-decoder are, unless --strategy says otherwise.
 
   python evaluate_responses.py --strategy f1 --inputs_addr LaMP-2_user_dev.json --response_addr bm25.json \\
       --score_addr bm25_f1.json
@@ -46,7 +48,7 @@ from typing import Any
 from prompts import Messages, Prompt, load_prompt
 from utils import cli
 from utils.benchmarks import metric_names, task_of
-from utils.benchmarks.task import Judge, Metric, Record, Scale, Task
+from utils.benchmarks.task import OFFICIAL, Judge, Metric, Record, Scale, Task
 from utils.cli import UserError
 from utils.cli.progress import Progress, announce
 from utils.files.journal import Key
@@ -59,8 +61,8 @@ from utils.generation.engines import batch_invariance, confirm_model, identify_m
 from utils.generation.scoring import split_shared
 from utils.records import judged
 from utils.records.datasets import select_questions
-from utils.records.judged import System, answers_to, are_answered, as_read
-from utils.records.responses import match_responses, origin_of, read_responses, refuse_gaps
+from utils.records.judged import System, answers_to, are_answered
+from utils.records.responses import as_read, default_metric, match_responses, origin_of, read_responses, refuse_gaps
 from utils.records.scores import check_counts_unanswered, score_file
 from utils.records.stream import read_questions
 from utils.scoring.sureness import weigh
@@ -91,10 +93,11 @@ def build_parser() -> cli.FlagParser:
     add("--inputs_addr", required=True, metavar="FILE", help="the dataset")
     add("--strategy", choices=metric_names(),
         help="the metric. LaMP-QA: verdicts on aspects, a level for the whole response, or two systems compared; "
-        "LaMP and LongLaMP: computed from the reference (default: the benchmark's first, aspect for LaMP-QA)")
+        "LaMP and LongLaMP: computed from the reference (default: the benchmark's first, aspect for LaMP-QA; -official "
+        "for an encoder-decoder's labels and ratings)")
     add("--reading", choices=["official"],
-        help="read an answer as PersonaMem's public code does, which knows the right letter: short for --strategy "
-        "accuracy-official (default: as it was read when it was asked for, without that)")
+        help="read all that the model wrote, by the rule of LaMP's or PersonaMem's public code: --reading official "
+        "--strategy f1 is --strategy f1-official (default: the answer as it was read when it was asked for)")
     add("--response_addr", required=True, nargs="+", metavar="FILE",
         help="responses, a file a system; also as LaMP's or PersonaMem's own code writes them")
     add("--score_addr", required=True, nargs="+", metavar="FILE",
@@ -161,10 +164,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def choose_metric(args: Namespace, task: Task) -> Metric:
-    """The metric that is asked for, else the benchmark's first; UserError where flags don't go with it."""
-    args.strategy = args.strategy or next(iter(task.metrics))
+    """The metric that is asked for, else the default one; UserError where flags don't go with it."""
     if args.reading is not None:
-        args.strategy = f"{args.strategy.removesuffix(f'-{args.reading}')}-{args.reading}"
+        args.strategy = (args.strategy or next(iter(task.metrics))).removesuffix(OFFICIAL) + OFFICIAL
+    args.strategy = args.strategy or default_metric(task, args.response_addr)
     if args.strategy not in task.metrics:
         if args.reading is not None:
             raise UserError(f"--reading {args.reading}: {task.name}'s answers are read in one way; leave it out")
@@ -362,7 +365,8 @@ def publish_scores(system: System, task: Task, args: Namespace, device: str | No
         "answers": [origin_of(address) for address in system.response_addrs],
     }
     system.output.publish(vars(args), device, **figures)
-    print(describe_scores(task, system.output.path, scores, figures["tokens"]))
+    chose = any("chose_checkpoint" in (origin or {}) for origin in figures["answers"])
+    print(describe_scores(task, system.output.path, scores, figures["tokens"], chose))
 
 
 if __name__ == "__main__":

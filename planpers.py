@@ -29,6 +29,7 @@ from utils.files.outputs import OutputFile, Pieces, open_outputs
 from utils.generation import engines
 from utils.generation.chat import PAPER_LENGTH, Fitted, choose_length, open_local_chat
 from utils.generation.driver import Policy, Request, Stage, describe_requests, fitted_request, generate
+from utils.generation.encoder_decoder import check_trained
 from utils.generation.engines import Model, VLLMEngine, publish_records
 from utils.models.hub import adapter_base, model_fingerprint
 from utils.parsing import plans as parsing
@@ -125,6 +126,7 @@ def main(argv: list[str] | None = None) -> int:
     given = given_plans(args, run, keys)
     planner = choose_planner(args, lead_in) if args.planner_model else None
     generator = engines.choose_generator(args, task.output.schema)
+    check_trained(args, generator, task.name, prompts["planpers"], num_contexts=args.num_contexts)
     plan_settings, settings = fingerprints(args, run, planner, generator)
     retry_plans = args.retry_failed and planner is not None
     collect = partial(collect_responses, records)

@@ -5,9 +5,10 @@
       --inputs_addr LaMP-3_user_test.json LaMP-4_user_test.json --response_addr lamp3.json lamp4.json
 
 One file a task, and of LaMP, where all seven tasks are given, the zip of them too. The first response to each question
-is exported. A question without an answer gets an empty one, for ids have to be whole, and is counted. A dataset's own
-answers are never read, so a test set whose answers are withheld is as good as any; but PersonaMem's file, the result
-table that its public code writes, has each question's right letter and score.
+is exported: as it was read, but an encoder-decoder's label or rating as it was written, for LaMP's rule is for that. A
+question without an answer gets an empty one, for ids have to be whole, and is counted. A dataset's own answers are
+never read, so a test set whose answers are withheld is as good as any; but PersonaMem's file, the result table that its
+public code writes, has each question's right letter and score.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from utils.benchmarks import task_of, tasks
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
-from utils.records.responses import match_responses, read_responses
+from utils.records.responses import as_read, default_metric, match_responses, read_responses
 from utils.records.stream import read_questions
 
 SCRIPT = "utils/export_predictions.py"
@@ -73,7 +74,8 @@ def export(inputs_addr: str, response_addr: str) -> tuple[str, str, str]:
     task = task_of(inputs_addr, records)
     if task.export is None:
         raise UserError(f"{inputs_addr}: {task.name} has no file for answers but the responses themselves")
-    responses = read_responses(response_addr, task)
+    metric = task.metrics[default_metric(task, [response_addr])]
+    responses = as_read(read_responses(response_addr, task), metric.reads)
     ids = [record["id"] for record in records]
     match_responses(records, responses, response_addr, ids, allow_partial=True)
     if lacking := [question_id for question_id in ids if question_id not in responses]:

@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 import argparse
 
 from utils import cli
+from utils.benchmarks.task import OFFICIAL
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
@@ -60,7 +61,8 @@ def main(argv: list[str] | None = None) -> int:
         refuse_without_baseline("--intervals")
     paper = None
     if args.paper is not None:
-        shown = {board.title: board.name_of(board.task.name) for board in boards}  # its name is its only group's, too
+        # A task's name is its only group's, too. The paper's numbers are by its own rule, so they stand with that.
+        shown = {board.title.removesuffix(OFFICIAL): board.name_of(board.task.name) for board in boards}
         shown = shown if boards[0].task.benchmark else None
         paper = read_paper(boards[0].task, args.paper, args.paper_table, names, shown)
     judged = correct(boards, args.human_addr or [])

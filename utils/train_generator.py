@@ -173,17 +173,17 @@ def learn(
     from utils.generator.trainer import train
     from utils.training.recorder import Selection
 
-    name, metric = next(iter(task.metrics.items()))
+    name = chosen_by(args, task)
     selection = Selection(
         figure="eval_score",
         name="best_score",
-        higher_is_better=not metric.lower_is_better,
+        higher_is_better=not task.metrics[name].lower_is_better,
         describe=lambda metrics: f"validation {name} {metrics['eval_score']:.4f}",
         patience=args.patience,
         keeps_all=False,
     )
     manifest = describe_run(vars(args), fingerprint, None)
-    score = partial(score_texts, task, [example.record for example in validation])
+    score = partial(score_texts, task, name, [example.record for example in validation])
     source = pinned_source(args.model_addr, args.cache_dir)
     with skipping_absent_hub(args.model_addr):
         figures = train(args, source, model.chat, examples, validation, manifest, run, score, selection)
@@ -251,7 +251,7 @@ def make_fingerprint(args: argparse.Namespace, task: Task, prompt: Prompt, model
     return {
         "script": SCRIPT,
         "task": task.name,
-        "metric": next(iter(task.metrics)),
+        "metric": chosen_by(args, task),
         "model": model.identity,
         "inputs": file_hash(args.inputs_addr),
         "validation": args.validation_addr and file_hash(args.validation_addr),
@@ -270,12 +270,18 @@ def plan_steps(args: argparse.Namespace, num_examples: int) -> None:
     args.warmup_steps = math.ceil(WARMUP * args.max_steps)
 
 
-def score_texts(task: Task, records: list[Record], texts: dict[str, tuple[str, bool]]) -> float:
-    """The task's first metric of texts by question, each with whether it was cut, as evaluate_responses.py has it."""
-    metric = next(iter(task.metrics.values()))
+def chosen_by(args: argparse.Namespace, task: Task) -> str:
+    """The metric that chooses the best checkpoint: the task's first, of an encoder-decoder by LaMP's rule."""
+    return task.metric_names(official=args.lora_rank is None)[0]
+
+
+def score_texts(task: Task, name: str, records: list[Record], texts: dict[str, tuple[str, bool]]) -> float:
+    """A metric of texts by question, each with whether it was cut, as evaluate_responses.py has it."""
+    metric = task.metrics[name]
     entries = []
     for record in records:
-        answer = task.output.parse(*texts[record["id"]]).value
+        text, is_cut = texts[record["id"]]
+        answer = (text or None) if metric.reads == "raw" else task.output.parse(text, is_cut).value
         verdict = no_answer([False]) if answer is None else {"value": metric.compute(record, answer)}
         entries.append({"id": record["id"], **task.place(record), **metric.entry(record, [verdict])})
     return metric.summarize(entries)["score"]

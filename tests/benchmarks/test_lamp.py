@@ -13,7 +13,7 @@ import nltk.data
 import pytest
 import web_server
 from api_server import Reply, serve
-from lamp_samples import CONFIGS, DATA, LAMP, read_sample
+from lamp_samples import CONFIGS, DATA, LAMP, lamp_scores, read_sample
 from nltk_data import write_nltk_data
 
 import baselines
@@ -325,9 +325,8 @@ def test_from_its_own_files_to_the_table(name, run, published, tmp_path, capsys)
         assert f"{scores}: score 0." in capsys.readouterr().out or name == "LaMP-3"
         found = json.loads(scores.read_text())
         assert (found["task"], found["strategy"], found["num_questions"]) == (name, metric, 6)
-        assert found["num_unanswered"] == [
-            answer[0]["output"] for answer in json.loads(answers.read_text()).values()
-        ].count(None)
+        read = [answer[0]["output"] for answer in json.loads(answers.read_text()).values()]
+        assert found["num_unanswered"] == (0 if metric.endswith("-official") else read.count(None))
         assert "judge" not in read_manifest(scores)["fingerprint"]
         run(evaluate_responses, *evaluate)
         assert "already finished, left alone" in capsys.readouterr().out
@@ -370,6 +369,51 @@ def test_what_the_answers_are_read_as(run, tmp_path, capsys):
     judge = ["--inputs_addr", tmp_path / "LaMP-2.json", "--response_addr", tmp_path / "LaMP-2-answers.json"]
     run(evaluate_responses, "--strategy", "f1", *judge, "--score_addr", tmp_path / "f1.json")
     assert json.loads((tmp_path / "f1.json").read_text())["score"] == pytest.approx(4 / 15)
+
+
+# Right answers with what a model writes: by one rule, by both or by none it is the label, or how far from the rating.
+WRITTEN = {
+    "LaMP-1": {"[1]": ["[1]", "[1].", "1", "[3]"], "[2]": [" [2]\n", "The answer is [2]."]},
+    "LaMP-2": {
+        "comedy": ["Comedy", "comedy "],
+        "sci-fi": ["sci fi"],
+        "action": ["[1]"],
+        "romance": ["romance", "none"],
+    },
+    "LaMP-3": {"4": ["4.5", "4 stars"], "1": ["6"], "3": ["0", "[1]"], "3.0": [" 3 "]},
+}
+UNREADABLE = {"LaMP-1": 4, "LaMP-2": 4, "LaMP-3": 2}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_labels_and_ratings_by_lamp_s_rule_from_the_raw_text(name, run, tmp_path, capsys):
+    """The numbers of LaMP's code, which differ from those of what was read when it was asked for."""
+    golds, texts = zip(*((gold, text) for gold, its in WRITTEN[name].items() for text in its), strict=True)
+    records = [{**record, "target": gold} for record, gold in zip(read_sample(name), golds, strict=True)]
+    run.answers = {record["question"].strip(): text for record, text in zip(records, texts, strict=True)}
+    dataset, answers = save(records, tmp_path / "dev.json"), tmp_path / "answers.json"
+    run(baselines, *run.api, "--inputs_addr", dataset, "--output_addr", answers)
+    files = []
+    for metric, score in lamp_scores(name, golds, texts).items():
+        scored = {}
+        for more in ([], ["--reading", "official"]):
+            scores = tmp_path / f"{metric}{len(more)}.json"
+            capsys.readouterr()
+            judge = ["--inputs_addr", dataset, "--response_addr", answers, "--score_addr", scores]
+            run(evaluate_responses, "--strategy", metric, *judge, *more)
+            files.append(scores)
+            scored[len(more)] = json.loads(scores.read_text())
+        assert scored[2]["strategy"] == f"{metric}-official" and scored[2]["num_unanswered"] == 0
+        assert scored[2]["score"] == pytest.approx(score, abs=1e-9)
+        assert abs(scored[0]["score"] - score) > 0.01  # they are told apart here
+        worst = "as the rating that is farthest off" if name == "LaMP-3" else "0"
+        line = f"score {score:.4f} over 6 questions; {UNREADABLE[name]} answers unreadable, counted {worst}\n"
+        assert line in capsys.readouterr().out
+    run(make_table, "--system", "No personalization", *files, "--paper", "FlanT5-base", "--paper_table", "user")
+    table = capsys.readouterr().out
+    assert f"No personalization: {UNREADABLE[name]} unreadable answers, which count {worst}." in table
+    row = next(line for line in table.splitlines() if line.startswith("| No personalization"))
+    assert ["(0." in cell for cell in row.split("|")[2:5]] == [False, False, True]  # the paper's, by its own rule
 
 
 def test_a_response_file_of_the_users_own_is_scored_by_lamp_s_rule(run, tmp_path):

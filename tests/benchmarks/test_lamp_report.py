@@ -36,7 +36,7 @@ def made(tmp_path_factory):
                 {record["id"]: [{"output": output}] for record, output in pairs}, folder / f"{system}_{name}.json"
             )
             systems[system].append(str(path))
-            for metric in tasks()[name].metrics:
+            for metric in tasks()[name].metric_names(official=False):
                 scores = str(folder / f"{system}_{name}_{metric}.json")
                 flags = ["--strategy", metric, "--inputs_addr", str(dataset), "--response_addr", str(path)]
                 evaluate_responses.main([*flags, "--score_addr", scores])

@@ -111,6 +111,10 @@ def test_labels_are_scikit_learns(name):
     found = [numbers.get(response.strip(), -1) for _, response in pairs]
     assert found.count(-1) > 50
     metrics = tasks()[name].metrics
+    for official in ("accuracy-official", "f1-official"):  # told apart by what they read alone
+        head, _ = summary(metrics[official], pairs)
+        assert head == summary(metrics[official.removesuffix("-official")], pairs)[0] | {"strategy": official}
+        assert metrics[official].reads == "raw"
     accuracy = summary(metrics["accuracy"], pairs)[0]
     assert accuracy["score"] == pytest.approx(accuracy_score(expected, found), abs=1e-9)
     f1, entries = summary(metrics["f1"], pairs)

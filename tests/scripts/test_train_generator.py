@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,13 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from lamp_samples import CONFIGS, LAMP, read_sample
+from lamp_samples import CONFIGS, LAMP, lamp_scores, read_sample
 from tiny_chat import save_tiny_chat
 from tiny_t5 import DATA, save_tiny_t5
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+import baselines
+import evaluate_responses
+import planpers
 from prompts import load_prompt
-from utils import download_datasets, train_generator
+from utils import download_datasets, export_predictions, train_generator
 from utils.benchmarks import tasks
 from utils.cli import UserError
 from utils.files.json_files import read_json
@@ -327,11 +331,11 @@ def test_from_training_to_the_table(data, warm, tmp_path):
     rows = []
     for title, more in {
         "No personalization": {"num_contexts": 0},
-        "IPA, tuned": {"trim_items": None},
+        "IPA, k = 2": {"trim_items": None},
         "FiD, k = 16": {"fusion": "decoder", "num_contexts": 16},
     }.items():
         scores = []
-        for name, metrics in (("LaMP-3", ("MAE", "RMSE")), ("LaMP-4", ("rouge-1", "rouge-L"))):
+        for name, metrics in (("LaMP-3", (None, "RMSE-official")), ("LaMP-4", (None, "rouge-L"))):
             folder = tmp_path / f"{title} {name}"
             own = {key: value for key, value in more.items() if value is not None}
             flags = flags_of(data, folder, name, **own)
@@ -344,27 +348,70 @@ def test_from_training_to_the_table(data, warm, tmp_path):
             answer(warm, "--model_addr", folder / "best", *rag, "--inputs_addr", inputs, "--output_addr", answers)
             for metric in metrics:
                 scored = tmp_path / f"{title} {name} {metric}.json"
-                words = [
-                    "--strategy",
-                    metric,
-                    "--inputs_addr",
-                    inputs,
-                    "--response_addr",
-                    answers,
-                    "--score_addr",
-                    scored,
-                ]
-                run = warm.run("evaluate_responses.py", words)
+                words = ["--inputs_addr", inputs, "--response_addr", answers, "--score_addr", scored]
+                run = warm.run("evaluate_responses.py", [*words, *(["--strategy", metric] if metric else [])])
                 assert run.returncode == 0, run.errors
+                assert "; optimistic: these questions chose the generator's checkpoint" in run.printed
                 scores.append(scored)
             best = (max if name == "LaMP-4" else min)(figures_of(folder, "eval_score"))
             assert read_json(scores[-2])["score"] == pytest.approx(best)
+            assert read_json(scores[-2])["strategy"] == {"LaMP-3": "MAE-official", "LaMP-4": "rouge-1"}[name]
         rows += ["--system", title, *scores]
     run = warm.run("utils/make_table.py", ["--paper", "FlanT5-base", "--paper_table", "user", *rows])
     assert run.returncode == 0, run.errors
-    for title in ("No personalization", "IPA, tuned", "FiD, k = 16"):
+    for title in ("No personalization", "IPA, k = 2", "FiD, k = 16", r"IPA, tuned \(paper\)"):
         assert re.search(rf"^\| {title} \|", run.printed, re.M)
+    assert "LaMP-3: FiD, k = 16: optimistic, for these questions chose its generator's checkpoint.\n" in run.printed
+    assert "another model" not in run.printed
     assert ".275" in run.printed and ".180" in run.printed  # the paper's MAE without a profile, and ROUGE-1 of FiD
+
+
+def test_an_encoder_decoder_is_scored_and_exported_by_lamp_s_rule(data, tmp_path, monkeypatch, capsys):
+    """Whatever beams write, through the real commands: what counts is what stands in the raw text."""
+    texts = ["4.5", "6", "4 stars", " 3", "[1]", ""]
+    records = read_sample("LaMP-3")
+    by_question = {record["question"]: text for record, text in zip(records, texts, strict=True)}
+
+    def write_texts(model, tokenizer, prompts, *others):
+        asked = [tokenizer.decode(list(prompt), skip_special_tokens=True) for prompt in prompts]
+        found = [text for prompt in asked for question, text in by_question.items() if question in prompt]
+        return [(tokenizer.encode(text, add_special_tokens=False), False) for text in found]
+
+    monkeypatch.setattr("utils.generation.beams.write", write_texts)
+    inputs, answers, scores = data / "LaMP-3_dev.json", tmp_path / "answers.json", tmp_path / "scores.json"
+    files = ["--inputs_addr", str(inputs), "--response_addr", str(answers)]
+    baselines.main(["--model_addr", str(data / "t5"), *files[:2], "--output_addr", str(answers)])
+    written = [outputs[0]["raw"] for outputs in read_json(answers).values()]
+    assert [text.strip() for text in written] == [text.strip() for text in texts]
+    golds = [record["target"] for record in records]
+    expected = lamp_scores("LaMP-3", golds, texts)
+    capsys.readouterr()
+    evaluate_responses.main([*files, "--score_addr", str(scores)])
+    assert read_json(scores)["strategy"] == "MAE-official"
+    assert read_json(scores)["score"] == pytest.approx(expected["MAE"], abs=1e-9)
+    printed = capsys.readouterr().out
+    assert "1 of them without an answer, counted as the rating" in printed and "; 2 answers unreadable, " in printed
+    assert "optimistic" not in printed
+    # By which rule checkpoints are chosen, and that it is this one.
+    flags = flags_of(data, tmp_path, "LaMP-3")
+    parse = train_generator.build_parser().parse_args
+    more = {None: [], 8: ["--lora_rank", "8"]}
+    by_rule = {rank: train_generator.chosen_by(parse([*flags, *its]), tasks()["LaMP-3"]) for rank, its in more.items()}
+    assert by_rule == {None: "MAE-official", 8: "MAE"}
+    by_id = {record["id"]: (text, False) for record, text in zip(records, texts, strict=True)}
+    chosen = train_generator.score_texts(tasks()["LaMP-3"], by_rule[None], records, by_id)
+    assert chosen == pytest.approx(expected["MAE"], abs=1e-9)
+    # The export is what was written, so that LaMP's scorer finds the same.
+    export_predictions.main([*files, "--output_dir", str(tmp_path / "export")])
+    exported = [gold["output"] for gold in read_json(tmp_path / "export/LaMP_3.json")["golds"]]
+    assert exported == written and lamp_scores("LaMP-3", golds, exported) == expected
+    # Beside answers that were made in another way no rule is the default.
+    others = tmp_path / "others.json"
+    others.write_text(json.dumps({record["id"]: [{"output": "3"}] for record in records}))
+    both = [*files, str(others), "--score_addr", str(tmp_path / "a.json"), str(tmp_path / "b.json")]
+    with pytest.raises(UserError, match="are by an encoder-decoder, which is scored by MAE-official, and some are not"):
+        evaluate_responses.main(both)
+    assert evaluate_responses.main([*both, "--strategy", "MAE"]) == 0
 
 
 # A chat model, of which an adapter is learnt
@@ -496,3 +543,36 @@ def test_other_inputs_than_it_has_learnt_from_are_said(uninterrupted, data, warm
     words = ["--inputs_addr", data / "LaMP-4_dev.json", "--output_addr", tmp_path / "a.json", "--limit", "1"]
     printed = answer(warm, "--model_addr", uninterrupted / "best", "--rag", "--num_contexts", 1, *words)
     assert "was trained with num_contexts 2, here it is 1" in printed
+
+
+@pytest.mark.parametrize("name", ["LaMP-3", "LongLaMP-topic"])
+def test_another_task_is_refused(name, uninterrupted, adapter, data, tmp_path):
+    """Of encoder-decoders and of adapters, which vLLM would serve."""
+    files = ["--inputs_addr", str(data / f"{name}_dev.json"), "--output_addr", str(tmp_path / "a.json")]
+    for model, task in ((uninterrupted, "LaMP-4"), (adapter[0], "LaMP-3")):
+        if task != name:
+            refused = rf"best: was fine-tuned on {task}\n  .*{name}_dev\.json is of {name}: give a generator of that"
+            with pytest.raises(UserError, match=refused):
+                baselines.main(["--model_addr", str(model / "best"), *files])
+    plans = tmp_path / "plans.json"
+    plans.write_text(json.dumps({record["id"]: [{"aspects": ["a"]}] for record in read_sample("LongLaMP-topic")}))
+    files = ["--inputs_addr", str(data / "LongLaMP-topic_dev.json"), "--plans_addr", str(plans), *files[2:]]
+    with pytest.raises(UserError, match="best: was fine-tuned on LaMP-3"):
+        planpers.main(["--model_addr", str(adapter[0] / "best"), *files])
+    assert not (tmp_path / "a.json").exists()
+
+
+def test_other_prompts_are_said_and_stand_in_the_card(uninterrupted, data, warm, tmp_path):
+    shutil.copytree(ROOT / "prompts/lamp", tmp_path / "words")
+    (tmp_path / "words/headline.txt").write_text((ROOT / "prompts/lamp/headline.txt").read_text() + "\n")
+    words = ["--inputs_addr", data / "LaMP-4_train.json", "--limit", "1", "--rag", "--num_contexts", 2]
+    own = ["--prompts_dir", tmp_path / "words"]
+    told = "was trained with another prompt than this headline"
+    asked = ["--model_addr", uninterrupted / "best", *words, "--output_addr"]
+    assert told in answer(warm, *asked, tmp_path / "a.json", *own)
+    assert told not in answer(warm, *asked, tmp_path / "b.json")
+    learn(warm, flags_of(data, tmp_path / "generator", validation=None, epochs=1), *own)
+    cards = [(folder / "README.md").read_text() for folder in (tmp_path / "generator", uninterrupted)]
+    assert [" --prompts_dir $PROMPTS\n```" in card for card in cards] == [True, False]
+    assert "`$PROMPTS` is the folder of the prompts" in cards[0] and "None: nothing was evaluated yet." in cards[0]
+    assert "so its own is optimistic" in cards[1] and "optimistic" not in cards[0]

@@ -48,15 +48,16 @@ SERVER = "https://ciir.cs.umass.edu/downloads/LaMP"
 FOLDERS = {f"LaMP-{number}": f"LaMP_{number}" for number in range(1, 8)} | {"LaMP-2": "LaMP_2/new"}
 LICENSED = ("LaMP-6",)
 SPLITS = ("train", "dev", "test")
-# Questions of the user-based splits in the paper, as it was remembered: not verified.
+# Questions of the time-based splits in the paper, as it was remembered: not verified. Of the user-based ones none are
+# known.
 QUESTIONS = {
-    "LaMP_1": (6542, 1500, 1500),
-    "LaMP_2/new": (5073, 1410, 1557),
-    "LaMP_3": (20000, 2500, 2500),
-    "LaMP_4": (12500, 1500, 1800),
-    "LaMP_5": (14682, 1500, 1500),
-    "LaMP_6": (4821, 1250, 1250),
-    "LaMP_7": (13437, 1498, 1500),
+    "time/LaMP_1": (6542, 1500, 1500),
+    "time/LaMP_2/new": (5073, 1410, 1557),
+    "time/LaMP_3": (20000, 2500, 2500),
+    "time/LaMP_4": (12500, 1500, 1800),
+    "time/LaMP_5": (14682, 1500, 1500),
+    "time/LaMP_6": (4821, 1250, 1250),
+    "time/LaMP_7": (13437, 1498, 1500),
 }
 
 # A title may hold quotes, so the candidates are found by the template's numbers.

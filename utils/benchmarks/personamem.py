@@ -266,6 +266,7 @@ def metrics() -> dict[str, Metric]:
     accuracy = replace(accuracy, needs=(*accuracy.needs, PERSONA), shown=shown, is_share=True)
     ours = replace(accuracy, summarize=summarize, over_outputs=over_orders)
     official = replace(accuracy, summarize=summarize_official, compute=official_label, reads="raw")
+    official = replace(official, is_unreadable=lambda entry: False)  # it only says whether the right one was written
     return {"accuracy": ours, "accuracy-official": official}
 
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from utils.benchmarks.checks import is_unicode
-from utils.benchmarks.task import Metric, Record
+from utils.benchmarks.task import OFFICIAL, Metric, Record
 from utils.cli import UserError
 from utils.cli.errors import kind, quote
 from utils.scoring import references
@@ -51,25 +51,36 @@ def long_text_metrics() -> dict[str, Metric]:
 
 
 def label_metrics(labels: Sequence[str]) -> dict[str, Metric]:
-    """Of labels: accuracy, and the macro F1 over all of them."""
+    """Of labels: accuracy, and the macro F1 over all of them; both also from all that a model wrote."""
 
     def compute(record: Record, response: str) -> str:
         return references.read_label(response, labels)
 
-    make = partial(_metric, compute=compute, details=_label_details, score=_score_label)
-    return {"accuracy": make("accuracy"), "f1": make("f1", pooled=macro_f1(labels))}
+    make = partial(_metric, compute=compute, details=_label_details, score=_score_label, unreadable=("label", ""))
+    return _with_official(make, {"accuracy": None, "f1": macro_f1(labels)})
 
 
 def rating_metrics() -> dict[str, Metric]:
-    """Of ratings: the mean error, and the root of the mean squared error; a question's score is its error."""
+    """Of ratings: the mean error, and the root of the mean squared error; a question's score is its error.
+
+    Both also from all that a model wrote.
+    """
 
     def compute(record: Record, response: str) -> float | str:
         rating = references.read_rating(response)
         return "unreadable" if rating is None else rating  # None would be no verdict
 
     errors = {"lower_is_better": True, "worst": "as the rating that is farthest off"}
-    make = partial(_metric, compute=compute, details=_rating_details, score=_score_rating, **errors)
-    return {"MAE": make("MAE"), "RMSE": make("RMSE", pooled=ROOT_MEAN_SQUARE)}
+    unreadable = ("rating", None)
+    make = partial(_metric, compute=compute, details=_rating_details, score=_score_rating, unreadable=unreadable)
+    return _with_official(partial(make, **errors), {"MAE": None, "RMSE": ROOT_MEAN_SQUARE})
+
+
+def _with_official(make: Callable[..., Metric], kinds: dict[str, Pooled | None]) -> dict[str, Metric]:
+    """Metrics by name, each with how it is pooled, and the same by the public rule."""
+    metrics = {name: make(name, pooled=pooled) for name, pooled in kinds.items()}
+    official = {name + OFFICIAL: make(name + OFFICIAL, pooled=pooled, reads="raw") for name, pooled in kinds.items()}
+    return metrics | official
 
 
 def _text_metric(name: str, score: Callable[[str, str], float]) -> Metric:
@@ -85,6 +96,7 @@ def _metric(
     details: Callable[[Record, Any], dict[str, Any]],
     score: Callable[[dict[str, Any]], float],
     pooled: Pooled | None = None,
+    unreadable: tuple[str, Any] | None = None,
     **others: Any,
 ) -> Metric:
     """A metric of one number a response.
@@ -92,6 +104,7 @@ def _metric(
     Args:
         details: from the record and what `compute` found, None where there is no answer: what the score hangs on.
         score: from these details to the number; KeyError, TypeError or ValueError where they are no such details.
+        unreadable: the field of the details, and the value that it has where an answer could not be read.
     """
 
     def entry(record: Record, verdicts: list[Verdict]) -> Entry:
@@ -115,7 +128,11 @@ def _metric(
         head = {"strategy": name, **summarize_scores(entries)}
         return head if pooled is None else head | dict.fromkeys(POOLED, pooled.score(list(map(pooled.value, entries))))
 
-    return Metric(("target",), _shown, entry, summarize, score_of, compute=compute, pooled=pooled, **others)
+    def is_unreadable(entry: Entry) -> bool:
+        return unreadable is not None and entry["answered"] and unreadable in entry["details"][0].items()
+
+    fixed = {"compute": compute, "pooled": pooled, "is_unreadable": is_unreadable}
+    return Metric(("target",), _shown, entry, summarize, score_of, **fixed, **others)
 
 
 def _shown(record: Record) -> list[Any]:

@@ -15,6 +15,8 @@ from utils.scoring.pooled import Pooled
 from utils.scoring.sureness import average, summarize_drawn, summarize_weighed
 from utils.scoring.verdicts import Verdict
 
+OFFICIAL = "-official"  # how metrics are called that read all that a model wrote, by the public code's rule
+
 Parser = Callable[[str, bool], Parsed]  # a model's text, and whether it was cut at max_tokens
 
 
@@ -126,6 +128,8 @@ class Metric:
     lower_is_better: bool = False  # scores are errors, 0 and up
     is_share: bool = False  # a score is 0 or 1, and their mean a share: its interval is `clusters.share_interval`
     worst: str = "0"  # what an answer that is missing counts, in words
+    # Of an entry: there is an answer, but it could not be read, so it counts as a missing one.
+    is_unreadable: Callable[[dict[str, Any]], bool] = lambda entry: False
 
     def keys(self, record: Record) -> list[tuple[str | int, ...]]:
         """Of a question's verdicts: (question id, number of the verdict), behind the first draw with its number."""
@@ -272,6 +276,13 @@ class Task:
         """The task whose metric `name` has its verdicts as --verdicts and --num_verdicts say."""
         metric = replace(self.metrics[name], draws=num_verdicts, weighed=verdicts == "probability")
         return replace(self, metrics={**self.metrics, name: metric})
+
+    def metric_names(self, official: bool) -> list[str]:
+        """The metrics of the answers as they were read at asking, or those by the public code's rule from the raw text.
+
+        Where there are none by that rule, all of them.
+        """
+        return [name for name in self.metrics if name.endswith(OFFICIAL) is official] or list(self.metrics)
 
     def scored_by(self, metric: str) -> str:
         """What a column is called of a table over several tasks."""

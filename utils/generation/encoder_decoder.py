@@ -87,7 +87,6 @@ def choose_answerer(args: Namespace, schema: dict[str, Any] | str, length: int |
         return choose_generator(args, schema, length)
     refuse_flags(args)
     trained = trained_settings(args.model_addr, args.cache_dir)
-    warn_of_other_inputs(args, trained)
     chat = PlainText(args.model_addr, args.cache_dir)
     written = min(args.max_tokens, trained.get("max_target_length", args.max_tokens))
     wanted = trained.get("max_input_length", INPUT_TOKENS) + written
@@ -122,14 +121,31 @@ def trained_settings(model_addr: str, cache_dir: str | None) -> dict[str, Any]:
     return fingerprint if fingerprint.get("script") == "utils/train_generator.py" else {}
 
 
-def warn_of_other_inputs(args: Namespace, trained: dict[str, Any]) -> None:
-    """Say where a model is asked with other inputs than it has learnt from."""
-    asked = {"num_contexts": args.num_contexts if args.rag else 0, "trim_items": args.trim_items}
+def check_trained(args: Namespace, model: Model, task: str, prompt: Prompt, **asked: Any) -> dict[str, Any]:
+    """The `trained_settings` of a fine-tuned generator, empty for any other model; notes where it is asked otherwise.
+
+    Args:
+        asked: how it is asked now, by the names in `trained_settings`.
+
+    Raises:
+        UserError: it was trained on another task.
+    """
+    if args.openai or not (isinstance(model, TextModel) or adapter_base(model.addr)):
+        return {}
+    trained = trained_settings(args.model_addr, args.cache_dir)
+    if trained.get("task", task) != task:
+        raise UserError(
+            f"--model_addr {args.model_addr}: was fine-tuned on {trained['task']}\n"
+            f"  {args.inputs_addr} is of {task}: give a generator of that, or the base model"
+        )
     for name, value in asked.items():
         if name in trained and trained[name] != value:
             print(
                 f"note: {args.model_addr} was trained with {name} {trained[name]}, here it is {value}", file=sys.stderr
             )
+    if trained.get("prompt", {prompt.name: prompt.digest}) != {prompt.name: prompt.digest}:
+        print(f"note: {args.model_addr} was trained with another prompt than this {prompt.name}", file=sys.stderr)
+    return trained
 
 
 def open_answerer(args: Namespace, model: Model, outputs: int) -> Engine:

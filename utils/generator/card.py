@@ -23,7 +23,9 @@ def make_card(generator: str, manifest: dict[str, Any], log: list[dict[str, Any]
         base_model=None if is_folder(model) else model, library_name="transformers", tags=["personalization"]
     )
     rag = f" --rag --num_contexts {fingerprint['num_contexts']}" if fingerprint["num_contexts"] else ""
-    trim = " --trim_items" if fingerprint["trim_items"] else ""
+    flags = rag + (" --trim_items" if fingerprint["trim_items"] else "")
+    flags += " --prompts_dir $PROMPTS" if arguments["prompts_dir"] else ""
+    prompts = " `$PROMPTS` is the folder of the prompts that it was trained with." if arguments["prompts_dir"] else ""
     scores = [f"| {entry['step']} | {entry['eval_score']:.4f} |" for entry in log if "eval_score" in entry]
     table = [f"| step | {metric} |", "|---|---|", *scores] if scores else ["None: nothing was evaluated yet."]
     parts = [
@@ -31,13 +33,14 @@ def make_card(generator: str, manifest: dict[str, Any], log: list[dict[str, Any]
         f"# A generator for {fingerprint['task']}",
         f"{base} ({code(fingerprint['model'])}), fine-tuned on questions with the profiles of those who asked them.",
         "## How to use it",
-        "With the code that trained it, from its root. `$GENERATOR` is the folder of this file.",
+        f"With the code that trained it, from its root. `$GENERATOR` is the folder of this file.{prompts}",
         f"```shell\npython baselines.py --model_addr $GENERATOR{generator and '/' + generator} "
-        f"--inputs_addr dev_ranked.json --output_addr answers.json{rag}{trim}\n```",
+        f"--inputs_addr dev_ranked.json --output_addr answers.json{flags}\n```",
         "## How it was trained",
         f"Up to step {manifest['step']}, with utils/train_generator.py on {manifest['device']}.",
         "\n".join(f"- {name}: {code(fingerprint[name])}" for name in SETTINGS if fingerprint.get(name) is not None),
         "## Scores on the validation data",
         "\n".join(table),
+        *(["The best checkpoint is chosen by these scores, so its own is optimistic."] if scores else []),
     ]
     return "\n\n".join(parts) + "\n"

@@ -40,17 +40,6 @@ class System:
     pending: set[Key]  # verdicts still to be asked for
 
 
-def as_read(responses: dict[str, list[dict[str, Any]]], field: str) -> dict[str, list[dict[str, Any]]]:
-    """Responses whose `output` is what a metric reads of them; where they have no such text, as it is."""
-    if field == "output":
-        return responses
-
-    def read(one: dict[str, Any]) -> dict[str, Any]:
-        return {**one, "output": one[field]} if isinstance(one.get(field), str) else one
-
-    return {key: list(map(read, its)) for key, its in responses.items()}
-
-
 def answers_to(responses: list[dict[str, list[dict[str, Any]]]], question_id: str) -> list[str | None]:
     """What each of the response files has for a question: its first response, which is the one that is judged."""
     return [one[question_id][0]["output"] for one in responses]

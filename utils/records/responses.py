@@ -161,6 +161,37 @@ def refuse_gaps(path: str | Path) -> None:
         )
 
 
+def is_by_encoder_decoder(path: str | Path) -> bool:
+    """Were these answers made as LaMP's own are, by beam search? By the manifest beside them; False where not known."""
+    return "num_beams" in (manifest_of(path) or {"fingerprint": {}})["fingerprint"]
+
+
+def default_metric(task: Task, paths: Iterable[str]) -> str:
+    """The metric of responses, by their paths: the first one, of an encoder-decoder the first by the public rule.
+
+    UserError where they are of both kinds, and so by no one rule.
+    """
+    ours, official = (task.metric_names(is_official)[0] for is_official in (False, True))
+    found = {official if is_by_encoder_decoder(path) else ours for path in paths} if ours != official else {ours}
+    if len(found) > 1:
+        raise UserError(
+            f"--response_addr: some are by an encoder-decoder, which is scored by {official}, and some are not\n"
+            f"  score each kind alone, or name a --strategy for all: {ours} or {official}"
+        )
+    return found.pop()
+
+
+def as_read(responses: dict[str, list[dict[str, Any]]], field: str) -> dict[str, list[dict[str, Any]]]:
+    """Responses whose `output` is what a metric reads of them; where they have no such text, as it is."""
+    if field == "output":
+        return responses
+
+    def read(one: dict[str, Any]) -> dict[str, Any]:
+        return {**one, "output": one[field]} if isinstance(one.get(field), str) else one
+
+    return {key: list(map(read, its)) for key, its in responses.items()}
+
+
 def origin_of(path: str) -> dict[str, Any] | None:
     """How the responses in a file were asked for, by the manifest beside it; None where that is not known."""
     manifest = manifest_of(path)
@@ -170,4 +201,5 @@ def origin_of(path: str) -> dict[str, Any] | None:
     prompts = {**fingerprint.get("plan_prompt", {}), **fingerprint.get("prompt", {})}
     if "choose" in fingerprint:
         return {"prompt": prompts, "constrained_decoding": f"no text, by {fingerprint['choose']}"}
-    return {"prompt": prompts, "constrained_decoding": fingerprint.get("constrained_decoding", "not known")}
+    chose = {"chose_checkpoint": True} if fingerprint.get("chose_checkpoint") else {}
+    return {"prompt": prompts, "constrained_decoding": fingerprint.get("constrained_decoding", "not known"), **chose}

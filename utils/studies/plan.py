@@ -174,8 +174,14 @@ def score_file(study: Study, answers: Answers, suffix: str) -> str:
 
 def score_files(study: Study, answers: Answers, judge: str | None) -> list[str]:
     """One by the judge, or without any one by each metric."""
-    suffixes = [judge_suffix(judge)] if judge else [f"_{name}" for name in study.task_of(answers.category).metrics]
+    suffixes = [judge_suffix(judge)] if judge else [f"_{name}" for name in metrics_of(study, answers.category)]
     return [score_file(study, answers, suffix) for suffix in suffixes]
+
+
+def metrics_of(study: Study, category: str) -> list[str]:
+    """Fine-tuned encoder-decoders are scored by LaMP's rule, from what they wrote."""
+    encoder_decoders = study.fine_tuned and "--lora_rank" not in study.arguments["train"]
+    return study.task_of(category).metric_names(official=encoder_decoders)
 
 
 # Steps
@@ -293,7 +299,7 @@ def metric_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
     """All responses to one file's questions, by each metric of its task, which are computed."""
     category, split = answers[0].category, answers[0].split
     dataset, task = data_file(study, category, split), study.task_of(category)
-    for name in task.metrics:
+    for name in metrics_of(study, category):
         outputs = {score_file(study, one, f"_{name}"): [dataset, answer_file(study, one)] for one in answers}
         job, flags = f"judge.{category}.{split}.{name}", ["--strategy", name]
         given, named = study.arguments["judge"], {"--inputs_addr": dataset}
@@ -320,9 +326,7 @@ def row_title(study: Study, answers: Answers) -> str:
     has_several = len(contexts_of(study, answers.method)) > 1
     title = RANKERS[answers.ranker] if answers.ranker else TITLES[answers.method]
     says_number = has_several or answers.ranker or study.fine_tuned
-    if answers.method == "ipa":
-        title, says_number = f"{title}{'' if has_several else ', tuned'}", has_several
-    elif answers.method == "rag_random" and answers.ranker:  # one by the paper
+    if answers.method == "rag_random" and answers.ranker:  # one by the paper
         title, says_number = f"{title}, non-personalized", has_several
     if says_number and answers.num_contexts is not None:
         title += f", k = {answers.num_contexts}"

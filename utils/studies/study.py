@@ -62,7 +62,7 @@ class Study:
     num_contexts: tuple[int, ...] = (NUM_CONTEXTS,)  # posts from the profile, for every method that uses them
     rankers: tuple[str, ...] = ()  # that "rag" takes its posts by; the encoder where none is named
     fine_tuned: bool = False  # each file of answers is by the model as it was fine-tuned on such inputs
-    ipa_contexts: tuple[int, ...] = (4,)  # items in the prompt of "ipa"; one is the tuned number
+    ipa_contexts: tuple[int, ...] = (4,)  # items in the prompt of "ipa", a row each
     categories: tuple[str, ...] = CATEGORIES  # or the tasks
     splits: tuple[str, ...] = ("test",)  # of tasks with the setting in front, as in their files' names
     tasks: tuple[str, ...] = ()  # of LaMP or LongLaMP, in place of the categories

@@ -82,10 +82,16 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     if unanswered := system.num_unanswered():
         verb = "counts" if unanswered == 1 else "count"
         yield f"{system.name}: {counted(unanswered, 'question')} without an answer, which {verb} {system.metric.worst}."
+    if unreadable := sum(map(system.metric.is_unreadable, system.questions)):
+        verb = "counts" if unreadable == 1 else "count"
+        yield f"{system.name}: {counted(unreadable, 'unreadable answer')}, which {verb} {system.metric.worst}."
     if missing := system.unscored():
         units, questions = counted(sum(missing), unit), counted(len(missing), "question")
         treatment = "they count 0" if unscored_as_zero else "these questions are left out of its means"
         yield f"{system.name}: {units} without a verdict, in {questions}; {treatment}."
+    answers = [(manifest_of(path) or {}).get("answers") or [None] for path in system.paths]
+    if any("chose_checkpoint" in (origin or {}) for its in answers for origin in its):
+        yield f"{system.name}: optimistic, for these questions chose its generator's checkpoint."
     if system.partial_files:
         yield f"{system.name}: scored only in part in {_few(system.partial_files)}."
     if empty := [question["id"] for question in system.questions if not question["details"]]:

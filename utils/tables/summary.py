@@ -7,11 +7,15 @@ from utils.tables.formats import counted
 from utils.tables.system_scores import System, points_of
 
 
-def describe_scores(task: Task, score_addr: str, scores: Scores, tokens: dict[str, int | None]) -> str:
+def describe_scores(
+    task: Task, score_addr: str, scores: Scores, tokens: dict[str, int | None], chose_checkpoint: bool = False
+) -> str:
     """What is told of a score file when it is written: the mean, or who wins, and what is not in that."""
     text = f"{score_addr}: {describe_wins(scores) if 'wins' in scores else describe_mean(task, scores)}"
     if "partial" in scores:
         text += f"; a part: {scores['partial']['questions_judged']} of {scores['partial']['questions_in_dataset']}"
+    if chose_checkpoint:
+        text += "; optimistic: these questions chose the generator's checkpoint"
     if tokens["prompt_tokens"] and tokens["cached_tokens"] is not None:
         text += f"; {tokens['cached_tokens'] / tokens['prompt_tokens']:.0%} of prompt tokens from the cache"
     return text
@@ -25,6 +29,8 @@ def describe_mean(task: Task, scores: Scores) -> str:
     metric = metric_of(task, scores)[1]
     if scores["num_unanswered"]:
         text += f"; {scores['num_unanswered']} of them without an answer, counted {metric.worst}"
+    if unreadable := sum(map(metric.is_unreadable, scores["per_question_scores"])):
+        text += f"; {counted(unreadable, 'answer')} unreadable, counted {metric.worst}"
     if scores["num_unscored"]:
         unit = metric.unit
         text += f"; {counted(scores['num_unscored'], unit)} unscored (as zeros: {scores['score_unscored_as_zero']:.4f})"
