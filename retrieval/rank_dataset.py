@@ -57,9 +57,10 @@ def build_parser() -> FlagParser:
     add = parser.add_argument
     add("--input_dataset_addr", required=True, metavar="FILE", help="dataset to rank")
     add("--output_dataset_addr", required=True, metavar="FILE", help="where it goes, ranked")
-    add("--ranker", choices=["dense", "bm25", "recency", "random", "hybrid"], default="dense",
+    add("--ranker", choices=["dense", "bm25", "bm25-okapi", "recency", "random", "hybrid"], default="dense",
         type=lambda name: "dense" if name == "contriever" else name,
         help="dense, or contriever: dot product of the encoder's embeddings; bm25: shared words; "
+        "bm25-okapi: the variant that LaMP and LongLaMP use; "
         "recency: latest first, without dates last in the file first; random: seeded; "
         "hybrid: dense and recency by turns (%(default)s)")
     add("--random_profile", action="store_true",
@@ -254,6 +255,8 @@ def order_by_ranker(
             query, *posts = texts_of(task, record)
             if args.ranker == "bm25":
                 yield record, rankers.rank_by_bm25(query, posts)
+            elif args.ranker == "bm25-okapi":
+                yield record, rankers.rank_by_bm25_okapi(query, posts)
             elif args.ranker == "recency":
                 yield record, rankers.rank_by_recency(dates_of(task, record))
             else:
