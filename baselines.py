@@ -59,8 +59,8 @@ def build_parser() -> cli.FlagParser:
         help="generate no text, but choose the option with the highest mean log-probability a token, where the "
         "benchmark's questions have options (off)")
     add("--trim_items", action="store_true",
-        help="over the token budget cut each post at its end, as LaMP's code does, where the benchmark knows how "
-        "(off: the lowest-ranked posts are left out)")
+        help="over the token budget cut each post at its end, then the question, as LaMP's code does, where the "
+        "benchmark knows how (off: the lowest-ranked posts are left out)")
     parser.without_effect(
         "--num_contexts --best_first --trim_items",
         lambda args: not args.rag,

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 
 import argparse
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,9 +57,10 @@ def build_parser() -> FlagParser:
     add = parser.add_argument
     add("--input_dataset_addr", required=True, metavar="FILE", help="dataset to rank")
     add("--output_dataset_addr", required=True, metavar="FILE", help="where it goes, ranked")
-    add("--ranker", choices=["dense", "bm25", "recency", "random", "hybrid"], default="dense",
+    add("--ranker", choices=["dense", "bm25", "bm25-okapi", "recency", "random", "hybrid"], default="dense",
         type=lambda name: "dense" if name == "contriever" else name,
         help="dense, or contriever: dot product of the encoder's embeddings; bm25: shared words; "
+        "bm25-okapi: the variant that LaMP and LongLaMP use; "
         "recency: latest first, without dates last in the file first; random: seeded; "
         "hybrid: dense and recency by turns (%(default)s)")
     add("--random_profile", action="store_true",
@@ -153,12 +154,13 @@ class Source:
         """Check the dataset; UserError where it is none, or has no profiles to swap, or they were swapped before."""
         path = args.input_dataset_addr
         self.dataset = DatasetFile(path)
-        sizes, undated, swapped = [], [], []
+        sizes, undated, swapped, users = [], [], [], []
         self._unit = args.unit
         for record in self.dataset.scan(needs=STEP_NEEDS["rank"]):
             record = with_unit(record, args.unit, path)
             sizes.append(len(record["profile"]))
             undated.append(dates_of(self.dataset.task, record).count(None) if args.ranker in WITH_DATES else 0)
+            users.append(user_of(self.dataset.task, record))
             if "profile_owner" in record:
                 swapped.append(record["id"])
         self._owners = list(range(len(sizes)))  # by number, whose profile each question gets
@@ -173,7 +175,10 @@ class Source:
                     f"{path}: id {swapped[0]!r}: field 'profile_owner': its profile is another user's already\n"
                     "  --random_profile starts from the original dataset"
                 )
-            self._owners = random_cycle(len(sizes), args.seed)
+            if len(set(users)) < 2:
+                same = f"field {self.dataset.task.user_field!r} is {users[0][1]!r} for all {len(users)} questions"
+                raise UserError(f"{path}: {same}; --random_profile needs another user's profile")
+            self._owners = draw_owners(users, args.seed)
         self.sizes = [sizes[owner] for owner in self._owners[: args.limit]]  # posts of each question's profile
         self.undated = [undated[owner] for owner in self._owners[: args.limit]]  # of which no date is known
         self.by_date = args.ranker in WITH_DATES and self.dataset.task.item_date is not None
@@ -223,6 +228,25 @@ def describe_dates(path: str, counts: dict[str, int]) -> str:
     return f"note: {path}: the latest posts by their dates{behind}"
 
 
+def user_of(task: Task, record: Record) -> tuple[str, str]:
+    """Who asks a question; where the record does not name the user, nobody else is the same one."""
+    name = record.get(task.user_field) if task.user_field else None
+    return ("question", record["id"]) if name is None else ("user", str(name))
+
+
+def draw_owners(users: Sequence[tuple[str, str]], seed: int) -> list[int]:
+    """By question, the number of a question of another user: all in one cycle, those of the same user drawn again.
+
+    Args:
+        users: by question, of at least two users.
+    """
+    owners, generator = random_cycle(len(users), seed), random.Random(f"{seed}, drawn again")
+    for number, user in enumerate(users):
+        while users[owners[number]] == user:
+            owners[number] = generator.randrange(len(users))
+    return owners
+
+
 def random_cycle(size: int, seed: int) -> list[int]:
     """A random permutation of range(size) that is one single cycle (Sattolo 1986): none stays in its place."""
     generator = random.Random(seed)
@@ -254,6 +278,8 @@ def order_by_ranker(
             query, *posts = texts_of(task, record)
             if args.ranker == "bm25":
                 yield record, rankers.rank_by_bm25(query, posts)
+            elif args.ranker == "bm25-okapi":
+                yield record, rankers.rank_by_bm25_okapi(query, posts)
             elif args.ranker == "recency":
                 yield record, rankers.rank_by_recency(dates_of(task, record))
             else:

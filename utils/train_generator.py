@@ -77,7 +77,8 @@ def build_parser() -> cli.FlagParser:
         help="decoder: each item is encoded with the question by itself, and one decoder attends to all; none: all "
         "stand in one prompt (%(default)s)")
     add("--trim_items", action="store_true",
-        help="over the token budget cut each item at its end, as LaMP's code does (off: the lowest-ranked go)")
+        help="over the token budget cut each item at its end, then the question, as LaMP's code does (off: the "
+        "lowest-ranked items are left out)")
     add("--max_input_length", type=cli.positive_int,
         help="tokens of a prompt, or with --fusion decoder of each of its passages (default: "
         f"{INPUT_TOKENS}; with --lora_rank {PAPER_LENGTH} with the answer, or the model's limit if less)")

@@ -13,7 +13,7 @@ from utils.checks.commands import model_of
 from utils.files.manifest import read_manifest
 from utils.records.datasets import read_dataset
 
-RANKERS = ["contriever", "bm25", "recency", "random", "hybrid"]
+RANKERS = ["contriever", "bm25", "bm25-okapi", "recency", "random", "hybrid"]
 
 
 @pytest.fixture(scope="module")

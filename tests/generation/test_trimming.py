@@ -1,6 +1,9 @@
 """Entries trimmed as LaMP's code does, against its rule written down plainly, with a real tokenizer."""
 
 import random
+import re
+from array import array
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from lamp_samples import CONFIGS, LAMP, read_sample
 from prompts import load_prompt
 from utils.benchmarks import tasks
 from utils.generation.chat import LocalChat, fit_profile
+from utils.generation.plain_text import PlainText, fit_text, passages_of
 from utils.generation.trimming import fit_trimmed, trim
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,11 +44,11 @@ def state(text):
     return f'the score 4 for the review "{text}"'
 
 
-def naive_trim(entries, around, budget, tokens):
+def naive_trim(entries, alone, seams, budget, tokens):
     """The rule, a step after the other: every cut is tried, the longest first."""
     factor = 0.6
     while factor > -0.05:
-        share = (budget - min(around, int(factor * budget + 1e-9))) // len(entries)
+        share = (budget - min(alone, int(factor * budget + 1e-9)) - seams) // len(entries)
         left, found = 0, []
         for text, write in entries:
             own = share + left
@@ -61,12 +65,12 @@ def naive_trim(entries, around, budget, tokens):
 
 
 @pytest.mark.parametrize("budget", [400, 200, 100, 80, 60, 40, 20])
-@pytest.mark.parametrize("around", [10, 50, 90, 300])
-def test_entries_are_trimmed_by_lamp_s_rule(chat, tokens, budget, around):
+@pytest.mark.parametrize("alone", [10, 50, 90, 300])
+def test_entries_are_trimmed_by_lamp_s_rule(chat, tokens, budget, alone):
     lengths = [(40, 2, 40, 12), (5,), (0, 60, 60), (12,) * 8]
     for seed, sizes in enumerate(lengths):
         entries = [(made_up(length, seed + i), state) for i, length in enumerate(sizes)]
-        ours, naive = trim(entries, around, budget, chat.count), naive_trim(entries, around, budget, tokens)
+        ours, naive = trim(entries, alone, 3, budget, chat.count), naive_trim(entries, alone, 3, budget, tokens)
         assert len(ours) == len(naive)
         for one, other in zip(ours, naive, strict=True):
             assert abs(tokens(one) - tokens(other)) <= MOST_OFF
@@ -76,7 +80,7 @@ def test_entries_are_trimmed_by_lamp_s_rule(chat, tokens, budget, around):
 def test_what_an_entry_leaves_is_the_next_one_s(chat, tokens):
     long, short = made_up(200, 1), "Good."
     alone = tokens(state(short))
-    first, second, third = trim([(short, state), (long, state), (long, state)], 0, 300, chat.count)
+    first, second, third = trim([(short, state), (long, state), (long, state)], 0, 0, 300, chat.count)
     assert first == state(short)
     assert 200 - alone - 2 <= tokens(second) <= 200 - alone  # its hundred and what the first one left
     assert 98 <= tokens(third) <= 102
@@ -86,11 +90,12 @@ def test_what_an_entry_leaves_is_the_next_one_s(chat, tokens):
 def test_where_a_share_is_too_small_the_rest_counts_for_less(chat, tokens):
     words = tokens(state(""))
     entries = [("", state)] * 4
-    assert trim(entries, 1000, 10 * words, chat.count) == [state("")] * 4  # 0.6 of the budget leaves just these
-    assert trim(entries, 1000, 5 * words, chat.count) == [state("")] * 4  # 0.2
-    assert trim(entries, 1000, 4 * words, chat.count) == [state("")] * 4  # nothing at all
-    assert trim(entries, 1000, 4 * words - 1, chat.count) == []
-    assert trim([], 1000, 10, chat.count) == []
+    assert trim(entries, 1000, 0, 10 * words, chat.count) == [state("")] * 4  # 0.6 of the budget leaves just these
+    assert trim(entries, 1000, 0, 5 * words, chat.count) == [state("")] * 4  # 0.2
+    assert trim(entries, 1000, 0, 4 * words, chat.count) == [state("")] * 4  # nothing at all
+    assert trim(entries, 1000, 0, 4 * words - 1, chat.count) == []
+    assert trim(entries, 1000, 1, 4 * words, chat.count) == []  # nor is there room for what joins them
+    assert trim([], 1000, 0, 10, chat.count) == []
 
 
 @pytest.mark.parametrize("name", [*LAMP, *CONFIGS])
@@ -116,15 +121,91 @@ def test_a_prompt_has_all_its_entries_and_is_within_the_budget(chat, name):
         assert record["question"].strip() in chat.tokenizer.decode(list(fitted.prompt))
 
 
-def test_a_long_question_costs_entries_and_is_never_cut(chat):
-    task = tasks()["LaMP-4"]
+def lamp_s_tokens(question, texts, words, around, budget):
+    """What LaMP's code keeps, from numbers of tokens alone: of each text, and of the question.
+
+    The entries get what min(the input, 0.6 of the budget) leaves, less what joins them, in equal shares, of which each
+    hands on what it does not need; 0.1 less for the input where that fails. Then the input's end is cut. Of each text
+    the token that ends it counts, though it is not in the prompt.
+
+    Args:
+        question: its tokens, and `around` besides them with entries and without.
+        texts: of each entry, and of the `words` around it.
+    """
+    with_entries, without = around
+    alone, factor = without + question, 0.6
+    while factor >= 0:
+        share = (budget - min(alone, int(factor * budget)) - (with_entries - without)) // len(texts)
+        saved, kept = 0, []
+        for text, own in zip(texts, words, strict=True):
+            kept.append(min(text, share + saved - own - 1))
+            saved += share - kept[-1] - own - 1
+        if min(kept) >= 0:
+            return kept, min(question, budget - with_entries - sum(words) - sum(kept))
+        factor -= 0.1
+    return None, min(question, budget - without)
+
+
+class Characters(PlainText):
+    """Every character is a token, so that the numbers of tokens of parts add up to that of the whole."""
+
+    def __init__(self):
+        pass
+
+    def render(self, messages):
+        return array("i", map(ord, messages[-1]["content"] + "$"))
+
+    def count(self, text):
+        return len(text)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("budget", [512, 1024])
+def test_a_long_question_leaves_the_entries_what_lamp_s_code_leaves_them(fused, budget):
+    task, outcomes = tasks()["LaMP-6"], set()
     prompt = load_prompt(task.prompts["rag"])
-    question = made_up(120, 3)
+
+    def count_rendered(items):
+        return len(fit_profile(prompt, items, Characters(), 10**6, task.join, question="?").prompt) - 1
+
+    for k, num_words, seed in product(range(1, 17), (2, 40, 60, 400), (1, 2)):
+        generator = random.Random(100 * seed + k)
+        question = made_up(num_words, seed)
+        texts = [made_up(generator.choice([1, 10, 150]), seed + n) for n in range(k)]
+        entries = [(text, lambda text, n=n: f'subject {n} for "{text}"') for n, text in enumerate(texts)]
+        options = {"trimmed": True, "fused": fused, "question": question}
+        fitted = fit_text(prompt, entries, Characters(), budget, task.join, **options)
+        expected = []
+        for group in [[n] for n in range(k)] if fused else [range(k)]:
+            words = [entries[n][1]("") for n in group]
+            around = count_rendered(words) - sum(map(len, words)), count_rendered([])
+            sizes = [len(texts[n]) for n in group], list(map(len, words))
+            kept, left = lamp_s_tokens(len(question), *sizes, around, budget)
+            expected.append((dict(zip(group, kept or [], strict=kept is not None)), left))
+        assert fitted.num_contexts_used == sum(len(kept) for kept, _ in expected)
+        assert fitted.question_cut == any(left < len(question) for _, left in expected)
+        for part, (kept, left) in zip(passages_of(fitted.prompt), expected, strict=True):
+            text = "".join(map(chr, part))[:-1]
+            assert len(part) <= budget
+            stated, asked = dict(re.findall(r'subject (\d+) for "(.*?)"', text)), text.rpartition("\n\n")[2]
+            assert question.startswith(asked) and list(stated) == [str(n) for n in kept]
+            assert all(texts[int(n)].startswith(text) for n, text in stated.items())
+            # An entry that would end in a space is shorter: the rest is for what follows.
+            off = [len(asked) - left, *(len(stated[str(n)]) - number for n, number in kept.items())]
+            assert all(abs(number) <= 1 + len(kept) for number in off)
+            outcomes.add((left < len(question), all(len(texts[n]) == number for n, number in kept.items())))
+    assert outcomes == set(product([False, True], repeat=2))
+
+
+def test_without_room_for_a_question_there_are_no_entries(chat):
+    """A chat model's instruction is never cut, and may take what the question and the entries would have."""
+    task = tasks()["LaMP-4"]
+    prompt, question = load_prompt(task.prompts["rag"]), made_up(120, 3)
     entries = [(made_up(60, i), lambda text: f'the headline "x" for the article "{text}"') for i in range(4)]
-    bare = chat.length(fit_profile(prompt, [], chat, 8192, task.join, question=question).prompt)
-    fitted = fit_trimmed(prompt, entries, chat, bare + 120, task.join, question=question)
-    assert question in chat.tokenizer.decode(list(fitted.prompt))
-    assert 0 < fitted.num_contexts_used < 4 and fitted.num_contexts_used + fitted.num_contexts_dropped == 4
+    bare = chat.length(fit_profile(prompt, [], chat, 8192, task.join, question="?").prompt) - 1
+    fitted = fit_trimmed(prompt, entries, chat, bare + 40, task.join, question=question)
+    assert (fitted.num_contexts_used, fitted.num_contexts_dropped, fitted.question_cut) == (0, 4, True)
+    assert bare + 35 <= chat.length(fitted.prompt) <= bare + 40
     assert fit_trimmed(prompt, entries, chat, bare - 1, task.join, question=question) is None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny_encoder import save_tiny_encoder
 
-from retrieval.rank_dataset import main, random_cycle
+from retrieval.rank_dataset import draw_owners, main, random_cycle
 from utils.cli import UserError, progress
 from utils.files.journal import Journal
 from utils.files.journal_lines import read_journal
@@ -167,6 +167,49 @@ def test_random_cycle_leaves_none_in_its_place(seed):
 
 def test_random_cycle_hangs_on_the_seed():
     assert random_cycle(20, 0) != random_cycle(20, 1)
+
+
+def test_where_no_user_repeats_the_owners_are_one_cycle():
+    for size in (2, 3, 50):
+        assert draw_owners([("question", str(n)) for n in range(size)], 7) == random_cycle(size, 7)
+
+
+def test_where_users_repeat_each_question_gets_one_of_another_user():
+    users = [("user", name) for name in "AAAABC"]
+    owners = [draw_owners(users, seed) for seed in range(300)]
+    assert all(users[owner] != user for drawn in owners for user, owner in zip(users, drawn, strict=True))
+    for asker, others in {0: {4, 5}, 3: {4, 5}, 4: {0, 1, 2, 3, 5}}.items():
+        found = [drawn[asker] for drawn in owners]
+        assert set(found) == others
+        assert all(found.count(other) > 0.7 * 300 / len(others) for other in others)  # none is much rarer
+
+
+@pytest.mark.parametrize(
+    ("task", "field", "item"),
+    [
+        (None, "author", {"text": "post"}),
+        ("LaMP-7", "user_id", {"text": "tweet"}),
+        ("LongLaMP-abstract", "name", {"title": "T", "abstract": "A", "year": 2020}),
+        ("LongLaMP-review", "reviewerId", {"overall": 4, "summary": "S", "description": "D", "reviewText": "R"}),
+        ("LongLaMP-topic", "author", {"summary": "S", "content": "C"}),
+        ("LongLaMP-email", "user_id", {"title": "T", "text": "X"}),
+    ],
+)
+def test_random_profile_knows_the_users_of_each_benchmark(tmp_path, task, field, item):
+    records = [
+        {"id": f"q{n}", "question": "items: a", field: user, "profile": [{"id": f"of {user}", **item}]}
+        | ({"task": task} if task else {})
+        for n, user in enumerate(["A", "A", "A", "A", 2, 2, "C"])
+    ]
+    options = ["--ranker", "recency", "--random_profile"]
+    for seed in range(5):
+        rank(write(tmp_path / "in.json", records), tmp_path / f"{seed}.json", *options, "--seed", seed)
+        assert all(record["profile"][0]["id"] != f"of {record[field]}" for record in load(tmp_path / f"{seed}.json"))
+    source = write(tmp_path / "one.json", records[:4])
+    with pytest.raises(UserError) as refused:
+        rank(source, tmp_path / "out.json", *options)
+    told = f"{source}: field '{field}' is 'A' for all 4 questions; --random_profile needs another user's profile"
+    assert str(refused.value) == told and not (tmp_path / "out.json").exists()
 
 
 def test_random_profile_gives_every_question_anothers_posts(tmp_path, encoder_folder):

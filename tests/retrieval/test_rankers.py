@@ -1,4 +1,6 @@
+import math
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from retrieval.rankers import (
     best_first,
     rank_at_random,
     rank_by_bm25,
+    rank_by_bm25_okapi,
     rank_by_embedding,
     rank_by_recency,
 )
@@ -34,7 +37,7 @@ def test_posts_of_the_same_text_stay_in_file_order(size):
 def test_empty_profile_gives_an_empty_order():
     embeddings = np.ones((1, 4), dtype=np.float32)
     assert rank_by_embedding(embeddings, 0, []) == []
-    assert rank_by_bm25("chess", []) == []
+    assert rank_by_bm25("chess", []) == rank_by_bm25_okapi("chess", []) == []
     assert rank_by_recency([]) == alternate([], []) == []
     assert rank_at_random(0, seed=0, question_id="q") == []
 
@@ -56,6 +59,59 @@ def test_bm25_keeps_file_order_where_no_word_is_known(question):
 def test_bm25_with_posts_that_hold_no_word():
     assert rank_by_bm25("chess", ["?!", "🎸", "of the"]) == [0, 1, 2]
     assert rank_by_bm25("chess", ["?!", "🎸", "chess"]) == [2, 0, 1]
+
+
+def okapi_scores(question, posts):
+    """BM25Okapi as it is published, a word and a post at a time."""
+    texts = [post.split() for post in posts]
+    vocabulary = {word for text in texts for word in text}
+    mean_length = sum(map(len, texts)) / len(texts)
+
+    def idf(word):
+        number = sum(word in text for text in texts)
+        return math.log((len(texts) - number + 0.5) / (number + 0.5))
+
+    mean_idf = sum(map(idf, vocabulary)) / len(vocabulary)
+
+    def score(word, text):
+        weight = idf(word) if idf(word) >= 0 else 0.25 * mean_idf
+        frequency = text.count(word)
+        return weight * frequency * 2.5 / (frequency + 1.5 * (1 - 0.75 + 0.75 * len(text) / mean_length))
+
+    return [sum(score(word, text) for word in question.split() if word in vocabulary) for text in texts]
+
+
+def test_bm25_okapi_is_the_published_formula():
+    """With few different words, so that many are in most posts and many posts tie: then the last one comes first."""
+    generator, seen = random.Random(0), {"negative": 0, "ties": 0, "no match": 0}
+    for _ in range(600):
+        words = generator.choice([["a", "b"], ["a", "A", "b,", "b", "the"], [str(n) for n in range(40)]])
+        posts = [" ".join(generator.choices(words, k=generator.randrange(9))) for _ in range(generator.randint(1, 30))]
+        posts[0] += " a"
+        question = " \n".join(generator.choices([*words, "new"], k=generator.randint(1, 6)))
+        scores = okapi_scores(question, posts)
+        order = rank_by_bm25_okapi(question, posts)
+        assert sorted(order) == list(range(len(posts)))
+        for one, other in pairwise(order):
+            alike = sorted(posts[one].split()) == sorted(posts[other].split()) or scores[one] == scores[other] == 0
+            assert one > other if alike else scores[one] > scores[other] - 1e-9, (question, posts)
+            seen["ties"] += alike
+        seen["negative"] += min(scores) < 0
+        seen["no match"] += set(scores) == {0}
+    assert min(seen.values()) > 20, seen
+
+
+def test_bm25_okapi_counted_by_hand():
+    # "chess" in 2 of 4 posts weighs log(2.5 / 2.5) = 0, "and" in 1 log(3.5 / 1.5); "Chess," is another word, "Is" none.
+    assert rank_by_bm25_okapi("Is chess and", ["chess moves", "bread", "Chess, and more", "chess"]) == [2, 3, 1, 0]
+    # "x" and "y" in 2 of 2 posts weigh a quarter of the mean, log(0.5 / 2.5): who has more of them scores lower.
+    assert rank_by_bm25_okapi("x", ["x x x y", "x y y y"]) == [1, 0]
+
+
+@pytest.mark.parametrize("posts", [["one", "two", "three"], ["", " ", "\n"]])
+def test_bm25_okapi_takes_the_last_post_where_nothing_matches(posts):
+    assert rank_by_bm25_okapi("chess", posts) == [2, 1, 0]
+    assert rank_by_bm25_okapi(" ", posts) == [2, 1, 0]
 
 
 def test_bm25_is_quiet(capfd, caplog):

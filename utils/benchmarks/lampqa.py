@@ -206,6 +206,7 @@ TASK = Task(
     groups=CATEGORIES,
     place=place,
     placed_by="category",
+    user_field="author",  # of datasets that utils/build_dataset.py makes
     group_words=("category", "categories", "community"),
     short=dict(zip(CATEGORIES, ("Arts", "Lifestyle", "Society"), strict=True)),
     fields={

@@ -68,16 +68,23 @@ make = partial(
     published=published,
 )
 TASKS = [
-    make("LongLaMP-abstract", Layout(after("items:"), ("title", "abstract"), state_abstract), "longlamp/abstract"),
+    make(
+        "LongLaMP-abstract",
+        Layout(after("items:"), ("title", "abstract"), state_abstract),
+        "longlamp/abstract",
+        user_field="name",
+    ),
     make(
         "LongLaMP-review",
         Layout(whole, ("overall", "summary", "description", "reviewText"), state_review),
         "longlamp/review",
+        user_field="reviewerId",
     ),
     make(
         "LongLaMP-topic",
         Layout(whole, ("summary", "content"), lambda item: f"summary: {item['summary']}\npost: {item['content']}"),
         "longlamp/topic",
+        user_field="author",
     ),
     make(
         "LongLaMP-email",
@@ -85,6 +92,7 @@ TASKS = [
             after(":"), ("text",), lambda item: f"subject: {item['title']}\nemail: {item['text']}", others=("title",)
         ),
         "longlamp/email",
+        user_field="user_id",
         convert=partial(convert_emails, "LongLaMP-email"),
     ),
 ]

@@ -198,6 +198,7 @@ class Task:
     # What else questions are told apart by, for --by of tables and figures: by name its values in order, of which not
     # all need to be there; none where any may be, which then stand by name.
     divisions: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    user_field: str | None = None  # of a record, names its user where it is there; None: one question per user
     query: Callable[[Record], str] = lambda record: record["question"]  # what retrieval compares with `item_text`
     item_text: Callable[[Item], str] = lambda item: item["text"]
     item_words: str = "posts"  # what several items are called

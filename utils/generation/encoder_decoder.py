@@ -17,9 +17,9 @@ from utils.files.manifest import read_folder_manifest
 from utils.generation.chat import choose_length
 from utils.generation.driver import Policy
 from utils.generation.engines import Model, choose_generator, identify_model, open_engine
-from utils.generation.plain_text import PlainText, Text, fit_text
+from utils.generation.plain_text import PlainText, fit_text
 from utils.generation.requests import Completion, Engine, Sampling
-from utils.generation.trimming import Entry
+from utils.generation.trimming import Entry, Trimmed
 from utils.models.hub import adapter_base, model_file, model_folder, pinned_source, skipping_absent_hub
 
 NUM_BEAMS = 4  # as LaMP's code has it
@@ -35,15 +35,15 @@ class TextModel(Model):
 
     def fit(
         self, prompt: Prompt, items: Sequence[str] | History, join: Callable[[list[str]], str], **values: str
-    ) -> Text:
+    ) -> Trimmed:
         return self._fit(prompt, items, join, False, values)
 
     def fit_trimmed(
         self, prompt: Prompt, entries: Sequence[Entry], join: Callable[[list[str]], str], **values: str
-    ) -> Text:
+    ) -> Trimmed:
         return self._fit(prompt, entries, join, True, values)
 
-    def _fit(self, prompt: Prompt, items: Any, join: Any, trimmed: bool, values: dict[str, str]) -> Text:
+    def _fit(self, prompt: Prompt, items: Any, join: Any, trimmed: bool, values: dict[str, str]) -> Trimmed:
         budget = self.length - self.policy.max_tokens
         return fit_text(prompt, items, self.chat, budget, join, trimmed=trimmed, fused=self.fused, **values)
 

@@ -29,11 +29,6 @@ def passages_of(prompt: array | Passages) -> tuple[array, ...]:
     return prompt.parts if isinstance(prompt, Passages) else (prompt,)
 
 
-@dataclass(frozen=True)
-class Text(Trimmed):
-    question_cut: bool = False  # it is longer than the model reads: cut at its end
-
-
 class PlainText(LocalChat):
     """Of a prompt the user's part alone, with the token that ends a text: a fine-tuned model needs no instruction."""
 
@@ -60,11 +55,11 @@ def fit_text(
     trimmed: bool,
     fused: bool,
     **values: str,
-) -> Text:
+) -> Trimmed:
     """The prompt within the budget, of `fused` ones each passage.
 
-    A question that is over it without any item is cut at its end, as by LaMP's tokenizer: emails may be longer than all
-    that the model reads.
+    A question that is over the budget without any item is cut at its end, as by LaMP's tokenizer: an email may be
+    longer than all the model reads. With `trimmed` each passage's question makes room for its items (`fit_trimmed`).
 
     Args:
         items: texts, or with `trimmed` entries as `fit_trimmed` takes them.
@@ -74,13 +69,13 @@ def fit_text(
     if found[0] is None:
         [*whole, end] = fit([], budget=2**31).prompt
         cut = array("i", [*whole[: budget - 1], end])
-        return Text(Passages((cut,)) if fused else cut, 0, len(items), question_cut=True)
+        return Trimmed(Passages((cut,)) if fused else cut, 0, len(items), question_cut=True)
     if not fused:
-        return Text(**vars(found[0]))
+        return Trimmed(**vars(found[0]))
     used = [one for one in found if one.num_contexts_used]
     parts = tuple(one.prompt for one in used or found[:1])
-    cut = any(one.context_cut for one in used)
-    return Text(Passages(parts), len(used), len(items) - len(used), cut, sum(map(num_trimmed, used)))
+    cut, question_cut = (any(getattr(one, name, False) for one in found) for name in ("context_cut", "question_cut"))
+    return Trimmed(Passages(parts), len(used), len(items) - len(used), cut, sum(map(num_trimmed, used)), question_cut)
 
 
 def num_trimmed(fitted: Fitted) -> int:

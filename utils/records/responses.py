@@ -40,6 +40,7 @@ def count_responses(responses: dict[str, list[dict[str, Any]]], item_words: str 
     """What became of the answers, for the manifest and the last line a script prints."""
     outputs = [output for outputs in responses.values() for output in outputs]
     missing = sum(output["output"] is None for output in outputs)
+    questions_cut = sum(output.get("question_cut", False) for output in outputs)
     trimmed = [output["num_contexts_trimmed"] for output in outputs if "num_contexts_trimmed" in output]
     return {
         "questions": len(responses),
@@ -49,6 +50,7 @@ def count_responses(responses: dict[str, list[dict[str, Any]]], item_words: str 
         "truncated": sum(output.get("truncated", False) for output in outputs),
         f"{item_words} left out for length": sum(output.get("num_contexts_dropped", 0) for output in outputs),
         **({f"{item_words} trimmed": sum(trimmed)} if trimmed else {}),
+        **({"questions cut": questions_cut} if questions_cut else {}),
     }
 
 

@@ -31,7 +31,8 @@ TITLES = {
 }
 RANKERS = {  # as rows are called
     "contriever": "Contriever",
-    "bm25": "BM25",
+    "bm25": "BM25 (Lucene)",
+    "bm25-okapi": "BM25",  # as LaMP's paper has it
     "recency": "Recency",
     "random": "Random",
     "hybrid": "Contriever and recency",

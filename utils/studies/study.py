@@ -24,7 +24,7 @@ CATEGORIES = FILES  # as the dataset's files are called
 SPLITS = ("train", "validation", "test")
 FINE_TUNED = ("ipa", "fid")  # methods of generators that are trained for them alone
 WITHOUT_PLANS = ("none", "rag_random", "rag")
-RANKERS = ("contriever", "bm25", "recency", "random", "hybrid")
+RANKERS = ("contriever", "bm25", "bm25-okapi", "recency", "random", "hybrid")
 NUM_CONTEXTS = 10  # of the paper, unless a figure says otherwise
 FIGURES = {2: ("planpers",), 3: ("planpers", "planpers_gold"), 4: ("planpers", "rag"), 16: ("planpers",)}  # drawn from
 
