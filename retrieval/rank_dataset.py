@@ -26,16 +26,17 @@ import argparse
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrieval import WITH_ENCODER
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.task import Item, Record, Task
 from utils.cli import UserError, add_log_argument, check_outputs, make_parser, positive_int, run_script, set_up_logging
 from utils.cli.arguments import add_overwrite_argument
 from utils.cli.flags import FlagParser
 from utils.cli.progress import Progress, announce, announce_file
-from utils.files.manifest import file_hash
+from utils.files.manifest import file_hash, read_manifest
 from utils.files.outputs import OutputFile, open_outputs
 from utils.models.hub import check_model, model_fingerprint
 from utils.records.contexts import UNITS, reordered, with_unit
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from retrieval.rankers import Date
 
 WITH_DATES = ("recency", "hybrid")  # rankers that go by an item's date
+WITHOUT_TEXTS = ("recency", "random")
 BLOCK = 16_384  # texts embedded before their questions' orders are in the journal
 
 
@@ -63,6 +65,9 @@ def build_parser() -> FlagParser:
         "bm25-okapi: the variant that LaMP and LongLaMP use; "
         "recency: latest first, without dates last in the file first; random: seeded; "
         "hybrid: dense and recency by turns (%(default)s)")
+    add("--use_date", action=argparse.BooleanOptionalAction,
+        help="add each item's date to the text that the ranker reads (default: on if the dataset's "
+        "manifest says that it is of LaMP's time setting)")
     add("--random_profile", action="store_true",
         help="give every question another user's profile, then rank it: the paper's control (off)")
     add("--unit", choices=UNITS,
@@ -97,6 +102,9 @@ def build_parser() -> FlagParser:
         "with a --ranker that needs no encoder",
         "take another --ranker",
     )
+    parser.without_effect(
+        "--use_date --no-use_date", lambda args: args.ranker in WITHOUT_TEXTS, "with a --ranker that reads no texts"
+    )
     # fmt: on
     return parser
 
@@ -109,7 +117,9 @@ def main(argv: list[str] | None = None) -> int:
     check_outputs([args.output_dataset_addr], [args.input_dataset_addr])
     source = Source(args)
     pooling = find_pooling(args) if args.ranker in WITH_ENCODER else None
-    fingerprint = describe_settings(args, source.by_date, pooling)
+    task = source.dataset.task
+    use_date = uses_dates(args, task)
+    fingerprint = describe_settings(args, source.by_date, pooling) | ({"use_date": True} if use_date else {})
     # Its cache may be refused: before there is a journal.
     embedder = open_embedder(args, fingerprint["model"], pooling) if pooling else None
     keys = [(question_id,) for question_id in source.dataset.ids[: args.limit]]
@@ -119,10 +129,15 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     left = [number for number, key in enumerate(keys) if key not in ranked.pieces]
     counts = {"questions": len(keys), "posts": sum(source.sizes), "empty_profiles": source.sizes.count(0)}
-    if source.by_date:
+    if source.by_date or use_date:
         counts["undated_posts"] = sum(source.undated)
+    if source.by_date:
         print(describe_dates(args.input_dataset_addr, counts), file=sys.stderr)
-    task, records = source.dataset.task, map(source.read, left)
+    if use_date:
+        undated = f"{counts['undated_posts']} of {counts['posts']} posts have none that can be read"
+        print(f"note: {args.input_dataset_addr}: posts are compared with their dates; {undated}", file=sys.stderr)
+        task = with_dates(task)
+    records = map(source.read, left)
     if left and embedder:
         if embedder.cache is None or embedder.cache.is_empty:
             embedder.encoder()
@@ -159,7 +174,7 @@ class Source:
         for record in self.dataset.scan(needs=STEP_NEEDS["rank"]):
             record = with_unit(record, args.unit, path)
             sizes.append(len(record["profile"]))
-            undated.append(dates_of(self.dataset.task, record).count(None) if args.ranker in WITH_DATES else 0)
+            undated.append(dates_of(self.dataset.task, record).count(None))
             users.append(user_of(self.dataset.task, record))
             if "profile_owner" in record:
                 swapped.append(record["id"])
@@ -217,6 +232,30 @@ def describe_settings(args: argparse.Namespace, by_date: bool, pooling: "Pooling
         model = model_fingerprint(args.model_name, args.cache_dir)
         settings |= {"model": model, "max_length": args.max_length, "dtype": args.dtype, **pooling.settings()}
     return {"input_sha256": file_hash(args.input_dataset_addr), **settings}
+
+
+def uses_dates(args: argparse.Namespace, task: Task) -> bool:
+    """Does the ranker read items with their dates? By the flag, else in LaMP's time setting, as in LaMP's paper.
+
+    UserError where the flag asks for it and the benchmark's items have no dates to add.
+    """
+    if args.use_date and task.date_field is None:
+        raise UserError(f"{args.input_dataset_addr}: --use_date: {task.name} has no dates to add; leave it out")
+    if args.use_date is not None:
+        return args.use_date
+    made = read_manifest(args.input_dataset_addr) or {"fingerprint": {}}
+    is_timed = made["fingerprint"].get("setting") == "time"
+    return is_timed and task.date_field is not None and args.ranker not in WITHOUT_TEXTS
+
+
+def with_dates(task: Task) -> Task:
+    """The task whose items have their date behind their text, as in LaMP's code; those without a date stay the same."""
+
+    def item_text(item: Item) -> str:
+        date = f" date: {item[task.date_field]}" if task.item_date(item) else ""
+        return task.item_text(item) + date
+
+    return replace(task, item_text=item_text)
 
 
 def describe_dates(path: str, counts: dict[str, int]) -> str:

@@ -1,15 +1,18 @@
 """LaMP's and LongLaMP's profiles put in order by every ranker: whole items, dates, and what has none."""
 
 import json
+import shutil
 from itertools import pairwise
 
 import pytest
-from test_lamp import CONFIGS, each_task, read_sample, save
+from test_lamp import CONFIGS, DATA, LAMP, each_task, read_sample, save
 from tiny_encoder import save_tiny_encoder
 
 from retrieval import rank_dataset
+from utils import download_datasets
 from utils.benchmarks import tasks
 from utils.checks.commands import model_of
+from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.records.datasets import read_dataset
 
@@ -109,6 +112,63 @@ def test_the_hybrid_is_half_by_meaning_and_half_by_date(encoder, tmp_path):
     arguments = ["--input_dataset_addr", "a", "--output_dataset_addr", "b", "--ranker"]
     for ranker, model in (("hybrid", "facebook/contriever-msmarco"), ("recency", None)):
         assert model_of(rank_dataset.build_parser().parse_args([*arguments, ranker])) == model
+
+
+@pytest.fixture
+def timed(tmp_path):
+    """LaMP-3 of the time setting, as it is downloaded; its questions hold dates of reviews."""
+    originals = tmp_path / "originals/time/LaMP_3"
+    shutil.copytree(DATA / "mini_lamp/LaMP_3", originals)
+    questions = json.loads((originals / "dev_questions.json").read_text())
+    for question in questions:
+        question["input"] += " 2014-06-15 2014-04-09 date: 2014-06-15"
+    (originals / "dev_questions.json").write_text(json.dumps(questions))
+    flags = ["--dataset", "LaMP-3", "--setting", "time", "--source_dir", tmp_path / "originals"]
+    assert download_datasets.main([*map(str, flags), "--output_dir", str(tmp_path / "data")]) == 0
+    return tmp_path / "data/LaMP-3_time_dev.json"
+
+
+def order_of(source, output, *flags):
+    named = ["--input_dataset_addr", source, "--output_dataset_addr", output]
+    assert rank_dataset.main([str(word) for word in (*named, *flags)]) == 0
+    return [[item["id"] for item in record["profile"]] for record in read_dataset(output, ["profile"])]
+
+
+@pytest.mark.parametrize("ranker", ["contriever", "bm25", "bm25-okapi", "hybrid"])
+def test_in_lamp_s_time_setting_items_are_compared_with_their_dates(ranker, timed, encoder, tmp_path, capsys):
+    flags = ["--ranker", ranker]
+    flags += ["--model_name", encoder, "--device", "cpu"] if ranker in ("contriever", "hybrid") else []
+    dated = order_of(timed, tmp_path / "dated.json", *flags)
+    posts = sum(map(len, dated))
+    assert f"posts are compared with their dates; 2 of {posts} posts have none" in capsys.readouterr().err
+    assert read_manifest(tmp_path / "dated.json")["fingerprint"]["use_date"] is True
+    assert read_manifest(tmp_path / "dated.json")["counts"]["undated_posts"] == 2
+    records = read_dataset(timed, ["profile"])
+    ranked = read_dataset(tmp_path / "dated.json", ["profile"])
+    for before, after in zip(records, ranked, strict=True):  # the dates are the ranker's alone
+        assert sorted(map(json.dumps, before["profile"])) == sorted(map(json.dumps, after["profile"]))
+    for item in (item for record in records for item in record["profile"] if "date" in item):
+        item["text"] = f"{item['text']} date: {item['date']}"
+    written = save(records, tmp_path / "written.json")
+    assert order_of(written, tmp_path / "by_hand.json", *flags) == dated
+    assert "use_date" not in read_manifest(tmp_path / "by_hand.json")["fingerprint"]  # no manifest tells a setting
+    assert order_of(timed, tmp_path / "plain.json", *flags, "--no-use_date") != dated
+    assert "use_date" not in read_manifest(tmp_path / "plain.json")["fingerprint"]
+
+
+def test_dates_are_asked_for_where_no_manifest_tells_the_setting(timed, tmp_path):
+    dated = order_of(timed, tmp_path / "dated.json", "--ranker", "bm25-okapi")
+    timed.with_name(timed.name + ".manifest.json").unlink()
+    assert order_of(timed, tmp_path / "plain.json", "--ranker", "bm25-okapi") != dated
+    assert order_of(timed, tmp_path / "asked.json", "--ranker", "bm25-okapi", "--use_date") == dated
+
+
+def test_dates_of_which_there_are_none_to_add_are_refused(timed, tmp_path):
+    order_of(timed, tmp_path / "recency.json", "--ranker", "recency")
+    assert "use_date" not in read_manifest(tmp_path / "recency.json")["fingerprint"]
+    source = save(read_sample("LongLaMP-topic"), tmp_path / "topic.json")
+    with pytest.raises(UserError, match=r"topic\.json: --use_date: LongLaMP-topic has no dates to add; leave it out$"):
+        order_of(source, tmp_path / "out.json", "--ranker", "bm25", "--use_date")
 
 
 def test_lamp_qa_knows_of_no_dates(encoder, tmp_path, capsys):

@@ -353,6 +353,8 @@ WITHOUT_EFFECT = [
      "without --validation_addr\n  give --validation_addr, or leave {} out"),
     *(("retrieval/rank_dataset.py", f"--ranker {ranker}", ENCODER, NO_ENCODER)
       for ranker in ("bm25", "recency", "random")),
+    *(("retrieval/rank_dataset.py", f"--ranker {ranker}", "--use_date --no-use_date",
+       "with a --ranker that reads no texts\n  leave {} out") for ranker in ("recency", "random")),
     ("utils/download_datasets.py", "--source_dir d", "--dataset_name d --source_url u",
      "with --source_dir\n  leave {} out"),
     ("utils/download_datasets.py", "--dataset LaMP-4", "--dataset_name d --revision r",

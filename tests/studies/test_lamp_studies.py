@@ -211,6 +211,8 @@ def study(tmp_path, monkeypatch):
 
     for name in ("LaMP-2", "LaMP-3"):
         save_sample(tmp_path / "data", name, ["user", "time"], "dev")
+        downloaded = {"fingerprint": {"setting": "time"}, "output_sha256": ""}
+        (tmp_path / f"data/{name}_time_dev.json.manifest.json").write_text(json.dumps(downloaded))
     save_tiny_encoder(tmp_path / "encoder")
     with serve(reply) as server:
         text = Path(LAMP).read_text()
@@ -242,6 +244,10 @@ def test_a_whole_study_of_two_tasks(study, capsys):
     assert [cells[4] for cells in rows.values()] == ["12"] * 5 + ["–"] * 3
     assert "(0.549, " in rows["Recency, k = 1"][0] and "(0.608, " in rows["Recency, k = 1"][3]
     assert "FlanT5-base: fine-tuned" in text
+    by_ranker = {path.stem.partition("_by_")[2]: read_manifest(path)["fingerprint"].get("use_date")
+                 for path in (study.folder / "output/lamp/ranked").glob("LaMP-3_time_dev*.json")
+                 if read_manifest(path)}  # fmt: skip
+    assert by_ranker == {"": True, "bm25-okapi": True, "random": None, "recency": None}
     capsys.readouterr()
     assert study() == 0
     assert study.ran == [] and "everything is there: " in capsys.readouterr().out

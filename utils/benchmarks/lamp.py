@@ -107,6 +107,7 @@ make = partial(
     facts="utils/benchmarks/lamp.py",
     join=one_after_the_other,
     item_date=dated("date"),
+    date_field="date",
     user_field="user_id",
     archive="LaMP.zip",
     published=published,

@@ -209,6 +209,7 @@ class Task:
     # When an item was written, which recency goes by: year, month, ...; None where it does not say so. None: items have
     # no dates, and the last one in the file is the latest.
     item_date: Callable[[Item], tuple[int, ...] | None] | None = None
+    date_field: str | None = None  # of an item, what --use_date adds to the text that retrieval compares; None: nothing
     # What a prompt may see of a record besides profile and plan: never what only the scorer may see.
     values: Callable[[Record], dict[str, str]] = lambda record: {"question": record["question"]}
     options: Options | None = None  # None: answers are free, and --choose is refused

@@ -28,7 +28,7 @@ from utils.studies.plan import DRAWN, Step
 from utils.training.checkpoints import is_unevaluated
 
 # Flags whose default a script works out.
-FILLED_IN = ("max_model_len", "max_seq_length", "warmup_steps", "planner_target", "baseline", "epochs")
+FILLED_IN = ("max_model_len", "max_seq_length", "warmup_steps", "planner_target", "baseline", "epochs", "use_date")
 # Of an encoder-decoder's answers, which beam search writes: these flags have no effect on them.
 SAMPLING = ("temperature", "top_p", "seed", "max_tokens", "constrained_decoding")
 
@@ -193,7 +193,8 @@ def parse(step: Step, outputs: list[str]) -> Namespace:
 def differing_settings(step: Step, output: str, made: dict[str, Any]) -> str:
     """The settings in which what is there differs from the step's command, empty where none does."""
     args = parse(step, [output])
-    made = {"planner_target": "paper", "trim_items": False, **made}  # of which a fingerprint says nothing
+    # Of which a fingerprint says nothing.
+    made = {"planner_target": "paper", "trim_items": False, "use_date": False, **made}
     expected = settings_of(step.script, tasks()[step.task], args, made)
     return differences({name: made[name] for name in expected}, expected)
 
