@@ -5,7 +5,7 @@ import shutil
 from itertools import pairwise
 
 import pytest
-from test_lamp import CONFIGS, DATA, LAMP, each_task, read_sample, save
+from test_lamp import CONFIGS, DATA, each_task, read_sample, save
 from tiny_encoder import save_tiny_encoder
 
 from retrieval import rank_dataset
