@@ -444,6 +444,13 @@ def test_every_beginning_of_what_is_drawn_has_the_groups_in_proportion():
     assert draw(dict(reversed(groups.items())), 30, seed=3) == drawn[:30] != draw(groups, 30, seed=4)
 
 
+def test_a_missing_answer_does_not_change_what_else_is_drawn():
+    """Studies of two systems are compared on the questions that both have drawn."""
+    groups = {f"q{i}": "abc"[i % 3] for i in range(900)}
+    lacking = {question_id: its for question_id, its in groups.items() if question_id not in {"q7", "q8", "q450"}}
+    assert len({*draw(groups, 90, seed=0)} & {*draw(lacking, 90, seed=0)}) >= 85
+
+
 def test_the_overlap_is_for_all_and_the_rest_for_one_rater_each():
     drawn = [f"q{i}" for i in range(30)]
     shares = share_out(drawn, ["Ann", "Bo", "Cy"], 12, seed=0)

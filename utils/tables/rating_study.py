@@ -76,13 +76,14 @@ def slots_of(ask: str, num_aspects: int) -> list[Slot]:
 def draw(group_of: Mapping[str, str | None], number: int, seed: int) -> list[str]:
     """Ids of at most `number` questions; in every beginning of the list the groups have their shares (Webster's rule).
 
-    The order of the questions in the files changes nothing.
+    The order of the questions in the files changes nothing. Each question has a random number of its own, so that
+    studies of two systems with one seed draw the same questions, except where an answer is missing.
     """
-    rng, ranked = random.Random(seed), []
-    for group in sorted(set(group_of.values()), key=str):
-        ids = sorted(question_id for question_id in group_of if group_of[question_id] == group)
-        rng.shuffle(ids)
-        ranked += [((i + 0.5) / len(ids), rng.random(), question_id) for i, question_id in enumerate(ids)]
+    chance = {question_id: random.Random(f"{seed} {question_id}").random() for question_id in group_of}
+    ranked = []
+    for group in set(group_of.values()):
+        ids = sorted((chance[question_id], question_id) for question_id in group_of if group_of[question_id] == group)
+        ranked += [((i + 0.5) / len(ids), *its) for i, its in enumerate(ids)]
     return [question_id for *_, question_id in sorted(ranked)][:number]
 
 
