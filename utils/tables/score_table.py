@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from utils.tables.comparisons import PERMUTATION, T_TEST, Contrast, has_dagger, is_corrected, shown_p
-from utils.tables.formats import Cell, Table, counted, interval_text, number, p_text, plural, signed
+from utils.tables.formats import NOT_COMPARED, Cell, Table, counted, interval_text, number, p_text, plural, signed
 from utils.tables.notes import wording_columns, wording_note
 from utils.tables.paper_results import Paper
 from utils.tables.significance import ALPHA, PERMUTATIONS, RESAMPLES
@@ -135,6 +135,7 @@ def shares_table(boards: list[Board]) -> Table:
                 rows.append([*map(Cell, [*texts, right, str(point.questions)])])
     columns = ["System", "Column", "Share", "95% interval", "Right", "Questions"]
     notes = ["Share: of the questions, those with score 1. Interval: Wilson's, of each share alone."]
+    notes.append(f"{NOT_COMPARED} --baseline compares.")
     return Table(columns, rows, notes, num_names=2, short=boards[0].task.short)
 
 
