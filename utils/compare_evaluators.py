@@ -38,7 +38,7 @@ from utils.records.scores import Scores, read_scores, strategy_in_words
 from utils.scoring.pairwise import SYSTEMS
 from utils.tables import agreement
 from utils.tables.agreement import Evaluator, Human
-from utils.tables.formats import Cell, Table, counted, interval_text, number, signed, to_markdown
+from utils.tables.formats import NOT_COMPARED, Cell, Table, counted, interval_text, number, p_text, signed, to_markdown
 from utils.tables.notes import judge_notes
 from utils.tables.significance import differences
 from utils.tables.system_scores import (
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     check_enough(evaluators, human)
     prepare_derived(outputs, SCRIPT, args.overwrite)
 
-    figures = agreement.all_figures(evaluators, human.choices if human else {})
+    figures = agreement.all_figures(evaluators, human)
     tables = [human_table(figures["human"], figures["evaluators"])] if human else []
     tables += [pairs_table(figures["pairs"])] if figures["pairs"] else []
     tables[0].notes.extend(judge_notes(unknown_judge))
@@ -259,7 +259,9 @@ def human_table(human: dict[str, Any], rows: list[dict[str, Any]]) -> Table:
         "(appendix B); how it counts ties it does not say.",
         "Kappa: Cohen's, of the three outcomes. Spearman: of score difference (pairwise: 1, 0, -1) and the humans' "
         "choice. Mean score: over questions, of all scores in the files, not macro.",
+        *[f"{NOT_COMPARED} The next table tells which of two evaluators is right more often."] * (len(rows) > 1),
         describe_humans(human),
+        agreement.describe_sign_test(human, "first", "second"),
         *filter(None, map(describe_left_out, rows)),
     ]
     return Table(columns, lines, notes, num_names=2)
@@ -267,24 +269,35 @@ def human_table(human: dict[str, Any], rows: list[dict[str, Any]]) -> Table:
 
 def pairs_table(rows: list[dict[str, Any]]) -> Table:
     columns = ["Evaluator", "Evaluator", "Questions", "Scored by one only", "Agreement", "Kappa", "Spearman"]
+    notes = ["Agreement: share of the questions where both name the same outcome: first, second or tie."]
+    if has_humans := "first_right" in rows[0]:
+        columns += ["First alone right", "Second alone right", "Sign test p"]
+        notes.append("Right: the humans' outcome. The sign test is exact and two-sided, not corrected for several.")
     lines = []
     for row in rows:
         texts = [*row["evaluators"], str(row["num_questions"]), str(row["num_one_only"])]
         texts += [number(row["agreement"]), signed(row["kappa"]), signed(row["spearman"])]
+        if has_humans:
+            texts += [str(row["first_right"]), str(row["second_right"]), p_text(row["sign_test_p"])]
         lines.append(list(map(Cell, texts)))
-    notes = ["Agreement: share of the questions where both name the same outcome: first, second or tie."]
     return Table(columns, lines, notes, num_names=2)
 
 
 def describe_humans(human: dict[str, Any]) -> str:
-    raters = counted(human["num_raters"], "rater")
-    if human["num_rated_by_all"] < human["num_questions"]:
+    differ = len(human["raters"]) > human["num_raters"]
+    raters = counted(len(human["raters"]) if differ else human["num_raters"], "rater")
+    if differ:
+        raters += f", at most {human['num_raters']} per question"
+    elif human["num_rated_by_all"] < human["num_questions"]:
         raters += f" of {human['num_rated_by_all']} of {human['num_questions']} questions, fewer of the others"
     text = f"Humans, {raters}: first {human['first']}, second {human['second']}, tie {human['tie']}"
     if human["num_raters"] > 1:
         text += f"; {human['no_majority']} of the ties for lack of a majority"
-    if human["num_raters"] == 2:
-        text += f". Cohen's kappa of the two raters: {signed(human['kappa'])} (the paper's: {PAPER_KAPPA})"
+    if differ and human["num_raters"] > 1:
+        text += ". Raters differ by question: utils/human_evaluation.py --collect has the agreement of each two"
+    elif human["num_raters"] == 2:
+        whom = "two raters" if human["raters"] else "first and the second choice"
+        text += f". Cohen's kappa of the {whom}: {signed(human['kappa'])} (the paper's two raters: {PAPER_KAPPA})"
     return text + "."
 
 

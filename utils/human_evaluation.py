@@ -119,7 +119,8 @@ def make(args: argparse.Namespace) -> None:
     swapped = rating_study.draw_swapped(drawn, groups, args.seed) if args.ask == "pairs" else set()
     answers = {i: [system[i] for system in (systems[::-1] if i in swapped else systems)] for i in drawn}
     questions = [describe(args, task, records[i], answers[i]) for i in drawn]
-    content = rating_study.make_content(args.ask, questions, rating_study.share_out(drawn, names, overlap, args.seed))
+    shares = rating_study.share_out(drawn, names, overlap, args.seed)
+    content = rating_study.make_content(args.ask, questions, shares, has_aspects(task) and args.show != "question")
     told = [{"name": one_line(name), "responses": list(map(file_hash, paths))} for name, *paths in args.system]
     publish(args, page_addr, key_addr, content, rating_study.make_key(content, told, groups, swapped))
     counts = {"without aspects": len(records) - len(asked), "without an answer": len(asked) - len(groups)}
@@ -182,11 +183,15 @@ def read_system(paths: list[str], records: dict[str, Record]) -> dict[str, str]:
     return {question_id: answer for question_id, answer in found.items() if answer.strip()}
 
 
+def has_aspects(task: Task) -> bool:
+    return any(metric.parts for metric in task.metrics.values())
+
+
 def with_aspects(ask: str, task: Task, records: dict[str, Record]) -> dict[str, Record]:
     """Those of the questions that can be asked about; UserError where none of this task can."""
     if ask == "pairs":
         return records
-    if not any(metric.parts for metric in task.metrics.values()):
+    if not has_aspects(task):
         raise UserError(f"--ask {ask}: the questions of {task.name} have no aspects; ask pairs")
     return {question_id: record for question_id, record in records.items() if rubric(task, record)}
 

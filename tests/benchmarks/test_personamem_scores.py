@@ -218,6 +218,7 @@ def test_the_intervals_of_shares_need_no_baseline(systems, capsys):
     assert run(make_table, *systems, "--intervals") == 0
     out = capsys.readouterr().out
     assert "| System | Column | Share | 95% interval | Right | Questions |" in out and "Permutation" not in out
+    assert "- Two intervals of the same questions are not a comparison, whether they overlap or not. --baseline" in out
 
 
 def test_other_divisions_are_refused(folder, systems, tmp_path):

@@ -174,7 +174,15 @@ class TestByHand:
             # two ties are right of 8; by chance 2 of 8 are too
             "| P | pairwise | 8 | 0 | 0.2500 | [0.0715, 0.5907] | 6 | 0.5000 | 0.0000 | +0.0000 | – | – | 1.0000 |",
         ]
-        assert rows[4] == r"| A\|1 | P | 8 | 0 | 0.2500 | +0.0000 | – |"  # c and g are ties of both
+        # c and g are ties of both. Of four and two right answers one is common: three and one remain. Of 16 throws of
+        # four coins 10 are as uneven.
+        assert rows[4] == r"| A\|1 | P | 8 | 0 | 0.2500 | +0.0000 | – | 3 | 1 | 0.6250 |"
+        assert (
+            "- Two intervals of the same questions are not a comparison, whether they overlap or not. The next" in out
+        )
+        assert (
+            "- Sign test (exact, two-sided, without ties): first 4, second 2, p = 0.6875; share of first 0.6667" in out
+        )
         assert "- Humans, 1 rater: first 4, second 2, tie 2.\n" in out
         unknown = ", ".join(map(str, [*files, pairs]))
         assert f"- Not known by which judge and prompt: {unknown} (no manifest beside it" in out
@@ -369,6 +377,14 @@ TWO_RATERS = {
 }
 
 
+SQRT = math.sqrt(0.975)
+
+
+def tail(hits, number, share):
+    """The chance of as many hits or more."""
+    return sum(math.comb(number, k) * share**k * (1 - share) ** (number - k) for k in range(hits, number + 1))
+
+
 class TestHumans:
     def test_two_raters_have_a_kappa_and_differ_to_a_tie(self, study):
         files = [
@@ -386,13 +402,51 @@ class TestHumans:
             "second": 1,
             "tie": 3,
             "no_majority": 2,
+            "raters": [],
+            # One of two: the exact limits are 1 - sqrt(0.975) and its root.
+            "sign_test": {"share": 0.5, "interval": [pytest.approx(1 - SQRT), pytest.approx(SQRT)], "p": 1},
             "kappa": pytest.approx(kappa),
         }
         assert figures["evaluators"][0]["accuracy"] == 4 / 5  # b and e are ties like c
         assert (
             "- Humans, 2 raters: first 1, second 1, tie 3; 2 of the ties for lack of a majority. "
-            "Cohen's kappa of the two raters: +0.4118 (the paper's: 0.726).\n"
+            "Cohen's kappa of the first and the second choice: +0.4118 (the paper's two raters: 0.726).\n"
         ) in out
+
+    @pytest.mark.parametrize(
+        ("raters", "said"),
+        [
+            (["Ann", "Bo"], "Humans, 2 raters: first 1, second 1, tie 3; 2 of the ties for lack of a majority. "
+             "Cohen's kappa of the two raters: +0.4118 (the paper's two raters: 0.726)."),
+            (["Ann", "Bo", "Cy"], "Humans, 3 raters, at most 2 per question: first 1, second 1, tie 3; 2 of the ties "
+             "for lack of a majority. Raters differ by question: utils/human_evaluation.py --collect has the "
+             "agreement of each two."),
+        ],
+    )  # fmt: skip
+    def test_a_kappa_of_the_two_raters_is_of_two(self, study, raters, said):
+        files = [study.direct(name, dict.fromkeys("abcde", 0.5)) for name in ("1.json", "2.json")]
+        human = study.human({"choices": TWO_RATERS, "responses": [[], []], "raters": raters})
+        out, figures = study.run("--human_addr", human, "--evaluator", "A", *files)
+        assert f"- {said}\n" in out
+        assert (figures["human"]["kappa"] is None) == (len(raters) == 3)
+
+    def test_the_papers_preferences_are_no_difference(self, study):
+        """Figure 1: 35 to 26 of 100. The exact p-value and limits are sums of binomial probabilities."""
+        choices = {f"q{i}": "first" if i < 35 else "second" if i < 61 else "tie" for i in range(100)}
+        pairs = study.pairwise("p.json", dict.fromkeys(choices, "tie"))
+        out, figures = study.run("--human_addr", study.human(choices), "--evaluator", "P", pairs)
+        test = figures["human"]["sign_test"]
+        assert test["p"] == pytest.approx(2 * tail(35, 61, 0.5)) == pytest.approx(0.3057, abs=5e-5)
+        low, high = test["interval"]
+        assert tail(35, 61, low) == pytest.approx(0.025) and tail(26, 61, 1 - high) == pytest.approx(0.025)
+        said = f"first 35, second 26, p = 0.3057; share of first 0.5738, 95% interval [{low:.4f}, {high:.4f}]."
+        assert f"- Sign test (exact, two-sided, without ties): {said}\n" in out
+
+    def test_without_a_preference_there_is_no_sign_test(self, study):
+        pairs = study.pairwise("p.json", {"a": "tie"})
+        out, figures = study.run("--human_addr", study.human({"a": "tie"}), "--evaluator", "P", pairs)
+        assert figures["human"]["sign_test"] is None
+        assert "- Sign test: none, for no question has a preference.\n" in out
 
     def test_three_raters_have_a_majority_and_no_kappa(self, study):
         choices = {"a": ["first", "second", "first"], "b": ["first", "second", "tie"], "c": ["tie", "tie", "first"]}
@@ -413,7 +467,8 @@ class TestHumans:
         files = [study.direct(name, dict.fromkeys("vwxabcde", 0.5)) for name in ("1.json", "2.json")]
         out, figures = study.run("--human_addr", study.human(alone | TWO_RATERS), "--evaluator", "A", *files)
         both = {"num_raters": 2, "num_rated_by_all": 5, "kappa": pytest.approx((15 - 8) / (25 - 8))}
-        assert figures["human"] == {"num_questions": 8, "first": 2, "second": 2, "tie": 4, "no_majority": 2, **both}
+        counts = {"num_questions": 8, "first": 2, "second": 2, "tie": 4, "no_majority": 2, **both}
+        assert counts.items() <= figures["human"].items()
         assert figures["evaluators"][0]["accuracy"] == 4 / 8
         assert "- Humans, 2 raters of 5 of 8 questions, fewer of the others: first 2, second 2, tie 4; " in out
 
@@ -421,7 +476,7 @@ class TestHumans:
         pairs = study.pairwise("p.json", {"a": "win"})
         out, figures = study.run("--human_addr", study.human({"a": ["first", "first"]}), "--evaluator", "P", pairs)
         assert figures["human"]["kappa"] is None
-        assert "kappa of the two raters: – (the paper's" in out
+        assert "kappa of the first and the second choice: – (the paper's" in out
 
     @pytest.mark.parametrize(
         ("content", "expected"),
@@ -438,6 +493,10 @@ class TestHumans:
             (
                 {"choices": {"a": "first"}, "responses": [["aa"], [1]]},
                 ": field 'responses': [['aa'], [1]] where a list of SHA-256 a system belongs",
+            ),
+            (
+                {"choices": {"a": "first"}, "responses": [[], []], "raters": "Ann"},
+                ": field 'raters': 'Ann' where a list of names belongs",
             ),
         ],
     )

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 
 import pytest
+import scipy.stats
 from sklearn.metrics import cohen_kappa_score
 from test_report import NASTY, browser, needs_chromium, open_page  # noqa: F401 (fixtures)
 
@@ -14,6 +15,7 @@ from utils.cli import UserError
 from utils.files.manifest import file_hash
 from utils.human_evaluation import main
 from utils.tables.agreement import cohens_kappa as outcome_kappa
+from utils.tables.agreement import majority
 from utils.tables.rating_study import draw, draw_swapped, share_out
 from utils.tables.reliability import cohens_kappa, krippendorffs_alpha
 
@@ -444,6 +446,13 @@ def test_every_beginning_of_what_is_drawn_has_the_groups_in_proportion():
     assert draw(dict(reversed(groups.items())), 30, seed=3) == drawn[:30] != draw(groups, 30, seed=4)
 
 
+def test_a_missing_answer_does_not_change_what_else_is_drawn():
+    """Studies of two systems are compared on the questions that both have drawn."""
+    groups = {f"q{i}": "abc"[i % 3] for i in range(900)}
+    lacking = {question_id: its for question_id, its in groups.items() if question_id not in {"q7", "q8", "q450"}}
+    assert len({*draw(groups, 90, seed=0)} & {*draw(lacking, 90, seed=0)}) >= 85
+
+
 def test_the_overlap_is_for_all_and_the_rest_for_one_rater_each():
     drawn = [f"q{i}" for i in range(30)]
     shares = share_out(drawn, ["Ann", "Bo", "Cy"], 12, seed=0)
@@ -483,6 +492,14 @@ def test_pairs_show_what_the_study_wants(study):
         study.make("--draw", 2, "--show", show, "--overwrite")
         for question in content(study.page)["questions"]:
             assert (set(question["details"]), len(question["aspects"])) == (set(details), aspects or 0)
+        # Appendix B of the paper, without its bullets.
+        assert (content(study.page)["instruction"] == (
+            "Given a question, its corresponding post detail, and two generated responses, please evaluate which "
+            "response best addresses the user's information need as described in the post detail. You may select: "
+            "Response 1 if it better satisfies the user's stated requirements, "
+            "Response 2 if it better satisfies the user's stated requirements, or "
+            "Tie if both responses are equally satisfactory in addressing the question based on the post detail."
+        )) == (show != "question")  # fmt: skip
 
 
 def test_a_question_without_an_answer_or_without_aspects_is_not_asked(study, capsys):
@@ -512,6 +529,10 @@ def test_two_raters_of_a_part_each_and_what_compare_evaluators_makes_of_it(study
     both = [tuple(its) for its in collected.values() if len(its) == 2]
     kappa = cohen_kappa_score(*zip(*both, strict=True))
     out = capsys.readouterr().out
+    counts = Counter(majority(its) for its in collected.values())
+    p = scipy.stats.binomtest(counts["first"], counts["first"] + counts["second"]).pvalue
+    said = f"Alpha {counts['first']}, Beta {counts['second']}, p = {p:.4f}; share of Alpha "
+    assert f"- Sign test (exact, two-sided, without ties): {said}" in out
     assert f"| choice | Ann and Bo | 20 | 20 | {sum(a == b for a, b in both) / 20:.4f} | Cohen's kappa |" in out
     assert f"{abs(kappa):.4f} | [" in out
     # The file goes on into compare_evaluators, whose kappa of the raters is the same.
@@ -525,7 +546,8 @@ def test_two_raters_of_a_part_each_and_what_compare_evaluators_makes_of_it(study
     assert compare_evaluators.main(["--human_addr", human, "--evaluator", "Judge", scores]) == 0
     out = capsys.readouterr().out
     assert "Humans, 2 raters of 20 of 40 questions, fewer of the others: first" in out
-    assert f"{abs(kappa):.4f} (the paper's: 0.726)" in out
+    assert "Cohen's kappa of the two raters: " in out
+    assert f"{abs(kappa):.4f} (the paper's two raters: 0.726)" in out
     # It has the hashes of the answers that people saw, so scores of others are refused, and those in another order.
     alpha, beta = (file_hash(study.responses[name]) for name in ("Alpha", "Beta"))
     words = ["--human_addr", human, "--evaluator", "Judge", scores]
@@ -741,6 +763,22 @@ def test_kappa_is_scikit_learns():
         assert low < value < high
     assert cohens_kappa([]) == cohens_kappa([[(1, 1)], [(1, 1)]]) == (None, None)
     assert outcome_kappa([(1, 1), (0, -1)]) == pytest.approx(cohen_kappa_score([1, 0], [1, -1]))
+
+
+@pytest.mark.parametrize("differing", [0, 1])
+def test_raters_who_agree_on_everything_have_no_interval(differing):
+    """Of ten questions: that these show no disagreement does not say that there is none."""
+    questions = [[(i % 3, i % 3)] for i in range(10 - differing)] + [[(0, 1)]] * differing
+    for estimate in (cohens_kappa(questions), krippendorffs_alpha(questions)):
+        assert (estimate.value == 1) == (differing == 0)
+        assert (estimate.interval is None) == (differing == 0)
+
+
+def test_an_agreement_without_an_interval_is_a_dash(study, capsys):
+    key = study.make("--draw", 6)
+    every = dict(zip(key["questions"], ["first", "second", "tie"] * 2, strict=True))
+    study.collect(*[study.choose(name, every) for name in ("Ann", "Bo")])
+    assert "| choice | Ann and Bo | 6 | 6 | 1.0000 | Cohen's kappa | +1.0000 | – |" in capsys.readouterr().out
 
 
 def test_the_interval_draws_questions_and_not_ratings():

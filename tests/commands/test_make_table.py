@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 from api_server import serve
 
 import evaluate_responses
@@ -897,9 +898,9 @@ class TestRefusals:
             main(["--system", "RAG", path])
 
 
-# People's score and the judge's of a question with two aspects, by its number: three that people saw, and two others.
-PEOPLE = [(2, 1), (1, 1), (1, 0)]
-JUDGE = [(2, 2), (2, 1), (0, 0), (2, 1), (1, 1)]
+# People's score and the judge's of a question with two aspects, by its number: six that people saw, and four others.
+PEOPLE = [(2, 1), (1, 1), (1, 0)] * 2
+JUDGE = [(2, 2), (2, 1), (0, 0)] * 2 + [(2, 1), (1, 1)] * 2
 RESPONSES = {"responses": "5a17" * 16}
 
 
@@ -918,7 +919,7 @@ def people(tmp_path):
 
 @pytest.fixture
 def judged(score_file):
-    """Five questions a category, and in Arts a sixth without an answer."""
+    """Ten questions a category, and in Arts an eleventh without an answer."""
 
     def write(name="a.json", **more):
         questions = [
@@ -935,9 +936,9 @@ def seen(*slugs):
 
 
 class TestPeople:
-    """The scores are 3/4, 1/2 and 1/4 by people, and 1, 3/4 and 0, then 3/4 and 1/2, by the judge."""
+    """Twice 3/4, 1/2 and 1/4 by people, and by the judge twice 1, 3/4 and 0, then twice 3/4 and 1/2."""
 
-    WEIGHT = 2 / 5 * (1 / 4) / (7 / 24 + 1 / 4)  # 2 of 5 unseen; the products add up to 1/4, the squares to 13/24
+    WEIGHT = 2 / 5 * (1 / 4) / (7 / 24 + 1 / 4)  # 4 of 10 unseen; the products add up to 1/4, the squares to 13/24
     MEAN = 1 / 2 + WEIGHT * (5 / 8 - 7 / 12)
 
     def tables(self, capsys, *arguments):
@@ -953,17 +954,17 @@ class TestPeople:
         file = people("people.json", seen("rpg", "diy", "law"), RESPONSES["responses"])
         means, bias, verdicts, notes = self.tables(capsys, "--system", "RAG", judged(), "--human_addr", "RAG", file)
         assert means["RAG", LIFESTYLE][:2] == ["0.6000", f"{self.MEAN:.4f}"]
-        assert means["RAG", LIFESTYLE][3:5] == [f"{self.WEIGHT:.2f}", "3 of 5"]
-        assert means["RAG", ARTS][:2] == ["0.5000", f"{self.MEAN * 5 / 6:.4f}"]  # one in six has no answer
-        average = self.MEAN * (5 / 6 + 1 + 1) / 3
+        assert means["RAG", LIFESTYLE][3:5] == [f"{self.WEIGHT:.2f}", "6 of 10"]
+        assert means["RAG", ARTS][:2] == [f"{6 / 11:.4f}", f"{self.MEAN * 10 / 11:.4f}"]  # one of eleven has no answer
+        average = self.MEAN * (10 / 11 + 1 + 1) / 3
         assert means["RAG", "Average (macro)"][1] == f"{average:.4f}"
-        assert means["RAG", "Average (macro)"][3:] == ["–", "9 of 15", "–"]
-        # The differences are 1/4, 1/4 and -1/4: 1/12 on average, with the variance 1/12.
-        half = 4.302653 * math.sqrt(1 / 36)
-        assert bias["RAG", SOCIETY] == ["+0.0833", f"[−{half - 1 / 12:.4f}, +{half + 1 / 12:.4f}]", "3"]
+        assert means["RAG", "Average (macro)"][3:] == ["–", "18 of 30", "–"]
+        # The differences are twice 1/4, 1/4 and -1/4: 1/12 on average, with the variance 1/15.
+        half = 2.570582 * math.sqrt(1 / 15 / 6)
+        assert bias["RAG", SOCIETY] == ["+0.0833", f"[−{half - 1 / 12:.4f}, +{half + 1 / 12:.4f}]", "6"]
         assert bias["RAG", "Average (macro)"][0] == "+0.0833"
-        counts = {("RAG", "People 0"): ["3", "0", "0"], ("RAG", "People 1"): ["3", "3", "6"]}
-        assert verdicts == counts | {("RAG", "People 2"): ["0", "0", "3"]}
+        counts = {("RAG", "People 0"): ["6", "0", "0"], ("RAG", "People 1"): ["6", "6", "12"]}
+        assert verdicts == counts | {("RAG", "People 2"): ["0", "0", "6"]}
         assert "drawn at random from each category's." in notes[0]
         assert len(notes) == 3  # nothing is taken on trust
 
@@ -972,15 +973,16 @@ class TestPeople:
         arguments = "--system", "RAG", judged(), "--human_addr", "RAG", file
         means, _, _, notes = self.tables(capsys, *arguments)
         low, high = map(float, means["RAG", LIFESTYLE][2].strip("[]").replace("−", "-").split(", "))
-        part = corrected(np.array([0.75, 0.5, 0.25]), np.array([1, 0.75, 0]), np.array([0.75, 0.5]))
+        human, judge, others = (np.tile(its, 2) for its in ([0.75, 0.5, 0.25], [1, 0.75, 0], [0.75, 0.5]))
+        part = corrected(human, judge, others)
         assert (low, high) == pytest.approx((part.mean - half_width([part]), part.mean + half_width([part])), abs=5e-5)
         # Of the others people saw nothing, and so there is no average.
-        assert means["RAG", ARTS] == ["0.5000", "–", "–", "–", "0 of 5", "–"]
-        assert means["RAG", "Average (macro)"][1:] == ["–", "–", "–", "3 of 15", "–"]
+        assert means["RAG", ARTS] == [f"{6 / 11:.4f}", "–", "–", "–", "0 of 10", "–"]
+        assert means["RAG", "Average (macro)"][1:] == ["–", "–", "–", "6 of 30", "–"]
         assert "No correction: fewer than 3 questions judged by people in a category" in notes[2]
 
     def test_equal_scores_have_no_interval(self, judged, people, capsys):
-        verdicts = seen("rpg", "law") | {f"diy{i}": (1, 1) for i in range(3)}
+        verdicts = seen("rpg", "law") | {f"diy{i}": (1, 1) for i in range(6)}
         file = people("people.json", verdicts, RESPONSES["responses"])
         means, *_ = self.tables(capsys, "--system", "RAG", judged(), "--human_addr", "RAG", file)
         assert means["RAG", LIFESTYLE][1:4] == ["0.5000", "–", "0.00"]
@@ -988,10 +990,10 @@ class TestPeople:
         assert means["RAG", SOCIETY][2] != "–"
 
     def test_nor_have_they_where_an_answer_is_missing(self, judged, people, capsys):
-        verdicts = seen("diy", "law") | {f"rpg{i}": (1, 1) for i in range(3)}
+        verdicts = seen("diy", "law") | {f"rpg{i}": (1, 1) for i in range(6)}
         file = people("people.json", verdicts, RESPONSES["responses"])
         means, *_ = self.tables(capsys, "--system", "RAG", judged(), "--human_addr", "RAG", file)
-        assert means["RAG", ARTS][1:4] == [f"{0.5 * 5 / 6:.4f}", "–", "0.00"]
+        assert means["RAG", ARTS][1:4] == [f"{0.5 * 10 / 11:.4f}", "–", "0.00"]
 
     def test_only_the_systems_that_people_judged_are_corrected(self, judged, people, capsys):
         files = "--system", "RAG", judged(), "--system", "PlanPers", judged("b.json")
@@ -1006,17 +1008,17 @@ class TestPeople:
     def test_what_lacks_a_judge_s_score_is_left_out_and_counted(self, score_file, people, capsys):
         entries = [question(f"rpg{i}", "rpg", *its) for i, its in enumerate([*JUDGE, (2, None), (1, 1)])]
         path = score_file("a.json", *entries, question("odd", "astrology", 1), judged=JUDGED | RESPONSES)
-        verdicts = seen("rpg") | {"rpg5": (0, 0), "odd": (2,)}
+        verdicts = seen("rpg") | {"rpg10": (0, 0), "odd": (2,)}
         file = people("people.json", verdicts, RESPONSES["responses"])
         arguments = "--system", "RAG", path, "--human_addr", "RAG", file
         means, _, counts, notes = self.tables(capsys, *arguments)
-        assert means["RAG", ARTS][4] == "3 of 6"
-        assert counts["RAG", "People 0"] == ["1", "0", "1"]  # the verdict that the judge gave on rpg5 counts
+        assert means["RAG", ARTS][4] == "6 of 11"
+        assert counts["RAG", "People 0"] == ["2", "0", "1"]  # the verdict that the judge gave on rpg10 counts
         assert notes[3] == (
             "- RAG: 2 questions judged by people left out, for the judge's score or the column is missing."
         )
         means, *_ = self.tables(capsys, *arguments, "--unscored_as_zero")
-        assert means["RAG", ARTS][4] == "4 of 7"
+        assert means["RAG", ARTS][4] == "7 of 12"
 
     def test_a_file_a_category(self, score_file, people, capsys):
         arguments = ["--system", "RAG"]
@@ -1029,7 +1031,7 @@ class TestPeople:
         assert means["RAG", "Average (macro)"][1] == f"{self.MEAN:.4f}"
         swapped = people("swapped.json", seen("rpg"), "2" * 64)
         message = refusal(*arguments, "--human_addr", "RAG", swapped)
-        assert message.startswith(f"{swapped}: 3 of its 3 questions are not scored in {arguments[3]}: 'rpg0', ")
+        assert message.startswith(f"{swapped}: 6 of its 6 questions are not scored in {arguments[3]}: 'rpg0', ")
 
     @pytest.mark.parametrize("told", ["file", "scores", "neither"])
     def test_what_tells_no_responses_is_taken_on_trust(self, judged, people, capsys, told):
@@ -1057,11 +1059,79 @@ class TestPeople:
         arguments = "--system", "RAG", scores, "--human_addr", "RAG"
         means, bias, _, notes = self.tables(capsys, *arguments, people("people.json", verdicts, digest))
         assert means["RAG", "Average (macro)"][4] == f"{len(verdicts)} of {len(verdicts) + 1}"
-        assert all("–" not in cells[1:3] for cells in [*means.values(), *bias.values()])
+        assert all("–" not in cells[1:3] for cells in means.values())
+        assert {cells[1] for cells in bias.values()} == {"–"}  # in each category people saw four questions, or fewer
         assert not [note for note in notes if "on trust" in note]
         responses.write_text("{}")
         digest = hashlib.sha256(responses.read_bytes()).hexdigest()
         assert "people saw other answers" in refusal(*arguments, people("people.json", verdicts, digest))
+
+    def test_a_judge_that_agrees_on_all_that_people_saw_is_not_taken_for_perfect(self, score_file, people, capsys):
+        """Five questions of a thousand: by the judge's scores the interval was [.548, .586]."""
+        human = (1.0, 0.75, 0.5, 0.5, 0.25)
+        path = score_file("a.json", *scored("diy", *human * 200), judged=JUDGED | RESPONSES)
+        file = people("people.json", {f"diy{i}": QUARTERS[score] for i, score in enumerate(human)})
+        means, bias, _, _ = self.tables(capsys, "--system", "RAG", path, "--human_addr", "RAG", file)
+        low, high = scipy.stats.ttest_1samp(human, 0).confidence_interval()
+        assert means["RAG", LIFESTYLE][1:4] == ["0.6000", f"[{low:.4f}, {high:.4f}]", "0.00"]
+        assert bias["RAG", LIFESTYLE] == ["+0.0000", "–", "5"]
+
+    def test_an_interval_stays_within_the_range_of_scores(self, score_file, people, capsys):
+        human = (1.0, 1.0, 0.25)
+        path = score_file("a.json", *scored("diy", *human), judged=JUDGED | RESPONSES)
+        file = people("people.json", {f"diy{i}": QUARTERS[score] for i, score in enumerate(human)})
+        means, *_ = self.tables(capsys, "--system", "RAG", path, "--human_addr", "RAG", file)
+        assert scipy.stats.ttest_1samp(human, 0).confidence_interval()[1] > 1.5
+        assert means["RAG", LIFESTYLE][2] == "[0.0000, 1.0000]"
+
+    def test_two_systems_are_compared_question_by_question(self, score_file, people, capsys):
+        rag = [0.0, 0.25, 0.25, 0.5, 0.5, 0.5, 0.75, 0.75, 0.75, 0.0, 0.25, 0.5]
+        planpers = [0.25, 0.25, 0.5, 0.75, 0.75, 0.5, 1.0, 1.0, 1.0, 0.25, 0.5, 0.0]  # the last has no answer
+        arguments = []
+        for name, scores in (("PlanPers", planpers), ("RAG", rag)):
+            entries = [*scored("diy", *scores), *scored("rpg", 0.5, 1.0)]
+            if name == "PlanPers":
+                entries[11] |= {"answered": False}
+            arguments += ["--system", name, score_file(f"{name}.json", *entries, judged=JUDGED | RESPONSES)]
+            seen = {entry["id"]: QUARTERS[score] for entry, score in zip(entries, scores, strict=False)}
+            seen = {
+                question_id: its for question_id, its in seen.items() if (name, question_id) != ("PlanPers", "diy11")
+            }
+            arguments += ["--human_addr", name, people(f"{name}_people.json", seen)]
+        assert main(arguments) == 0
+        out = capsys.readouterr().out
+        by_scipy = scipy.stats.ttest_rel(planpers, rag).confidence_interval()
+        low, high = (f"{end:+.4f}" for end in by_scipy)
+        assert by_scipy.low > 0
+        assert f"| PlanPers | RAG | {LIFESTYLE} | +0.1458 | +0.1458 | [{low}, {high}] | 0.00 | 12 of 12 |" in out
+        assert f"| PlanPers | RAG | {ARTS} | +0.0000 | – | – | – | 0 of 2 |" in out
+        # Though each one's own interval holds the other's mean.
+        found = re.findall(rf"^\| (?:PlanPers|RAG) \| {LIFESTYLE} \| \S+ \| (\S+) \| \[(\S+), (\S+)\]", out, re.M)
+        (one, one_low, one_high), (other, other_low, other_high) = [map(float, its) for its in found]
+        assert one_low < other < one_high and other_low < one < other_high
+        assert (
+            "- Two intervals of the same questions are not a comparison, whether they overlap or not. The next" in out
+        )
+
+    def test_a_difference_is_corrected_like_a_mean(self, judged, score_file, people, capsys):
+        """To people and to the judge alike PlanPers has 1/2 everywhere."""
+        entries = [question(f"{slug}{i}", slug, 1, 1) for slug in ("rpg", "diy", "law") for i in range(10)]
+        lost = question("lost", "rpg", 0, 0, answered=False)
+        planpers = score_file("b.json", *entries, lost, num_unanswered=1, judged=JUDGED | RESPONSES)
+        halves = dict.fromkeys(seen("rpg", "diy", "law"), (1, 1))
+        files = [people("rag.json", seen("rpg", "diy", "law")), people("planpers.json", halves)]
+        arguments = ["--system", "RAG", judged(), "--system", "PlanPers", planpers]
+        arguments += ["--human_addr", "RAG", files[0], "--human_addr", "PlanPers", files[1]]
+        means, *_ = self.tables(capsys, *arguments)
+        main([*arguments, "--format", "csv"])
+        rag, planpers = csv.DictReader(io.StringIO(capsys.readouterr().out))
+        assert float(rag[f"{SOCIETY}: corrected difference to PlanPers"]) == pytest.approx(self.MEAN - 0.5, abs=1e-12)
+        low, high = (float(rag[f"{SOCIETY}: corrected 95% interval, {end} to PlanPers"]) for end in ("low", "high"))
+        assert means["RAG", SOCIETY][2] == f"[{low + 0.5:.4f}, {high + 0.5:.4f}]"
+        # One in eleven has no answer by either, and so no difference.
+        expected = (self.MEAN - 0.5) * 10 / 11
+        assert float(rag[f"{ARTS}: corrected difference to PlanPers"]) == pytest.approx(expected, abs=1e-12)
+        assert planpers[f"{ARTS}: corrected difference to PlanPers"] == ""
 
     def test_csv(self, judged, people, capsys):
         file = people("people.json", seen("rpg", "diy", "law"), RESPONSES["responses"])
@@ -1074,7 +1144,7 @@ class TestPeople:
         assert float(planpers[f"{SOCIETY}: bias"]) == pytest.approx(1 / 12, abs=1e-12)
         low, high = (float(planpers[f"{SOCIETY}: corrected, 95% interval, {end}"]) for end in ("low", "high"))
         assert (low + high) / 2 == pytest.approx(self.MEAN, abs=1e-11)
-        assert (planpers["Aspects: people 1, judge 2"], planpers["Aspects: people 2, judge 0"]) == ("6", "0")
+        assert (planpers["Aspects: people 1, judge 2"], planpers["Aspects: people 2, judge 0"]) == ("12", "0")
         assert rag[f"{SOCIETY}: corrected"] == rag["Aspects: people 1, judge 2"] == ""
         assert "note: Corrected mean: " in captured.err
 

@@ -198,7 +198,9 @@ def test_a_consistent_judge_never_swaps(judging, capsys):
     found = judging.run("pairwise", three_pairs(judging))
     assert (found["wins"], found["ties"], found["losses"]) == (2, 0, 1)
     assert found["position_swap_rate"] == 0.0
-    assert "wins 2, ties 0, loses 1 of 3 questions; position-swap rate 0%" in capsys.readouterr().out
+    assert (
+        "wins 2, ties 0, loses 1 of 3 questions; position-swap rate 0%; sign test p = 1.0000" in capsys.readouterr().out
+    )
 
 
 def test_wins_ties_losses_and_what_is_unscored(judging, capsys):

@@ -11,7 +11,12 @@ from utils.tables.prediction_powered import corrected, further_to_halve, half_wi
 # By hand
 
 
-HUMAN, JUDGED, OTHERS = np.array([0.0, 0.5, 0.5, 1.0]), np.array([0.25, 0.5, 1.0, 1.0]), np.array([0.5, 1.0])
+# Three times the same four questions, of which two differ: a judge counts where five do.
+HUMAN, JUDGED, OTHERS = (
+    np.array([0.0, 0.5, 0.5, 1.0] * 3),
+    np.array([0.25, 0.5, 1.0, 1.0] * 3),
+    np.array([0.5, 1.0] * 3),
+)
 
 
 def test_the_estimate_by_hand():
@@ -21,11 +26,11 @@ def test_the_estimate_by_hand():
     assert part.weight == pytest.approx(8 / 27)
     assert part.mean == pytest.approx(0.5 + 8 / 27 * (3 / 4 - 11 / 16))
     residuals = HUMAN - 8 / 27 * JUDGED
-    first = sum((residuals - residuals.mean()) ** 2) / (4 - 2) / 4
+    first = sum((residuals - residuals.mean()) ** 2) / (12 - 2) / 12
     every = [*JUDGED, *OTHERS]
-    second = (8 / 27) ** 2 * sum((f - sum(every) / 6) ** 2 for f in every) / 5 / 2
-    assert part.variances == [(pytest.approx(first), 2), (pytest.approx(second), 5)]
-    degrees = (first + second) ** 2 / (first**2 / 2 + second**2 / 5)
+    second = (8 / 27) ** 2 * sum((f - sum(every) / 18) ** 2 for f in every) / 17 / 6
+    assert part.variances == [(pytest.approx(first), 10), (pytest.approx(second), 17)]
+    degrees = (first + second) ** 2 / (first**2 / 10 + second**2 / 17)
     assert half_width([part]) == pytest.approx(scipy.stats.t.ppf(0.975, degrees) * math.sqrt(first + second))
 
 
@@ -50,9 +55,11 @@ def test_where_people_scored_all_it_is_their_mean():
     assert (part.mean - half_width([part]), part.mean + half_width([part])) == pytest.approx((low, high))
 
 
-@pytest.mark.parametrize(("judged", "weight"), [(np.full(4, 0.5), 0), (1 - HUMAN, 0), (HUMAN / 9, 1)])
+@pytest.mark.parametrize(
+    ("judged", "weight"), [(np.full(12, 0.5), 0), (1 - HUMAN, 0), (HUMAN / 9 + np.array([0, 0.01] * 6), 1)]
+)
 def test_the_weight_stays_between_people_alone_and_the_judge_s_mean(judged, weight):
-    """A judge that says always the same, the contrary, or the same on a smaller scale."""
+    """A judge that says always the same, the contrary, or nearly the same on a smaller scale."""
     part = corrected(HUMAN, judged, np.array([0.5, 1.0, 0.0, 0.25] * 10))
     assert part.weight == weight
     assert part.mean == pytest.approx(0.5 if weight == 0 else 0.5 + 0.4375 - judged.mean())
@@ -66,11 +73,11 @@ def test_the_mean_over_strata_is_unweighted():
 
 
 def test_what_has_no_answer_counts_0():
-    part, whole = corrected(HUMAN, JUDGED, OTHERS), corrected(HUMAN, JUDGED, OTHERS, unanswered=2)
+    part, whole = corrected(HUMAN, JUDGED, OTHERS), corrected(HUMAN, JUDGED, OTHERS, unanswered=6)
     assert whole.mean == pytest.approx(part.mean * 6 / 8)
     *scaled, (between, freedom) = whole.variances
     assert [variance for variance, _ in scaled] == pytest.approx([its * 36 / 64 for its, _ in part.variances])
-    assert (between, freedom) == (pytest.approx(part.mean**2 * 6 / 8 * 2 / 8 / 8), 7)
+    assert (between, freedom) == (pytest.approx(part.mean**2 * 6 / 8 * 2 / 8 / 24), 23)
     # And no question that people score takes from that.
     assert (whole.shrinking, whole.fixed) == pytest.approx((part.shrinking * 36 / 64, part.fixed * 36 / 64 + between))
 
@@ -154,6 +161,78 @@ def test_questions_without_an_answer_are_in_the_interval_too():
     assert hits / STUDIES == pytest.approx(0.95, abs=0.015)
 
 
+# A judge that errs rarely and one way, on 1,000 questions: whoever sees a few of them sees a perfect judge
+
+
+def overrate_aspects(human, dice):
+    """One aspect in twenty gets one more."""
+    return np.minimum(2, human + (dice.random(human.shape) < 0.05))
+
+
+def overrate_questions(human, dice):
+    """One question in twenty gets full marks."""
+    return np.where(dice.random((*human.shape[:2], 1)) < 0.05, 2, human)
+
+
+def by_the_formula(human, judged, others):
+    """PPI++ and its interval by t, as the module says, but for any judge: does it contain the mean, 0.4?"""
+    seen, unseen = human.shape[-1], others.shape[-1]
+    covariances = [np.cov(its) for its in np.stack([human, judged], axis=1)]
+    slopes = np.array([both[0, 1] / both[1, 1] if both[1, 1] else 0 for both in covariances])
+    weights = np.clip(slopes / (1 + seen / unseen), 0, 1)[:, None]
+    estimates = (human - weights * judged).mean(axis=-1) + weights[:, 0] * others.mean(axis=-1)
+    first = (human - weights * judged).var(axis=-1) / (seen - 2)
+    second = weights[:, 0] ** 2 * others.var(axis=-1) / unseen
+    with np.errstate(invalid="ignore"):  # all scores seen are alike
+        degrees = (first + second) ** 2 / (first**2 / (seen - 2) + second**2 / (seen + unseen - 1))
+    return np.mean(abs(estimates - 0.4) <= scipy.stats.t.ppf(0.975, degrees) * np.sqrt(first + second))
+
+
+@pytest.mark.parametrize(
+    ("errs", "trusted"), [(overrate_aspects, {5: 0.67, 10: 0.85}), (overrate_questions, {5: 0.26, 10: 0.42, 30: 0.75})]
+)
+def test_what_a_judge_gets_wrong_rarely_is_in_the_interval(errs, trusted):
+    dice = np.random.default_rng(0)
+    human = dice.binomial(2, dice.beta(2, 3, (STUDIES, 1000, 1)), (STUDIES, 1000, 4))
+    human, judged = human.mean(axis=-1) / 2, errs(human, dice).mean(axis=-1) / 2
+    for seen in (5, 10, 20, 30, 50, 100, 200):
+        its = human[:, :seen], judged[:, :seen], judged[:, seen:]
+        part = corrected(*its)
+        assert coverage([part], 0.4) == pytest.approx(0.95, abs=0.02)
+        if seen in trusted:  # without the rule of five
+            assert by_the_formula(*its) == pytest.approx(trusted[seen], abs=0.02)
+        if seen == 100:
+            assert by_the_formula(*its) > 0.91
+            assert (part.weight > 0).mean() > 0.4
+
+
+def test_the_difference_of_two_systems_that_one_judge_rates_differently():
+    """Alike to people; the judge overrates one aspect in twenty of the first system's answers alone."""
+    dice = np.random.default_rng(0)
+    human = dice.binomial(2, dice.beta(2, 3, (1, STUDIES, 1000, 1)), (2, STUDIES, 1000, 4))
+    judged = np.stack([overrate_aspects(human[0], dice), human[1]])
+    human, judged = ((first - second).mean(axis=-1) / 2 for first, second in (human, judged))
+    for seen in (5, 10, 30, 100):
+        part = corrected(human[:, :seen], judged[:, :seen], judged[:, seen:])
+        assert coverage([part], 0) == pytest.approx(0.95, abs=0.02)
+
+
+@pytest.mark.parametrize("differing", [0, 4, 5])
+def test_a_judge_counts_where_it_differs_on_five_questions(differing):
+    human = np.tile([0.25, 0.5, 0.75, 1.0], 15)
+    judged = np.concatenate([human[:differing] - 0.125, human[differing:]])
+    part = corrected(human, judged, np.tile(human, 10))
+    low, high = scipy.stats.ttest_1samp(human, 0).confidence_interval()
+    alone = (part.mean - half_width([part]), part.mean + half_width([part])) == pytest.approx((low, high))
+    assert alone == (part.weight == 0) == (differing < 5)
+
+
+@pytest.mark.parametrize("judged", [HUMAN + 0.25, 2 * HUMAN - 0.5])
+def test_nor_does_a_judge_count_whose_scores_are_people_s_on_another_scale(judged):
+    """On what people saw it looks perfect, however often it differs."""
+    assert corrected(HUMAN, judged, np.tile(judged, 10)).weight == 0
+
+
 # How many more
 
 
@@ -184,7 +263,7 @@ def test_more_than_there_are_is_none():
 
 
 def test_without_a_judge_that_helps_four_times_as_many():
-    part = corrected(HUMAN, np.full(4, 0.5), np.full(96, 0.5))
-    assert further_to_halve([part], [(4, 100)]) == 12
-    assert further_to_halve([part], [(4, 15)]) is None
-    assert further_to_halve([part, part], [(4, 100), (4, 16)]) == 24
+    part = corrected(HUMAN, np.full(12, 0.5), np.full(96, 0.5))
+    assert further_to_halve([part], [(12, 100)]) == 36
+    assert further_to_halve([part], [(12, 47)]) is None
+    assert further_to_halve([part, part], [(12, 100), (12, 48)]) == 72

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.json_files import read_json
 from utils.tables import reliability
+from utils.tables.formats import interval_text, number, p_text
 from utils.tables.significance import share_interval
 
 PREFERENCES = {"first": 1, "tie": 0, "second": -1}  # a human's choice as a number, larger for the first system
@@ -44,15 +45,18 @@ class Human:
     choices: dict[str, list[str]]  # by question id, one or more a question, each one of `PREFERENCES`
     # Of the first system and of the second the SHA-256 of the response files that they saw; none where it is not told.
     responses: list[list[str]]
+    raters: list[str]  # who chose, in the order of the choices; none where it is not told
 
 
 def read_human(path: str) -> Human:
-    """A file of choices by question id; or that under `choices`, beside `responses`, as `raters.compared` makes it."""
-    choices, responses = read_json(path), []
+    """A file of choices by question id; or that under `choices`, beside what else `raters.compared` puts there."""
+    choices, responses, raters = read_json(path), [], []
     if isinstance(choices, dict) and isinstance(choices.get("choices"), dict):
-        choices, responses = choices["choices"], choices.get("responses")
+        choices, responses, raters = choices["choices"], choices.get("responses"), choices.get("raters", [])
         if not (isinstance(responses, list) and len(responses) == 2 and all(map(_are_texts, responses))):
             raise UserError(f"{path}: field 'responses': {quote(responses)} where a list of SHA-256 a system belongs")
+        if not _are_texts(raters):
+            raise UserError(f"{path}: field 'raters': {quote(raters)} where a list of names belongs")
     if not isinstance(choices, dict) or not choices:
         raise UserError(f'{path}: not an object {{question id: "first", "second" or "tie"}}, or an empty one')
     choices = {question_id: [its] if isinstance(its, str) else its for question_id, its in choices.items()}
@@ -62,7 +66,7 @@ def read_human(path: str) -> Human:
             raise UserError(f"{where}: {quote(its)} where {wanted}, or a list of these")
         if wrong := [choice for choice in its if choice not in list(PREFERENCES)]:
             raise UserError(f"{where}: {quote(wrong[0])} where {wanted}")
-    return Human(path, choices, responses)
+    return Human(path, choices, responses, raters)
 
 
 def _are_texts(values: Any) -> bool:
@@ -72,13 +76,14 @@ def _are_texts(values: Any) -> bool:
 # Figures
 
 
-def all_figures(evaluators: Sequence[Evaluator], choices: dict[str, list[str]]) -> dict[str, Any]:
+def all_figures(evaluators: Sequence[Evaluator], human: Human | None) -> dict[str, Any]:
     """The humans' own figures, if there are any, each evaluator's against them, and each two evaluators'."""
-    human = {question_id: PREFERENCES[majority(its) or "tie"] for question_id, its in choices.items()}
+    choices = human.choices if human else {}
+    preferred = {question_id: PREFERENCES[majority(its) or "tie"] for question_id, its in choices.items()}
     return {
-        "human": human_figures(choices) if choices else None,
-        "evaluators": [evaluator_figures(evaluator, human) for evaluator in evaluators],
-        "pairs": [pair_figures(one, other) for one, other in combinations(evaluators, 2)],
+        "human": human_figures(choices, human.raters) if human else None,
+        "evaluators": [evaluator_figures(evaluator, preferred) for evaluator in evaluators],
+        "pairs": [pair_figures(one, other, preferred) for one, other in combinations(evaluators, 2)],
     }
 
 
@@ -88,22 +93,59 @@ def majority(choices: Sequence[str]) -> str | None:
     return choice if 2 * count > len(choices) else None
 
 
-def human_figures(choices: dict[str, list[str]]) -> dict[str, Any]:
-    """Counts of questions; num_raters is the most that one has, and kappa is of two raters, else None."""
+class SignTest(NamedTuple):
+    """Is one of two systems preferred more often? Of the questions without a tie, which need not be many."""
+
+    share: float  # the first system's
+    interval: tuple[float, float]  # of the share, 95% (Clopper & Pearson 1934): without 0.5 where p < 0.05
+    p: float  # exact binomial, two-sided
+
+
+def sign_test(first: int, second: int) -> SignTest | None:
+    """From the number of questions for each system; None without any."""
+    from scipy.stats import binomtest
+
+    if not first + second:
+        return None
+    test = binomtest(first, first + second)
+    interval = test.proportion_ci()
+    return SignTest(float(test.statistic), (float(interval.low), float(interval.high)), float(test.pvalue))
+
+
+def describe_sign_test(figures: dict[str, Any], first: str, second: str) -> str:
+    """Of `human_figures`, for readers."""
+    if (its := figures["sign_test"]) is None:
+        return "Sign test: none, for no question has a preference."
+    return (
+        f"Sign test (exact, two-sided, without ties): {first} {figures['first']}, {second} {figures['second']}, "
+        f"p = {p_text(its['p'])}; share of {first} {number(its['share'])}, 95% interval "
+        f"{interval_text(its['interval'], number)}."
+    )
+
+
+def human_figures(choices: dict[str, list[str]], raters: Sequence[str] = ()) -> dict[str, Any]:
+    """Counts of questions, the sign test of these, and the agreement of two raters.
+
+    num_raters is the most that a question has. kappa is of the first and the second choice where that is two, None
+    where it is not, or where `raters`, all of them if they are known, are more: they differ by question.
+    """
     outcomes = Counter(majority(its) for its in choices.values())
     num_raters = max(map(len, choices.values()))
     rated_by_all = [its for its in choices.values() if len(its) == num_raters]
     kappa = None
-    if num_raters == 2:
+    if num_raters == 2 >= len(raters):
         kappa = cohens_kappa([(PREFERENCES[one], PREFERENCES[other]) for one, other in rated_by_all])
+    test = sign_test(outcomes["first"], outcomes["second"])
     return {
         "num_questions": len(choices),
+        "raters": list(raters),
         "num_raters": num_raters,
         "num_rated_by_all": len(rated_by_all),
         "first": outcomes["first"],
         "second": outcomes["second"],
         "tie": outcomes["tie"] + outcomes[None],
         "no_majority": outcomes[None],
+        "sign_test": test and test._asdict(),
         "kappa": kappa,
     }
 
@@ -139,10 +181,13 @@ def evaluator_figures(evaluator: Evaluator, human: dict[str, int]) -> dict[str, 
     }
 
 
-def pair_figures(one: Evaluator, other: Evaluator) -> dict[str, Any]:
-    """Two evaluators against each other, over the questions that both have a preference on."""
+def pair_figures(one: Evaluator, other: Evaluator, human: dict[str, int]) -> dict[str, Any]:
+    """Two evaluators against each other, over the questions that both have a preference on.
+
+    With choices of humans also on how many of these only one of the two names their outcome, and the sign test.
+    """
     pairs = pair_up(one.decided, other.decided)
-    return {
+    figures = {
         "evaluators": [one.name, other.name],
         "num_questions": len(pairs),
         "num_one_only": len(one.decided.keys() ^ other.decided.keys()),
@@ -150,6 +195,13 @@ def pair_figures(one: Evaluator, other: Evaluator) -> dict[str, Any]:
         "kappa": cohens_kappa(pairs),
         "spearman": spearman(pairs),
     }
+    if not human:
+        return figures
+    both = one.decided.keys() & other.decided.keys() & human.keys()
+    rights = [[outcome(its.decided[i]) == human[i] for i in both] for its in (one, other)]
+    first, second = (sum(a > b for a, b in zip(*order, strict=True)) for order in (rights, rights[::-1]))
+    test = sign_test(first, second)
+    return {**figures, "first_right": first, "second_right": second, "sign_test_p": test and test.p}
 
 
 def pair_up(one: dict[str, float], other: dict[str, float]) -> list[tuple[float, float]]:

@@ -4,16 +4,18 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.parsing.plans import one_line
 from utils.records.human_verdicts import HumanVerdicts, read_human_verdicts
 from utils.scoring import aspects
 from utils.tables import prediction_powered as powered
-from utils.tables.prediction_powered import FEWEST, Part
-from utils.tables.significance import rounded
+from utils.tables.prediction_powered import FEWEST, FEWEST_ERRORS, Part
+from utils.tables.significance import mean_over_strata, rounded
 from utils.tables.system_scores import Board, Entry, System, column_means, few, response_hash, strata_by_column
 
 Interval = tuple[float, float]
@@ -31,6 +33,16 @@ class Stratum:
     def total(self) -> int:
         """Questions that people could score."""
         return len(self.pairs) + len(self.others)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a question: scores, or differences of two systems' scores."""
+
+    group: str
+    answered: bool  # by either system, if these are differences
+    people: float | None  # None if people did not see it; 0 without an answer, for which nobody is asked
+    judge: float
 
 
 @dataclass
@@ -54,6 +66,7 @@ class Judged:
 
     system: System
     columns: dict[str, Correction]
+    known: dict[str, Known]  # by the question's id
     confusion: Counter[tuple[int, int]]  # how many aspects, by people's verdict and the judge's
     left_out: int  # questions that people saw, but the judge gave no score, or that are in no column
     on_trust: list[str]  # people's files of which it is not known that they saw the scored answers
@@ -97,7 +110,8 @@ def _judged(system: System, paths: list[str]) -> Judged:
                 f"{system.name!r} too; a question counts once"
             )
         human |= file.of
-    strata = strata_of(system, human)
+    known = known_scores(system, human)
+    strata = strata_of(system.task, known)
     means = column_means(system)
     columns = {column: correction(means[column], its) for column, its in strata_by_column(system.task, strata).items()}
     answered = [question_id for question_id in human if entries[question_id]["answered"]]
@@ -110,7 +124,23 @@ def _judged(system: System, paths: list[str]) -> Judged:
         if detail["score"] is not None
     )
     left_out = len(answered) - sum(len(stratum.pairs) for stratum in strata.values())
-    return Judged(system, columns, confusion, left_out, on_trust)
+    return Judged(system, columns, known, confusion, left_out, on_trust)
+
+
+def differences(judged: Sequence[Judged]) -> dict[tuple[str, str], dict[str, Correction]]:
+    """Of every two systems, by their names, the first one's score minus the second's, question by question.
+
+    People's verdicts count where they saw both answers, or saw one and the other is missing. Both draws have to be
+    random; where many answers are missing, they also have to be the same draw.
+    """
+    return {(one.system.name, other.system.name): _difference(one, other) for one, other in combinations(judged, 2)}
+
+
+def _difference(one: Judged, other: Judged) -> dict[str, Correction]:
+    task, known = one.system.task, known_differences(one.known, other.known)
+    by_group = {group: [its.judge for its in known.values() if its.group == group] for group in task.groups}
+    judge, strata = strata_by_column(task, by_group), strata_by_column(task, strata_of(task, known))
+    return {column: correction(mean_over_strata(judge[column]), its, lowest=-1) for column, its in strata.items()}
 
 
 def check_same_answers(system: System, file: HumanVerdicts) -> bool:
@@ -147,25 +177,45 @@ def _check_aspects(entry: Entry, verdicts: dict[int, int], where: str, scored: s
         raise UserError(f"{where}: a verdict above 0, but the system has no answer to it in {scored}")
 
 
-def strata_of(system: System, human: dict[str, dict[int, int]]) -> dict[str, Stratum]:
-    """By group the scores; a question that the judge gave no score is in none, as in the table of means."""
-    strata = {group: Stratum() for group in system.task.groups}
+def known_scores(system: System, human: dict[str, dict[int, int]]) -> dict[str, Known]:
+    """By id the questions that the judge scored and that the table of means has."""
+    found = {}
     for entry in system.questions:
-        stratum = strata[entry["group"]]
         if not entry["details"] or entry["score"] is None:
             continue
-        if not entry["answered"]:
-            stratum.unanswered += 1
-        elif verdicts := human.get(entry["id"]):
-            by_number = [verdicts[number] for number in range(len(verdicts))]
-            stratum.pairs.append((aspects.question_score(by_number), entry["score"]))
+        people = None if entry["answered"] else 0.0
+        if entry["answered"] and (verdicts := human.get(entry["id"])):
+            people = aspects.question_score([verdicts[number] for number in range(len(verdicts))])
+        found[entry["id"]] = Known(entry["group"], entry["answered"], people, entry["score"])
+    return found
+
+
+def known_differences(first: dict[str, Known], second: dict[str, Known]) -> dict[str, Known]:
+    """First minus second, of the questions that the judge scored for both."""
+    found = {}
+    for question_id in first.keys() & second.keys():
+        one, other = first[question_id], second[question_id]
+        people = None if None in (one.people, other.people) else one.people - other.people
+        answered = one.answered or other.answered
+        found[question_id] = Known(one.group, answered, people, rounded(one.judge - other.judge))
+    return dict(sorted(found.items()))
+
+
+def strata_of(task: Task, known: dict[str, Known]) -> dict[str, Stratum]:
+    """The scores by group."""
+    strata = {group: Stratum() for group in task.groups}
+    for its in known.values():
+        if not its.answered:
+            strata[its.group].unanswered += 1
+        elif its.people is not None:
+            strata[its.group].pairs.append((its.people, its.judge))
         else:
-            stratum.others.append(entry["score"])
+            strata[its.group].others.append(its.judge)
     return strata
 
 
-def correction(judge: float | None, strata: Sequence[Stratum]) -> Correction:
-    """Of a column, which is the mean of the strata's means."""
+def correction(judge: float | None, strata: Sequence[Stratum], lowest: float = 0) -> Correction:
+    """Of a column, which is the mean of the strata's means; scores are from `lowest` to 1."""
     import numpy as np
 
     its = Correction(judge, sum(len(stratum.pairs) for stratum in strata), sum(stratum.total for stratum in strata))
@@ -178,18 +228,24 @@ def correction(judge: float | None, strata: Sequence[Stratum]) -> Correction:
         for *scores, stratum in zip(human, judged, others, strata, strict=True)
     ]
     differences = [powered.plain_mean(one - other) for one, other in zip(judged, human, strict=True)]
-    its.mean, its.interval = _with_interval(parts)
-    its.bias, its.bias_interval = _with_interval(differences)
+    its.mean, its.interval = _with_interval(parts, lowest, 1)
+    its.bias, its.bias_interval = _with_interval(differences, lowest - 1, 1 - lowest)
+    if min(map(powered.num_differing, human, judged)) < FEWEST_ERRORS:
+        its.bias_interval = None
     its.weight = rounded(parts[0].weight) if len(parts) == 1 else None
     its.further = powered.further_to_halve(parts, [(len(stratum.pairs), stratum.total) for stratum in strata])
     return its
 
 
-def _with_interval(parts: Sequence[Part]) -> tuple[float, Interval | None]:
-    """No interval where nothing varies in a stratum: a few equal scores cannot say that none differs."""
+def _with_interval(parts: Sequence[Part], lowest: float, highest: float) -> tuple[float, Interval | None]:
+    """Both are kept within the range of what is estimated.
+
+    No interval where nothing varies in a stratum: a few equal scores cannot say that none differs.
+    """
     mean, half = float(powered.mean_of(parts)), float(powered.half_width(parts))
+    low, high, mean = (rounded(min(max(end, lowest), highest)) for end in (mean - half, mean + half, mean))
     varies = all(part.variances[0][0] > 1e-18 for part in parts)  # the first is of what people scored
-    return rounded(mean), (rounded(mean - half), rounded(mean + half)) if varies else None
+    return mean, (low, high) if varies and low < high else None
 
 
 def figures(its: Correction) -> dict[str, Any]:

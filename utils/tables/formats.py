@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+# Answers to the same questions vary together, which the intervals of two systems do not show.
+NOT_COMPARED = "Two intervals of the same questions are not a comparison, whether they overlap or not."
 LONGEST_NAME, LONGEST_LINE = 28, 75  # characters on a page: of a name in a row, and of a line above rows
 
 

@@ -11,8 +11,12 @@ questions and the judge's f of these and of N others that is, for a mean,
 with the variance Var(Y - lambda f) / n + lambda^2 Var(f) / N (the paper's section on power tuning; its authors' code
 keeps the estimate of lambda* within 0 to 1, and so does this). The paper is about many labels. For few, where lambda is
 an estimate that counts, intervals are by t, lambda takes a degree of freedom, and Var(f) in it is that of the n
-questions, whose covariance with Y stands above it. tests/tables/test_prediction_powered.py simulates how often the
-intervals hold the truth.
+questions, whose covariance with Y stands above it.
+
+A judge that errs rarely and one way looks perfect on the few questions that people see. So it counts only where it
+differs from people on `FEWEST_ERRORS` questions or more, and where people's scores are not a straight line of its
+scores. Otherwise lambda is 0, which gives people's mean and its t-interval.
+tests/tables/test_prediction_powered.py simulates how often the intervals contain the truth, for such judges too.
 
 Scores are numpy arrays with questions along their last axis; any axes before it are studies of their own, and of these
 are then the results. A stratum is a group of questions, drawn from by itself; what has several is the unweighted mean
@@ -27,7 +31,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-FEWEST = 3  # questions of a stratum with people's scores: mean and weight take two degrees of freedom
+FEWEST = 3  # questions with people's scores per stratum; an interval from two spans nearly the whole range
+FEWEST_ERRORS = 5  # questions on which judge and people differ, for the judge to count; a guess, held by simulations
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Part:
     """The estimated mean of a stratum."""
 
     mean: Any
-    variances: Sequence[tuple[Any, int]]  # terms that add up to its variance, each with its degrees of freedom
+    variances: Sequence[tuple[Any, Any]]  # terms that add up to its variance, each with its degrees of freedom
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ def corrected(human: "np.ndarray", judged: "np.ndarray", others: "np.ndarray", u
     """The mean of a stratum by PPI++.
 
     Args:
-        human: people's scores of `FEWEST` questions or more.
+        human: people's scores of `FEWEST` questions or more; 0 to 1, or -1 to 1 for differences of two systems.
         judged: the judge's of the same.
         others: the judge's scores of the questions that people did not see; may be none.
         unanswered: questions besides these that have no answer and so, for people as for a judge, the score 0.
@@ -63,10 +68,13 @@ def corrected(human: "np.ndarray", judged: "np.ndarray", others: "np.ndarray", u
     total = seen + unseen
     every = np.concatenate([judged, others], axis=-1)
     slope = np.clip(_slope(human, judged), 0, total / unseen if unseen else 0)
+    errs_visibly = num_differing(human, judged) >= FEWEST_ERRORS
+    counts = errs_visibly & ((human - slope[..., None] * judged).var(axis=-1) > 1e-12) & (unseen > 0)
+    slope = np.where(counts, slope, 0)
     weight = slope * unseen / total
     mean = human.mean(axis=-1) - weight * judged.mean(axis=-1)
     residuals = human - weight[..., None] * judged
-    freedom = seen - (2 if unseen else 1)
+    freedom = seen - 1 - counts  # an estimated weight takes one
     variances = [(residuals.var(axis=-1) / freedom, freedom)]
     if unseen:
         mean = mean + weight * others.mean(axis=-1)
@@ -82,6 +90,11 @@ def corrected(human: "np.ndarray", judged: "np.ndarray", others: "np.ndarray", u
         variances.append((between, whole - 1))
         mean, shrinking, fixed = share * mean, share**2 * shrinking, share**2 * fixed + between
     return Corrected(mean, variances, weight, shrinking, fixed)
+
+
+def num_differing(human: "np.ndarray", judged: "np.ndarray") -> "np.ndarray":
+    """Questions on which the two differ by more than rounding."""
+    return (abs(human - judged) > 1e-9).sum(axis=-1)
 
 
 def _slope(human: "np.ndarray", judged: "np.ndarray") -> "np.ndarray":

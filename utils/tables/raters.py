@@ -115,8 +115,10 @@ def collected(key: Key, results: list[Result]) -> dict[str, Any]:
 
 
 def compared(key: Key, results: list[Result]) -> dict[str, Any]:
-    """The choices, and of which responses of the two systems."""
-    return {"responses": [system["responses"] for system in key["systems"]], "choices": preferences(key, results)}
+    """The choices, by whom, and of which responses of the two systems."""
+    responses = [system["responses"] for system in key["systems"]]
+    raters = [result.rater for result in results]
+    return {"responses": responses, "raters": raters, "choices": preferences(key, results)}
 
 
 def preferences(key: Key, results: list[Result]) -> dict[str, list[str]]:

@@ -31,7 +31,7 @@ SCALES = {
     "valid": Scale("Is this something that the asker needs, by what they wrote?", _FIVE),
     "important": Scale("How much does it matter to the asker?", _FIVE),
     "evidence": Scale("Does the evidence fit: does it say so?", _FIVE),
-    # The paper's five levels (appendix B), by which its people rated the aspects of a question together.
+    # The paper's five levels (appendix B), in our words; by them its people rated the aspects of a question together.
     "complete": Scale(
         "How many of the asker's important needs are among these aspects?",
         {
@@ -44,12 +44,15 @@ SCALES = {
     ),
     "covered": Scale("How well does the response cover this?", {0: "not covered", 1: "in part", 2: "very well"}),
 }
-# What the page says first, by what is asked: of pairs it is the paper's instruction (appendix B).
+# What the page says first, by what is asked. Of pairs it is the paper's instruction (appendix B) word for word, but for
+# its bullets; the others are ours.
 ASKS = {
     "pairs": (
-        "You see a question, what the asker says about it, and two responses. Decide which response addresses better "
-        "what the asker needs, as it is described there; choose the tie where both address it equally well. Neither "
-        "length nor style counts by itself."
+        "Given a question, its corresponding post detail, and two generated responses, please evaluate which response "
+        "best addresses the user's information need as described in the post detail. You may select: Response 1 if it "
+        "better satisfies the user's stated requirements, Response 2 if it better satisfies the user's stated "
+        "requirements, or Tie if both responses are equally satisfactory in addressing the question based on the post "
+        "detail."
     ),
     "aspects": (
         "You see a question, what the asker says about it, and the aspects that were read out of that: what a good "
@@ -61,6 +64,13 @@ ASKS = {
         "nor how well it covers other aspects."
     ),
 }
+
+
+# Of pairs without the paper's post detail: of another benchmark, or of the question alone.
+WITHOUT_POST_DETAIL = (
+    "Given a question, what is shown with it, and two generated responses, please evaluate which response is better "
+    "for whoever asked. Select Response 1 if it is better, Response 2 if it is better, or Tie if both are equally good."
+)
 
 
 def slots_of(ask: str, num_aspects: int) -> list[Slot]:
@@ -76,13 +86,14 @@ def slots_of(ask: str, num_aspects: int) -> list[Slot]:
 def draw(group_of: Mapping[str, str | None], number: int, seed: int) -> list[str]:
     """Ids of at most `number` questions; in every beginning of the list the groups have their shares (Webster's rule).
 
-    The order of the questions in the files changes nothing.
+    The order of the questions in the files changes nothing. Each question has a random number of its own, so that
+    studies of two systems with one seed draw the same questions, except where an answer is missing.
     """
-    rng, ranked = random.Random(seed), []
-    for group in sorted(set(group_of.values()), key=str):
-        ids = sorted(question_id for question_id in group_of if group_of[question_id] == group)
-        rng.shuffle(ids)
-        ranked += [((i + 0.5) / len(ids), rng.random(), question_id) for i, question_id in enumerate(ids)]
+    chance = {question_id: random.Random(f"{seed} {question_id}").random() for question_id in group_of}
+    ranked = []
+    for group in set(group_of.values()):
+        ids = sorted((chance[question_id], question_id) for question_id in group_of if group_of[question_id] == group)
+        ranked += [((i + 0.5) / len(ids), *its) for i, its in enumerate(ids)]
     return [question_id for *_, question_id in sorted(ranked)][:number]
 
 
@@ -108,18 +119,21 @@ def draw_swapped(drawn: list[str], group_of: Mapping[str, str | None], seed: int
     return swapped
 
 
-def make_content(ask: str, questions: list[dict[str, Any]], shares: Mapping[str, list[str]]) -> dict[str, Any]:
+def make_content(
+    ask: str, questions: list[dict[str, Any]], shares: Mapping[str, list[str]], has_post_detail: bool
+) -> dict[str, Any]:
     """What the page holds, as JSON, with the hash of it that names the study; nothing tells which system wrote what.
 
     Args:
         questions: each with id, question, details (by field a text), aspects ([title, evidence, reason]) and answers.
+        has_post_detail: do raters see what the paper's instruction on pairs is about?
     """
     place = {question["id"]: i for i, question in enumerate(questions)}
     slots = {question["id"]: slots_of(ask, len(question["aspects"])) for question in questions}
     used = {scale for its in slots.values() for _, scale, _ in its}
     content = {
         "ask": ask,
-        "instruction": ASKS[ask],
+        "instruction": ASKS[ask] if ask != "pairs" or has_post_detail else WITHOUT_POST_DETAIL,
         # A list of choices, for an object of JavaScript puts names that are numbers in their own order.
         "scales": {
             name: asdict(scale) | {"choices": list(scale.choices.items())}

@@ -7,7 +7,7 @@ from statistics import fmean, median
 
 from utils.cli.errors import printable
 from utils.parsing.plans import one_line
-from utils.tables.agreement import human_figures
+from utils.tables.agreement import describe_sign_test, human_figures
 from utils.tables.formats import Cell, Table, interval_text, number, signed
 from utils.tables.raters import (
     CHOICES,
@@ -68,8 +68,11 @@ def preferences_table(key: Key, results: list[Result]) -> Table:
         said = sum(its.count(choice) for its in choices.values())
         share = figures[choice] / figures["num_questions"]
         rows.append([name, str(figures[choice]), number(share), str(said)])
-    note = f"A question goes to what more than half of its raters say, else it is a tie: {figures['no_majority']} are."
-    return _table(["Preferred", "Questions", "Share", "Choices"], rows, [note])
+    notes = [
+        f"A question goes to what more than half of its raters say, else it is a tie: {figures['no_majority']} are.",
+        describe_sign_test(figures, *(printable(one_line(names[choice])) for choice in ("first", "second"))),
+    ]
+    return _table(["Preferred", "Questions", "Share", "Choices"], rows, notes)
 
 
 def means_table(key: Key, results: list[Result]) -> Table:
@@ -97,7 +100,10 @@ def agreement_table(key: Key, results: list[Result]) -> Table:
         groups = [*combinations(results, 2), *([results] if len(results) > 2 else [])]
         rows += [row for group in groups if (row := _agreement_row(scale, places, group)) is not None]
     weighted = any(SCALES[scale].steps for scale in scales)
-    notes = ["Same: share of the values that are the same. The interval, 95%, is a bootstrap over questions."]
+    notes = [
+        "Same: share of the values that are the same. The interval, 95%, is a bootstrap over questions: a dash where "
+        "all resamples agree."
+    ]
     notes += ["Coefficients weigh a disagreement by the square of its steps."] if weighted else []
     notes += [PAPER[key["ask"]]] if key["ask"] in PAPER else []
     columns = ["Scale", "Raters", "Questions", "Ratings of both", "Same", "Coefficient", "Value", "Interval"]

@@ -18,7 +18,11 @@ Met = tuple[int, int, float]  # two values that the same thing got, and how much
 
 
 class Estimate(NamedTuple):
-    """A coefficient, at most 1, and its 95% interval; None where it has no value."""
+    """A coefficient, at most 1, and its 95% interval; None where it has no value.
+
+    There is no interval either where all resamples agree, as of raters who agree on everything: that a few questions
+    show no disagreement does not say that there is none.
+    """
 
     value: float | None
     interval: tuple[float, float] | None
@@ -66,8 +70,8 @@ def _estimate(questions: Sequence[Sequence[Met]], steps: bool, less: int) -> Est
         for rows in batch_sizes(RESAMPLES, len(questions))
     ]
     # A draw in which everybody says the same has no coefficient.
-    low, high = np.nanquantile(np.concatenate(drawn), [0.025, 0.975])
-    return Estimate(float(value), (rounded(low), rounded(high)))
+    low, high = map(rounded, np.nanquantile(np.concatenate(drawn), [0.025, 0.975]))
+    return Estimate(float(value), (low, high) if low < high else None)
 
 
 def _tables(questions: Sequence[Sequence[Met]], order: list[int]) -> "np.ndarray":

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from utils.tables.comparisons import PERMUTATION, T_TEST, Contrast, has_dagger, is_corrected, shown_p
-from utils.tables.formats import Cell, Table, counted, interval_text, number, p_text, plural, signed
+from utils.tables.formats import NOT_COMPARED, Cell, Table, counted, interval_text, number, p_text, plural, signed
 from utils.tables.notes import wording_columns, wording_note
 from utils.tables.paper_results import Paper
 from utils.tables.significance import ALPHA, PERMUTATIONS, RESAMPLES
@@ -137,7 +137,8 @@ def shares_table(boards: list[Board]) -> Table:
     note = "Share: of the questions, those with score 1. Interval: Wilson's, of each share alone"
     if cluster := boards[0].task.cluster:
         note += f", with the effective number of questions. {_cluster_words(cluster)} A dash: no variation between them"
-    return Table(columns, rows, [f"{note}."], num_names=2, short=boards[0].task.short)
+    notes = [f"{note}.", f"{NOT_COMPARED} --baseline compares."]
+    return Table(columns, rows, notes, num_names=2, short=boards[0].task.short)
 
 
 def _cluster_words(cluster: str) -> str:

@@ -3,7 +3,8 @@
 from utils.benchmarks.task import Task
 from utils.records.scores import Scores, metric_of
 from utils.scoring.means import group_means, macro_average
-from utils.tables.formats import counted
+from utils.tables.agreement import sign_test
+from utils.tables.formats import counted, p_text
 from utils.tables.system_scores import System, points_of
 
 
@@ -81,4 +82,6 @@ def describe_wins(scores: Scores) -> str:
         missing = scores["num_unscored"]
         text += f"; {counted(unscored, 'question')} unscored, for {counted(missing, 'verdict')} "
         text += "is missing" if missing == 1 else "are missing"
+    if (test := sign_test(scores["wins"], scores["losses"])) is not None:
+        text += f"; sign test p = {p_text(test.p)}"
     return text
