@@ -173,11 +173,12 @@ def warn_unless_ranked(path: str | Path) -> None:
 
 
 def run_fingerprint(
-    script: str, args: Namespace, prompts: Iterable[Any], policy: dict[str, Any], **own: Any
+    script: str, args: Namespace, inputs: Any, prompts: Iterable[Any], policy: dict[str, Any], **own: Any
 ) -> dict[str, Any]:
     """The settings that decide what a model gives to a dataset.
 
     Args:
+        inputs: the dataset's hash.
         prompts: each with `name` and `digest`.
         policy: how it is sampled and asked again.
         own: further settings, or other ones than the flags say.
@@ -185,7 +186,7 @@ def run_fingerprint(
     return {
         "script": script,
         **own,  # here for the order in which differences are told, and below for what it replaces
-        "inputs": file_hash(args.inputs_addr),
+        "inputs": inputs,
         "prompt": {prompt.name: prompt.digest for prompt in prompts},
         "max_model_len": args.max_model_len,
         "dtype": args.dtype,
