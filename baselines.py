@@ -122,7 +122,7 @@ def main(argv: list[str] | None = None) -> int:
 
     open_outputs(output)
     if output.is_finished():
-        return 0
+        return output.report_failed("answers", is_again=True)
     device, left = None, output.left()
     if left:
         confirm_model(args, args.model_addr, [output.journal])
@@ -133,7 +133,7 @@ def main(argv: list[str] | None = None) -> int:
     responses = output.content()
     counts = count_responses(responses, task.item_words) | task.count_outputs(chain.from_iterable(responses.values()))
     publish_records(output, args, device, counts, args.openai, token_counter=model.chat.counter)
-    return cli.report_missing(output.num_missing(left), "answer")
+    return max(output.report_failed("answers"), cli.report_missing(output.num_missing(left), "answer"))
 
 
 def choose_prompt(args: argparse.Namespace, task: Task) -> Prompt:

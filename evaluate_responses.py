@@ -141,8 +141,9 @@ def main(argv: list[str] | None = None) -> int:
             ask_judge(args, systems, records, judging)
         return 0
 
+    outputs = [system.output for system in systems]
     if not (systems := open_systems(systems)):
-        return 0
+        return max(output.report_failed("verdicts", is_again=True) for output in outputs)
     if judging:
         confirm_model(args, args.evaluator_llm, [system.output.journal for system in systems if system.pending])
     for system in systems:  # all verdicts, where it was another judge
@@ -158,7 +159,8 @@ def main(argv: list[str] | None = None) -> int:
     for system in systems:
         publish_scores(system, task, args, device)
     missing = [system.output.num_missing(keys) for system, keys in zip(systems, asked, strict=True)]
-    return cli.report_missing(sum(missing), "verdict")
+    code = max(output.report_failed("verdicts") for output in outputs)
+    return max(code, cli.report_missing(sum(missing), "verdict"))
 
 
 def choose_metric(args: Namespace, task: Task) -> Metric:

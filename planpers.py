@@ -146,7 +146,7 @@ def main(argv: list[str] | None = None) -> int:
     to_plan, left = plans.left(), answers_left(answers, made)
     is_whole = not left and not (to_plan and retry_plans)
     if (answers.journal is None or is_whole) and answers.is_finished():
-        return 0
+        return report_failed(planner, plans, answers, is_again=True)
     if left:
         engines.confirm_model(args, args.model_addr, [answers.journal])
         left = answers_left(answers, made)  # all of them, where it was another model
@@ -165,7 +165,8 @@ def main(argv: list[str] | None = None) -> int:
         answer_stage = generator.stage(requests, task.output.parse, "answers", keys, left)
     device = run_stages(args, planner, generator, plan_stage, answer_stage)
     publish_answers(answers, args, device, generator)
-    return cli.report_missing(answers.num_missing(left), "answer")
+    code = report_failed(planner, plans, answers)
+    return max(code, cli.report_missing(answers.num_missing(left), "answer"))
 
 
 def load_prompts(args: Namespace, task: Task) -> dict[str, Prompt]:
@@ -298,6 +299,11 @@ def publish_answers(answers: OutputFile, args: Namespace, device: str | None, ge
     counts = count_responses(answers.content())
     counts["answered without a plan"] = sum(answer["plan"] is None for answer in answers.pieces.values())
     publish_records(answers, args, device, counts, args.openai, token_counter=generator.chat.counter)
+
+
+def report_failed(planner: Model | None, plans: OutputFile, answers: OutputFile, is_again: bool = False) -> int:
+    code = plans.report_failed("plans", is_again) if planner else 0
+    return max(code, answers.report_failed("answers", is_again))
 
 
 def print_dry_run(run: Run, keys: list[Key], planner: Model | None, generator: Model, plans: Pieces) -> None:

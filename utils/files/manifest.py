@@ -53,7 +53,7 @@ def is_finished(path: Path, fingerprint: dict[str, Any], overwrite: bool, may_ch
         return False
     manifest = read_manifest(path) if is_staged else manifest_of(path)
     if manifest is None:
-        problem = NOT_OURS
+        problem = not_ours(path)
     elif differing := differences(manifest["fingerprint"], fingerprint, may_change):
         problem = f"was made with other settings: {differing}"
     else:
@@ -61,6 +61,12 @@ def is_finished(path: Path, fingerprint: dict[str, Any], overwrite: bool, may_ch
     if overwrite:
         return False
     raise UserError(f"{path}: {problem}\n  give another output, or --overwrite to replace it")
+
+
+def not_ours(path: str | Path) -> str:
+    """What is wrong with an output of which `manifest_of` tells nothing."""
+    manifest = _manifest_path(Path(path))
+    return NOT_OURS if manifest.exists() else f"{NOT_OURS}: {manifest.name} is not beside it"
 
 
 def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:

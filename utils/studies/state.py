@@ -18,7 +18,7 @@ from utils.cli import UserError
 from utils.files.derived_files import is_own
 from utils.files.fingerprints import UNTOLD, differences
 from utils.files.journal_lines import read_journal
-from utils.files.manifest import NOT_OURS, file_hash, read_folder_manifest, read_manifest
+from utils.files.manifest import NOT_OURS, file_hash, not_ours, read_folder_manifest, read_manifest
 from utils.files.writing import staged_path
 from utils.models.hub import cached_commit, is_folder, model_fingerprint
 from utils.records.datasets import read_dataset
@@ -89,12 +89,13 @@ def state_of(step: Step, output: str, place: str | None = None) -> State:
     files = files_of(step, path)
     made, is_whole = how_made(step, path, None if place else inputs)
     if made is None and Path(path).exists():
-        return State(NOT_OURS, True, NOT_OURS)
+        return State(not_ours(path), True, not_ours(path))
     planned = None
     if step.script == "planpers.py":
         planned = how_made(step, str(files[1]))[0]
         if planned is None and files[1].exists():
-            return State(f"its plans: {NOT_OURS}", True, f"its plans: {NOT_OURS}")
+            problem = f"its plans: {not_ours(files[1])}"
+            return State(problem, True, problem)
     if made is None:
         return State("missing", bool(planned and changed_inputs(planned, inputs)))
     settings, changed = differing_settings(step, output, made), changed_inputs(made, inputs)
