@@ -637,6 +637,35 @@ def test_a_second_judge_and_more_posts_add_to_what_is_there(work):
     assert "RAG (random profile), k = 2" in (work.folder / FOLDER / "study_other.md").read_text()
 
 
+def test_seeds_and_a_method_of_ones_own_stand_in_the_table(work):
+    for category in (ART, SOCIETY):
+        (work.folder / f"mine_{category}.json").write_bytes(
+            (work.folder / FOLDER / category / "none.json").read_bytes()
+        )
+    work.edit('methods = ["none", "rag_random", "planpers_gold"]', 'methods = ["none"]\nseeds = [0, 1]')
+    work.edit("[arguments]", '[responses]\n"My method" = "mine_{category}.json"\n[arguments]')
+    assert work.run() == 0
+    table = (work.folder / TABLE).read_text()
+    rows = dict(re.findall(r"^\| ([^|]+?) \| (.+)", table.replace("**", ""), re.MULTILINE))
+    assert rows["My method"].replace("†", "") == rows["No personalization, seed 0"]  # the same answers
+    assert re.fullmatch(r"(0\.\d{4} ± 0\.\d{4}|–)( \| (0\.\d{4} ± 0\.\d{4}|–)){3} \| 2 \|", rows["No personalization"])
+    assert work.run() == 0 and work.ran == []
+    (work.folder / f"mine_{ART}.json").unlink()
+    work.edit("seeds = [0, 1]", "seeds = [0, 1, 2]")
+    with pytest.raises(UserError, match=rf"^mine_{ART}\.json: no such file$"):
+        work.run()
+
+
+def test_answers_of_which_most_are_unusable_end_the_study_once(work, monkeypatch, capsys):
+    forget(work.folder / FOLDER / ART / "none.json")
+    monkeypatch.setattr(work.server, "reply", lambda request: Reply("I'd rather not."))
+    assert work.run() == 1 and work.scripts() == ["baselines.py"]
+    errors = capsys.readouterr().err
+    assert "none.json: 5 of 5 answers are unusable; --retry_failed asks" in errors and "  5: no personalized" in errors
+    monkeypatch.setattr(work.server, "reply", default_reply)
+    assert work.run() == 0 and work.scripts() == ["evaluate_responses.py", "make_table.py"]
+
+
 def test_a_step_that_fails_ends_the_run(work, capsys):
     (work.folder / TABLE).unlink()
     scores = work.folder / FOLDER / ART / "none_scores.json"
