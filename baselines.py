@@ -26,17 +26,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain, groupby
+from typing import Any
 
 from prompts import Prompt, load_prompt
 from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task, best_first
 from utils.cli import UserError
+from utils.files.fingerprints import UNTOLD
 from utils.files.journal import Journal, Key
-from utils.files.manifest import run_fingerprint, warn_unless_ranked
+from utils.files.manifest import file_hash, run_fingerprint, warn_unless_ranked
 from utils.files.outputs import OutputFile, open_outputs
 from utils.generation.chat import PAPER_LENGTH
-from utils.generation.driver import Request, describe_requests, fitted_request, generate
+from utils.generation.driver import Policy, Request, describe_requests, fitted_request, generate
 from utils.generation.encoder_decoder import TextModel, check_trained, choose_answerer, model_settings, open_answerer
 from utils.generation.engines import Model, confirm_model, publish_records
 from utils.records.datasets import STEP_NEEDS, select_questions
@@ -98,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; leave the flag out")
     if args.best_first:
         task = replace(task, arrange=best_first)
-    prompt = load_prompt((task.options.prompts if args.choose else task.prompts)[method], args.prompts_dir)
+    prompt = choose_prompt(args, task)
     if args.rag and args.num_contexts:
         warn_unless_ranked(args.inputs_addr)
     questions = select_questions(records, args.limit, args.num_shards, args.shard_index)
@@ -111,14 +113,9 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(f"--model_addr {args.model_addr}: {what}\n  give a chat model")
     asked = {"num_contexts": args.num_contexts if args.rag else 0, "trim_items": args.trim_items}
     trained = check_trained(args, model, task.name, prompt, **asked)
-    settings = {"model": model.identity, "num_contexts": args.num_contexts if args.rag else None}
-    settings |= {"best_first": True} if args.best_first else {}
-    settings |= {"trim_items": True} if args.trim_items else {}  # earlier runs have no such setting
-    settings |= model_settings(model)
-    policy = {"choose": args.choose} if args.choose else model.policy.fingerprint()
-    fingerprint = run_fingerprint("baselines.py", args, [prompt], policy, **settings)
+    fingerprint = make_fingerprint(args, task, model)
     if trained and trained["validation"] == fingerprint["inputs"]:
-        fingerprint["chose_checkpoint"] = True  # no setting, but what merged shards keep, and score files tell
+        fingerprint["chose_checkpoint"] = True  # not a setting, but what merged shards keep and score files tell
     collect = partial(collect_responses, records)
     output = OutputFile(args.output_addr, fingerprint, keys, collect, args.overwrite, args.retry_failed)
     if args.dry_run:
@@ -129,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
 
     open_outputs(output)
     if output.is_finished():
-        return 0
+        return output.report_failed("answers", is_again=True)
     device, left = None, output.left()
     if left:
         confirm_model(args, args.model_addr, [output.journal])
@@ -140,7 +137,26 @@ def main(argv: list[str] | None = None) -> int:
     responses = output.content()
     counts = count_responses(responses, task.item_words) | task.count_outputs(chain.from_iterable(responses.values()))
     publish_records(output, args, device, counts, args.openai, token_counter=model.chat.counter)
-    return cli.report_missing(output.num_missing(left), "answer")
+    return max(output.report_failed("answers"), cli.report_missing(output.num_missing(left), "answer"))
+
+
+def choose_prompt(args: argparse.Namespace, task: Task) -> Prompt:
+    prompts = task.options.prompts if args.choose else task.prompts
+    return load_prompt(prompts["rag" if args.rag else "none"], args.prompts_dir)
+
+
+def make_fingerprint(args: argparse.Namespace, task: Task, model: Model | None = None) -> dict[str, Any]:
+    """What decides the answers; without the model, as a study asks, what the flags say of it."""
+    identity, inputs = (model.identity, file_hash(args.inputs_addr)) if model else (UNTOLD, UNTOLD)
+    settings = {"model": identity, "num_contexts": args.num_contexts if args.rag else None}
+    settings |= {"best_first": True} if args.best_first else {}
+    settings |= {"trim_items": True} if args.trim_items else {}
+    settings |= model_settings(model)
+    policy = model.policy if model else Policy.from_arguments(args, task.output.schema)
+    policy = {"choose": args.choose} if args.choose else policy.fingerprint()
+    made = run_fingerprint("baselines.py", args, inputs, [choose_prompt(args, task)], policy, **settings)
+    told = {} if model else {"chose_checkpoint": UNTOLD}
+    return {**made, "max_model_len": args.max_model_len or UNTOLD, **told}
 
 
 def build_requests(

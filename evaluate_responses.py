@@ -51,6 +51,7 @@ from utils.benchmarks import metric_names, task_of
 from utils.benchmarks.task import OFFICIAL, Judge, Metric, Record, Scale, Task
 from utils.cli import UserError
 from utils.cli.progress import Progress, announce
+from utils.files.fingerprints import UNTOLD
 from utils.files.journal import Key
 from utils.files.json_files import read_json
 from utils.files.manifest import file_hash, run_fingerprint
@@ -69,6 +70,7 @@ from utils.scoring.sureness import weigh
 from utils.scoring.verdicts import no_answer
 from utils.tables.summary import describe_scores
 
+SCRIPT = "evaluate_responses.py"
 MANY_PROMPTS = 5000  # take seconds to render
 
 
@@ -143,8 +145,9 @@ def main(argv: list[str] | None = None) -> int:
             ask_judge(args, systems, records, judging)
         return 0
 
+    outputs = [system.output for system in systems]
     if not (systems := open_systems(systems)):
-        return 0
+        return max(output.report_failed("verdicts", is_again=True) for output in outputs)
     if judging:
         confirm_model(args, args.evaluator_llm, [system.output.journal for system in systems if system.pending])
     for system in systems:  # all verdicts, where it was another judge
@@ -160,7 +163,8 @@ def main(argv: list[str] | None = None) -> int:
     for system in systems:
         publish_scores(system, task, args, device)
     missing = [system.output.num_missing(keys) for system, keys in zip(systems, asked, strict=True)]
-    return cli.report_missing(sum(missing), "verdict")
+    code = max(output.report_failed("verdicts") for output in outputs)
+    return max(code, cli.report_missing(sum(missing), "verdict"))
 
 
 def choose_metric(args: Namespace, task: Task) -> Metric:
@@ -204,7 +208,9 @@ def read_systems(args: Namespace, task: Task, records: list[Record], judging: Ju
     metric = task.metrics[args.strategy]
     selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
     ids = [record["id"] for record in records]
-    shared = score_fingerprint(args, judging)
+    shared = make_fingerprint(args, task, file_hash(args.inputs_addr))
+    if judging:
+        shared["judge"] = identify_model(args, args.evaluator_llm)
     compares = metric.num_systems > 1
     response_addrs = [args.response_addr] if compares else [[address] for address in args.response_addr]
     systems = []
@@ -229,15 +235,17 @@ def read_systems(args: Namespace, task: Task, records: list[Record], judging: Ju
     return systems
 
 
-def score_fingerprint(args: Namespace, judging: Judging | None) -> dict[str, Any]:
-    """What decides the verdicts, besides the responses."""
-    if judging is None:
-        return {"script": "evaluate_responses.py", "strategy": args.strategy, "inputs": file_hash(args.inputs_addr)}
-    own = {"strategy": args.strategy, "judge": identify_model(args, args.evaluator_llm)}
-    own |= {"verdicts": args.verdicts} if args.verdicts else {}  # earlier runs have neither of these settings
+def make_fingerprint(args: Namespace, task: Task, inputs: Any = UNTOLD) -> dict[str, Any]:
+    """What decides the verdicts, besides judge and responses; without the dataset's hash, as a study asks."""
+    metric = choose_metric(args, task)
+    if metric.judge is None:
+        return {"script": SCRIPT, "strategy": args.strategy, "inputs": inputs, "responses": UNTOLD}
+    judging = Judging.from_arguments(args, metric.judge)
+    own = {"strategy": args.strategy, "judge": UNTOLD}
+    own |= {"verdicts": args.verdicts} if args.verdicts else {}
     own |= {"num_verdicts": args.num_verdicts} if args.num_verdicts > 1 else {}
     policy = {} if args.verdicts else judging.policy.fingerprint()
-    return run_fingerprint("evaluate_responses.py", args, [judging.prompt], policy, **own)
+    return {**run_fingerprint(SCRIPT, args, inputs, [judging.prompt], policy, **own), "responses": UNTOLD}
 
 
 def open_systems(systems: list[System]) -> list[System]:

@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from prompts import Prompt, load_prompt
+from prompts import Prompt, choose_lead_in, load_prompt
 from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
+from utils.files.fingerprints import UNTOLD
 from utils.files.journal import Journal, Key
 from utils.files.manifest import file_hash, run_fingerprint, warn_unless_ranked
 from utils.files.outputs import OutputFile, Pieces, open_outputs
@@ -127,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     planner = choose_planner(args, lead_in) if args.planner_model else None
     generator = engines.choose_generator(args, task.output.schema)
     check_trained(args, generator, task.name, prompts["planpers"], num_contexts=args.num_contexts)
-    plan_settings, settings = fingerprints(args, run, planner, generator)
+    plan_settings, settings = make_fingerprints(args, run, planner, generator)
     retry_plans = args.retry_failed and planner is not None
     collect = partial(collect_responses, records)
     answers = OutputFile(args.output_addr, settings, keys, collect, args.overwrite, args.retry_failed)
@@ -147,7 +148,7 @@ def main(argv: list[str] | None = None) -> int:
     to_plan, left = plans.left(), answers_left(answers, made)
     is_whole = not left and not (to_plan and retry_plans)
     if (answers.journal is None or is_whole) and answers.is_finished():
-        return 0
+        return report_failed(planner, plans, answers, is_again=True)
     if left:
         engines.confirm_model(args, args.model_addr, [answers.journal])
         left = answers_left(answers, made)  # all of them, where it was another model
@@ -166,7 +167,8 @@ def main(argv: list[str] | None = None) -> int:
         answer_stage = generator.stage(requests, task.output.parse, "answers", keys, left)
     device = run_stages(args, planner, generator, plan_stage, answer_stage)
     publish_answers(answers, args, device, generator)
-    return cli.report_missing(answers.num_missing(left), "answer")
+    code = report_failed(planner, plans, answers)
+    return max(code, cli.report_missing(answers.num_missing(left), "answer"))
 
 
 def load_prompts(args: Namespace, task: Task) -> dict[str, Prompt]:
@@ -215,27 +217,37 @@ def choose_planner(args: Namespace, lead_in: str | None) -> Model:
     return Model(args.planner_model, identity, chat, length, replace(policy, max_tokens=args.max_tokens_plan))
 
 
-def fingerprints(
-    args: Namespace, run: Run, planner: Model | None, generator: Model
+def make_fingerprint(args: Namespace, task: Task) -> dict[str, Any]:
+    """What decides the answers, as far as the flags say it: for a study."""
+    prompts = load_prompts(args, task)
+    lead_in = choose_lead_in(args.planner_target or "paper", prompts["planner"])
+    made = make_fingerprints(args, Run(task, {}, prompts, args.num_contexts, lead_in), None, None)[1]
+    if args.planner_model and args.planner_target is None:  # as the planner was trained
+        return made | {"planner_target": UNTOLD, "lead_in": UNTOLD}
+    return made
+
+
+def make_fingerprints(
+    args: Namespace, run: Run, planner: Model | None, generator: Model | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings that decide the plans, made by a planner or given, and those that decide the answers."""
-    fingerprint = partial(run_fingerprint, "planpers.py", args)
+    inputs = file_hash(args.inputs_addr) if generator else UNTOLD
+    fingerprint = partial(run_fingerprint, "planpers.py", args, inputs)
+    policy = generator.policy if generator else Policy.from_arguments(args, run.task.output.schema)
     target = parsing.target_settings(run.lead_in)
-    if planner is not None:
-        own = {
-            "planner": planner.identity,
-            "num_contexts": run.num_contexts,
-            **target,
-            "max_model_len": planner.length,
-        }
-        of_plans = fingerprint([run.prompts["planner"]], planner.policy.fingerprint(), **own)
-        made = {"plans": planner.identity}
+    if args.planner_model:
+        identity, length = (planner.identity, planner.length) if planner else (UNTOLD, UNTOLD)
+        own = {"planner": identity, "num_contexts": run.num_contexts, **target, "max_model_len": length}
+        plan_policy = {**policy.fingerprint(), "max_tokens": args.max_tokens_plan}
+        of_plans = fingerprint([run.prompts["planner"]], plan_policy, **own)
+        made = {"plans": identity}
         made |= {f"plan_{name}": of_plans[name] for name in ("prompt", "max_model_len", "max_tokens")}
     else:
         made = {"plans": "gold" if args.gold_plan else file_hash(args.plans_addr)}
-    own = {"model": generator.identity, "num_contexts": run.num_contexts, **made, **target}
-    of_answers = fingerprint([run.prompts["planpers"], run.prompts["rag"]], generator.policy.fingerprint(), **own)
-    if planner is None:
+    own = {"model": generator.identity if generator else UNTOLD, "num_contexts": run.num_contexts, **made, **target}
+    of_answers = fingerprint([run.prompts["planpers"], run.prompts["rag"]], policy.fingerprint(), **own)
+    of_answers["max_model_len"] = args.max_model_len or UNTOLD
+    if not args.planner_model:
         names = ("script", "plans", "planner_target", "lead_in", "inputs")
         of_plans = {name: of_answers[name] for name in names if name in of_answers}
     return of_plans, of_answers
@@ -289,6 +301,11 @@ def publish_answers(answers: OutputFile, args: Namespace, device: str | None, ge
     counts = count_responses(answers.content())
     counts["answered without a plan"] = sum(answer["plan"] is None for answer in answers.pieces.values())
     publish_records(answers, args, device, counts, args.openai, token_counter=generator.chat.counter)
+
+
+def report_failed(planner: Model | None, plans: OutputFile, answers: OutputFile, is_again: bool = False) -> int:
+    code = plans.report_failed("plans", is_again) if planner else 0
+    return max(code, answers.report_failed("answers", is_again))
 
 
 def print_dry_run(run: Run, keys: list[Key], planner: Model | None, generator: Model, plans: Pieces) -> None:

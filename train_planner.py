@@ -23,6 +23,7 @@ from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.cli.progress import announce
+from utils.files.fingerprints import UNTOLD
 from utils.files.manifest import describe_run, file_hash, warn_unless_ranked
 from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, LocalChat, fit_profile, limit_length
@@ -109,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(f"{args.inputs_addr}: {task.name} has no plans to learn from")
     prompt = load_prompt(task.prompts["planner"], args.prompts_dir)
     lead_in = choose_lead_in(args.planner_target, prompt)
-    fingerprint = make_fingerprint(args, prompt, lead_in)
+    fingerprint = make_fingerprint(args, task, identify_local_model(args.model_addr, args.cache_dir))
     check_could_write(Path(args.output_dir) / "manifest.json")
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
     chat = LocalChat(args.model_addr, args.cache_dir)
@@ -148,8 +149,7 @@ def main(argv: list[str] | None = None) -> int:
 def fill_in_defaults(args: argparse.Namespace) -> None:
     """Set the defaults that hang on other flags; UserError where flags don't go together."""
     args.eval_steps = args.eval_steps or args.save_steps
-    if args.warmup_steps is None:
-        args.warmup_steps = args.max_steps // 10
+    args.warmup_steps = count_warmup_steps(args)
     if args.save_steps % args.eval_steps:
         raise UserError(
             f"--eval_steps {args.eval_steps} does not divide --save_steps {args.save_steps}: "
@@ -163,6 +163,10 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
         check_single_device()
 
 
+def count_warmup_steps(args: argparse.Namespace) -> int:
+    return args.max_steps // 10 if args.warmup_steps is None else args.warmup_steps
+
+
 def read_ranked(path: str | None) -> list[dict[str, Any]]:
     if path is None:
         return []
@@ -172,21 +176,27 @@ def read_ranked(path: str | None) -> list[dict[str, Any]]:
     return records
 
 
-def make_fingerprint(args: argparse.Namespace, prompt: Prompt, lead_in: str | None) -> dict[str, Any]:
-    """What decides the adapter, step by step. Devices and batch size may change, their product may not."""
+def make_fingerprint(args: argparse.Namespace, task: Task, model: str | None = None) -> dict[str, Any]:
+    """What decides the adapter, step by step. Devices and batch size may change, their product may not.
+
+    Without the model's identity, as a study asks, what the flags say of it.
+    """
     same = (
         "num_contexts learning_rate weight_decay max_steps warmup_steps seed "
         "lora_rank lora_alpha lora_dropout lora_target_modules"
     )
+    args.warmup_steps = count_warmup_steps(args)
+    prompt = load_prompt(task.prompts["planner"], args.prompts_dir)
     return {
         "script": "train_planner.py",
-        "model": identify_local_model(args.model_addr, args.cache_dir),
-        "inputs": file_hash(args.inputs_addr),
-        "validation": args.validation_addr and file_hash(args.validation_addr),
+        "model": model or UNTOLD,
+        "inputs": file_hash(args.inputs_addr) if model else UNTOLD,
+        "validation": args.validation_addr and (file_hash(args.validation_addr) if model else UNTOLD),
         "prompt": {prompt.name: prompt.digest},
-        **target_settings(lead_in),
+        **target_settings(choose_lead_in(args.planner_target, prompt)),
         "effective_batch_size": effective_batch_size(args),
         **{name: getattr(args, name) for name in same.split()},
+        "max_seq_length": args.max_seq_length or UNTOLD,
     }
 
 

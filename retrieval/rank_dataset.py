@@ -36,9 +36,10 @@ from utils.cli import UserError, add_log_argument, check_outputs, make_parser, p
 from utils.cli.arguments import add_overwrite_argument
 from utils.cli.flags import FlagParser
 from utils.cli.progress import Progress, announce, announce_file
+from utils.files.fingerprints import UNTOLD
 from utils.files.manifest import file_hash, read_manifest
 from utils.files.outputs import OutputFile, open_outputs
-from utils.models.hub import check_model, model_fingerprint
+from utils.models.hub import cached_commit, check_model, is_folder, model_fingerprint
 from utils.records.contexts import UNITS, reordered, with_unit
 from utils.records.datasets import STEP_NEEDS
 from utils.records.stream import DatasetFile
@@ -119,7 +120,9 @@ def main(argv: list[str] | None = None) -> int:
     pooling = find_pooling(args) if args.ranker in WITH_ENCODER else None
     task = source.dataset.task
     use_date = uses_dates(args, task)
-    fingerprint = describe_settings(args, source.by_date, pooling) | ({"use_date": True} if use_date else {})
+    fingerprint = make_fingerprint(args, task, file_hash(args.input_dataset_addr))
+    if pooling:
+        fingerprint["model"] = model_fingerprint(args.model_name, args.cache_dir)
     # Its cache may be refused: before there is a journal.
     embedder = open_embedder(args, fingerprint["model"], pooling) if pooling else None
     keys = [(question_id,) for question_id in source.dataset.ids[: args.limit]]
@@ -196,7 +199,7 @@ class Source:
             self._owners = draw_owners(users, args.seed)
         self.sizes = [sizes[owner] for owner in self._owners[: args.limit]]  # posts of each question's profile
         self.undated = [undated[owner] for owner in self._owners[: args.limit]]  # of which no date is known
-        self.by_date = args.ranker in WITH_DATES and self.dataset.task.item_date is not None
+        self.by_date = goes_by_date(args, self.dataset.task)
 
     def read(self, number: int) -> Record:
         record, owner = self._read(number), self._owners[number]
@@ -219,19 +222,34 @@ def find_pooling(args: argparse.Namespace) -> "Pooling":
     return pooling
 
 
-def describe_settings(args: argparse.Namespace, by_date: bool, pooling: "Pooling | None") -> dict[str, Any]:
-    """The run's fingerprint: what decides the order of the posts, and nothing else."""
+def goes_by_date(args: argparse.Namespace, task: Task) -> bool:
+    return args.ranker in WITH_DATES and task.item_date is not None
+
+
+def make_fingerprint(args: argparse.Namespace, task: Task, inputs: Any = UNTOLD) -> dict[str, Any]:
+    """What decides the order of the posts; without the dataset's hash, as a study asks, what the flags say of it."""
     settings = {name: getattr(args, name) for name in ("limit", "random_profile", "ranker")}
     if args.random_profile or args.ranker == "random":
         settings["seed"] = args.seed
     if args.unit is not None:
         settings["unit"] = args.unit
-    if by_date:
+    if goes_by_date(args, task):
         settings["recency"] = "date, then file order"
-    if pooling:
-        model = model_fingerprint(args.model_name, args.cache_dir)
-        settings |= {"model": model, "max_length": args.max_length, "dtype": args.dtype, **pooling.settings()}
-    return {"input_sha256": file_hash(args.input_dataset_addr), **settings}
+    if uses_dates(args, task):
+        settings["use_date"] = True
+    if args.ranker in WITH_ENCODER:
+        settings |= {"model": UNTOLD, "max_length": args.max_length, "dtype": args.dtype, **pooling_settings(args)}
+    return {"input_sha256": inputs, **settings}
+
+
+def pooling_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Those of an encoder that is not here, and of which the flags do not say all, are UNTOLD."""
+    from retrieval.pooling import choose_pooling
+
+    is_here = is_folder(args.model_name) or cached_commit(args.model_name, args.cache_dir)
+    if not is_here and None in (args.pooling, args.normalize):
+        return {"pooling": UNTOLD, "normalize": UNTOLD}
+    return choose_pooling(args.model_name, args.cache_dir, args.pooling, args.normalize).settings()
 
 
 def uses_dates(args: argparse.Namespace, task: Task) -> bool:

@@ -123,6 +123,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if missing := asking.ask(candidates):
             return cli.report_missing(missing, "output")
+        code = asking.report_failed()
         counts |= {**asking.counts(), "evidence": check_evidence(args, steps, asking, candidates)}
         counts["splits"] = make_splits(args, steps)
         counts["files"] = write_files(args, steps, index, files)
@@ -133,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
         lock.release()
     if not steps.written:
         print(f"{folder}: already finished, left alone")
-    return 0
+    return code
 
 
 def read_communities(path: Path) -> dict[str, list[str]]:

@@ -55,6 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     names = [one_line(name) for name, *_ in args.system]
     check_arguments(args, names)
+    seeds = rows_by_method(args, names)
     boards, notes = read_compared(args.system, args.unscored_as_zero, args.allow_partial, args.by)
     shares = [board for board in boards if board.metric.is_share]
     if args.intervals and not args.baseline and not shares:
@@ -73,6 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     pages = score_table.pages_of(boards) if args.format == "latex" else [boards]
     tables = [score_table.means_table(its, contrasts, paper) for its in pages]
     tables[-1].notes.extend(notes)
+    tables += [score_table.seeds_table(boards, seeds)] if seeds else []
     tables += [score_table.shares_table(shares)] if args.intervals and shares else []
     tables += [score_table.intervals_table(boards, contrasts)] if args.intervals and args.baseline else []
     tables += corrected_tables(judged)
@@ -102,6 +104,9 @@ def build_parser() -> cli.FlagParser:
     add("--intervals", action="store_true",
         help="a second table: interval, permutation test and effect size of each comparison; in csv more columns. Of "
         "PersonaMem, whose scores are shares, also a table of each with its interval, without --baseline too")
+    add("--seeds", nargs="+", action="append", metavar=("NAME", "ROW"),
+        help="a method and the rows that are its seeds: a further table has their mean and standard deviation; give it "
+        "once per method (off; not in csv)")
     add("--human_addr", nargs="+", action="append", metavar=("NAME", "FILE"),
         help="people's verdicts on a part of a row's answers: the row's name, then JSON files {question id: {aspect "
         "number, from 0: 0, 1 or 2}}; further tables correct the judge's means by them, and say how far it is from "
@@ -138,6 +143,17 @@ def check_arguments(args: argparse.Namespace, names: list[str]) -> None:
         raise UserError("--baseline: names every system; nothing is left to compare with them")
     if args.holm and not args.baseline:
         refuse_without_baseline("--holm")
+
+
+def rows_by_method(args: argparse.Namespace, names: list[str]) -> dict[str, list[str]]:
+    """The rows behind each --seeds by its name; UserError where one is no row, or one row is no spread."""
+    methods = {one_line(method): [one_line(row) for row in rows] for method, *rows in args.seeds or []}
+    for method, rows in methods.items():
+        if missing := [row for row in rows if row not in names]:
+            raise UserError(f"--seeds {method!r}: no --system is called {missing[0]!r}")
+        if len(set(rows)) < 2:
+            raise UserError(f"--seeds {method!r}: a spread needs two or more different rows")
+    return methods
 
 
 def refuse_without_baseline(flag: str) -> None:

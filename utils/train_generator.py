@@ -35,6 +35,7 @@ from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.cli.progress import announce
+from utils.files.fingerprints import UNTOLD
 from utils.files.manifest import (
     describe_run,
     file_hash,
@@ -125,10 +126,9 @@ def main(argv: list[str] | None = None) -> int:
     records, validation_records = read_ranked(args.inputs_addr, args), read_ranked(args.validation_addr, args)
     task = task_of(args.inputs_addr, records)
     check_task(args, task, validation_records)
-    prompt = load_prompt(task.prompts["rag" if args.num_contexts else "none"], args.prompts_dir)
-    args.epochs = args.epochs or task.epochs
+    prompt = choose_prompt(args, task)
     model = choose_model(args, identify_local_model(args.model_addr, args.cache_dir), task)
-    fingerprint = make_fingerprint(args, task, prompt, model)
+    fingerprint = make_fingerprint(args, task, model.identity)
     check_could_write(Path(args.output_dir) / "manifest.json")
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
     build = partial(
@@ -243,19 +243,30 @@ def check_lengths(args: argparse.Namespace, records: list[Record], examples: lis
         )
 
 
-def make_fingerprint(args: argparse.Namespace, task: Task, prompt: Prompt, model: Model) -> dict[str, Any]:
-    """What decides the model, step by step. Devices and batch size may change, their product may not."""
+def choose_prompt(args: argparse.Namespace, task: Task) -> Prompt:
+    return load_prompt(task.prompts["rag" if args.num_contexts else "none"], args.prompts_dir)
+
+
+def make_fingerprint(args: argparse.Namespace, task: Task, model: str | None = None) -> dict[str, Any]:
+    """What decides the model, step by step. Devices and batch size may change, their product may not.
+
+    Without the base model's identity, as a study asks, what the flags say of it. Sets the default of --epochs.
+    """
     same = (
         "num_contexts fusion trim_items max_input_length max_target_length learning_rate weight_decay epochs patience "
         "seed"
     )
+    args.epochs = args.epochs or task.epochs
+    if model is None and args.max_input_length is None:
+        args.max_input_length = UNTOLD if args.lora_rank else INPUT_TOKENS
+    prompt = choose_prompt(args, task)
     return {
         "script": SCRIPT,
         "task": task.name,
         "metric": chosen_by(args, task),
-        "model": model.identity,
-        "inputs": file_hash(args.inputs_addr),
-        "validation": args.validation_addr and file_hash(args.validation_addr),
+        "model": model or UNTOLD,
+        "inputs": file_hash(args.inputs_addr) if model else UNTOLD,
+        "validation": args.validation_addr and (file_hash(args.validation_addr) if model else UNTOLD),
         "prompt": {prompt.name: prompt.digest},
         "effective_batch_size": effective_batch_size(args),
         **{name: getattr(args, name) for name in same.split()},

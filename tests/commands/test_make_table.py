@@ -103,6 +103,21 @@ def refusal(*arguments):
     return str(error.value)
 
 
+def test_seeds_become_their_mean_and_sample_deviation(score_file, capsys):
+    """Scores by hand: 1/4, 2/4 and 4/4 have the mean 7/12 and the sample deviation sqrt(7/48)."""
+    files = [score_file(f"{i}.json", *scored("rpg", score)) for i, score in enumerate((0.25, 0.5, 1.0))]
+    rows = [word for i, file in enumerate(files) for word in ("--system", f"M, seed {i}", file)]
+    assert main(rows) == 0
+    alone = capsys.readouterr().out
+    assert main([*rows, "--seeds", "M", *(f"M, seed {i}" for i in range(3))]) == 0
+    first, _, second = capsys.readouterr().out.partition("\n| Over seeds | ")
+    assert first == alone
+    assert second.splitlines()[2] == f"| M | {7 / 12:.4f} ± {math.sqrt(7 / 48):.4f} | – | – | – | 3 |"
+    assert "- Mean ± sample standard deviation over the n seeds of a method" in second
+    assert "--seeds 'M': no --system is called 'other'" in refusal(*rows, "--seeds", "M", "other", "M, seed 0")
+    assert "--seeds 'M': a spread needs two or more" in refusal(*rows, "--seeds", "M", "M, seed 0")
+
+
 class TestNumbers:
     def test_files_are_pooled_and_grouped_by_community(self, score_file, capsys):
         first = score_file("1.json", question("a", "music", 2, 2), question("b", "pets", 1, 0, 1))

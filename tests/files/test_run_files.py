@@ -479,7 +479,7 @@ UNKNOWN = "exists, and was not written by this script or was changed since"
     ("make", "problem"),
     [
         (made_with_other_settings, f"was made with other settings: {MODEL_DIFFERS}"),
-        (written_by_something_else, UNKNOWN),
+        (written_by_something_else, f"{UNKNOWN}: answers.json.manifest.json is not beside it"),
         (changed_since, UNKNOWN),
         (with_a_broken_manifest, UNKNOWN),
     ],

@@ -231,9 +231,57 @@ def test_a_run_that_is_ended_finds_its_batch(server, tmp_path, number):
         assert "goes on with batch_0; the same command again takes the answers" in said
     server.held = False
     again = start(server, inputs, output)
-    assert again.communicate(timeout=600)[1].count("going on with batch_0\n") == 1 and again.returncode == 0
+    assert again.communicate(timeout=600)[1].count("resuming batch_0\n") == 1 and again.returncode == 0
     assert len(server.batches) == 1 and set(server.paid.values()) == {1}
     assert len(json.loads(output.read_text())) == 30
+
+
+def stopped(self, batch):
+    raise UserError("stopped while the batch is under way")
+
+
+def test_another_output_takes_the_answers_of_a_running_batch(server, tmp_path, monkeypatch, capsys):
+    """Of one for another model, or without the same requests, nothing is taken."""
+    server.outcome = lambda number, body: Reply(json.dumps({"personalized_answer": f"Drawn {drawn(body)}."}))
+    inputs, longer = make_questions(tmp_path / "in.json", 10), make_questions(tmp_path / "more.json", 14)
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_engine.BatchEngine, "_wait_for", stopped)
+        for model, seed in (("other", 0), ("m", 1), ("m", 0)):
+            words = command(server, inputs, tmp_path / f"{model}{seed}.json", "--openai_batch", "--seed", seed)
+            with pytest.raises(UserError, match="stopped"):
+                baselines.main(["--model_addr", model, *words[2:]])
+    assert [batch["request_counts"]["total"] for batch in server.batches] == [10, 10, 10] and not server.paid
+    assert baselines.main(command(server, longer, tmp_path / "elsewhere.json", "--openai_batch")) == 0
+    assert [batch["request_counts"]["total"] for batch in server.batches] == [10, 10, 10, 4]
+    assert [batch["status"] for batch in server.batches] == ["validating", "validating", "completed", "completed"]
+    assert capsys.readouterr().err.count("resuming batch_2\n") == 1 and set(server.paid.values()) == {1}
+    assert len(json.loads((tmp_path / "elsewhere.json").read_text())) == 14
+    # And of batches that have ended since.
+    assert baselines.main(command(server, longer, tmp_path / "again.json", "--openai_batch")) == 0
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "elsewhere.json").read_bytes()
+    assert len(server.batches) == 4 and set(server.paid.values()) == {1}
+
+
+def test_a_system_that_is_added_leaves_the_others_verdicts_in_their_batch(server, tmp_path, monkeypatch):
+    inputs = make_questions(tmp_path / "in.json", 5)
+    flags = ["--evaluator_llm", "m", "--openai", "--base_url", server.url, "--inputs_addr", inputs, "--openai_batch"]
+    for name in "ab":
+        answers = {f"q{i}": [{"output": f"{name} {i}"}] for i in range(5)}
+        (tmp_path / f"{name}.json").write_text(json.dumps(answers))
+
+    def judge(names):
+        files = [[tmp_path / f"{name}{end}.json" for name in names] for end in ("", "_scores")]
+        words = [*flags, "--response_addr", *files[0], "--score_addr", *files[1]]
+        return evaluate_responses.main(list(map(str, words)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_engine.BatchEngine, "_wait_for", stopped)
+        with pytest.raises(UserError, match="stopped"):
+            judge("a")
+    gc.collect()  # the error's traceback holds the output's lock
+    assert judge("ab") == 0
+    assert [batch["request_counts"]["total"] for batch in server.batches] == [5, 5]
+    assert set(server.paid.values()) == {1}
 
 
 @pytest.mark.slow

@@ -64,9 +64,9 @@ def output(tmp_path):
     return tmp_path / "out" / "answers.json"
 
 
-def run(flags, output, *more, data=SAMPLE):
+def run(flags, output, *more, data=SAMPLE, code=0):
     """Run the script in this process; the answers it wrote."""
-    assert baselines.main([*flags, "--inputs_addr", str(data), "--output_addr", str(output), *map(str, more)]) == 0
+    assert baselines.main([*flags, "--inputs_addr", str(data), "--output_addr", str(output), *map(str, more)]) == code
     return json.loads(output.read_text())
 
 
@@ -266,16 +266,57 @@ def test_output_that_stays_unusable_is_null_with_its_reason(server, flags, outpu
     assert "12 answers, 1 without an answer" in capsys.readouterr().out
 
 
+def refusing(number):
+    """A reply that fails for so many of the sample's 13 questions: the first two are refused for their content."""
+    questions = [record["question"] for record in json.loads(SAMPLE.read_text())]
+
+    def reply(request):
+        place = next(i for i, text in enumerate(questions) if text in request["messages"][1]["content"])
+        if place < 2:
+            return Reply("Not this.", status=400, code="content_filter")
+        return Reply(f"I'd rather not, {place}.") if place < number else answer("Yes.")
+
+    return reply
+
+
+def test_a_run_in_which_at_least_half_fails_says_why_and_ends_with_1(server, flags, output, capsys):
+    server.reply = refusing(6)  # of 13: not half
+    run(flags, output, "--max_retries", 0)
+    assert "unusable" not in capsys.readouterr().err
+    run(flags, output, "--max_retries", 0)  # said by a run that has nothing to do
+    told = f"{output}: 6 of 13 answers are unusable; --retry_failed asks for them again\n"
+    assert capsys.readouterr().err == told
+    server.reply = refusing(7)
+    again = output.with_name("again.json")
+    for first in (True, False):
+        run(flags, again, "--max_retries", 0, code=1)
+        printed = capsys.readouterr()
+        assert printed.err.endswith(
+            f"{again}: 7 of 13 answers are unusable; --retry_failed asks for them again\n"
+            f"  5: no personalized_answer in the text; such as '{IDS[2]}': \"I'd rather not, 2.\"\n"
+            f"  2: content_filter: Not this.; such as '{IDS[0]}'\n"
+        )
+        assert ("already finished" in printed.out) != first
+    server.reply = lambda request: answer("Yes.")
+    assert None not in [found["output"] for [found] in run(flags, again, "--retry_failed").values()]
+
+
+def test_an_address_without_v1_is_told(server, flags, output):
+    flags = [flag.removesuffix("/v1") for flag in flags]
+    with pytest.raises(UserError, match=r"answers 404: .*\n  --base_url usually ends in /v1; this one has no path$"):
+        run(flags, output, "--limit", 1)
+
+
 def test_constrained_always(server, flags, output):
     server.reply = lambda request: Reply("No.")
-    run(flags, output, "--limit", 1, "--constrained_decoding", "always", "--max_retries", 2)
+    run(flags, output, "--limit", 1, "--constrained_decoding", "always", "--max_retries", 2, code=1)
     assert len(server.requests) == 3
     assert all(request["response_format"]["json_schema"]["schema"] == SENT_SCHEMA for request in server.requests)
 
 
 def test_constrained_never_raises_the_temperature_up_to_one(server, flags, output):
     server.reply = lambda request: Reply("No.")
-    found = run(flags, output, "--limit", 1, "--constrained_decoding", "never", "--max_retries", 11)[IDS[0]][0]
+    found = run(flags, output, "--limit", 1, "--constrained_decoding", "never", "--max_retries", 11, code=1)[IDS[0]][0]
     temperatures = [request["temperature"] for request in server.requests]
     assert temperatures == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.0, 1.0]
     assert not any("response_format" in request for request in server.requests)
@@ -489,7 +530,7 @@ def test_only_post_that_is_too_long_is_cut_at_its_end(server, flags, output, tmp
 def test_question_that_is_too_long_is_not_asked(server, flags, output, tmp_path):
     records = [make_question(1, question="why " * 3000), make_question(2)]
     data = write_json(tmp_path / "data.json", records)
-    answers = run(flags, output, "--max_tokens", 64, "--max_model_len", 1000, data=data)
+    answers = run(flags, output, "--max_tokens", 64, "--max_model_len", 1000, data=data, code=1)
     assert answers["q1"] == [{"output": None, "reason": "the prompt is longer than the model takes"}]
     assert answers["q2"][0]["output"] == "An answer."
     assert len(server.requests) == 1

@@ -92,10 +92,10 @@ def respond(questions, **outputs):
     return {q["id"]: [{"output": outputs.get(q["id"], f"Response to {q['id']}.")}] for q in questions}
 
 
-def run(flags, data, responses, scores, *more):
+def run(flags, data, responses, scores, *more, code=0):
     """Run the script in this process; the score file it wrote."""
     arguments = ["--inputs_addr", data, "--response_addr", responses, "--score_addr", scores, *more]
-    assert evaluate_responses.main([*flags, *map(str, arguments)]) == 0
+    assert evaluate_responses.main([*flags, *map(str, arguments)]) == code
     return json.loads(scores.read_text())
 
 
@@ -310,7 +310,8 @@ def test_never_constrained_takes_all_its_tries(server, flags, write, scores):
     server.reply = verdicts({"1a": '{"match_score": 3}'})
     questions = [make_question(1, 1)]
     more = ["--constrained_decoding", "never", "--max_retries", "2"]
-    found = run(flags, write("data.json", questions), write("responses.json", respond(questions)), scores, *more)
+    files = write("data.json", questions), write("responses.json", respond(questions))
+    found = run(flags, *files, scores, *more, code=1)
     assert found["num_unscored"] == 1
     assert [request["temperature"] for request in server.requests] == [0.0, 0.1, 0.2]
     assert not any("response_format" in request for request in server.requests)
@@ -340,7 +341,7 @@ def test_prompt_that_is_too_long_is_unscored(server, flags, write, scores):
     server.reply = verdicts({"1a": 2, "2a": 1})
     questions = [make_question(1, 1), make_question(2, 1)]
     responses = write("responses.json", respond(questions, q1="word " * 3000))
-    found = run(flags, write("data.json", questions), responses, scores, "--max_model_len", 4000)
+    found = run(flags, write("data.json", questions), responses, scores, "--max_model_len", 4000, code=1)
     detail = found["per_question_scores"][0]["details"][0]
     assert detail["score"] is None and re.fullmatch(r"a prompt of 5\d\d\d tokens is too long", detail["reason"])
     assert (found["score"], len(server.requests)) == (0.5, 1)

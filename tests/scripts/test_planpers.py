@@ -213,9 +213,9 @@ def arguments_of(flags, output, *more, data=SAMPLE):
     return [*map(str, flags), "--inputs_addr", str(data), "--output_addr", str(output), *map(str, more)]
 
 
-def run(flags, output, *more, data=SAMPLE):
+def run(flags, output, *more, data=SAMPLE, code=0):
     """Run the script in this process; the answers it wrote."""
-    assert planpers.main(arguments_of(flags, output, *more, data=data)) == 0
+    assert planpers.main(arguments_of(flags, output, *more, data=data)) == code
     return json.loads(output.read_text())
 
 
@@ -394,7 +394,7 @@ def test_a_planner_of_the_reference_form_hands_over_its_text_as_it_came(opened, 
 
 def test_a_plan_that_stays_unusable_is_null_in_the_reference_form_too(opened, trained, imported, output):
     opened.reply = planning(LEAD_IN)
-    answers = run(trained[0], output, "--limit", 1, "--num_contexts", 2, *imported)
+    answers = run(trained[0], output, "--limit", 1, "--num_contexts", 2, *imported, code=1)
     assert (answers[IDS[0]][0]["plan"], answers[IDS[0]][0]["no_plan"]) == (None, "no aspect in the text")
     assert opened.prompts(answers=True) == [expected_answer_prompt(RECORDS[0], None)]
     schemas = [sampling.schema for prompt, sampling in opened.calls if not is_answer(prompt)]
@@ -602,7 +602,7 @@ def test_question_without_gold_aspects(server, api, output, tmp_path):
 def test_refused_answer_keeps_its_plan(server, api, output, tmp_path):
     server.reply = lambda request: Reply("", "content_filter")
     plans = write_plans(tmp_path / "plans.json")
-    found = run(api, output, "--plans_addr", plans, "--limit", 1)[IDS[0]][0]
+    found = run(api, output, "--plans_addr", plans, "--limit", 1, code=1)[IDS[0]][0]
     assert (found["output"], found["reason"]) == (None, "content_filter")
     assert found["plan"] == f"First of {IDS[0]} 0\nSecond of {IDS[0]} 0"
 
@@ -611,7 +611,7 @@ def test_plan_that_leaves_no_room_for_the_question_is_not_asked_about(server, ap
     data = write_json(tmp_path / "data.json", [make_question(1), make_question(2)])
     long = "why " * 3000
     plans = write_json(tmp_path / "plans.json", {"q1": [{"aspects": [long]}], "q2": [{"aspects": ["Cost"]}]})
-    answers = run(api, output, "--plans_addr", plans, "--max_tokens", 64, "--max_model_len", 1000, data=data)
+    answers = run(api, output, "--plans_addr", plans, "--max_tokens", 64, "--max_model_len", 1000, data=data, code=1)
     assert answers["q1"] == [
         {"output": None, "reason": "the prompt is longer than the model takes", "plan": long.strip()}
     ]
@@ -733,7 +733,7 @@ def test_plan_that_stays_unusable_is_null_and_the_answer_is_rags(opened, local, 
     opened.reply = lambda prompt, sampling: (
         '{"personalized_answer": "Yes."}' if is_answer(prompt) else "--" if question in prompt else "Cost"
     )
-    answers = run(local, output, "--limit", 2, "--max_retries", 1)
+    answers = run(local, output, "--limit", 2, "--max_retries", 1, code=1)
     plans = json.loads(plans_path(output).read_text())
     [plan] = plans[IDS[1]]
     assert (plan["aspects"], plan["reason"], plan["raw"], plan["attempts"]) == (None, "no aspect in the text", "--", 2)
@@ -752,7 +752,7 @@ def test_prompt_that_is_too_long_for_the_planner(opened, local, output, tmp_path
     """--max_tokens_plan leaves the planner 100 tokens, --max_tokens leaves the generator 1000."""
     data = write_json(tmp_path / "data.json", [make_question(1)])
     lengths = ["--max_model_len", 1100, "--max_tokens_plan", 1000, "--max_tokens", 100]
-    [found] = run(local, output, *lengths, data=data)["q1"]
+    [found] = run(local, output, *lengths, data=data, code=1)["q1"]
     assert opened.prompts(answers=False) == []
     reason = "the prompt is longer than the model takes"
     assert json.loads(plans_path(output).read_text()) == {"q1": [{"aspects": None, "reason": reason}]}
@@ -1164,7 +1164,7 @@ def test_failed_plans_are_asked_for_again_and_the_answers_that_lacked_one(opened
         return reply
 
     opened.reply = failing(IDS[1], IDS[3], IDS[4])
-    first = run(local, output, "--limit", 5)
+    first = run(local, output, "--limit", 5, code=1)
     assert [outputs[0]["plan"] is None for outputs in first.values()] == [False, True, False, True, True]
     opened.calls.clear()
     opened.reply = failing(IDS[4])
@@ -1239,7 +1239,10 @@ def test_foreign_plans_are_kept(opened, local, output):
     output.parent.mkdir()
     plans_path(output).write_text("my notes")
     said = refusal(local, output)
-    assert said.startswith(f"{plans_path(output)}: exists, and was not written by this script or was changed since\n")
+    problem = "exists, and was not written by this script or was changed since"
+    assert said.startswith(
+        f"{plans_path(output)}: {problem}: {plans_path(output).name}.manifest.json is not beside it\n"
+    )
     assert plans_path(output).read_text() == "my notes" and opened.events == []
 
 

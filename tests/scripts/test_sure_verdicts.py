@@ -55,12 +55,12 @@ def weighing(judging, model_folder, monkeypatch):
     judging.responses("a", q1="A1", q2="A2", q3="A3")
     judging.model = model_folder
 
-    def run(engine, *more, to="scores.json"):
+    def run(engine, *more, to="scores.json", code=0):
         words = ["--evaluator_llm", model_folder, "--inputs_addr", judging.folder / "data.json"]
         words += ["--response_addr", judging.folder / "a.json", "--score_addr", judging.folder / to]
         with monkeypatch.context() as patch:
             patch.setattr(evaluate_responses, "open_engine", lambda *_: engine)
-            assert evaluate_responses.main(list(map(str, [*words, "--verdicts", "probability", *more]))) == 0
+            assert evaluate_responses.main(list(map(str, [*words, "--verdicts", "probability", *more]))) == code
         return json.loads((judging.folder / to).read_text())
 
     judging.weigh = run
@@ -143,9 +143,11 @@ def test_a_killed_run_goes_on_and_shards_make_the_whole(weighing):
     assert merged(weighing.folder) == whole
 
 
-def test_a_missing_answer_counts_0_and_damaged_likelihoods_are_no_verdict(weighing):
+def test_a_missing_answer_counts_0_and_damaged_likelihoods_are_no_verdict(weighing, capsys):
     weighing.responses("a", q1="A1", q2=None, q3="A3")
-    found = weighing.weigh(Weighing(log_probs=(math.inf, 0.2, 0.5)))
+    found = weighing.weigh(Weighing(log_probs=(math.inf, 0.2, 0.5)), code=1)
+    printed = capsys.readouterr().err
+    assert ": 3 of 3 verdicts are unusable\n  3: the model gives an option no likelihood; such as 'q1'\n" in printed
     assert [entry["score"] for entry in found["per_question_scores"]] == [None, 0, None]
     assert (found["num_unanswered"], found["num_unscored"], found["mean_entropy"]) == (1, 3, None)
     [detail, *_] = found["per_question_scores"][0]["details"]

@@ -15,7 +15,7 @@ from tiny_chat import END, SAMPLE, sample_records, save_tiny_chat
 
 import planpers
 import train_planner
-from prompts import choose_lead_in, load_prompt
+from prompts import load_prompt
 from train_planner import (
     build_examples,
     build_parser,
@@ -28,11 +28,12 @@ from train_planner import (
 from utils import cli
 from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
+from utils.files.fingerprints import UNTOLD
 from utils.files.lock import Lock
 from utils.files.manifest import publish, read_folder_manifest, write_folder_manifest
 from utils.generation.chat import PAPER_LENGTH, LocalChat, limit_length
 from utils.generation.driver import Policy
-from utils.generation.engines import Model
+from utils.generation.engines import Model, identify_local_model
 from utils.planner.examples import describe_examples
 from utils.training.checkpoints import open_run
 
@@ -371,8 +372,9 @@ def fingerprint(model, files):
         inputs, validation = files
         args = parse("--validation_addr", validation, *more, model=model_addr, inputs=inputs)
         fill_in_defaults(args)
-        prompt = load_prompt("lampqa/planner", prompts_dir)
-        made = make_fingerprint(args, prompt, choose_lead_in(args.planner_target, prompt))
+        args.prompts_dir = prompts_dir
+        made = make_fingerprint(args, TASK, identify_local_model(args.model_addr, args.cache_dir))
+        assert made.pop("max_seq_length") is UNTOLD  # the model's files say it
         assert json.loads(json.dumps(made)) == made  # or it would differ from the one in a manifest
         return made
 

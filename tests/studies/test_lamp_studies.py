@@ -51,6 +51,10 @@ def save_sample(folder, name, settings, split):
             "tasks: there is no 'LaMP-8'; did you mean 'LaMP-",
         ),
         (
+            'tasks = ["PersonaMem-32k"]\nsettings = ["user"]\nsplits = ["dev"]',
+            "tasks: found 'PersonaMem-32k', expected tasks of LaMP or LongLaMP: no study runs PersonaMem; docs/",
+        ),
+        (
             'tasks = ["LaMP-QA"]\nsettings = ["user"]\nsplits = ["dev"]',
             "tasks: there is no 'LaMP-QA'; did you mean 'LaMP-",
         ),
@@ -68,7 +72,7 @@ def save_sample(folder, name, settings, split):
         ),
         (OURS + 'methods = ["rags"]', "methods: there is no 'rags'; did you mean 'rag'?"),
         (OURS + 'rankers = ["bm"]', "rankers: there is no 'bm'; did you mean 'bm25'?"),
-        (OURS + "rankers = []", "rankers: found [], expected a list of texts"),
+        (OURS + "rankers = []", "rankers: found [], expected at least one, or no such line for the default"),
         ('settings = ["user"]', "settings: found ['user'], expected them with tasks"),
         ('paper = "FlanT5-base"', "paper: found 'FlanT5-base', expected it with tasks"),
     ],

@@ -24,17 +24,20 @@ from zygote import ServerPlanner
 
 import baselines
 from utils import run_study
+from utils.benchmarks import tasks
 from utils.benchmarks.lampqa import CATEGORIES as TITLES
 from utils.benchmarks.lampqa import COMMUNITIES
-from utils.checks.commands import parser_of
+from utils.checks.commands import module_of, parser_of
 from utils.cli import UserError
+from utils.files.fingerprints import UNTOLD
 from utils.files.journal import Journal
 from utils.files.journal_lines import read_journal
 from utils.files.manifest import read_folder_manifest, read_manifest, write_folder_manifest
+from utils.models.hub import model_fingerprint
 from utils.records.datasets import read_dataset
-from utils.studies.plan import Answers, answer_step, plan_study, train_step
-from utils.studies.state import differing_settings
-from utils.studies.study import ARGUMENTS, CATEGORIES, Study
+from utils.studies.plan import Answers, answer_step, judge_step, plan_study, rank_steps, train_step
+from utils.studies.state import differing_settings, parse
+from utils.studies.study import ARGUMENTS, CATEGORIES, GENERATOR, Study
 
 SAMPLE = ROOT / "tests/data/mini_lampqa"
 
@@ -259,7 +262,10 @@ def test_what_stands_beside_an_output_is_a_part_of_it(work, file):
         assert work.run() == 0
         assert work.outputs() == [f"{ART}/planpers_gold.json"]
     else:
-        with pytest.raises(UserError, match=r"planpers_gold\.json: exists, and was not written by this script or was"):
+        missing = (
+            r"planpers_gold\.json: exists, and .* changed since: planpers_gold\.json\.manifest\.json is not beside it"
+        )
+        with pytest.raises(UserError, match=missing):
             work.run()
     assert (work.folder / FOLDER / ART / "planpers_gold.json.plans.json").exists()
 
@@ -416,7 +422,7 @@ def test_other_settings_are_refused_before_anything_runs_and_redone_on_demand(wo
         (
             "[arguments]\n",
             '[arguments]\nplanpers = ["--planner_target", "reference", "--prompts_dir", "p"]\n',
-            'gold.json: {} planner_target: "paper", now "reference"',
+            'gold.json: {} planner_target: null, now "reference"',
         ),
         ('"bm25"', '"recency"', '_test.json: {} ranker: "bm25", now "recency"'),
         (
@@ -432,6 +438,11 @@ def test_other_settings_are_refused_before_anything_runs_and_redone_on_demand(wo
             'judge = ["--max_model_len", "99", "--openai"',
             ".json: {} max_model_len: null, now 99",
         ),
+        (
+            'judge = ["--openai"',
+            'judge = ["--num_verdicts", "3", "--temperature", "0.7", "--openai"',
+            ".json: {} temperature: 0.0, now 0.7; num_verdicts: null, now 3",
+        ),
         ('rank = ["--ranker"', 'answer = ["--prompts_dir", "p"]\nrank = ["--ranker"', ".json: {} prompt: "),
         ('rank = ["--ranker"', 'answer = ["--max_concurrency", "2"]\nrank = ["--ranker"', None),  # changes no answer
     ],
@@ -440,6 +451,7 @@ def test_every_setting_that_counts_is_compared(work, old, new, message):
     (work.folder / "p").mkdir()
     text = (ROOT / "prompts/lampqa/no_personalization.txt").read_text()
     (work.folder / "p/no_personalization.txt").write_text(text.replace("[user]\n", "[user]\nPlease. "))
+    save_reference_planner(work.folder / "p")
     work.edit(old, new)
     if message is None:
         assert work.run() == 0 and work.ran == []
@@ -449,28 +461,104 @@ def test_every_setting_that_counts_is_compared(work, old, new, message):
         assert message.format("was made with other settings:") in str(refused.value)
 
 
+def save_reference_planner(folder):
+    text = "[system]\nList.\n[user]\n{profile}? {question}\n[assistant]\nPlan:{plan}\n[end]\n"
+    (folder / "planner.txt").write_text(text)
+
+
+def step_of(kind, *flags):
+    """A step of a study with these flags in [arguments]."""
+    arguments = {**{key: [] for key in ARGUMENTS}, **dict.fromkeys(ARGUMENTS & {kind: 0}.keys(), flags)}
+    arguments["answer" if kind == "rag" else "planpers"] = list(flags)
+    study = Study("study.toml", openai_models=("m",), encoder="encoder", methods=("rag",), arguments=arguments)
+    answers = Answers("m", "test", ART, kind, 10, 0)
+    if kind == "rank":
+        return next(rank_steps(study, ART))
+    if kind == "train":
+        return train_step(study, ART)
+    return judge_step(study, "j", [answers]) if kind == "judge" else answer_step(study, answers)
+
+
+def made_by(step):
+    """What a fingerprint of the step's output says, but for what files say."""
+    made = module_of(step.script).make_fingerprint(parse(step, list(step.outputs)), tasks()[step.task])
+    models = {"judge": "j", "model": "m"}
+    if "encoder" in step.named.values():
+        models = {"model": model_fingerprint("encoder")}
+    elif step.kind == "train":
+        models = {"model": f"{GENERATOR}@1"}
+    made |= {name: models[name] for name in made.keys() & models.keys()}
+    return {name: value for name, value in made.items() if value is not UNTOLD}
+
+
+def seen(step, made):
+    """The names of the settings in which a step differs from what was made."""
+    differing = differing_settings(step, next(iter(step.outputs)), made)
+    return {found.rpartition(": ")[0] for found in differing.split("; ") if found}
+
+
+@pytest.fixture
+def with_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p").mkdir()
+    save_reference_planner(tmp_path / "p")
+    save_tiny_encoder(tmp_path / "encoder")
+
+
+PROMPTS = ["--prompts_dir", "p"]
+REFERENCE = ["--planner_target", "reference", *PROMPTS]
+
+
 @pytest.mark.parametrize(
-    ("method", "flags", "made_with", "differing"),
+    ("kind", "flags", "names"),
     [
-        ("train", [], None, ""),  # made before there was another target, or with the default since
-        ("train", ["--planner_target", "reference"], None, 'planner_target: "paper", now "reference"'),
-        ("train", ["--planner_target", "reference"], "reference", ""),
-        ("train", [], "reference", 'planner_target: "reference", now "paper"'),
-        ("planpers", [], "reference", ""),  # as its planner was trained, whose identity is compared
-        ("planpers", [], None, ""),
-        ("planpers", ["--planner_target", "reference"], None, 'planner_target: "paper", now "reference"'),
-        ("planpers_gold", [], "reference", 'planner_target: "reference", now "paper"'),
-        ("planpers_gold", [], None, ""),
+        ("rank", ["--pooling", "cls", "--normalize"], {"pooling", "normalize"}),
+        ("rank", ["--unit", "session"], {"unit"}),
+        ("rag", ["--best_first"], {"best_first"}),
+        ("rag", ["--trim_items"], {"trim_items"}),
+        ("judge", ["--verdicts", "probability"], {"temperature", "top_p", "max_tokens", "seed"}),
+        ("judge", ["--num_verdicts", "3", "--temperature", "0.7"], {"num_verdicts", "temperature"}),
+        ("judge", ["--max_model_len", "99"], {"max_model_len"}),
+        ("train", REFERENCE, {"planner_target", "lead_in"}),
+        ("train", ["--warmup_steps", "7"], {"warmup_steps"}),
+        ("planpers", ["--max_tokens_plan", "9"], {"plan_max_tokens"}),
+        ("planpers", PROMPTS, {"plan_prompt: planner"}),
+        ("planpers_gold", REFERENCE, {"planner_target", "lead_in"}),
     ],
 )
-def test_plans_of_another_form_are_seen(method, flags, made_with, differing):
-    arguments = {**{key: [] for key in ARGUMENTS}, "train": flags, "planpers": flags}
-    study = Study("study.toml", models=("m",), arguments=arguments)
-    step = train_step(study, ART)
-    if method != "train":
-        step = answer_step(study, Answers("m", "test", ART, method, 10, 0))
-    fingerprint = {"script": step.script} | ({"planner_target": made_with} if made_with else {})
-    assert differing_settings(step, next(iter(step.outputs)), fingerprint) == differing
+def test_a_setting_is_seen_also_where_only_one_of_both_has_it(with_files, kind, flags, names):
+    with_it, without = step_of(kind, *flags), step_of(kind)
+    assert seen(with_it, made_by(with_it)) == seen(without, made_by(without)) == set()
+    assert seen(with_it, made_by(without)) >= names and seen(without, made_by(with_it)) >= names
+
+
+def test_what_the_planner_or_the_model_decides_is_compared_where_a_flag_says_it(with_files):
+    for kind, before, flags, name in (
+        ("planpers", PROMPTS, REFERENCE, "planner_target"), ("rag", [], ["--max_model_len", "99"], "max_model_len")
+    ):  # fmt: skip
+        with_it, without = step_of(kind, *flags), step_of(kind, *before)
+        known = made_by(without) | {name: "the planner's or the model's"}
+        assert seen(without, known) == set() and name in seen(with_it, known)
+
+
+def test_a_study_whose_encoder_has_sentence_transformers_files_is_up_to_date(work):
+    encoder = save_tiny_encoder(work.folder / "encoder")
+    modules = [
+        {"type": "a.Transformer", "path": ""},
+        {"type": "a.Pooling", "path": "1_Pooling"},
+        {"type": "a.Normalize", "path": ""},
+    ]
+    (encoder / "modules.json").write_text(json.dumps(modules))
+    (encoder / "1_Pooling").mkdir()
+    (encoder / "1_Pooling/config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    work.edit('judges = ["Qwen', f'encoder = "{encoder}"\njudges = ["Qwen')
+    work.edit('methods = ["none", "rag_random", "planpers_gold"]', 'methods = ["rag"]')
+    work.edit('rank = ["--ranker", "bm25"]', "rank = []")
+    assert work.run("--overwrite") == 0 and "rank_dataset.py" in work.scripts()
+    assert work.run() == 0 and work.ran == []
+    work.edit("rank = []", 'rank = ["--pooling", "cls"]')
+    with pytest.raises(UserError, match='was made with other settings: pooling: "mean", now "cls"\n'):
+        work.run()
 
 
 def test_a_study_whose_servers_moved_is_up_to_date_and_asks_nobody(work):
@@ -547,6 +635,35 @@ def test_a_second_judge_and_more_posts_add_to_what_is_there(work):
     }  # fmt: skip
     assert work.scripts().count("evaluate_responses.py") == 4  # 2 judges, 2 categories
     assert "RAG (random profile), k = 2" in (work.folder / FOLDER / "study_other.md").read_text()
+
+
+def test_seeds_and_a_method_of_ones_own_stand_in_the_table(work):
+    for category in (ART, SOCIETY):
+        (work.folder / f"mine_{category}.json").write_bytes(
+            (work.folder / FOLDER / category / "none.json").read_bytes()
+        )
+    work.edit('methods = ["none", "rag_random", "planpers_gold"]', 'methods = ["none"]\nseeds = [0, 1]')
+    work.edit("[arguments]", '[responses]\n"My method" = "mine_{category}.json"\n[arguments]')
+    assert work.run() == 0
+    table = (work.folder / TABLE).read_text()
+    rows = dict(re.findall(r"^\| ([^|]+?) \| (.+)", table.replace("**", ""), re.MULTILINE))
+    assert rows["My method"].replace("†", "") == rows["No personalization, seed 0"]  # the same answers
+    assert re.fullmatch(r"(0\.\d{4} ± 0\.\d{4}|–)( \| (0\.\d{4} ± 0\.\d{4}|–)){3} \| 2 \|", rows["No personalization"])
+    assert work.run() == 0 and work.ran == []
+    (work.folder / f"mine_{ART}.json").unlink()
+    work.edit("seeds = [0, 1]", "seeds = [0, 1, 2]")
+    with pytest.raises(UserError, match=rf"^mine_{ART}\.json: no such file$"):
+        work.run()
+
+
+def test_answers_of_which_most_are_unusable_end_the_study_once(work, monkeypatch, capsys):
+    forget(work.folder / FOLDER / ART / "none.json")
+    monkeypatch.setattr(work.server, "reply", lambda request: Reply("I'd rather not."))
+    assert work.run() == 1 and work.scripts() == ["baselines.py"]
+    errors = capsys.readouterr().err
+    assert "none.json: 5 of 5 answers are unusable; --retry_failed asks" in errors and "  5: no personalized" in errors
+    monkeypatch.setattr(work.server, "reply", default_reply)
+    assert work.run() == 0 and work.scripts() == ["evaluate_responses.py", "make_table.py"]
 
 
 def test_a_step_that_fails_ends_the_run(work, capsys):

@@ -60,8 +60,25 @@ def test_only_api_models(tmp_path):
         ("data = 3", "data: found 3, expected a text"),
         ("output = ' '", "output: found ' ', expected a text"),
         ("models = 'm'", "models: found 'm', expected a list of texts"),
-        ("models = []", "models: found [], expected a list of texts"),
-        ("openai_models = []", "openai_models: found [], expected a list of texts"),
+        ("responses = 'a.json'", "responses: found 'a.json', expected a table, such as"),
+        (
+            "[responses]\n'A' = 'a.json'",
+            "responses: A: found 'a.json', expected a path with {category}, and with {split}",
+        ),
+        (
+            "splits = ['test', 'train']\n[responses]\n'A' = '{category}.json'",
+            "responses: A: found '{category}.json', expected {split}",
+        ),
+        (
+            "[responses]\n'A b' = '{category}.json'\n'A-b' = '{category}'",
+            "responses: found 'A b', expected one name that becomes A_b",
+        ),
+        (
+            "judges = []",
+            "judges: found [], expected at least one, or no such line for the default; answers alone are made by",
+        ),
+        ("models = []", "models: found [], expected at least one, or no such line for the default"),
+        ("openai_models = []", "openai_models: found [], expected at least one, or no such line"),
         ("models = ['m', 3]", "models, item 2: found 3, expected a text"),
         ("methods = ['rag', 'rag']", "methods: found 'rag twice', expected every item once"),
         ("num_contexts = 4", "num_contexts: found 4, expected a list of whole numbers from 0 up"),
@@ -325,6 +342,40 @@ def test_names_of_seeds_numbers_of_posts_and_judges(tmp_path):
     assert words[words.index("--response_addr") + 1 : words.index("--score_addr")] == [
         f"{folder}{name}.json" for name in names
     ]
+
+
+def words_behind(flags, flag):
+    """What stands behind each of a flag."""
+    text = "\n".join(flags)
+    return [part.split("\n--")[0].strip("\n").split("\n") for part in text.split(f"{flag}\n")[1:]]
+
+
+def test_seeds_are_rows_and_their_spread_a_table(tmp_path):
+    text = "methods = ['none', 'rag']\nnum_contexts = [4, 10]\nseeds = [0, 1, 5]"
+    table = next(step for step in plan_study(study_of(tmp_path, text)) if step.kind == "table")
+    rag = [f"RAG (asker's profile), k = {k}" for k in (4, 10)]
+    assert words_behind(table.flags, "--seeds") == [
+        [name, *(f"{name}, seed {seed}" for seed in (0, 1, 5))] for name in ("No personalization", *rag)
+    ]
+    rows = [name for name, *_ in words_behind(table.flags, "--system")]
+    assert rows == [row for _, *its in words_behind(table.flags, "--seeds") for row in its] and len(rows) == 9
+    one = next(step for step in plan_study(study_of(tmp_path, "methods = ['none', 'rag']")) if step.kind == "table")
+    assert "--seeds" not in one.flags
+
+
+def test_a_method_of_ones_own_is_judged_and_tabled_with_the_others(tmp_path):
+    text = "models = ['lab/m', 'lab/n']\nmethods = ['none', 'rag']\nsplits = ['test', 'validation']\noutput = 'o'\n"
+    text += "categories = ['Society_and_Culture']\n[responses]\n'My method' = 'mine/{split}/{category}.json'\n"
+    steps = plan_study(study_of(tmp_path, text))
+    mine = f"o/own/test/{SOCIETY}/My_method_scores.json"
+    judged = [step for step in steps if mine in step.outputs]
+    assert [step.kind for step in judged] == ["judge"]  # once, for the tables of both models
+    assert judged[0].outputs[mine] == [f"data/{SOCIETY}_test.json", f"mine/test/{SOCIETY}.json"]
+    tables = [step for step in steps if step.kind == "table" and step.job.endswith("test.study")]
+    assert [words_behind(step.flags, "--system")[-1] for step in tables] == [["My method", mine]] * 2
+    assert words_behind(tables[0].flags, "--baseline") == [["No personalization", "RAG (asker's profile)"]]
+    with pytest.raises(UserError, match="responses: 'No personalization' is a row of the study itself"):
+        plan_study(study_of(tmp_path, text.replace("My method", "No personalization")))
 
 
 def test_the_table_compares_planpers_with_the_others(tmp_path):

@@ -130,6 +130,10 @@ class Asking:
                 if output.journal is not None:
                     output.journal.close()
 
+    def report_failed(self) -> int:
+        """The exit code for what the model gave, as `OutputFile.report_failed`."""
+        return max(step.output.report_failed(step.question.unit) for step in (self.first, self.second))
+
     def _ask(self, records: list[Record], outputs: list[OutputFile]) -> None:
         args = self._args
         run = overwrite_run(args.overwrite, [output.path for output in outputs])

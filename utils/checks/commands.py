@@ -2,6 +2,7 @@
 
 import importlib
 from argparse import Namespace
+from types import ModuleType
 from typing import Any
 
 from retrieval import WITH_ENCODER
@@ -19,9 +20,13 @@ MODELS = ("model_addr", "evaluator_llm", "model_name")  # that name what a scrip
 MEMORY = ("cache_dir", "max_model_len", "tensor_parallel_size", "data_parallel_size", "gpu_memory_utilization", "dtype")
 
 
+def module_of(script: str) -> ModuleType:
+    """A script by its path from the root of the repository; importing one loads no engine."""
+    return importlib.import_module(script.removesuffix(".py").replace("/", "."))
+
+
 def parser_of(script: str) -> FlagParser:
-    """Of a script by its path from the root of the repository; importing one loads no engine."""
-    return importlib.import_module(script.removesuffix(".py").replace("/", ".")).build_parser()
+    return module_of(script).build_parser()
 
 
 def step_of(script: str, args: Namespace) -> str | None:

@@ -49,8 +49,8 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     add("--request_timeout", type=positive_int, default=600, metavar="SECONDS",
         help="an API request without an answer is made again after this time (%(default)s)")
     add("--openai_batch", action="store_true",
-        help="ask by OpenAI's batch interface: half the price, answers within a day; the same command again finds its "
-        "batches (off)")
+        help="ask by OpenAI's batch interface: half the price, answers within a day; requests that are "
+        "in a batch already are found there (off)")
     parser.without_effect(
         "--api_key_addr --base_url --model_id --max_concurrency --request_timeout --openai_batch",
         lambda args: not args.openai,

@@ -14,7 +14,8 @@ from functools import partial
 from utils.cli.errors import REMEDIES, UserError, describe_missing, describe_os_error
 from utils.cli.flags import USER_ERROR, is_first_process
 
-SERVER_FAILED = 1  # exit code: a server left requests unanswered; the same command asks again
+# Exit code: a server left requests unanswered; the same command asks again. Also where most outputs are unusable.
+SERVER_FAILED = 1
 INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; the same command goes on
 UNREAD = 141  # exit code: nobody reads the output any more (... | head); a shell's for what SIGPIPE ended
 RESUME_HINT = "interrupted; what is finished is kept, run the same command again"

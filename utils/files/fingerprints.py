@@ -7,6 +7,7 @@ from typing import Any
 
 REPORTED = "reported_model"  # in a fingerprint: which model a server has by its own word, where that is known
 OLD_IDENTITY = re.compile(r"(.*) at (?:OpenAI|\S+://\S*)")  # of an API's model, of which the address was a part
+UNTOLD = object()  # a setting that flags alone do not decide: a file's hash, or what a model's own files say
 NO_SETTINGS = ("max_retries",)  # earlier fingerprints have it: it changes no piece that is finished
 
 

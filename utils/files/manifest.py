@@ -53,7 +53,7 @@ def is_finished(path: Path, fingerprint: dict[str, Any], overwrite: bool, may_ch
         return False
     manifest = read_manifest(path) if is_staged else manifest_of(path)
     if manifest is None:
-        problem = NOT_OURS
+        problem = not_ours(path)
     elif differing := differences(manifest["fingerprint"], fingerprint, may_change):
         problem = f"was made with other settings: {differing}"
     else:
@@ -61,6 +61,12 @@ def is_finished(path: Path, fingerprint: dict[str, Any], overwrite: bool, may_ch
     if overwrite:
         return False
     raise UserError(f"{path}: {problem}\n  give another output, or --overwrite to replace it")
+
+
+def not_ours(path: str | Path) -> str:
+    """What is wrong with an output of which `manifest_of` tells nothing."""
+    manifest = _manifest_path(Path(path))
+    return NOT_OURS if manifest.exists() else f"{NOT_OURS}: {manifest.name} is not beside it"
 
 
 def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
@@ -173,11 +179,12 @@ def warn_unless_ranked(path: str | Path) -> None:
 
 
 def run_fingerprint(
-    script: str, args: Namespace, prompts: Iterable[Any], policy: dict[str, Any], **own: Any
+    script: str, args: Namespace, inputs: Any, prompts: Iterable[Any], policy: dict[str, Any], **own: Any
 ) -> dict[str, Any]:
     """The settings that decide what a model gives to a dataset.
 
     Args:
+        inputs: the dataset's hash.
         prompts: each with `name` and `digest`.
         policy: how it is sampled and asked again.
         own: further settings, or other ones than the flags say.
@@ -185,7 +192,7 @@ def run_fingerprint(
     return {
         "script": script,
         **own,  # here for the order in which differences are told, and below for what it replaces
-        "inputs": file_hash(args.inputs_addr),
+        "inputs": inputs,
         "prompt": {prompt.name: prompt.digest for prompt in prompts},
         "max_model_len": args.max_model_len,
         "dtype": args.dtype,

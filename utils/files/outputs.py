@@ -6,13 +6,16 @@ Every such script names the output and its pieces, has them `check`ed in a dry r
 
 import hashlib
 import json
+import re
 import secrets
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
+from utils.cli.errors import quote
 from utils.files.fingerprints import differences
 from utils.files.journal import Journal, Key, is_other, journal_path, keys_hash
 from utils.files.journal_lines import read_entries, read_header
@@ -20,6 +23,7 @@ from utils.files.lock import Lock
 from utils.files.manifest import is_finished, manifest_of, prepare_output, read_manifest
 from utils.files.writing import check_could_write, check_regular, check_writable
 
+NUM_REASONS = 3  # that are told where most pieces are unusable
 Piece = dict[str, Any]  # {"value": ... or None, ...}
 Pieces = dict[Key, Piece]
 
@@ -138,6 +142,24 @@ class OutputFile:
     def content(self) -> Any:
         return self.collect(self.pieces)
 
+    def report_failed(self, unit: str, is_again: bool = False) -> int:
+        """The exit code for what the model gave: 1 if at least half of the pieces it was asked for are unusable.
+
+        Then stderr has the commonest reasons, each with a sample. A run that found itself finished, `is_again`, says
+        how many are unusable also where they are fewer.
+        """
+        pieces = {} if self.journal is None else self.pieces
+        asked = [key for key in self.keys if key in pieces and "answered" not in pieces[key]]
+        failed = [key for key in asked if is_failed(pieces[key])]
+        are_most = 2 * len(failed) >= len(asked) > 0
+        if failed and (are_most or is_again):
+            is_text = any("mean_log_probs" not in pieces[key] for key in failed)  # which may come out otherwise
+            again = "; --retry_failed asks for them again" if is_text else ""
+            print(f"{self.path}: {len(failed)} of {len(asked)} {unit} are unusable{again}", file=sys.stderr)
+        if are_most:
+            print(*_common_reasons(pieces, failed), sep="\n", file=sys.stderr)
+        return int(are_most)
+
     def num_missing(self, asked: Collection[Key]) -> int:
         """How many of the pieces that were asked for a server failed to give."""
         return len(set(asked) - self.journal.added)
@@ -154,6 +176,19 @@ def _is_begun(journal: Path) -> bool:
         return False
     with open(journal, "rb") as file:
         return read_header(file, journal)[0] is not None
+
+
+def _common_reasons(pieces: Pieces, failed: list[Key]) -> list[str]:
+    """A line for each of the three commonest reasons: how many, and of the first one what the model wrote."""
+    alike: dict[str, list[Key]] = {}
+    for key in failed:
+        alike.setdefault(re.sub(r"\d+", "0", str(pieces[key].get("reason"))), []).append(key)
+    lines = []
+    for keys in sorted(alike.values(), key=len, reverse=True)[:NUM_REASONS]:  # of as many the one that came first
+        first = pieces[keys[0]]
+        wrote = f": {quote(first['raw'])}" if first.get("raw") is not None else ""
+        lines.append(f"  {len(keys)}: {quote(first.get('reason'))[1:-1]}; such as {quote(keys[0][0])}{wrote}")
+    return lines
 
 
 def open_outputs(*outputs: OutputFile) -> None:

@@ -42,6 +42,7 @@ RISE_AFTER = 10  # answers, for each request that may be under way, before more 
 REFUSED = ("content_filter", "content_policy_violation")  # error codes that speak of one prompt's content
 PASSING = (408, 409, 429)  # and 5xx: statuses that may be others later
 MALFORMED = (400, 422)  # statuses of a request that the API does not take as it is
+NO_SUCH_PATH = (404, 405)
 
 
 class MalformedError(UserError):
@@ -218,7 +219,11 @@ class APIEngine:
             return MalformedError(f"the {self.device} refuses the request: {message}")
         if (status in PASSING or status >= 500) and code != "insufficient_quota":
             return UnavailableError(f"the {self.device} answers {status}: {message}")
-        return (AbsentError if status == 404 else UserError)(f"the {self.device} answers {status}: {message}")
+        has_path = self._client.base_url.path.strip("/") != ""
+        hint = (
+            "" if has_path or status not in NO_SUCH_PATH else "\n  --base_url usually ends in /v1; this one has no path"
+        )
+        return (AbsentError if status == 404 else UserError)(f"the {self.device} answers {status}: {message}{hint}")
 
     def _one_line(self, found: object) -> str:
         """What a server sent, fit to be shown: it may be a web page, and some repeat the secrets they were given."""

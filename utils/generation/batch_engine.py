@@ -1,8 +1,8 @@
 """OpenAI's batch interface: first tries are asked for in files, at half the price, and answered within a day.
 
-A request is known by the hash of its body, which holds the seed and so differs for every output. A batch says in its
-metadata which output it is for: the same command again finds its batches at the API, wherever the run was ended, and
-nothing that is answered or under way there is asked for again. There is no other state.
+A request is known by the hash of its body, which holds the model and the seed. Before a run submits anything it looks
+for its requests in the batches that this project has submitted for the same model, whichever command they were for.
+Nothing that is answered or under way there is asked for again. There is no other state.
 """
 
 import asyncio
@@ -14,7 +14,6 @@ import time
 from argparse import Namespace
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from openai.types import Batch
@@ -47,18 +46,15 @@ class BatchEngine(APIEngine):
     """`APIEngine`, whose first tries go in batches; those that follow an unusable text are asked for at once."""
 
     def __init__(self, args: Namespace, api_key: str):
-        """The batches are those of the output or outputs that `args` names."""
         super().__init__(args, api_key)
         self.concurrency = MOST_REQUESTS
-        [outputs] = [vars(args)[name] for name in ("output_addr", "score_addr", "output_dir") if name in args]
-        outputs = [str(Path(path).resolve()) for path in ([outputs] if isinstance(outputs, str) else outputs)]
-        self._run = hashlib.sha256(json.dumps(outputs).encode()).hexdigest()[:32]
         self._waiting: dict[str, Item] = {}  # not yet in a batch
         self._answers: dict[str, bytes] = {}  # of batches of earlier processes
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way: set[str] = set()
         self._read_already: set[str] = set()  # batches
-        self._earlier: list[Batch] | None = None  # of earlier processes, those not read yet
+        self._earlier: list[Batch] | None = None  # of other processes, those not read yet, the newest first
+        self._requests_of: dict[str, set[str]] = {}  # by batch, as far as they were looked up
         self._reading_earlier = asyncio.Lock()
         self._last = 0.0  # when the last request came
 
@@ -118,14 +114,16 @@ class BatchEngine(APIEngine):
                     item.answer.set_exception(error)
 
     async def _answer_from_earlier(self, items: dict[str, Item]) -> None:
-        """What batches of this output, which an earlier process left, have an answer to."""
+        """What batches that another process submitted, for whichever output, have an answer to."""
         if self._earlier is None:
-            self._earlier = [batch for batch in await self._find_batches() if batch.status != "failed"]
+            model = next(iter(items.values())).body["model"]
+            found = [batch for batch in await self._find_batches() if batch.metadata.get("model") == model]
+            self._earlier = [batch for batch in found if batch.status != "failed"]
         for batch in list(self._earlier):
+            if not (items.keys() - self._answers.keys()) & await self._asked_in(batch):
+                continue
             if batch.status in UNDER_WAY:
-                if not items.keys() & await self._asked_in(batch):
-                    continue
-                print(f"going on with {batch.id}", file=sys.stderr, flush=True)
+                print(f"resuming {batch.id}", file=sys.stderr, flush=True)
                 batch = await self._wait_for(batch)
             self._earlier = [other for other in self._earlier if other.id != batch.id]
             with suppress(AbsentError):  # the API keeps a file for 30 days
@@ -190,14 +188,13 @@ class BatchEngine(APIEngine):
             input_file_id=file.id,
             endpoint="/v1/chat/completions",
             completion_window="24h",
-            metadata={"run": self._run, "sha256": digest},
+            metadata={"model": json.loads(content.partition(b"\n")[0])["body"]["model"], "sha256": digest},
         )
         return await self._explained(created)
 
     async def _find_batches(self) -> list[Batch]:
-        """Of this output, the newest first."""
-        found = [(batch, batch.metadata or {}) for batch in await self._list_batches()]
-        return [batch for batch, metadata in found if metadata.get("run") == self._run and "sha256" in metadata]
+        """Those that this project has submitted, the newest first."""
+        return [batch for batch in await self._list_batches() if "sha256" in (batch.metadata or {})]
 
     async def _list_batches(self) -> list[Batch]:
         """All that the key may see, the newest first."""
@@ -211,7 +208,7 @@ class BatchEngine(APIEngine):
             raise UserError(f"{error}\n  is it one with a batch interface? if not, leave out --openai_batch") from None
 
     async def _wait_for(self, batch: Batch) -> Batch:
-        """A batch of this output that has ended; UserError where it was cancelled, for somebody doesn't want it."""
+        """A batch once it has ended; UserError if it was cancelled, for somebody doesn't want it."""
         self._under_way.add(batch.id)
         batch = await self._ended(batch)
         self._under_way.discard(batch.id)
@@ -236,8 +233,21 @@ class BatchEngine(APIEngine):
         return batch
 
     async def _asked_in(self, batch: Batch) -> set[str]:
-        content = await self._content(batch.input_file_id)
-        return {json.loads(line)["custom_id"] for line in content.splitlines()}
+        """Which requests a batch has, or of one that has ended, whose files are smaller, those that it has answered.
+
+        None where the API has its files no longer: it keeps them for 30 days.
+        """
+        if batch.id not in self._requests_of:
+            file_id = batch.input_file_id if batch.status in UNDER_WAY else batch.output_file_id
+            try:
+                content = await self._content(file_id) if file_id else b""
+            except AbsentError:
+                content = b""
+                self._read_already.add(batch.id)
+            self._requests_of[batch.id] = {
+                json.loads(line)["custom_id"] for line in content.splitlines() if line.strip()
+            }
+        return self._requests_of[batch.id]
 
     async def _lines(self, batch: Batch) -> AsyncIterator[Line]:
         """What a batch that has ended says of each request; of one that has expired too."""

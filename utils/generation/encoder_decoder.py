@@ -56,7 +56,7 @@ def text_model(
     return TextModel(addr, identity, chat, read + written, policy, fused)
 
 
-def model_settings(model: Model) -> dict[str, Any]:
+def model_settings(model: Model | None) -> dict[str, Any]:
     """What a fingerprint holds of the way a model answers; nothing for one that vLLM or an API runs."""
     if not isinstance(model, TextModel):
         return {}

@@ -4,6 +4,7 @@
   <output>/planner/<category>, with the planner's best checkpoint as <output>/planner/<category>/best
   <output>/generator/<model>/<setting>/<task>/<method>, likewise, where generators are fine-tuned
   <output>/<model>/<split>/<category>/<method>.json and <method>_scores.json
+  <output>/own/<split>/<category>/<name>_scores.json, of the user's own methods
   <output>/<model>/<split>/<study>.md, and .png and .pdf where it has a figure
 
 A number of posts other than 10 adds _k4 to the method, a seed other than 0
@@ -13,12 +14,13 @@ adds _<metric> to `_scores`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import NamedTuple
 
 from utils.benchmarks import FIRST
-from utils.studies.study import FIGURES, JUDGE, NUM_CONTEXTS, Study, short_name
+from utils.cli import UserError
+from utils.studies.study import FIGURES, JUDGE, NUM_CONTEXTS, Study, file_name, short_name
 
 TITLES = {
     "none": "No personalization",
@@ -39,6 +41,7 @@ RANKERS = {  # as rows are called
 }
 ENCODED = (None, "contriever", "hybrid")  # rankers with an encoder
 FID_CONTEXTS = 16  # of LaMP's paper
+OWN = "own"  # in place of a model, in the path of what is scored of the user's own methods
 BASELINES = ("none", "rag_random", "rag")
 DRAWN = {  # kinds of steps that show score files: their script, and what stands behind the name of what they make
     "table": ("utils/make_table.py", ".md"),
@@ -86,9 +89,12 @@ class Answers(NamedTuple):
     num_contexts: int | None  # None without posts
     seed: int
     ranker: str | None = None  # None where the study names none
+    given: str | None = None  # the file, where no step makes it
 
     @property
     def stem(self) -> str:
+        if self.given:
+            return file_name(self.method)
         posts = "" if self.num_contexts in (None, NUM_CONTEXTS) else f"_k{self.num_contexts}"
         return f"{ranked_by(self.method, self.ranker)}{posts}" + (f"_seed{self.seed}" if self.seed else "")
 
@@ -101,6 +107,7 @@ def plan_study(study: Study) -> list[Step]:
         for ranker in rankers_of(study, method)
         for num_contexts, seed in product(contexts_of(study, method), study.seeds)
     ]
+    own = own_answers(study)
     steps = [step for category in study.categories for step in rank_steps(study, category)]
     if "planpers" in study.methods:
         steps += [train_step(study, category) for category in study.categories]
@@ -110,16 +117,25 @@ def plan_study(study: Study) -> list[Step]:
     steps += [answer_step(study, one) for one in answers]
     judges = study.all_judges or (None,)  # without any, scores are computed
     for judge, split, category in product(judges, study.splits, study.categories):
-        mine = [a for a in answers if (a.split, a.category) == (split, category)]
+        mine = [a for a in [*answers, *own] if (a.split, a.category) == (split, category)]
         steps += [judge_step(study, judge, mine)] if judge else metric_steps(study, mine)
     folders = [[a for a in answers if (a.model, a.split) == one] for one in product(study.all_models, study.splits)]
     judged = list(product(folders, judges))
-    steps += [table_step(study, mine, judge) for mine, judge in judged]
+    steps += [table_step(study, mine, judge, [a for a in own if a.split == mine[0].split]) for mine, judge in judged]
     if study.figure == 4:
         steps += evaluator_steps(study, answers)
     elif study.figure:
         steps += [figure_step(study, mine, judge) for mine, judge in judged]
     return steps
+
+
+def own_answers(study: Study) -> list[Answers]:
+    """The response files of the study's [responses], which are judged and tabled as any other."""
+    which = product(study.responses.items(), study.splits, study.categories)
+    return [
+        Answers(OWN, split, category, name, None, 0, given=pattern.format(split=split, category=category))
+        for (name, pattern), split, category in which
+    ]
 
 
 def contexts_of(study: Study, method: str) -> tuple[int | None, ...]:
@@ -162,7 +178,11 @@ def inputs_of(study: Study, answers: Answers, split: str) -> str:
 
 
 def answer_file(study: Study, answers: Answers) -> str:
-    return f"{study.output}/{short_name(answers.model)}/{answers.split}/{answers.category}/{answers.stem}.json"
+    return answers.given or f"{answers_folder(study, answers)}/{answers.stem}.json"
+
+
+def answers_folder(study: Study, answers: Answers) -> str:
+    return f"{study.output}/{short_name(answers.model)}/{answers.split}/{answers.category}"
 
 
 def judge_suffix(judge: str | None) -> str:
@@ -170,7 +190,7 @@ def judge_suffix(judge: str | None) -> str:
 
 
 def score_file(study: Study, answers: Answers, suffix: str) -> str:
-    return answer_file(study, answers).removesuffix(".json") + f"_scores{suffix}.json"
+    return f"{answers_folder(study, answers)}/{answers.stem}_scores{suffix}.json"
 
 
 def score_files(study: Study, answers: Answers, judge: str | None) -> list[str]:
@@ -310,20 +330,33 @@ def metric_steps(study: Study, answers: list[Answers]) -> Iterator[Step]:
 # Tables and figures, of the answers of one model to one split
 
 
-def table_step(study: Study, answers: list[Answers], judge: str | None) -> Step:
-    """A row a method, ranker, number of posts and seed."""
-    pairs = [(row_title(study, one), path) for one in answers for path in score_files(study, one, judge)]
+def table_step(study: Study, answers: list[Answers], judge: str | None, own: list[Answers]) -> Step:
+    """A row a method, ranker, number of posts and seed, then one for each of the user's own methods."""
+    pairs = [(row_title(study, one), path) for one in [*answers, *own] for path in score_files(study, one, judge)]
     names, files = [name for name, _ in pairs], [path for _, path in pairs]
-    baselines = baselines_of({row_title(study, one): one.method for one in answers})
+    if taken := {row_title(study, one) for one in answers} & {one.method for one in own}:
+        raise UserError(f"{study.path}: responses: {min(taken)!r} is a row of the study itself; give another name")
+    baselines = baselines_of({row_title(study, one): one.method for one in [*answers, *own]})
     flags = system_flags(names, files) + (["--baseline", *baselines] if baselines else []) + unscored_flags(study)
+    flags += seeds_flags(study, answers) if len(study.seeds) > 1 else []
     if study.paper is not None:
         setting = next(one for one in study.settings if answers[0].split.startswith(f"{one}_"))
         flags += ["--paper", study.paper, "--paper_table", setting]
     return drawn_step(study, "table", answers[0], judge_suffix(judge), flags, files)
 
 
+def seeds_flags(study: Study, answers: list[Answers]) -> list[str]:
+    """A --seeds for each method of these, with its rows."""
+    one_seed = replace(study, seeds=(0,))
+    methods = dict.fromkeys(row_title(one_seed, one) for one in answers)
+    rows = {method: dict.fromkeys(f"{method}, seed {seed}" for seed in study.seeds) for method in methods}
+    return [word for method, its in rows.items() for word in ("--seeds", method, *its)]
+
+
 def row_title(study: Study, answers: Answers) -> str:
     """The method or its ranker, with the number of posts and the seed where the study has several."""
+    if answers.given:
+        return answers.method
     has_several = len(contexts_of(study, answers.method)) > 1
     title = RANKERS[answers.ranker] if answers.ranker else TITLES[answers.method]
     says_number = has_several or answers.ranker or study.fine_tuned

@@ -1,9 +1,9 @@
 """Which outputs of a study are up to date, by the manifests that the scripts leave beside them: a study has no other.
 
 One rule holds for all: an output is up to date when the hashes in its manifest are those of its inputs now, and the
-settings there are the step's flags. A setting is what stands in a fingerprint, for the most part under the flag's name:
-flags that are not there, such as those for memory or speed, change no output. What cannot be told is left to the
-command, which finds itself finished.
+settings there are those that the script's own `make_fingerprint` gives for the step's flags. Flags that are not in it,
+such as those for memory or speed, change no output. What cannot be told is left to the command, which finds itself
+finished.
 """
 
 import functools
@@ -12,25 +12,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from prompts import load_prompt
 from utils.benchmarks import tasks
-from utils.benchmarks.task import Task
-from utils.checks.commands import model_of, parser_of
+from utils.checks.commands import model_of, module_of, parser_of
 from utils.cli import UserError
 from utils.files.derived_files import is_own
-from utils.files.fingerprints import differences
+from utils.files.fingerprints import UNTOLD, differences
 from utils.files.journal_lines import read_journal
-from utils.files.manifest import NOT_OURS, file_hash, read_folder_manifest, read_manifest
+from utils.files.manifest import NOT_OURS, file_hash, not_ours, read_folder_manifest, read_manifest
 from utils.files.writing import staged_path
 from utils.models.hub import cached_commit, is_folder, model_fingerprint
 from utils.records.datasets import read_dataset
 from utils.studies.plan import DRAWN, Step
 from utils.training.checkpoints import is_unevaluated
 
-# Flags whose default a script works out.
-FILLED_IN = ("max_model_len", "max_seq_length", "warmup_steps", "planner_target", "baseline", "epochs", "use_date")
-# Of an encoder-decoder's answers, which beam search writes: these flags have no effect on them.
-SAMPLING = ("temperature", "top_p", "seed", "max_tokens", "constrained_decoding")
+# Of an encoder-decoder's answers, which beam search writes: decided by the model's own files.
+OF_BEAM_SEARCH = ("num_beams", "fusion", "temperature", "top_p", "seed", "max_tokens", "constrained_decoding")
 
 
 class State(NamedTuple):
@@ -93,12 +89,13 @@ def state_of(step: Step, output: str, place: str | None = None) -> State:
     files = files_of(step, path)
     made, is_whole = how_made(step, path, None if place else inputs)
     if made is None and Path(path).exists():
-        return State(NOT_OURS, True, NOT_OURS)
+        return State(not_ours(path), True, not_ours(path))
     planned = None
     if step.script == "planpers.py":
         planned = how_made(step, str(files[1]))[0]
         if planned is None and files[1].exists():
-            return State(f"its plans: {NOT_OURS}", True, f"its plans: {NOT_OURS}")
+            problem = f"its plans: {not_ours(files[1])}"
+            return State(problem, True, problem)
     if made is None:
         return State("missing", bool(planned and changed_inputs(planned, inputs)))
     settings, changed = differing_settings(step, output, made), changed_inputs(made, inputs)
@@ -193,37 +190,25 @@ def parse(step: Step, outputs: list[str]) -> Namespace:
 def differing_settings(step: Step, output: str, made: dict[str, Any]) -> str:
     """The settings in which what is there differs from the step's command, empty where none does."""
     args = parse(step, [output])
-    # Of which a fingerprint says nothing.
-    made = {"planner_target": "paper", "trim_items": False, "use_date": False, **made}
-    expected = settings_of(step.script, tasks()[step.task], args, made)
-    return differences({name: made[name] for name in expected}, expected)
+    if step.kind in DRAWN:  # whose flags all count; the default of one is worked out
+        flags = {
+            name: value for name, value in vars(args).items() if name in made and (name, value) != ("baseline", None)
+        }
+        return differences({name: made[name] for name in flags}, flags)
+    expected = settings_of(step, args, made)
+    told = {name: value for name, value in made.items() if expected.get(name) is not UNTOLD}
+    return differences(told, {name: value for name, value in expected.items() if value is not UNTOLD})
 
 
-def settings_of(script: str, task: Task, args: Namespace, made: dict[str, Any]) -> dict[str, Any]:
-    """What the flags say of a fingerprint's entries: their values by their names, but for what stands below."""
-    flags = {**vars(args), "script": script}
-    if "judge" not in made:  # whose length is kept as it is given
-        flags = {name: value for name, value in flags.items() if name not in FILLED_IN or value is not None}
+def settings_of(step: Step, args: Namespace, made: dict[str, Any]) -> dict[str, Any]:
+    """The script's fingerprint for these flags; UNTOLD where it takes a file's hash or what the model's files say."""
+    expected = module_of(step.script).make_fingerprint(args, tasks()[step.task])
     if "num_beams" in made:
-        flags = {name: value for name, value in flags.items() if name not in SAMPLING}
-    if flags.get("strategy", "") is None:
-        flags["strategy"] = next(iter(task.metrics))
-    if "max_tokens_plan" in args:
-        flags["plan_max_tokens"] = args.max_tokens_plan
-    elif "rag" in args and not args.rag:
-        flags["num_contexts"] = None
-    if getattr(args, "gold_plan", False):
-        flags |= {"plans": "gold", "lead_in": load_prompt(task.prompts["planner"], args.prompts_dir).lead_in}
-        flags["planner_target"] = args.planner_target or "paper"
-    if "effective_batch_size" in made:  # on however many devices
-        flags["effective_batch_size"] = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    for name in made.keys() & {"prompt", "plan_prompt"}:
-        folder = task.prompts["none"].partition("/")[0]
-        flags[name] = {prompt: load_prompt(f"{folder}/{prompt}", args.prompts_dir).digest for prompt in made[name]}
-    for name in made.keys() & {"model", "judge"}:
+        expected |= dict.fromkeys(OF_BEAM_SEARCH, UNTOLD)
+    for name in expected.keys() & {"model", "judge"}:
         named = getattr(args, "model_id", None) or model_of(args)
-        flags[name] = made[name] if is_model(made[name], named, args) else named
-    return {name: value for name, value in flags.items() if name in made}
+        expected[name] = UNTOLD if name in made and is_model(made[name], named, args) else named
+    return expected
 
 
 def is_model(identity: str, model: str, args: Namespace) -> bool:

@@ -4,6 +4,7 @@ Every key has the default of LaMP-QA's paper, so an empty file is a study too: T
 study is of LaMP or LongLaMP instead, whose metrics need no judge.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -70,7 +71,9 @@ class Study:
     paper: str | None = (
         None  # the model whose printed numbers of the tasks stand in the tables, as the flag of this name
     )
-    seeds: tuple[int, ...] = (0,)  # of the answers
+    seeds: tuple[int, ...] = (0,)  # of the answers; of several each is a row, and their mean ± deviation a table
+    # Rows for methods of your own, by name: each a path with {split} and {category}, which gives a response file.
+    responses: dict[str, str] = field(default_factory=dict)
     unscored_as_zero: bool = False  # the flag of this name, for tables and figures
     figure: int | None = None  # of the paper, drawn in the end: 2, 3, 4 or 16
     human_addr: str | None = None  # people's choices between planpers (first) and rag (second), for figure 4
@@ -96,6 +99,11 @@ class Study:
 def short_name(model: str) -> str:
     """The last part of a model's hub name or folder, which names its files."""
     return model.rstrip("/").rpartition("/")[2]
+
+
+def file_name(name: str) -> str:
+    """What files of the user's own method are called."""
+    return re.sub(r"\W+", "_", name)
 
 
 def read_study(path: str) -> Study:
@@ -131,6 +139,12 @@ def read_study(path: str) -> Study:
         require(found.get("fine_tuned", False), path, "methods", method, "it with fine_tuned = true")
     study = Study(path, **{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()})
     check_short_names(study)
+    files = [file_name(name) for name in study.responses]
+    for name, pattern in study.responses.items():
+        expected = f"one name that becomes {file_name(name)}: its score files are called so"
+        require(files.count(file_name(name)) == 1, path, "responses", name, expected)
+        has_split = len(study.splits) == 1 or "{split}" in pattern
+        require(has_split, path, f"responses: {name}", pattern, "{split} in it: the study has several splits")
     check_figure(study)
     return study
 
@@ -141,6 +155,9 @@ def take_tasks(path: str, found: dict[str, Any]) -> None:
         require(key not in found, path, key, found.get(key), "nothing of the kind with tasks")
     for key in ("settings", "splits"):
         require(key in found, path, key, None, "a list: they are in the names of the tasks' files")
+    for name in found["tasks"]:
+        what = "tasks of LaMP or LongLaMP: no study runs PersonaMem; docs/personamem.md has its commands"
+        require(not name.startswith("PersonaMem"), path, "tasks", name, what)
     check_names(path, "tasks", found["tasks"], [name for name, task in tasks().items() if task.benchmark])
     benchmarks = {tasks()[name].benchmark for name in found["tasks"]}
     require(len(benchmarks) == 1, path, "tasks", found["tasks"], "those of one benchmark, which one table can hold")
@@ -190,12 +207,16 @@ def check_value(path: str, key: str, kind: Any, value: Any) -> None:
     """Raise UserError unless a value is of its key's type."""
     if kind in ITEMS:
         is_one, one, several = ITEMS[kind]
-        require(isinstance(value, list) and value != [], path, key, value, f"a list of {several}")
+        require(isinstance(value, list), path, key, value, f"a list of {several}")
+        more = "; answers alone are made by baselines.py and planpers.py" if key.endswith("judges") else ""
+        require(value != [], path, key, value, f"at least one, or no such line for the default{more}")
         for number, item in enumerate(value, 1):
             require(is_one(item), path, f"{key}, item {number}", item, one)
             require(value.count(item) == 1, path, key, f"{item} twice", "every item once")
     elif key == "arguments":
         check_table(path, key, value, dict.fromkeys(ARGUMENTS, ()), "a table of lists", '["--temperature", "0.5"]')
+    elif key == "responses":
+        check_responses(path, value)
     elif key == "slurm":
         check_table(path, key, value, SLURM, "a table", '["--partition=gpu"]')
     elif key == "figure":
@@ -205,6 +226,19 @@ def check_value(path: str, key: str, kind: Any, value: Any) -> None:
         require(isinstance(value, bool), path, key, value, "true or false")
     else:
         require(is_text(value), path, key, value, "a text")
+
+
+def check_responses(path: str, value: Any) -> None:
+    """Raise UserError unless each name of [responses] has a path, which gives a file for every split and category."""
+    require(isinstance(value, dict), path, "responses", value, 'a table, such as "My method" = "mine/{category}.json"')
+    for name, pattern in value.items():
+        require(is_text(name) and is_text(pattern), path, f"responses: {name}", pattern, "a name and a path, as texts")
+        try:
+            files = {pattern.format(split="a", category=category) for category in "ab"}
+        except (KeyError, IndexError, ValueError):
+            files = set()
+        what = "a path with {category}, and with {split} where there are several, such as mine/{split}/{category}.json"
+        require(len(files) == 2, path, f"responses: {name}", pattern, what)
 
 
 def check_table(path: str, name: str, found: Any, defaults: dict[str, Any], what: str, example: str) -> None:

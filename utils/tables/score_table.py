@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from statistics import mean, stdev
 from typing import Any
 
 from utils.tables.comparisons import PERMUTATION, T_TEST, Contrast, has_dagger, is_corrected, shown_p
@@ -65,9 +66,9 @@ def means_table(
     lines = []
     for row in rows:
         cells = [Cell(row.name)]
-        for column, mean in row.means.items():
+        for column, value in row.means.items():
             dagger = "†" if has_dagger(contrasts, row.name, column) else ""
-            cells.append(Cell(number(mean), dagger, row.name in best[column], _paper_texts(row, column, paper)))
+            cells.append(Cell(number(value), dagger, row.name in best[column], _paper_texts(row, column, paper)))
         lines.append(cells + [Cell(str(count)) for count in row.counts.values()])
     lines += [_paper_line(method, columns, len(rows[0].counts), paper) for method in _paper_rows(rows, paper)]
     short = {**boards[0].task.short, MACRO: "Average"}
@@ -78,6 +79,27 @@ def means_table(
         above = ["", *(board.task.name for board in boards), *("" for _ in rows[0].counts)]
         heads[1 : 1 + len(boards)] = [board.metric_name for board in boards]
     return Table(heads, lines, list(notes), short=short, beside=beside, above=above)
+
+
+def seeds_table(boards: list[Board], methods: dict[str, list[str]]) -> Table:
+    """A line for every method and column: mean and sample standard deviation over its rows, one for each seed.
+
+    `methods` has each method's rows. A column in which a row has no mean is a dash.
+    """
+    by_name, columns = {row.name: row for row in make_rows(boards)}, columns_in(boards)
+    lines = []
+    for method, names in methods.items():
+        cells = [Cell(method)]
+        for column in columns:
+            means = [by_name[name].means[column] for name in names]
+            known = None not in means
+            cells.append(Cell(f"{number(mean(means))} ± {number(stdev(means))}" if known else "–"))
+        lines.append([*cells, Cell(str(len(names)))])
+    notes = [
+        "Mean ± sample standard deviation over the n seeds of a method: how much the method varies from seed to seed. "
+        "Tests and daggers in the table above compare single seeds, each with every seed of the baselines."
+    ]
+    return Table(["Over seeds", *columns, "n"], lines, notes, short={**boards[0].task.short, MACRO: "Average"})
 
 
 def pages_of(boards: list[Board]) -> list[list[Board]]:
