@@ -331,6 +331,8 @@ def test_responses_are_counted():
         "truncated": 1,
         "posts left out for length": 7,
     }
+    trimmed = [{"output": "a", "num_contexts_trimmed": number, "question_cut": number > 1} for number in range(4)]
+    assert count_responses({"q": trimmed}).items() >= {("posts trimmed", 6), ("questions cut", 2)}
 
 
 def test_a_response_file_is_read_as_it_is(tmp_path):
