@@ -74,8 +74,8 @@ def export(inputs_addr: str, response_addr: str) -> tuple[str, str, str]:
     task = task_of(inputs_addr, records)
     if task.export is None:
         raise UserError(f"{inputs_addr}: {task.name} has no file for answers but the responses themselves")
-    metric = task.metrics[default_metric(task, [response_addr])]
-    responses = as_read(read_responses(response_addr, task), metric.reads)
+    responses = read_responses(response_addr, task)
+    responses = as_read(responses, task.metrics[default_metric(task, [response_addr])].reads)
     ids = [record["id"] for record in records]
     match_responses(records, responses, response_addr, ids, allow_partial=True)
     if lacking := [question_id for question_id in ids if question_id not in responses]:

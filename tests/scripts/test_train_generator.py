@@ -412,6 +412,9 @@ def test_an_encoder_decoder_is_scored_and_exported_by_lamp_s_rule(data, tmp_path
     with pytest.raises(UserError, match="are by an encoder-decoder, which is scored by MAE-official, and some are not"):
         evaluate_responses.main(both)
     assert evaluate_responses.main([*both, "--strategy", "MAE"]) == 0
+    answers.unlink()  # its manifest stays, as where a run died
+    with pytest.raises(UserError, match=r"answers\.json: no such file"):
+        evaluate_responses.main([*files, "--score_addr", str(tmp_path / "c.json")])
 
 
 # A chat model, of which an adapter is learnt

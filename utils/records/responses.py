@@ -165,7 +165,8 @@ def refuse_gaps(path: str | Path) -> None:
 
 def is_by_encoder_decoder(path: str | Path) -> bool:
     """Were these answers made as LaMP's own are, by beam search? By the manifest beside them; False where not known."""
-    return "num_beams" in (manifest_of(path) or {"fingerprint": {}})["fingerprint"]
+    manifest = manifest_of(path) if Path(path).is_file() else None  # who reads the file says that it is not there
+    return manifest is not None and "num_beams" in manifest["fingerprint"]
 
 
 def default_metric(task: Task, paths: Iterable[str]) -> str:
