@@ -158,7 +158,8 @@ def shares_table(boards: list[Board]) -> Table:
     columns = ["System", "Column", "Share", "95% interval", "Right", "Questions"]
     note = "Share: of the questions, those with score 1. Interval: Wilson's, of each share alone"
     if cluster := boards[0].task.cluster:
-        note += f", with the effective number of questions. {_cluster_words(cluster)} A dash: no variation between them"
+        note += f", with the effective number of questions. {_cluster_words(cluster)} A dash: fewer than two values of "
+        note += f"{cluster}, or no variation between them"
     notes = [f"{note}.", f"{NOT_COMPARED} --baseline compares."]
     return Table(columns, rows, notes, num_names=2, short=boards[0].task.short)
 
