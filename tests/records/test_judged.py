@@ -321,7 +321,7 @@ def test_failed_verdicts_that_a_shard_asked_for_again_are_merged(judging):
     judging.server.reply = lambda request: Reply("No." if aspect_of(request) == "1a" else '{"match_score": 1}')
     parts = [["--num_shards", 2, "--shard_index", index] for index in range(2)]
     for index, flags in enumerate(parts):
-        judging.run("one", f"part{index}", *flags)
+        judging.run("one", f"part{index}", *flags, code=1 - index)  # of the first one's two verdicts one fails
     arguments = ["--inputs_addr", judging.folder / "data.json", "--output_addr", judging.path("merged")]
     arguments = [*map(str, [*arguments, "--shard_addr", judging.path("part0"), judging.path("part1")])]
     assert merge_shards.main(arguments) == 0 and judging.read("merged")["num_unscored"] == 1

@@ -299,8 +299,9 @@ def test_a_table_that_was_edited_is_refused_before_anything_runs(work, manifest,
     (work.folder / FOLDER / ART / "none_scores.json").unlink()
     with pytest.raises(UserError) as refused:
         work.run()  # what the table waits for is missing, so it will be made again
+    absent = ": study.md.manifest.json is not beside it" if manifest else ""
     assert str(refused.value) == (
-        f"{TABLE}: exists, and was not written by this script or was changed since\n"
+        f"{TABLE}: exists, and was not written by this script or was changed since{absent}\n"
         "  set the study back, give another output, or --overwrite to redo it"
     )
     assert work.ran == [] and path.read_bytes() == edited
