@@ -50,6 +50,7 @@ Files = dict[str, list[str]]  # by a file to make, its communities
 FOUND = {  # what became of an aspect, by how its evidence was found
     "exact": "aspects with exact evidence",
     "tolerant": "aspects with evidence but for white space and quotation marks",
+    "shortened": "aspects with evidence that leaves out some of the post",
     "nowhere": "aspects without evidence in the post, dropped",
 }
 
