@@ -52,7 +52,7 @@ def default_reply(request: dict[str, Any]) -> Reply:
 
 
 def aspects_reply(user: str, drawn: int) -> Reply:
-    """What a post is made to ask for: evidence as in the post, in other quotation marks, shortened or made up; or none."""
+    """What a post is made to ask for: evidence as in it, in other quotation marks, shortened or made up; or nothing."""
     post = re.search(r"\npost: (.*)\n\noutput:", user, re.DOTALL)[1]
     first, last = post[: len(post) // 2].strip(), post[-60:].strip()
     other = " ".join(last.split()).replace("'", "’").replace('"', "”")

@@ -243,8 +243,10 @@ def write_file(index: PostIndex, records: list[Record], most: int, target: Path)
     counts: Counter[str] = Counter(questions=len(records))
 
     def with_profile(record: Record) -> Record:
-        profile = profile_of(index, record["author"], record["date"], most)
+        body = lampqa.building_values(record)["post"]
+        profile, num_reposts = profile_of(index, record["author"], record["date"], body, most)
         counts["posts in profiles"] += len(profile)
+        counts["reposts of their question, dropped"] += num_reposts
         return {**record, "profile": profile}
 
     write_array(target, map(with_profile, records), indent=2)

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 from api_server import Reply, default_reply, serve
-from made_up_dump import make_dumps
+from made_up_dump import make_dumps, write_xml
 
 import baselines
 import evaluate_responses
@@ -389,6 +389,29 @@ def test_a_wrong_map_of_communities_is_refused(text, said, small, server, tmp_pa
     (tmp_path / "mine.toml").write_text(text)
     told = refusal(*flags(small[0], tmp_path / "out", server.url, "--communities_addr", tmp_path / "mine.toml"))
     assert told.startswith(f"{tmp_path}/mine.toml: ") and said in told and not (tmp_path / "out").exists()
+
+
+def test_a_question_asked_again_does_not_have_its_first_version_in_its_profile(tmp_path):
+    """The newest post is the question; one of the two before it is the same with a line less."""
+    first = "We need a quiet flat near the station, cheap, for two old cats, and none of us has a car. "
+    bodies = ["How long does dough keep in a cellar that is warm?", first, f"{first} Nobody has answered this so far."]
+    rows = "".join(
+        f'<row Id="{day}" PostTypeId="1" CreationDate="2019-01-0{day}T00:00:00.000" OwnerUserId="5" '
+        f'Title="Where to {day}" Body="{body}"/>'
+        for day, body in enumerate(bodies, 1)
+    )
+    (tmp_path / "cooking").mkdir()
+    write_xml(tmp_path / "cooking" / "Posts.xml", "posts", rows)
+    aspect = {"aspect": "a", "evidence": "quiet ... old cats", "reason": "r"}
+    reply = json.dumps({"needs_personalization": True, "enough_details": True, "aspects": [aspect]})
+    terms = ("--min_profile_posts", "2", "--min_body_words", "3", "--validation_share", "0.01", "--test_share", "0.9")
+    with serve(lambda request: Reply(reply)) as server:
+        assert build_dataset.main(flags(tmp_path, tmp_path / "out", server.url, *terms)) == 0
+    ((record,),) = dataset_of(tmp_path / "out").values()
+    assert record["id"] == "cooking_3" and record["rubric_aspects"][0]["evidence"] == "quiet [...] old cats"
+    assert [item["id"] for item in record["profile"]] == ["cooking_1"]
+    counts = json.loads((tmp_path / "out" / "counts.json").read_text())["files"]
+    assert [*counts.values()] == [{"questions": 1, "posts in profiles": 1, "reposts of their question, dropped": 1}]
 
 
 def test_terms_that_no_post_meets_are_told(small, server, tmp_path):

@@ -87,6 +87,13 @@ def gold_plan(record: Record) -> list[str]:
     return [aspect["aspect"] for aspect in record["rubric_aspects"]]
 
 
+def hidden_texts(record: Record) -> Iterator[tuple[str, str]]:
+    """As `Task.hidden`; an aspect's evidence is part of the narrative."""
+    yield "the narrative", record.get("narrative")
+    for aspect in record.get("rubric_aspects") or ():
+        yield "an aspect's reason", aspect.get("reason") if isinstance(aspect, dict) else None
+
+
 # Building the dataset (the paper's section 3); utils/build_dataset.py is the command
 
 
@@ -240,6 +247,7 @@ TASK = Task(
         "narrative": (str, "Narrative length (words)"),
     },
     published=published,
+    hidden=hidden_texts,
     paper_files=paper_files,
     paper_results=Path(__file__).with_name("lampqa_paper.json"),
 )

@@ -220,6 +220,9 @@ class Task:
     # What utils/dataset_statistics.py measures: by field its kind, list (counted in items) or str (in words), and the
     # row's name in the table.
     sizes: Mapping[str, tuple[type, str]] = field(default_factory=lambda: SIZES)
+    # Of a record, checked or not, what each text is called that only the scorer may see, and the text: a profile must
+    # not hold it.
+    hidden: Callable[[Record], Iterable[tuple[str, str]]] = lambda record: ()
     # From a question of the benchmark's own files, with its right answer as `output` where that is known, to a record;
     # raises UserError, which begins with the second argument. None: its own files are such records.
     convert: Callable[[dict[str, Any], str], Record] | None = None
