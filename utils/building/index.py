@@ -17,7 +17,7 @@ from utils.building.steps import told_of
 from utils.cli import UserError
 from utils.cli.progress import Progress, announce
 
-VERSION = 1  # of what is kept of a post, and of how its text is cleaned
+VERSION = 2  # of what is kept of a post, and of how its text is cleaned
 _TABLES = """
 CREATE TABLE IF NOT EXISTS inputs (place INTEGER PRIMARY KEY, identity TEXT, counts TEXT);
 CREATE TABLE IF NOT EXISTS users (number INTEGER PRIMARY KEY, account TEXT, name TEXT);
