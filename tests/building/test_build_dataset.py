@@ -362,13 +362,18 @@ def refusal(*arguments):
     return str(error.value)
 
 
-def test_a_community_of_no_category_only_serves_profiles(small, server, tmp_path):
+def test_a_community_of_no_category_only_serves_profiles(small, server, tmp_path, capsys):
     own = tmp_path / "mine.toml"
-    own.write_text('[Food]\ncategory = "Food"\ncommunities = ["cooking"]\n')
+    own.write_text('[Food]\ncategory = "Food"\ncommunities = ["cooking", "coking", "baking"]\n')
     arguments = flags(small[0], tmp_path / "out", server.url, *LENIENT, "--communities_addr", own)
     assert build_dataset.main(arguments) == 0
     found = dataset_of(tmp_path / "out")
     assert {name for name, _ in found} == {"Food"}
+    notes = [line for line in capsys.readouterr().err.splitlines() if "posts of" in line]
+    assert notes == [
+        "note: in no category, so in profiles alone: posts of 'law'",
+        f"note: {own}: --posts_addr has no posts of 'baking', 'coking'",
+    ]
     records = [record for records in found.values() for record in records]
     assert {record["category"] for record in records} == {"cooking"}
     assert {item["category"] for record in records for item in record["profile"]} == {"cooking", "law"}
@@ -391,7 +396,7 @@ def test_a_wrong_map_of_communities_is_refused(text, said, small, server, tmp_pa
     assert told.startswith(f"{tmp_path}/mine.toml: ") and said in told and not (tmp_path / "out").exists()
 
 
-def test_a_question_asked_again_does_not_have_its_first_version_in_its_profile(tmp_path):
+def test_a_question_asked_again_does_not_have_its_first_version_in_its_profile(tmp_path, capsys):
     """The newest post is the question; one of the two before it is the same with a line less."""
     first = "We need a quiet flat near the station, cheap, for two old cats, and none of us has a car. "
     bodies = ["How long does dough keep in a cellar that is warm?", first, f"{first} Nobody has answered this so far."]
@@ -411,6 +416,9 @@ def test_a_question_asked_again_does_not_have_its_first_version_in_its_profile(t
     assert record["id"] == "cooking_3" and record["rubric_aspects"][0]["evidence"] == "quiet [...] old cats"
     assert [item["id"] for item in record["profile"]] == ["cooking_1"]
     counts = json.loads((tmp_path / "out" / "counts.json").read_text())["files"]
+    error = capsys.readouterr().err
+    assert "note: no author is in train or validation, so there are no such files; add posts, or " in error
+    assert "in no category" not in error
     assert [*counts.values()] == [{"questions": 1, "posts in profiles": 1, "reposts of their question, dropped": 1}]
 
 

@@ -255,7 +255,7 @@ def test_a_community_without_a_category_is_named(dataset, capsys):
     _, _, notes = table(capsys, path)
     assert notes[1:] == [
         "own.json: no category is known for 'astrology', '語学', which will be in no column of a table; "
-        "utils/benchmarks/lampqa.py has the communities of each category."
+        "utils/benchmarks/lampqa_communities.toml has the communities of each category."
     ]
 
 
@@ -272,7 +272,10 @@ def test_a_file_of_more_than_one_category_is_named(dataset, capsys):
 def test_a_community_in_another_categorys_file_is_named(dataset, capsys):
     records = [record(n, category=c) for n, c in enumerate(("rpg", "law", "astrology", "diy"))]
     _, _, notes = table(capsys, dataset("Society_and_Culture_test.json", *records))
-    assert notes[-1] == "Society & Culture, test: utils/benchmarks/lampqa.py has another category for 'diy', 'rpg'."
+    assert (
+        notes[-1]
+        == "Society & Culture, test: utils/benchmarks/lampqa_communities.toml has another category for 'diy', 'rpg'."
+    )
     assert "'astrology', which" in notes[-2]
 
 

@@ -25,7 +25,9 @@ NETWORK = ".stackexchange.com"  # what the dumps' folders are called behind the 
 # From when on a post is under which version of the licence, where the dump doesn't say (older dumps don't).
 LICENCES = (("2018-05-02", "CC BY-SA 4.0"), ("2011-04-08", "CC BY-SA 3.0"), ("", "CC BY-SA 2.5"))
 # Behind these a line ends; the sites' own markup has a line break there, and is not changed.
-_LINE_ENDS = re.compile(r"(</(?:p|li|h[1-6]|pre|blockquote|div|tr|ul|ol|dl|dt|dd|table)>|<[bh]r\s*/?>)(?!\n)", re.IGNORECASE)
+_LINE_ENDS = re.compile(
+    r"(</(?:p|li|h[1-6]|pre|blockquote|div|tr|ul|ol|dl|dt|dd|table)>|<[bh]r\s*/?>)(?!\n)", re.IGNORECASE
+)
 _ALTERED = re.compile(r"<(?:s(?:cript|tyle|trike|up|ub)?|del)\b", re.IGNORECASE)  # text of which some goes or is marked
 # References to control characters and the like: XML forbids them, so no parser takes them, but real dumps have some.
 _FORBIDDEN = re.compile(rb"&#x(?:0?[0-8BCEF]|1[0-9A-F]|D[89A-F][0-9A-F]{2}|FFF[EF]);", re.IGNORECASE)
