@@ -860,6 +860,14 @@ class TestRefusals:
         other = score_file("b.json", question("1", "rpg", 1), question("2", "diy", 1), question("3", "law", 1))
         assert refusal("--system", "RAG", complete, "--system", "Ours", other, *flags) == message
 
+    def test_a_number_as_id_is_its_digits_as_in_a_dataset(self, score_file, capsys):
+        first, second = score_file("a.json", question(1, "rpg", 2)), score_file("b.json", question("1", "rpg", 1))
+        rows, _ = table(capsys, "--system", "A", first, "--system", "B", second)
+        assert [rows[name][0] for name in "AB"] == ["**1.0000**", "0.5000"]
+        twice = score_file("c.json", question(1, "rpg", 2), question("1", "rpg", 1, question_sha256="other"))
+        assert "'1'" in refusal("--system", "A", twice)
+        assert "field 'id' is true" in refusal("--system", "A", score_file("d.json", question(True, "rpg", 2)))
+
     def test_a_community_of_no_category_says_where_to_add_it(self, score_file):
         path = score_file("a.json", question("1", "astrology", 2))
         message = refusal("--system", "RAG", path)

@@ -108,7 +108,9 @@ class Metric:
     # From an entry's details to its score, 0 to 1 unless lower is better; None where a verdict is missing, unless these
     # count 0. ValueError where the details are no such metric's. None: no single system is scored.
     score_of: Callable[[list[dict[str, Any]], bool], float | None] | None
-    parts: Callable[[Record], list[Any]] | None = None  # what each verdict is on; None: on the whole response
+    parts: Callable[[Record], list[Any]] | None = (
+        None  # what each verdict is on, texts that are unknown empty; None: the response
+    )
     num_verdicts: int = 1  # a question, where there are no `parts`
     draws: int = 1  # verdicts on each part, of which the mean is taken
     weighed: bool = False  # a verdict is the expectation over the judge's scale, by their likelihoods
