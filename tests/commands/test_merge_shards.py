@@ -70,7 +70,7 @@ class Made:
         else:
             arguments += ["--model_addr", "some-model", "--output_addr", output]
         if script == "planpers":
-            arguments += ["--gold_plan"]
+            arguments += ["--gold_plan", "--unranked"]
         assert MAIN[script]([str(argument) for argument in [*arguments, *flags]]) == 0
 
     def output(self, kind, *flags):
