@@ -35,7 +35,7 @@ from utils.benchmarks.task import Record, Task, best_first
 from utils.cli import UserError
 from utils.files.fingerprints import UNTOLD
 from utils.files.journal import Journal, Key
-from utils.files.manifest import file_hash, run_fingerprint, warn_unless_ranked
+from utils.files.manifest import file_hash, refuse_unranked, run_fingerprint
 from utils.files.outputs import OutputFile, open_outputs
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.driver import Policy, Request, describe_requests, fitted_request, generate
@@ -54,6 +54,7 @@ def build_parser() -> cli.FlagParser:
     add("--output_addr", required=True, metavar="FILE", help="where the answers go")
     add("--rag", action="store_true", help="put the asker's best-ranked posts into the prompt")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts for --rag (%(default)s)")
+    cli.add_unranked_argument(parser)
     add("--best_first", action="store_true",
         help="the best post first also where the benchmark has them in order of time (off)")
     add("--num_generated_outputs", type=cli.positive_int, default=1, help="answers a question (%(default)s)")
@@ -64,7 +65,7 @@ def build_parser() -> cli.FlagParser:
         help="over the token budget cut each post at its end, then the question, as LaMP's code does, where the "
         "benchmark knows how (off: the lowest-ranked posts are left out)")
     parser.without_effect(
-        "--num_contexts --best_first --trim_items",
+        "--num_contexts --unranked --best_first --trim_items",
         lambda args: not args.rag,
         "without --rag, for the prompt has no posts",
         "give --rag",
@@ -102,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
         task = replace(task, arrange=best_first)
     prompt = choose_prompt(args, task)
     if args.rag and args.num_contexts:
-        warn_unless_ranked(args.inputs_addr)
+        refuse_unranked(args.inputs_addr, args.unranked)
     questions = select_questions(records, args.limit, args.num_shards, args.shard_index)
     keys = [(question["id"], i) for question in questions for i in range(args.num_generated_outputs)]
     if args.choose:

@@ -136,6 +136,7 @@ def main(argv: list[str] | None = None) -> int:
     task = task.asking(args.strategy, args.verdicts, args.num_verdicts)
     judging = metric.judge and Judging.from_arguments(args, metric.judge)
     systems = read_systems(args, task, records, judging)
+    note_incomplete(args.inputs_addr, systems)
     if args.dry_run:
         for system in systems:
             judged.refuse_other_responses(system)
@@ -233,6 +234,17 @@ def read_systems(args: Namespace, task: Task, records: list[Record], judging: Ju
         belongs = judged.what_verdicts_belong_to(records, responses, metric)
         systems.append(System(addresses, responses, questions, metric, belongs, output, set(keys)))
     return systems
+
+
+def note_incomplete(path: str, systems: list[System]) -> None:
+    """Count what is judged without a text that the judge's prompt has a place for, as an aspect without evidence."""
+    metric, asked = systems[0].metric, {one["id"]: one for system in systems for one in system.questions}
+    if metric.judge is None or metric.parts is None:
+        return
+    parts = [part for question in asked.values() for part in metric.parts(question)]
+    if incomplete := sum(not all(part) for part in parts):
+        texts = "a text that the judge is shown (such as evidence or reason)"
+        print(f"note: {path}: {incomplete} of {len(parts)} {metric.unit}s lack {texts}", file=sys.stderr)
 
 
 def make_fingerprint(args: Namespace, task: Task, inputs: Any = UNTOLD) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.files.fingerprints import UNTOLD
 from utils.files.journal import Journal, Key
-from utils.files.manifest import file_hash, run_fingerprint, warn_unless_ranked
+from utils.files.manifest import file_hash, refuse_unranked, run_fingerprint
 from utils.files.outputs import OutputFile, Pieces, open_outputs
 from utils.generation import engines
 from utils.generation.chat import PAPER_LENGTH, Fitted, choose_length, open_local_chat
@@ -98,6 +98,7 @@ def build_parser() -> cli.FlagParser:
     add("--max_tokens_plan", type=cli.positive_int, default=512, help="tokens a plan may have (%(default)s)")
     add("--rag", action="store_true", help="accepted and without effect: PlanPers always uses posts")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts to use (%(default)s)")
+    cli.add_unranked_argument(parser)
     add("--num_generated_outputs", type=cli.positive_int, default=1, help="answers a question (%(default)s)")
     parser.without_effect("--max_tokens_plan", lambda args: not args.planner_model, "without --planner_model")
     cli.add_engine_arguments(parser, "--model_addr", "generator: hub name, model folder, LoRA adapter, or API model")
@@ -118,7 +119,8 @@ def main(argv: list[str] | None = None) -> int:
     records = read_questions(args.inputs_addr, needs, args.num_contexts)
     task = task_of(args.inputs_addr, records)
     prompts = load_prompts(args, task)
-    warn_unless_ranked(args.inputs_addr)
+    if args.num_contexts:
+        refuse_unranked(args.inputs_addr, args.unranked)
     selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
     questions = {question["id"]: question for question in selected}
     keys = [(question_id, i) for question_id in questions for i in range(args.num_generated_outputs)]

@@ -24,7 +24,7 @@ from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.cli.progress import announce
 from utils.files.fingerprints import UNTOLD
-from utils.files.manifest import describe_run, file_hash, warn_unless_ranked
+from utils.files.manifest import describe_run, file_hash, refuse_unranked
 from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, LocalChat, fit_profile, limit_length
 from utils.generation.engines import identify_local_model
@@ -49,6 +49,7 @@ def build_parser() -> cli.FlagParser:
     add("--model_addr", required=True, metavar="MODEL", help="base model: hub name or model folder")
     add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts to use (%(default)s)")
+    cli.add_unranked_argument(parser)
     add("--planner_target", choices=["paper", "reference"], default="paper",
         help="what it learns to write: the titles alone, or as in the public code with a lead-in and dashes, which "
         "takes a --prompts_dir made by utils/import_prompts.py (%(default)s)")
@@ -104,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
     cli.set_up_logging(args.log_level)
     fill_in_defaults(args)
 
-    records, validation_records = read_ranked(args.inputs_addr), read_ranked(args.validation_addr)
+    records, validation_records = read_ranked(args.inputs_addr, args), read_ranked(args.validation_addr, args)
     task = task_of(args.inputs_addr, records)
     if task.gold_plan is None:
         raise UserError(f"{args.inputs_addr}: {task.name} has no plans to learn from")
@@ -167,12 +168,12 @@ def count_warmup_steps(args: argparse.Namespace) -> int:
     return args.max_steps // 10 if args.warmup_steps is None else args.warmup_steps
 
 
-def read_ranked(path: str | None) -> list[dict[str, Any]]:
+def read_ranked(path: str | None, args: argparse.Namespace) -> list[dict[str, Any]]:
     if path is None:
         return []
     records = read_dataset(path, needs=STEP_NEEDS["train"])
-    if cli.is_first_process():
-        warn_unless_ranked(path)
+    if args.num_contexts:
+        refuse_unranked(path, args.unranked)
     return records
 
 

@@ -52,11 +52,12 @@ def default_reply(request: dict[str, Any]) -> Reply:
 
 
 def aspects_reply(user: str, drawn: int) -> Reply:
-    """What a post is made to ask for: evidence as it stands in it, in other quotation marks, or nowhere; or nothing."""
+    """What a post is made to ask for: evidence as in it, in other quotation marks, shortened or made up; or nothing."""
     post = re.search(r"\npost: (.*)\n\noutput:", user, re.DOTALL)[1]
     first, last = post[: len(post) // 2].strip(), post[-60:].strip()
     other = " ".join(last.split()).replace("'", "’").replace('"', "”")
-    quoted = [first, f"“{other}”", "nobody ever wrote this"][: drawn % 3 + 1]
+    shortened = f"{first[:9]} [...] {other}"
+    quoted = [first, f"“{other}”", shortened, "nobody ever wrote this"][: drawn % 4 + 1]
     quoted = ["nobody ever wrote this"] if drawn % 11 == 0 else quoted
     aspects = [{"aspect": f"Aspect\n{i} <b>", "evidence": one, "reason": "r"} for i, one in enumerate(quoted)]
     enough = drawn % 7 > 0

@@ -298,7 +298,7 @@ def evaluation_case(name: str, data: Path, out: Path, url: str) -> Case:
 
 def planpers_case(name: str, data: Path, out: Path, url: str) -> Case:
     arguments = ["--inputs_addr", f"{data}/data.json", "--model_addr", "some-model", *api_flags(data, url)]
-    arguments += ["--planner_model", f"{data}/chat", "--limit", "14", "--max_tokens_plan", "64"]
+    arguments += ["--planner_model", f"{data}/chat", "--limit", "14", "--max_tokens_plan", "64", "--unranked"]
     output = out / "answers.json"
     stages = [{Path(f"{output}.plans.json"): 14}, {output: 14}]
     arguments += ["--output_addr", str(output), "--max_model_len", "4096", "--max_tokens", "512"]
@@ -310,7 +310,7 @@ def gold_case(name: str, data: Path, out: Path, url: str) -> Case:
     arguments = ["--inputs_addr", f"{data}/data.json", "--model_addr", "some-model", *api_flags(data, url)]
     output = out / "answers.json"
     stages = [{Path(f"{output}.plans.json"): NUM_QUESTIONS}, {output: NUM_QUESTIONS}]
-    return Case(name, "planpers", [*arguments, "--gold_plan", "--output_addr", str(output)], stages)
+    return Case(name, "planpers", [*arguments, "--gold_plan", "--unranked", "--output_addr", str(output)], stages)
 
 
 def ranking_case(name: str, data: Path, out: Path, url: str) -> Case:

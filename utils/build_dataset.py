@@ -37,6 +37,7 @@ from utils.building.reading_page import Section, Shown
 from utils.building.splitting import SPLITS, split_of
 from utils.building.steps import Counts, Steps, told_of
 from utils.cli import UserError
+from utils.cli.errors import first_five
 from utils.files.json_files import read_json, read_toml
 from utils.files.lock import Lock
 from utils.files.manifest import file_hash
@@ -50,6 +51,7 @@ Files = dict[str, list[str]]  # by a file to make, its communities
 FOUND = {  # what became of an aspect, by how its evidence was found
     "exact": "aspects with exact evidence",
     "tolerant": "aspects with evidence but for white space and quotation marks",
+    "shortened": "aspects with evidence that leaves out some of the post",
     "nowhere": "aspects without evidence in the post, dropped",
 }
 
@@ -116,6 +118,7 @@ def main(argv: list[str] | None = None) -> int:
     index, steps = PostIndex(folder / "posts.sqlite"), Steps(SCRIPT, args)
     try:
         index.fill([Path(path) for path in args.posts_addr])
+        note_communities(args.communities_addr, index.communities(), files)
         counts = {"posts": index.counts(), "candidates": make_candidates(args, steps, index, files)}
         candidates = read_json(folder / "candidates.json")[: args.limit]
         if args.dry_run:
@@ -150,6 +153,16 @@ def read_communities(path: Path) -> dict[str, list[str]]:
             raise UserError(f"{path}: {min(twice)!r} stands in two tables; a community is of one category")
         files[name] = communities
     return files
+
+
+def note_communities(path: str | None, found: set[str], files: Files) -> None:
+    """Name the communities that have posts but no category, and those of the user's file that have no posts."""
+    wanted = {one for its in files.values() for one in its}
+    if unplaced := sorted(found - wanted):
+        remedy = "" if path else "; --communities_addr takes other categories"
+        print(f"note: in no category, so in profiles alone: posts of {first_five(unplaced)}{remedy}", file=sys.stderr)
+    if path and (unknown := sorted(wanted - found)):
+        print(f"note: {path}: --posts_addr has no posts of {first_five(unknown)}", file=sys.stderr)
 
 
 # The steps that ask no model
@@ -215,7 +228,11 @@ def make_splits(args: argparse.Namespace, steps: Steps) -> Counts:
 
     shares = {"seed": args.split_seed, "validation_share": args.validation_share, "test_share": args.test_share}
     made_from = {"evidence": file_hash(folder / "evidence.json")}
-    return steps.make(folder / "splits.json", {**made_from, **shares}, write)
+    counts = steps.make(folder / "splits.json", {**made_from, **shares}, write)
+    if empty := [split for split in SPLITS if not counts[f"authors in {split}"]]:
+        which = f"no author is in {' or '.join(empty)}, so there are no such files"
+        print(f"note: {which}; add posts, or change the shares or --split_seed", file=sys.stderr)
+    return counts
 
 
 def write_files(args: argparse.Namespace, steps: Steps, index: PostIndex, files: Files) -> dict[str, Counts]:
@@ -243,8 +260,10 @@ def write_file(index: PostIndex, records: list[Record], most: int, target: Path)
     counts: Counter[str] = Counter(questions=len(records))
 
     def with_profile(record: Record) -> Record:
-        profile = profile_of(index, record["author"], record["date"], most)
+        body = lampqa.building_values(record)["post"]
+        profile, num_reposts = profile_of(index, record["author"], record["date"], body, most)
         counts["posts in profiles"] += len(profile)
+        counts["reposts of their question, dropped"] += num_reposts
         return {**record, "profile": profile}
 
     write_array(target, map(with_profile, records), indent=2)

@@ -117,6 +117,9 @@ def _count_notes(column: Column) -> Iterator[str]:
             yield f"no {name!r} in {missing} of {counts.num_questions} questions, left out of its mean."
         if empty := sizes.count(0):
             yield f"an empty {name!r} in {empty} of {counts.num_questions} questions, counted as 0."
+    for name, count in counts.leaks.items():
+        posts = counted(sum(counts.sizes["profile"]), "profile post")
+        yield f"{name} is word for word in {count} of {posts}, though only the judge may see it."
     if missing := counts.num_questions - counts.communities.total():
         yield f"no {counts.task.placed_by!r} in {missing} of {counts.num_questions} questions."
 

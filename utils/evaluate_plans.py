@@ -129,7 +129,7 @@ def read_question(record: Record, plans: dict[str, Any], task: Task, args: argpa
         raise UserError(
             f"{args.inputs_addr}: id {quote(record['id'])}: no {group_word} is known for the {subgroup_word} "
             f"{quote(place.get('subgroup'))}\n"
-            f"  add it to the {group_word} it belongs to at the top of {task.facts}"
+            f"  add it to the {group_word} it belongs to in {task.facts}"
         )
     return {
         "id": record["id"],

@@ -32,7 +32,7 @@ from utils.checks.report import Report
 from utils.cli.errors import UserError, first_five
 from utils.files.journal_lines import read_journal
 from utils.files.lock import Lock
-from utils.files.manifest import is_downloaded, manifest_of, read_manifest
+from utils.files.manifest import is_ranked, manifest_of
 from utils.files.writing import probe_folder
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import read_api_key
@@ -173,9 +173,7 @@ def check_dataset(report: Report, path: str, args: argparse.Namespace) -> list[R
     others = [] if is_told else list(task.fields)
     for number, record in enumerate(records if others else []):
         check_record(record, f"{path}: record {number}", [field for field in others if field in record])
-    ranked = "ranked" if read_manifest(path) else "not ranked: no manifest beside it"
-    ranked = "not ranked: as it was downloaded" if is_downloaded(path) else ranked
-    report.ok(f"data {path}: {len(records)} questions, {ranked}")
+    report.ok(f"data {path}: {len(records)} questions, {'ranked' if is_ranked(path) else 'not ranked'}")
     for field in others:
         if lacking := sum(field not in record for record in records):
             report.note(f"data {path}: {lacking} questions have no {field!r}, which {readers_of(task, field)} read")

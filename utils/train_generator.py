@@ -40,7 +40,7 @@ from utils.files.manifest import (
     describe_run,
     file_hash,
     read_folder_manifest,
-    warn_unless_ranked,
+    refuse_unranked,
     write_folder_manifest,
 )
 from utils.files.writing import check_could_write
@@ -74,6 +74,7 @@ def build_parser() -> cli.FlagParser:
     add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
     add("--num_contexts", type=cli.non_negative_int, default=10,
         help="items of the profile to use, 0 for none (%(default)s)")
+    cli.add_unranked_argument(parser)
     add("--fusion", choices=["none", "decoder"], default="none",
         help="decoder: each item is encoded with the question by itself, and one decoder attends to all; none: all "
         "stand in one prompt (%(default)s)")
@@ -204,8 +205,8 @@ def read_ranked(path: str | None, args: argparse.Namespace) -> list[Record]:
     if path is None:
         return []
     records = read_dataset(path, STEP_NEEDS["generator"])
-    if args.num_contexts and cli.is_first_process():
-        warn_unless_ranked(path)
+    if args.num_contexts:
+        refuse_unranked(path, args.unranked)
     return records
 
 

@@ -465,7 +465,7 @@ def test_items_are_trimmed_where_that_is_asked_for(run, tmp_path, capsys):
     records, out = read_sample("LongLaMP-topic"), tmp_path / "out.json"
     dataset = save(records, tmp_path / "val.json")
     run.answers = {"": "A post."}
-    flags = [*run.api, "--rag", "--inputs_addr", dataset, "--max_model_len", 700, "--max_tokens", 300]
+    flags = [*run.api, "--rag", "--unranked", "--inputs_addr", dataset, "--max_model_len", 700, "--max_tokens", 300]
     assert run(baselines, *flags, "--output_addr", tmp_path / "whole.json") == 0
     assert "posts trimmed" not in capsys.readouterr().out
     assert run(baselines, *flags, "--output_addr", out, "--trim_items", "--dry_run") == 0
@@ -566,7 +566,18 @@ def test_a_real_model_is_held_to_the_choices(name, choices, warm_engine, tmp_pat
     """The demo's model, which says anything when it is free, gives one of them at its first try."""
     dataset, answers = save(read_sample(name), tmp_path / "dev.json"), tmp_path / "answers.json"
     flags = ["--model_addr", ROOT / "demo/models/chat", "--inputs_addr", dataset, "--output_addr", answers]
-    flags += ["--rag", "--num_contexts", 2, "--max_tokens", 20, "--max_retries", 0, "--max_model_len", 2048]
+    flags += [
+        "--rag",
+        "--unranked",
+        "--num_contexts",
+        2,
+        "--max_tokens",
+        20,
+        "--max_retries",
+        0,
+        "--max_model_len",
+        2048,
+    ]
     flags += ["--enforce_eager", "--temperature", 1, "--constrained_decoding", "always"]
     done = warm_engine.run("baselines", flags)
     assert done.returncode == 0, done.errors

@@ -397,8 +397,8 @@ def test_the_card_and_the_chosen_turns(unit, order, ranked, server, tmp_path):
 WAYS = {  # the unit by which the dataset is ranked, and flags
     "whole": (None, ["--num_generated_outputs", 2]),
     "none": (None, ["--rag", "--num_contexts", 0]),
-    "messages": ("message", ["--rag", "--num_contexts", 3]),
-    "sessions, best first": ("session", ["--rag", "--num_contexts", 2, "--best_first"]),
+    "messages": ("message", ["--rag", "--num_contexts", 3, "--unranked"]),
+    "sessions, best first": ("session", ["--rag", "--num_contexts", 2, "--best_first", "--unranked"]),
 }
 
 

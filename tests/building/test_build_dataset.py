@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 from api_server import Reply, default_reply, serve
-from made_up_dump import make_dumps
+from made_up_dump import make_dumps, write_xml
 
 import baselines
 import evaluate_responses
@@ -73,7 +73,9 @@ def test_the_dataset_holds_what_it_must(dump, built):
             assert split_of.setdefault(author, split) == split  # no author in two splits
             assert record["rubric_aspects"]
             for aspect in record["rubric_aspects"]:
-                assert aspect["evidence"] and aspect["evidence"] in record["narrative"]
+                assert aspect["evidence"] and all(
+                    part in record["narrative"] for part in aspect["evidence"].split(" [...] ")
+                )
             assert 5 <= len(record["profile"]) <= 500
             for item in record["profile"]:
                 assert made.dates[item["id"]] == item["date"] < record["date"]  # none later than its question
@@ -125,7 +127,7 @@ def test_the_counts_add_up(dump, built):
         evidence["questions"] + evidence["questions without any aspect left, dropped"]
         == counts["aspects"]["with aspects"]
     )
-    assert all(count > 5 for count in evidence.values()) and len(evidence) == 5
+    assert all(count > 5 for count in evidence.values()) and len(evidence) == 6
     assert sum(counts["splits"].values()) == evidence["questions"]
     assert sum(of_file["questions"] for of_file in counts["files"].values()) == evidence["questions"]
 
@@ -360,13 +362,18 @@ def refusal(*arguments):
     return str(error.value)
 
 
-def test_a_community_of_no_category_only_serves_profiles(small, server, tmp_path):
+def test_a_community_of_no_category_only_serves_profiles(small, server, tmp_path, capsys):
     own = tmp_path / "mine.toml"
-    own.write_text('[Food]\ncategory = "Food"\ncommunities = ["cooking"]\n')
+    own.write_text('[Food]\ncategory = "Food"\ncommunities = ["cooking", "coking", "baking"]\n')
     arguments = flags(small[0], tmp_path / "out", server.url, *LENIENT, "--communities_addr", own)
     assert build_dataset.main(arguments) == 0
     found = dataset_of(tmp_path / "out")
     assert {name for name, _ in found} == {"Food"}
+    notes = [line for line in capsys.readouterr().err.splitlines() if "posts of" in line]
+    assert notes == [
+        "note: in no category, so in profiles alone: posts of 'law'",
+        f"note: {own}: --posts_addr has no posts of 'baking', 'coking'",
+    ]
     records = [record for records in found.values() for record in records]
     assert {record["category"] for record in records} == {"cooking"}
     assert {item["category"] for record in records for item in record["profile"]} == {"cooking", "law"}
@@ -387,6 +394,32 @@ def test_a_wrong_map_of_communities_is_refused(text, said, small, server, tmp_pa
     (tmp_path / "mine.toml").write_text(text)
     told = refusal(*flags(small[0], tmp_path / "out", server.url, "--communities_addr", tmp_path / "mine.toml"))
     assert told.startswith(f"{tmp_path}/mine.toml: ") and said in told and not (tmp_path / "out").exists()
+
+
+def test_a_question_asked_again_does_not_have_its_first_version_in_its_profile(tmp_path, capsys):
+    """The newest post is the question; one of the two before it is the same with a line less."""
+    first = "We need a quiet flat near the station, cheap, for two old cats, and none of us has a car. "
+    bodies = ["How long does dough keep in a cellar that is warm?", first, f"{first} Nobody has answered this so far."]
+    rows = "".join(
+        f'<row Id="{day}" PostTypeId="1" CreationDate="2019-01-0{day}T00:00:00.000" OwnerUserId="5" '
+        f'Title="Where to {day}" Body="{body}"/>'
+        for day, body in enumerate(bodies, 1)
+    )
+    (tmp_path / "cooking").mkdir()
+    write_xml(tmp_path / "cooking" / "Posts.xml", "posts", rows)
+    aspect = {"aspect": "a", "evidence": "quiet ... old cats", "reason": "r"}
+    reply = json.dumps({"needs_personalization": True, "enough_details": True, "aspects": [aspect]})
+    terms = ("--min_profile_posts", "2", "--min_body_words", "3", "--validation_share", "0.01", "--test_share", "0.9")
+    with serve(lambda request: Reply(reply)) as server:
+        assert build_dataset.main(flags(tmp_path, tmp_path / "out", server.url, *terms)) == 0
+    ((record,),) = dataset_of(tmp_path / "out").values()
+    assert record["id"] == "cooking_3" and record["rubric_aspects"][0]["evidence"] == "quiet [...] old cats"
+    assert [item["id"] for item in record["profile"]] == ["cooking_1"]
+    counts = json.loads((tmp_path / "out" / "counts.json").read_text())["files"]
+    error = capsys.readouterr().err
+    assert "note: no author is in train or validation, so there are no such files; add posts, or " in error
+    assert "in no category" not in error
+    assert [*counts.values()] == [{"questions": 1, "posts in profiles": 1, "reposts of their question, dropped": 1}]
 
 
 def test_terms_that_no_post_meets_are_told(small, server, tmp_path):

@@ -1,13 +1,19 @@
 """Evidence and where it stands, splits, and the page to read."""
 
+import json
 import re
+from collections import Counter
+from html import unescape
+from pathlib import Path
 
 import pytest
 
+from utils.benchmarks.lampqa import built_faults
 from utils.building.evidence import find_evidence, keep_found
 from utils.building.reading_page import NUM_DRAWN, Section, Shown, make_page
 from utils.building.splitting import SPLITS, split_of
 
+SAMPLE = Path(__file__).parents[1] / "data" / "mini_lampqa" / "test.json"
 POST = "I don’t own a car.\n\n“Two  weeks” is all I have (or less); it's 5*3 [cm]."
 
 
@@ -22,10 +28,19 @@ POST = "I don’t own a car.\n\n“Two  weeks” is all I have (or less); it's 5
         ("own a\u00a0car", ("own a car", "tolerant")),
         ("own\n\n a  car", ("own a car", "tolerant")),
         ("I do not own a car", ("", "nowhere")),
-        ("own a car ... Two weeks", ("", "nowhere")),
+        ("own a car ... Two weeks", ("own a car [...] Two  weeks", "shortened")),
+        ("…own a car[...]it's 5*3 (...)", ("own a car [...] it's 5*3", "shortened")),
+        ("...'own  a car.'....", ("own a car.", "shortened")),
+        ("Two weeks ... own a car", ("", "nowhere")),  # the other way round
+        ("own a car ... three weeks", ("", "nowhere")),
+        ("is all ... all I have", ("", "nowhere")),  # a word is not there twice
+        ("own a car .. Two weeks", ("", "nowhere")),
+        ("nothing ... .", ("", "nowhere")),
+        ("... [...] …", ("", "nowhere")),
+        ("dont", ("don’t", "tolerant")),
+        ('don"t', ("don’t", "tolerant")),
         ("OWN A CAR", ("", "nowhere")),
         ("5.3", ("", "nowhere")),  # no regular expression
-        ('don"t', ("", "nowhere")),
         ("", ("", "nowhere")),
         ("''", ("", "nowhere")),
         (" \n", ("", "nowhere")),
@@ -33,7 +48,30 @@ POST = "I don’t own a car.\n\n“Two  weeks” is all I have (or less); it's 5
 )
 def test_evidence_is_the_posts_own_words(evidence, found):
     assert find_evidence(evidence, POST) == found
-    assert found[0] in POST
+    assert all(part in POST for part in found[0].split(" [...] "))
+
+
+def test_an_ellipsis_of_the_post_itself_is_exact():
+    assert find_evidence("a ... b", "say a ... b") == ("a ... b", "exact")
+
+
+def test_the_eleven_aspects_that_the_paper_prints_have_evidence():
+    """Figures 8 and 9: counted by hand, five are no span of the post, for the model left out some of it."""
+    records = {record["id"]: record for record in json.loads(SAMPLE.read_text())}
+    hows = {}
+    for name in ("parenting_40127", "academia_60115"):
+        kept, hows[name] = keep_found(records[name]["rubric_aspects"], records[name]["narrative"])
+        assert len(kept) == len(hows[name])
+        record = {**records[name], "rubric_aspects": kept, "profile": []}
+        assert [*built_faults(record)] == []
+        page = make_page([Section("s", "q", {}, [Shown("i", "t", record["narrative"], "l", kept)])], 0)
+        assert unescape(page).count("</mark>") == sum(aspect["evidence"].count("[...]") + 1 for aspect in kept)
+    assert [Counter(how) for how in hows.values()] == [{"exact": 5, "shortened": 2}, {"exact": 1, "shortened": 3}]
+
+
+def test_evidence_whose_part_is_not_in_the_post_is_a_fault():
+    record = {"narrative": "a b c", "profile": [], "rubric_aspects": [{"evidence": "a [...] d"}]}
+    assert [*built_faults(record)] == ["evidence that its post does not hold: 'a [...] d'"]
 
 
 def test_aspects_keep_what_was_found():

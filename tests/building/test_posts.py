@@ -47,6 +47,12 @@ def question(number, **more):
         ("<pre><code>if a &lt; b:\n    c(&quot;&amp;amp;&quot;)\n</code></pre>", 'if a < b:\n    c("&amp;")'),
         ('<a href="http://x.y">link</a> <img src="a" alt="b">end', "link end"),
         ("a<script>alert(1)</script>b<style>p {}</style>c", "abc"),
+        ("10<sup>2</sup> m<sup>-1</sup> x<sub>1</sub>, H<sub>2</sub>O", "10^2 m^-1 x_1, H_2O"),
+        ("2<sup>n+1</sup>, 2<sup>a<sup>b</sup></sup>; e<SUP><em>x</em> y</SUP>.", "2^(n+1), 2^(a^b); e^(x y)."),
+        ("the 1<sup>st</sup> and 22<sup>ND</sup><sup></sup> one", "the 1st and 22ND one"),
+        ("<s>20</s> 30 <strike>old</strike>, <del>x<sup>2</sup></del> <DEL>gone</DEL>kept", "30 ,  kept"),
+        ("<dl><dt>Rent</dt><dd>None.</dd><dt>Pets</dt><dd>Two.</dd></dl>end", "Rent\nNone.\nPets\nTwo.\n\nend"),
+        ("<strong>a</strong><small>b</small><span>c</span><summary>d</summary>", "abcd"),
         ("never <b>closed <i>here", "never closed here"),
         ("1 < 2 and a <unknown>tag</unknown>", "1 < 2 and a tag"),
         ("null \0 and half \ud83d", "null � and half ?"),
@@ -202,7 +208,7 @@ def test_an_author_of_a_dump_and_of_sepqa_is_one(tmp_path):
     (tmp_path / "data.jsonl").write_text(sepqa(timestamp=1_600_000_000))
     index = PostIndex(tmp_path / "posts.sqlite")
     index.fill([dump, tmp_path / "data.jsonl"])
-    assert [item["id"] for item in profile_of(index, "account:77", "2030", 9)] == ["cooking_1", "law_3"]
+    assert [item["id"] for item in profile_of(index, "account:77", "2030", "", 9)[0]] == ["cooking_1", "law_3"]
 
 
 # The index
@@ -220,7 +226,8 @@ AUTHOR = "cooking:5"
 def test_a_profile_is_what_came_before_newest_kept_latest_last(tmp_path):
     same_time = question(9, CreationDate="2019-01-06T00:00:00.000")
     index = made_index(tmp_path, "".join(map(question, (3, 1, 2, 6, 8))) + same_time + question(4, OwnerUserId=6))
-    profile = profile_of(index, AUTHOR, "2019-01-06T00:00:00.000", 2)
+    profile, num_reposts = profile_of(index, AUTHOR, "2019-01-06T00:00:00.000", "", 2)
+    assert num_reposts == 0
     assert [item["id"] for item in profile] == ["cooking_2", "cooking_3"]
     assert profile[0]["text"] == "Title 2 Body of number 2." and profile[0]["category"] == "cooking"
 
@@ -235,8 +242,30 @@ def test_copies_count_once_whoever_wrote_them(tmp_path):
     index = made_index(tmp_path, "".join(rows))
     _, counts = choose(index, {"cooking"}, Terms(1, 0, 9))
     assert counts == {"candidates": 2, "a copy of an earlier post": 2, "of fewer than 1 words": 2}
-    ids = [item["id"] for item in profile_of(index, AUTHOR, "2030", 9)]
+    ids = [item["id"] for item in profile_of(index, AUTHOR, "2030", "", 9)[0]]
     assert ids == ["cooking_1", "cooking_3", "cooking_4", "cooking_6"]  # posts without a body are no copies
+
+
+BODY = "I moved here in May and need a quiet flat that takes two old cats"  # 15 words: 11 runs of five
+
+
+@pytest.mark.parametrize(
+    ("earlier", "is_dropped"),
+    [
+        (f"Nobody has answered. {BODY}", True),  # the first version, or one with another line
+        ("MOVED  here in May and need a\nquiet flat", True),  # a part of it
+        ("he moved here in May and needed a quiet flat that takes two old cats", False),  # 5 of its 11 runs are shared
+        ("I moved here in May and needed a quiet flat that takes two old cats", True),  # 6 of 11
+        ("a quiet flat that is for my two old cats", False),
+        ("old cats", False),  # too short to tell
+        (f"{BODY} . {' '.join(map(str, range(500)))}", True),  # the whole of it, in a long post
+    ],
+)
+def test_a_repost_of_the_question_is_not_in_its_profile(earlier, is_dropped, tmp_path):
+    index = made_index(tmp_path, question(1, Body=earlier) + question(2))
+    profile, num_reposts = profile_of(index, AUTHOR, "2030", BODY, 9)
+    kept = ["cooking_2"] if is_dropped else ["cooking_1", "cooking_2"]
+    assert ([item["id"] for item in profile], num_reposts) == (kept, is_dropped)
 
 
 def test_candidates_are_an_authors_newest_after_enough_posts(tmp_path):

@@ -326,7 +326,7 @@ WITHOUT_EFFECT = [
      "--temperature 1 --top_p 0.5 --max_tokens 9 --seed 4 --max_retries 2 --constrained_decoding never"
      " --num_generated_outputs 2 --retry_failed",
      "with --choose, for no text is generated\n  leave out --choose, or leave {} out"),
-    ("baselines.py", "", "--num_contexts 4 --best_first --trim_items",
+    ("baselines.py", "", "--num_contexts 4 --unranked --best_first --trim_items",
      "without --rag, for the prompt has no posts\n  give --rag, or leave {} out"),
     *((script, mode, "--retry_failed", "with --overwrite, which asks for everything again\n  leave {} out")
       for script, mode in (("baselines.py", "--overwrite"), ("planpers.py", "--gold_plan --overwrite"),

@@ -105,6 +105,27 @@ def test_means_and_deviations(dataset, capsys):
     assert notes == [METHOD, "own.json: an empty 'profile' in 1 of 2 questions, counted as 0."]
 
 
+def test_posts_that_give_away_what_is_judged_are_counted(dataset, capsys):
+    """By hand: posts 0, 1 and 4 hold the narrative, posts 3 and 4 a reason; 4 holds both reasons and counts once."""
+    reasons = ["They have a dog.", "It is their first time."]
+    posts = [
+        "Which flat? I need  a quiet\nflat. They have", "Where? So: I need a quiet flat. Thanks", "I need a quiet",
+        "They have a dog.", "I need a quiet flat. They have a dog. It is their first time.", "I need a quiet flat.s",
+    ]  # fmt: skip
+    own = record(1, posts=0) | {
+        "narrative": "I need a quiet flat.",
+        "rubric_aspects": [{"aspect": "a", "evidence": "quiet", "reason": reason} for reason in reasons],
+        "profile": [{"id": str(i), "text": text} for i, text in enumerate(posts)],
+    }
+    # Another question's narrative, what is empty and what is not as it must be is nothing of this question's.
+    other = record(2, narrative="", rubric_aspects=["a"], profile=[{"text": posts[0]}, {"text": 5}, "I need"])
+    _, _, notes = table(capsys, dataset("own.json", own, other))
+    assert [note for note in notes if "word for word" in note] == [
+        "own.json: the narrative is word for word in 3 of 9 profile posts, though only the judge may see it.",
+        "own.json: an aspect's reason is word for word in 2 of 9 profile posts, though only the judge may see it.",
+    ]
+
+
 def test_the_deviation_is_the_populations():
     # Mean 5; squares 9 + 1 + 1 + 1 + 0 + 0 + 4 + 16 = 32, over 8 questions 4, whose root is 2.
     assert mean_and_deviation([2, 4, 4, 4, 5, 5, 7, 9]) == (5.0, 2.0)
@@ -234,7 +255,7 @@ def test_a_community_without_a_category_is_named(dataset, capsys):
     _, _, notes = table(capsys, path)
     assert notes[1:] == [
         "own.json: no category is known for 'astrology', '語学', which will be in no column of a table; "
-        "utils/benchmarks/lampqa.py has the communities of each category."
+        "utils/benchmarks/lampqa_communities.toml has the communities of each category."
     ]
 
 
@@ -251,7 +272,10 @@ def test_a_file_of_more_than_one_category_is_named(dataset, capsys):
 def test_a_community_in_another_categorys_file_is_named(dataset, capsys):
     records = [record(n, category=c) for n, c in enumerate(("rpg", "law", "astrology", "diy"))]
     _, _, notes = table(capsys, dataset("Society_and_Culture_test.json", *records))
-    assert notes[-1] == "Society & Culture, test: utils/benchmarks/lampqa.py has another category for 'diy', 'rpg'."
+    assert (
+        notes[-1]
+        == "Society & Culture, test: utils/benchmarks/lampqa_communities.toml has another category for 'diy', 'rpg'."
+    )
     assert "'astrology', which" in notes[-2]
 
 

@@ -254,7 +254,7 @@ class TestRefusals:
         arguments = files([record("a", "law", "Cost"), record("b", community, "Cost")], {"a": None, "b": None})
         assert refusal(replaced(arguments, "--embedding_model", encoder_folder)) == (
             f"{arguments[1]}: id 'b': no category is known for the community {community!r}\n"
-            "  add it to the category it belongs to at the top of utils/benchmarks/lampqa.py"
+            "  add it to the category it belongs to in utils/benchmarks/lampqa_communities.toml"
         )
 
     def test_nothing_to_compare_with(self, files):

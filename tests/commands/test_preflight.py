@@ -118,9 +118,9 @@ def tree(folder):
 @pytest.mark.parametrize(
     ("fingerprint", "told"),
     [
-        (None, "not ranked: no manifest beside it"),
-        ({}, "ranked"),
-        ({"dataset_name": "hub"}, "not ranked: as it was downloaded"),
+        (None, "not ranked"),
+        ({"ranker": "bm25"}, "ranked"),
+        ({"dataset_name": "hub"}, "not ranked"),
     ],
 )
 def test_a_dataset_is_counted_and_its_manifest_says_whether_it_is_ranked(check, tmp_path, fingerprint, told):
@@ -181,15 +181,15 @@ def test_data_are_checked_for_what_reads_them(check, tmp_path, monkeypatch, flag
     if field in READING[flags]:
         assert code == 2 and lines[0].startswith(f"FAIL {path}: record 1 (id '") and message in lines[0]
     else:
-        assert (code, lines[0]) == (0, f"ok   data {path}: 13 questions, not ranked: no manifest beside it")
+        assert (code, lines[0]) == (0, f"ok   data {path}: 13 questions, not ranked")
 
 
 @pytest.mark.parametrize(
     "script",
     [
         "baselines.py --openai --model_addr m --output_addr o.json", "retrieval/rank_dataset.py",
-        "baselines.py --rag --openai --model_addr m --output_addr o.json",
-        "planpers.py --gold_plan --openai --model_addr m --output_addr o.json",
+        "baselines.py --rag --unranked --openai --model_addr m --output_addr o.json",
+        "planpers.py --gold_plan --unranked --openai --model_addr m --output_addr o.json",
         "evaluate_responses.py --openai --evaluator_llm m --response_addr r.json --score_addr o.json",
     ],
 )  # fmt: skip
@@ -1088,10 +1088,10 @@ def test_it_counts_what_the_scripts_count(check, tiny, tmp_path, capsys, monkeyp
     asked = ["--model_addr", model, "--output_addr", tmp_path / "o.json", *api]
     without_posts = more[2:] if more[:1] == ("--num_contexts",) else more
     assert [table["no personalization"][:2]] == dry_run(baselines, capsys, *asked, *without_posts)
-    assert [table["RAG"][:2]] == dry_run(baselines, capsys, *asked, "--rag", *more)
-    assert [table["PlanPers answer"][:2]] == dry_run(planpers, capsys, *asked, "--gold_plan", *more)
+    assert [table["RAG"][:2]] == dry_run(baselines, capsys, *asked, "--rag", "--unranked", *more)
+    assert [table["PlanPers answer"][:2]] == dry_run(planpers, capsys, *asked, "--gold_plan", "--unranked", *more)
     if not openai:
-        [planning, _] = dry_run(planpers, capsys, *asked, "--planner_model", model, *more)
+        [planning, _] = dry_run(planpers, capsys, *asked, "--planner_model", model, "--unranked", *more)
         assert table["planner"][:2] == planning
     counter = "estimate: 1 token per 3 bytes" if openai else "the model's tokenizer"
     assert any(line.startswith(f"  prompt tokens: {counter}; output tokens are assumed: 400 an") for line in lines)
@@ -1104,7 +1104,7 @@ def test_a_question_without_aspects_is_answered_as_rag_does(check, tiny, tmp_pat
     data = tmp_path / "test.json"
     data.write_text(json.dumps(records))
     table, _ = estimate(check, "--model_addr", tiny, data=data)
-    asked = ["--model_addr", tiny, "--output_addr", tmp_path / "o.json", "--gold_plan"]
+    asked = ["--model_addr", tiny, "--output_addr", tmp_path / "o.json", "--gold_plan", "--unranked"]
     assert [table["PlanPers answer"][:2]] == dry_run(planpers, capsys, *asked, data=data)
     assert table["PlanPers answer"][0] == 13
 

@@ -181,7 +181,7 @@ def test_what_the_other_scripts_write_is_understood(tmp_path, monkeypatch, capsy
     rag, gold, rag_scores, gold_scores = (str(tmp_path / f"{name}.json") for name in ("rag", "gold", "rag_s", "gold_s"))
     with serve() as server:
         api = ["--openai", "--base_url", server.url, "--inputs_addr", SAMPLE]
-        answers = [*api, "--model_addr", "model", "--rag", "--num_contexts", "3"]
+        answers = [*api, "--model_addr", "model", "--rag", "--num_contexts", "3", "--unranked"]
         baselines.main([*answers, "--output_addr", rag])
         planpers.main([*answers, "--gold_plan", "--output_addr", gold])
         files = ["--response_addr", rag, gold, "--score_addr", rag_scores, gold_scores]

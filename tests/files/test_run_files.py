@@ -28,7 +28,7 @@ from utils.files.manifest import (
     publish,
     read_folder_manifest,
     read_manifest,
-    warn_unless_ranked,
+    refuse_unranked,
     without_password,
     write_folder_manifest,
 )
@@ -1252,24 +1252,27 @@ def test_what_is_no_folders_manifest_is_none(tmp_path, content):
 # Ranked or not
 
 
-def test_a_dataset_without_a_manifest_is_noted(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "fingerprint",
+    [None, {"dataset_name": "a folder", "commit": None}, {"script": "utils/build_dataset.py", "split": "test"}],
+    ids=["no manifest", "downloaded", "built"],
+)
+def test_a_dataset_that_is_not_ranked_is_refused_unless_that_is_meant(fingerprint, tmp_path, capsys):
     path = tmp_path / "train.json"
     path.write_text("[]")
-    warn_unless_ranked(path)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.splitlines() == [
-        f"note: no manifest beside {path}: it is not ranked, or elsewhere",
-        "  its posts are used in the order of the file, the first ones as the best",
-    ]
-    publish(path, [], {"fingerprint": {"ranker": "bm25"}})
-    warn_unless_ranked(path)
+    if fingerprint:
+        publish(path, [], {"fingerprint": fingerprint})
+    problem = f"{path}: not ranked: no manifest of retrieval/rank_dataset.py beside it"
+    with pytest.raises(UserError) as error:
+        refuse_unranked(path, False)
+    remedy = "rank it first, or add --unranked to take its posts in the order of the file"
+    assert str(error.value) == f"{problem}\n  {remedy}"
+    refuse_unranked(path, True)
+    assert capsys.readouterr() == ("", f"note: {problem}; its posts are used in the order of the file\n")
+
+
+@pytest.mark.parametrize("unranked", [True, False])
+def test_a_ranked_dataset_is_taken(unranked, tmp_path, capsys):
+    publish(tmp_path / "train.json", [], {"fingerprint": {"ranker": "bm25"}})
+    refuse_unranked(tmp_path / "train.json", unranked)
     assert capsys.readouterr() == ("", "")
-
-
-def test_a_dataset_as_it_was_downloaded_is_noted(tmp_path, capsys):
-    """utils/download_datasets.py leaves a manifest too."""
-    path = tmp_path / "test.json"
-    publish(path, [], {"fingerprint": {"dataset_name": "a folder", "commit": None}})
-    warn_unless_ranked(path)
-    assert capsys.readouterr().err.startswith(f"note: {path}: as it was downloaded: it is not ranked\n")

@@ -346,7 +346,7 @@ def test_a_server_that_refuses(server, tmp_path, capsys, change, told):
 
 def test_the_judge_and_the_planners_answers_go_in_batches_too(server, tmp_path):
     inputs = make_questions(tmp_path / "in.json", 10)
-    words = command(server, inputs, tmp_path / "gold.json", "--openai_batch", "--gold_plan")
+    words = command(server, inputs, tmp_path / "gold.json", "--openai_batch", "--gold_plan", "--unranked")
     assert planpers.main(words) == 0
     flags = ["--evaluator_llm", "m", "--openai", "--base_url", server.url, "--inputs_addr", inputs, "--openai_batch"]
     flags += ["--response_addr", tmp_path / "gold.json", "--score_addr", tmp_path / "scores.json"]

@@ -39,7 +39,8 @@ def free_run(tmp_path_factory):
     output = tmp_path_factory.mktemp("free") / "answers.json"
     done = run(
         "baselines.py", "--model_addr", CHAT, "--inputs_addr", SAMPLE, "--output_addr", output,
-        "--limit", "3", "--num_generated_outputs", "2", "--max_tokens", "48", "--max_retries", "1", "--rag",
+        "--limit", "3", "--num_generated_outputs", "2", "--max_tokens", "48", "--max_retries", "1",
+        "--rag", "--unranked",
     )  # fmt: skip
     return output, done
 

@@ -174,7 +174,7 @@ def test_a_model_behind_an_api_is_refused(tmp_path, script, monkeypatch):
     (tmp_path / "answers.json").write_text(json.dumps({"x": [{"output": "An answer."}]}))
     more = {
         "baselines": ["--model_addr", "some-model", "--output_addr", "out.json"],
-        "planpers": ["--model_addr", "some-model", "--output_addr", "out.json", "--gold_plan"],
+        "planpers": ["--model_addr", "some-model", "--output_addr", "out.json", "--gold_plan", "--unranked"],
         "evaluate_responses": ["--evaluator_llm", "some-model", "--response_addr", tmp_path / "answers.json",
                                "--score_addr", "out.json"],
     }[script]  # fmt: skip

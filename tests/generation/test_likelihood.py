@@ -162,7 +162,7 @@ def test_a_dry_run_counts_what_it_would_compare(run, capsys):
 
 def test_a_prompt_leaves_room_for_the_longest_option(run, tmp_path):
     engine = Counting()
-    run(engine, "--rag", "--num_contexts", 12, "--max_model_len", 250)
+    run(engine, "--rag", "--unranked", "--num_contexts", 12, "--max_model_len", 250)
     prompt, options = engine.asked[0]
     assert 200 < len(prompt) + max(map(len, options)) < 250
     [answer] = json.loads((tmp_path / "out.json").read_text())["q0"]
@@ -222,7 +222,7 @@ def test_vllms_likelihoods_are_those_of_transformers(tmp_path):
     records = make_records(4, words=5)
     inputs, output = write(tmp_path / "in.json", records), tmp_path / "out.json"
     command = [sys.executable, "-c", RUN, "--model_addr", CHAT, "--inputs_addr", inputs, "--output_addr", output]
-    command += ["--rag", "--num_contexts", 50, "--choose", "likelihood", "--dtype", "float32"]
+    command += ["--rag", "--unranked", "--num_contexts", 50, "--choose", "likelihood", "--dtype", "float32"]
     done = subprocess.run(
         list(map(str, command)), cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=900
     )
@@ -256,7 +256,18 @@ def test_an_adapters_likelihoods_are_those_of_transformers(tmp_path):
     records = make_records(4)
     inputs, output = write(tmp_path / "in.json", records), tmp_path / "out.json"
     command = [sys.executable, "-c", RUN, "--model_addr", tmp_path / "adapter", "--inputs_addr", inputs]
-    command += ["--output_addr", output, "--choose", "likelihood", "--dtype", "float32", "--rag", "--num_contexts", 9]
+    command += [
+        "--output_addr",
+        output,
+        "--choose",
+        "likelihood",
+        "--dtype",
+        "float32",
+        "--rag",
+        "--unranked",
+        "--num_contexts",
+        9,
+    ]
     command += ["--data_parallel_size", 2]
     done = subprocess.run(
         list(map(str, command)), cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=900

@@ -47,8 +47,9 @@ def planned(machine, adapter, tmp_path_factory):
             printed[mode] = machine.run(
                 "planpers.py", "--planner_model", adapter, "--model_addr", CHAT, "--inputs_addr", SAMPLE / "test.json",
                 "--output_addr", output, "--limit", machine.pick(12, 4), "--num_contexts", 1, "--temperature", 0,
-                "--max_tokens_plan", 24, "--max_tokens", 64, "--max_retries", 1, "--max_model_len", LENGTH,
-                "--log_level", "info", {"graphs": "--no-enforce_eager", "eager": "--enforce_eager"}[mode],
+                "--unranked", "--max_tokens_plan", 24, "--max_tokens", 64, "--max_retries", 1,
+                "--max_model_len", LENGTH, "--log_level", "info",
+                {"graphs": "--no-enforce_eager", "eager": "--enforce_eager"}[mode],
             )  # fmt: skip
         return output, printed[mode]
 
@@ -132,7 +133,7 @@ def two_models(machine, generator, tmp_path_factory):
     words = (
         "planpers.py", "--planner_model", CHAT, "--model_addr", generator, "--inputs_addr", SAMPLE / "test.json",
         "--output_addr", output, "--limit", 2, "--num_contexts", 1, "--max_tokens_plan", 24, "--max_tokens", 16,
-        "--constrained_decoding", "always", "--max_model_len", LENGTH, "--log_level", "info",
+        "--unranked", "--constrained_decoding", "always", "--max_model_len", LENGTH, "--log_level", "info",
     )  # fmt: skip
     machine.wait_until_idle()
     with machine.watching() as samples:

@@ -38,7 +38,7 @@ def flags_of(data, output, **more):
         "learning_rate": 1e-3, "lora_dropout": 0, "max_steps": STEPS, "save_steps": 2,
         "gradient_accumulation_steps": 4, "attn_implementation": "sdpa", **more,
     }  # fmt: skip
-    return [word for name, value in flags.items() for word in (f"--{name}", value)]
+    return ["--unranked", *(word for name, value in flags.items() for word in (f"--{name}", value))]
 
 
 def log_of(output, name):

@@ -206,14 +206,14 @@ def scripts(models, tmp_path):
     (tmp_path / "answers.json").write_text(json.dumps({r["id"]: [{"output": "An answer."}] for r in records}))
     chat, out = models["chat"], tmp_path / "out"
     files = ["--inputs_addr", tmp_path / "train.json", "--output_addr", out]
-    short = ["--num_contexts", 1, "--max_steps", 1, "--save_steps", 1, "--gradient_accumulation_steps", 1]
+    short = ["--num_contexts", 1, "--unranked", "--max_steps", 1, "--save_steps", 1, "--gradient_accumulation_steps", 1]
     scores = ["--response_addr", tmp_path / "answers.json", "--score_addr", out]
     return {
         "rank": ["retrieval/rank_dataset.py", "--input_dataset_addr", SAMPLE, "--output_dataset_addr", out,
                  "--model_name", models["encoder"], "--max_length", 64],
         "train": ["train_planner.py", *files[:2], "--model_addr", chat, "--output_dir", out, *short],
         "answer": ["baselines.py", *files, "--model_addr", chat],
-        "plan and answer": ["planpers.py", *files, "--model_addr", chat, "--planner_model", chat],
+        "plan and answer": ["planpers.py", *files, "--model_addr", chat, "--planner_model", chat, "--unranked"],
         "judge": ["evaluate_responses.py", *files[:2], "--evaluator_llm", chat, *scores],
         "preflight": ["utils/preflight.py", "--model_addr", chat],
         "preflight of an encoder": ["utils/preflight.py", "--model_addr", models["encoder"]],

@@ -64,7 +64,8 @@ def run(warm_engine):
     """A run to its end; the lives of the engines that it took."""
 
     def call(script, **flags):
-        return engines_of(lives_of(warm_engine.start(script, words(flags), look_at_models=None)))
+        more = [] if "evaluator_llm" in flags else ["--unranked"]
+        return engines_of(lives_of(warm_engine.start(script, [*words(flags), *more], look_at_models=None)))
 
     return call
 

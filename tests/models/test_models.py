@@ -271,13 +271,13 @@ COUNT = (
 )
 MODEL_FLAGS = {  # with --openai, and without
     "baselines.py": ("--model_addr", f"--inputs_addr {SAMPLE} --output_addr OUT", True),
-    "planpers.py": ("--model_addr", f"--gold_plan --inputs_addr {SAMPLE} --output_addr OUT", True),
+    "planpers.py": ("--model_addr", f"--gold_plan --unranked --inputs_addr {SAMPLE} --output_addr OUT", True),
     "evaluate_responses.py": (
         "--evaluator_llm", f"--inputs_addr {SAMPLE} --response_addr ANSWERS --score_addr OUT", True,
     ),
     "retrieval/rank_dataset.py": ("--model_name", f"--input_dataset_addr {SAMPLE} --output_dataset_addr OUT", False),
     "utils/evaluate_plans.py": ("--embedding_model", f"--inputs_addr {SAMPLE} --plans_addr PLANS", False),
-    "train_planner.py": ("--model_addr", f"--inputs_addr {SAMPLE} --output_dir OUT", False),
+    "train_planner.py": ("--model_addr", f"--unranked --inputs_addr {SAMPLE} --output_dir OUT", False),
 }  # fmt: skip
 OUR_FLAG = "  or is it a model behind an API: did you mean --openai?\n"
 

@@ -153,7 +153,8 @@ def plan_and_answer(data, warm_engine):
         arguments = [
             "--model_addr", generator, "--planner_model", planner, "--inputs_addr", data / "train.json",
             "--output_addr", output, "--limit", "3", "--num_contexts", "2", "--temperature", "0", "--dtype", "float32",
-            "--max_model_len", "1024", "--max_tokens_plan", "200", "--max_tokens", "16", "--max_retries", "1", "--rag",
+            "--max_model_len", "1024", "--max_tokens_plan", "200", "--max_tokens", "16", "--max_retries", "1",
+            "--unranked",
         ]  # fmt: skip
         run = warm_engine.start("planpers", [*arguments, *more], look_at_models=None)
         return lives_of(run)

@@ -41,7 +41,7 @@ def flags_of(data, output, **more):
         "learning_rate": 1e-2,
         **more,
     }
-    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    return ["--unranked", *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]
 
 
 def log_of(output):

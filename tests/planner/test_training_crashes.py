@@ -38,7 +38,7 @@ def flags(tmp_path_factory):
     (folder / "train.json").write_text(json.dumps(sample_records("train", 8)))
     (folder / "validation.json").write_text(json.dumps(sample_records("validation", 2)))
     return [
-        "--model_addr", f"{folder}/model", "--inputs_addr", f"{folder}/train.json",
+        "--model_addr", f"{folder}/model", "--inputs_addr", f"{folder}/train.json", "--unranked",
         "--validation_addr", f"{folder}/validation.json", "--num_contexts", "1", "--learning_rate", "1e-2",
         "--gradient_accumulation_steps", "2", "--max_steps", "6", "--save_steps", "2", "--eval_generate", "0",
     ]  # fmt: skip

@@ -107,6 +107,8 @@ BAD = {
     "answers too many": (questions("1"), golds("1", "2", "3"), "2 answers to no question of .*: '2', '3'\n  give the"),
     "another task": (questions("1"), golds("1", task="LaMP_5"), "answers of task 'LaMP_5', not of LaMP-4"),
     "an answer twice": (questions("1"), golds("1", "1"), "two answers to id '1'; ids are unique"),
+    "an answer twice, as a number": (questions("1"), golds(1, "1"), "two answers to id '1'; ids are unique"),
+    "an answer whose id is no id": (questions("1"), golds(True), "golds, item 0: field 'id' is true"),
     "no golds": (questions("1"), {}, r'outputs.json: an object where \{"task": "...", "golds": \[...\]\} belongs'),
     "a gold without output": (questions("1"), {"task": "LaMP_4", "golds": [{"id": "1"}]}, "golds, item 0: no object"),
     "a gold that is no text": (

@@ -493,7 +493,8 @@ ITEM = ("per_question_scores", 1)
 SCORE_DAMAGES = [
     ("scores.json", ("per_question_scores",), NO_LIST, "not a score file: it has no list 'per_question_scores'"),
     ("scores.json", ITEM, NO_OBJECT, "per_question_scores, item 1: not a scored question: it has no field 'id'"),
-    ("scores.json", (*ITEM, "id"), (MISSING, None, 5, []), "per_question_scores, item 1: not a scored question"),
+    ("scores.json", (*ITEM, "id"), (MISSING,), "per_question_scores, item 1: not a scored question"),
+    ("scores.json", (*ITEM, "id"), (None, 0.5, []), "per_question_scores, item 1: field 'id' is "),
     (
         "scores.json",
         (*ITEM, "details"),
@@ -526,7 +527,8 @@ SCORE_DAMAGES = [
 PAIR_DAMAGES = [
     ("pairs.json", ("per_question_scores",), NO_LIST, "not a score file: it has no list 'per_question_scores'"),
     ("pairs.json", ITEM, NO_OBJECT, "per_question_scores, item 1: not a scored question: it has no field 'id'"),
-    ("pairs.json", (*ITEM, "id"), (MISSING, None, 5, []), "per_question_scores, item 1: not a scored question"),
+    ("pairs.json", (*ITEM, "id"), (MISSING,), "per_question_scores, item 1: not a scored question"),
+    ("pairs.json", (*ITEM, "id"), (None, 0.5, []), "per_question_scores, item 1: field 'id' is "),
     ("pairs.json", (*ITEM, "id"), ("q0",), "question 'q0' stands twice"),
     ("pairs.json", (*ITEM, "details"), (*NO_LIST, [], [5, 5], [{}, {}]), "question 'q1': field 'details' is not the"),
     ("pairs.json", (*ITEM, "details", 0, "preferred"), (MISSING, 5, "tie", [], {}), "question 'q1': field 'details'"),

@@ -163,8 +163,8 @@ def test_manifest(server, flags, output, monkeypatch):
 
 
 def test_rag_puts_the_best_ranked_posts_into_the_prompt(server, flags, output, capsys):
-    answers = run(flags, output, "--rag", "--num_contexts", 3, "--max_concurrency", 1)
-    assert "no manifest beside" in capsys.readouterr().err
+    answers = run(flags, output, "--rag", "--unranked", "--num_contexts", 3, "--max_concurrency", 1)
+    assert "not ranked: no manifest" in capsys.readouterr().err
     for record, request in zip(json.loads(SAMPLE.read_text()), server.requests, strict=True):
         posts = [item["text"] for item in record["profile"]]
         expected = load_prompt("lampqa/rag").messages(question=record["question"], profile="\n\n".join(posts[:3]))
@@ -173,6 +173,16 @@ def test_rag_puts_the_best_ranked_posts_into_the_prompt(server, flags, output, c
         used = 0 if record["id"] == "gaming_28873" else 3  # its profile is empty
         assert (figures["num_contexts_used"], figures["num_contexts_dropped"]) == (used, 0)
         assert figures["output"] == "An answer."
+
+
+def test_an_unranked_file_is_refused_before_anything_is_asked(server, flags, output):
+    asked = len(server.requests)
+    with pytest.raises(
+        UserError, match=r"mini_lampqa/test\.json: not ranked: .*\n  rank it first, or add --unranked to"
+    ):
+        run(flags, output, "--rag")
+    assert len(server.requests) == asked and not output.exists()
+    run(flags, output, "--rag", "--num_contexts", 0)  # no posts are used
 
 
 def test_ranked_file_is_read_without_a_remark(flags, output, tmp_path, capsys):
@@ -444,8 +454,28 @@ def test_narrative_and_aspects_are_never_in_a_generators_prompt(server, flags, o
     other = tmp_path / "random.json"
     rank("--input_dataset_addr", data, "--output_dataset_addr", other, "--random_profile")
     run(flags, output, data=data)
-    run(flags, output.with_name("rag.json"), "--rag", "--num_contexts", 1000, "--max_model_len", 10**6, data=data)
-    run(flags, output.with_name("other.json"), "--rag", "--num_contexts", 1000, "--max_model_len", 10**6, data=other)
+    run(
+        flags,
+        output.with_name("rag.json"),
+        "--rag",
+        "--unranked",
+        "--num_contexts",
+        1000,
+        "--max_model_len",
+        10**6,
+        data=data,
+    )
+    run(
+        flags,
+        output.with_name("other.json"),
+        "--rag",
+        "--unranked",
+        "--num_contexts",
+        1000,
+        "--max_model_len",
+        10**6,
+        data=other,
+    )
     prompts = "\n".join(message["content"] for request in server.requests for message in request["messages"])
     assert len(server.requests) == 3 * len(records)
     assert all(record["question"] in prompts for record in records)
@@ -492,7 +522,7 @@ def test_key_from_the_environment(server, flags, output):
 
 def test_nothing_heavy_is_imported_for_an_api(flags, output, tmp_path):
     blocked = without_modules(tmp_path / "blocked", HEAVY)
-    arguments = ["--inputs_addr", SAMPLE, "--output_addr", output, "--rag", "--limit", 2]
+    arguments = ["--inputs_addr", SAMPLE, "--output_addr", output, "--rag", "--unranked", "--limit", 2]
     done = run_process(*flags, *arguments, PYTHONPATH=blocked)
     assert done.returncode == 0, done.stderr
 
@@ -508,7 +538,7 @@ def test_over_the_budget_the_lowest_ranked_posts_go(server, flags, output, tmp_p
     without_posts = APIChat("some-model").length(load_prompt("lampqa/rag").messages(question=question, profile=""))
     # 300 bytes are 100 tokens: two posts take 201 (with the blank line between them), three 302.
     limit = without_posts + 250 + 64
-    found = run(flags, output, "--rag", "--max_tokens", 64, "--max_model_len", limit, data=data)["q1"][0]
+    found = run(flags, output, "--rag", "--unranked", "--max_tokens", 64, "--max_model_len", limit, data=data)["q1"][0]
     assert (found["num_contexts_used"], found["num_contexts_dropped"], found["context_cut"]) == (2, 3, False)
     expected = load_prompt("lampqa/rag").messages(question=question, profile=f"{posts[0]}\n\n{posts[1]}")
     assert server.requests[0]["messages"] == expected
@@ -519,7 +549,7 @@ def test_over_the_budget_the_lowest_ranked_posts_go(server, flags, output, tmp_p
 def test_only_post_that_is_too_long_is_cut_at_its_end(server, flags, output, tmp_path):
     post = "".join(f"{i:05} " for i in range(2000))
     data = write_json(tmp_path / "data.json", [make_question(1, profile=[{"text": post}, {"text": "Second."}])])
-    found = run(flags, output, "--rag", "--max_tokens", 64, "--max_model_len", 1500, data=data)["q1"][0]
+    found = run(flags, output, "--rag", "--unranked", "--max_tokens", 64, "--max_model_len", 1500, data=data)["q1"][0]
     assert (found["num_contexts_used"], found["num_contexts_dropped"], found["context_cut"]) == (1, 1, True)
     messages = server.requests[0]["messages"]
     assert APIChat("some-model").length(messages) == 1500 - 64  # not a token is given away
@@ -545,7 +575,7 @@ def test_no_room_for_the_prompt(server, flags, output):
 
 
 def test_dry_run_asks_and_writes_nothing(server, flags, output, capsys):
-    arguments = [*flags, "--inputs_addr", str(SAMPLE), "--output_addr", str(output), "--rag", "--dry_run"]
+    arguments = [*flags, "--inputs_addr", str(SAMPLE), "--output_addr", str(output), "--rag", "--unranked", "--dry_run"]
     assert baselines.main([*arguments, "--num_generated_outputs", "2"]) == 0
     said = capsys.readouterr().out
     assert "26 prompts" in said and "26 calls, at most 104 with retries" in said
@@ -586,7 +616,7 @@ def test_output_of_other_settings_is_named_and_kept(server, flags, output):
     with pytest.raises(UserError, match=r"made with other settings: temperature: 0\.1, now 0\.5\n.*--overwrite"):
         run(flags, output, "--limit", 2, "--temperature", 0.5)
     with pytest.raises(UserError, match="num_contexts: null, now 10"):
-        run(flags, output, "--limit", 2, "--rag")
+        run(flags, output, "--limit", 2, "--rag", "--unranked")
     assert {path: path.read_bytes() for path in output.parent.iterdir()} == before and len(server.requests) == 2
     run(flags, output, "--limit", 2, "--temperature", 0.5, "--overwrite")
     assert [request["temperature"] for request in server.requests] == [0.1, 0.1, 0.5, 0.5]

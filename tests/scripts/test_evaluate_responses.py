@@ -109,6 +109,23 @@ def run_process(*arguments, **environment):
 # Scores
 
 
+def test_aspects_without_evidence_or_reason_are_counted(flags, scores, write, capsys):
+    """Of five: the second has no reason, the third neither, the fourth an empty evidence."""
+    asked = make_question(1, 5)
+    del (
+        asked["rubric_aspects"][1]["reason"],
+        asked["rubric_aspects"][2]["reason"],
+        asked["rubric_aspects"][2]["evidence"],
+    )
+    asked["rubric_aspects"][3]["evidence"] = ""
+    for number, question in enumerate((make_question(1, 5), asked)):
+        data, answers = write(f"{number}.json", [question]), write(f"r{number}.json", respond([question]))
+        assert run(flags, data, answers, scores.with_name(f"{number}.json"))["num_unscored"] == 0
+        lack = "lack a text that the judge is shown (such as evidence or reason)"
+        told = f"note: {data}: 3 of 5 aspects {lack}\n" if number else ""
+        assert [line for line in capsys.readouterr().err.splitlines(True) if "lack" in line] == [told] * number
+
+
 @pytest.mark.parametrize(("tells", "said"), [(True, "; 50% of prompt tokens from the cache\n"), (False, "question\n")])
 def test_the_caches_share_is_told_where_the_server_tells_it(server, flags, write, scores, capsys, tells, said):
     server.reply = lambda request: replace(default_reply(request), tells_cached=tells)

@@ -210,7 +210,8 @@ def answer(text):
 
 
 def arguments_of(flags, output, *more, data=SAMPLE):
-    return [*map(str, flags), "--inputs_addr", str(data), "--output_addr", str(output), *map(str, more)]
+    files = ["--inputs_addr", str(data), "--unranked", "--output_addr", str(output)]
+    return [*map(str, flags), *files, *map(str, more)]
 
 
 def run(flags, output, *more, data=SAMPLE, code=0):
@@ -1408,7 +1409,7 @@ def assert_refused(server, opened, api, output, capsys):
             note, _, error = printed.err.rpartition("error: ")  # the note is of a dataset that is not ranked
             assert message in error and 1 <= len(error.splitlines()) <= 3
             notes = [line for line in note.splitlines() if not line.startswith("loading the tokenizer of ")]
-            assert printed.out == "" and len(notes) in (0, 2)
+            assert printed.out == "" and len(notes) in (0, 1)
         assert snapshot(output.parent) == before and not new.parent.exists()
         assert server.requests == [] and opened.events == []
 

@@ -117,7 +117,10 @@ REPLIES = {
 
 COMMANDS = {
     "baselines.py": ["--model_addr", "m", "--inputs_addr", "data.json", "--output_addr", "out/answers.json"],
-    "planpers.py": ["--model_addr", "m", "--gold_plan", "--inputs_addr", "data.json", "--output_addr", "out/plan.json"],
+    "planpers.py": [
+        "--model_addr", "m", "--gold_plan", "--unranked", "--inputs_addr", "data.json",
+        "--output_addr", "out/plan.json",
+    ],
     "evaluate_responses.py": [
         "--evaluator_llm", "m", "--inputs_addr", "data.json", "--response_addr", "responses.json",
         "--score_addr", "out/scores.json",
@@ -258,6 +261,7 @@ RANK = ["--input_dataset_addr", "data.json", "--output_dataset_addr", "out/ranke
 TRAIN = [
     "--inputs_addr", "data.json", "--validation_addr", "data.json", "--output_dir", "out", "--max_steps", 1,
     "--save_steps", 1, "--gradient_accumulation_steps", 1, "--eval_generate", 0, "--max_seq_length", 512,
+    "--unranked",
 ]  # fmt: skip
 PLANS = ["--inputs_addr", "data.json", "--plans_addr", "plans.json", "--output_addr", "out/scores.json"]
 
@@ -364,7 +368,8 @@ def test_a_pickled_adapter_is_refused_and_never_run(folder, run, models, script)
     (folder / "source/adapter_config.json").write_text(json.dumps(config))
     marker = with_pickle(folder / "source", folder / "model", "adapter_model.bin")
     arguments = ["--inputs_addr", "data.json", "--output_addr", "out/a.json", "--model_addr"]
-    arguments += ["./model"] if script == "baselines.py" else [models / "chat", "--planner_model", "./model"]
+    planned = [models / "chat", "--unranked", "--planner_model", "./model"]
+    arguments += ["./model"] if script == "baselines.py" else planned
     code, shown = run(script, arguments, "y\n", HF_HUB_OFFLINE="1")
     assert not marker.exists(), shown
     assert code == 2 and "Traceback" not in shown, shown

@@ -59,7 +59,7 @@ def flags_of(data, output, name="LaMP-4", validation="dev", **more):
         "epochs": 3,
         **more,
     }
-    return [word for key, value in flags.items() for word in (f"--{key}", str(value))]
+    return ["--unranked", *(word for key, value in flags.items() for word in (f"--{key}", str(value)))]
 
 
 def learn(warm, flags, *more):
@@ -99,7 +99,7 @@ def test_a_sample_is_learnt_by_heart(by_heart, data, warm, tmp_path):
     fusion, output, _ = by_heart
     assert figures_of(output, "loss")[-1] < 0.1 and figures_of(output, "eval_score")[-1] == 1.0
     inputs, answers = data / "LaMP-4_train.json", tmp_path / "answers.json"
-    asked = ["--model_addr", output / "best", "--rag", "--num_contexts", 2]
+    asked = ["--model_addr", output / "best", "--rag", "--unranked", "--num_contexts", 2]
     asked += ["--inputs_addr", inputs, "--output_addr", answers]
     printed = answer(warm, *asked)
     how = "fusion in decoder, 4 beams" if fusion == "decoder" else "runs: 4 beams"
@@ -108,7 +108,7 @@ def test_a_sample_is_learnt_by_heart(by_heart, data, warm, tmp_path):
     assert {key: one[0]["output"] for key, one in read_json(answers).items()} == targets
     manifest = read_json(Path(f"{answers}.manifest.json"))
     assert manifest["fingerprint"]["fusion"] == fusion and manifest["fingerprint"]["num_beams"] == 4
-    assert "note: " not in printed.replace("note: no manifest beside", "")
+    assert "note: " not in printed.replace(f"note: {inputs}: not ranked", "")
     again = answer(warm, *asked)
     assert "already finished, left alone" in again and "loading /" not in again.replace("loading the config", "")
 
@@ -259,6 +259,7 @@ def test_killed_while_answering_the_file_is_the_same(data, warm, uninterrupted, 
         "--model_addr",
         uninterrupted / "best",
         "--rag",
+        "--unranked",
         "--num_contexts",
         2,
         "--inputs_addr",
@@ -320,7 +321,7 @@ def test_every_task_starts(name, data, warm, tmp_path):
     learn(warm, flags_of(data, tmp_path / "generator", name, epochs=1, fusion="decoder", max_input_length=200))
     assert len(figures_of(tmp_path / "generator", "eval_score")) == 1
     printed = answer(
-        warm, "--model_addr", tmp_path / "generator/best", "--rag", "--num_contexts", 2, "--limit", 2,
+        warm, "--model_addr", tmp_path / "generator/best", "--rag", "--unranked", "--num_contexts", 2, "--limit", 2,
         "--inputs_addr", data / f"{name}_dev.json", "--output_addr", tmp_path / "answers.json",
     )  # fmt: skip
     assert "2 questions" in printed or "answers.json: 2" in printed
@@ -343,7 +344,7 @@ def test_from_training_to_the_table(data, warm, tmp_path):
             learn(warm, flags)
             inputs, answers = data / f"{name}_dev.json", tmp_path / f"{title} {name}.json"
             used = own.get("num_contexts", 2)
-            rag = ["--rag", "--num_contexts", used] if used else []
+            rag = ["--rag", "--unranked", "--num_contexts", used] if used else []
             rag += ["--trim_items"] if "trim_items" in more else []
             answer(warm, "--model_addr", folder / "best", *rag, "--inputs_addr", inputs, "--output_addr", answers)
             for metric in metrics:
@@ -544,7 +545,7 @@ def test_a_conversation_is_refused(data, tmp_path, warm):
 
 def test_other_inputs_than_it_has_learnt_from_are_said(uninterrupted, data, warm, tmp_path):
     words = ["--inputs_addr", data / "LaMP-4_dev.json", "--output_addr", tmp_path / "a.json", "--limit", "1"]
-    printed = answer(warm, "--model_addr", uninterrupted / "best", "--rag", "--num_contexts", 1, *words)
+    printed = answer(warm, "--model_addr", uninterrupted / "best", "--rag", "--unranked", "--num_contexts", 1, *words)
     assert "was trained with num_contexts 2, here it is 1" in printed
 
 

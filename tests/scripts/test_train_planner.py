@@ -67,7 +67,7 @@ def prompt():
 
 
 def parse(*more, model="m", inputs="train.json", output="planner"):
-    named = ["--model_addr", model, "--inputs_addr", inputs, "--output_dir", output]
+    named = ["--model_addr", model, "--inputs_addr", inputs, "--unranked", "--output_dir", output]
     return build_parser().parse_args([str(word) for word in (*named, *more)])
 
 
@@ -663,6 +663,7 @@ def calls(monkeypatch):
 def command(model, files, folder):
     inputs, validation = files
     flags = ["--model_addr", model, "--inputs_addr", inputs, "--validation_addr", validation, "--output_dir", folder]
+    flags += ["--unranked"]
     return [str(word) for word in flags] + ["--max_steps", "8", "--save_steps", "4"]
 
 
@@ -683,10 +684,8 @@ def test_a_run_hands_over_examples_manifest_and_checkpoint(command, folder, file
         "effective batch: 1 on a device x 32 accumulated x 1 processes = 32 sequences a step",
         f"{folder}: 8 steps; best is checkpoint-4, validation loss 1.2500",
     ]
-    assert err.splitlines()[:4:2] == [
-        f"note: no manifest beside {path}: it is not ranked, or elsewhere" for path in files
-    ]
-    assert err.splitlines()[4:] == ["tokenizing (questions: 4)", f"loading {call.args.model_addr}"]
+    assert [line.partition(" not ranked: ")[0] for line in err.splitlines()[:2]] == [f"note: {path}:" for path in files]
+    assert err.splitlines()[2:] == ["tokenizing (questions: 4)", f"loading {call.args.model_addr}"]
 
     make_run(folder, 4, settings=expected)
     assert train_planner.main(command) == 0
@@ -705,9 +704,19 @@ def test_other_processes_say_nothing(command, calls, capsys, monkeypatch):
 
 def test_no_note_for_a_ranked_dataset(command, files, calls, capsys):
     for path in files:
-        publish(path, json.loads(path.read_text(encoding="utf-8")), {"fingerprint": {}})
+        publish(path, json.loads(path.read_text(encoding="utf-8")), {"fingerprint": {"ranker": "bm25"}})
+    command.remove("--unranked")
     train_planner.main(command)
     assert "note: " not in capsys.readouterr().err
+
+
+def test_a_dataset_that_is_not_ranked_is_refused(command, files, calls, tmp_path):
+    command.remove("--unranked")
+    assert refusal(train_planner.main, command).startswith(f"{files[0]}: not ranked: ")
+    publish(files[0], json.loads(files[0].read_text()), {"fingerprint": {"ranker": "bm25"}})
+    assert refusal(train_planner.main, command).startswith(f"{files[1]}: not ranked: ")
+    train_planner.main([*command, "--num_contexts", "0", "--output_dir", str(tmp_path / "without")])
+    assert len(calls) == 1
 
 
 def without_modules(folder, *names, **stubs):

@@ -49,7 +49,7 @@ class Work:
         return subprocess.CompletedProcess(run.pid, run.returncode, run.printed, run.errors)
 
     def answer(self, *flags, output="rag.json"):
-        return self.run("baselines.py", "--model_addr", "m", "--rag", "--output_addr", output, *flags)
+        return self.run("baselines.py", "--model_addr", "m", "--rag", "--unranked", "--output_addr", output, *flags)
 
     def judge(self, *flags, output="scores.json"):
         words = ["--evaluator_llm", "j", "--response_addr", "rag.json", "--score_addr", output, *flags]
@@ -212,7 +212,7 @@ def test_fingerprints_that_hold_the_number_of_tries_go_on(work):
 
 
 def test_answers_by_plan_that_a_server_failed_to_give(work):
-    answer = ["planpers.py", "--model_addr", "m", "--gold_plan", "--output_addr", "planpers.json"]
+    answer = ["planpers.py", "--model_addr", "m", "--gold_plan", "--unranked", "--output_addr", "planpers.json"]
     work.server.reply = failing("Question number 0?", "Question number 5?")
     done = work.run(*answer)
     assert done.returncode == 1

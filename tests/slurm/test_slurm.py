@@ -202,11 +202,16 @@ def test_preflight_checks_a_command(tmp_path, monkeypatch, capsys):
     data = str(SAMPLE / "test.json")
     flags = ["--inputs_addr", data, "--model_addr", f"{tmp_path}/none", "--output_addr", f"{tmp_path}/rag.json"]
     codes, told = [], []
-    for words in ([*flags, "--step", "rag"], ["--command", "baselines.py", "--rag", *flags]):
+    for words in ([*flags, "--step", "rag"], ["--command", "baselines.py", "--rag", "--unranked", *flags]):
         codes.append(preflight.main(words))
         told.append(capsys.readouterr().out)
     assert codes == [2, 2] and told[0] == told[1]
     assert f"FAIL {tmp_path}/none: no such folder" in told[0] and f"data {data}: 13 questions" in told[0]
+    for script in ("baselines.py --rag", "planpers.py --gold_plan"):
+        with pytest.raises(UserError, match="not ranked: no manifest"):  # as the command itself would
+            preflight.main(["--command", *script.split(), *flags])
+    preflight.main(["--command", "baselines.py", "--rag", "--num_contexts", "0", *flags])
+    assert capsys.readouterr().out == told[0]
     with pytest.raises(UserError, match=r"^--command utils/report\.py: found none of retrieval/rank_dataset\.py, "):
         preflight.main(["--command", "utils/report.py"])
     with pytest.raises(SystemExit) as ended:
@@ -622,7 +627,7 @@ def test_a_task_that_is_killed_again_and_again_is_given_up(queue, gate, api, tmp
 @on_a_cluster
 def test_planpers_in_shards(queue, gate, api, tmp_path):
     cluster, data = queue.cluster, str(SAMPLE / "test.json")
-    flags = ["--gold_plan", *api]
+    flags = ["--gold_plan", "--unranked", *api]
     alone, output = f"{tmp_path}/alone.json", f"{tmp_path}/planpers.json"
     assert planpers.main(["--model_addr", "a-model", "--inputs_addr", data, "--output_addr", alone, *flags]) == 0
     second = shards_of_the_sample(2)[0][1:]

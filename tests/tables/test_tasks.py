@@ -114,5 +114,5 @@ def test_words_and_facts_are_the_task_s(alone, score_file, capsys, monkeypatch):
     with pytest.raises(UserError) as error:
         make_table.main(["--system", "A", path])
     assert "no topic is known for the subtopic 'y'" in str(error.value)
-    assert str(error.value).endswith(f"add it to the topic it belongs to at the top of {TASK.facts}")
-    assert Path(TASK.facts).name == "lampqa.py"
+    assert str(error.value).endswith(f"add it to the topic it belongs to in {TASK.facts}")
+    assert Path(TASK.facts).name == "lampqa_communities.toml"

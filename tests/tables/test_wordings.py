@@ -31,7 +31,7 @@ def work(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     with serve() as server:
         api = ["--openai", "--base_url", server.url, "--inputs_addr", SAMPLE]
-        answers = [*api, "--model_addr", "m", "--num_contexts", "2"]
+        answers = [*api, "--model_addr", "m", "--num_contexts", "2", "--unranked"]
         assert baselines.main([*answers, "--rag", "--output_addr", "rag.json"]) == 0
         assert planpers.main([*answers, "--gold_plan", "--output_addr", "gold.json"]) == 0
 

@@ -110,7 +110,9 @@ class Metric:
     # From an entry's details to its score, 0 to 1 unless lower is better; None where a verdict is missing, unless these
     # count 0. ValueError where the details are no such metric's. None: no single system is scored.
     score_of: Callable[[list[dict[str, Any]], bool], float | None] | None
-    parts: Callable[[Record], list[Any]] | None = None  # what each verdict is on; None: on the whole response
+    parts: Callable[[Record], list[Any]] | None = (
+        None  # what each verdict is on, texts that are unknown empty; None: the response
+    )
     num_verdicts: int = 1  # a question, where there are no `parts`
     draws: int = 1  # verdicts on each part, of which the mean is taken
     weighed: bool = False  # a verdict is the expectation over the judge's scale, by their likelihoods
@@ -234,6 +236,9 @@ class Task:
     # What utils/dataset_statistics.py measures: by field its kind, list (counted in items) or str (in words), and the
     # row's name in the table.
     sizes: Mapping[str, tuple[type, str]] = field(default_factory=lambda: SIZES)
+    # Of a record, checked or not, what each text is called that only the scorer may see, and the text: a profile must
+    # not hold it.
+    hidden: Callable[[Record], Iterable[tuple[str, str]]] = lambda record: ()
     # From a question of the benchmark's own files, with its right answer as `output` where that is known, to a record;
     # raises UserError, which begins with the second argument. None: its own files are such records.
     convert: Callable[[dict[str, Any], str], Record] | None = None

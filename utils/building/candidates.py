@@ -11,6 +11,10 @@ from typing import Any
 from utils.building.index import PostIndex
 from utils.building.posts import Post
 
+# The paper drops no reposts, so both numbers are guesses.
+SHINGLE = 5  # words
+MOST = 0.5  # share of the shorter post's shingles
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -51,9 +55,15 @@ def draw_order(posts: Iterable[Post]) -> list[Post]:
     return sorted(posts, key=lambda post: hashlib.sha256(post.id.encode()).digest())
 
 
-def profile_of(index: PostIndex, author: str, date: str, most: int) -> list[dict[str, Any]]:
-    """An author's posts before a date as the items of a profile, the latest one last."""
-    return [
+def profile_of(index: PostIndex, author: str, date: str, body: str, most: int) -> tuple[list[dict[str, Any]], int]:
+    """The profile of a question with this author, date and body, and how many reposts were left out of it.
+
+    The profile is the author's newest `most` earlier posts, the latest one last. A repost, such as the question's first
+    version, would tell what only the judge may see.
+    """
+    own, posts = shingles(body), index.earlier(author, date, most)
+    kept = [post for post in posts if not is_repost(own, shingles(post.body))]
+    items = [
         {
             "id": post.id,
             "text": f"{post.title} {post.body}".strip(),
@@ -61,8 +71,20 @@ def profile_of(index: PostIndex, author: str, date: str, most: int) -> list[dict
             "date": post.date,
             "licence": post.licence,
         }
-        for post in index.earlier(author, date, most)
+        for post in kept
     ]
+    return items, len(posts) - len(kept)
+
+
+def shingles(text: str) -> set[tuple[str, ...]]:
+    """All runs of `SHINGLE` words of a text, upper and lower case alike."""
+    words = text.casefold().split()
+    return set(zip(*(words[start:] for start in range(SHINGLE)), strict=False))
+
+
+def is_repost(one: set[tuple[str, ...]], other: set[tuple[str, ...]]) -> bool:
+    """Do two posts, by their shingles, share most of the shorter one?"""
+    return len(one & other) > MOST * min(len(one), len(other))
 
 
 def text_key(record_id: str, *texts: str) -> tuple[str, int]:

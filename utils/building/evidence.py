@@ -2,28 +2,47 @@
 
 import re
 
-_QUOTES = {"'": "'‘’‚‛′`´", '"': '"“”„‟″«»'}
-_CLASSES = {mark: f"[{marks}]" for marks in _QUOTES.values() for mark in marks}
-_ANY = "".join(_QUOTES.values())
+from utils.benchmarks.lampqa import OMISSION
+
+_QUOTES = frozenset("'‘’‚‛′`´\"“”„‟″«»")
+_ELLIPSIS = re.compile(r"[\[(]?(?:\.{3,}|…)[\])]?")
 
 
 def find_evidence(evidence: str, post: str) -> tuple[str, str]:
-    """The post's own words for a quotation, and how they were found: "exact", "tolerant", or with no words "nowhere".
+    """The post's own words for a quotation, and how they were found.
 
-    Tolerated are other white space, other quotation marks of the same kind, and marks around the whole.
+    "exact": as it stands. "tolerant": but for white space and quotation marks. "shortened": what its ellipses (...,
+    […] and the like) separate is there in this order, found in the tolerant way; the post's words for each part are
+    joined by `OMISSION`. "nowhere": not found, with no words.
     """
     evidence = evidence.strip()
     if evidence and evidence in post:
         return evidence, "exact"
-    for text in (evidence, evidence.strip(_ANY).strip()):
-        if text and (found := re.search(_tolerant(text), post)):
-            return found[0], "tolerant"
-    return "", "nowhere"
+    if whole := _find_in_order([evidence], post):
+        return whole[0], "tolerant"
+    parts = _find_in_order(_ELLIPSIS.split(evidence), post)
+    return (OMISSION.join(parts), "shortened") if parts else ("", "nowhere")
 
 
-def _tolerant(text: str) -> str:
-    words = ["".join(_CLASSES.get(mark, re.escape(mark)) for mark in word) for word in text.split()]
-    return r"\s+".join(words)
+def _find_in_order(parts: list[str], post: str) -> list[str]:
+    """The post's words for each of these parts that has a word; none where one is not behind the one before."""
+    text, places = _simplify(post)
+    found, begin = [], 0
+    for part in (_simplify(part)[0].strip() for part in parts):
+        if not re.search(r"\w", part):  # a full stop is in every post
+            continue
+        if (start := text.find(part, begin)) == -1:
+            return []
+        begin = start + len(part)
+        found.append(post[places[start] : places[begin - 1] + 1])
+    return found
+
+
+def _simplify(text: str) -> tuple[str, list[int]]:
+    """The text without quotation marks, its runs of white space as one space, and where each character was."""
+    kept = [(" " if mark.isspace() else mark, place) for place, mark in enumerate(text) if mark not in _QUOTES]
+    kept = [one for before, one in zip([("", 0), *kept], kept, strict=False) if (before[0], one[0]) != (" ", " ")]
+    return "".join(mark for mark, _ in kept), [place for _, place in kept]
 
 
 def keep_found(aspects: list[dict[str, str]], post: str) -> tuple[list[dict[str, str]], list[str]]:

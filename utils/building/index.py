@@ -17,7 +17,7 @@ from utils.building.steps import told_of
 from utils.cli import UserError
 from utils.cli.progress import Progress, announce
 
-VERSION = 1  # of what is kept of a post, and of how its text is cleaned
+VERSION = 2  # of what is kept of a post, and of how its text is cleaned
 _TABLES = """
 CREATE TABLE IF NOT EXISTS inputs (place INTEGER PRIMARY KEY, identity TEXT, counts TEXT);
 CREATE TABLE IF NOT EXISTS users (number INTEGER PRIMARY KEY, account TEXT, name TEXT);
@@ -84,6 +84,10 @@ class PostIndex:
         for identity, counts in self._file.execute("SELECT identity, counts FROM inputs ORDER BY place"):
             found.setdefault(json.loads(identity)[0], Counter()).update(json.loads(counts))
         return {name: dict(counts) for name, counts in found.items()}
+
+    def communities(self) -> set[str]:
+        """The communities that have posts here."""
+        return {name for (name,) in self._file.execute("SELECT DISTINCT community FROM posts")}
 
     def authors_posts(self) -> Iterator[tuple[int, str, str, str, int, bool]]:
         """Of every post its place in the file, author, date, community, number of words, and whether it is a copy.

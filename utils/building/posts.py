@@ -25,10 +25,15 @@ NETWORK = ".stackexchange.com"  # what the dumps' folders are called behind the 
 # From when on a post is under which version of the licence, where the dump doesn't say (older dumps don't).
 LICENCES = (("2018-05-02", "CC BY-SA 4.0"), ("2011-04-08", "CC BY-SA 3.0"), ("", "CC BY-SA 2.5"))
 # Behind these a line ends; the sites' own markup has a line break there, and is not changed.
-_LINE_ENDS = re.compile(r"(</(?:p|li|h[1-6]|pre|blockquote|div|tr|ul|ol|table)>|<[bh]r\s*/?>)(?!\n)", re.IGNORECASE)
+_LINE_ENDS = re.compile(
+    r"(</(?:p|li|h[1-6]|pre|blockquote|div|tr|ul|ol|dl|dt|dd|table)>|<[bh]r\s*/?>)(?!\n)", re.IGNORECASE
+)
+_ALTERED = re.compile(r"<(?:s(?:cript|tyle|trike|up|ub)?|del)\b", re.IGNORECASE)  # text of which some goes or is marked
 # References to control characters and the like: XML forbids them, so no parser takes them, but real dumps have some.
 _FORBIDDEN = re.compile(rb"&#x(?:0?[0-8BCEF]|1[0-9A-F]|D[89A-F][0-9A-F]{2}|FFF[EF]);", re.IGNORECASE)
 _LONGEST_FORBIDDEN = len(b"&#xFFFE;")
+_SHIFTED = {"sup": "^", "sub": "_"}  # by tag what is put before its text: 10<sup>2</sup> is not 102
+_ORDINAL = re.compile(r"st|nd|rd|th", re.IGNORECASE)  # 1<sup>st</sup> is 1st
 _SEPQA_ID = re.compile(r"([\w.-]+)_(\d+)")
 
 
@@ -229,7 +234,10 @@ def attribution(licence: str, name: str, user_link: str, post_link: str) -> str:
 
 
 def text_of(markup: str) -> str:
-    """The text of a post's HTML: paragraphs, items of lists and lines of code stay lines, links and pictures go."""
+    """The text of a post's HTML.
+
+    Paragraphs, items of lists and lines of code stay lines; links, pictures and struck-out text go.
+    """
     from lxml import etree
 
     if not markup.strip():
@@ -238,13 +246,25 @@ def text_of(markup: str) -> str:
     root = etree.fromstring(broken.encode("utf-8", "replace"), _html_parser())
     if root is None:  # nothing but comments
         return ""
-    if "<s" in markup:
-        etree.strip_elements(root, "script", "style", with_tail=False)
+    if _ALTERED.search(markup):
+        etree.strip_elements(root, "script", "style", "s", "strike", "del", with_tail=False)
+        for shifted in reversed([*root.iter(*_SHIFTED)]):  # the inner ones first
+            _mark_shifted(shifted)
     text = etree.tostring(root, method="text", encoding="unicode")
     text = "\n".join(map(str.rstrip, text.split("\n"))).strip()
     while "\n\n\n" in text:
         text = text.replace("\n\n\n", "\n\n")
     return text
+
+
+def _mark_shifted(element: Any) -> None:
+    """Put a sign before the text of a superscript or subscript, and parentheses around several words or signs."""
+    text = "".join(element.itertext()).strip()
+    for child in list(element):
+        element.remove(child)
+    if text and not _ORDINAL.fullmatch(text):
+        text = _SHIFTED[element.tag] + (text if re.fullmatch(r"[+−-]?\w+", text) else f"({text})")
+    element.text = text
 
 
 @cache

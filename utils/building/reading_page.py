@@ -1,9 +1,11 @@
 """The page for reading what each step kept, as the paper's authors did: static HTML, in which all text is escaped."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+
+from utils.benchmarks.lampqa import OMISSION
 
 NUM_DRAWN = 30  # records a step
 
@@ -83,8 +85,8 @@ def _article(shown: Shown) -> str:
 
 
 def _marked(text: str, evidence: Sequence[str]) -> str:
-    """The text with what is quoted from it marked, where it stands first; quotations may overlap."""
-    spans = sorted((text.find(quoted), text.find(quoted) + len(quoted)) for quoted in evidence if quoted in text)
+    """The text with what is quoted from it marked, at its first occurrence; quotations may overlap."""
+    spans = sorted(span for quoted in evidence for span in _spans(text, quoted))
     parts, end = [], 0
     for begin, stop in spans:
         begin = max(begin, end)
@@ -92,3 +94,13 @@ def _marked(text: str, evidence: Sequence[str]) -> str:
             parts += [escape(text[end:begin]), f"<mark>{escape(text[begin:stop])}</mark>"]
             end = stop
     return "".join([*parts, escape(text[end:])])
+
+
+def _spans(text: str, quoted: str) -> Iterator[tuple[int, int]]:
+    """Begin and end in the text of what is quoted: the whole, or its parts one behind the other."""
+    end = 0
+    for part in [quoted] if quoted in text else quoted.split(OMISSION):
+        begin = text.find(part, end)
+        if begin != -1:
+            end = begin + len(part)
+            yield begin, end

@@ -1,6 +1,7 @@
 """What a command is going to read, ask or load, and write: from its words, by its script's own parser."""
 
 import importlib
+import os
 from argparse import Namespace
 from types import ModuleType
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from retrieval import WITH_ENCODER
 from utils.cli import UserError
 from utils.cli.flags import FlagParser
+from utils.files.manifest import refuse_unranked
 
 STEPS = {
     "retrieval/rank_dataset.py": "rank",
@@ -57,6 +59,9 @@ def preflights_of(command: list[str]) -> list[list[str]]:
     given, model = vars(args).get, model_of(args)
     flags = {"inputs_addr": [path for name in DATASETS if (path := given(name))]}
     flags |= {"output_addr": outputs_of(script, args), "step": step_of(script, args), "plans_addr": given("plans_addr")}
+    if "unranked" in args and args.num_contexts and flags["step"] != "none":
+        for path in filter(os.path.exists, flags["inputs_addr"]):
+            refuse_unranked(path, args.unranked)
     if model and script == "evaluate_responses.py":
         flags |= {name: given(name) for name in ("evaluator_llm", "strategy", "response_addr")}
     elif model:

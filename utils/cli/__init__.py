@@ -7,6 +7,7 @@ from utils.cli.arguments import (
     add_memory_arguments,
     add_run_arguments,
     add_sampling_arguments,
+    add_unranked_argument,
     check_outputs,
     check_shard,
     make_parser,

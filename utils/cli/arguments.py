@@ -134,6 +134,11 @@ def add_overwrite_argument(group: argparse._ActionsContainer) -> None:
         "`changed` only what was made with other settings or from other files (default: replace nothing)")
 
 
+def add_unranked_argument(group: argparse._ActionsContainer) -> None:
+    group.add_argument("--unranked", action="store_true",
+        help="take the posts in the order of the file, the first ones as the best, if it is not ranked (off: refuse)")
+
+
 def add_log_argument(group: argparse._ActionsContainer) -> None:
     group.add_argument("--log_level", choices=["debug", "info", "warning"], default="warning",
                        help="what the libraries below may print (%(default)s)")

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from utils.cli import UserError
+from utils.cli import UserError, is_first_process
 from utils.files import writing
 from utils.files.fingerprints import differences, in_todays_shape
 from utils.files.writing import check_regular, open_whole, rename, staged_path, write_atomically
@@ -161,21 +161,21 @@ def _read_fingerprinted(path: Path) -> dict[str, Any] | None:
     return {**manifest, "fingerprint": in_todays_shape(manifest["fingerprint"])}
 
 
-def is_downloaded(path: str | Path) -> bool:
-    """Is a dataset as utils/download_datasets.py has written it, by the manifest beside it?"""
+def is_ranked(path: str | Path) -> bool:
+    """Has retrieval/rank_dataset.py written this dataset? The manifest beside it says so."""
     manifest = read_manifest(path)
-    return manifest is not None and "dataset_name" in manifest["fingerprint"]
+    return manifest is not None and "ranker" in manifest["fingerprint"]
 
 
-def warn_unless_ranked(path: str | Path) -> None:
-    """A ranked dataset has retrieval/rank_dataset.py's manifest beside it; say so where there is none."""
-    if is_downloaded(path):
-        print(f"note: {path}: as it was downloaded: it is not ranked", file=sys.stderr)
-    elif read_manifest(path) is None:
-        print(f"note: no manifest beside {path}: it is not ranked, or elsewhere", file=sys.stderr)
-    else:
+def refuse_unranked(path: str | Path, unranked: bool) -> None:
+    """Raise UserError if a dataset whose best posts are wanted is not ranked; with --unranked only say so."""
+    if is_ranked(path):
         return
-    print("  its posts are used in the order of the file, the first ones as the best", file=sys.stderr)
+    problem = f"{path}: not ranked: no manifest of retrieval/rank_dataset.py beside it"
+    if not unranked:
+        raise UserError(f"{problem}\n  rank it first, or add --unranked to take its posts in the order of the file")
+    if is_first_process():
+        print(f"note: {problem}; its posts are used in the order of the file", file=sys.stderr)
 
 
 def run_fingerprint(

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from utils.benchmarks.checks import check_id
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError, progress
 from utils.cli.errors import first_five, kind, quote
@@ -84,9 +85,10 @@ def read_golds(task: Task | None, path: str | Path) -> dict[str, Any]:
     for number, gold in enumerate(content["golds"]):
         if not isinstance(gold, dict) or "id" not in gold or "output" not in gold:
             raise UserError(f"{path}: golds, item {number}: no object with 'id' and 'output'")
-        if str(gold["id"]) in golds:
-            raise UserError(f"{path}: two answers to id {quote(gold['id'])}; ids are unique")
-        golds[str(gold["id"])] = gold["output"]
+        gold_id = check_id(gold["id"], f"{path}: golds, item {number}")
+        if gold_id in golds:
+            raise UserError(f"{path}: two answers to id {quote(gold_id)}; ids are unique")
+        golds[gold_id] = gold["output"]
     return golds
 
 

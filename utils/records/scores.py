@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from utils.benchmarks import FIRST, task_of
+from utils.benchmarks.checks import check_id
 from utils.benchmarks.task import Metric, Record, Task
 from utils.cli import UserError
 from utils.cli.errors import kind, quote
@@ -105,8 +106,10 @@ def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = 
     if not scores["per_question_scores"]:
         raise UserError(f"{path}: holds no questions; leave it out, or judge the responses again")
     for number, entry in enumerate(scores["per_question_scores"]):
-        if not isinstance(entry, dict) or not isinstance(entry.get("id"), str):
-            raise UserError(f"{path}: per_question_scores, item {number}: not a scored question: it has no field 'id'")
+        where = f"{path}: per_question_scores, item {number}"
+        if not isinstance(entry, dict) or "id" not in entry:
+            raise UserError(f"{where}: not a scored question: it has no field 'id'")
+        entry["id"] = check_id(entry["id"], where)
         where = f"{path}: question {quote(entry['id'])}"
         _check_entry(metric, entry, where)
         if task.cluster is not None and not isinstance(entry.get("cluster"), str):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.benchmarks import FIRST, tasks
-from utils.benchmarks.lampqa import FILES
+from utils.benchmarks.lampqa import FILES, paper_files
 from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import quote
@@ -21,7 +21,7 @@ from utils.files.json_files import read_toml
 GENERATOR = "Qwen/Qwen2.5-7B-Instruct"
 JUDGE = "Qwen/Qwen2.5-32B-Instruct"
 METHODS = ("none", "rag_random", "rag", "planpers", "planpers_gold")
-CATEGORIES = FILES  # as the dataset's files are called
+CATEGORIES = tuple(one for one in FILES if f"{one}_test" in paper_files())  # as the paper's files are called
 SPLITS = ("train", "validation", "test")
 FINE_TUNED = ("ipa", "fid")  # methods of generators that are trained for them alone
 WITHOUT_PLANS = ("none", "rag_random", "rag")
@@ -121,7 +121,7 @@ def read_study(path: str) -> Study:
     if "tasks" in found:
         take_tasks(path, found)
     choices = [("methods", (*METHODS, *FINE_TUNED)), ("rankers", RANKERS)]
-    choices += [] if "tasks" in found else [("categories", CATEGORIES), ("splits", SPLITS)]
+    choices += [] if "tasks" in found else [("categories", FILES), ("splits", SPLITS)]
     for key, names in choices:
         check_names(path, key, found.get(key, ()), names)
     found["arguments"] = {key: found.get("arguments", {}).get(key, []) for key in ARGUMENTS}

@@ -5,14 +5,14 @@ import os
 import signal
 import textwrap
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.benchmarks import tasks
-from utils.benchmarks.task import Task
+from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import printable, quote
 from utils.parsing.plans import one_line
@@ -39,6 +39,7 @@ class Counts:
     sizes: dict[str, list[int]] = field(default_factory=dict)  # by field, of every question where it is there
     communities: Counter[str] = field(default_factory=Counter)  # of subgroups, or of groups that have none
     group_of: dict[str, str | None] = field(default_factory=dict)  # by community, None where that is not known
+    leaks: Counter[str] = field(default_factory=Counter)  # profile posts that hold a hidden text, by what that is
 
     @property
     def task(self) -> Task:
@@ -120,6 +121,7 @@ def count_file(path: str) -> Counts:
             if name in kinds:
                 size = [] if value is None else [len(value.split() if kind is str else value)]
                 counts.sizes.setdefault(name, []).extend(size)
+        counts.leaks.update(find_leaks(file.task, record))
         place = file.task.place(record)
         community = place.get("subgroup", place["group"])
         if community is not None:
@@ -128,6 +130,23 @@ def count_file(path: str) -> Counts:
         counts.num_questions += 1
     counts.task_name = file.task.name
     return counts
+
+
+def find_leaks(task: Task, record: Record) -> Iterator[str]:
+    """For each item of the profile what hidden texts it holds word for word, each kind once; white space may differ."""
+    hidden = [(name, padded(text)) for name, text in task.hidden(record) if isinstance(text, str) and text.strip()]
+    profile = record.get("profile")
+    items = [item.get("text") for item in profile if isinstance(item, dict)] if isinstance(profile, list) else []
+    texts = [padded(text) for text in items if isinstance(text, str)] if hidden else []
+    whole = "\n".join(texts)  # searched at once, for hardly any text is found
+    hidden = [(name, its) for name, its in hidden if its in whole]
+    for text in texts if hidden else ():
+        yield from dict.fromkeys(name for name, its in hidden if its in text)
+
+
+def padded(text: str) -> str:
+    """Words between single spaces, so that only whole words are found."""
+    return f" {' '.join(text.split())} "
 
 
 # The figure

@@ -7,6 +7,7 @@ from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.json_files import read_json
+from utils.tables.system_scores import MACRO
 
 Place = tuple[str, str]  # method and column
 
@@ -61,7 +62,9 @@ def read_paper(
     for method, printed in methods.items():
         marks = printed.get("daggers", [False] * len(columns))
         for column, score, dagger in zip(columns, printed["scores"], marks, strict=True):
-            scores |= {} if score is None else {(method, column): score}
+            # The paper's average leaves out a category of one's own, so it does not compare.
+            has_pair = column != MACRO or {*task.groups} <= {*columns}
+            scores |= {(method, column): score} if score is not None and has_pair else {}
             daggers |= {(method, column)} if dagger else set()
     if shown is not None and not {column for _, column in scores} & set(shown.values()):
         raise missing

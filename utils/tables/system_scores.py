@@ -217,7 +217,7 @@ def _make_system(name: str, paths: list[str], task: Task, scores: dict[str, Scor
         raise UserError(
             f"{few(paths)}: question {quote(first['id'])}: no {group} is known for the {subgroup} "
             f"{quote(first.get('subgroup'))}, nor for any other question's\n"
-            f"  add it to the {group} it belongs to at the top of {task.facts}"
+            f"  add it to the {group} it belongs to in {task.facts}"
         )
     return system
 
