@@ -29,7 +29,8 @@ _LINE_ENDS = re.compile(r"(</(?:p|li|h[1-6]|pre|blockquote|div|tr|ul|ol|table)>|
 # References to control characters and the like: XML forbids them, so no parser takes them, but real dumps have some.
 _FORBIDDEN = re.compile(rb"&#x(?:0?[0-8BCEF]|1[0-9A-F]|D[89A-F][0-9A-F]{2}|FFF[EF]);", re.IGNORECASE)
 _LONGEST_FORBIDDEN = len(b"&#xFFFE;")
-_SEPQA_ID = re.compile(r"([\w.-]+)_(\d+)")
+COMMUNITY = re.compile(r"[\w.-]+")
+_SEPQA_ID = re.compile(rf"({COMMUNITY.pattern})_(\d+)")
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class User:
 def community_of(path: Path) -> str:
     """Whose dump this is: its folder's name; UserError where that is no name."""
     name = path.resolve().parent.name.removesuffix(NETWORK)
-    if not re.fullmatch(r"[\w.-]+", name):
+    if not COMMUNITY.fullmatch(name):
         raise UserError(f"{path}: a dump's folder is called as its community is, such as cooking or cooking{NETWORK}")
     return name
 
