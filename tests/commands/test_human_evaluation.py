@@ -266,7 +266,7 @@ def test_thirty_pairs_rated_closed_taken_up_again_and_collected(study, open_page
     assert f"| choice | Ann and Bo | 30 | 30 | 0.7000 | Cohen's kappa | +{KAPPA:.4f} | [" in out
     assert round(KAPPA, 4) == 0.5462
     assert len(re.findall(r"^\| \w+_\d+ \| choice \| Question", out, re.M)) == 9
-    assert f"| {wrong} | Ann | 1 of these, but 2 <b>is</b> close |" in out
+    assert f"| {wrong} | Ann | 1 of these, but 2 \\<b>is\\</b> close |" in out
     seconds = [one["decisions"]["choice"]["seconds"] for one in json.loads(anns.read_text())["answers"]]
     assert all(0 <= second < 3600 for second in seconds)
 
