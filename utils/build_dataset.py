@@ -32,12 +32,13 @@ from utils.building.asking import Asking, Question
 from utils.building.candidates import Terms, choose, draw_order, profile_of
 from utils.building.evidence import keep_found
 from utils.building.index import PostIndex
-from utils.building.posts import Post
+from utils.building.posts import COMMUNITY, Post
 from utils.building.reading_page import Section, Shown
 from utils.building.splitting import SPLITS, split_of
 from utils.building.steps import Counts, Steps, told_of
 from utils.cli import UserError
-from utils.cli.errors import first_five
+from utils.cli.errors import first_five, quote
+from utils.cli.flags import nearest
 from utils.files.json_files import read_json, read_toml
 from utils.files.lock import Lock
 from utils.files.manifest import file_hash
@@ -48,6 +49,7 @@ from utils.records.stream import DatasetFile
 
 SCRIPT = "utils/build_dataset.py"
 Files = dict[str, list[str]]  # by a file to make, its communities
+LONGEST_NAME = 200  # bytes of a table's name: file systems allow 255, and endings such as _validation.json follow
 FOUND = {  # what became of an aspect, by how its evidence was found
     "exact": "aspects with exact evidence",
     "tolerant": "aspects with evidence but for white space and quotation marks",
@@ -145,24 +147,31 @@ def read_communities(path: Path) -> dict[str, list[str]]:
     files: dict[str, list[str]] = {}
     for name, table in read_toml(path).items():
         communities = table.get("communities") if isinstance(table, dict) else None
-        if not isinstance(communities, list) or not all(isinstance(one, str) for one in communities):
-            raise UserError(f'{path}: {name}: a table needs communities = ["...", ...]')
-        if Path(name).name != name or name in (".", ".."):
-            raise UserError(f"{path}: {name!r}: a table is named as its file, without a folder")
+        if not isinstance(communities, list) or not communities or not all(isinstance(one, str) for one in communities):
+            raise UserError(f'{path}: {quote(name)}: a table needs communities = ["...", ...]')
+        if wrong := [one for one in communities if not COMMUNITY.fullmatch(one)]:
+            raise UserError(f"{path}: {quote(name)}: {quote(wrong[0])} cannot be a community; one is such as 'cooking'")
+        if not name.isprintable() or Path(name).name != name or name in ("", ".."):
+            raise UserError(f"{path}: {quote(name)}: a table is named as its file, without a folder")
+        if len(name.encode()) > LONGEST_NAME:
+            raise UserError(f"{path}: {quote(name)}: too long for a file's name; give at most {LONGEST_NAME} bytes")
         if twice := set(communities) & {one for others in files.values() for one in others}:
             raise UserError(f"{path}: {min(twice)!r} stands in two tables; a community is of one category")
         files[name] = communities
     return files
 
 
-def note_communities(path: str | None, found: set[str], files: Files) -> None:
+def note_communities(path: str | None, found: list[str], files: Files) -> None:
     """Name the communities that have posts but no category, and those of the user's file that have no posts."""
     wanted = {one for its in files.values() for one in its}
-    if unplaced := sorted(found - wanted):
+    if unplaced := [one for one in found if one not in wanted]:
         remedy = "" if path else "; --communities_addr takes other categories"
         print(f"note: in no category, so in profiles alone: posts of {first_five(unplaced)}{remedy}", file=sys.stderr)
-    if path and (unknown := sorted(wanted - found)):
-        print(f"note: {path}: --posts_addr has no posts of {first_five(unknown)}", file=sys.stderr)
+    absent = sorted(wanted - {*found})
+    if path and absent and found:  # of the paper's 47 the inputs may have any
+        told = ", ".join(f"{quote(one)} (nearest: {nearest(one, found)!r})" for one in absent[:5])
+        more = ", ..." if len(absent) > 5 else ""
+        print(f"note: {path}: the inputs have no posts of {told}{more}", file=sys.stderr)
 
 
 # The steps that ask no model

@@ -24,6 +24,7 @@ from utils import cli
 from utils.benchmarks import FIRST, tasks
 from utils.benchmarks.published import OnHub, OnServer, Published, SharedContexts
 from utils.cli import UserError
+from utils.cli.progress import announce
 from utils.files.lock import Lock
 from utils.files.manifest import describe_run, read_manifest
 from utils.files.web_files import Server
@@ -85,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
     except UnreachableError as error:
         if args.overwrite or not all(path.exists() for path in outputs):
             raise
-        print(f"note: {error}", file=sys.stderr)
+        announce(f"note: {error}")
         print(f"{folder}: all files are there, left alone; not compared with the hub")
         return 0
     if not args.overwrite:

@@ -36,12 +36,12 @@ from utils.records.datasets import read_dataset, refuse_shared_ids
 from utils.records.responses import match_responses, read_responses
 from utils.tables import raters, rating_study, rating_tables
 from utils.tables.formats import counted, to_markdown
+from utils.tables.rating_study import NUM_SYSTEMS
 from utils.tables.report_page import fill_template, rubric, to_json, unseen_texts
 
 SCRIPT = "utils/human_evaluation.py"
 COLLECTING = f"{SCRIPT} --collect"  # another one to manifests: it replaces no page and no key, and they nothing of its
 TEMPLATE = Path(rating_study.__file__).with_name("rating_template.html")
-NUM_SYSTEMS = {"pairs": 2, "aspects": 0, "verdicts": 1}
 SHOWN = ["question", "details", "aspects"]
 NEEDS = {"pairs": "answers of both systems", "verdicts": "an answer and aspects", "aspects": "aspects"}
 MAKING = "--ask --inputs_addr --system --show --draw --raters --overlap --seed"
@@ -131,7 +131,7 @@ def make(args: argparse.Namespace) -> None:
 
 
 def publish(
-    args: argparse.Namespace, page_addr: Path, key_addr: Path, content: dict[str, Any], key: dict[str, Any]
+    args: argparse.Namespace, page_addr: Path, key_addr: Path, content: dict[str, Any], key: raters.Key
 ) -> None:
     prepare_derived([page_addr, key_addr], SCRIPT, args.overwrite)
     if key_addr.exists() and not args.overwrite and raters.read_key(str(key_addr))["study"] != key["study"]:

@@ -370,9 +370,10 @@ def test_a_community_of_no_category_only_serves_profiles(small, server, tmp_path
     found = dataset_of(tmp_path / "out")
     assert {name for name, _ in found} == {"Food"}
     notes = [line for line in capsys.readouterr().err.splitlines() if "posts of" in line]
+    absent = "'baking' (nearest: 'cooking'), 'coking' (nearest: 'cooking')"
     assert notes == [
         "note: in no category, so in profiles alone: posts of 'law'",
-        f"note: {own}: --posts_addr has no posts of 'baking', 'coking'",
+        f"note: {own}: the inputs have no posts of {absent}",
     ]
     records = [record for records in found.values() for record in records]
     assert {record["category"] for record in records} == {"cooking"}
@@ -384,10 +385,18 @@ def test_a_community_of_no_category_only_serves_profiles(small, server, tmp_path
     [
         ("[a\n", "not TOML: "),
         ("a = " + "[" * 5000, "nested too deeply"),
-        ("a = 1\n", 'a: a table needs communities = ["...", ...]'),
-        ('[a]\ncommunities = "law"\n', 'a: a table needs communities = ["...", ...]'),
+        ("a = 1\n", "'a': a table needs communities = "),
+        ('[a]\ncommunities = "law"\n', "'a': a table needs communities = "),
         ('["a/b"]\ncommunities = ["law"]\n', "a table is named as its file"),
         ('[a]\ncommunities = ["law"]\n[b]\ncommunities = ["law"]\n', "'law' stands in two tables"),
+        ("[a]\ncommunities = []\n", "'a': a table needs communities = "),
+        ('[a]\ncommunities = [""]\n', "'a': '' cannot be a community"),
+        ('[a]\ncommunities = ["law", "coo\\u0000king"]\n', "'a': 'coo\\x00king' cannot be a community"),
+        ('[""]\ncommunities = ["law"]\n', "'': a table is named as its file"),
+        ('[".."]\ncommunities = ["law"]\n', "'..': a table is named as its file"),
+        ('["a\\u0000b"]\ncommunities = ["law"]\n', "'a\\x00b': a table is named as its file"),
+        ('["a\\u001B[2Jb"]\ncommunities = ["law"]\n', "'a\\x1b[2Jb': a table is named as its file"),
+        (f'["{"ä" * 101}"]\ncommunities = ["law"]\n', "too long for a file's name; give at most 200 bytes"),
     ],
 )
 def test_a_wrong_map_of_communities_is_refused(text, said, small, server, tmp_path):
@@ -420,6 +429,18 @@ def test_a_question_asked_again_does_not_have_its_first_version_in_its_profile(t
     assert "note: no author is in train or validation, so there are no such files; add posts, or " in error
     assert "in no category" not in error
     assert [*counts.values()] == [{"questions": 1, "posts in profiles": 1, "reposts of their question, dropped": 1}]
+
+
+def test_a_misspelt_community_is_named_before_anything_is_asked(small, server, tmp_path, capsys):
+    own, asked = tmp_path / "mine.toml", len(server.requests)
+    own.write_text('[Food]\ncommunities = ["coking", "law"]\n[Law]\ncommunities = ["lwa"]\n')
+    arguments = flags(small[0], tmp_path / "out", server.url, *LENIENT, "--communities_addr", own, "--dry_run")
+    assert build_dataset.main(arguments) == 0
+    nearest = "'coking' (nearest: 'cooking'), 'lwa' (nearest: 'law')"
+    assert f"note: {own}: the inputs have no posts of {nearest}\n" in capsys.readouterr().err
+    assert len(server.requests) == asked
+    assert build_dataset.main([*arguments[: arguments.index("--communities_addr")], "--dry_run"]) == 0
+    assert "the inputs have no posts of" not in capsys.readouterr().err  # the paper's 47 are no mistake
 
 
 def test_terms_that_no_post_meets_are_told(small, server, tmp_path):

@@ -266,7 +266,7 @@ def test_thirty_pairs_rated_closed_taken_up_again_and_collected(study, open_page
     assert f"| choice | Ann and Bo | 30 | 30 | 0.7000 | Cohen's kappa | +{KAPPA:.4f} | [" in out
     assert round(KAPPA, 4) == 0.5462
     assert len(re.findall(r"^\| \w+_\d+ \| choice \| Question", out, re.M)) == 9
-    assert f"| {wrong} | Ann | 1 of these, but 2 <b>is</b> close |" in out
+    assert f"| {wrong} | Ann | 1 of these, but 2 \\<b>is\\</b> close |" in out
     seconds = [one["decisions"]["choice"]["seconds"] for one in json.loads(anns.read_text())["answers"]]
     assert all(0 <= second < 3600 for second in seconds)
 
@@ -681,6 +681,11 @@ def test_two_files_of_one_rater_are_joined_where_they_say_the_same(study):
         ({"answers": [{"id": "HERS", "decisions": {"choice": {"value": 3}}}]}, "'choice': 3 is no value"),
         ({"answers": [{"id": "HERS", "decisions": {"choice": {"value": True}}}]}, "'choice': True is no value"),
         ({"answers": [{"id": "HERS", "decisions": {"other": {"value": 1}}}]}, "'other': 1 is no value"),
+        ({"answers": [{"id": "HERS", "decisions": {"choice": {"value": 1}}}]}, "'seconds' are None, not a number"),
+        *[
+            ({"answers": [{"id": "HERS", "decisions": {"choice": {"value": 1, "seconds": seconds}}}]}, "'seconds' are ")
+            for seconds in (float("nan"), float("inf"), 10**400, True, "2", -1)
+        ],
     ],
 )
 def test_a_file_that_is_no_result_of_the_study_is_refused(study, change, message):
@@ -786,3 +791,41 @@ def test_the_interval_draws_questions_and_not_ratings():
     rng = random.Random(8)
     questions = [[(rng.randint(0, 2), rng.randint(0, 2))] for _ in range(30)]
     assert cohens_kappa([its * 10 for its in questions]).interval == pytest.approx(cohens_kappa(questions).interval)
+
+
+def turn_a_side(key):
+    question = key["questions"]["rpg_0"]
+    question["swapped"] = str(question["swapped"]).lower()
+
+
+@pytest.mark.parametrize(
+    ("ask", "change", "message"),
+    [
+        ("pairs", turn_a_side, "id 'rpg_0': Expected `bool`, got `str` - at `$.swapped`"),
+        ("pairs", lambda key: key["questions"]["rpg_1"].update(aspects="cost"), "id 'rpg_1': Expected `array`"),
+        ("pairs", lambda key: key["questions"]["rpg_1"].pop("group"), "id 'rpg_1': Object missing required field"),
+        ("pairs", lambda key: key["questions"].update(rpg_1=[]), "id 'rpg_1': Expected `object`, got `array`"),
+        ("pairs", lambda key: key["raters"]["Ann"].append("rpg_1"), "rater 'Ann' has 'rpg_1' twice"),
+        ("pairs", lambda key: key["raters"]["Bo"].append("x"), "rater 'Bo' has 'x', not among its questions"),
+        ("pairs", lambda key: key["raters"].update(Bo=[["rpg_0"]]), "rater 'Bo': Expected `str`, got `array`"),
+        ("pairs", lambda key: key.update(raters=[]), "Expected `object`, got `array` - at `$.raters`"),
+        ("pairs", lambda key: key.update(ask=[]), "Expected `str`, got `array` - at `$.ask`"),
+        ("pairs", lambda key: key.update(ask="others"), "Invalid enum value 'others' - at `$.ask`"),
+        ("pairs", lambda key: key["systems"].pop(), "its systems, or their response files, are not as many as pairs"),
+        ("verdicts", lambda key: key["systems"][0]["responses"].clear(), "its systems, or their response files, "),
+    ],
+)
+def test_a_key_that_was_changed_is_refused(study, ask, change, message):
+    """By the manifest beside it; and by types and ids, where the manifest is not there."""
+    study.cut(3)
+    key = study.make("--overlap", 3, ask=ask)
+    result = study.result("Ann", {})
+    change(key)
+    study.key_addr.write_text(json.dumps(key))
+    words = ["--collect", result, "--key_addr", study.key_addr]
+    told = f"{study.key_addr}: changed since it was written: "
+    restore = "\n  restore the file as it was written"
+    assert refusal(*words) == f"{told}its hash is not that of the manifest beside it{restore}"
+    study.key_addr.with_name("study_key.json.manifest.json").unlink()
+    said = refusal(*words)
+    assert said.startswith(told + message) and said.endswith(restore) and said.count("\n") == 1

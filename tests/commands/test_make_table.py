@@ -21,7 +21,7 @@ from utils.benchmarks.lampqa import CATEGORIES, TASK
 from utils.cli import UserError
 from utils.make_table import main
 from utils.tables import comparisons
-from utils.tables.formats import Cell, Table, p_text, signed, to_latex
+from utils.tables.formats import Cell, Table, p_text, signed, to_csv, to_latex
 from utils.tables.prediction_powered import corrected, half_width
 from utils.tables.score_table import Row, best_of
 from utils.tables.system_scores import columns_of
@@ -797,6 +797,48 @@ class TestForms:
     def test_markdown_shields_the_column_sign(self, complete, capsys):
         main(["--system", "a|b", complete])
         assert r"| a\|b | 0.7500 |" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "<img src=x onerror=alert(1)> <!-- <?x",
+            "*RAG* **b** __c__ _d_ ~~e~~ `f` a_name",
+            r"a\|b \* \\ c:\dir",
+            "[here](https://example.org) ![x](https://example.org/x.png) [5]",
+            "&lt; &#60; &amp; R&D",
+            "=1+1 <0.05 [0.1, 0.2]",
+        ],
+    )
+    def test_markdown_shows_any_name_as_it_is(self, complete, score_file, capsys, name):
+        """As another library reads it; in the notes too."""
+        markdown_it = pytest.importorskip("markdown_it")
+        path = score_file("b.json", question("1", "rpg", 2, None), judged=None)
+        main(["--system", name, path])
+        tokens = markdown_it.MarkdownIt("gfm-like", {"linkify": False}).parse(capsys.readouterr().out)
+        shown = [token.children for token in tokens if token.type == "inline"]
+        texts = ["".join(child.content for child in children) for children in shown]
+        assert name in texts and any(text.startswith(f"{name}: 1 aspect without a verdict") for text in texts)
+        kinds = {child.type for children in shown for child in children}
+        assert kinds <= {"text", "text_special", "strong_open", "strong_close"}
+
+    @pytest.mark.parametrize("form", ["markdown", "latex", "csv"])
+    def test_no_name_steers_the_terminal(self, score_file, capsys, form):
+        entries = question("1", "rpg", 2, None), question("2", "odd\x1b]0;title\x07", 1)
+        path = score_file("a.json", *entries, judged=None)
+        main(["--system", "RAG\x1b[31m\x9b2J", path, "--format", form])
+        captured = capsys.readouterr()
+        assert re.search(r"RAG(\\|\\textbackslash\{\})x1b\[31m", captured.out)
+        assert re.findall(r"[^\n -~–−±†]", captured.out + captured.err) == []
+
+    def test_csv_begins_no_formula(self, score_file, capsys):
+        names = ["=1+1", "+cmd|' /C calc'!A0", "@SUM(1)", "-0.0123", "+1e-05", "a=b"]
+        paths = [score_file(f"{number}.json", question("1", "rpg", 2)) for number in range(len(names))]
+        systems = [word for its in zip(names, paths, strict=True) for word in ("--system", *its)]
+        main([*systems, "--format", "csv"])
+        rows = list(csv.reader(io.StringIO(capsys.readouterr().out)))[1:]
+        shielded = ["'=1+1", "'+cmd|' /C calc'!A0", "'@SUM(1)", "-0.0123", "+1e-05", "a=b"]
+        assert [row[0] for row in rows] == shielded
+        assert to_csv([["\t=1", "\r=1", "-1+1", -0.0123, -1, None]]) == "\\t=1,\\r=1,'-1+1,-0.0123,-1,\n"
 
     def test_csv_holds_full_precision_and_sends_its_notes_to_stderr(self, score_file, capsys):
         path = score_file("a.json", question("1", "rpg", 2, 0, 0), question("2", "law", None))

@@ -85,9 +85,9 @@ class PostIndex:
             found.setdefault(json.loads(identity)[0], Counter()).update(json.loads(counts))
         return {name: dict(counts) for name, counts in found.items()}
 
-    def communities(self) -> set[str]:
-        """The communities that have posts here."""
-        return {name for (name,) in self._file.execute("SELECT DISTINCT community FROM posts")}
+    def communities(self) -> list[str]:
+        """Those with posts, sorted."""
+        return [name for (name,) in self._file.execute("SELECT DISTINCT community FROM posts ORDER BY community")]
 
     def authors_posts(self) -> Iterator[tuple[int, str, str, str, int, bool]]:
         """Of every post its place in the file, author, date, community, number of words, and whether it is a copy.

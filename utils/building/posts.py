@@ -34,7 +34,8 @@ _FORBIDDEN = re.compile(rb"&#x(?:0?[0-8BCEF]|1[0-9A-F]|D[89A-F][0-9A-F]{2}|FFF[E
 _LONGEST_FORBIDDEN = len(b"&#xFFFE;")
 _SHIFTED = {"sup": "^", "sub": "_"}  # by tag what is put before its text: 10<sup>2</sup> is not 102
 _ORDINAL = re.compile(r"st|nd|rd|th", re.IGNORECASE)  # 1<sup>st</sup> is 1st
-_SEPQA_ID = re.compile(r"([\w.-]+)_(\d+)")
+COMMUNITY = re.compile(r"[\w.-]+")
+_SEPQA_ID = re.compile(rf"({COMMUNITY.pattern})_(\d+)")
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class User:
 def community_of(path: Path) -> str:
     """Whose dump this is: its folder's name; UserError where that is no name."""
     name = path.resolve().parent.name.removesuffix(NETWORK)
-    if not re.fullmatch(r"[\w.-]+", name):
+    if not COMMUNITY.fullmatch(name):
         raise UserError(f"{path}: a dump's folder is called as its community is, such as cooking or cooking{NETWORK}")
     return name
 

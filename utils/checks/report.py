@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from utils.cli import UserError
+from utils.cli.errors import printable
 
 
 class Report:
@@ -14,7 +15,7 @@ class Report:
         self._told: set[str] = set()
 
     def ok(self, text: str) -> None:
-        print(f"ok   {text}", flush=True)
+        print(f"ok   {printable(text)}", flush=True)
 
     def note(self, text: str) -> None:
         print(f"note {in_one_line(text)}", flush=True)
@@ -32,4 +33,5 @@ class Report:
 
 
 def in_one_line(text: str) -> str:
-    return "; ".join(line.strip() for line in text.splitlines())
+    """Also with control characters spelled out, for the terminal."""
+    return printable("; ".join(line.strip() for line in text.splitlines()))

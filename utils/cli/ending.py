@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from utils.cli.errors import REMEDIES, UserError, describe_missing, describe_os_error
+from utils.cli.errors import REMEDIES, UserError, describe_missing, describe_os_error, printable
 from utils.cli.flags import USER_ERROR, is_first_process
 
 # Exit code: a server left requests unanswered; the same command asks again. Also where most outputs are unusable.
@@ -54,13 +54,13 @@ def _exit_code(main: Callable[[], int]) -> int:
         return code
     except UserError as error:
         if is_first_process():  # one tells it for all
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {printable(str(error))}", file=sys.stderr)
     except OSError as error:
         if error.errno == errno.EPIPE and sys.stdout is not None and _is_unread(sys.stdout.fileno()):
             return UNREAD
         if error.errno not in REMEDIES:
             raise
-        where = "" if error.filename is None else f"{error.filename}: "
+        where = "" if error.filename is None else f"{printable(str(error.filename))}: "
         print(f"error: {where}{describe_os_error(error)}", file=sys.stderr)
     return USER_ERROR
 

@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from utils.cli.errors import printable
 from utils.cli.flags import is_first_process
 
 LINE_SECONDS = 30  # between two plain lines: a log of a day's run stays readable
@@ -17,9 +18,13 @@ LARGE = 100 * 10**6  # bytes: such a file takes seconds to read or to write
 
 
 def announce(phase: str) -> None:
-    """Say what the next seconds go into, terminal or not: silence looks like a hang."""
+    """Say what the next seconds go into, terminal or not: silence looks like a hang.
+
+    Control characters are spelled out: a server's or a file's text must not steer the terminal.
+    """
     if not is_first_process():
         return
+    phase = printable(phase)
     if sys.stderr.isatty():
         from tqdm import tqdm
 

@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import json
 import math
-import sys
 import time
 from argparse import Namespace
 from collections.abc import AsyncIterator
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 from openai.types import Batch
 
 from utils.cli import UserError
+from utils.cli.progress import announce
 from utils.generation.api_engine import AbsentError, APIEngine
 from utils.generation.chat import Rendered
 from utils.generation.requests import FORMATS, Completion, RefusedError, Sampling, UnavailableError
@@ -81,10 +81,9 @@ class BatchEngine(APIEngine):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._under_way:
-            print(
+            announce(
                 f"note: the {self.device} goes on with {', '.join(sorted(self._under_way))}; "
-                "the same command again takes the answers",
-                file=sys.stderr,
+                "the same command again takes the answers"
             )
         await super().close()
 
@@ -123,7 +122,7 @@ class BatchEngine(APIEngine):
             if not (items.keys() - self._answers.keys()) & await self._asked_in(batch):
                 continue
             if batch.status in UNDER_WAY:
-                print(f"resuming {batch.id}", file=sys.stderr, flush=True)
+                announce(f"resuming {batch.id}")
                 batch = await self._wait_for(batch)
             self._earlier = [other for other in self._earlier if other.id != batch.id]
             with suppress(AbsentError):  # the API keeps a file for 30 days
@@ -142,7 +141,7 @@ class BatchEngine(APIEngine):
         )
         content = b"".join(_encode(line) + b"\n" for line in lines)
         again = f", for the {('second', 'third')[number - 1]} time" if number else ""
-        print(f"a batch of {len(items)} requests, {len(content) / 1e6:.1f} MB{again}", file=sys.stderr, flush=True)
+        announce(f"a batch of {len(items)} requests, {len(content) / 1e6:.1f} MB{again}")
         batch = await self._wait_for(await self._insist(lambda: self._submit(content)))
         errors = batch.errors.data or [] if batch.errors else []
         if TOO_MUCH in [error.code for error in errors] and (parts := await self._when_there_is_room(items)):
@@ -170,7 +169,7 @@ class BatchEngine(APIEngine):
         halves.
         """
         if others := [batch for batch in await self._list_batches() if batch.status in UNDER_WAY]:
-            print(f"the queue of the {self.device} is full, waiting for {others[-1].id}", file=sys.stderr, flush=True)
+            announce(f"the queue of the {self.device} is full, waiting for {others[-1].id}")
             await self._ended(others[-1])
             return [items]
         half, whole = (len(items) + 1) // 2, list(items.items())
@@ -224,12 +223,12 @@ class BatchEngine(APIEngine):
             counts = batch.request_counts
             done = f"{counts.completed + counts.failed}/{counts.total} answered" if counts else "nothing told"
             if said != (batch.status, done) and time.monotonic() - told >= TELL_SECONDS:
-                print(f"{batch.id}: {batch.status}, {done}", file=sys.stderr, flush=True)
+                announce(f"{batch.id}: {batch.status}, {done}")
                 told, said = time.monotonic(), (batch.status, done)
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, POLLS[1])
             batch = await self._insist(lambda: self._explained(self._client.batches.retrieve(batch.id)))  # noqa: B023
-        print(f"{batch.id}: {batch.status}", file=sys.stderr, flush=True)
+        announce(f"{batch.id}: {batch.status}")
         return batch
 
     async def _asked_in(self, batch: Batch) -> set[str]:

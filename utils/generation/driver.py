@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from utils.cli import UserError, exit_on_signal
+from utils.cli.errors import printable
 from utils.cli.progress import Progress
 from utils.files.journal import Journal, Key
 from utils.files.outputs import is_failed
@@ -326,7 +327,7 @@ def describe_requests(requests: Iterable[Request], chat: Chat, policy: Policy, i
         options += len(request.options or ())
         dropped += request.record.get("num_contexts_dropped", 0)
         cut += request.record.get("num_contexts_trimmed", 0) or request.record.get("context_cut", False)
-    too_long = f"{len(over)} prompts too long and not asked" + (f": {', '.join(over[:5])}" if over else "")
+    too_long = f"{len(over)} prompts too long and not asked" + (printable(f": {', '.join(over[:5])}") if over else "")
     calls = (
         f"{len(lengths)} calls, at most {len(lengths) * (policy.max_retries + 1)} with retries; "
         f"at most {policy.max_tokens} tokens an output"

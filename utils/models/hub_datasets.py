@@ -5,14 +5,13 @@ It keeps what is finished in its cache, goes on where a connection is cut, and c
 
 import fnmatch
 import logging
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from utils.cli import UserError
-from utils.cli.progress import announce_file
+from utils.cli.progress import announce, announce_file
 from utils.models.hub import is_folder
 
 CARD = "README.md"
@@ -94,8 +93,8 @@ def _find_on_hub(name: str, revision: str | None, cache_dir: str) -> Source:
     except (UnreachableError, CachedRepoTreeNotFoundError) as error:
         raise unreachable or error from None
     if unreachable is not None and not constants.HF_HUB_OFFLINE:
-        print(f"note: {str(unreachable).splitlines()[0]}", file=sys.stderr)
-        print(f"  going on with the commit that --cache_dir {cache_dir} holds", file=sys.stderr)
+        announce(f"note: {str(unreachable).splitlines()[0]}")
+        announce(f"  going on with the commit that --cache_dir {cache_dir} holds")
     return Source(name, folder.name, folder, {entry.path: entry.size for entry in tree}, cache_dir)
 
 

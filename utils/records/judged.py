@@ -16,6 +16,7 @@ from typing import Any
 
 from utils.benchmarks.task import Metric, Record
 from utils.cli import UserError
+from utils.cli.progress import announce
 from utils.files.fingerprints import differences
 from utils.files.journal_lines import Key, read_header, read_lines
 from utils.files.manifest import manifest_of
@@ -135,7 +136,7 @@ def take_over(systems: list[System]) -> None:
         try:
             found = _find_verdicts(path, systems)
         except (UserError, OSError) as error:
-            print(f"note: its verdicts are not looked through: {error}", file=sys.stderr)
+            announce(f"note: its verdicts are not looked through: {error}")
             continue
         for number, verdicts in found.items():
             system = systems[number]

@@ -2,10 +2,14 @@
 
 import csv
 import io
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+
+from utils.cli.errors import printable
+from utils.parsing.plans import one_line
 
 # Answers to the same questions vary together, which the intervals of two systems do not show.
 NOT_COMPARED = "Two intervals of the same questions are not a comparison, whether they overlap or not."
@@ -48,18 +52,26 @@ def to_markdown(tables: Sequence[Table]) -> str:
 def _markdown_table(table: Table) -> str:
     heads = table.heads()
     rule = "|" + ":---|" * table.num_names + "---:|" * (len(heads) - table.num_names)
-    lines = [_markdown_line(heads), rule, *(_markdown_line(map(_markdown_cell, row)) for row in table.rows)]
-    notes = ["", *(f"- {note}" for note in table.notes)] if table.notes else []
+    lines = [map(markdown_text, heads), *(map(_markdown_cell, row) for row in table.rows)]
+    lines = [f"| {' | '.join(cells)} |" for cells in lines]
+    lines.insert(1, rule)
+    notes = ["", *(f"- {markdown_text(note)}" for note in table.notes)] if table.notes else []
     return "\n".join(lines + notes) + "\n"
 
 
 def _markdown_cell(cell: Cell) -> str:
     beside = f" ({', '.join(cell.beside)})" if cell.beside else ""
-    return (f"**{cell.text}**" if cell.bold else cell.text) + cell.after + beside
+    text = markdown_text(cell.text)
+    return (f"**{text}**" if cell.bold else text) + cell.after + beside
 
 
-def _markdown_line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+# Signs of markup, HTML and links; not those that Markdown leaves alone: a_name, <0.0001, [0.1, 0.2].
+_MARKUP = re.compile(r"[|`*~]|\\(?=[!-/:-@\[-`{-~]|$)|<(?=[A-Za-z/!?])|(?<=\])\(|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)")
+
+
+def markdown_text(text: str) -> str:
+    """The text in one line, shown by a viewer of Markdown as it is written."""
+    return _MARKUP.sub(r"\\\g<0>", printable(one_line(text)))
 
 
 def to_latex(tables: Sequence[Table]) -> str:
@@ -131,14 +143,27 @@ _LATEX_TEXT = str.maketrans(
 
 
 def latex_text(text: str) -> str:
-    return text.translate(_LATEX_TEXT)
+    return printable(text).translate(_LATEX_TEXT)
 
 
 def to_csv(rows: Iterable[Iterable[str | float | int | None]]) -> str:
-    """Full-precision numbers, an empty field for None; CSV has no place for notes."""
+    """Full-precision numbers, an empty field for None; CSV has no place for notes.
+
+    A text that a spreadsheet would run as a formula begins with an apostrophe.
+    """
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows(map(_csv_cell, row) for row in rows)
     return text.getvalue()
+
+
+def _csv_cell(value: str | float | int | None) -> str | float | int | None:
+    if not isinstance(value, str):
+        return value
+    text = printable(value)  # a tab or CR, which may begin a formula too, is spelled out
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) and not _NUMBER.fullmatch(text) else text
+
+
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
 
 
 # Words and numbers for readers

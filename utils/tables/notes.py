@@ -8,7 +8,7 @@ from itertools import combinations
 
 from prompts import FOLDER, load_prompt
 from utils.benchmarks.lampqa import PUBLIC_CODE, VERBATIM
-from utils.cli.errors import quote
+from utils.cli.errors import printable, quote
 from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
 from utils.scoring.means import mean, scores_by_group
@@ -25,7 +25,7 @@ Told = dict[str, dict[str, dict[str, None]]]  # of a prompt or a kind of output 
 
 def print_notes(notes: Iterable[str]) -> None:
     """To stderr, where the output itself has no place for them."""
-    print("".join(f"note: {note}\n" for note in notes), file=sys.stderr, end="")
+    print("".join(f"note: {printable(note)}\n" for note in notes), file=sys.stderr, end="")
 
 
 def read_compared(

@@ -1,25 +1,27 @@
 """What raters' result files say: read, held against the study's key, joined by rater, and written for other commands.
 
-A key is what `rating_study.make_key` made. A result file is what the page of the study wrote:
+A result file is what the page of the study wrote:
 `{"study": hash, "ask": ..., "rater": name, "answers": [{"id", "decisions": {slot: {"value", "seconds"}}, "comment",
 "changed"}]}`.
 """
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
 from utils.cli import UserError
-from utils.cli.errors import kind, quote
+from utils.cli.errors import first_five, kind, quote
 from utils.files.json_files import read_json
-from utils.tables.rating_study import ASKS, SCALES, Slot, slots_of
+from utils.files.manifest import file_hash, read_manifest
+from utils.tables.rating_study import ASKS, NUM_SYSTEMS, SCALES, Key, Question, Slot, slots_of
 
-Key = dict[str, Any]
 Place = tuple[str, str]  # a question's id and the key of a slot
 
+LONGEST_SECONDS = 1e9  # 30 years: refuses infinity, and integers that no float can hold
 CHOICES = {1: "first", 2: "second", 0: "tie"}  # of a pair that is not swapped
 
 
@@ -36,10 +38,47 @@ class Result:
 
 
 def read_key(path: str) -> Key:
+    """The key of a study; UserError where it is not one, or was changed since it was written."""
     key = read_json(path)
     if not isinstance(key, dict) or not {"study", "ask", "systems", "raters", "questions"} <= key.keys():
         raise UserError(f"{path}: not the key of a study; give the *_key.json that was written beside its page")
+    manifest = read_manifest(path)
+    problem = "its hash is not that of the manifest beside it"
+    if manifest is None or manifest["output_sha256"] == file_hash(path):
+        problem = _problem_of(key)
+    if problem:
+        raise UserError(f"{path}: changed since it was written: {problem}\n  restore the file as it was written")
     return key
+
+
+def _problem_of(key: dict[str, Any]) -> str | None:
+    """What is wrong with a key, and with which question or rater; None for a sound one."""
+    import msgspec  # here, so that --help needs no package
+
+    def wrong(where: str, value: Any, kind: Any) -> list[str]:
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            return [where + str(error)]
+        return []
+
+    # One by one: msgspec's own path does not name the key in an object.
+    parts = [(f"id {quote(i)}: ", one, Question) for i, one in _items(key["questions"])]
+    parts += [(f"rater {quote(name)}: ", ids, list[str]) for name, ids in _items(key["raters"])]
+    if found := [problem for part in [*parts, ("", key, Key)] for problem in wrong(*part)]:
+        return found[0]
+    if [len(system["responses"]) > 0 for system in key["systems"]] != [True] * NUM_SYSTEMS[key["ask"]]:
+        return f"its systems, or their response files, are not as many as {key['ask']} have"
+    for name, ids in key["raters"].items():
+        if twice := [i for i, count in Counter(ids).items() if count > 1]:
+            return f"rater {quote(name)} has {first_five(twice)} twice"
+        if unknown := [i for i in ids if i not in key["questions"]]:
+            return f"rater {quote(name)} has {first_five(unknown)}, not among its questions"
+    return None
+
+
+def _items(value: Any) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, dict) else []
 
 
 def slots_by_question(key: Key) -> dict[str, list[Slot]]:
@@ -99,7 +138,9 @@ def add_answer(result: Result, path: str, answer: Any, key: Key, slots: dict[str
         is_swapped = key["questions"][question_id]["swapped"]
         result.values[place] = {1: 2, 2: 1}.get(value, value) if is_swapped else value
         seconds = decision.get("seconds")
-        result.seconds[place] = seconds if isinstance(seconds, int | float) else 0.0
+        if type(seconds) not in (int, float) or not 0 <= seconds <= LONGEST_SECONDS:
+            raise UserError(f"{where}: {quote(name)}: its 'seconds' are {quote(seconds)}, not a number of seconds")
+        result.seconds[place] = seconds
     if comment.strip():
         result.comments[question_id] = comment
 

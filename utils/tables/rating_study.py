@@ -9,7 +9,7 @@ import hashlib
 import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from utils.tables.report_page import to_json
 
@@ -25,6 +25,33 @@ class Scale:
     steps: bool = True  # are the values steps, of which some are nearer to each other?
 
 
+class System(TypedDict):
+    """A system of a study, and the SHA-256 of each of its response files."""
+
+    name: str
+    responses: list[str]
+
+
+class Question(TypedDict):
+    """What the key says of a question; `swapped`: the second system's answer is shown first."""
+
+    question: str
+    group: str | None
+    swapped: bool
+    aspects: list[str]
+
+
+class Key(TypedDict):
+    """What the page does not tell: questions by id, and by rater the ids of theirs."""
+
+    study: str
+    ask: Literal["pairs", "aspects", "verdicts"]
+    systems: list[System]
+    raters: dict[str, list[str]]
+    questions: dict[str, Question]
+
+
+NUM_SYSTEMS = {"pairs": 2, "aspects": 0, "verdicts": 1}
 _FIVE = {1: "not at all", 2: "hardly", 3: "in part", 4: "mostly", 5: "fully"}
 SCALES = {
     "choice": Scale("Which response is better?", {1: "Response 1", 0: "tie", 2: "Response 2"}, steps=False),
@@ -147,8 +174,8 @@ def make_content(
 
 
 def make_key(
-    content: dict[str, Any], systems: list[dict[str, Any]], groups: Mapping[str, str | None], swapped: set[str]
-) -> dict[str, Any]:
+    content: dict[str, Any], systems: list[System], groups: Mapping[str, str | None], swapped: set[str]
+) -> Key:
     """What the page does not tell, and what raters' files are checked by: it stays with the researcher."""
     questions = {
         question["id"]: {
