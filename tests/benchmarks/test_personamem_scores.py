@@ -252,6 +252,13 @@ def test_what_does_not_say_the_persona_is_refused(folder, systems, dataset, tmp_
         score(lacking, folder / "best.json", tmp_path / "scores.json")
 
 
+def test_a_score_without_its_type_is_in_no_column(folder, tmp_path, capsys):
+    content = json.loads((folder / "best_scores.json").read_text())
+    del content["per_question_scores"][3]["group"]
+    run(make_table, "--system", "other", write(tmp_path / "other.json", content))
+    assert "Warning: 1 question in no column, for no type is known" in capsys.readouterr().out
+
+
 def test_clusters_need_shares_over_all_questions():
     with pytest.raises(ValueError, match="LaMP-QA: clusters need `overall`, and metrics whose scores are 0 or 1"):
         replace(tasks()["LaMP-QA"], cluster="id")

@@ -401,6 +401,7 @@ RECORD_DAMAGES = [
     ("", (), NO_OBJECT, r"record 1: .* where a question object belongs"),
     ("", ("id",), (MISSING, None, "", True, 1.5, [], {}, "\ud800"), "record 1: field 'id' is "),
     ("", ("id",), ("q0",), "records 0 and 1 both have id 'q0'; ids are unique"),
+    ("", ("task",), (None, 5, [], {}, "Quiz"), r"record 1 \(id 'q1'\): there is no task "),
     ("", ("question",), NO_TEXT, r"record 1 \(id 'q1'\): field 'question' "),
     ("narrative", ("narrative",), NO_TEXT, r"record 1 \(id 'q1'\): field 'narrative' "),
     ("profile", ("profile",), NO_LIST, r"record 1 \(id 'q1'\): field 'profile' is "),
@@ -491,6 +492,7 @@ SAMPLE_DAMAGES = [
 ]
 ITEM = ("per_question_scores", 1)
 SCORE_DAMAGES = [
+    ("scores.json", ("task",), (None, 5, [], {}, "Quiz"), "there is no task "),
     ("scores.json", ("per_question_scores",), NO_LIST, "not a score file: it has no list 'per_question_scores'"),
     ("scores.json", ITEM, NO_OBJECT, "per_question_scores, item 1: not a scored question: it has no field 'id'"),
     ("scores.json", (*ITEM, "id"), (MISSING,), "per_question_scores, item 1: not a scored question"),
@@ -919,8 +921,12 @@ MANIFEST_DAMAGES = {
     "a huge integer": b"9" * 5000,
     "no hash": b'{"fingerprint": {}}',
     "a hash that is a number": b'{"fingerprint": {}, "output_sha256": 7}',
-    "a fingerprint that is a list": None,
-    "a fingerprint that is null": None,
+    "a fingerprint that is a list": {"fingerprint": []},
+    "a fingerprint that is null": {"fingerprint": None},
+    "NaN": {"wall_seconds": float("nan")},
+    "half a character": {"versions": {"python": "\ud800"}},
+    "a run that is a list": {"overwrite": [1]},
+    "flags in a list": {"arguments": ["--seed"]},
 }
 
 
@@ -932,16 +938,16 @@ MANIFEST_DAMAGES = {
 def test_a_damaged_manifest(folder, server, capsys, command, damage):
     manifest = folder / f"{OUTPUTS[command]}.manifest.json"
     content = MANIFEST_DAMAGES[damage]
-    if content is None:
-        whole = json.loads(manifest.read_text())
-        content = json.dumps(whole | {"fingerprint": [] if damage.endswith("list") else None}).encode()
+    if isinstance(content, dict):
+        content = json.dumps(json.loads(manifest.read_text()) | content).encode()
     manifest.write_bytes(content)
     refuse(folder, COMMANDS[command], server.url, capsys, rf"{OUTPUTS[command]}(\.manifest\.json)?: ")
 
 
+@pytest.mark.parametrize("damage", ["a folder", "a pipe", "/dev/null", "a link to itself"])
 @pytest.mark.parametrize("command", JOURNALED)
-def test_a_manifest_that_is_a_folder(folder, server, capsys, command):
-    swapped(Path.mkdir)(folder / f"{OUTPUTS[command]}.manifest.json")
+def test_a_manifest_that_is_no_file(folder, server, capsys, command, damage):
+    FILE_DAMAGES[damage][0](folder / f"{OUTPUTS[command]}.manifest.json")
     refuse(folder, COMMANDS[command], server.url, capsys, rf"{OUTPUTS[command]}(\.manifest\.json)?: ")
 
 

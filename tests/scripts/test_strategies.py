@@ -451,6 +451,7 @@ def test_a_table_of_direct_scores(judging, capsys):
         ({"score": 0.8, "details": [{"score": 0.8}]}, "0.8 is not a level: one of 0, 0.25, 0.5, 0.75, 1, or null"),
         ({"score": 1, "details": [{"score": True}]}, "True is not a level"),
         ({"details": []}, "field 'details' is not one level of direct scoring"),
+        ({"score": None, "details": [{}]}, "field 'details' has an item without 'score'"),
     ],
 )
 def test_a_direct_score_that_does_not_hold_together(judging, change, message):

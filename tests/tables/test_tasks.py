@@ -54,6 +54,13 @@ def test_a_group_that_the_task_has_not_is_refused(score_file):
         read_scores(path)
 
 
+@pytest.mark.parametrize("subgroup", [None, 5, [], {}])
+def test_a_subgroup_that_is_no_text_is_refused(score_file, subgroup):
+    path = score_file("a.json", {**question("1", "rpg", 2), "group": "Arts & Entertainment", "subgroup": subgroup})
+    with pytest.raises(UserError, match=r"a\.json: question '1': field 'subgroup' is .*, not a text"):
+        read_scores(path)
+
+
 def test_one_group_has_a_column_and_no_average(two, capsys):
     systems = ["--system", "RAG", two[0], "--system", "Ours", two[1], "--baseline", "RAG", "--intervals"]
     make_table.main(systems)

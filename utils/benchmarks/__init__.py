@@ -28,9 +28,12 @@ def metric_names() -> list[str]:
 
 def task_of(where: str, records: Iterable[Mapping[str, Any]]) -> "Task":
     """The benchmark that all of these records are of; UserError, beginning with `where`, of an unknown or several."""
-    names = list(dict.fromkeys(record.get("task", FIRST) for record in records))
-    if len(names) > 1:
-        raise UserError(f"{where}: records of {quote(names[0])} and of {quote(names[1])}; one file is of one task")
-    if names[0] not in tasks():
-        raise UserError(f"{where}: there is no task {quote(names[0])}; the tasks are {', '.join(tasks())}")
-    return tasks()[names[0]]
+    names: dict[str, None] = {}
+    for name in (record.get("task", FIRST) for record in records):
+        if not isinstance(name, str) or name not in tasks():
+            raise UserError(f"{where}: there is no task {quote(name)}; the tasks are {', '.join(tasks())}")
+        names[name] = None
+    first, *others = names
+    if others:
+        raise UserError(f"{where}: records of {quote(first)} and of {quote(others[0])}; one file is of one task")
+    return tasks()[first]

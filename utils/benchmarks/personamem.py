@@ -275,7 +275,7 @@ def shown(record: Record) -> list[Any]:
 
 
 def place(record: Record) -> dict[str, str | None]:
-    return {"group": record["group"], "topic": topic_of(record), "distance": distance_of(record)}
+    return {"group": record.get("group"), "topic": topic_of(record), "distance": distance_of(record)}
 
 
 def make_task(size: str, questions: int, length: int) -> Task:

