@@ -171,7 +171,7 @@ def judge(reader: Reader, name: str, done: Damage, is_same: bool, ran: Ran, good
         errors = re.findall(r"(?m)^(?:\w+\.)*\w+(?:Error|Exception|Interrupt)\b.*", ran.err)
         return f"exit code {ran.code}: {''.join(errors[-1:])[:200]}"
     if ran.code == 2:
-        return judge_refusal(reader, name, ran)
+        return judge_refusal(reader, name, done, ran)
     for output, content in ran.outputs.items():
         if output.endswith(".json") and output != reader.file and not is_json(content):
             return f"{output} is no JSON"
@@ -187,7 +187,7 @@ def judge(reader: Reader, name: str, done: Damage, is_same: bool, ran: Ran, good
     return None if done.legitimate or optional or is_carried(done, ran, good) else f"silent: {change}"
 
 
-def judge_refusal(reader: Reader, name: str, ran: Ran) -> str | None:
+def judge_refusal(reader: Reader, name: str, done: Damage, ran: Ran) -> str | None:
     if ran.changed:
         return f"refused, and changed: {', '.join(map(os.path.basename, ran.changed))}"
     if "preflight" in reader.command:
@@ -197,7 +197,8 @@ def judge_refusal(reader: Reader, name: str, ran: Ran) -> str | None:
     files = {name.partition(".")[0] if reader.kind == "binary" else name, *words, "--"}
     if "error: " not in ran.err or not 1 <= len(lines) <= 3 or max(map(len, lines)) > 2000:
         return f"refused in {len(lines)} lines: {ran.err[:200]}"
-    return None if any(file in lines[0] for file in files) else f"refused, and no file is named: {lines[0][:200]}"
+    is_named = any(file in lines[0] for file in files) or is_optional(reader, done.name, done.place)
+    return None if is_named else f"refused, and no file is named: {lines[0][:200]}"
 
 
 def is_carried(done: Damage, ran: Ran, good: Ran) -> bool:

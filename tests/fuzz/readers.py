@@ -187,7 +187,7 @@ KNOWN: dict[str, str] = {
 OPTIONAL = (
     "*.json dropped *.reason", "*.json dropped *.evidence", "*.json dropped *.category",
     "*responses.json null *.output", "*answers_*.json null *.output",
-    "*responses.json dropped q?", "verdicts.json dropped q?", "ann_* null *.seconds",
+    "*responses.json dropped q?", "verdicts.json dropped q?", "study.toml dropped *", "ann_* null *.seconds",
 )  # fmt: skip
 
 
