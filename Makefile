@@ -16,7 +16,7 @@ ON_CPU := $(findstring +cpu,$(TORCH))
 STAMP := .venv/installed-$(shell { echo $(REQUIREMENTS); cat $(REQUIREMENTS); } | cksum | cut -d ' ' -f 1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup models demo demo-lamp demo-personamem test test-fast test-gpu bench lint clean
+.PHONY: help setup models demo demo-lamp demo-personamem test test-fast fuzz test-gpu bench lint clean
 # One target at a time, also under -j: each uses all cores by itself.
 .NOTPARALLEL:
 
@@ -76,6 +76,12 @@ test: setup models ## run all tests
 
 test-fast: setup ## run the quick tests: no language model, no hundreds of kills
 	@$(PYTEST) -m "not engine and not slow"
+
+# The tests' files take from each other by name, as pyproject.toml has pytest do.
+FUZZ := PYTHONPATH=.:tests:tests/commands:tests/scripts .venv/bin/python tests/fuzz/fuzz.py
+
+fuzz: setup ## damage one input file at a time, 6,600 times; CASE=N runs one case again
+	@$(FUZZ) $(if $(CASE),--case $(CASE))
 
 # One after the other: they measure the GPU's memory, and take it all.
 test-gpu: $(if $(GPU),setup models) ## run what waits for a GPU, in 15 minutes; what it finds goes to gpu_report.md

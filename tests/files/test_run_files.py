@@ -24,6 +24,7 @@ from utils.files.lock import Lock
 from utils.files.manifest import (
     describe_run,
     file_hash,
+    manifest_of,
     prepare_output,
     publish,
     read_folder_manifest,
@@ -813,6 +814,14 @@ def test_what_is_no_manifest_is_none(output, content):
     if content is not None:
         Path(f"{output}.manifest.json").write_bytes(content)
     assert read_manifest(output) is None
+
+
+@pytest.mark.parametrize("damage", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path.name), lambda path: None])
+def test_a_manifest_tells_nothing_of_what_is_no_file(output, damage):
+    publish(output, {}, {"fingerprint": SETTINGS})
+    output.unlink()
+    damage(output)
+    assert read_manifest(output) is not None and manifest_of(output) is None
 
 
 def test_file_hash_is_sha256(tmp_path):

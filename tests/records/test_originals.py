@@ -6,7 +6,7 @@ import pytest
 
 from utils.benchmarks import tasks
 from utils.cli import UserError
-from utils.records.originals import read_originals
+from utils.records.originals import read_originals, table_rows
 
 
 def item(number):
@@ -114,7 +114,7 @@ BAD = {
     "a gold that is no text": (
         questions("1"),
         {"task": "LaMP_4", "golds": [{"id": "1", "output": 4}]},
-        r"record 0 \(id '1'\): field 'output' is 4; it must be a text",
+        "outputs.json: golds, item 0: field 'output' is 4; it must be a text",
     ),
     "an id twice": (questions("1", "1"), None, "record 1: id '1' is record 0's too; ids are unique"),
     "no questions": ([], None, "holds no questions"),
@@ -161,6 +161,13 @@ def test_a_missing_file_is_named(tmp_path):
         list(read_originals(tasks()["LaMP-4"], tmp_path / "none.json"))
     with pytest.raises(UserError, match=r"none\.json: no such file"):
         list(read_originals(tasks()["LaMP-4"], tmp_path / "q.json", tmp_path / "none.json"))
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    """Python's reader would keep the last one."""
+    (tmp_path / "table.csv").write_text("id,topic,topic\n1,food,law\n")
+    with pytest.raises(UserError, match=r"table\.csv: two columns have one name; names are unique"):
+        list(table_rows(tmp_path / "table.csv"))
 
 
 def test_records_come_one_at_a_time(tmp_path):

@@ -155,6 +155,17 @@ def server():
 def whole(tmp_path_factory, server):
     """A folder with good input of every kind, and what the scripts made of it."""
     folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        make_whole(folder, lambda command: load(command).main(arguments_of(command, server.url)))
+    gc.collect()
+    gc.freeze()  # see `refuse`: what is loaded by now need not be looked through again and again
+    yield folder
+    gc.unfreeze()
+
+
+def make_whole(folder, run):
+    """Fill it; `run` takes a command, runs it there and returns its exit code."""
     write(folder / "data.json", RECORDS)
     write(folder / "train.json", RECORDS)
     write(folder / "responses.json", {"q0": [{"output": "Rye — é."}], "q1": [{"output": "Wheat."}]})
@@ -177,18 +188,10 @@ def whole(tmp_path_factory, server):
     write_hub(folder / "hub")
     for name in ("data", "train"):
         (folder / f"{name}.json").rename(folder / "given.json")
-        run_process(
-            folder, COMMANDS["rank"].replace("data.json", "given.json").replace("made/ranked", name), server.url
-        )
+        assert run(COMMANDS["rank"].replace("data.json", "given.json").replace("made/ranked", name)) == 0
         (folder / "given.json").unlink()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for command in COMMANDS.values():
-            assert load(command).main(arguments_of(command, server.url)) == 0
-    gc.collect()
-    gc.freeze()  # see `refuse`: what is loaded by now need not be looked through again and again
-    yield folder
-    gc.unfreeze()
+    for command in COMMANDS.values():
+        assert run(command) == 0
 
 
 def write(path, content):

@@ -151,7 +151,9 @@ def _is_sound(manifest: dict[str, Any]) -> bool:
 def manifest_of(path: str | Path) -> dict[str, Any] | None:
     """`read_manifest`, but None too where the output was changed since: then it tells nothing of what is there."""
     manifest = read_manifest(path)
-    return manifest if manifest is not None and manifest["output_sha256"] == file_hash(path) else None
+    if manifest is None or not Path(path).is_file():  # a pipe or a device would be read for ever
+        return None
+    return manifest if manifest["output_sha256"] == file_hash(path) else None
 
 
 def write_folder_manifest(folder: str | Path, manifest: dict[str, Any]) -> None:

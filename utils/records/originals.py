@@ -85,6 +85,10 @@ def read_golds(task: Task | None, path: str | Path) -> dict[str, Any]:
     for number, gold in enumerate(content["golds"]):
         if not isinstance(gold, dict) or "id" not in gold or "output" not in gold:
             raise UserError(f"{path}: golds, item {number}: no object with 'id' and 'output'")
+        if not isinstance(gold["output"], str):
+            raise UserError(
+                f"{path}: golds, item {number}: field 'output' is {kind(gold['output'])}; it must be a text"
+            )
         gold_id = check_id(gold["id"], f"{path}: golds, item {number}")
         if gold_id in golds:
             raise UserError(f"{path}: two answers to id {quote(gold_id)}; ids are unique")
@@ -147,7 +151,11 @@ def table_rows(path: Path) -> Iterator[dict[str | None, Any]]:
     csv.field_size_limit(MOST_IN_FIELD)
     try:
         with open_regular(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-            yield from csv.DictReader(text, strict=True)
+            table = csv.DictReader(text, strict=True)
+            names = table.fieldnames or []
+            if len(set(names)) < len(names):
+                raise UserError(f"{path}: two columns have one name; names are unique")
+            yield from table
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: no CSV that can be read: {error}") from None
 

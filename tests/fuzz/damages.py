@@ -1,0 +1,260 @@
+"""The damages to one file: to the whole of it, and to one value in it, drawn by chance.
+
+What a damage did is told by reading the file before and after with parsers that are not the project's.
+"""
+
+import csv
+import io
+import json
+import os
+import random
+import shutil
+import tomllib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+from xml.sax.saxutils import quoteattr
+
+MISSING, DEEP, AGAIN = "\0missing", "\0deep", "\0again"  # placeholders: the last two are put in as text
+LONG = "long — é " * 20_000
+
+
+# Kinds of files: how one is read and written
+
+
+def strict_json(text: str) -> Any:
+    """JSON as the standard has it: no NaN, no name twice in an object, no half characters."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("a name twice")
+        return dict(pairs)
+
+    def refuse(name: str) -> None:
+        raise ValueError(name)
+
+    value = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+    json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def put_in(text: str) -> bytes:
+    """A dumped text with the placeholders' text in it; half characters become JSON's escapes."""
+    deep = "[" * 100_000 + "]" * 100_000
+    text = text.replace(json.dumps(DEEP), deep).replace(json.dumps(AGAIN)[1:-1], "")
+    return text.encode(errors="backslashreplace")
+
+
+def read_csv(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def write_csv(rows: list[dict[str, str]]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, max(rows, key=len), restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return put_in(text.getvalue())
+
+
+def read_xml(text: str) -> dict[str, Any]:
+    root = ElementTree.fromstring(text.encode())
+    return {root.tag: [dict(row.attrib) for row in root]}
+
+
+def write_xml(value: dict[str, Any]) -> bytes:
+    ((tag, rows),) = value.items()
+    lines = ["<row " + " ".join(f"{name}={quoteattr(str(one))}" for name, one in row.items()) + "/>" for row in rows]
+    return put_in(f"<{tag}>\n" + "\n".join(lines) + f"\n</{tag}>\n")
+
+
+def write_toml(value: dict[str, Any]) -> bytes:
+    tables = {name: one for name, one in value.items() if isinstance(one, dict)}
+    lines = [f"{json.dumps(name)} = {json.dumps(one)}" for name, one in value.items() if name not in tables]
+    for name, table in tables.items():
+        lines += [f"[{name}]", *(f"{json.dumps(key)} = {json.dumps(one)}" for key, one in table.items())]
+    return put_in("\n".join(lines).replace("NaN", "nan") + "\n")
+
+
+def read_lines(text: str) -> list[Any]:
+    return [strict_json(line) for line in text.split("\n") if line.strip()]
+
+
+def read_journal(text: str) -> list[Any]:
+    """A last line without an end does not count: its writer died over it."""
+    return read_lines(text[: text.rfind("\n") + 1])
+
+
+def write_lines(value: list[Any]) -> bytes:
+    return put_in("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in value))
+
+
+# By kind: from text to a value, and from a value to bytes; None where no part of it is damaged.
+KINDS: dict[str, tuple[Callable[[str], Any], Callable[[Any], bytes] | None]] = {
+    "json": (strict_json, lambda value: put_in(json.dumps(value, ensure_ascii=False, indent=1))),
+    "jsonl": (read_lines, write_lines),
+    "journal": (read_journal, write_lines),
+    "csv": (read_csv, write_csv),
+    "xml": (read_xml, write_xml),
+    "toml": (tomllib.loads, write_toml),
+    "text": (str, None),
+    "binary": (str, None),
+}
+
+
+def read(path: Path, kind: str) -> Any:
+    """What is in a file, None where it is nothing of its kind."""
+    try:
+        if not path.is_file():
+            return None
+        content = path.read_bytes()
+        if kind == "binary":
+            return content
+        return KINDS[kind][0](content.decode("utf-8-sig").replace("\r\n", "\n"))
+    except (ValueError, RecursionError, ElementTree.ParseError, OSError, TypeError):
+        return None
+
+
+# Damages to a whole file: of its path, its bytes, the dice, and other files of the folder
+
+
+def flip(path: Path, content: bytes, dice: random.Random, others: list[Path]) -> None:
+    if content:
+        place = dice.randrange(len(content))
+        content = content[:place] + bytes([content[place] ^ 1 << dice.randrange(8)]) + content[place + 1 :]
+    path.write_bytes(content)
+
+
+def become(make: Callable[[bytes, random.Random], bytes]) -> Callable[..., None]:
+    return lambda path, content, dice, others: path.write_bytes(make(content, dice))
+
+
+def swap(make: Callable[[Path], object]) -> Callable[..., None]:
+    def damage(path: Path, content: bytes, dice: random.Random, others: list[Path]) -> None:
+        path.unlink()
+        make(path)
+
+    return damage
+
+
+def link(path: Path, content: bytes, dice: random.Random, others: list[Path]) -> None:
+    (path.parent / "elsewhere").mkdir(exist_ok=True)
+    shutil.move(path, path.parent / "elsewhere")
+    path.symlink_to(f"elsewhere/{path.name}")
+
+
+def be_another(path: Path, content: bytes, dice: random.Random, others: list[Path]) -> None:
+    path.write_bytes(dice.choice(others).read_bytes())
+
+
+def spread(content: bytes, dice: random.Random) -> bytes:
+    return json.dumps(json.loads(content), indent=dice.choice([None, 3])).encode()
+
+
+def transcode(content: bytes, dice: random.Random) -> bytes:
+    encoding = dice.choice(["utf-16", "utf-16-le", "utf-32", "latin-1", "cp1252"])
+    return content.decode(errors="replace").encode(encoding, "replace")
+
+
+WHOLE: dict[str, Callable[..., None]] = {
+    "empty": become(lambda content, dice: b""),
+    "zero-filled": become(lambda content, dice: bytes(len(content))),
+    "zeros from a place on": become(lambda content, dice: content[: (n := dice.randrange(len(content) + 1))]
+                                    + bytes(len(content) - n)),
+    "cut short": become(lambda content, dice: content[: dice.randrange(len(content) + 1)]),
+    "a flipped bit": flip,
+    "a byte order mark": become(lambda content, dice: b"\xef\xbb\xbf" + content),
+    "another encoding": become(transcode),
+    "no line end": become(lambda content, dice: content.rstrip(b"\r\n")),
+    "line ends of Windows": become(lambda content, dice: content.replace(b"\n", b"\r\n")),
+    "another file": be_another,
+    "a link to it": link,
+    "a dangling link": swap(lambda path: path.symlink_to("nowhere")),
+    "a link to itself": swap(lambda path: path.symlink_to(path.name)),
+    "a pipe": swap(os.mkfifo),
+    "a folder": swap(Path.mkdir),
+    "gone": swap(lambda path: None),
+    "/dev/null": swap(lambda path: path.symlink_to("/dev/null")),
+    "/dev/zero": swap(lambda path: path.symlink_to("/dev/zero")),
+}  # fmt: skip
+
+
+# Damages to one value: of the value and the dice, the new one, or MISSING
+
+
+def retype(value: Any, dice: random.Random) -> Any:
+    others = [True, 7, 1.5, "text", "", [], {}, [value], {"a": value}, str(value), "false"]
+    return dice.choice([other for other in others if type(other) is not type(value)])
+
+
+def other_text(value: Any, dice: random.Random) -> Any:
+    if isinstance(value, str):
+        return dice.choice(["Other — é", " ", LONG, "猫 \u2028\x00 \x1b[2J", value + "\n"])
+    return value + dice.choice([1, -10, 10**30, 10**400]) if isinstance(value, int) else -1e308
+
+
+PARTS: dict[str, Callable[[Any, random.Random], Any]] = {
+    "dropped": lambda value, dice: MISSING,
+    "null": lambda value, dice: None,
+    "NaN": lambda value, dice: dice.choice([float("nan"), float("inf")]),
+    "retyped": retype,
+    "half a character": lambda value, dice: "half \ud800",
+    "too deep": lambda value, dice: DEEP,
+    "another value": other_text,
+}
+# What these make of a file is as good as what it was: another output is right.
+LEGITIMATE = {"another value", "a flipped bit", "another file", "twice", "a shorter list", "cut short"}
+
+
+def places(value: Any, path: tuple = ()) -> list[tuple]:
+    """The way to each part of a value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [way for key, part in items for way in ((*path, key), *places(part, (*path, key)))]
+
+
+def part(value: Any, way: Iterable[Any]) -> Any:
+    for key in way:
+        value = value[key]
+    return value
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What was done: its name, where in the file, and whether a different output is what it should give."""
+
+    name: str
+    place: str
+    legitimate: bool
+
+
+def damage(path: Path, kind: str, dice: random.Random, others: list[Path]) -> Damage:
+    """Do one damage to a file, drawn by these dice."""
+    dump, content = KINDS[kind][1], path.read_bytes()
+    if dump is None or dice.random() < 0.4:
+        name = dice.choice([*WHOLE])
+        WHOLE[name](path, content, dice, others)
+        is_torn = kind == "journal" and name == "no line end"
+        return Damage(name, "", name in LEGITIMATE or is_torn or (kind == "text" and path.is_file()))
+    value = read(path, kind)
+    ways = [way for way in places(value) if kind not in ("csv", "xml") or isinstance(part(value, way), str)]
+    *way, last = place = dice.choice(ways)
+    holder = part(value, way)
+    old, name = holder[last], dice.choice([*PARTS, "twice"])
+    is_legitimate = name in LEGITIMATE
+    if name == "twice":
+        if isinstance(holder, list):
+            holder.insert(last, old)
+        else:
+            holder[last + AGAIN] = retype(old, dice)
+            is_legitimate = False
+    elif (new := PARTS[name](old, dice)) == MISSING:
+        del holder[last]
+        name, is_legitimate = ("a shorter list", True) if isinstance(holder, list) else (name, False)
+    else:
+        is_number = isinstance(old, str) and old.strip("(%)").replace(".", "").isdigit()
+        is_legitimate |= kind in ("csv", "xml") and isinstance(old, str) and not is_number and bool(str(new).strip())
+        holder[last] = new
+    path.write_bytes(dump(value))
+    return Damage(name, ".".join(map(str, place)), is_legitimate)

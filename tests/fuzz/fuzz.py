@@ -1,0 +1,277 @@
+"""Damaged input for every reader: case N is a function of N alone, so a failing one can be run again by its number.
+
+  make fuzz               all cases, in ten minutes or more
+  make fuzz CASE=1234     one, with all that the command says
+
+A case copies a folder of good input, damages one file of it, and runs one command in a process that can be killed. A
+command may refuse the file (exit code 2, one to three lines that name a file, nothing changed) or accept it (exit code
+0 or 1). All else is a finding: a traceback, a hang, another exit code, an output that was there and changed though the
+command refused, an output that is no JSON, and a silent change. That is: the command accepted a file
+
+  - with the same content (a byte order mark, a link), or
+  - with a value dropped, null, NaN or of another type, or that is no file of its kind any more,
+
+and gave another output or asked a model more often, with no new line on stdout or stderr or in a table's or report's
+notes, and no count that changed. Where a value was replaced by another of its type, another output is right; so it is
+where the damaged value is copied and nothing else differs, and for what may be missing (OPTIONAL in readers.py).
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from api_server import ChatServer, serve
+from damages import Damage, damage, read, read_csv, strict_json
+from readers import READERS, Reader, is_optional, known, prepare
+from test_bad_input import arguments_of, snapshot
+from zygote import Run, Zygote
+
+SECONDS = 20  # a run that takes longer hangs
+# Files there need not be written to a disk, which takes longer than most runs.
+MEMORY_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+MEMORY = 2 << 30  # bytes that a run may take: it is to stop by itself where a file has no end
+MODULES = (  # that all runs have at hand; without torch, beside which a run starts five times as slowly
+    "openai.resources.chat", "anyio._backends._asyncio", "matplotlib.backends.backend_agg", "lxml.etree", "bm25s",
+    *sorted({reader.command.split()[0].removesuffix(".py").replace("/", ".") for reader in READERS}),
+)  # fmt: skip
+ENCODER = (*MODULES, "retrieval.encoder", "transformers.models.auto", "transformers.models.bert.modeling_bert")
+# What every run would look up of this machine takes longer than most runs.
+SETUP = f"""
+import resource
+from utils.files import manifest
+manifest._versions, manifest._git_commit = dict, lambda: None
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + {MEMORY}, used + {MEMORY}))
+"""
+# Outputs that tell of the run itself, or have no bytes of their own.
+ASIDE = re.compile(r"\.(manifest\.json|journal\.jsonl|lock|tmp|pdf|png|sqlite\S*)$|(^|/)counts\.json$")
+VARYING = re.compile(rb"[0-9a-f]{64}|\b[\d.]+ ?/(s|min|h)\b|\b\d+:\d\d:\d\d\b|\"wall_seconds\": [\d.e-]+")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run that ended: its exit code (None: it hung), what it said, what it left and how often it asked a model."""
+
+    code: int | None
+    out: str
+    err: str
+    outputs: dict[str, bytes]
+    counts: str
+    asked: int
+    changed: list[str]  # files that were there and are other ones now
+
+    def lines(self) -> set[str]:
+        """What it said, also in the notes of a table or a report, with all numbers alike: figures are no warning."""
+        notes = [content.decode() for name, content in self.outputs.items() if name.endswith(".md")]
+        for content in self.outputs.values():
+            notes += re.findall(r'"notes":\[.*?\]', content.decode(errors="replace"))
+        return {re.sub(r"[\d.]+", "#", line) for text in (self.out, self.err, *notes) for line in text.splitlines()}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case that was run; `finding` says what is wrong."""
+
+    number: int
+    reader: Reader
+    damage: Damage
+    ran: Ran
+    finding: str | None
+
+
+class Fuzz:
+    """The prepared folder, a copy of it to work in, the server, and two processes whose forks are the runs."""
+
+    def __init__(self, folder: Path, server: ChatServer, zygote: Zygote, encoding: Zygote):
+        """`encoding` is for the commands that load an encoder."""
+        self._whole, self._work, self._server = folder / "whole", folder / "work", server
+        self._zygotes = {False: zygote, True: encoding}
+        self._work.mkdir()
+        prepare(self._work, lambda command: self._start(command).wait())
+        shutil.copytree(self._work, self._whole)
+        self._others = sorted(path for path in self._whole.rglob("*.json*") if path.is_file())
+        self._good = snapshot(self._work)
+
+    def _start(self, command: str) -> Run:
+        script, words = command.split()[0], arguments_of(command, self._server.url)
+        return self._zygotes["./encoder" in command].start(
+            script, words, live_in=[str(self._work), dict(os.environ)], do=SETUP
+        )
+
+    def _run(self, command: str) -> Ran:
+        before, asked = snapshot(self._work), len(self._server.requests)
+        run = self._start(command)
+        try:
+            code = run.wait(SECONDS)
+        except TimeoutError:
+            code = None
+        after = snapshot(self._work)
+        names = {name: os.path.relpath(name, self._work) for name in after if after[name] != before.get(name)}
+        made = {short: after[name] for name, short in names.items() if isinstance(after[name], bytes)}
+        outputs = {name: VARYING.sub(b"", content) for name, content in made.items() if not ASIDE.search(name)}
+        outputs["stdout"] = VARYING.sub(b"", run.printed.encode())
+        counts = sorted(str(re.findall(rb'"(?:num_|count)[^"]*": [^,{]*', content)) for content in made.values())
+        counts += [str(content) for name, content in made.items() if name.endswith("counts.json")]
+        lost = [name for name, content in before.items() if after.get(name) != content]
+        asked = len(self._server.requests) - asked
+        self._restore(after)
+        return Ran(code, run.printed, run.errors, outputs, str(counts), asked, lost)
+
+    def _restore(self, found: dict[str, str | bytes | None]) -> None:
+        """Have the work folder be as it was at first; `found` is what is there."""
+        for name in found:
+            if name not in self._good or found[name] != self._good[name]:
+                remove(Path(name))
+        for name in self._good:
+            if found.get(name, "") != self._good[name]:
+                shutil.copy2(self._whole / os.path.relpath(name, self._work), name)
+
+    @cache  # noqa: B019 (one object a process)
+    def undamaged(self, command: str) -> Ran:
+        ran = self._run(command)
+        assert ran.code == 0, f"{command}: {ran.err}"
+        return ran
+
+    def run(self, number: int) -> Case:
+        """The case of this number."""
+        reader, dice = READERS[number % len(READERS)], random.Random(number)
+        good = self.undamaged(reader.command)
+        (path,) = self._work.glob(reader.file)
+        before = read(path, reader.kind)
+        done = damage(path, reader.kind, dice, self._others)
+        is_same = before == read(path, reader.kind)
+        ran = self._run(reader.command)
+        return Case(number, reader, done, ran, judge(reader, path.name, done, is_same, ran, good))
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def judge(reader: Reader, name: str, done: Damage, is_same: bool, ran: Ran, good: Ran) -> str | None:
+    """What is wrong with a run, None where nothing is; `good` is the run on the file as it was."""
+    if ran.code is None:
+        return f"runs for more than {SECONDS} s"
+    if "Traceback" in ran.err or ran.code not in (0, 1, 2):
+        errors = re.findall(r"(?m)^(?:\w+\.)*\w+(?:Error|Exception|Interrupt)\b.*", ran.err)
+        return f"exit code {ran.code}: {''.join(errors[-1:])[:200]}"
+    if ran.code == 2:
+        return judge_refusal(reader, name, done, ran)
+    for output, content in ran.outputs.items():
+        if output.endswith(".json") and output != reader.file and not is_json(content):
+            return f"{output} is no JSON"
+    if ran.outputs == good.outputs and ran.asked <= good.asked:
+        return None
+    differing = [one for one in ran.outputs | good.outputs if ran.outputs.get(one) != good.outputs.get(one)]
+    change = f"asked {ran.asked} times, not {good.asked}; other outputs: {', '.join(differing)}"
+    if ran.lines() - good.lines() or ran.counts != good.counts:
+        return None
+    if is_same:
+        return f"same content: {change}"
+    optional = is_optional(reader, done.name, done.place)
+    return None if done.legitimate or optional or is_carried(done, ran, good) else f"silent: {change}"
+
+
+def judge_refusal(reader: Reader, name: str, done: Damage, ran: Ran) -> str | None:
+    if ran.changed:
+        return f"refused, and changed: {', '.join(map(os.path.basename, ran.changed))}"
+    if "preflight" in reader.command:
+        return None if any(line.startswith("FAIL") for line in ran.out.splitlines()) else "no line says FAIL"
+    lines = ran.err[ran.err.rfind("error: ") :].splitlines()
+    words = {Path(word).name for word in reader.command.split() if not word.startswith("-") and len(word) > 3}
+    files = {name.partition(".")[0] if reader.kind == "binary" else name, *words, "--"}
+    if "error: " not in ran.err or not 1 <= len(lines) <= 3 or max(map(len, lines)) > 2000:
+        return f"refused in {len(lines)} lines: {ran.err[:200]}"
+    is_named = any(file in lines[0] for file in files) or is_optional(reader, done.name, done.place)
+    return None if is_named else f"refused, and no file is named: {lines[0][:200]}"
+
+
+def is_carried(done: Damage, ran: Ran, good: Ran) -> bool:
+    """Do the outputs differ in the damaged field alone? It is one that the command copies and does not use."""
+    *_, field = done.place.rpartition(".")
+    if field == "" or done.name == "twice" or ran.asked > good.asked or ran.outputs.keys() != good.outputs.keys():
+        return False
+    return all(without(field, ran.outputs[name]) == without(field, good.outputs[name]) for name in good.outputs)
+
+
+def without(field: str, content: bytes) -> Any:
+    """An output's content less all fields of this name, of JSON, and of CSV the column."""
+    text = content.decode(errors="replace")
+    try:
+        return json.loads(text, object_hook=lambda value: {name: value[name] for name in value if name != field})
+    except ValueError:
+        rows = read_csv(text) if field in text.partition("\n")[0].split(",") else []
+        return [{name: row[name] for name in row if name != field} for row in rows] or text
+
+
+def is_json(content: bytes) -> bool:
+    try:
+        strict_json(content.decode())
+    except ValueError:
+        return False
+    return True
+
+
+@contextmanager
+def open_fuzz() -> Iterator[Fuzz]:
+    home = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0", "SSL_CERT_DIR": os.path.dirname(__file__)}
+    os.environ.update(home)  # as in conftest.py; the runs have it too
+    with tempfile.TemporaryDirectory(dir=MEMORY_DISK) as name, serve() as server:
+        (folder := Path(name) / "zygote").mkdir()
+        zygotes = [Zygote(folder, *modules) for modules in (MODULES, ENCODER)]
+        try:
+            yield Fuzz(Path(name), server, *zygotes)
+        finally:
+            for zygote in zygotes:
+                zygote.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=6600, help="how many to run (%(default)s)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first (%(default)s)")
+    parser.add_argument("--case", type=int, help="run this one alone, and show all it says")
+    args = parser.parse_args()
+    numbers = range(args.first, args.first + args.cases) if args.case is None else [args.case]
+    counts: dict[str, Counter[str]] = {}
+    findings = []
+    with open_fuzz() as fuzz:
+        for number in numbers:
+            case = fuzz.run(number)
+            counts.setdefault(case.reader.name, Counter())[outcome(case)] += 1
+            if case.finding or args.case is not None:
+                findings.append(case)
+                done = f"{case.reader.name} | {case.damage.name} {case.damage.place}"
+                print(f"{number} {outcome(case)} | {done} | {case.finding}", flush=True)
+    if args.case is not None:
+        print(findings[0].reader.command, findings[0].ran.out, findings[0].ran.err, sep="\n")
+    for name, its in sorted(counts.items()):
+        print(f"{name}: {its.total()} cases, " + ", ".join(f"{count} {what}" for what, count in sorted(its.items())))
+    total = sum(counts.values(), Counter())
+    print(f"{total.total()} cases, {len(counts)} readers: {dict(total)}")
+    return int(total["finding"] > 0)
+
+
+def outcome(case: Case) -> str:
+    if case.finding:
+        return "known" if known(case.reader) else "finding"
+    return "refused" if case.ran.code == 2 else "accepted"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
