@@ -82,7 +82,7 @@ demo-personamem: setup models ## run PersonaMem's conditions on its sample data
 # All cores; the tests of a language model one at a time beside the others (tests/conftest.py).
 PYTEST := .venv/bin/python -m pytest -q --durations=10 -n auto
 
-test: setup models ## run all tests
+test: setup models ## run all tests, for the packages of a CPU; the engine's are skipped with those of a GPU
 	@$(PYTEST)
 
 test-fast: setup ## run the quick tests: no language model, no hundreds of kills

@@ -390,6 +390,24 @@ def test_targets_keep_their_order_under_j(checkout):
 # Tests
 
 
+def test_a_gpu_is_hidden_from_the_tests():
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_with_vllms_build_for_gpus_the_tests_of_an_engine_are_skipped_in_a_line(tmp_path):
+    package = tmp_path / "vllm-0.32.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/generation/test_engines.py"],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
+    assert re.search(r"\d\d tests of an engine; this vllm is the build for GPUs, on which make test-gpu runs it$", line)
+    assert done.stdout.splitlines()[-1].startswith("1 skipped in ")
+
+
 def test_no_test_compares_a_clock_with_a_number_or_gives_up_within_minutes():
     """Such a test fails on a busy machine: seconds are for tests/speed, a time limit is for what hangs."""
     found = [f"{path.name}:{place}" for path in sorted((ROOT / "tests").rglob("*.py")) for place in short_times(path)]
