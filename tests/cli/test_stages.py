@@ -11,7 +11,8 @@ ROOT = __file__.rpartition("/tests/")[0]
 
 
 def demo(body: str, **environment: str) -> subprocess.Popen:
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | environment
+    inherited = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment = inherited | {"CUDA_VISIBLE_DEVICES": ""} | environment
     return subprocess.Popen(
         ["sh", "-c", f"set -eu; num_stages=1; . utils/cli/stages.sh; {body}"],
         cwd=ROOT,
@@ -39,6 +40,30 @@ def test_what_runs_aside_is_shown_when_both_have_ended():
         "",
     ]
     assert run.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [(None, "0"), ("2,3", "2"), ("MIG-1", "MIG-1"), ("GPU-a,GPU-b", "GPU-a"), ("", None), ("-1", None)],
+)
+def test_on_a_gpu_one_runs_after_the_other_on_the_first_gpu(tmp_path, visible, seen):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100'\necho 'GPU 1: NVIDIA H100'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    which = f"export CUDA_VISIBLE_DEVICES={visible}" if visible is not None else "unset CUDA_VISIBLE_DEVICES"
+    body = 'other() { echo "$CUDA_VISIBLE_DEVICES $OMP_NUM_THREADS"; }; aside other; echo front; together'
+    run = demo(f"PATH={tmp_path}:$PATH; {which}; . utils/cli/stages.sh; {body}", OMP_NUM_THREADS="5")
+    lines = run.communicate(timeout=600)[0].splitlines()
+    assert lines == ([f"{seen} 5", "front"] if seen else ["front", f"{visible} 5"]) and run.returncode == 0
+
+
+def test_a_failure_before_the_others_on_a_gpu_ends_the_run_at_once(tmp_path):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    run = demo(
+        f"PATH={tmp_path}:$PATH; . utils/cli/stages.sh; other() {{ sh -c 'exit 2'; }}; aside other; echo never",
+        CUDA_VISIBLE_DEVICES="0",
+    )
+    assert (run.communicate(timeout=600)[0], run.wait(timeout=600)) == ("", 2)
 
 
 def test_the_users_threads_stay():

@@ -45,16 +45,19 @@ class Machine:
     def seconds_left(self) -> float:
         return MINUTES * 60 if self._deadline is None else self._deadline - time.monotonic()
 
-    def start(self, *words: object, one_gpu: bool = False, **environment: str) -> subprocess.Popen:
-        """Begin a Python program, by default with all visible GPUs; it is told nothing to download."""
-        variables = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **environment}
+    def start(
+        self, *words: object, program: str = sys.executable, one_gpu: bool = False, **environment: str
+    ) -> subprocess.Popen:
+        """Begin a program, Python by default, with all visible GPUs or the first; it downloads nothing."""
+        variables = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+        variables |= environment
         if self.num_gpus:
             variables.pop("OMP_NUM_THREADS", None)  # is one for tests that share a machine, and these don't
             if one_gpu:
                 variables["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
         else:
             variables |= {"CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": "1"}
-        command = [sys.executable, *map(str, words)]
+        command = [program, *map(str, words)]
         return subprocess.Popen(
             command, cwd=ROOT, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )

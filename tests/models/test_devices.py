@@ -114,9 +114,11 @@ def test_a_gpu_that_slurm_gave(nvidia_smi, unseen, monkeypatch):
 
 
 @pytest.mark.parametrize("script", ["echo 'No devices found.'", "exit 9", None])
-def test_no_gpu_is_none(script, nvidia_smi, unseen):
+def test_no_gpu_is_none(script, nvidia_smi, unseen, monkeypatch, tmp_path):
     if script:
         nvidia_smi(f"#!/bin/sh\n{script}\n")
+    else:
+        monkeypatch.setenv("PATH", str(tmp_path))  # without this machine's own, where it has one
     unseen("13.0")
     assert has_gpu() is False
     assert pick_devices("auto") == ["cpu"]

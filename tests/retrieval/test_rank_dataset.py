@@ -426,6 +426,9 @@ def test_what_the_cache_answers_needs_no_torch(tmp_path, encoder_folder, from_hu
 def test_a_gpu_that_torch_cannot_use_ends_a_run_that_has_something_to_embed(tmp_path, encoder_folder, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     source, output = write(tmp_path / "in.json", many_records(5)), tmp_path / "out.json"
     options = ["--model_name", encoder_folder, "--embedding_cache", tmp_path / "cache"]
     rank(source, tmp_path / "first.json", *options, "--device", "cpu")
