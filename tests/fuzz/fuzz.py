@@ -43,7 +43,7 @@ SECONDS = 20  # a run that takes longer hangs
 MEMORY_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 MEMORY = 2 << 30  # bytes that a run may take: it is to stop by itself where a file has no end
 MODULES = (  # that all runs have at hand; without torch, beside which a run starts five times as slowly
-    "openai.resources.chat", "anyio._backends._asyncio", "matplotlib.backends.backend_agg", "lxml.etree", "bm25s",
+    "openai.resources.chat", "anyio._backends._asyncio", "matplotlib.pyplot", "scipy.stats", "lxml.etree", "bm25s",
     *sorted({reader.command.split()[0].removesuffix(".py").replace("/", ".") for reader in READERS}),
 )  # fmt: skip
 ENCODER = (*MODULES, "retrieval.encoder", "transformers.models.auto", "transformers.models.bert.modeling_bert")
@@ -55,6 +55,7 @@ manifest._versions, manifest._git_commit = dict, lambda: None
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + {MEMORY}, used + {MEMORY}))
 """
+SAVE_ENCODER = "import os, pathlib, tiny_encoder as t; t.save_tiny_encoder(pathlib.Path('encoder')); os._exit(0)"
 # Outputs that tell of the run itself, or have no bytes of their own.
 ASIDE = re.compile(r"\.(manifest\.json|journal\.jsonl|lock|tmp|pdf|png|sqlite\S*)$|(^|/)counts\.json$")
 VARYING = re.compile(rb"[0-9a-f]{64}|\b[\d.]+ ?/(s|min|h)\b|\b\d+:\d\d:\d\d\b|\"wall_seconds\": [\d.e-]+")
@@ -99,6 +100,9 @@ class Fuzz:
         self._whole, self._work, self._server = folder / "whole", folder / "work", server
         self._zygotes = {False: zygote, True: encoding}
         self._work.mkdir()
+        # Where torch is loaded: here it would take seconds.
+        words = {"live_in": [str(self._work), dict(os.environ)], "do": SAVE_ENCODER}
+        assert encoding.run("utils/make_table.py", [], **words).wait() == 0
         prepare(self._work, lambda command: self._start(command).wait())
         shutil.copytree(self._work, self._whole)
         self._others = sorted(path for path in self._whole.rglob("*.json*") if path.is_file())
@@ -153,6 +157,7 @@ class Fuzz:
         done = damage(path, reader.kind, dice, self._others)
         is_same = before == read(path, reader.kind)
         ran = self._run(reader.command)
+        shutil.copy2(self._whole / path.relative_to(self._work), path)  # of the same bytes the date may be another
         return Case(number, reader, done, ran, judge(reader, path.name, done, is_same, ran, good))
 
 
@@ -203,7 +208,7 @@ def judge_refusal(reader: Reader, name: str, done: Damage, ran: Ran) -> str | No
 
 def is_carried(done: Damage, ran: Ran, good: Ran) -> bool:
     """Do the outputs differ in the damaged field alone? It is one that the command copies and does not use."""
-    *_, field = done.place.rpartition(".")
+    field = next((name for name in reversed(done.place.split(".")) if not name.isdigit()), "")
     if field == "" or done.name == "twice" or ran.asked > good.asked or ran.outputs.keys() != good.outputs.keys():
         return False
     return all(without(field, ran.outputs[name]) == without(field, good.outputs[name]) for name in good.outputs)

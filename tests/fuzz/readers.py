@@ -14,7 +14,6 @@ from pathlib import Path
 from made_up_dump import make_dumps
 from test_bad_input import API, COMMANDS, JOURNALED, OUTPUTS, PROMPT_OF, RECORDS, SCORED, make_whole, write
 from test_import_prompts import EVALUATOR, EVALUATOR_TEXT, FORMATTERS, FORMATTERS_TEXT
-from tiny_encoder import save_tiny_encoder
 
 from utils.studies.study import CATEGORIES
 from utils.tables.rating_study import slots_of
@@ -187,7 +186,8 @@ KNOWN: dict[str, str] = {
 OPTIONAL = (
     "*.json dropped *.reason", "*.json dropped *.evidence", "*.json dropped *.category",
     "*responses.json null *.output", "*answers_*.json null *.output",
-    "*responses.json dropped q?", "verdicts.json dropped q?", "study.toml dropped *", "ann_* null *.seconds",
+    "*responses.json dropped q?", "verdicts.json dropped q?", "study.toml dropped *",
+    "plans.json null *.aspects", "made/scores.json dropped *.parsed", "ann_* null *.seconds",
 )  # fmt: skip
 
 
@@ -200,7 +200,10 @@ def known(reader: Reader) -> str | None:
 
 
 def prepare(folder: Path, run: Callable[[str], int]) -> None:
-    """Fill it with good input of every kind; `run` takes a command, runs it there and returns its exit code."""
+    """Fill it with good input of every kind; `run` takes a command, runs it there and returns its exit code.
+
+    There is tests/tiny_encoder.py's model in it already.
+    """
     make_whole(folder, run)
     write(
         folder / "data.jsonl", "".join(f"{json.dumps(one)}\n" for one in json.loads((folder / "data.json").read_text()))
@@ -224,7 +227,6 @@ def prepare(folder: Path, run: Callable[[str], int]) -> None:
     for split in SPLITS:
         write(folder / f"copy/{split}.json", [record | {"id": f"{split} {record['id']}"} for record in RECORDS])
     (folder / "new").mkdir()
-    save_tiny_encoder(folder / "encoder")
     names = {"LaMP-3": RATING, "LongLaMP-topic": TOPIC, "PersonaMem-32k": MEMORY}
     commands = [BUILD, DENSE, *map(GET.format, names), *RATED.values()]
     commands += [ANSWER.format(name) for name in STRATEGIES]
