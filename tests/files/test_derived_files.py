@@ -4,6 +4,7 @@ import errno
 import hashlib
 import importlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,13 @@ def test_what_a_script_wrote_it_makes_again(folder, name):
     assert run(name) == 0
     assert Path(name).read_bytes() != first
     assert read_manifest(name)["output_sha256"] == hashlib.sha256(Path(name).read_bytes()).hexdigest()
+
+
+def test_a_pipe_in_the_place_of_what_a_script_wrote_is_refused(folder):
+    assert run("t.md") == 0
+    Path("t.md").unlink()
+    os.mkfifo("t.md")
+    assert refusal("t.md").startswith(f"t.md: {NOT_OURS}")
 
 
 @ALL

@@ -19,6 +19,7 @@ from xml.sax.saxutils import quoteattr
 
 MISSING, DEEP, AGAIN = "\0missing", "\0deep", "\0again"  # placeholders: the last two are put in as text
 LONG = "long — é " * 20_000
+csv.field_size_limit(10**9)
 
 
 # Kinds of files: how one is read and written
@@ -113,7 +114,7 @@ def read(path: Path, kind: str) -> Any:
         if kind == "binary":
             return content
         return KINDS[kind][0](content.decode("utf-8-sig").replace("\r\n", "\n"))
-    except (ValueError, RecursionError, ElementTree.ParseError, OSError, TypeError):
+    except (ValueError, RecursionError, ElementTree.ParseError, csv.Error, OSError, TypeError):
         return None
 
 

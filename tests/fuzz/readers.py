@@ -184,7 +184,7 @@ KNOWN: dict[str, str] = {
 
 # What may be missing, or null: damages to these values change an output rightly. Patterns of file, damage and place.
 OPTIONAL = (
-    "*.json dropped *.reason", "*.json dropped *.evidence", "*.json dropped *.category",
+    "*.json dropped *.reason", "*.json dropped *.evidence", "*.json * *.category",
     "*responses.json null *.output", "*answers_*.json null *.output",
     "*responses.json dropped q?", "verdicts.json dropped q?", "study.toml dropped *",
     "plans.json null *.aspects", "made/scores.json dropped *.parsed", "ann_* null *.seconds",

@@ -52,7 +52,7 @@ def is_own(path: Path, script: str) -> bool:
     told = manifest.read_manifest(path)
     if told is None or told["fingerprint"].get("script") != script:
         return False
-    there = [file for file in (path, staged_path(path)) if file.exists()]
+    there = [file for file in (path, staged_path(path)) if file.is_file()]  # a pipe would be waited for
     return any(manifest.file_hash(file) == told["output_sha256"] for file in there)
 
 

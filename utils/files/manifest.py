@@ -124,7 +124,7 @@ def finish_interrupted_publish(path: Path) -> None:
 def _is_interrupted(path: Path) -> bool:
     """Did a run die after its manifest was in place, and before the final file was?"""
     staged, manifest = staged_path(path), read_manifest(path)
-    return staged.exists() and manifest is not None and manifest["output_sha256"] == file_hash(staged)
+    return staged.is_file() and manifest is not None and manifest["output_sha256"] == file_hash(staged)
 
 
 def _manifest_path(path: Path) -> Path:
