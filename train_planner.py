@@ -105,10 +105,14 @@ def main(argv: list[str] | None = None) -> int:
     cli.set_up_logging(args.log_level)
     fill_in_defaults(args)
 
-    records, validation_records = read_ranked(args.inputs_addr, args), read_ranked(args.validation_addr, args)
+    records = read_dataset(args.inputs_addr, needs=STEP_NEEDS["train"])
     task = task_of(args.inputs_addr, records)
     if task.gold_plan is None:
         raise UserError(f"{args.inputs_addr}: {task.name} has no plans to learn from")
+    validation_records = read_dataset(args.validation_addr, STEP_NEEDS["train"]) if args.validation_addr else []
+    if args.num_contexts:
+        for path in filter(None, (args.inputs_addr, args.validation_addr)):
+            refuse_unranked(path, args.unranked)
     prompt = load_prompt(task.prompts["planner"], args.prompts_dir)
     lead_in = choose_lead_in(args.planner_target, prompt)
     fingerprint = make_fingerprint(args, task, identify_local_model(args.model_addr, args.cache_dir))
@@ -166,15 +170,6 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
 
 def count_warmup_steps(args: argparse.Namespace) -> int:
     return args.max_steps // 10 if args.warmup_steps is None else args.warmup_steps
-
-
-def read_ranked(path: str | None, args: argparse.Namespace) -> list[dict[str, Any]]:
-    if path is None:
-        return []
-    records = read_dataset(path, needs=STEP_NEEDS["train"])
-    if args.num_contexts:
-        refuse_unranked(path, args.unranked)
-    return records
 
 
 def make_fingerprint(args: argparse.Namespace, task: Task, model: str | None = None) -> dict[str, Any]:

@@ -502,7 +502,7 @@ def test_plans_of_the_users_own_are_followed(name, run, tmp_path, capsys):
     plans = {record["id"]: [{"aspects": [f"first {record['id']}", "second"]}] for record in records}
     plans[records[1]["id"]] = [{"aspects": None}]
     run.answers = {"": "comedy"}
-    given = ["--plans_addr", save(plans, tmp_path / "plans.json"), "--num_contexts", 2]
+    given = ["--plans_addr", save(plans, tmp_path / "plans.json"), "--num_contexts", 2, "--unranked"]
     dataset = save(records, tmp_path / "dev.json")
     assert run(planpers, *run.api, *given, "--inputs_addr", dataset, "--output_addr", out) == 0
     assert "6 answers, 0 without an answer" in capsys.readouterr().out
@@ -518,7 +518,8 @@ def test_plans_of_the_users_own_are_followed(name, run, tmp_path, capsys):
     assert "already finished, left alone" in capsys.readouterr().out
     rubbish = save({record["id"]: [{"aspects": ["x"]}] for record in records[1:]}, tmp_path / "less.json")
     with pytest.raises(UserError, match=r"less\.json: lacks 1 of the 6 plans of this run"):
-        run(planpers, *run.api, "--plans_addr", rubbish, "--inputs_addr", dataset, "--output_addr", tmp_path / "o.json")
+        less = ["--plans_addr", rubbish, "--unranked", "--output_addr", tmp_path / "o.json"]
+        run(planpers, *run.api, *less, "--inputs_addr", dataset)
 
 
 @pytest.mark.parametrize(
