@@ -2,12 +2,14 @@
 
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from api_server import running
 
@@ -23,12 +25,18 @@ class Trouble:
         page: send this in place of the file, with status 200.
         cut_after: bytes of the body after which the connection is closed.
         hold_after: bytes of the body after which nothing more is sent before the server's `released` is set.
+        drip: seconds before every byte of the body.
+        untold: the length is not told.
+        redirect: send the client to this host with the same path.
     """
 
     status: int = 200
     page: bytes | None = None
     cut_after: int | None = None
     hold_after: int | None = None
+    drip: float = 0
+    untold: bool = False
+    redirect: str | None = None
 
 
 FINE = Trouble()
@@ -94,9 +102,13 @@ class _Handler(BaseHTTPRequestHandler):
     server: WebServer
 
     def do_GET(self) -> None:
-        path, wanted = self.path.removeprefix("/downloads/LaMP/"), self.headers.get("Range")
+        place = urlsplit(self.path).path  # as a proxy it is asked for a whole address
+        path, wanted = place.removeprefix("/downloads/LaMP/"), self.headers.get("Range")
         self.server.asked.append((path, wanted))
         trouble = self.server.trouble(path)
+        if trouble.redirect is not None:
+            there = f"http://{trouble.redirect}:{self.server.server_port}{place}"
+            return self._send(302, b"", {"Location": there}, FINE)
         content = trouble.page if trouble.page is not None else self.server.files.get(path)
         if content is None or trouble.status != 200:
             return self._send(404 if content is None else trouble.status, b"", {}, FINE)
@@ -112,13 +124,19 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(206, content[first:], {"ETag": tag, "Content-Range": place}, trouble)
 
     def _send(self, status: int, content: bytes, headers: dict[str, str], trouble: Trouble) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
         kept = content[: trouble.cut_after]
-        self.close_connection = len(kept) < len(content)
-        with suppress(ConnectionError):  # a client that was killed
+        self.close_connection = len(kept) < len(content) or trouble.untold or trouble.drip > 0
+        with suppress(ConnectionError):  # a client that was killed, or has enough
+            self.send_response(status)
+            for name, value in ({} if trouble.untold else {"Content-Length": str(len(content))} | headers).items():
+                self.send_header(name, value)
+            if trouble.untold:
+                self.send_header("Connection", "close")
+            self.end_headers()
+            while trouble.drip and kept:
+                time.sleep(trouble.drip)
+                self.wfile.write(kept[:1])
+                kept = kept[1:]
             for start in range(0, len(kept), PIECE):
                 if trouble.hold_after is not None and start >= trouble.hold_after:
                     self.server.released.wait()

@@ -521,6 +521,14 @@ def run_main(body, **more):
         ("return 3", 3, ""),
         ("raise UserError('d.json: no such file')", 2, "error: d.json: no such file\n"),
         ("raise UserError('d.json: exists\\n  --overwrite')", 2, "error: d.json: exists\n  --overwrite\n"),
+        # What a server, a file or a model wrote does not steer the terminal.
+        (r"raise UserError('a\x1b[2J\x9b1m\r\x07é\n  b\u202e')", 2, "error: a\\x1b[2J\\x9b1m\\r\\x07é\n  b\\u202e\n"),
+        (
+            r"raise OSError(28, 'full', 'a\x1b[2J')",
+            2,
+            "error: a\\x1b[2J: full\n  free some space on its disk; what is finished "
+            "is kept, run the same command again\n",
+        ),
         ("raise KeyboardInterrupt", 130, "interrupted; what is finished is kept, run the same command again\n"),
         ("raise KeyboardInterrupt('stopped after step 3')", 130, "stopped after step 3\n"),
     ],

@@ -40,6 +40,11 @@ def test_what_an_earlier_run_did_is_not_this_ones_speed(clock, capsys):
     assert capsys.readouterr().err == "90/100 questions\n" + line * 2  # one for the update, one at the end
 
 
+def test_what_is_announced_does_not_steer_the_terminal(capsys):
+    announce("batch_1: done\x1b]0;title\x07\r\nnote: é")
+    assert capsys.readouterr().err == "batch_1: done\\x1b]0;title\\x07\\r\nnote: é\n"
+
+
 def test_nothing_done_yet_has_neither_rate_nor_eta(clock, capsys):
     Progress(3, "texts").close()
     assert capsys.readouterr().err == "0/3 texts\n"

@@ -189,6 +189,19 @@ def test_where_others_fill_the_queue_their_end_is_waited_for(server, tmp_path, c
     assert len(json.loads((tmp_path / "out.json").read_text())) == 20
 
 
+def test_what_the_api_calls_its_batches_does_not_steer_the_terminal(server, tmp_path, capsys):
+    work = server.work
+
+    def finish(batch):
+        work(batch)
+        batch["status"] = "completed\x1b[2J"
+
+    server.work = finish
+    inputs = make_questions(tmp_path / "in.json", 5)
+    assert baselines.main(command(server, inputs, tmp_path / "out.json", "--openai_batch")) == 0
+    assert "batch_0: completed\\x1b[2J\n" in capsys.readouterr().err
+
+
 def test_a_batch_that_somebody_cancelled_is_not_made_again_by_this_run(server, tmp_path):
     inputs, output = make_questions(tmp_path / "in.json", 20), tmp_path / "out.json"
     server.outcome = lambda number, body: EXPIRED if number == 0 and drawn(body) % 2 else default_reply(body)

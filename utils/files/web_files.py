@@ -1,15 +1,16 @@
 """Files from a web server: streamed to disk, and there whole or not at all.
 
 Where a connection breaks it goes on from what is there, in this run or a later one, if the server can tell that the
-file is still the same.
+file is still the same. A file has a largest size, a server a lowest speed.
 """
 
+import asyncio
 import codecs
 import os
 import posixpath
 import time
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import AsyncIterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
@@ -25,9 +26,11 @@ from utils.files.writing import check_writable, naming, open_appending, rename, 
 if TYPE_CHECKING:
     import httpx
 
-TRIES = 6  # in a row without a byte
+TRIES = 6  # in a row that were too slow
 WAIT = 1.0  # seconds before the second try, and before each further one twice as many
 SILENCE = 60  # seconds without a byte after which a connection counts as broken
+SLOWEST = 1000  # bytes a second, over `SILENCE` seconds: a server that sends less would send for ever
+LARGEST = 50 * 10**9  # bytes of one file: more fills the disk
 SHOWN = 10**7  # bytes from which on a file's progress is shown
 MB = 10**6
 
@@ -69,6 +72,22 @@ def check_proxies() -> None:
                 raise UserError(f"{scheme.upper()}_PROXY in the environment: {problem}")
 
 
+@cache
+def _note(text: str) -> None:
+    """Once a run, not for every file."""
+    announce(f"note: {text}")
+
+
+def _note_way(urls: "list[httpx.URL]") -> None:
+    """Say where a file comes without TLS, and from another host than was asked."""
+    for url in urls:
+        is_here = url.host in ("localhost", "::1") or url.host.startswith("127.")
+        if url.scheme == "http" and not is_here:
+            _note(f"{url.host}: http without TLS, so others on the way can change the files; use https if you can")
+    if urls[-1].host != urls[0].host:
+        _note(f"{urls[0].host} redirects to another host, {urls[-1].host}")
+
+
 class _TroubleError(Exception):
     """What may pass: the same request again may succeed."""
 
@@ -89,8 +108,9 @@ class _Download:
         # As it is on disk there: its length can be compared, and the rest of it asked for.
         plain = {"Accept-Encoding": "identity"}
         try:
-            with httpx.Client(follow_redirects=True, timeout=SILENCE, headers=plain) as client:
-                self._receive_all(client)
+            _note_way([httpx.URL(self._url)])
+            client = httpx.AsyncClient(follow_redirects=True, timeout=SILENCE, headers=plain)
+            asyncio.run(self._receive_all(client))  # a time limit on the headers needs asyncio
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UserError(f"{self._shown}: cannot be downloaded ({type(error).__name__})") from None
         finally:
@@ -99,22 +119,25 @@ class _Download:
         rename(self._part, self._path)
         self._tag.unlink(missing_ok=True)
 
-    def _receive_all(self, client: "httpx.Client") -> None:
+    async def _receive_all(self, client: "httpx.AsyncClient") -> None:
+        async with client:
+            await self._try_all(client)
+
+    async def _try_all(self, client: "httpx.AsyncClient") -> None:
         import httpx
 
-        tries, is_away = 0, True
+        tries, is_away, began = 0, True, time.monotonic()
         while True:
             before = self._size()
             try:
-                with client.stream("GET", self._url, headers=self._wanted()) as response:
-                    is_away = False
-                    return self._receive(response)
+                return await self._try(client)
             except _TroubleError as error:
-                problem = str(error)
+                problem, is_away = str(error), False
             except httpx.TransportError as error:
                 problem = f"the connection failed ({type(error).__name__})"
                 is_away = is_away and isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-            tries = 1 if self._size() > before else tries + 1
+            came, seconds, began = self._size() - before, time.monotonic() - began, time.monotonic()
+            tries = 1 if came > 0 and came >= SLOWEST * seconds else tries + 1
             if tries == TRIES or is_away:  # on a node without internet that is told at once
                 kept = "what has come is kept: run the same command again" if self._wanted() else "run it again later"
                 raise UserError(
@@ -123,14 +146,26 @@ class _Download:
                 )
             wait = WAIT * 2 ** (tries - 1)
             announce(f"{self._path.name}: {problem}; again in {wait:.0f} s")
-            time.sleep(wait)
+            await asyncio.sleep(wait)
+
+    async def _try(self, client: "httpx.AsyncClient") -> None:
+        request = client.build_request("GET", self._url, headers=self._wanted())
+        try:
+            async with asyncio.timeout(2 * SILENCE):  # redirects too; not `SILENCE`, by which connecting is limited
+                response = await client.send(request, stream=True)
+        except TimeoutError:
+            raise self._trouble(f"no answer in {2 * SILENCE} s", forget=False) from None
+        try:
+            await self._receive(response)
+        finally:
+            await response.aclose()
 
     def _wanted(self) -> dict[str, str]:
         """The rest of what has come, unless the file was changed since; without a part of it, all."""
         tag = self._tag.read_text() if self._tag.exists() and self._size() else ""
         return {"Range": f"bytes={self._size()}-", "If-Range": tag} if tag else {}
 
-    def _receive(self, response: "httpx.Response") -> None:
+    async def _receive(self, response: "httpx.Response") -> None:
         """Put the body of an answer where it belongs; UserError where the server has no such file."""
         status = response.status_code
         _, _, place = response.headers.get("Content-Range", "").partition("bytes ")
@@ -140,20 +175,22 @@ class _Download:
             raise self._trouble(f"the server answers {status}", forget=status == 416)
         if status not in (200, 206):
             raise UserError(f"{self._shown}: the server answers {status}; is the address right?")
+        _note_way([one.url for one in (*response.history, response)])
         start = self._size() if status == 206 else 0
         if start and not (place.startswith(f"{start}-") and _tag_of(response) == self._tag.read_text()):
             raise self._trouble("the file was changed", forget=True)
-        pieces = response.iter_raw()
-        first = next(pieces, b"")
+        length = response.headers.get("Content-Length", "")
+        total = start + int(length) if length.isdecimal() and len(length) < 20 else None
+        self._check_size(total or 0)
+        pieces = response.aiter_raw()
+        first = await anext(pieces, b"")
         if not start:
             self._check_begin(first)  # before anything that came earlier is given up
             for old in (self._part, self._tag):
                 old.unlink(missing_ok=True)
             self._tag.write_text(_tag_of(response))
-        length = response.headers.get("Content-Length", "")
-        total = start + int(length) if length.isdigit() else None
         self._show(start, total)
-        self._write(first, pieces)
+        await self._write(first, pieces)
         if total is not None and self._size() != total:
             raise self._trouble(f"{self._size()} bytes came of {total}", forget=self._size() > total)
 
@@ -169,6 +206,12 @@ class _Download:
             what = {b"<": "a web page, not JSON", b"": "an empty file"}.get(begin, "something else than JSON")
             raise UserError(f"{self._shown}: the server sends {what}; is the address right?")
 
+    def _check_size(self, size: int) -> None:
+        if size > LARGEST:
+            self._part.unlink(missing_ok=True)
+            limit = f"over the limit of {LARGEST / 1e9:.0f} GB a file"
+            raise UserError(f"{self._shown}: the server sends {size / 1e9:.1f} GB, {limit}; is the address right?")
+
     def _show(self, start: int, total: int | None) -> None:
         if total is None or total < SHOWN:
             return
@@ -176,10 +219,18 @@ class _Download:
             self._progress = Progress(total // MB, f"MB of {self._path.name}", start // MB)
         self._progress.update(start // MB - self._progress.done)  # less than before where it begins anew
 
-    def _write(self, first: bytes, pieces: Iterator[bytes]) -> None:
+    async def _write(self, first: bytes, pieces: AsyncIterator[bytes]) -> None:
+        began, came = time.monotonic(), 0
         with naming(self._part), open_appending(self._part) as file:
-            for piece in chain([first], pieces):
+            write_line(file, first, self._part)
+            async for piece in pieces:
                 write_line(file, piece, self._part)
+                self._check_size(file.tell())
+                came += len(piece)
+                if (seconds := time.monotonic() - began) >= SILENCE:
+                    if came < SLOWEST * seconds:
+                        raise self._trouble(f"only {came} bytes came in {seconds:.0f} s", forget=False)
+                    began, came = time.monotonic(), 0
                 if self._progress is not None:
                     self._progress.update(file.tell() // MB - self._progress.done)
             os.fsync(file.fileno())

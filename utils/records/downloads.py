@@ -13,7 +13,7 @@ from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.progress import announce_file
 from utils.files.manifest import file_hash, prepare_output, publish_staged, read_manifest
-from utils.files.web_files import Server
+from utils.files.web_files import LARGEST, Server
 from utils.files.writing import open_whole, rename, staged_path, write_array
 from utils.models.hub_datasets import Source, cached_blob
 from utils.records.contexts import ContextsFile, refer
@@ -52,6 +52,8 @@ def make_file(
     if prepare_output(path, fingerprint, overwrite) and (beside is None or holds_its_contexts(beside, path, originals)):
         print(f"{path}: already there, left alone")
         return
+    if isinstance(source, Source) and not source.is_folder:  # a server says it when it sends
+        refuse_large(source, names)
     started = time.monotonic()
     files = {name: source.fetch(name) for name in names}
     hashes = {name: checked_hash(file) for name, file in files.items()}
@@ -93,6 +95,14 @@ def is_as_it_was(path: Path, fingerprint: dict[str, Any], local: list[Path], bes
 def holds_its_contexts(beside: Path, path: Path, originals: Originals) -> bool:
     """Are the histories beside a finished file still those that it was made with?"""
     return beside.is_file() and file_hash(beside) == read_manifest(path)["source_sha256"][originals.contexts]
+
+
+def refuse_large(source: Source, names: list[str]) -> None:
+    """UserError where the hub's size of one of these files is over the limit of a download."""
+    for name in names:
+        if (size := source.sizes[name]) > LARGEST:
+            limit = f"over the limit of {LARGEST / 1e9:.0f} GB a file"
+            raise UserError(f"{source.name}: {name}: {size / 1e9:.1f} GB, {limit}; is the name right?")
 
 
 def stats_of(paths: list[Path]) -> list[list[int]]:
