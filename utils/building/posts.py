@@ -29,7 +29,8 @@ _LINE_ENDS = re.compile(r"(</(?:p|li|h[1-6]|pre|blockquote|div|tr|ul|ol|table)>|
 # References to control characters and the like: XML forbids them, so no parser takes them, but real dumps have some.
 _FORBIDDEN = re.compile(rb"&#x(?:0?[0-8BCEF]|1[0-9A-F]|D[89A-F][0-9A-F]{2}|FFF[EF]);", re.IGNORECASE)
 _LONGEST_FORBIDDEN = len(b"&#xFFFE;")
-_SEPQA_ID = re.compile(r"([\w.-]+)_(\d+)")
+_NUMBER = re.compile(r"\d{1,18}")  # SQLite holds no larger ones
+_SEPQA_ID = re.compile(rf"([\w.-]+)_({_NUMBER.pattern})")
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def community_of(path: Path) -> str:
 def read_users(path: Path) -> Iterator[tuple[int, User]]:
     """The users in a dump's Users.xml, by their number in the community."""
     for row in read_rows(path):
-        if re.fullmatch(r"\d+", row.get("Id", "")):
+        if _NUMBER.fullmatch(row.get("Id", "")):
             yield int(row["Id"]), User(row.get("AccountId"), row.get("DisplayName", ""))
 
 
@@ -91,9 +92,9 @@ def read_dump(path: Path, users: Users, counts: Counter[str], told: Told = lambd
             continue
         number, owner, date = row.get("Id", ""), row.get("OwnerUserId", ""), iso_date(row.get("CreationDate", ""))
         title = one_line(row.get("Title", ""))
-        if not owner.isdecimal():  # an account that was deleted; -1 is nobody's too
+        if not _NUMBER.fullmatch(owner):  # an account that was deleted; -1 is nobody's too
             counts["no author"] += 1
-        elif not title or date is None or not number.isdecimal():
+        elif not title or date is None or not _NUMBER.fullmatch(number):
             counts["no title, date or number"] += 1
         else:
             user = users.get(int(owner)) or User(None, "")
@@ -189,8 +190,8 @@ def _sepqa_post(record: dict[str, Any], counts: Counter[str]) -> Iterator[Post]:
     account, seconds = record.get("user_id"), record.get("timestamp")
     given = (record.get(name) for name in ("title", "text"))
     title, text = (writable(one).strip() if isinstance(one, str) else "" for one in given)
-    date = _date_of(seconds) if isinstance(seconds, int) else None
-    if not isinstance(account, int) or account < 0:
+    date = _date_of(seconds) if type(seconds) is int else None
+    if type(account) is not int or account < 0:
         counts["no author"] += 1
     elif not title or date is None:
         counts["no title, date or number"] += 1

@@ -26,7 +26,8 @@ NOT_OURS = "exists, and was not written by this script or was changed since"
 
 
 def file_hash(path: str | Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
+    """SHA-256 of a file's bytes, in hex; UserError where it is a pipe or a device, which may never end."""
+    check_regular(Path(path))
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -118,7 +119,7 @@ def finish_interrupted_publish(path: Path) -> None:
 def _is_interrupted(path: Path) -> bool:
     """Did a run die after its manifest was in place, and before the final file was?"""
     staged, manifest = staged_path(path), read_manifest(path)
-    return staged.exists() and manifest is not None and manifest["output_sha256"] == file_hash(staged)
+    return staged.is_file() and manifest is not None and manifest["output_sha256"] == file_hash(staged)
 
 
 def _manifest_path(path: Path) -> Path:
