@@ -1,13 +1,15 @@
 """Embeddings on disk, so that a second ranking of the same posts embeds nothing again.
 
 `<folder>/<what decides an embedding, hashed>/` holds pairs of files, `<name>.embeddings.npy` and `<name>.hashes.npy`:
-some embeddings, and the hashes of their texts. Every writer adds pairs of its own, the hashes last and each file whole
+some embeddings, and for each the hash of its text and a checksum of text and embedding. What is damaged is named and
+computed again. Every writer adds pairs of its own, the hashes last and each file whole
 or not at all, so any number of processes may share a cache.
 """
 
 import functools
 import hashlib
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,25 +22,29 @@ from utils.cli import UserError, describe_os_error
 from utils.cli.progress import Progress
 from utils.files.writing import open_whole
 
+HASH_BYTES, CHECKSUM_BYTES = 32, 16
+
 
 class EmbeddingCache:
     """The embeddings that one encoder with one setting has computed; they stay on disk until they are asked for."""
 
     def __init__(self, folder: str | Path, identity: str):
-        """See what is there; UserError where the folder cannot be made or written, or a file in it is damaged.
+        """See what is there, and say what is damaged; UserError where the folder cannot be made or written.
 
         Args:
             identity: all that decides an embedding besides the text: model, pooling, max length, dtype.
         """
         self._folder = Path(folder) / hashlib.sha256(identity.encode()).hexdigest()[:16]
-        self._parts: list[np.ndarray] = []
+        self._identity = identity
+        self._parts: list[tuple[Path, np.ndarray, np.ndarray]] = []  # its file of hashes, these, and its embeddings
+        self._damaged: set[Path] = set()
         self._place_of: dict[bytes, tuple[int, int]] = {}  # part and row, by the text's hash
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / "identity.txt").write_text(identity + "\n", encoding="utf-8")
         except OSError as error:
             raise UserError(f"--embedding_cache {folder}: cannot be written: {describe_os_error(error)}") from None
-        for path in sorted(self._folder.glob("*.hashes.npy")):
+        for path in sorted(self._folder.glob("*.hashes.npy"), key=_age):  # of a text that is there twice the newest
             self._open(path)
 
     @property
@@ -46,16 +52,40 @@ class EmbeddingCache:
         return not self._place_of
 
     def get(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
-        """The embeddings (D,) of those of `texts` that are there, by text."""
-        places = {text: self._place_of.get(_text_hash(text)) for text in texts}
-        return {text: np.array(self._parts[place[0]][place[1]]) for text, place in places.items() if place}
+        """The embeddings (D,) of those of `texts` that are there undamaged, by text."""
+        found = {text: self._read(_text_hash(text)) for text in texts}
+        return {text: embedding for text, embedding in found.items() if embedding is not None}
+
+    def _read(self, text_hash: bytes) -> np.ndarray | None:
+        if text_hash not in self._place_of:
+            return None
+        part, row = self._place_of[text_hash]
+        path, hashes, embeddings = self._parts[part]
+        embedding = np.array(embeddings[row])
+        if bytes(hashes[row]) == text_hash + self._checksum(text_hash, embedding) and np.isfinite(embedding).all():
+            return embedding
+        self._tell_damage(path)
+        return None
+
+    def _checksum(self, text_hash: bytes, embedding: np.ndarray) -> bytes:
+        """Of an embedding, its type, its text and the encoder, in CHECKSUM_BYTES."""
+        its = f"{self._identity} {embedding.dtype.str}".encode() + text_hash + embedding.tobytes()
+        return hashlib.blake2b(its, digest_size=CHECKSUM_BYTES).digest()
+
+    def _tell_damage(self, path: Path) -> None:
+        if path not in self._damaged:
+            self._damaged.add(path)
+            print(f"note: {path}: it or its embeddings are damaged", file=sys.stderr)
+            print("  what is damaged is computed again; delete both files if this is said again", file=sys.stderr)
 
     def add(self, texts: Sequence[str], embeddings: np.ndarray) -> None:
         """Keep the embeddings (len(texts), D) of some texts."""
         if not texts:
             return
-        hashes = np.frombuffer(b"".join(map(_text_hash, texts)), dtype=np.uint8).reshape(len(texts), -1)
-        name = hashlib.sha256(hashes.tobytes()).hexdigest()[:32]
+        text_hashes = list(map(_text_hash, texts))
+        sealed = [one + self._checksum(one, row) for one, row in zip(text_hashes, embeddings, strict=True)]
+        hashes = np.frombuffer(b"".join(sealed), dtype=np.uint8).reshape(len(texts), -1)
+        name = hashlib.sha256(b"".join(text_hashes)).hexdigest()[:32]
         self._write(f"{name}.embeddings.npy", embeddings)
         self._write(f"{name}.hashes.npy", hashes)
         self._open(self._folder / f"{name}.hashes.npy")
@@ -72,17 +102,22 @@ class EmbeddingCache:
     def _open(self, path: Path) -> None:
         other = path.with_name(path.name.replace(".hashes.", ".embeddings."))
         try:
-            hashes = np.load(path, allow_pickle=False)
-            embeddings = np.load(other, allow_pickle=False, mmap_mode="r")
-            if len(hashes) != len(embeddings):
+            if not (path.is_file() and other.is_file()):  # a pipe would be waited for
                 raise ValueError
-        except (OSError, ValueError, EOFError):
-            raise UserError(
-                f"{path}: it or its embeddings are damaged; delete it, and they are computed again"
-            ) from None
+            hashes, embeddings = (np.load(file, allow_pickle=False, mmap_mode="r") for file in (path, other))
+            width = HASH_BYTES + CHECKSUM_BYTES
+            if (hashes.dtype, hashes.shape) != (np.uint8, (*embeddings.shape[:1], width)) or embeddings.ndim != 2:
+                raise ValueError
+        except Exception:  # numpy raises many kinds over what is not an array
+            self._tell_damage(path)
+            return
         part = len(self._parts)
-        self._parts.append(embeddings)
-        self._place_of.update((bytes(text_hash), (part, row)) for row, text_hash in enumerate(hashes))
+        self._parts.append((path, hashes, embeddings))
+        self._place_of.update((bytes(line[:HASH_BYTES]), (part, row)) for row, line in enumerate(np.array(hashes)))
+
+
+def _age(path: Path) -> tuple[int, Path]:
+    return (path.stat().st_mtime_ns if path.exists() else 0), path
 
 
 def _text_hash(text: str) -> bytes:

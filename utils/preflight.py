@@ -33,7 +33,7 @@ from utils.cli.errors import UserError, first_five
 from utils.files.journal_lines import read_journal
 from utils.files.lock import Lock
 from utils.files.manifest import is_ranked, manifest_of
-from utils.files.writing import probe_folder
+from utils.files.writing import check_regular, probe_folder
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import read_api_key
 from utils.models.memory import GB
@@ -266,6 +266,7 @@ def describe_output(path: Path) -> str:
     """What a run would find here; UserError over a damaged journal."""
     if not path.exists():
         journal = Path(f"{path}.journal.jsonl")
+        check_regular(journal)
         if journal.exists() and b"\n" in journal.read_bytes():  # else a run died in its first line
             return f"begun, {len(read_journal(journal)[1])} pieces done: the same command goes on"
         return "can be written"

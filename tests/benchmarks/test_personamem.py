@@ -144,6 +144,17 @@ def test_older_files_give_the_same_records(dataset, tmp_path):
         assert record == new
 
 
+def test_an_older_table_is_not_taken_with_newer_contexts(dataset, tmp_path):
+    source = shutil.copytree(DATA, tmp_path / "source")
+    (source / "older" / CONTEXTS).write_text("not read: the files on top belong together")
+    assert download(source, tmp_path / "out").read_bytes() == dataset.read_bytes()
+    (source / "older" / CONTEXTS).unlink()
+    (source / TABLE).unlink()
+    with pytest.raises(UserError, match=rf"source: older/{TABLE} and {CONTEXTS} are in different folders"):
+        download(source, tmp_path / "other")
+    assert not list((tmp_path / "other").iterdir())
+
+
 # As the public code maps its older names.
 OLDER_TYPES = {
     "recalling_facts_mentioned_by_the_user": "recall_user_shared_facts",

@@ -1,6 +1,7 @@
 """Posts as they are read from dumps and from SE-PQA, and found again by author."""
 
 import json
+import os
 import sqlite3
 import tracemalloc
 from collections import Counter
@@ -164,6 +165,23 @@ def test_users(tmp_path):
     assert list(read_users(path)) == [(4, User(None, "A")), (5, User("9", ""))]
 
 
+LARGE = ["9" * 19, "9" * 5000]  # more than SQLite holds, and than Python reads
+
+
+@pytest.mark.parametrize("number", LARGE)
+def test_a_number_that_the_index_cannot_hold_is_counted(tmp_path, number):
+    rows = question(1) + question(number, CreationDate="2019-01-02") + question(2, OwnerUserId=number)
+    path = write_dump(tmp_path, rows)
+    users = f'<row Id="{number}" AccountId="9"/><row Id="5" AccountId="{number}"/>'
+    path.with_name("Users.xml").write_text(f"<users>{users}</users>")
+    index = PostIndex(tmp_path / "posts.sqlite")
+    index.fill([path])
+    [(_, author, *_)] = index.authors_posts()
+    assert author == f"account:{number}"  # an account is a text
+    kept = {"questions": 1, "no title, date or number": 1, "no author": 1}
+    assert index.counts() == {"cooking.stackexchange.com/Posts.xml": kept}
+
+
 # SE-PQA
 
 
@@ -184,7 +202,15 @@ def test_a_question_of_sepqa(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"timestamp": 10**18}, {"timestamp": -(10**30)}, {"timestamp": -(10**15)}, {"title": 5}, {"title": ["a"]}]
+    "wrong",
+    [
+        {"timestamp": 10**18},
+        {"timestamp": -(10**30)},
+        {"timestamp": -(10**15)},
+        {"timestamp": True},
+        {"title": 5},
+        {"title": ["a"]},
+    ],
 )
 def test_a_question_of_sepqa_with_a_value_that_is_none_is_counted(wrong, tmp_path):
     (tmp_path / "data.jsonl").write_text(sepqa(**wrong) + sepqa(id="law_4", text=7))
@@ -193,8 +219,17 @@ def test_a_question_of_sepqa_with_a_value_that_is_none_is_counted(wrong, tmp_pat
     assert (post.id, post.body) == ("law_4", "") and counts == {"no title, date or number": 1}
 
 
+@pytest.mark.parametrize("wrong", [{"user_id": True}, {"user_id": 1.5}, {"user_id": []}])
+def test_an_author_of_sepqa_that_is_none_is_counted(wrong, tmp_path):
+    (tmp_path / "data.jsonl").write_text(sepqa(**wrong))
+    counts = Counter()
+    assert not list(read_sepqa(tmp_path / "data.jsonl", counts)) and counts == {"no author": 1}
+
+
 @pytest.mark.parametrize(
-    ("line", "said"), [("{", "no JSON"), ("[]", "no question of SE-PQA"), ('{"id": "q1"}', "no que")]
+    ("line", "said"),
+    [("{", "no JSON"), ("[]", "no question of SE-PQA"), ('{"id": "q1"}', "no que")]
+    + [(f'{{"id": "law_{number}"}}', "no que") for number in LARGE],
 )
 def test_another_file_than_sepqas_is_refused(line, said, tmp_path):
     (tmp_path / "data.jsonl").write_text(sepqa() + line)
@@ -339,6 +374,60 @@ def test_an_input_that_is_refused_leaves_nothing(tmp_path):
         index.fill([good, tmp_path / "nowhere" / "Posts.xml"])
     with pytest.raises(UserError, match="a folder, give the Posts"):
         index.fill([good.parent])
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["a pipe", "/dev/zero"])
+@pytest.mark.parametrize("name", ["cooking/Posts.xml", "cooking/Users.xml", "data.jsonl"])
+def test_an_input_that_may_never_end_is_refused(tmp_path, name, make):
+    paths = [write_dump(tmp_path, question(1), "cooking"), tmp_path / "data.jsonl"]
+    (tmp_path / "data.jsonl").write_text(sepqa())
+    (tmp_path / name).unlink(missing_ok=True)
+    make(tmp_path / name)
+    with pytest.raises(UserError, match=f"{name}: a pipe or a device; give a regular file"):
+        PostIndex(tmp_path / "posts.sqlite").fill(paths)
+
+
+def cut(content):
+    return content[:-4096]
+
+
+def zeros_in_the_middle(content):
+    return content[: len(content) // 2] + bytes(4096) + content[len(content) // 2 + 4096 :]
+
+
+def another_page_behind_the_first(content):
+    return content[:4096] + content[-4096:] + content[8192:]
+
+
+@pytest.mark.parametrize("damage", [cut, zeros_in_the_middle, another_page_behind_the_first])
+def test_a_damaged_index_is_refused(tmp_path, damage):
+    made_index(tmp_path, "".join(question(number % 28 + 1, Id=number) for number in range(400))).close()
+    path = tmp_path / "posts.sqlite"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(
+        UserError, match=r"posts\.sqlite: cannot be used as the file of all posts: .*; move it away"
+    ) as told:
+        PostIndex(path)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("DROP TABLE posts", "cannot be read or written: no such table: posts\n  if it is damaged, delete it"),
+        ("UPDATE posts SET date = CAST(x'ff' AS TEXT)", "cannot be read or written: Could not decode to UTF-8"),
+        ("UPDATE inputs SET identity = 'x'", "damaged; delete it"),
+        ("UPDATE inputs SET counts = NULL", "damaged; delete it"),
+    ],
+)
+def test_an_index_whose_content_is_damaged_is_refused(tmp_path, change, said):
+    made_index(tmp_path, question(1)).close()
+    with sqlite3.connect(tmp_path / "posts.sqlite") as file:
+        file.execute(change)
+    index = PostIndex(tmp_path / "posts.sqlite")
+    with pytest.raises(UserError, match=rf"posts\.sqlite: {said}"):
+        index.counts()
+        list(index.authors_posts())
 
 
 def test_a_file_that_is_no_index_is_left_alone(tmp_path):

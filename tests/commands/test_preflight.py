@@ -1016,6 +1016,11 @@ def test_a_run_that_was_begun_is_told(check, tmp_path):
     code, lines = check("--output_addr", path)
     assert code == 2
     assert lines[0].startswith(f"FAIL {file}: line 2 is damaged")
+    file.unlink()
+    os.mkfifo(file)
+    code, lines = check("--output_addr", path)
+    assert code == 2
+    assert lines[0].startswith(f"FAIL {file}: not a regular file")
 
 
 @pytest.fixture

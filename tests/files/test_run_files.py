@@ -828,6 +828,8 @@ def test_file_hash_is_sha256(tmp_path):
     (tmp_path / "abc").write_bytes(b"abc")
     expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-4's example
     assert file_hash(tmp_path / "abc") == expected
+    with pytest.raises(UserError, match=r"^/dev/null: not a regular file"):  # /dev/zero would never end
+        file_hash("/dev/null")
 
 
 def test_a_run_is_described_with_versions_and_figures():

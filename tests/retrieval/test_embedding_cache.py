@@ -1,5 +1,7 @@
 """Embeddings on disk: what went in comes out, whoever wrote it."""
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -71,14 +73,77 @@ def test_what_a_killed_writer_left_does_not_count(tmp_path):
     assert EmbeddingCache(tmp_path, "model").get(["chess"]) == {}
 
 
-@pytest.mark.parametrize("kind", ["hashes", "embeddings"])
-@pytest.mark.parametrize("damage", [b"", b"not an array", None])
-def test_a_damaged_file_is_named(tmp_path, kind, damage):
+def saved(change):
+    """A damage to the array in a file, which is a whole file then too."""
+
+    def damage(path, folder):
+        np.save(path, change(np.load(path)))
+
+    return damage
+
+
+def fifo(path, folder):
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGES = {
+    "empty": lambda path, folder: path.write_bytes(b""),
+    "no array": lambda path, folder: path.write_bytes(b"not an array"),
+    "a zip": lambda path, folder: path.write_bytes(b"PK\x03\x04"),
+    "cut short": lambda path, folder: path.write_bytes(path.read_bytes()[:-20]),
+    "gone": lambda path, folder: path.unlink(),
+    "a pipe": fifo,
+    "zeros": saved(np.zeros_like),
+    "shuffled": saved(lambda array: array[::-1]),
+    "another type": saved(lambda array: array.astype(np.float64)),
+    "the same bytes as another type": saved(lambda array: array.view(f"i{array.itemsize}")),
+    "a row less": saved(lambda array: array[:-1]),
+    "another shape": saved(lambda array: array.reshape(-1)),
+    "NaN": saved(lambda array: (array * np.float32("nan")).astype(array.dtype)),
+    "another encoder's": lambda path, folder: shutil.copy(folder / "other" / path.name, path),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_embeddings_are_named_and_computed_again(tmp_path, capsys, damage):
+    texts = ["chess", "rook"]
+    EmbeddingCache(tmp_path / "cache", "model").add(texts, embeddings_of(texts))
+    EmbeddingCache(tmp_path / "elsewhere", "another model").add(texts, embeddings_of(texts) + 1)
+    (other,) = (tmp_path / "elsewhere").iterdir()
+    other.rename(tmp_path / "other")
+    (path,) = (tmp_path / "cache").glob("*/*.embeddings.npy")
+    DAMAGES[damage](path, tmp_path)
+    cache = EmbeddingCache(tmp_path / "cache", "model")
+    assert cache.get(texts) == {}
+    hashes = str(path).replace(".embeddings.", ".hashes.")
+    assert capsys.readouterr().err.startswith(f"note: {hashes}: it or its embeddings are damaged\n")
+    cache.add(texts, embeddings_of(texts))
+    for reader in (cache, EmbeddingCache(tmp_path / "cache", "model")):
+        assert np.array_equal(np.stack(list(reader.get(texts).values())), embeddings_of(texts))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("damage", ["empty", "no array", "cut short", "a row less", "another shape", "zeros"])
+def test_damaged_hashes_give_no_wrong_embedding(tmp_path, damage):
     EmbeddingCache(tmp_path, "model").add(["chess", "rook"], embeddings_of(["chess", "rook"]))
-    (path,) = tmp_path.glob(f"*/*.{kind}.npy")
-    path.write_bytes(path.read_bytes()[:-20] if damage is None else damage)
-    with pytest.raises(UserError, match=r"hashes\.npy: it or its embeddings are damaged; delete it"):
-        EmbeddingCache(tmp_path, "model")
+    (path,) = tmp_path.glob("*/*.hashes.npy")
+    DAMAGES[damage](path, tmp_path)
+    assert EmbeddingCache(tmp_path, "model").get(["chess", "rook"]) == {}
+
+
+def test_one_damaged_row_costs_no_other(tmp_path, capsys):
+    texts = ["chess", "rook", "pawn"]
+    EmbeddingCache(tmp_path, "model").add(texts, embeddings_of(texts))
+    (path,) = tmp_path.glob("*/*.embeddings.npy")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    cache = EmbeddingCache(tmp_path, "model")
+    assert list(cache.get(texts)) == texts[:2]
+    cache.add(texts[2:], embeddings_of(texts[2:]))
+    capsys.readouterr()
+    assert list(EmbeddingCache(tmp_path, "model").get(texts)) == texts and capsys.readouterr().err == ""
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):

@@ -954,6 +954,19 @@ def test_a_manifest_that_is_no_file(folder, server, capsys, command, damage):
     refuse(folder, COMMANDS[command], server.url, capsys, rf"{OUTPUTS[command]}(\.manifest\.json)?: ")
 
 
+@pytest.mark.parametrize("damage", ["a pipe", "/dev/null"])
+@pytest.mark.parametrize("command", JOURNALED)
+def test_a_finished_output_that_is_no_file_any_more(folder, server, capsys, command, damage):
+    FILE_DAMAGES[damage][0](folder / OUTPUTS[command])
+    refuse(folder, COMMANDS[command], server.url, capsys, f"{OUTPUTS[command]}: not a regular file; move it away")
+
+
+@pytest.mark.parametrize("command", JOURNALED)
+def test_a_pipe_beside_a_finished_output(folder, server, capsys, command):
+    os.mkfifo(folder / f"{OUTPUTS[command]}.tmp")
+    assert "already finished, left alone" in work(COMMANDS[command], server.url, capsys)
+
+
 # Folders and files of models, caches and keys
 
 PLACES = {

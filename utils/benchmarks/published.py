@@ -64,7 +64,7 @@ class SharedContexts(OnHub):
     """On the hub a table of questions a size, and a file of the histories that they share; `questions` are by size."""
 
     def originals(self, source: Source, split: str) -> Originals:
-        """The files, also in a folder below; UserError where they are not there."""
+        """The files, also in a folder below; UserError unless one folder has both: else they may be of two releases."""
         names = (f"questions_{split}.csv", f"shared_contexts_{split}.jsonl")
         by_depth = sorted(source.sizes, key=lambda path: (path.count("/"), path))
         found = [[path for path in by_depth if PurePosixPath(path).name == name] for name in names]
@@ -76,8 +76,14 @@ class SharedContexts(OnHub):
                     f"{source.name}: no file {name} in it{is_other}\n"
                     f"  it is to hold the files of {self.name} as they are on the hub, {self.at}"
                 )
-        [questions, *_], [contexts, *_] = found
-        return Originals([questions], contexts=contexts)
+        folders = {PurePosixPath(path).parent: path for path in found[1]}
+        for questions in found[0]:
+            if contexts := folders.get(PurePosixPath(questions).parent):
+                return Originals([questions], contexts=contexts)
+        raise UserError(
+            f"{source.name}: {found[0][0]} and {found[1][0]} are in different folders, so they may be of two releases\n"
+            "  put the two that belong together into one folder"
+        )
 
 
 class OnServer(Published):

@@ -16,6 +16,8 @@ from utils.building.posts import Post, Told, User, read_dump, read_sepqa, read_u
 from utils.building.steps import told_of
 from utils.cli import UserError
 from utils.cli.progress import Progress, announce
+from utils.files.json_files import check_readable
+from utils.parsing.plans import one_line
 
 VERSION = 2  # of what is kept of a post, and of how its text is cleaned
 _TABLES = """
@@ -38,6 +40,7 @@ _IS_COPY = """(digest IS NOT NULL AND EXISTS (
     AND (other.date, other.community, other.number) < (posts.date, posts.community, posts.number)
 ))"""
 _TWICE = "a number that was there before"  # in another input, or in this one
+_REMEDY = "if it is damaged, delete it: the posts are read again"
 _COLUMNS = "community, number, author, date, title, body, licence"
 
 
@@ -49,12 +52,14 @@ class PostIndex:
         try:
             self._file = sqlite3.connect(path, isolation_level=None)
             (version,) = self._file.execute("PRAGMA user_version").fetchone()
+            if self._file.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+                raise sqlite3.DatabaseError("damaged")
             if version == 0 and self._file.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
                 raise sqlite3.DatabaseError("made by something else")
             if version != VERSION:
                 self._clear()
         except sqlite3.DatabaseError as error:
-            problem = f"{error}; move it away, or give another --output_dir"
+            problem = f"{one_line(str(error))}; move it away, or give another --output_dir"
             raise UserError(f"{path}: cannot be used as the file of all posts: {problem}") from None
 
     def close(self) -> None:
@@ -63,7 +68,7 @@ class PostIndex:
     def fill(self, paths: Sequence[Path]) -> None:
         """Have the posts of exactly these inputs, in this order; what was read before is not read again."""
         wanted = [_identity(path) for path in paths]
-        there = self._inputs()
+        there = self._identities()
         if there != wanted[: len(there)]:
             announce(f"{self._path}: is of other inputs, and made anew")
             self._clear()
@@ -76,13 +81,13 @@ class PostIndex:
 
     def identity(self) -> list[Any]:
         """Differs where an input does."""
-        return [VERSION, *self._inputs()]
+        return [VERSION, *self._identities()]
 
     def counts(self) -> dict[str, dict[str, int]]:
         """By input what was kept, and what was not, with the reason."""
         found: dict[str, Counter[str]] = {}
-        for identity, counts in self._file.execute("SELECT identity, counts FROM inputs ORDER BY place"):
-            found.setdefault(json.loads(identity)[0], Counter()).update(json.loads(counts))
+        for identity, counts in self._inputs():
+            found.setdefault(identity[0], Counter()).update(counts)
         return {name: dict(counts) for name, counts in found.items()}
 
     def communities(self) -> list[str]:
@@ -95,22 +100,36 @@ class PostIndex:
         In the order of authors, and of time.
         """
         order = "ORDER BY author, date, community, number"
-        return self._file.execute(f"SELECT rowid, author, date, community, words, {_IS_COPY} FROM posts {order}")
+        return self._rows(f"SELECT rowid, author, date, community, words, {_IS_COPY} FROM posts {order}")
 
     def posts(self, places: Iterable[int]) -> Iterator[Post]:
         """The posts at these places in the file."""
         for place in places:
-            yield Post(*self._file.execute(f"SELECT {_COLUMNS} FROM posts WHERE rowid = ?", (place,)).fetchone())
+            [row] = self._rows(f"SELECT {_COLUMNS} FROM posts WHERE rowid = ?", place)
+            yield Post(*row)
 
     def earlier(self, author: str, date: str, most: int) -> list[Post]:
         """An author's posts before a date, without copies: the newest ones where there are more; the oldest first."""
         order = "ORDER BY date DESC, community DESC, number DESC LIMIT ?"
         where = f"WHERE author = ? AND date < ? AND NOT {_IS_COPY}"
-        rows = self._file.execute(f"SELECT {_COLUMNS} FROM posts {where} {order}", (author, date, most))
+        rows = self._rows(f"SELECT {_COLUMNS} FROM posts {where} {order}", author, date, most)
         return [Post(*row) for row in rows][::-1]
 
-    def _inputs(self) -> list[list[Any]]:
-        return [json.loads(row) for (row,) in self._file.execute("SELECT identity FROM inputs ORDER BY place")]
+    def _rows(self, query: str, *values: str | int) -> Iterator[tuple[Any, ...]]:
+        with self._telling():
+            for row in self._file.execute(query, values):  # noqa: UP028 (that closes the cursor, maybe after the file)
+                yield row
+
+    def _identities(self) -> list[list[Any]]:
+        return [identity for identity, _ in self._inputs()]
+
+    def _inputs(self) -> list[tuple[list[Any], dict[str, int]]]:
+        """Of each input its identity and its counts."""
+        rows = self._rows("SELECT identity, counts FROM inputs ORDER BY place")
+        try:
+            return [(json.loads(identity), json.loads(counts)) for identity, counts in rows]
+        except (ValueError, TypeError):
+            raise UserError(f"{self._path}: damaged; delete it, and the posts are read again") from None
 
     def _clear(self) -> None:
         drop = "DROP TABLE IF EXISTS inputs; DROP TABLE IF EXISTS posts; DROP TABLE IF EXISTS users;"
@@ -175,8 +194,10 @@ class PostIndex:
     def _telling(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.OperationalError as error:  # a full disk, or another process that has it
-            raise UserError(f"{self._path}: cannot be written: {error}") from None
+        except sqlite3.ProgrammingError:
+            raise
+        except sqlite3.DatabaseError as error:  # a full disk, another process that has it, or damage
+            raise UserError(f"{self._path}: cannot be read or written: {one_line(str(error))}\n  {_REMEDY}") from None
 
 
 class _Users:
@@ -210,7 +231,9 @@ def _identity(path: Path) -> list[Any]:
     if path.is_dir():
         raise UserError(f"{path}: a folder, give the Posts.xml in it, unpacked, or SE-PQA's *.jsonl")
     try:
-        files = [path, users_of(path)] if path.suffix != ".jsonl" and users_of(path).is_file() else [path]
+        files = [path, users_of(path)] if path.suffix != ".jsonl" and users_of(path).exists() else [path]
+        for file in files:
+            check_readable(file)
         found = [file.stat() for file in files]
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None

@@ -35,7 +35,8 @@ _LONGEST_FORBIDDEN = len(b"&#xFFFE;")
 _SHIFTED = {"sup": "^", "sub": "_"}  # by tag what is put before its text: 10<sup>2</sup> is not 102
 _ORDINAL = re.compile(r"st|nd|rd|th", re.IGNORECASE)  # 1<sup>st</sup> is 1st
 COMMUNITY = re.compile(r"[\w.-]+")
-_SEPQA_ID = re.compile(rf"({COMMUNITY.pattern})_(\d+)")
+_NUMBER = re.compile(r"\d{1,18}")  # SQLite holds no larger ones
+_SEPQA_ID = re.compile(rf"({COMMUNITY.pattern})_({_NUMBER.pattern})")
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def community_of(path: Path) -> str:
 def read_users(path: Path) -> Iterator[tuple[int, User]]:
     """The users in a dump's Users.xml, by their number in the community."""
     for row in read_rows(path):
-        if re.fullmatch(r"\d+", row.get("Id", "")):
+        if _NUMBER.fullmatch(row.get("Id", "")):
             yield int(row["Id"]), User(row.get("AccountId"), row.get("DisplayName", ""))
 
 
@@ -97,9 +98,9 @@ def read_dump(path: Path, users: Users, counts: Counter[str], told: Told = lambd
             continue
         number, owner, date = row.get("Id", ""), row.get("OwnerUserId", ""), iso_date(row.get("CreationDate", ""))
         title = one_line(row.get("Title", ""))
-        if not owner.isdecimal():  # an account that was deleted; -1 is nobody's too
+        if not _NUMBER.fullmatch(owner):  # an account that was deleted; -1 is nobody's too
             counts["no author"] += 1
-        elif not title or date is None or not number.isdecimal():
+        elif not title or date is None or not _NUMBER.fullmatch(number):
             counts["no title, date or number"] += 1
         else:
             user = users.get(int(owner)) or User(None, "")
@@ -195,8 +196,8 @@ def _sepqa_post(record: dict[str, Any], counts: Counter[str]) -> Iterator[Post]:
     account, seconds = record.get("user_id"), record.get("timestamp")
     given = (record.get(name) for name in ("title", "text"))
     title, text = (writable(one).strip() if isinstance(one, str) else "" for one in given)
-    date = _date_of(seconds) if isinstance(seconds, int) else None
-    if not isinstance(account, int) or account < 0:
+    date = _date_of(seconds) if type(seconds) is int else None
+    if type(account) is not int or account < 0:
         counts["no author"] += 1
     elif not title or date is None:
         counts["no title, date or number"] += 1

@@ -88,15 +88,20 @@ def read_text(path: str | Path) -> str:
     return text.replace("\r\n", "\n")
 
 
+def check_readable(path: Path) -> None:
+    """UserError where a folder, a pipe or a device has this name."""
+    if path.is_dir():
+        raise UserError(f"{path}: a folder; give the file")
+    if path.exists() and not path.is_file():
+        # A pipe can be read only once, and every input is hashed too.
+        raise UserError(f"{path}: a pipe or a device; give a regular file")
+
+
 def read_bytes(path: str | Path) -> bytes:
     """The bytes of a file; UserError where it is not there, is no regular file, or may not be read."""
     path = Path(path)
     try:
-        if path.is_dir():
-            raise UserError(f"{path}: a folder; give the file")
-        if path.exists() and not path.is_file():
-            # A pipe can be read only once, and every input is hashed too.
-            raise UserError(f"{path}: a pipe or a device; give a regular file")
+        check_readable(path)
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path}: no such file") from None

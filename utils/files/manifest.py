@@ -26,7 +26,8 @@ NOT_OURS = "exists, and was not written by this script or was changed since"
 
 
 def file_hash(path: str | Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
+    """SHA-256 of a file's bytes, in hex; UserError where it is a pipe or a device, which may never end."""
+    check_regular(Path(path))
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
