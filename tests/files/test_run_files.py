@@ -589,9 +589,11 @@ def test_a_link_in_place_of_a_file_that_is_being_written_is_replaced_and_its_tar
     assert not output.is_symlink() and json.loads(output.read_text()) == ["all"]
 
 
-def test_a_pipe_in_place_of_a_lock_is_refused(output):
-    os.mkfifo(f"{output}.lock")
-    assert f"{output}.lock: not a regular file" in message(Journal, output, SETTINGS)
+@pytest.mark.parametrize("ending", [".lock", ".journal.jsonl"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_pipe_or_a_folder_in_place_of_a_lock_or_a_journal_is_refused(output, make, ending):
+    make(f"{output}{ending}")
+    assert f"{output}{ending}: not a regular file" in message(Journal, output, SETTINGS)
 
 
 def test_a_finished_run_of_other_settings_keeps_its_journal_until_overwritten(output):

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -62,15 +61,13 @@ def open_appending(path: Path) -> IO[bytes]:
 
     UserError where something else than a file has this name: another file behind a link is not ours to write to.
     """
+    check_regular(path)
     try:
         file = open(path, "a+b", buffering=0, opener=_open_no_link)  # noqa: SIM115 (the caller's)
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
         raise UserError(f"{path}: a symbolic link; move it away, or give another output") from None
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise UserError(f"{path}: not a regular file; move it away, or give another output")
     return file
 
 
