@@ -288,7 +288,9 @@ def _embed_batch(model: Any, pad: int, pooling: Pooling, token_ids: list[np.ndar
         input_ids = torch.nn.utils.rnn.pad_sequence(
             [torch.from_numpy(ids) for ids in token_ids], batch_first=True, padding_value=pad
         )  # (B, T)
-        if (highest := input_ids.max()) >= (known := model.get_input_embeddings().num_embeddings):  # a GPU would abort
+        if (highest := input_ids.max()) >= (
+            known := getattr(model.config, "vocab_size", math.inf)
+        ):  # a GPU would abort
             folder = model.config.name_or_path
             raise UserError(f"{folder}: its tokenizer is not the model's: gives token {highest}, the model has {known}")
         input_ids = input_ids.to(model.device)
