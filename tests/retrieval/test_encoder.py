@@ -306,7 +306,7 @@ def test_more_tokens_than_the_model_reads_are_refused(tmp_path):
 def test_a_damaged_config_is_the_users_to_mend(folder, tmp_path):
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match="its config.json cannot be loaded"):
+    with pytest.raises(UserError, match=r"its config\.json cannot be loaded"):
         load_encoder(str(tmp_path), device="cpu")
 
 

@@ -15,7 +15,7 @@ from utils.cli.errors import printable
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 MODEL_FILES = ("config.json", "generation_config.json", "weights")
-MOST_SECONDS = 10  # of computing; a chat template takes milliseconds
+MOST_SECONDS = 5  # of computing; a chat template takes milliseconds
 MOST_MEMORY = 2**28  # bytes, besides what the process has
 
 
