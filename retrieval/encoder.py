@@ -21,6 +21,7 @@ from utils.cli import UserError
 from utils.cli.progress import Progress
 from utils.models.devices import has_gpu
 from utils.models.hub import pinned_source, skipping_absent_hub
+from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, bounded, loading
 
 FULL_LENGTH = 512  # tokens: what one unit of --batch_size stands for
 GPU_BATCH_SIZE = 64
@@ -31,6 +32,7 @@ FULL_ENOUGH = 1 / 4  # of a batch's budget: from there on padding costs more tha
 ALIKE = 0.95  # of the longest text's length: as little padding is taken
 WINDOW = 4096  # texts tokenized and sorted at a time, the next ones while these are embedded: bounds the memory
 QUEUED = 4  # batches for each of several models: so that none waits for the others, or for the next window
+UNUSUAL = "text 漢 \u0378"  # shows that a vocabulary lacks the token for what it lacks
 TOKENIZED_AT_ONCE = 512  # texts: a tokenizer takes a hundred bytes and more a token, also for those that are cut off
 
 T = TypeVar("T")
@@ -85,19 +87,23 @@ def load_encoder(
     # torch's fused attention is slower in bfloat16 on a CPU than the products one after the other (half as fast).
     attention = "eager" if (devices, dtype) == (["cpu"], "bfloat16") else None
     settings = {"dtype": getattr(torch, dtype), "attn_implementation": attention, "output_loading_info": True}
-    try:
-        with skipping_absent_hub(model_name):
+    with skipping_absent_hub(model_name):
+        with loading(model_name, "config.json"), bounded(f"{model_name}: a model by its config.json"):
             config = transformers.AutoConfig.from_pretrained(model_name, **source)
-            if max_length > (limit := most_tokens(config) or max_length):
-                raise UserError(f"{model_name}: reads at most {limit} tokens; give --max_length {limit} or less")
+            limit = most_tokens(config) or max_length
+        if max_length > limit:
+            raise UserError(f"{model_name}: reads at most {limit} tokens; give --max_length {limit} or less")
+        with loading(model_name, *TOKENIZER_FILES, "vocab.txt"):
             tokenizer = transformers.AutoTokenizer.from_pretrained(model_name, **source)
-            model, report = transformers.AutoModel.from_pretrained(model_name, **settings, **source)
-    except pickle.UnpicklingError:
-        raise UserError(
-            f"{model_name}: its pickled weights hold more than tensors, maybe code; give a model with safetensors"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{model_name}: cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+            tokenizer(UNUSUAL, truncation=True, max_length=max_length)
+        with loading(model_name, *MODEL_FILES):
+            try:
+                model, report = transformers.AutoModel.from_pretrained(model_name, **settings, **source)
+            except pickle.UnpicklingError:
+                raise UserError(
+                    f"{model_name}: its pickled weights hold more than tensors, maybe code; "
+                    "give a model with safetensors"
+                ) from None
     if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
         raise UserError(f"{model_name}: its weights lack {missing[0]}; give a whole encoder")  # else left random
     model.eval()
@@ -281,7 +287,13 @@ def _embed_batch(model: Any, pad: int, pooling: Pooling, token_ids: list[np.ndar
         lengths = torch.tensor([len(ids) for ids in token_ids], device=model.device)
         input_ids = torch.nn.utils.rnn.pad_sequence(
             [torch.from_numpy(ids) for ids in token_ids], batch_first=True, padding_value=pad
-        ).to(model.device)  # (B, T)
+        )  # (B, T)
+        if (highest := input_ids.max()) >= (
+            known := getattr(model.config, "vocab_size", math.inf)
+        ):  # a GPU would abort
+            folder = model.config.name_or_path
+            raise UserError(f"{folder}: its tokenizer is not the model's: gives token {highest}, the model has {known}")
+        input_ids = input_ids.to(model.device)
         mask = torch.arange(input_ids.shape[1], device=model.device) < lengths[:, None]
         hidden = model(input_ids=input_ids, attention_mask=mask.long()).last_hidden_state.float()  # (B, T, D)
         if pooling.mode == "cls":

@@ -95,5 +95,5 @@ def _read(name: str, file: str, cache_dir: str | None, read: Callable[[Any], T])
         return None
     try:
         return read(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise UserError(f"{path}: damaged\n  mend it; or give --pooling and --normalize, or --no-normalize") from None

@@ -357,6 +357,96 @@ def test_a_server_that_refuses(server, tmp_path, capsys, change, told):
     assert told in str(error.value) and not (tmp_path / "out.json").exists() and not server.paid
 
 
+def odd(*path_and_value):
+    *path, value = path_and_value
+
+    def change(line):
+        place = line
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = value
+        return line
+
+    return change
+
+
+ODD_LINES = {
+    "no JSON": lambda line: "<html>",
+    "a list": lambda line: [line],
+    "null": lambda line: None,
+    "nested": lambda line: "[" * 100_000,
+    "many digits": lambda line: '{"custom_id": ' + "9" * 6000 + "}",
+    "no custom_id": lambda line: {**line, "custom_id": None},
+    "custom_id is a list": odd("custom_id", ["x"]),
+    "custom_id is unknown": odd("custom_id", "x"),
+    "response is a list": odd("response", []),
+    "response is a text": odd("response", "none"),
+    "status is a text": odd("response", "status_code", "200"),
+    "status is missing": odd("response", "status_code", None),
+    "status is 404": odd("response", "status_code", 404),
+    "body is a text": odd("response", "body", "answer"),
+    "body is a list": odd("response", "body", [1]),
+    "body has no choices": odd("response", "body", {"choices": {}}),
+    "error is a text": odd("response", {"status_code": 500, "body": {"error": "no room"}}),
+    "error is a list": odd("response", {"status_code": 400, "body": {"error": ["no"]}}),
+    "code is a list": odd("response", {"status_code": 400, "body": {"error": {"code": ["content_filter"]}}}),
+}
+
+
+@pytest.mark.parametrize("name", ODD_LINES)
+def test_a_line_of_another_shape_is_asked_for_again(server, tmp_path, capsys, name):
+    """In this or another batch's file; also where a later run reads the batch."""
+    keep, met = server.keep, []
+
+    def damage(content):
+        lines = content.splitlines()
+        if b'"response"' in content and not met:
+            met.append(1)
+            found = ODD_LINES[name](json.loads(lines[0]))
+            lines[0] = found.encode() if isinstance(found, str) else json.dumps(found).encode()
+        return keep(b"\n".join(lines) + b"\n")
+
+    server.keep = damage
+    inputs = make_questions(tmp_path / "in.json", 5)
+    outputs = ["out.json", "again.json"] if name in ("no JSON", "custom_id is a list") else ["out.json"]
+    for output in outputs:
+        assert baselines.main(command(server, inputs, tmp_path / output, "--openai_batch")) == 0
+        answers = json.loads((tmp_path / output).read_text())
+        assert len(answers) == 5 and all(outputs[0]["output"] for outputs in answers.values())
+    assert met
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"request_counts": "many"}, {"request_counts": {"completed": "1"}}, {"request_counts": None},
+        {"errors": "none"}, {"errors": {"data": ["x"]}}, {"metadata": "x"}, {"metadata": ["sha256"]},
+        {"output_file_id": 7}, {"output_file_id": {}}, {"error_file_id": []}, {"id": None}, {"id": 3},
+        {"status": None}, {"status": ["completed"]}, {"created_at": "now", "object": 3},
+    ],
+)  # fmt: skip
+def test_a_batch_object_of_another_shape(server, tmp_path, monkeypatch, change):
+    """Once: it is asked for again."""
+    look, came = server.look, []
+
+    def damage(batch):
+        came.append(1)
+        return {**look(batch), **change} if len(came) <= 1 else look(batch)
+
+    server.look = damage
+    monkeypatch.setattr("utils.generation.api_engine.LONGEST_PAUSE", 0.01)
+    words = command(server, make_questions(tmp_path / "in.json", 3), tmp_path / "out.json", "--openai_batch")
+    assert baselines.main(words) == 0
+    assert len(json.loads((tmp_path / "out.json").read_text())) == 3
+
+
+def test_a_list_of_batches_of_another_shape(server, tmp_path, monkeypatch):
+    monkeypatch.setattr("utils.generation.api_engine.LONGEST_PAUSE", 0.01)
+    inputs = make_questions(tmp_path / "in.json", 3)
+    server.batches += [{"id": "batch_x"}, {"id": "batch_y", "status": 3, "metadata": "sha256"}]
+    assert baselines.main(command(server, inputs, tmp_path / "out.json", "--openai_batch")) == 0
+
+
 def test_the_judge_and_the_planners_answers_go_in_batches_too(server, tmp_path):
     inputs = make_questions(tmp_path / "in.json", 10)
     words = command(server, inputs, tmp_path / "gold.json", "--openai_batch", "--gold_plan", "--unranked")

@@ -126,7 +126,7 @@ def test_an_adapter_takes_config_and_tokenizer_from_its_base(tmp_path, models):
 def test_an_adapters_own_tokenizer_comes_first(tmp_path, models):
     adapter = save_adapter(tmp_path / "adapter", models["normal"])
     tokenizer = byte_tokenizer()
-    tokenizer.chat_template = "own:{{ messages[1].content }}{{ messages[0].content }}"
+    tokenizer.chat_template = "own:{% for m in messages|reverse %}{{ m.content }}{% endfor %}"
     tokenizer.save_pretrained(adapter)
     chat = LocalChat(adapter)
     assert decode(chat.render(MESSAGES)).startswith("own:猫")
@@ -145,10 +145,108 @@ def test_a_model_without_a_chat_template_is_refused(tmp_path):
         LocalChat(folder)
 
 
-def test_a_tokenizer_that_cannot_be_loaded_is_named_in_one_line(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "no such type"}')
-    with pytest.raises(UserError, match=f"^{tmp_path}: its tokenizer and config cannot be loaded: .+$"):
-        LocalChat(str(tmp_path))
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+USERS = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        ("{% for", "fails: unexpected 'end of template'"),
+        ("{% nothing %}", "fails: Encountered unknown tag 'nothing'."),
+        ("{{ 1 / 0 }}", "fails: division by zero"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails: maximum recursion depth exceeded"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "fails: maximum recursion depth exceeded"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "fails: Range too big."),
+        ("{{ 1 + 'a' }}", "fails: unsupported operand type"),
+        ("{{ ''.__class__.__mro__ }}", "fails: access to attribute '__class__'"),
+        ("{% include 'other' %}", "fails: no loader for this environment"),
+        ("{{ raise_exception('\x1b[2J never') }}", r"fails: \x1b[2J never"),
+        ("{{ messages[1].content }}", "fails: list object has no element 1"),
+        ("{{ 'x' * 10 ** 10 }}", "fails: MemoryError"),
+        ("{{ '%2000000000d' % 1 }}", "fails: MemoryError"),
+        (ENDLESS, "does not end within 1 s; mend it, or give another model"),
+        ("", "leaves out the user's text; give another model"),
+        ("always the same", "leaves out the user's text; give another model"),
+    ],
+)
+def test_a_chat_template_that_cannot_be_used_is_told_in_one_line(tmp_path, monkeypatch, template, found):
+    monkeypatch.setattr("utils.models.loading.MOST_SECONDS", 1)
+    folder = save_model(tmp_path, template or " ")
+    with pytest.raises(UserError) as error:
+        LocalChat(folder)
+    message = str(error.value)
+    start = f"{folder}: its chat template (chat_template.jinja)"
+    assert message.startswith((f"{start} {found}", f"{start}: {found}")) and len(message.splitlines()) == 1
+    assert message.isprintable()
+
+
+def test_a_template_may_fail_or_loop_later(tmp_path, monkeypatch):
+    """Over a role that is tried first: it is not used; over the prompt itself: the run ends."""
+    monkeypatch.setattr("utils.models.loading.MOST_SECONDS", 1)
+    fails = "{% if messages[0].role == 'system' %}{{ 1 / 0 }}{% endif %}" + USERS
+    chat = LocalChat(save_model(tmp_path / "role", fails))
+    assert decode(chat.render(MESSAGES)) == MERGED
+    for name, problem in (("fails", "{{ 1 / 0 }}"), ("does not end", ENDLESS)):
+        template = "{% if 'brief' in messages[0].content %}" + problem + "{% endif %}" + USERS
+        chat = LocalChat(save_model(tmp_path / name, template))
+        with pytest.raises(UserError, match=rf"chat template \(chat_template\.jinja\) {name}"):
+            chat.render(MESSAGES)
+    answers = "{% if messages[-1].role == 'assistant' %}{{ 1 / 0 }}{% endif %}" + USERS
+    with pytest.raises(UserError, match="fails: division by zero"):
+        LocalChat(save_model(tmp_path / "answers", answers)).render_reply("text")
+
+
+def test_a_template_that_is_no_text(tmp_path):
+    folder = save_model(tmp_path, USERS)
+    (tmp_path / "chat_template.jinja").unlink()
+    put_field(tmp_path / "tokenizer_config.json", "chat_template", [{"nothing": 1}])
+    with pytest.raises(
+        UserError, match=f"^{folder}: its tokenizer_config.json or tokenizer.json cannot be loaded: .+$"
+    ):
+        LocalChat(folder)
+
+
+def put_field(path, name, value):
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "found"),
+    [
+        ("config.json", ("model_type", "no such type"), "config.json cannot be loaded: The checkpoint you are trying"),
+        (
+            "config.json",
+            ("max_position_embeddings", "many"),
+            "config.json cannot be loaded: Validation error for field",
+        ),
+        ("config.json", ("model_type", []), "config.json cannot be loaded: "),
+        ("config.json", b"[1]", "config.json cannot be loaded: "),
+        ("config.json", b"[" * 100_000, "config.json cannot be loaded: "),
+        (
+            "tokenizer_config.json",
+            ("tokenizer_class", []),
+            "tokenizer_config.json or tokenizer.json cannot be loaded: ",
+        ),
+        ("tokenizer_config.json", ("tokenizer_class", 1.5), "tokenizer_config.json or tokenizer.json cannot be load"),
+        ("tokenizer_config.json", ("bos_token", 3), "tokenizer_config.json or tokenizer.json cannot be loaded: "),
+        ("tokenizer_config.json", b"\xff\xfe{}", "tokenizer_config.json cannot be loaded: "),
+        ("tokenizer_config.json", b"null", "tokenizer_config.json cannot be loaded: "),
+        ("tokenizer.json", ("post_processor", True), "tokenizer_config.json or tokenizer.json cannot be loaded: "),
+        ("tokenizer.json", ("model", {"type": "BPE"}), "tokenizer_config.json or tokenizer.json cannot be loaded: "),
+        ("tokenizer.json", b"[" * 100_000, "tokenizer.json cannot be loaded: "),
+        ("tokenizer.json", b'["a"]', "tokenizer.json cannot be loaded: "),
+    ],
+)
+def test_a_damaged_file_of_a_model_is_told_in_one_line(tmp_path, file, change, found):
+    folder = save_model(tmp_path, USERS)
+    if isinstance(change, bytes):
+        (tmp_path / file).write_bytes(change)
+    else:
+        put_field(tmp_path / file, *change)
+    with pytest.raises(UserError) as error:
+        LocalChat(folder)
+    assert str(error.value).startswith(f"{folder}: its {found}") and len(str(error.value).splitlines()) == 1
 
 
 # An API

@@ -199,6 +199,36 @@ def test_a_signal_keeps_what_is_finished(case, flags, uninterrupted, every_step,
     assert contents(output) == whole
 
 
+TAMPERED = {
+    "optimizer.pt": b"no such archive",
+    "scheduler.pt": None,
+    "rng_state.pth": b"",
+    "adapter_model.safetensors": b"\xff" * 99,
+    "trainer_state.json": b'{"global_step": "three"}',
+}
+
+
+def test_a_tampered_checkpoint_is_named(flags, uninterrupted, zygote, tmp_path):
+    whole, _ = uninterrupted
+    output = tmp_path / "planner"
+    arguments = [*flags, "--output_dir", output]
+    assert zygote.start("train_planner", arguments, signal_itself=[("compute_loss", 3, TERM)]).wait() == 130
+    checkpoint = output / "checkpoint-3"
+    for name, content in TAMPERED.items():
+        before = (checkpoint / name).read_bytes()
+        (checkpoint / name).unlink()
+        if content is not None:
+            (checkpoint / name).write_bytes(content)
+        run = zygote.start("train_planner", arguments)
+        assert run.wait() == 2 and "Traceback" not in run.errors, run.errors
+        remedy = "  delete it, and the same command continues from the one before\n"
+        assert f"error: {checkpoint}: damaged: " in run.errors and run.errors.endswith(remedy), run.errors
+        (checkpoint / name).write_bytes(before)
+    shutil.rmtree(checkpoint)
+    finish(zygote, flags, output)
+    assert contents(output) == whole
+
+
 def test_a_checkpoint_that_is_there_only_to_go_on_from_is_never_the_best(flags, zygote, tmp_path):
     """Evaluated at every step: step 3 has a loss of its own, and a checkpoint after the signal."""
     outputs = {name: tmp_path / name for name in ("stopped", "whole")}

@@ -149,7 +149,7 @@ def test_replicas_share_the_batches_and_give_the_same(encoder, monkeypatch):
 
 def test_a_failure_on_a_replica_is_not_lost(encoder):
     class Broken(torch.nn.Module):
-        device = encoder.model.device
+        device, config = encoder.model.device, encoder.model.config
 
         def forward(self, **inputs):
             raise RuntimeError("out of memory")
@@ -306,8 +306,51 @@ def test_more_tokens_than_the_model_reads_are_refused(tmp_path):
 def test_a_damaged_config_is_the_users_to_mend(folder, tmp_path):
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match="cannot be loaded"):
+    with pytest.raises(UserError, match=r"its config\.json cannot be loaded"):
         load_encoder(str(tmp_path), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "found"),
+    [
+        ("config.json", {"intermediate_size": ""}, "config.json cannot be loaded: Validation error for field"),
+        ("config.json", {"num_hidden_layers": 10**9}, "does not end within 1 s"),
+        (
+            "tokenizer_config.json",
+            {"do_lower_case": []},
+            "tokenizer_config.json or tokenizer.json or vocab.txt cannot be",
+        ),
+        (
+            "tokenizer_config.json",
+            {"tokenizer_class": 1},
+            "tokenizer_config.json or tokenizer.json or vocab.txt cannot be",
+        ),
+        ("vocab.txt", b"", "tokenizer_config.json or tokenizer.json or vocab.txt cannot be loaded: WordPiece error"),
+        ("vocab.txt", b"\xff", "tokenizer_config.json or tokenizer.json or vocab.txt cannot be loaded: "),
+    ],
+)
+def test_a_damaged_file_is_told_in_one_line(folder, tmp_path, monkeypatch, file, change, found):
+    monkeypatch.setattr("utils.models.loading.MOST_SECONDS", 1)
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / file
+    path.write_bytes(
+        change if isinstance(change, bytes) else json.dumps(json.loads(path.read_text()) | change).encode()
+    )
+    with pytest.raises(UserError) as error:
+        load_encoder(str(tmp_path), device="cpu")
+    assert str(error.value).startswith(f"{tmp_path}: ") and found in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_tokenizer_with_tokens_that_the_model_has_not(folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "vocab.txt").write_text((folder / "vocab.txt").read_text() + "zebras\n")
+    encoder = load_encoder(str(tmp_path), device="cpu")
+    embed_texts(encoder, TEXTS[:1])
+    with pytest.raises(
+        UserError, match=f"^{tmp_path}: its tokenizer is not the model's: gives token .*, the model has"
+    ):
+        embed_texts(encoder, ["zebras"])
 
 
 def test_code_that_comes_with_a_model_is_not_run(folder, tmp_path):

@@ -183,21 +183,21 @@ class APIEngine:
         except (ValueError, RecursionError):  # also for a number of thousands of digits, and for endless nesting
             answer = None
         # A server that is not such an API answers 200 with a web page or an error.
-        choice = next(iter(_field(answer, "choices", list) or []), None)
-        message = _field(choice, "message", dict)
+        choice = next(iter(field_of(answer, "choices", list) or []), None)
+        message = field_of(choice, "message", dict)
         text = None if message is None else _text(message.get("content"))
         if text is None:
-            found = self._one_line(_field(answer, "error", object) or content.decode(errors="replace"))
+            found = self._one_line(field_of(answer, "error", object) or content.decode(errors="replace"))
             raise UnavailableError(f"the {self.device} sends no completion; check --base_url: {found}")
-        finish_reason = self._one_line(_field(choice, "finish_reason", str) or "unknown")
+        finish_reason = self._one_line(field_of(choice, "finish_reason", str) or "unknown")
         if finish_reason == "content_filter":
             raise RefusedError("content_filter")
-        usage, state = _field(answer, "usage", dict), _field(answer, "system_fingerprint", str)
+        usage, state = field_of(answer, "usage", dict), field_of(answer, "system_fingerprint", str)
         return Completion(
             text=text.encode(errors="replace").decode(),  # no file takes a lone surrogate
             finish_reason=finish_reason,
             prompt_tokens=_count(usage, "prompt_tokens"),
-            cached_tokens=_count(_field(usage, "prompt_tokens_details", dict), "cached_tokens"),
+            cached_tokens=_count(field_of(usage, "prompt_tokens_details", dict), "cached_tokens"),
             completion_tokens=_count(usage, "completion_tokens"),
             response_format=taken,
             system_fingerprint=self._one_line(state) if state else None,
@@ -336,14 +336,14 @@ def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
             answer = client.get("/models", cast_to=object)
         except (openai.OpenAIError, ValueError, RecursionError):  # the last two where it is not JSON that can be read
             return None
-    for entry in _field(answer, "data", list) or []:
-        if _field(entry, "id", str) == model:
-            root = _field(entry, "root", str) or model
+    for entry in field_of(answer, "data", list) or []:
+        if field_of(entry, "id", str) == model:
+            root = field_of(entry, "root", str) or model
             return root if root != model and root.isprintable() else None
     return None
 
 
-def _field(value: Any, name: str, kind: type[T]) -> T | None:
+def field_of(value: Any, name: str, kind: type[T]) -> T | None:
     """A field of a JSON object; None unless it is there and of that type."""
     found = value.get(name) if isinstance(value, dict) else None
     return found if isinstance(found, kind) else None
@@ -354,14 +354,14 @@ def _text(content: Any) -> str | None:
     if content is None:
         return ""
     if isinstance(content, list) and content:
-        parts = [_field(part, "text", str) for part in content if _field(part, "type", str) == "text"]
+        parts = [field_of(part, "text", str) for part in content if field_of(part, "type", str) == "text"]
         return "".join(parts) if parts and None not in parts else None
     return content if isinstance(content, str) else None
 
 
 def _count(usage: dict[str, Any] | None, name: str) -> int | None:
     """A number of tokens; None unless it is a whole number from 0."""
-    count = _field(usage, name, int)
+    count = field_of(usage, name, int)
     return count if type(count) is int and 0 <= count <= MOST_TOKENS else None
 
 

@@ -11,15 +11,15 @@ import json
 import math
 import time
 from argparse import Namespace
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from openai.types import Batch
+import openai
 
 from utils.cli import UserError
 from utils.cli.progress import announce
-from utils.generation.api_engine import AbsentError, APIEngine
+from utils.generation.api_engine import AbsentError, APIEngine, field_of
 from utils.generation.chat import Rendered
 from utils.generation.requests import FORMATS, Completion, RefusedError, Sampling, UnavailableError
 
@@ -33,6 +33,19 @@ UNDER_WAY = ("validating", "in_progress", "finalizing", "cancelling")
 TOO_MUCH = "token_limit_exceeded"  # the error of a batch for which the API's queue, as it is, has no room
 
 Line = dict[str, Any]  # of an output or error file
+
+
+class Batch(NamedTuple):
+    """What is used of the API's batch object."""
+
+    id: str
+    status: str
+    metadata: dict[str, Any]
+    errors: list[dict[str, Any]]
+    counts: dict[str, Any]
+    input_file_id: str | None
+    output_file_id: str | None
+    error_file_id: str | None
 
 
 class Item(NamedTuple):
@@ -143,13 +156,16 @@ class BatchEngine(APIEngine):
         again = f", for the {('second', 'third')[number - 1]} time" if number else ""
         announce(f"a batch of {len(items)} requests, {len(content) / 1e6:.1f} MB{again}")
         batch = await self._wait_for(await self._insist(lambda: self._submit(content)))
-        errors = batch.errors.data or [] if batch.errors else []
-        if TOO_MUCH in [error.code for error in errors] and (parts := await self._when_there_is_room(items)):
+        if TOO_MUCH in [error.get("code") for error in batch.errors] and (
+            parts := await self._when_there_is_room(items)
+        ):
             for part in parts:
                 await self._answer_by_batch(part, number)
             return
         if batch.status == "failed":
-            told = self._one_line("; ".join(str(error.message) for error in errors) or "it doesn't say why")
+            told = self._one_line(
+                "; ".join(str(error.get("message")) for error in batch.errors) or "it doesn't say why"
+            )
             raise UserError(f"the {self.device} takes no such batch ({batch.id}): {told}")
         async for line in self._lines(batch):
             item = items.get(line["custom_id"])
@@ -181,28 +197,31 @@ class BatchEngine(APIEngine):
         for batch in await self._find_batches():
             if batch.metadata["sha256"] == digest and batch.status != "failed" and batch.id not in self._read_already:
                 return batch
-        file = await self._explained(self._client.files.create(file=("batch.jsonl", content), purpose="batch"))
+        file = await self._plain(self._client.files.create(file=("batch.jsonl", content), purpose="batch"))
+        if (file_id := field_of(file, "id", str)) is None:
+            raise UnavailableError(f"the {self.device} does not say what it calls a file")
         once = self._client.with_options(max_retries=0)  # the library would pay twice for an answer that was lost
         created = once.batches.create(
-            input_file_id=file.id,
+            input_file_id=file_id,
             endpoint="/v1/chat/completions",
             completion_window="24h",
             metadata={"model": json.loads(content.partition(b"\n")[0])["body"]["model"], "sha256": digest},
         )
-        return await self._explained(created)
+        return self._batch(await self._plain(created))
 
     async def _find_batches(self) -> list[Batch]:
         """Those that this project has submitted, the newest first."""
-        return [batch for batch in await self._list_batches() if "sha256" in (batch.metadata or {})]
+        return [batch for batch in await self._list_batches() if "sha256" in batch.metadata]
 
     async def _list_batches(self) -> list[Batch]:
         """All that the key may see, the newest first."""
 
-        async def ask() -> list[Batch]:
+        async def ask() -> list[Any]:
             return [batch async for batch in self._client.batches.list(limit=100)]
 
         try:
-            return await self._insist(lambda: self._explained(ask()))
+            found = map(_read_batch, await self._insist(lambda: self._plain(ask())))
+            return [batch for batch in found if batch is not None]
         except AbsentError as error:
             raise UserError(f"{error}\n  is it one with a batch interface? if not, leave out --openai_batch") from None
 
@@ -220,16 +239,32 @@ class BatchEngine(APIEngine):
         """Any batch, when it has ended."""
         pause, told, said = POLLS[0], -math.inf, None
         while batch.status in UNDER_WAY:
-            counts = batch.request_counts
-            done = f"{counts.completed + counts.failed}/{counts.total} answered" if counts else "nothing told"
+            counts = [batch.counts.get(name) for name in ("completed", "failed", "total")]
+            told_counts = all(type(count) is int for count in counts)
+            done = f"{counts[0] + counts[1]}/{counts[2]} answered" if told_counts else "nothing told"
             if said != (batch.status, done) and time.monotonic() - told >= TELL_SECONDS:
                 announce(f"{batch.id}: {batch.status}, {done}")
                 told, said = time.monotonic(), (batch.status, done)
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, POLLS[1])
-            batch = await self._insist(lambda: self._explained(self._client.batches.retrieve(batch.id)))  # noqa: B023
+            batch = await self._insist(lambda: self._retrieve(batch.id))  # noqa: B023
         announce(f"{batch.id}: {batch.status}")
         return batch
+
+    async def _retrieve(self, batch_id: str) -> Batch:
+        return self._batch(await self._plain(self._client.batches.retrieve(batch_id)))
+
+    def _batch(self, found: Any) -> Batch:
+        if (batch := _read_batch(found)) is None:
+            raise UnavailableError(f"the {self.device} sends no batch: {self._one_line(found)}")
+        return batch
+
+    async def _plain(self, asked: Awaitable[Any]) -> Any:
+        """What the client library gives, as plain JSON; UnavailableError where it cannot read the answer."""
+        try:
+            return _plain(await self._explained(asked))
+        except (ValueError, TypeError, AttributeError, RecursionError, openai.OpenAIError) as error:
+            raise UnavailableError(f"the {self.device} answers what is no JSON, or another: {error}") from None
 
     async def _asked_in(self, batch: Batch) -> set[str]:
         """Which requests a batch has, or of one that has ended, whose files are smaller, those that it has answered.
@@ -243,33 +278,63 @@ class BatchEngine(APIEngine):
             except AbsentError:
                 content = b""
                 self._read_already.add(batch.id)
-            self._requests_of[batch.id] = {
-                json.loads(line)["custom_id"] for line in content.splitlines() if line.strip()
-            }
+            self._requests_of[batch.id] = {line["custom_id"] for line in _read_lines(content)}
         return self._requests_of[batch.id]
 
     async def _lines(self, batch: Batch) -> AsyncIterator[Line]:
         """What a batch that has ended says of each request; of one that has expired too."""
         self._read_already.add(batch.id)
         for file_id in filter(None, [batch.output_file_id, batch.error_file_id]):
-            for line in (await self._content(file_id)).splitlines():
-                if line.strip():
-                    yield json.loads(line)
+            for line in _read_lines(await self._content(file_id)):
+                yield line
 
     async def _content(self, file_id: str) -> bytes:
         found = await self._insist(lambda: self._explained(self._client.files.content(file_id)))
         return found.content
 
     def _answer_in(self, line: Line) -> bytes | None:
-        response = line.get("response") or {}
-        body = response.get("body") if response.get("status_code") == 200 else None
-        return json.dumps(body).encode() if isinstance(body, dict) else None
+        response = field_of(line, "response", dict)
+        body = field_of(response, "body", dict) if field_of(response, "status_code", int) == 200 else None
+        return None if body is None else json.dumps(body).encode()
 
     def _problem_in(self, line: Line) -> Exception:
         """What `APIEngine` makes of it: only what it would ask for again is in the next batch."""
-        response = line.get("response") or {}
-        error = (response.get("body") or {}).get("error") or {}
-        return self._problem(response.get("status_code") or 500, error.get("code"), error.get("message"))
+        response = field_of(line, "response", object)
+        status = 500 if response is None else field_of(response, "status_code", int) or 0  # 0: asked for by itself
+        error = field_of(field_of(response, "body", dict), "error", object)
+        message = error.get("message") if isinstance(error, dict) else error
+        return self._problem(status, field_of(error, "code", str), message)
+
+
+def _read_lines(content: bytes) -> Iterator[Line]:
+    """The lines of a batch's file; what is no object with a `custom_id` is left out, and its request asked again."""
+    for line in content.splitlines():
+        with suppress(ValueError, RecursionError):
+            if field_of(found := json.loads(line), "custom_id", str) is not None:
+                yield found
+
+
+def _plain(found: Any) -> Any:
+    """An object of the client library, whose fields may have any type, as JSON has it."""
+    if isinstance(found, list):
+        return list(map(_plain, found))
+    return found.model_dump(warnings=False) if isinstance(found, openai.BaseModel) else found
+
+
+def _read_batch(found: Any) -> Batch | None:
+    """A batch object; None where it does not say which it is or how it stands. Other odd fields count as missing."""
+    batch_id, status = field_of(found, "id", str), field_of(found, "status", str)
+    if not batch_id or not status:
+        return None
+    errors = field_of(field_of(found, "errors", dict), "data", list) or []
+    return Batch(
+        batch_id,
+        status,
+        field_of(found, "metadata", dict) or {},
+        [error for error in errors if isinstance(error, dict)],
+        field_of(found, "request_counts", dict) or {},
+        *(field_of(found, name, str) for name in ("input_file_id", "output_file_id", "error_file_id")),
+    )
 
 
 def _parts(items: dict[str, Item]) -> list[dict[str, Item]]:

@@ -10,9 +10,9 @@ from argparse import Namespace
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.generation.turns import Accepts, Remembered, encode_lines, find_accepts, fold
 from utils.models.hub import adapter_base, pinned_source, skipping_absent_hub
+from utils.models.loading import TOKENIZER_FILES, blaming, bounded, little_memory, loading
 
 T = TypeVar("T")
 Rendered = array | Messages  # token ids (4 bytes each: a whole test set of prompts is held at once), or messages
@@ -56,13 +57,11 @@ def load_tokenizer(model_addr: str, cache_dir: str | None = None) -> tuple[Any, 
     base = adapter_base(model_addr) or model_addr
     with_tokenizer = model_addr if (Path(model_addr) / "tokenizer_config.json").is_file() else base
     source = pinned_source(base, cache_dir)
-    try:
-        with skipping_absent_hub(base):
-            tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
-            return tokenizer, AutoConfig.from_pretrained(base, **source).get_text_config()
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"{model_addr}: its tokenizer and config cannot be loaded: {reason}") from None
+    with skipping_absent_hub(base):
+        with loading(base, "config.json"):
+            config = AutoConfig.from_pretrained(base, **source).get_text_config()
+        with loading(with_tokenizer, *TOKENIZER_FILES):
+            return AutoTokenizer.from_pretrained(with_tokenizer, **source), config
 
 
 class LocalChat:
@@ -71,6 +70,10 @@ class LocalChat:
     Attributes:
         model_limit: the longest sequence the model was made for, in tokens; None where its config doesn't say.
         counter: how tokens are counted, for the manifest.
+
+    Raises:
+        UserError: model files are damaged; the chat template is missing, fails, does not end, or leaves out the
+            user's text.
     """
 
     counter = "the model's tokenizer"
@@ -81,6 +84,16 @@ class LocalChat:
             raise UserError(f"{self.tokenizer.name_or_path}: no chat template; give an instruction-tuned model")
         self.model_limit = getattr(config, "max_position_embeddings", None)
         self._lines = Remembered(self._encode_all)
+        self._check_template()
+
+    def _check_template(self) -> None:
+        question = "c0ffee question"
+        with self._blaming_template():
+            with little_memory():
+                text = self._apply([{"role": "user", "content": question}])
+            self._encode_all([text])
+        if question not in text:
+            raise UserError(f"{self._template}: leaves out the user's text; give another model")
 
     def render(self, messages: Messages) -> array:
         """Token ids of the whole prompt, up to where the assistant begins to speak."""
@@ -110,8 +123,22 @@ class LocalChat:
         return rendered
 
     def _text(self, messages: Messages) -> str:
-        folded = fold(messages, self._accepts)
-        return self.tokenizer.apply_chat_template(folded, add_generation_prompt=True, tokenize=False)
+        with self._blaming_template():
+            return self._apply(fold(messages, self._accepts))
+
+    def _apply(self, messages: Messages, asks: bool = True) -> str:
+        """What the template makes of messages, up to where the assistant begins to speak if it `asks`."""
+        with bounded(self._template):
+            return self.tokenizer.apply_chat_template(messages, add_generation_prompt=asks, tokenize=False)
+
+    def _blaming_template(self) -> AbstractContextManager[None]:
+        return blaming(lambda: f"{self._template} fails")
+
+    @property
+    def _template(self) -> str:
+        folder = self.tokenizer.name_or_path
+        files = ("chat_template.jinja", "tokenizer_config.json")
+        return f"{folder}: its chat template ({next((f for f in files if (Path(folder) / f).is_file()), files[1])})"
 
     def _encode_all(self, texts: list[str]) -> list[array]:
         """Token ids of texts that hold all special tokens they are to have."""
@@ -140,7 +167,7 @@ class LocalChat:
     @cached_property
     def _accepts(self) -> Accepts:
         """What the template takes: some refuse the system role (Gemma 2), some drop its text without a word."""
-        return find_accepts(partial(self.tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True))
+        return find_accepts(self._apply)
 
     def render_reply(self, text: str) -> array:
         """Token ids of what the assistant says after `render`'s prompt, with the token that ends its turn."""
@@ -159,7 +186,8 @@ class LocalChat:
         """The token that the chat template puts after the assistant's text, where generation is to stop."""
         marker = "c0ffee reply"
         messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": marker}]
-        after = self.tokenizer.apply_chat_template(messages, tokenize=False).rpartition(marker)[2]
+        with self._blaming_template():
+            after = self._apply(messages, asks=False).rpartition(marker)[2]
         added = self.tokenizer.added_tokens_decoder
         ids = self.tokenizer.encode(after, add_special_tokens=False)
         special = (token for token in ids if token in added and added[token].special)

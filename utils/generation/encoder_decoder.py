@@ -21,6 +21,7 @@ from utils.generation.plain_text import PlainText, fit_text
 from utils.generation.requests import Completion, Engine, Sampling
 from utils.generation.trimming import Entry, Trimmed
 from utils.models.hub import adapter_base, model_file, model_folder, pinned_source, skipping_absent_hub
+from utils.models.loading import loading
 
 NUM_BEAMS = 4  # as LaMP's code has it
 INPUT_TOKENS, TARGET_TOKENS = 512, 128  # of LaMP's paper: what a model reads and writes
@@ -69,12 +70,11 @@ def is_encoder_decoder(model_addr: str, cache_dir: str | None) -> bool:
         return False
     from transformers import AutoConfig
 
+    source = pinned_source(model_addr, cache_dir)
     try:
-        with skipping_absent_hub(model_addr):
-            return bool(
-                AutoConfig.from_pretrained(model_addr, **pinned_source(model_addr, cache_dir)).is_encoder_decoder
-            )
-    except (OSError, ValueError):
+        with skipping_absent_hub(model_addr), loading(model_addr, "config.json"):
+            return bool(AutoConfig.from_pretrained(model_addr, **source).is_encoder_decoder)
+    except UserError:
         return False  # vLLM may know it; who loads it says what is wrong
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prompts import Messages
+from utils.cli import UserError
 
 MOST_REMEMBERED = 16_000_000  # characters: a few histories of a million tokens
 
@@ -21,14 +22,18 @@ class Accepts:
 
 
 def find_accepts(render: Callable[[Messages], str]) -> Accepts:
-    """What a template takes, by trying; `render` raises jinja2's TemplateError where it does not."""
-    from jinja2.exceptions import TemplateError
+    """What a template takes, by trying; where it does not, `render` raises what a template may: anything.
+
+    A UserError of `render` ends the run.
+    """
 
     def takes(*roles: str) -> bool:
         messages = [{"role": role, "content": f"c0ffee{number} text"} for number, role in enumerate(roles)]
         try:
             text = render(messages)
-        except TemplateError:
+        except UserError:
+            raise
+        except Exception:
             return False
         places = [text.find(message["content"]) for message in messages]
         # Where a single question has its system message is the template's affair.

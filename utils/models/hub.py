@@ -234,9 +234,12 @@ def adapter_config(name: str) -> dict[str, Any] | None:
         return None
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        if config["peft_type"] == "LORA" and isinstance(config["base_model_name_or_path"], str) and config["r"] > 0:
+        rank, base = config["r"], config["base_model_name_or_path"]
+        if type(rank) is not int or "\0" in (base or ""):
+            raise ValueError
+        if config["peft_type"] == "LORA" and isinstance(base, str) and base and rank > 0:
             return config
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise UserError(f"{path}: damaged; take another checkpoint") from None
     raise UserError(f"{path}: not a LoRA adapter on a named base model")
 
@@ -280,9 +283,10 @@ def _check_folder(folder: Path, remedy: str) -> None:
     for index in (*folder.glob("*.safetensors.index.json"), *folder.glob("*.bin.index.json")):
         try:
             shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, TypeError, KeyError, AttributeError):
+            missing = sorted(shard for shard in shards if not (folder / shard).is_file())
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise UserError(f"{index}: damaged\n  {remedy}") from None
-        if missing := sorted(shard for shard in shards if not (folder / shard).is_file()):
+        if missing:
             raise UserError(f"{folder}: lacks {missing[0]}, which {index.name} names\n  {remedy}")
 
 

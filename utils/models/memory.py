@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from utils.cli import UserError
 from utils.models.hub import read_headers
+from utils.models.loading import loading
 
 GB = 10**9
 GIB = 2**30
@@ -101,16 +102,14 @@ def load_config(folder: Path) -> Any:
     """The configuration of the model in a folder; UserError where it is damaged or of no kind transformers knows."""
     from transformers import AutoConfig
 
-    try:
+    with loading(folder, "config.json"):
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder}: its config.json cannot be used: {str(error).strip().splitlines()[0]}") from None
 
 
 def is_encoder(config: Any) -> bool:
     """The model says what it is, and it is none that writes text."""
     architectures = config.architectures or []
-    return bool(architectures) and not any(name.endswith(GENERATORS) for name in architectures)
+    return bool(architectures) and not any(str(name).endswith(GENERATORS) for name in architectures)
 
 
 def read_size(folder: Path, config: Any, dtype: str = "auto") -> ModelSize:

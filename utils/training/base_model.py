@@ -14,6 +14,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_greater_or_equal
 
 from utils.cli import UserError, is_first_process
+from utils.models.loading import MODEL_FILES, loading
 
 
 def quiet_libraries() -> None:
@@ -52,7 +53,9 @@ def choose_attention(wanted: str, bf16: bool, model_addr: str, source: dict[str,
         raise UserError("--attn_implementation flash_attention_2: flash-attn is not installed, or there is no GPU")
     if wanted == "flash_attention_2" and not bf16:
         raise UserError("--attn_implementation flash_attention_2: takes no fp32, and this device has no bf16")
-    unfit = unfit_attention(AutoConfig.from_pretrained(model_addr, **source))
+    with loading(model_addr, "config.json"):
+        config = AutoConfig.from_pretrained(model_addr, **source)
+    unfit = unfit_attention(config)
     if wanted in unfit:
         raise UserError(f"--attn_implementation {wanted}: {model_addr}: {unfit[wanted]}; give auto")
     if wanted != "auto":
@@ -87,12 +90,10 @@ def unfit_attention(config: Any) -> dict[str, str]:
 
 
 def load_base(model_addr: str, source: dict[str, Any], dtype: torch.dtype, attention: str) -> Any:
-    try:
+    with loading(model_addr, *MODEL_FILES):
         return AutoModelForCausalLM.from_pretrained(
             model_addr, dtype=dtype, attn_implementation=attention, use_safetensors=True, **source
         )
-    except (OSError, ValueError) as error:
-        raise UserError(f"{model_addr}: cannot be loaded: {str(error).strip().splitlines()[0]}") from error
 
 
 def make_lora_config(args: Namespace, model: Any) -> LoraConfig:
@@ -115,7 +116,5 @@ def make_lora_config(args: Namespace, model: Any) -> LoraConfig:
 
 def load_encoder_decoder(model_addr: str, source: dict[str, Any], dtype: Any) -> Any:
     """Such as FlanT5; UserError where it is none, or its weights are pickled."""
-    try:
+    with loading(model_addr, *MODEL_FILES):
         return AutoModelForSeq2SeqLM.from_pretrained(model_addr, dtype=dtype, use_safetensors=True, **source)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{model_addr}: cannot be loaded: {str(error).strip().splitlines()[0]}") from error

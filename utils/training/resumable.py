@@ -19,11 +19,13 @@ import torch
 from accelerate.data_loader import SeedableRandomSampler
 from safetensors import SafetensorError
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback
+from transformers import PrinterCallback, TrainerState
 
+from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.files.writing import naming
-from utils.training.checkpoints import Run
+from utils.models.loading import in_short
+from utils.training.checkpoints import Run, step_of
 from utils.training.recorder import Recorder
 
 MAX_GRADIENT_NORM = 1.0  # LaMP-QA's paper, appendix E, and transformers' default
@@ -105,9 +107,23 @@ class Resumable:
                 + (f"\ngoing on from {run.checkpoint}" if run.checkpoint else ""),
                 flush=True,
             )
+        if run.checkpoint is not None:
+            check_whole(run.checkpoint)
         with self._stopper:
             self.train(resume_from_checkpoint=run.checkpoint and str(run.checkpoint))
         return {"steps": self.state.global_step, **self._recorder.best(self.state)}
+
+    def _load_from_checkpoint(self, checkpoint: str, *args: Any, **kwargs: Any) -> None:
+        with reading(checkpoint):
+            super()._load_from_checkpoint(checkpoint, *args, **kwargs)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with reading(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with reading(checkpoint):
+            super()._load_rng_state(checkpoint)
 
     def counts(self) -> str:
         """What an evaluation is over, in words."""
@@ -216,6 +232,32 @@ class Resumable:
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """None of the library's, which knows neither base model nor data: utils/planner/card.py writes it."""
+
+
+def check_whole(checkpoint: Path) -> None:
+    """Raise UserError where a checkpoint lacks what a run goes on from; transformers would begin some of it again."""
+    for name in ("trainer_state.json", "optimizer.pt", "scheduler.pt"):
+        if not (checkpoint / name).is_file():
+            raise _cannot_be_read(checkpoint, f"{name} is missing")
+    with reading(checkpoint):
+        state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        if state.global_step != step_of(checkpoint) or not all("step" in entry for entry in state.log_history):
+            raise ValueError("trainer_state.json is of something else")
+
+
+@contextmanager
+def reading(checkpoint: str | Path | None) -> Iterator[None]:
+    """What a library raises over a damaged checkpoint is a UserError here; a lack of memory is none."""
+    try:
+        yield
+    except (OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise _cannot_be_read(checkpoint, in_short(error)) from error
+
+
+def _cannot_be_read(checkpoint: str | Path | None, why: str) -> UserError:
+    return UserError(f"{checkpoint}: damaged: {why}\n  delete it, and the same command continues from the one before")
 
 
 @contextmanager

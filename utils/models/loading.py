@@ -1,0 +1,101 @@
+"""Files of a model that a library reads or runs: whatever it raises over them is told as a fault of the files."""
+
+import json
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from utils.cli import UserError
+from utils.cli.errors import printable
+
+TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
+MODEL_FILES = ("config.json", "generation_config.json", "weights")
+MOST_SECONDS = 5  # of computing; a chat template takes milliseconds
+MOST_MEMORY = 2**28  # bytes, besides what the process has
+
+
+@contextmanager
+def loading(name: str | Path, *files: str) -> Iterator[None]:
+    """For a library's call that reads these files of a model, and for nothing else: our own faults are no user's.
+
+    Raises:
+        UserError: the library raises anything; the message names the first file that is no JSON object, else all.
+    """
+
+    def what() -> str:
+        damaged = [file for file in files if not _may_be_right(Path(name) / file)]
+        return f"{name}: its {' or '.join(damaged[:1] or files)} cannot be loaded"
+
+    with blaming(what):
+        yield
+
+
+@contextmanager
+def blaming(what: Callable[[], str]) -> Iterator[None]:
+    """Within this, whatever a library raises is a UserError: `what`, and the library's words in one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # that of tokenizers' Rust
+            raise
+        raise UserError(f"{what()}: {in_short(error)}") from error
+
+
+def in_short(error: BaseException) -> str:
+    """A library's error in one line that is fit for a terminal; its kind where it has no words."""
+    lines = [line.strip() for line in printable(str(error)).strip().splitlines()] or [type(error).__name__]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])[:300]
+
+
+def _may_be_right(path: Path) -> bool:
+    """It is a JSON object, or none, or not here."""
+    try:
+        return path.suffix != ".json" or not path.is_file() or isinstance(json.loads(path.read_bytes()), dict)
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
+@contextmanager
+def bounded(what: str) -> Iterator[None]:
+    """Within this, code that came with a model, and Python runs, ends after `MOST_SECONDS`; in the main thread only.
+
+    Raises:
+        UserError: it has computed for so long.
+    """
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield
+        return
+    began = time.thread_time()
+
+    def end(*_: Any) -> None:
+        if time.thread_time() - began >= MOST_SECONDS:  # the timer counts all threads
+            raise UserError(f"{what} does not end within {MOST_SECONDS} s; mend it, or give another model")
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS, 1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+@contextmanager
+def little_memory() -> Iterator[None]:
+    """Within this the process gets `MOST_MEMORY` more and then a MemoryError: while no other thread is at work."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = pages * resource.getpagesize() + MOST_MEMORY
+    if soft == resource.RLIM_INFINITY or most < soft:
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
