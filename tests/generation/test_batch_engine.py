@@ -443,7 +443,7 @@ def test_a_batch_object_of_another_shape(server, tmp_path, monkeypatch, change):
 def test_a_list_of_batches_of_another_shape(server, tmp_path, monkeypatch):
     monkeypatch.setattr("utils.generation.api_engine.LONGEST_PAUSE", 0.01)
     inputs = make_questions(tmp_path / "in.json", 3)
-    server.batches += [{"id": "batch_x"}, {"id": "batch_y", "status": 3, "metadata": "sha256"}]
+    server.batches += [{"id": "batch_x", "status": None}, {"id": "batch_y", "status": 3, "metadata": "sha256"}]
     assert baselines.main(command(server, inputs, tmp_path / "out.json", "--openai_batch")) == 0
 
 
