@@ -146,7 +146,7 @@ class OutputFile:
         """The exit code for what the model gave: 1 if at least half of the pieces it was asked for are unusable.
 
         Then stderr has the commonest reasons, each with a sample. A run that found itself finished, `is_again`, says
-        how many are unusable also where they are fewer.
+        how many are unusable also where they are fewer, but ends with 0: to submit a job again is to accept them.
         """
         pieces = {} if self.journal is None else self.pieces
         asked = [key for key in self.keys if key in pieces and "answered" not in pieces[key]]
@@ -158,7 +158,7 @@ class OutputFile:
             print(f"{self.path}: {len(failed)} of {len(asked)} {unit} are unusable{again}", file=sys.stderr)
         if are_most:
             print(*_common_reasons(pieces, failed), sep="\n", file=sys.stderr)
-        return int(are_most)
+        return int(are_most and not is_again)
 
     def num_missing(self, asked: Collection[Key]) -> int:
         """How many of the pieces that were asked for a server failed to give."""
