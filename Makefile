@@ -89,7 +89,7 @@ test-fast: setup ## run the quick tests: no language model, no hundreds of kills
 	@$(PYTEST) -m "not engine and not slow"
 
 # One after the other: they measure the GPU's memory, and take it all.
-test-gpu: $(if $(GPU),$(if $(ON_CPU),,setup models)) ## run what waits for a GPU, in 15 minutes; what it finds goes to gpu_report.md
+test-gpu: $(if $(GPU),$(if $(ON_CPU),,setup models)) ## run what waits for a GPU, in 30 minutes or MINUTES=60; it ends with gpu_report.md
 ifndef GPU
 	@echo "test-gpu: no GPU is here (nvidia-smi lists none), so nothing is run"
 else ifneq ($(ON_CPU),)

@@ -148,9 +148,14 @@ def test_what_waits_for_a_gpu_is_run_where_there_is_one(checkout):
     assert (done.returncode, done.calls, done.stderr) == (0, [], "")
     assert done.stdout == "test-gpu: no GPU is here (nvidia-smi lists none), so nothing is run\n"
     write_script(checkout / "bin/nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-1)'\n")
-    write_script(checkout / "bin/python", PYTHON.replace('"-m pip"', '"-m p"'))  # logs pytest too
-    done = make(checkout, "test-gpu")
+    # Logs pytest too, and how long it may take.
+    python = PYTHON.replace('"-m pip"', '"-m p"').replace(
+        'echo "$*" >> calls', 'echo "$*" >> calls; echo "${MINUTES-}"'
+    )
+    write_script(checkout / "bin/python", python)
+    done = make(checkout, "test-gpu", "MINUTES=60")
     assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("\n60\n")
     assert done.calls[0] == "install -qq -r requirements.txt"
     assert done.calls[-1] == "-m pytest -q tests/gpu --device cuda"
 

@@ -65,7 +65,7 @@ def test_a_step_of_the_7b_shape_fits_where_preflight_says_so(machine, data, gene
     )  # fmt: skip
     machine.wait_until_idle()  # preflight wants to see the memory free
     process = machine.start("utils/preflight.py", "--command", "train_planner.py", *flags, one_gpu=True)
-    said, _ = process.communicate()
+    said = machine.finish(process, may_fail=True)
     if process.returncode:
         pytest.skip("preflight says: " + "; ".join(line for line in said.splitlines() if line.startswith("FAIL")))
     with machine.watching() as samples:
