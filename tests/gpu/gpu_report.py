@@ -18,7 +18,8 @@ WIDTH = 300  # characters of a cause
 BEFORE = re.compile(r"(\((?:\w+ )*\w*pid=\d+\) *|ERROR \d\d-\d\d [\d:]+ \[[^\]]*\] ?|\[rank\d+\]: ?|E {2,})*")
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Failed|Timeout|Refused|Unreachable)(:|$)")
 OTHERS = re.compile(
-    r"error: |\S+: (fatal )?error: |FATAL|Fatal Python error|Segmentation fault|CUDA error|\S+( \[\d+\])? NCCL WARN|Killed$"
+    r"error: |\S+: (fatal )?error: |FATAL|Fatal Python error|Segmentation fault|CUDA error|Killed$"
+    r"|\S+( \[\d+\])? NCCL WARN"
 )
 SECOND_HAND = ("Engine core initialization failed", "vLLM's engine process died", "EngineDeadError")  # of a cause above
 
