@@ -156,10 +156,13 @@ def test_a_padded_batch_has_finite_gradients(machine, data, tmp_path, figure):
 
 
 def test_gemmas_capped_attention_has_the_cpus_loss(machine, make_model, data, tmp_path, figure):
-    flags = dict(model_addr=make_model("gemma", "tiny"), max_steps=1, save_steps=1, lora_target_modules="q_proj")
+    gemma = make_model("gemma", "tiny")
     losses = []
     for place, more in (("here", {"one_gpu": True}), ("cpu", {"CUDA_VISIBLE_DEVICES": ""})):
-        words = flags_of(data, tmp_path / place, **flags, num_contexts=0)
+        words = flags_of(
+            data, tmp_path / place, model_addr=gemma, max_steps=1, save_steps=1, lora_target_modules="q_proj",
+            num_contexts=0,
+        )  # fmt: skip
         del words[words.index("--attn_implementation") : words.index("--attn_implementation") + 2]  # it chooses itself
         printed = machine.run("train_planner.py", *words, **more)
         assert "attention is eager" in printed
