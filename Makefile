@@ -95,7 +95,7 @@ fuzz: setup ## damage one input file at a time, 6,600 times; CASE=N runs one cas
 	@$(FUZZ) $(if $(CASE),--case $(CASE))
 
 # One after the other: they measure the GPU's memory, and take it all.
-test-gpu: $(if $(GPU),$(if $(ON_CPU),,setup models)) ## run what waits for a GPU, in 15 minutes; what it finds goes to gpu_report.md
+test-gpu: $(if $(GPU),$(if $(ON_CPU),,setup models)) ## run what waits for a GPU, in 30 minutes or MINUTES=60; it ends with gpu_report.md
 ifndef GPU
 	@echo "test-gpu: no GPU is here (nvidia-smi lists none), so nothing is run"
 else ifneq ($(ON_CPU),)

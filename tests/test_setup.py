@@ -24,7 +24,10 @@ TARGETS = {
 TORCH_ERRORS = ["torch-errors", "torch-errors-2"]  # in .venv: pip's over its own indexes, over PyTorch's
 # Packages that are called otherwise than what is imported.
 NAMES = {"xdist": "pytest-xdist", "rouge_score": "rouge-score", "sklearn": "scikit-learn"}
-OPTIONAL = {"sentence_transformers"}  # a benchmark compares with it where it is installed
+# A benchmark compares with the first where it is installed; torch for GPUs brings the second.
+UNPINNED = {("sentence_transformers", "tests/speed/ranking.py")} | {
+    ("triton", f"tests/gpu/{name}.py") for name in ("first_minute", "triton_kernel")
+}
 
 # Logs what pip is asked for to the file `calls`; FAILS is a pattern of the requests that it refuses, ASKS of those
 # that the real pip gets. CHECK is what the check of the machine says where it refuses this one.
@@ -85,7 +88,7 @@ def test_every_imported_package_is_pinned():
     assert {"torch", "vllm", "openai", "pytest"} <= {name for name, _ in imports}  # those inside functions too
     pins = read_pins("requirements.txt")
     unpinned = {(name, str(path)) for name, path in imports if NAMES.get(name, name) not in pins}
-    assert unpinned == {(name, "tests/speed/ranking.py") for name in OPTIONAL}
+    assert unpinned == UNPINNED
 
 
 @pytest.fixture
@@ -148,9 +151,14 @@ def test_what_waits_for_a_gpu_is_run_where_there_is_one(checkout):
     assert (done.returncode, done.calls, done.stderr) == (0, [], "")
     assert done.stdout == "test-gpu: no GPU is here (nvidia-smi lists none), so nothing is run\n"
     write_script(checkout / "bin/nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-1)'\n")
-    write_script(checkout / "bin/python", PYTHON.replace('"-m pip"', '"-m p"'))  # logs pytest too
-    done = make(checkout, "test-gpu")
+    # Logs pytest too, and how long it may take.
+    python = PYTHON.replace('"-m pip"', '"-m p"').replace(
+        'echo "$*" >> calls', 'echo "$*" >> calls; echo "${MINUTES-}"'
+    )
+    write_script(checkout / "bin/python", python)
+    done = make(checkout, "test-gpu", "MINUTES=60")
     assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("\n60\n")
     assert done.calls[0] == "install -qq -r requirements.txt"
     assert done.calls[-1] == "-m pytest -q tests/gpu --device cuda"
 

@@ -12,22 +12,28 @@ import pytest
 from gpu_report import Reporter
 from gpu_runs import CHAT, ROOT, Machine
 
-from utils.models.devices import ask_nvidia_smi
+from utils.models.devices import OLDEST, ask_nvidia_smi, find_capabilities
 
-TOPICS = ("demo", "ranking", "engines", "training", "speed")  # what matters most comes first, if the time runs out
-REPORT = ROOT / "gpu_report.md"
+# What matters most comes first, if the time runs out; what separates the machine from the project, before all.
+TOPICS = ("machine", "demo", "speed", "engines", "training", "ranking")
 DISK = 16 * 10**9  # bytes: the weights of the 7B shape are 15.2
 GPU_MEMORY = 22_000  # MiB that a GPU has at least to hold the 7B shape and something to compute with
 
 
 def pytest_addoption(parser):
     parser.addoption("--device", choices=["cuda", "cpu"], help="where tests/gpu computes; without it nothing is run")
+    parser.addoption(
+        "--report", type=Path, default=ROOT / "gpu_report", help="folder of the logs; the report is beside it"
+    )
 
 
 def waits_for(config):
     """What the checks lack here; None where they can run."""
     device = config.getoption("device", None)
     if device == "cuda":
+        old = [f"{gpu} has {has:g}" for gpu, has in find_capabilities().items() if has < OLDEST]
+        if old:
+            return f"compute capability {OLDEST} is needed, and {', '.join(old)} (CUDA_VISIBLE_DEVICES leaves one out)"
         return None if ask_nvidia_smi("name") else "no GPU is here"
     return None if device == "cpu" else "make test-gpu runs them, where there is one"
 
@@ -38,26 +44,37 @@ def is_check(item):
 
 def pytest_collection_modifyitems(config, items):
     checks = [item for item in items if is_check(item)]
+    if config.getoption("device", None):  # what needs no GPU is for `make test`, and calls pytest on this folder
+        items[:] = checks
     if checks and (reason := waits_for(config)):
         checks[0].add_marker(pytest.mark.skip(reason=f"{len(checks)} checks of tests/gpu; {reason}"))
         items[:] = [item for item in items if item is checks[0] or not is_check(item)]  # skipped in one line
     elif checks:
         topic_of = {item: item.path.stem.removeprefix("test_gpu_") for item in checks}
         items[:] = sorted(checks, key=lambda item: TOPICS.index(topic_of[item]))
-        config.pluginmanager.register(Reporter(REPORT, config.getoption("device"), checks))
+        folder = config.getoption("report").absolute()
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
+        config.pluginmanager.register(Reporter(folder, config.getoption("device"), checks))
 
 
 @pytest.fixture(scope="session")
 def machine(request):
     assert (CHAT / "config.json").exists(), "the demo's models are missing: run `make models`"
-    return Machine(request.config.getoption("device"))
+    return Machine(request.config.getoption("device"), request.config.getoption("report").absolute())
 
 
 @pytest.fixture(autouse=True)
 def in_time(request):
-    """The checks that the time does not suffice for are skipped."""
-    if is_check(request.node) and request.getfixturevalue("machine").seconds_left() <= 0:
+    """The checks that the time does not suffice for are skipped; of the others the report names the logs."""
+    if not is_check(request.node):
+        yield
+        return
+    machine = request.getfixturevalue("machine")
+    if machine.seconds_left() <= 0:
         pytest.skip("the time was over")
+    yield
+    request.node.user_properties += [("log", log) for log in machine.logs[machine.told :]]
+    machine.told = len(machine.logs)
 
 
 @pytest.fixture

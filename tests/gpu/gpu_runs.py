@@ -4,24 +4,28 @@ The process of the checks itself computes on no GPU: it would hold memory there,
 """
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from gpu_report import both_ends, find_cause
 
 from utils.models.devices import ask_nvidia_smi, has_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT, ENCODER = ROOT / "demo/models/chat", ROOT / "demo/models/encoder"
 SAMPLE = ROOT / "tests/data/mini_lampqa"
-MINUTES = 15  # that all checks may take on a GPU
+MINUTES = float(os.environ.get("MINUTES", "30"))  # that all checks may take on a GPU
+LONGEST = 600  # seconds of one program on a GPU; what takes longer hangs
+PATIENCE = 60  # seconds to wait for memory that a run held, or for a killed process
 NEAR = 1024  # MiB: so near to what it was is memory that was given back, for the driver keeps some
 LOOK = 0.1  # seconds between two looks
 
@@ -29,10 +33,12 @@ LOOK = 0.1  # seconds between two looks
 class Machine:
     """Where the checks run: on all visible GPUs, or on the CPU to try the checks themselves."""
 
-    def __init__(self, device: str):
+    def __init__(self, device: str, folder: Path):
+        """What programs print goes to files NN.log in a folder."""
         import torch
 
-        self.device = device
+        self.device, self.folder = device, folder
+        self.logs, self.told = [], 0  # of all programs, and how many of them the report has named
         self.num_gpus = torch.cuda.device_count() if device == "cuda" and has_gpu() else 0
         assert device == "cpu" or self.num_gpus, "--device cuda: torch sees no GPU here"
         self._deadline = time.monotonic() + MINUTES * 60 if self.num_gpus else None
@@ -43,7 +49,7 @@ class Machine:
         return on_gpu if self.num_gpus else on_cpu
 
     def seconds_left(self) -> float:
-        return MINUTES * 60 if self._deadline is None else self._deadline - time.monotonic()
+        return LONGEST if self._deadline is None else self._deadline - time.monotonic()
 
     def start(
         self, *words: object, program: str = sys.executable, one_gpu: bool = False, **environment: str
@@ -58,32 +64,56 @@ class Machine:
         else:
             variables |= {"CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": "1"}
         command = [program, *map(str, words)]
-        return subprocess.Popen(
-            command, cwd=ROOT, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
+        log = self.folder / f"{len(self.logs) + 1:02}.log"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.logs.append(f"{self.folder.name}/{log.name}")
+        with open(log, "w", encoding="utf-8") as file:
+            told = " ".join(f"{name}={value}" for name, value in environment.items())
+            print("$", told, shlex.join(command), file=file, flush=True)
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=variables, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        process.log = log
+        return process
 
-    def finish(self, process: subprocess.Popen) -> str:
+    def finish(self, process: subprocess.Popen, may_fail: bool = False) -> str:
         """What a program has printed, once it has ended well."""
+        limit = min(LONGEST, self.seconds_left()) if self.num_gpus else None
         try:
-            printed, _ = process.communicate(timeout=max(1, self.seconds_left()))
+            process.wait(limit and max(1, limit))
         except subprocess.TimeoutExpired:
-            process.kill()
-            pytest.fail(f"the {MINUTES} minutes were over:\n{process.communicate()[0][-2000:]}", pytrace=False)
-        if process.returncode:
-            pytest.fail(f"{process.args[1]} ended with {process.returncode}:\n{printed[-4000:]}", pytrace=False)
-        return printed
+            end(process)
+            if limit < LONGEST:
+                pytest.skip(f"the {MINUTES:g} minutes were over while it ran")
+            self._fail(process, f"it took longer than {LONGEST} s")
+        except BaseException:  # Ctrl-C is not for its group
+            end(process)
+            raise
+        if process.returncode and not may_fail:
+            self._fail(process, f"ended with {process.returncode}")
+        return printed_by(process)
+
+    def _fail(self, process: subprocess.Popen, how: str) -> None:
+        """Fail with what comes first in the report: the cause, then both ends of what the program printed."""
+        printed = printed_by(process)
+        words = [f"cause: {find_cause(printed)}", f"{shlex.join(process.args[:3])} ... {how} ({process.log.name})"]
+        pytest.fail("\n".join([*words, *both_ends(printed)]), pytrace=False)
 
     def run(self, *words: object, **more: object) -> str:
         return self.finish(self.start(*words, **more))
 
     def kill_when(self, process: subprocess.Popen, reached: Callable[[], bool]) -> None:
-        """Kill a program outright once it has come so far."""
+        """Kill a program outright once it has come so far; its own processes are to end by themselves."""
+        until = min(LONGEST, self.seconds_left()) + time.monotonic()
         while not reached():
-            assert process.poll() is None, f"it ended before it was killed:\n{process.communicate()[0][-4000:]}"
-            assert self.seconds_left() > 0, f"the {MINUTES} minutes were over"
+            if process.poll() is not None:
+                self._fail(process, "ended before it was killed")
+            if time.monotonic() > until:
+                end(process)
+                self._fail(process, f"did not come so far in {LONGEST} s")
             time.sleep(LOOK)
         process.send_signal(signal.SIGKILL)
-        process.communicate()
+        wait_for(process)
 
     def memory(self) -> list[int]:
         """MiB in use on each visible GPU; nothing on a CPU, or where nvidia-smi doesn't tell, as of a part of one."""
@@ -94,8 +124,12 @@ class Machine:
         return [int(line) for line in lines] if all(line.isdigit() for line in lines) else []
 
     def wait_until_idle(self) -> int:
-        """Wait for the memory that runs held; returns what is left, as `above_idle` has it."""
-        while (held := self.above_idle(self.memory())) >= NEAR and self.seconds_left() > 0:
+        """Wait for the memory that runs held, at most `PATIENCE`; returns what is left, as `above_idle` has it.
+
+        Another user's process may hold it for good.
+        """
+        until = time.monotonic() + PATIENCE
+        while (held := self.above_idle(self.memory())) >= NEAR and time.monotonic() < until:
             time.sleep(LOOK)
         return held
 
@@ -122,6 +156,26 @@ class Machine:
             done.set()
             if self.idle:
                 thread.join()
+
+
+def printed_by(process: subprocess.Popen) -> str:
+    """All that a program has printed, without the command."""
+    return process.log.read_text(encoding="utf-8", errors="replace").partition("\n")[2]
+
+
+def end(process: subprocess.Popen) -> None:
+    """End a program with all its processes."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    wait_for(process)
+
+
+def wait_for(process: subprocess.Popen) -> None:
+    """Wait for a killed process; a driver that hangs can keep one for ever."""
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"cause: process {process.pid} is still here {PATIENCE} s after SIGKILL", pytrace=False)
 
 
 def needs_package(name: str) -> pytest.MarkDecorator:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gpu_runs import CHAT, NEAR, SAMPLE, lowest_between_peaks, needs_package
 
-from utils.models.memory import ALLOWANCE, GB, GIB, load_config, read_size
+from utils.models.memory import ALLOWANCE, GB, GIB, load_config, most_allowance, read_size
 
 pytestmark = needs_package("vllm")
 
@@ -63,9 +63,9 @@ def test_one_engine_plans_with_an_adapter_and_answers_with_its_base(machine, pla
     figure(f"the whole run took {time.monotonic() - started:.0f} s")
     assert len(LOADING.findall(printed)) == 1
     if machine.num_gpus:
-        captured = CAPTURED.search(printed)
-        figure(captured[0] if captured else "no graphs were captured")
-        assert (captured is not None) == (mode == "graphs")
+        captured = CAPTURED.findall(printed)  # vLLM's second model runner captures once before, to measure memory
+        figure(captured[-1] if captured else "no graphs were captured")
+        assert bool(captured) == (mode == "graphs")
     answers = answers_of(output)
     usable = sum(answer["output"] is not None for answer in answers)
     held = [answer for answer in answers if answer["constrained"]]
@@ -156,10 +156,11 @@ def test_the_first_models_memory_is_free_before_the_second_loads(machine, two_mo
 def test_the_kv_cache_is_what_preflight_foresaw(machine, two_models, generator, which, figure):
     printed, _, words = two_models
     folder, place = (CHAT, 0) if which == "the demo's chat model" else (generator, 1)
-    compare_caches(machine, folder, CACHE.findall(printed)[place], words, figure)
+    of_each = LOADING.split(printed)[1:]  # what each of the two engines said
+    compare_caches(machine, folder, CACHE.findall(of_each[place])[-1], words, figure)
 
 
-def compare_caches(machine, folder, found, words, figure):
+def compare_caches(machine, folder, found, words, figure, num_gpus=1):
     """Hold vLLM's tokens of KV cache against those that preflight foresees for the same command."""
     if machine.num_gpus:
         machine.wait_until_idle()  # preflight wants to see the memory free
@@ -171,9 +172,12 @@ def compare_caches(machine, folder, found, words, figure):
     tokens, foreseen = int(found.replace(",", "")), cache / token_bytes
     figure(f"{tokens} tokens, foreseen {foreseen:.0f}: {tokens / foreseen:.3f} of it")
     if machine.num_gpus:
-        taken = (ALLOWANCE + cache - tokens * token_bytes) / GIB
-        figure(f"so vLLM took {taken:.1f} GiB on a GPU besides, {ALLOWANCE / GIB:g} were guessed")
-    assert tokens == pytest.approx(foreseen, rel=0.1)
+        # In GiB: of a small card's cache the guess is a large share, of a large card's a small one.
+        taken, most = (ALLOWANCE + cache - tokens * token_bytes) / GIB, most_allowance(num_gpus) / GIB
+        figure(f"so vLLM took {taken:.1f} GiB on a GPU besides, {ALLOWANCE / GIB:g} were guessed, at most {most:g}")
+        assert 0 < taken <= most
+    else:
+        assert tokens == pytest.approx(foreseen, rel=0.1)
 
 
 def test_two_gpus_share_the_7b_shape(machine, generator, tmp_path, figure):
@@ -187,7 +191,91 @@ def test_two_gpus_share_the_7b_shape(machine, generator, tmp_path, figure):
     )  # fmt: skip
     printed = machine.run(*words)
     assert len(answers_of(output)) == 2
-    compare_caches(machine, generator, CACHE.findall(printed)[0], words, figure)
+    compare_caches(machine, generator, CACHE.findall(printed)[-1], words, figure, num_gpus=2)
+
+
+# What must not change with the batch, the copies and the device
+
+
+def answer(machine, output, *more, **places):
+    """The texts of greedy answers."""
+    machine.run(
+        "baselines.py", "--model_addr", CHAT, "--inputs_addr", SAMPLE / "test.json", "--output_addr", output,
+        "--limit", machine.pick(12, 3), "--max_tokens", machine.pick(64, 8), "--temperature", 0, "--max_retries", 0,
+        "--max_model_len", LENGTH, *more, **places,
+    )  # fmt: skip
+    return [answer["raw"] for answer in answers_of(output)]
+
+
+def test_two_copies_share_the_questions(machine, tmp_path, figure):
+    if machine.num_gpus == 1:
+        pytest.skip("needs two GPUs")
+    one, two = (answer(machine, tmp_path / f"{n}.json", "--data_parallel_size", n) for n in (1, 2))
+    figure(f"{sum(a == b for a, b in zip(one, two, strict=True))} of {len(one)} answers are those of one copy")
+    assert sum(a[:20] == b[:20] for a, b in zip(one, two, strict=True)) >= len(one) / 2
+
+
+def test_batch_invariant_answers_are_the_same_twice(machine, tmp_path, figure):
+    if not machine.num_gpus:
+        pytest.skip("--batch_invariant needs a GPU")
+    whole = answer(machine, tmp_path / "whole.json", "--batch_invariant", one_gpu=True)
+    again = answer(machine, tmp_path / "again.json", "--batch_invariant", one_gpu=True)
+    part = answer(machine, tmp_path / "part.json", "--batch_invariant", "--limit", 3, one_gpu=True)
+    same = [sum(a == b for a, b in zip(whole, other, strict=False)) for other in (again, part)]
+    figure(f"{same[0]} of {len(whole)} are the same again, {same[1]} of {len(part)} in a smaller batch")
+    assert again == whole and part == whole[:3]
+
+
+def test_likelihoods_are_those_of_transformers_on_the_cpu(machine, tmp_path, figure):
+    """Of options behind a history, whose tokens vLLM gives as log probabilities of the prompt."""
+    from likelihoods import mean_log_probs
+
+    source = SAMPLE.parent / "mini_personamem"
+    machine.run("utils/download_datasets.py", "--dataset", "PersonaMem-32k", "--source_dir", source, "--output_dir",
+                tmp_path)  # fmt: skip
+    data, output, count = tmp_path / "PersonaMem_32k.json", tmp_path / "out.json", machine.pick(6, 1)
+    machine.run("baselines.py", "--model_addr", CHAT, "--inputs_addr", data, "--output_addr", output, "--choose",
+                "likelihood", "--rag", "--num_contexts", 0, "--dtype", "float32", "--max_model_len", LENGTH, "--limit",
+                count, one_gpu=True)  # fmt: skip
+    asked = [
+        ([{"role": "user", "content": record["question"]}], dict(enumerate(record["options"])))
+        for record in read(data)[:count]
+    ]
+    off = max(
+        abs(ours - theirs)
+        for answer, (expected, _) in zip(answers_of(output), mean_log_probs(CHAT, asked), strict=True)
+        for ours, theirs in zip(answer["mean_log_probs"].values(), expected.values(), strict=True)
+    )
+    figure(f"mean log probabilities are at most {off:.1e} off the CPU's")
+    assert off < 1e-2
+
+
+# What the test below judges, judged by vLLM 0.32's CPU build in fp32 (x86_64, 2026-11-23).
+VERDICTS = ("00000", "01110", "000000", "011110", "111111", "0000000", "111110", "111111")
+
+
+def test_greedy_verdicts_are_the_cpus(machine, tmp_path, figure):
+    """In fp32 nearly all; bf16 rounds more, so its share is only told."""
+    records = read(SAMPLE / "test.json")
+    responses = {r["id"]: [{"output": r["profile"][0]["text"][:400] if r["profile"] else "none"}] for r in records}
+    (tmp_path / "responses.json").write_text(json.dumps(responses))
+    shares = []
+    for dtype in ("float32", "bfloat16"):
+        scores = tmp_path / f"{dtype}.json"
+        machine.run(
+            "evaluate_responses.py", "--evaluator_llm", CHAT, "--inputs_addr", SAMPLE / "test.json",
+            "--response_addr", tmp_path / "responses.json", "--score_addr", scores, "--limit", machine.pick(8, 2),
+            "--max_tokens", 16, "--constrained_decoding", "always", "--dtype", dtype, one_gpu=True,
+        )  # fmt: skip
+        entries = read(scores)["per_question_scores"]
+        pairs = [
+            (str(detail["score"]), digit)
+            for entry, digits in zip(entries, VERDICTS, strict=False)
+            for detail, digit in zip(entry["details"], digits, strict=True)
+        ]
+        shares.append(sum(ours == theirs for ours, theirs in pairs) / len(pairs))
+        figure(f"{dtype}: {shares[-1]:.3f} of {len(pairs)} verdicts are the CPU's")
+    assert shares[0] > 0.95
 
 
 # What a judge shares, and what a killed run keeps

@@ -19,6 +19,12 @@ assert train_planner.main(sys.argv[1:]) == 0
 print("peak", torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0)
 """
 
+# The same of utils/train_generator.py.
+MEASURED_GENERATOR = MEASURED.replace(
+    "import sys, torch, train_planner", "import sys, torch; from utils import train_generator"
+)
+MEASURED_GENERATOR = MEASURED_GENERATOR.replace("train_planner.main", "train_generator.main")
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
@@ -65,7 +71,7 @@ def test_a_step_of_the_7b_shape_fits_where_preflight_says_so(machine, data, gene
     )  # fmt: skip
     machine.wait_until_idle()  # preflight wants to see the memory free
     process = machine.start("utils/preflight.py", "--command", "train_planner.py", *flags, one_gpu=True)
-    said, _ = process.communicate()
+    said = machine.finish(process, may_fail=True)
     if process.returncode:
         pytest.skip("preflight says: " + "; ".join(line for line in said.splitlines() if line.startswith("FAIL")))
     with machine.watching() as samples:
@@ -111,3 +117,55 @@ def test_two_gpus_learn_what_one_learns_with_twice_the_accumulation(machine, dat
     figure(f"{listed(losses[0])}; one {listed(losses[1])}")
     assert "1 on a device x 2 accumulated x 2 processes = 4 sequences a step" in printed
     assert losses[0] == pytest.approx(losses[1], rel=ROUNDING)
+
+
+@pytest.mark.parametrize("fusion", ["none", "decoder"])
+def test_a_t5_learns_and_answers_with_beams(machine, make_model, tmp_path, fusion, figure):
+    """FlanT5 base's shape; the best checkpoint's answers are of the task."""
+    from lamp_samples import read_sample
+
+    model, inputs, output = (
+        make_model("t5", machine.pick("flan-t5-base", "tiny")),
+        tmp_path / "in.json",
+        tmp_path / "t5",
+    )
+    inputs.write_text(json.dumps(read_sample("LaMP-4")))
+    flags = ["--model_addr", model, "--inputs_addr", inputs, "--validation_addr", inputs, "--output_dir", output,
+             "--num_contexts", 16, "--fusion", fusion, "--epochs", 2, "--per_device_train_batch_size",
+             machine.pick(4, 2), "--gradient_accumulation_steps", 1]  # fmt: skip
+    printed = machine.run("-c", MEASURED_GENERATOR, *flags, one_gpu=True)
+    peak = int(re.search(r"^peak (\d+)$", printed, re.M)[1])
+    losses, norms = log_of(output, "loss"), log_of(output, "grad_norm")
+    figure(f"{peak / 1e9:.1f} GB at the peak; losses {listed(losses)}; gradients {listed(norms)}")
+    assert all(0 < value < float("inf") for value in [*losses, *norms])
+    answers = tmp_path / "answers.json"
+    machine.run("baselines.py", "--model_addr", output / "best", "--inputs_addr", inputs, "--output_addr", answers,
+                "--rag", "--num_contexts", 16, one_gpu=True)  # fmt: skip
+    assert len(json.loads(answers.read_text())) == len(json.loads(inputs.read_text()))
+
+
+def test_a_padded_batch_has_finite_gradients(machine, data, tmp_path, figure):
+    """Four sequences of different length at a time: a NaN would be logged as a loss of 0."""
+    flags = flags_of(
+        data, tmp_path / "planner", per_device_train_batch_size=4, gradient_accumulation_steps=1, num_contexts=1
+    )
+    machine.run("train_planner.py", *flags, one_gpu=True)
+    losses, norms = log_of(tmp_path / "planner", "loss"), log_of(tmp_path / "planner", "grad_norm")
+    figure(f"losses {listed(losses)}; gradients {listed(norms)}")
+    assert len(norms) == STEPS and all(0 < value < float("inf") for value in [*losses, *norms])
+
+
+def test_gemmas_capped_attention_has_the_cpus_loss(machine, make_model, data, tmp_path, figure):
+    gemma = make_model("gemma", "tiny")
+    losses = []
+    for place, more in (("here", {"one_gpu": True}), ("cpu", {"CUDA_VISIBLE_DEVICES": ""})):
+        words = flags_of(
+            data, tmp_path / place, model_addr=gemma, max_steps=1, save_steps=1, lora_target_modules="q_proj",
+            num_contexts=0,
+        )  # fmt: skip
+        del words[words.index("--attn_implementation") : words.index("--attn_implementation") + 2]  # it chooses itself
+        printed = machine.run("train_planner.py", *words, **more)
+        assert "attention is eager" in printed
+        losses += log_of(tmp_path / place, "loss")
+    figure(f"loss {losses[0]:.4f}, the CPU's {losses[1]:.4f}")
+    assert losses[0] == pytest.approx(losses[1], rel=5 * ROUNDING)

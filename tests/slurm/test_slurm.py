@@ -68,15 +68,22 @@ def test_every_job_can_be_requeued_and_checks_first(name):
 
 def calls_of(tmp_path, name, *flags, **variables):
     """What a task of an array calls Python with."""
+    done = run_task(tmp_path, name, *flags, **variables)
+    assert done.returncode == 0, done.stderr
+    return [line.split("|")[:-1] for line in (tmp_path / "calls").read_text().splitlines()]
+
+
+def run_task(tmp_path, name, *flags, **variables):
     recorder = tmp_path / "python"
-    recorder.write_text('#!/usr/bin/env bash\nprintf "%s|" "$@" >> "$CALLS"\necho >> "$CALLS"\n')
+    recorder.write_text(
+        '#!/usr/bin/env bash\nprintf "%s|" "$@" >> "$CALLS"\necho >> "$CALLS"\n'
+        'ls -d "$TRITON_CACHE_DIR" >> "$CALLS.caches"\n'
+    )
     recorder.chmod(0o755)
     variables |= {"SLURM_SUBMIT_DIR": ROOT, "SLURM_JOB_NAME": "judge", "SLURM_JOB_ID": 1, "CALLS": tmp_path / "calls"}
     variables |= {"SLURM_ARRAY_JOB_ID": 1, "SLURM_ARRAY_TASK_ID": 0, "SLURM_ARRAY_TASK_COUNT": 2, "PYTHON": recorder}
     command = ["bash", FOLDER / name, *flags]
-    done = subprocess.run(command, cwd=ROOT, env=clean_environment(**variables), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [line.split("|")[:-1] for line in (tmp_path / "calls").read_text().splitlines()]
+    return subprocess.run(command, cwd=ROOT, env=clean_environment(**variables), capture_output=True, text=True)
 
 
 TAKEN = {  # flags that a user may give to a job, and what names its inputs
@@ -194,6 +201,27 @@ def test_a_step_has_the_papers_questions_on_any_number_of_gpus(tmp_path, gpus, s
     args = parser_of(script).parse_args(call[call.index(script) + 1 :])
     assert args.per_device_train_batch_size * args.gradient_accumulation_steps * gpus == questions
     assert args.seed == 2
+
+
+@pytest.mark.parametrize(("gpus", "script"), [(3, "train_planner.py"), (3, "utils/train_generator.py"),
+                                              (5, "utils/train_generator.py")])  # fmt: skip
+def test_a_number_of_gpus_that_would_change_the_step_is_refused(tmp_path, gpus, script):
+    variables = {"MODEL": "m", "INPUTS": "d.json", "OUTPUT": "o", "VALIDATION": "v.json", "SCRIPT": script}
+    done = run_task(tmp_path, "train.sbatch", SLURM_GPUS_ON_NODE=gpus, **variables)
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {gpus} GPUs cannot share a step of ")
+    assert not (tmp_path / "calls").exists()
+    own = ["--per_device_train_batch_size", "1", "--gradient_accumulation_steps", "11"]
+    assert len(calls_of(tmp_path, "train.sbatch", *own, SLURM_GPUS_ON_NODE=gpus, **variables)) == 2
+
+
+def test_triton_compiles_into_a_folder_of_the_task_that_goes_with_it(tmp_path):
+    variables = {"MODEL": "m", "INPUTS": "d.json", "OUTPUT": "o.json", "TMPDIR": tmp_path}
+    calls_of(tmp_path, "answer.sbatch", **variables)
+    first, second = (tmp_path / "calls.caches").read_text().splitlines()
+    assert first == second and Path(first).parent == tmp_path and not Path(first).exists()
+    (tmp_path / "own").mkdir()
+    calls_of(tmp_path, "answer.sbatch", TRITON_CACHE_DIR=tmp_path / "own", **variables)
+    assert (tmp_path / "calls.caches").read_text().splitlines()[-1] == f"{tmp_path}/own" and (tmp_path / "own").exists()
 
 
 def test_preflight_checks_a_command(tmp_path, monkeypatch, capsys):

@@ -16,6 +16,11 @@ trap 'terminated=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null || true' 
 set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
 export HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
+if [ -z "${TRITON_CACHE_DIR:-}" ]; then # on the node's own disk: tasks that start together would meet in one home
+    TRITON_CACHE_DIR=$(mktemp -d)
+    export TRITON_CACHE_DIR
+    trap 'rm -rf "$TRITON_CACHE_DIR"' EXIT
+fi
 PYTHON=${PYTHON:-python}
 MAX_REQUEUES=${MAX_REQUEUES:-5}
 # Of an array, SLURM_JOB_ID is in one of the tasks the whole array's.

@@ -1,0 +1,107 @@
+"""Does this machine compute at all? Programs of a few seconds without a line of the project's own.
+
+  python tests/gpu/first_minute.py matmul|attention|triton|all_reduce cuda|cpu
+
+What fails here is the machine, its driver or the installed packages.
+"""
+
+import os
+import sys
+import tempfile
+
+import torch
+
+HEADS, LENGTH, WIDTH = 4, 96, 64
+ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # of the largest value; TF32 is off
+
+
+def matmul(device: str) -> None:
+    """A product in fp32 and one in bf16 against fp64 on the CPU."""
+    torch.manual_seed(0)
+    left, right = torch.randn(512, 512, dtype=torch.float64), torch.randn(512, 512, dtype=torch.float64)
+    exact = left @ right
+    for dtype, rounding in ROUNDING.items():
+        found = left.to(device, dtype) @ right.to(device, dtype)
+        error = ((found.cpu().double() - exact).abs().max() / exact.abs().max()).item()
+        print(f"FIGURE {dtype}: off by {error:.1e} of the largest value")
+        assert error < rounding, f"{dtype} matrix product: off by {error:.1e}"
+    if device == "cuda":
+        names = ", ".join(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count()))
+        print(f"FIGURE torch sees {names}; CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}")
+
+
+def attention(device: str) -> None:
+    """Forward and backward of attention with padding on the left, by each backend that takes it, against fp64."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, HEADS, LENGTH, WIDTH, dtype=torch.float64) for _ in range(3)]
+    mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril().repeat(2, 1, 1, 1)
+    mask[1, :, :, :17] = False  # the second row's padding; what looks from there sees at least itself
+    mask |= torch.eye(LENGTH, dtype=torch.bool)
+    exact = attend(inputs, mask, "cpu", torch.float64)
+    own = inputs[0].to(device, torch.bfloat16)
+    chosen = SDPBackend(torch._fused_sdp_choice(own, own, own, mask.to(device)))
+    wrong = []
+    for backend in (None, *SDPBackend.__members__.values()):
+        if backend in (SDPBackend.ERROR, SDPBackend.OVERRIDEABLE):
+            continue
+        name = f"torch's choice ({chosen.name})" if backend is None else backend.name
+        try:
+            with sdpa_kernel(list(SDPBackend.__members__.values()) if backend is None else backend):
+                found = attend(inputs, mask, device, torch.bfloat16)
+        except RuntimeError as error:  # this backend has no kernel for it
+            print(f"FIGURE {name}: {str(error).splitlines()[0]}")
+            continue
+        error = max((ours - theirs).abs().max().item() for ours, theirs in zip(found, exact, strict=True))
+        finite = all(part.isfinite().all() for part in found)
+        print(f"FIGURE {name}: {'finite' if finite else 'NOT FINITE'}, off by {error:.1e}")
+        if backend is None and (not finite or error > 0.2):
+            wrong.append(name)
+    assert not wrong, f"attention is wrong by {', '.join(wrong)}"
+
+
+def attend(inputs, mask, device, dtype):
+    """Output and gradients in fp64."""
+    parts = [part.to(device, dtype).detach().requires_grad_() for part in inputs]
+    output = torch.nn.functional.scaled_dot_product_attention(*parts, attn_mask=mask.to(device))
+    output.sum().backward()
+    return [part.detach().cpu().double() for part in (output, *(part.grad for part in parts))]
+
+
+def triton(device: str) -> None:
+    """A kernel is compiled, for which a C compiler and Python's headers have to be here."""
+    import triton
+    from triton_kernel import double
+
+    values = torch.arange(1000, device=device, dtype=torch.float32)
+    double[(triton.cdiv(len(values), 256),)](values, len(values), BLOCK=256)
+    assert torch.equal(values.cpu(), 2 * torch.arange(1000.0)), "the kernel computed something else"
+    print(f"FIGURE Triton {triton.__version__} compiled a kernel")
+
+
+def all_reduce(device: str) -> None:
+    """A sum over all GPUs, or over two processes on a CPU."""
+    count = torch.cuda.device_count() if device == "cuda" else 2
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(add_up, (count, device, f"file://{folder}/meeting"), count)
+    version = f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}" if device == "cuda" else "Gloo"
+    print(f"FIGURE {version} added up over {count} processes")
+
+
+def add_up(rank: int, count: int, device: str, meeting: str) -> None:
+    place = torch.device(device, rank) if device == "cuda" else torch.device("cpu")
+    backend = "nccl" if device == "cuda" else "gloo"
+    more = {"device_id": place} if device == "cuda" else {}
+    torch.distributed.init_process_group(backend, init_method=meeting, world_size=count, rank=rank, **more)
+    value = torch.full((1 << 20,), float(rank + 1), device=place)
+    torch.distributed.all_reduce(value)
+    assert (value == count * (count + 1) / 2).all(), "the sum over all GPUs is wrong"
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    name, device = sys.argv[1:]
+    os.environ.setdefault("NCCL_DEBUG", "WARN")
+    assert device == "cpu" or torch.cuda.is_available(), f"torch {torch.__version__} sees no GPU"
+    {"matmul": matmul, "attention": attention, "triton": triton, "all_reduce": all_reduce}[name](device)

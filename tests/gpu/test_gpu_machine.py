@@ -1,0 +1,37 @@
+"""What separates this machine from the project, in a minute; then one run of vLLM with what it says of itself."""
+
+import re
+
+import pytest
+from gpu_runs import CHAT, SAMPLE, needs_package
+
+# vLLM's lines of a start: which code it takes, and what it measures (vllm 0.32: v1/worker/gpu_worker.py,
+# platforms/cuda.py, config/vllm.py, v1/engine/core.py).
+STARTUP = re.compile(
+    r"Using V2 Model Runner|using the V1 model runner|attention backend|Model loading took|Available KV cache memory"
+    r"|KV cache size|Graph capturing finished|CUDA graph pool memory|Actual usage is|init engine"
+)
+
+
+@pytest.mark.parametrize("name", ["matmul", "attention", "triton", "all_reduce"])
+def test_this_machine_computes(machine, name, figure):
+    if name == "triton" and not machine.num_gpus:
+        pytest.skip("Triton compiles for no CPU here")
+    if name == "all_reduce" and machine.num_gpus == 1:
+        pytest.skip("needs two GPUs")
+    for line in machine.run("tests/gpu/first_minute.py", name, machine.device).splitlines():
+        if line.startswith("FIGURE "):
+            figure(line.removeprefix("FIGURE "))
+
+
+@needs_package("vllm")
+def test_vllm_starts_and_says_how(machine, tmp_path, figure):
+    printed = machine.run(
+        "baselines.py", "--model_addr", CHAT, "--inputs_addr", SAMPLE / "test.json", "--output_addr",
+        tmp_path / "answers.json", "--limit", 2, "--max_tokens", 16, "--constrained_decoding", "always",
+        "--max_model_len", 2048, "--no-enforce_eager", "--log_level", "info", one_gpu=True,
+    )  # fmt: skip
+    said = [line.partition("] ")[2] for line in printed.splitlines() if STARTUP.search(line)]
+    for line in dict.fromkeys(said):
+        figure(line)
+    assert said
