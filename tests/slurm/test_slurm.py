@@ -32,8 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "utils/slurm"
 SBATCH_FILES = sorted(path.name for path in FOLDER.glob("*.sbatch"))
 VARIABLES = {  # that the files read
-    "MODEL", "JUDGE", "ENCODER", "PLANNER", "INPUTS", "VALIDATION", "OUTPUT", "FOLDER", "SYSTEMS", "SUFFIX", "SHARDS",
-    "OVERWRITE", "SCRIPT", "PYTHON", "MAX_REQUEUES",
+    "MODEL", "JUDGE", "ENCODER", "PLANNER", "INPUTS", "VALIDATION", "OUTPUT", "FOLDER", "SYSTEMS", "SUFFIX",
+    "RESPONSES", "SHARDS", "OVERWRITE", "SCRIPT", "PYTHON", "MAX_REQUEUES",
 }  # fmt: skip
 SHARDS = 4
 

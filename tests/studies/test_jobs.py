@@ -55,8 +55,8 @@ import json, os, sys
 with open(os.environ["CALLS"], "a+") as calls:
     calls.seek(0)
     number = len(calls.readlines()) + 1
-    names = "MODEL JUDGE ENCODER PLANNER INPUTS VALIDATION OUTPUT FOLDER SYSTEMS SUFFIX SHARDS OVERWRITE".split()
-    variables = {name: os.environ[name] for name in names if name in os.environ}
+    names = "MODEL JUDGE ENCODER PLANNER INPUTS VALIDATION OUTPUT FOLDER SYSTEMS SUFFIX RESPONSES SHARDS OVERWRITE"
+    variables = {name: os.environ[name] for name in names.split() if name in os.environ}
     calls.write(json.dumps([variables, sys.argv[1:]]) + "\\n")
 print(f"{number};cluster")
 """
@@ -159,6 +159,7 @@ def test_the_whole_table_is_submitted(recorder, cluster_data):
     assert jobs[f"judge.{model}.{category}.test"].variables == {
         "JUDGE": "Qwen/Qwen2.5-32B-Instruct", "INPUTS": f"{cluster_data}/data/{category}_test.json",
         "FOLDER": f"{out}/{model}/test/{category}", "SYSTEMS": "none rag_random rag planpers", "SUFFIX": "_scores",
+        "RESPONSES": "",
     }  # fmt: skip
     assert jobs[answers + "planpers"].variables == {
         "MODEL": "Qwen/Qwen2.5-7B-Instruct", "PLANNER": f"{out}/planner/{category}/best",
@@ -296,6 +297,23 @@ def test_every_printed_job_runs_commands_that_the_scripts_take(cluster_data):
     assert all(len([word for word in job[1] if "gres" in word]) <= 1 for job in jobs.values())
     wanted = {name for name in jobs if name.startswith("answer.gpt.") and ".planpers" not in name}
     assert no_gpu == wanted | {name for name in jobs if name.startswith("answer.gpt.") and ".planpers_gold" in name}
+
+
+@pytest.mark.parametrize("judge", ["Qwen2.5-32B-Instruct", "small"])
+def test_the_users_own_methods_are_judged_where_their_files_are(tmp_path, judge):
+    text = f"judges = ['lab/{judge}']\nmethods = ['none']\ncategories = ['{ART}']\n[responses]\n"
+    jobs = jobs_of(
+        study_of(tmp_path, text + "'My method' = 'my mine/{category}.json'\nmy_scores = 'b/{category}.json'")
+    )
+    suffix = "" if judge.startswith("Qwen") else f"_{judge}"
+    names = [f"output/table2/own/test/{ART}/{name}_scores{suffix}" for name in ("My_method", "my_scores")]
+    job = jobs[f"judge.own.{ART}.test{suffix.replace('_', '.')}"]
+    _, command = commands_of((job.variables, job.resources, f"utils/slurm/{job.file}.sbatch", job.flags), tmp_path)
+    args = parser_of(command[0]).parse_args(command[1:])
+    assert args.response_addr == [f"my mine/{ART}.json", f"b/{ART}.json"]
+    assert args.score_addr == [f"{name}.3_of_4.json" for name in names]
+    [merge] = [job for job in jobs.values() if job.file == "merge" and job.flags == [f"{name}.json" for name in names]]
+    assert len(merge.after) == 1
 
 
 def test_sbatch_is_called_from_the_root_alone(tmp_path, monkeypatch):

@@ -323,6 +323,13 @@ def fine_tuned(tmp_path, monkeypatch):
     return write_study(tmp_path, text.replace("train = [", short))
 
 
+@pytest.mark.parametrize("train", ['["--lora_rank", "8"]', '["--lora_rank=8"]'])
+def test_adapters_of_chat_models_are_scored_by_the_answers_as_they_were_read(tmp_path, train):
+    text = "tasks = ['LaMP-3']\nsettings = ['user']\nsplits = ['dev']\nmethods = ['none']\nfine_tuned = true\n"
+    steps = plan_study(study_of(tmp_path, f"{text}[arguments]\ntrain = {train}"))
+    assert [step.flags for step in steps if step.kind == "judge"] == [["--strategy", "MAE"], ["--strategy", "RMSE"]]
+
+
 def test_the_flant5_study_has_the_papers_rows_each_by_a_model_of_its_own(tmp_path):
     study = read_study(FLANT5)
     steps = plan_study(study)

@@ -83,9 +83,11 @@ def step_jobs(study: Study, one: Pending, outputs: list[str], after: list[str]) 
     if file in ("train", "figure"):
         variables = {"SCRIPT": step.script, **variables}
     if step.kind == "judge":
-        folder, stems = os.path.dirname(outputs[0]), [Path(step.outputs[output][1]).stem for output in outputs]
-        suffix = Path(outputs[0]).stem.removeprefix(stems[0])  # _scores, or _scores_<judge>
+        folder, responses = os.path.dirname(outputs[0]), [step.outputs[output][1] for output in outputs]
+        stems, (suffix, *_) = zip(*map(stem_and_suffix, outputs), strict=True)
         variables |= {"FOLDER": folder, "SYSTEMS": " ".join(stems), "SUFFIX": suffix}
+        beside = [f"{folder}/{stem}.json" for stem in stems]
+        variables["RESPONSES"] = "" if responses == beside else "\t".join(responses)  # of the user's own methods
         model, split, category = Path(folder).parts[-3:]
         name = f"judge.{model}.{category}.{split}{suffix.removeprefix('_scores').replace('_', '.', 1)}"
         merge = f"merge.{model}.{category}.{split}.{suffix[1:]}"
@@ -101,6 +103,12 @@ def step_jobs(study: Study, one: Pending, outputs: list[str], after: list[str]) 
     array = Job(name, file, [f"--array=0-{shards - 1}", *resources], variables, flags, after)
     variables = {"INPUTS": variables["INPUTS"], "SHARDS": str(shards), "OVERWRITE": "1" if one.overwrite else ""}
     return [array, Job(merge, "merge", list(study.slurm["cpu_resources"]), variables, outputs, [name])]
+
+
+def stem_and_suffix(score_file: str) -> tuple[str, str]:
+    """A method, as its files are called, and _scores or _scores_<judge>."""
+    stem, scores, judge = Path(score_file).stem.rpartition("_scores")
+    return stem, scores + judge
 
 
 def prefetch_command(study: Study, pending: list[Pending]) -> str | None:

@@ -201,7 +201,8 @@ def score_files(study: Study, answers: Answers, judge: str | None) -> list[str]:
 
 def metrics_of(study: Study, category: str) -> list[str]:
     """Fine-tuned encoder-decoders are scored by LaMP's rule, from what they wrote."""
-    encoder_decoders = study.fine_tuned and "--lora_rank" not in study.arguments["train"]
+    flags = [word.partition("=")[0] for word in study.arguments["train"]]
+    encoder_decoders = study.fine_tuned and "--lora_rank" not in flags
     return study.task_of(category).metric_names(official=encoder_decoders)
 
 
