@@ -41,7 +41,7 @@ class Reader:
         return " ".join([Path(words[0]).stem, *modes, self.file])
 
 
-MODES = ("--rag", "--gold_plan", "--collect", "--random_profile")
+MODES = ("--rag", "--gold_plan", "--collect", "--human_addr")
 MODE_FLAGS = ("--strategy", "--ask", "--figure", "--step", "--dataset", "--choose", "--ranker")
 
 
