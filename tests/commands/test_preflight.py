@@ -417,7 +417,7 @@ def make_unknown(folder):
         (cut_weights_short, "{}/model.safetensors: damaged or half-written*"),
         (pickle_weights, f"{{}}: {PICKLED}"),
         (drop_chat_template, "{}: no chat template; give an instruction-tuned model"),
-        (make_unknown, "{}: its config.json cannot be used: *"),
+        (make_unknown, "{}: its config.json cannot be loaded: *"),
     ],
 )
 def test_a_model_that_is_not_whole(check, model, no_gpu, damage, message):
