@@ -37,8 +37,8 @@ def read_journal(path: str | Path) -> tuple[dict[str, Any], dict[Key, Any]]:
 def read_header(file: IO[bytes], path: Path) -> tuple[dict[str, Any] | None, int]:
     """The first line, which has the fingerprint, None for a journal that was not begun; and that line's checksum."""
     line = file.readline()
-    if not line.endswith(b"\n") and line[:1] in (b"", b"{"):
-        return None, 0  # nothing was written yet, or the run died over it
+    if not line.endswith(b"\n"):
+        return None, 0
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         if isinstance((header := json.loads(line))["fingerprint"], dict):
             return {**header, "fingerprint": in_todays_shape(header["fingerprint"])}, zlib.crc32(line)
