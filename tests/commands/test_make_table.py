@@ -967,7 +967,7 @@ print(*(read_study(f"{tmp_path}/{{name}}.toml").categories for name in ("own", "
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"id": 1}, "item 0: not a scored question"),
+            ({"id": None}, "item 0: field .id. is missing or null"),
             ({"category": None}, "community None"),
             ({"category": ["rpg"]}, r"community \['rpg'\]"),
             ({"answered": None}, "question '1': field 'answered' is missing or null; it must be true or false"),

@@ -560,7 +560,14 @@ def test_another_task_is_refused(name, uninterrupted, adapter, data, tmp_path):
                 baselines.main(["--model_addr", str(model / "best"), *files])
     plans = tmp_path / "plans.json"
     plans.write_text(json.dumps({record["id"]: [{"aspects": ["a"]}] for record in read_sample("LongLaMP-topic")}))
-    files = ["--inputs_addr", str(data / "LongLaMP-topic_dev.json"), "--plans_addr", str(plans), *files[2:]]
+    files = [
+        "--inputs_addr",
+        str(data / "LongLaMP-topic_dev.json"),
+        "--plans_addr",
+        str(plans),
+        "--unranked",
+        *files[2:],
+    ]
     with pytest.raises(UserError, match="best: was fine-tuned on LaMP-3"):
         planpers.main(["--model_addr", str(adapter[0] / "best"), *files])
     assert not (tmp_path / "a.json").exists()
@@ -569,7 +576,7 @@ def test_another_task_is_refused(name, uninterrupted, adapter, data, tmp_path):
 def test_other_prompts_are_said_and_stand_in_the_card(uninterrupted, data, warm, tmp_path):
     shutil.copytree(ROOT / "prompts/lamp", tmp_path / "words")
     (tmp_path / "words/headline.txt").write_text((ROOT / "prompts/lamp/headline.txt").read_text() + "\n")
-    words = ["--inputs_addr", data / "LaMP-4_train.json", "--limit", "1", "--rag", "--num_contexts", 2]
+    words = ["--inputs_addr", data / "LaMP-4_train.json", "--limit", "1", "--rag", "--unranked", "--num_contexts", 2]
     own = ["--prompts_dir", tmp_path / "words"]
     told = "was trained with another prompt than this headline"
     asked = ["--model_addr", uninterrupted / "best", *words, "--output_addr"]

@@ -187,7 +187,7 @@ def test_failed_pieces_without_a_journal_cannot_be_asked_for_again(work):
     (work.folder / "rag.json.journal.jsonl").unlink()
     refused = work.answer("--retry_failed")
     assert refused.returncode == 2 and refused.stderr.endswith(
-        "error: rag.json: its journal was deleted, so nothing in it can be asked for again\n"
+        "error: rag.json: its journal was deleted or emptied, so nothing in it can be asked for again\n"
         "  --overwrite makes it anew, without --retry_failed it is left alone\n"
     )
     assert "already finished" in work.answer().stdout

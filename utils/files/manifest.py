@@ -55,6 +55,7 @@ def is_finished(path: Path, fingerprint: dict[str, Any], overwrite: bool, may_ch
     is_staged = _is_interrupted(path)  # what `prepare_output` puts in place before it looks
     if not (is_staged or path.exists()):
         return False
+    check_regular(path)
     manifest = read_manifest(path) if is_staged else manifest_of(path)
     if manifest is None:
         problem = not_ours(path)
