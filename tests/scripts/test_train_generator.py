@@ -560,14 +560,8 @@ def test_another_task_is_refused(name, uninterrupted, adapter, data, tmp_path):
                 baselines.main(["--model_addr", str(model / "best"), *files])
     plans = tmp_path / "plans.json"
     plans.write_text(json.dumps({record["id"]: [{"aspects": ["a"]}] for record in read_sample("LongLaMP-topic")}))
-    files = [
-        "--inputs_addr",
-        str(data / "LongLaMP-topic_dev.json"),
-        "--plans_addr",
-        str(plans),
-        "--unranked",
-        *files[2:],
-    ]
+    given = ["--plans_addr", str(plans), "--unranked"]
+    files = ["--inputs_addr", str(data / "LongLaMP-topic_dev.json"), *given, *files[2:]]
     with pytest.raises(UserError, match="best: was fine-tuned on LaMP-3"):
         planpers.main(["--model_addr", str(adapter[0] / "best"), *files])
     assert not (tmp_path / "a.json").exists()
