@@ -679,7 +679,7 @@ def test_a_killed_training_goes_on(queue, tmp_path):
     for variable, split, number in (("INPUTS", "train", 8), ("VALIDATION", "validation", 4)):
         names[variable] = str(tmp_path / f"{split}.json")
         Path(names[variable]).write_text(json.dumps(sample_records(split, number)))
-    flags = ["--max_steps", "4", "--save_steps", "2", "--eval_generate", "0", "--num_contexts", "2"]
+    flags = ["--unranked", "--max_steps", "4", "--save_steps", "2", "--eval_generate", "0", "--num_contexts", "2"]
     flags += ["--gradient_accumulation_steps", "2"]  # later flags win over the file's own
     job = queue.sbatch("train", *flags, **names)
     cluster.wait_until((output / "checkpoint-2/manifest.json").exists)
