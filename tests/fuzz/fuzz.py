@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from api_server import ChatServer, serve
 from damages import Damage, damage, read, read_csv, strict_json
@@ -235,8 +236,8 @@ def is_json(content: bytes) -> bool:
 @contextmanager
 def open_fuzz() -> Iterator[Fuzz]:
     home = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0", "SSL_CERT_DIR": os.path.dirname(__file__)}
-    os.environ.update(home)  # as in conftest.py; the runs have it too
-    with tempfile.TemporaryDirectory(dir=MEMORY_DISK) as name, serve() as server:
+    # As in conftest.py; the runs have it too, and tests that follow in this process don't.
+    with mock.patch.dict(os.environ, home), tempfile.TemporaryDirectory(dir=MEMORY_DISK) as name, serve() as server:
         (folder := Path(name) / "zygote").mkdir()
         zygotes = [Zygote(folder, *modules) for modules in (MODULES, ENCODER)]
         try:
