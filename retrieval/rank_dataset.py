@@ -119,8 +119,8 @@ def main(argv: list[str] | None = None) -> int:
     source = Source(args)
     pooling = find_pooling(args) if args.ranker in WITH_ENCODER else None
     task = source.dataset.task
-    use_date = uses_dates(args, task)
     fingerprint = make_fingerprint(args, task, file_hash(args.input_dataset_addr))
+    use_date = "use_date" in fingerprint
     if pooling:
         fingerprint["model"] = model_fingerprint(args.model_name, args.cache_dir)
     # Its cache may be refused: before there is a journal.
