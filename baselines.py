@@ -38,6 +38,7 @@ from utils.files.journal import Journal, Key
 from utils.files.manifest import file_hash, refuse_unranked, run_fingerprint
 from utils.files.outputs import OutputFile, open_outputs
 from utils.generation.chat import PAPER_LENGTH
+from utils.generation.cost import prices_of
 from utils.generation.driver import Policy, Request, describe_requests, fitted_request, generate
 from utils.generation.encoder_decoder import TextModel, check_trained, choose_answerer, model_settings, open_answerer
 from utils.generation.engines import Model, confirm_model, publish_records
@@ -76,8 +77,8 @@ def build_parser() -> cli.FlagParser:
     )
     cli.add_run_arguments(parser)
     parser.without_effect(
-        "--temperature --top_p --max_tokens --seed --max_retries --constrained_decoding --num_generated_outputs"
-        " --retry_failed",
+        "--temperature --top_p --top_k --min_p --presence_penalty --max_tokens --seed --max_retries"
+        " --constrained_decoding --num_generated_outputs --retry_failed",
         lambda args: args.choose is not None,
         "with --choose, for no text is generated",
         "leave out --choose",
@@ -122,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.dry_run:
         output.check()
         requests = build_requests(task, questions, keys, args, prompt, model, None)
-        print(describe_requests(requests, model.chat, model.policy, task.item_words))
+        print(describe_requests(requests, model.chat, model.policy, prices_of(args), task.item_words))
         return 0
 
     open_outputs(output)
@@ -134,10 +135,10 @@ def main(argv: list[str] | None = None) -> int:
         left = output.left()  # all of them, where it was another model
         requests = build_requests(task, questions, left, args, prompt, model, output.journal)
         stage = model.stage(requests, task.output.parse, "answers", keys, left)
-        device = generate(partial(open_answerer, args, model), stage)
+        device = generate(partial(open_answerer, args, model, output.journal), stage)
     responses = output.content()
     counts = count_responses(responses, task.item_words) | task.count_outputs(chain.from_iterable(responses.values()))
-    publish_records(output, args, device, counts, args.openai, token_counter=model.chat.counter)
+    publish_records(output, args, device, counts, args.openai, prices_of(args), token_counter=model.chat.counter)
     code = output.report_failed("answers")
     if isinstance(model, TextModel):  # another try would write the same, and the text is scored by LaMP's own rule
         code = 0
@@ -157,7 +158,7 @@ def make_fingerprint(args: argparse.Namespace, task: Task, model: Model | None =
     settings |= {"trim_items": True} if args.trim_items else {}
     settings |= model_settings(model)
     policy = model.policy if model else Policy.from_arguments(args, task.output.schema)
-    policy = {"choose": args.choose} if args.choose else policy.fingerprint()
+    policy = {"choose": args.choose, **policy.prompt_fingerprint()} if args.choose else policy.fingerprint()
     made = run_fingerprint("baselines.py", args, inputs, [choose_prompt(args, task)], policy, **settings)
     told = {} if model else {"chose_checkpoint": UNTOLD}
     return {**made, "max_model_len": args.max_model_len or UNTOLD, **told}
@@ -198,7 +199,7 @@ def build_requests(
             elif key[1] == 0 or task.vary is None:
                 yield fitted_request(key, fitted, journal)
             else:
-                variant = task.vary(question, key[1], args.seed)
+                variant = task.vary(question, key[1], args.seed or 0)
                 refitted = model.fit(prompt, items, task.join, **variant.values)
                 request = fitted_request(key, refitted, journal, **variant.record)
                 yield replace(request, parse=variant.parse)

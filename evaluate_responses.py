@@ -57,9 +57,12 @@ from utils.files.json_files import read_json
 from utils.files.manifest import file_hash, run_fingerprint
 from utils.files.outputs import OutputFile, open_outputs
 from utils.generation.chat import VERDICT_TOKENS, Chat, choose_judge_length, open_chat, render_all
+from utils.generation.cost import describe_cost, prices_of
 from utils.generation.driver import Policy, Request, Stage, describe_records, describe_requests, generate
 from utils.generation.engines import batch_invariance, confirm_model, identify_model, open_engine
 from utils.generation.scoring import split_shared
+from utils.generation.thinking import end_thoughts, find_thoughts, settle_tokens
+from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
 from utils.records import judged
 from utils.records.datasets import select_questions
 from utils.records.judged import System, answers_to, are_answered
@@ -81,6 +84,8 @@ class Judging:
     judge: Judge
     prompt: Prompt
     policy: Policy
+    identity: str = ""  # of the model
+    chat: Chat | None = None  # of a model that runs here
 
     @classmethod
     def from_arguments(cls, args: Namespace, judge: Judge) -> "Judging":
@@ -117,7 +122,8 @@ def build_parser() -> cli.FlagParser:
     )
     cli.add_run_arguments(parser)
     parser.without_effect(
-        "--num_verdicts --temperature --top_p --max_tokens --seed --max_retries --constrained_decoding --retry_failed",
+        "--num_verdicts --temperature --top_p --top_k --min_p --presence_penalty --max_tokens --seed --max_retries"
+        " --constrained_decoding --retry_failed",
         lambda args: args.verdicts is not None,
         "with --verdicts, for no text is generated",
         "leave out --verdicts",
@@ -134,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
     metric = choose_metric(args, task)
     check_verdicts(args, task, metric.judge and metric.judge.scale)
     task = task.asking(args.strategy, args.verdicts, args.num_verdicts)
-    judging = metric.judge and Judging.from_arguments(args, metric.judge)
+    judging = metric.judge and choose_judge(args, metric.judge)
     systems = read_systems(args, task, records, judging)
     note_incomplete(args.inputs_addr, systems)
     if args.dry_run:
@@ -193,6 +199,20 @@ def choose_metric(args: Namespace, task: Task) -> Metric:
     return metric
 
 
+def choose_judge(args: Namespace, judge: Judge) -> Judging:
+    """The judge that `args` asks for, before it is loaded; `args` then has the tokens that its thoughts need."""
+    identity = identify_model(args, args.evaluator_llm)
+    chat = None if args.openai else open_chat(args, args.evaluator_llm)
+    thoughts = find_thoughts(args, chat, args.evaluator_llm)
+    args.reasoning_parser = thoughts.parser
+    if args.verdicts:
+        end_thoughts(chat, thoughts)
+    else:
+        settle_tokens(args, thoughts, args.evaluator_llm, chat and chat.model_limit)
+    judging = Judging.from_arguments(args, judge)
+    return replace(judging, policy=judging.policy.with_thoughts(thoughts), identity=identity, chat=chat)
+
+
 def check_verdicts(args: Namespace, task: Task, scale: Scale | None) -> None:
     """Raise UserError where the judge's verdicts cannot be had as --verdicts and --num_verdicts say."""
     asked = f"--verdicts {args.verdicts}" if args.verdicts else f"--num_verdicts {args.num_verdicts}"
@@ -211,7 +231,8 @@ def read_systems(args: Namespace, task: Task, records: list[Record], judging: Ju
     ids = [record["id"] for record in records]
     shared = make_fingerprint(args, task, file_hash(args.inputs_addr))
     if judging:
-        shared["judge"] = identify_model(args, args.evaluator_llm)
+        shared["judge"] = judging.identity
+        shared |= judging.policy.thought_settings()
     compares = metric.num_systems > 1
     response_addrs = [args.response_addr] if compares else [[address] for address in args.response_addr]
     systems = []
@@ -256,7 +277,7 @@ def make_fingerprint(args: Namespace, task: Task, inputs: Any = UNTOLD) -> dict[
     own = {"strategy": args.strategy, "judge": UNTOLD}
     own |= {"verdicts": args.verdicts} if args.verdicts else {}
     own |= {"num_verdicts": args.num_verdicts} if args.num_verdicts > 1 else {}
-    policy = {} if args.verdicts else judging.policy.fingerprint()
+    policy = judging.policy.prompt_fingerprint() if args.verdicts else judging.policy.fingerprint()
     return {**run_fingerprint(SCRIPT, args, inputs, [judging.prompt], policy, **own), "responses": UNTOLD}
 
 
@@ -311,19 +332,20 @@ def lacking(systems: list[System], records: list[Record]) -> list[tuple[Record, 
 
 def ask_judge(args: Namespace, systems: list[System], records: list[Record], judging: Judging) -> str | None:
     """Ask for the verdicts that are pending, or say what would be asked; returns the device, if one was used."""
-    chat = open_chat(args, args.evaluator_llm)
+    chat = judging.chat or open_chat(args, args.evaluator_llm)
     requests = build_requests(systems, records, judging, chat)
     if args.verdicts:
         requests, args.max_tokens = ask_for_likelihoods(requests, judging.judge.scale, chat)
     requests, max_model_len = fit_context(requests, args, chat)
     if args.dry_run:
-        print(describe_requests(requests, chat, judging.policy))
+        print(describe_requests(requests, chat, judging.policy, prices_of(args)))
     if args.dry_run or not requests:
         return None
     done = sum(len(system.output.pieces.keys() - system.pending) for system in systems)
     parse, total = judging.judge.output.parse, done + len(requests)
     stage = Stage(args.evaluator_llm, requests, judging.policy, parse, "verdicts", total, done)
-    return generate(partial(open_engine, args, args.evaluator_llm, max_model_len), stage)
+    journals = [system.output.journal for system in systems]
+    return generate(partial(open_engine, args, args.evaluator_llm, max_model_len, journals), stage)
 
 
 def build_requests(systems: list[System], records: list[Record], judging: Judging, chat: Chat) -> list[Request]:
@@ -384,9 +406,13 @@ def publish_scores(system: System, task: Task, args: Namespace, device: str | No
         "taken_over": sum("taken_from" in verdict for verdict in verdicts),
         "answers": [origin_of(address) for address in system.response_addrs],
     }
-    system.output.publish(vars(args), device, **figures)
+    prices = prices_of(args)
+    cost = {"cost_usd": prices.cost(figures["tokens"])} if prices else {}
+    system.output.publish(vars(args), device, **figures, **cost)
     chose = any("chose_checkpoint" in (origin or {}) for origin in figures["answers"])
-    print(describe_scores(task, system.output.path, scores, figures["tokens"], chose))
+    told = describe_unfinished(figures.get(UNFINISHED_COUNT, 0))
+    told += f"; {describe_cost(cost['cost_usd'])}" if cost else ""
+    print(describe_scores(task, system.output.path, scores, figures["tokens"], chose) + told)
 
 
 if __name__ == "__main__":

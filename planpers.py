@@ -4,6 +4,9 @@
       --inputs_addr test_ranked.json --output_addr planpers.json
   python planpers.py --model_addr gpt-4o-mini --openai --api_key_addr key.txt --planner_model planner/best \\
       --inputs_addr test_ranked.json --output_addr planpers_gpt.json
+  python planpers.py --model_addr Qwen/Qwen2.5-7B-Instruct --planner_model my-planner \\
+      --planner_base_url http://127.0.0.1:8000/v1 --planner_api_key_addr planner_key.txt \\
+      --inputs_addr test_ranked.json --output_addr planpers_served.json
   python planpers.py --model_addr Qwen/Qwen2.5-7B-Instruct --gold_plan \\
       --inputs_addr test_ranked.json --output_addr planpers_gold.json
 
@@ -23,18 +26,23 @@ from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
+from utils.cli.flags import Default
 from utils.files.fingerprints import UNTOLD
 from utils.files.journal import Journal, Key
 from utils.files.manifest import file_hash, refuse_unranked, run_fingerprint
 from utils.files.outputs import OutputFile, Pieces, open_outputs
 from utils.generation import engines
-from utils.generation.chat import PAPER_LENGTH, Fitted, choose_length, open_local_chat
+from utils.generation.chat import PAPER_LENGTH, Fitted, choose_length, open_chat, open_local_chat
+from utils.generation.cost import prices_of
 from utils.generation.driver import Policy, Request, Stage, describe_requests, fitted_request, generate
 from utils.generation.encoder_decoder import check_trained
 from utils.generation.engines import Model, VLLMEngine, publish_records
+from utils.generation.requests import SAMPLED
+from utils.generation.templates import SETTINGS, template_variables
+from utils.generation.thinking import NO_PARSER, find_thoughts, settle_tokens
 from utils.models.hub import adapter_base, model_fingerprint
 from utils.parsing import plans as parsing
-from utils.planner.targets import find_lead_in
+from utils.planner.targets import find_lead_in, trained_variables
 from utils.records.datasets import STEP_NEEDS, select_questions
 from utils.records.responses import collect_responses, count_responses, read_plans
 from utils.records.stream import read_questions
@@ -95,19 +103,37 @@ def build_parser() -> cli.FlagParser:
     add("--planner_target", choices=["paper", "reference"],
         help="plans as titles alone, or as in the public code: the planner's text as it came, lead-in and dashes "
         "included (default: what the planner was trained with, else paper)")
-    add("--max_tokens_plan", type=cli.positive_int, default=512, help="tokens a plan may have (%(default)s)")
+    add("--max_tokens_plan", type=cli.positive_int, default=Default(512),
+        help="tokens a plan may have (%(default)s; more for a thinking planner)")
     add("--rag", action="store_true", help="accepted and without effect: PlanPers always uses posts")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts to use (%(default)s)")
     cli.add_unranked_argument(parser)
     add("--num_generated_outputs", type=cli.positive_int, default=1, help="answers a question (%(default)s)")
     parser.without_effect("--max_tokens_plan", lambda args: not args.planner_model, "without --planner_model")
     cli.add_engine_arguments(parser, "--model_addr", "generator: hub name, model folder, LoRA adapter, or API model")
+    add_planner_arguments(parser)
     cli.add_sampling_arguments(
         parser, temperature_default=0.1, max_tokens=2048, max_model_len=f"{PAPER_LENGTH}, or the model's limit if less"
     )
     cli.add_run_arguments(parser)
     # fmt: on
     return parser
+
+
+def add_planner_arguments(parser: cli.FlagParser) -> None:
+    """Where the planner is, if it is behind an API; of it the generator's key is never sent anywhere."""
+    # fmt: off
+    group = parser.add_argument_group("planner's API")
+    group.add_argument("--planner_base_url", metavar="URL", type=cli.api_address,
+        help="address of the planner's API, even if it is the generator's too (default: the planner runs here)")
+    group.add_argument("--planner_api_key_addr", metavar="FILE",
+        help="file with the key to that API (default: OPENAI_API_KEY)")
+    # fmt: on
+    cli.add_price_arguments(parser, group, "planner_")
+    own = "--planner_api_key_addr --planner_price_in --planner_price_out --planner_price_cached"
+    why = "without --planner_base_url, for the planner runs here"
+    parser.without_effect(own, lambda args: not args.planner_base_url, why, "give --planner_base_url")
+    parser.without_effect("--planner_base_url", lambda args: not args.planner_model, "without --planner_model")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -127,7 +153,8 @@ def main(argv: list[str] | None = None) -> int:
     lead_in = find_lead_in(args.planner_target, prompts.get("planner"), args.planner_model, args.plans_addr)
     run = Run(task, questions, prompts, args.num_contexts, lead_in)
     given = given_plans(args, run, keys)
-    planner = choose_planner(args, lead_in) if args.planner_model else None
+    of_planner = flags_of_planner(args)
+    planner = choose_planner(of_planner, lead_in) if args.planner_model else None
     generator = engines.choose_generator(args, task.output.schema)
     check_trained(args, generator, task.name, prompts["planpers"], num_contexts=args.num_contexts)
     plan_settings, settings = make_fingerprints(args, run, planner, generator)
@@ -139,7 +166,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.dry_run:
         answers.check()
         plans.check()
-        print_dry_run(run, keys, planner, generator, given)
+        print_dry_run(args, run, keys, planner, generator, given)
         return 0
 
     open_outputs(answers, plans)
@@ -151,6 +178,9 @@ def main(argv: list[str] | None = None) -> int:
     is_whole = not left and not (to_plan and retry_plans)
     if (answers.journal is None or is_whole) and answers.is_finished():
         return report_failed(planner, plans, answers, is_again=True)
+    if to_plan and planner:
+        engines.confirm_model(of_planner, planner.addr, [plans.journal])
+        to_plan, left = plans.left(), answers_left(answers, made)  # all of them, where it was another model
     if left:
         engines.confirm_model(args, args.model_addr, [answers.journal])
         left = answers_left(answers, made)  # all of them, where it was another model
@@ -162,12 +192,12 @@ def main(argv: list[str] | None = None) -> int:
         plan_stage = planner.stage(requests, parsing.plan_parser(lead_in), "plans", keys, to_plan)
         plan_stage = replace(plan_stage, finish=partial(publish_plans, plans, args))
     if plan_stage and not answers.pieces.keys().isdisjoint(to_plan):  # whether these are outdated hangs on it
-        run_stages(args, planner, generator, plan_stage, None)
+        run_stages(args, planner, generator, plan_stage, None, plans, answers)
         plan_stage, left = None, answers_left(answers, made)
     if left:
         requests = run.build_answers(generator, made, left, answers.journal)
         answer_stage = generator.stage(requests, task.output.parse, "answers", keys, left)
-    device = run_stages(args, planner, generator, plan_stage, answer_stage)
+    device = run_stages(args, planner, generator, plan_stage, answer_stage, plans, answers)
     publish_answers(answers, args, device, generator)
     code = report_failed(planner, plans, answers)
     return max(code, cli.report_missing(answers.num_missing(left), "answer"))
@@ -210,13 +240,43 @@ def given_plans(args: Namespace, run: Run, keys: list[Key]) -> Pieces:
     return {key: plans[key] for key in keys}
 
 
+def flags_of_planner(args: Namespace) -> Namespace:
+    """The flags as they hold for the planner: it runs here, or has an API of its own, wherever the generator is."""
+    openai = bool(args.planner_base_url)
+    own = {"openai": openai, "base_url": args.planner_base_url, "api_key_addr": args.planner_api_key_addr}
+    own |= {"model_id": None, "openai_batch": False, "batch_invariant": args.batch_invariant and not openai}
+    own |= {"reasoning_parser": None}  # the flag is the generator's, and so is --seed none where it is an API
+    own |= {} if openai else {"seed": args.seed or 0}
+    return Namespace(**{**vars(args), **own})
+
+
 def choose_planner(args: Namespace, lead_in: str | None) -> Model:
-    """The planner: it runs here even where the generator is behind an API, and samples as the generator does."""
-    identity = engines.identify_local_model(args.planner_model, args.cache_dir)
-    chat = open_local_chat(args.planner_model, args.cache_dir)
-    length = choose_length(chat, args.max_model_len, args.max_tokens_plan, PAPER_LENGTH, "--max_tokens_plan")
-    policy = Policy.from_arguments(args, parsing.plan_pattern(lead_in))
-    return Model(args.planner_model, identity, chat, length, replace(policy, max_tokens=args.max_tokens_plan))
+    """The planner, by its own flags; it samples as the generator does."""
+    if args.openai:
+        identity, chat = engines.identify_model(args, args.planner_model), open_chat(args, args.planner_model)
+        told = {name: getattr(args, name) for name in SETTINGS if getattr(args, name)}
+    else:
+        identity = engines.identify_local_model(args.planner_model, args.cache_dir)
+        trained = trained_variables(args.planner_model)  # another model is told what its template knows of the flags
+        variables, only_known = (template_variables(args), True) if trained is None else (trained, False)
+        chat = open_local_chat(args.planner_model, args.cache_dir, variables, only_known=only_known)
+        told = {"chat_template_kwargs": chat.variables} if chat.variables else {}
+    thoughts = find_thoughts(args, chat, args.planner_model)
+    room = settle_tokens(args, thoughts, args.planner_model, chat.model_limit, "max_tokens_plan")
+    length = choose_length(chat, args.max_model_len, args.max_tokens_plan, PAPER_LENGTH + room, "--max_tokens_plan")
+    policy = planner_policy(args, Policy.from_arguments(args, parsing.plan_pattern(lead_in)), told)
+    return Model(args.planner_model, identity, chat, length, policy.with_thoughts(thoughts))
+
+
+def planner_policy(args: Namespace, policy: Policy, told: dict[str, Any] | None = None) -> Policy:
+    """The generator's policy as the planner has it; `told` are the chat template's variables."""
+    further = {name: policy.further[name] for name in SAMPLED if name in policy.further}
+    further |= told or {}
+    return replace(policy, max_tokens=args.max_tokens_plan, further=further, reasoning_parser=None, opened=None)
+
+
+def with_parser(args: Namespace, name: str | None) -> Namespace:
+    return Namespace(**{**vars(args), "reasoning_parser": name})
 
 
 def make_fingerprint(args: Namespace, task: Task) -> dict[str, Any]:
@@ -240,10 +300,12 @@ def make_fingerprints(
     if args.planner_model:
         identity, length = (planner.identity, planner.length) if planner else (UNTOLD, UNTOLD)
         own = {"planner": identity, "num_contexts": run.num_contexts, **target, "max_model_len": length}
-        plan_policy = {**policy.fingerprint(), "max_tokens": args.max_tokens_plan}
-        of_plans = fingerprint([run.prompts["planner"]], plan_policy, **own)
+        plan_policy = planner.policy if planner else planner_policy(args, policy)
+        of_plans = fingerprint([run.prompts["planner"]], plan_policy.fingerprint(), **own)
         made = {"plans": identity}
-        made |= {f"plan_{name}": of_plans[name] for name in ("prompt", "max_model_len", "max_tokens")}
+        names = ("prompt", "max_model_len", "max_tokens", *plan_policy.prompt_fingerprint())
+        made |= {f"plan_{name}": of_plans[name] for name in names}
+        made |= {} if planner else {"plan_chat_template_kwargs": UNTOLD}
     else:
         made = {"plans": "gold" if args.gold_plan else file_hash(args.plans_addr)}
     own = {"model": generator.identity if generator else UNTOLD, "num_contexts": run.num_contexts, **made, **target}
@@ -256,7 +318,13 @@ def make_fingerprints(
 
 
 def run_stages(
-    args: Namespace, planner: Model | None, generator: Model, plan_stage: Stage | None, answer_stage: Stage | None
+    args: Namespace,
+    planner: Model | None,
+    generator: Model,
+    plan_stage: Stage | None,
+    answer_stage: Stage | None,
+    plans: OutputFile,
+    answers: OutputFile,
 ) -> str | None:
     """Plan, then answer: on one engine where one can serve both, else the planner is gone before the generator loads.
 
@@ -264,17 +332,21 @@ def run_stages(
     """
     if plan_stage and answer_stage and share_base(args):
         length = max(planner.length, generator.length)
+        parsers = [model.policy.reasoning_parser for model in (generator, planner)]
+        args = with_parser(args, next((one for one in parsers if one not in (None, NO_PARSER)), parsers[0]))
         return generate(partial(VLLMEngine, args, [planner.addr, generator.addr], length), plan_stage, answer_stage)
     if plan_stage:
-        generate(partial(VLLMEngine, args, [planner.addr], planner.length), plan_stage)
+        own = with_parser(flags_of_planner(args), planner.policy.reasoning_parser)
+        generate(partial(engines.open_engine, own, planner.addr, planner.length, [plans.journal]), plan_stage)
     if answer_stage:
-        return generate(partial(engines.open_engine, args, generator.addr, generator.length), answer_stage)
+        opened = partial(engines.open_engine, args, generator.addr, generator.length, [answers.journal])
+        return generate(opened, answer_stage)
     return None
 
 
 def share_base(args: Namespace) -> bool:
     """Planner and generator are one base model, with or without adapters on it."""
-    if args.openai:
+    if args.openai or args.planner_base_url:
         return False
     bases = {adapter_base(model) or model for model in (args.planner_model, args.model_addr)}
     return len({model_fingerprint(base, args.cache_dir) for base in bases}) == 1
@@ -296,13 +368,13 @@ def publish_plans(plans: OutputFile, args: Namespace, device: str | None) -> Non
         "aspects": sum(len(aspects) for aspects in found),
         "posts left out for length": sum(plan.get("num_contexts_dropped", 0) for plan in pieces),
     }
-    publish_records(plans, args, device, counts, openai=False)
+    publish_records(plans, args, device, counts, bool(args.planner_base_url), prices_of(args, "planner_"))
 
 
 def publish_answers(answers: OutputFile, args: Namespace, device: str | None, generator: Model) -> None:
     counts = count_responses(answers.content())
     counts["answered without a plan"] = sum(answer["plan"] is None for answer in answers.pieces.values())
-    publish_records(answers, args, device, counts, args.openai, token_counter=generator.chat.counter)
+    publish_records(answers, args, device, counts, args.openai, prices_of(args), token_counter=generator.chat.counter)
 
 
 def report_failed(planner: Model | None, plans: OutputFile, answers: OutputFile, is_again: bool = False) -> int:
@@ -310,15 +382,18 @@ def report_failed(planner: Model | None, plans: OutputFile, answers: OutputFile,
     return max(code, answers.report_failed("answers", is_again))
 
 
-def print_dry_run(run: Run, keys: list[Key], planner: Model | None, generator: Model, plans: Pieces) -> None:
+def print_dry_run(
+    args: Namespace, run: Run, keys: list[Key], planner: Model | None, generator: Model, plans: Pieces
+) -> None:
     """What each stage would ask. Plans that are still to be made are not counted into the answers' prompts."""
     note = ""
     if planner is not None:
-        print("plans:\n" + describe_requests(run.build_plans(planner, keys, None), planner.chat, planner.policy))
+        requests, prices = run.build_plans(planner, keys, None), prices_of(args, "planner_")
+        print("plans:\n" + describe_requests(requests, planner.chat, planner.policy, prices))
         plans = {key: {"value": None, "reason": "not made yet"} for key in keys}
         note = f" (without their plans of up to {planner.policy.max_tokens} tokens, which are still to be made)"
     requests = run.build_answers(generator, plans, keys, None)
-    print(f"answers{note}:\n" + describe_requests(requests, generator.chat, generator.policy))
+    print(f"answers{note}:\n" + describe_requests(requests, generator.chat, generator.policy, prices_of(args)))
 
 
 if __name__ == "__main__":

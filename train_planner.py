@@ -28,13 +28,14 @@ from utils.files.manifest import describe_run, file_hash, refuse_unranked
 from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, LocalChat, fit_profile, limit_length
 from utils.generation.engines import identify_local_model
-from utils.models.devices import check_devices
+from utils.models.devices import check_devices, set_up_allocator
 from utils.models.hub import adapter_base, pinned_source, skipping_absent_hub
+from utils.models.memory import check_before_fetching, smallest_gpu
 from utils.parsing.plans import gold_text, one_line, target_settings
 from utils.planner.examples import Example, describe_examples
 from utils.records.datasets import STEP_NEEDS, read_dataset
-from utils.training.checkpoints import open_run
-from utils.training.launch import WAIT, check_single_device, describe_best, effective_batch_size, num_processes, say
+from utils.training.checkpoints import drop_states, open_run
+from utils.training.launch import WAIT, check_launch, describe_batch, describe_best, effective_batch_size, say
 
 PAPER_BATCH = 32  # sequences a step (paper, appendix E)
 
@@ -53,6 +54,7 @@ def build_parser() -> cli.FlagParser:
     add("--planner_target", choices=["paper", "reference"], default="paper",
         help="what it learns to write: the titles alone, or as in the public code with a lead-in and dashes, which "
         "takes a --prompts_dir made by utils/import_prompts.py (%(default)s)")
+    cli.add_template_argument(add)
     add("--max_seq_length", type=cli.positive_int,
         help=f"tokens of prompt and target together (default: {PAPER_LENGTH}, or the model's limit if less)")
 
@@ -103,6 +105,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL would report every training run
     args = build_parser().parse_args(argv)
     cli.set_up_logging(args.log_level)
+    set_up_allocator()
     fill_in_defaults(args)
 
     records = read_dataset(args.inputs_addr, needs=STEP_NEEDS["train"])
@@ -118,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
     fingerprint = make_fingerprint(args, task, identify_local_model(args.model_addr, args.cache_dir))
     check_could_write(Path(args.output_dir) / "manifest.json")
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
-    chat = LocalChat(args.model_addr, args.cache_dir)
+    chat = LocalChat(args.model_addr, args.cache_dir, args.chat_template_kwargs)
     args.max_seq_length = limit_length(chat, "--max_seq_length", args.max_seq_length, PAPER_LENGTH)
     fingerprint["max_seq_length"] = args.max_seq_length
     examples = build_examples(task, records, args.inputs_addr, prompt, chat, args)
@@ -133,10 +136,11 @@ def main(argv: list[str] | None = None) -> int:
         say(f"{args.output_dir}: already finished, left alone")
     else:
         check_devices()
+        check_before_fetching(args.model_addr, args.cache_dir, smallest_gpu())
         say(describe_examples(args.inputs_addr, examples))
         if validation:
             say(describe_examples(args.validation_addr, validation))
-        say(describe_batch(args))
+        say(describe_batch(args, "sequences", PAPER_BATCH))
         announce(f"loading {args.model_addr}")
 
         from utils.planner.trainer import train
@@ -146,6 +150,8 @@ def main(argv: list[str] | None = None) -> int:
         with skipping_absent_hub(args.model_addr):
             figures = train(args, source, chat, examples, validation, manifest, run, lead_in)
         say(describe_result(args.output_dir, figures))
+    if cli.is_first_process():
+        drop_states(Path(args.output_dir))
     # Else its threads may abort a process whose work is done. After an error it might wait for another process.
     processes.destroy_process_group()
     return 0
@@ -164,8 +170,7 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
         raise UserError(f"--lora_dropout {args.lora_dropout}: must be below 1")
     if adapter_base(args.model_addr):
         raise UserError(f"--model_addr {args.model_addr}: an adapter; give the base model it is to be trained on")
-    if "LOCAL_RANK" not in os.environ:
-        check_single_device()
+    check_launch("train_planner.py")
 
 
 def count_warmup_steps(args: argparse.Namespace) -> int:
@@ -192,6 +197,7 @@ def make_fingerprint(args: argparse.Namespace, task: Task, model: str | None = N
         **target_settings(choose_lead_in(args.planner_target, prompt)),
         "effective_batch_size": effective_batch_size(args),
         **{name: getattr(args, name) for name in same.split()},
+        **({"chat_template_kwargs": args.chat_template_kwargs} if args.chat_template_kwargs else {}),
         "max_seq_length": args.max_seq_length or UNTOLD,
     }
 
@@ -224,15 +230,6 @@ def build_examples(
     if records and not examples:
         raise UserError(f"{path}: no question has an aspect in its rubric; there is nothing to learn")
     return examples
-
-
-def describe_batch(args: argparse.Namespace) -> str:
-    size = effective_batch_size(args)
-    return (
-        f"effective batch: {args.per_device_train_batch_size} on a device x {args.gradient_accumulation_steps} "
-        f"accumulated x {num_processes()} processes = {size} sequences a step"
-        + ("" if size == PAPER_BATCH else f" (the paper's is {PAPER_BATCH})")
-    )
 
 
 def describe_result(output_dir: str, figures: dict[str, Any]) -> str:

@@ -12,8 +12,8 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class EmbeddingCache:
         self._place_of: dict[bytes, tuple[int, int]] = {}  # part and row, by the text's hash
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / "identity.txt").write_text(identity + "\n", encoding="utf-8")
+            self._write("identity.txt", lambda file: file.write(f"{identity}\n".encode()))
         except OSError as error:
             raise UserError(f"--embedding_cache {folder}: cannot be written: {describe_os_error(error)}") from None
         for path in sorted(self._folder.glob("*.hashes.npy"), key=_age):  # of a text that is there twice the newest
@@ -86,16 +86,21 @@ class EmbeddingCache:
         sealed = [one + self._checksum(one, row) for one, row in zip(text_hashes, embeddings, strict=True)]
         hashes = np.frombuffer(b"".join(sealed), dtype=np.uint8).reshape(len(texts), -1)
         name = hashlib.sha256(b"".join(text_hashes)).hexdigest()[:32]
-        self._write(f"{name}.embeddings.npy", embeddings)
-        self._write(f"{name}.hashes.npy", hashes)
+        self._write(f"{name}.embeddings.npy", lambda file: np.save(file, embeddings, allow_pickle=False))
+        self._write(f"{name}.hashes.npy", lambda file: np.save(file, hashes, allow_pickle=False))
         self._open(self._folder / f"{name}.hashes.npy")
 
-    def _write(self, name: str, array: np.ndarray) -> None:
+    def _write(self, name: str, write: Callable[[IO[bytes]], object]) -> None:
         staged = self._folder / f"{name}.{os.getpid()}.tmp"
         with open_whole(staged, "wb") as file:
-            np.save(file, array, allow_pickle=False)
-        with suppress(FileNotFoundError):  # another writer of the same texts was first, and has swept it away
+            write(file)
+        try:
             staged.replace(self._folder / name)
+        except IsADirectoryError:
+            staged.unlink()
+            raise UserError(f"{self._folder / name}: a folder; move it away") from None
+        except FileNotFoundError:  # another writer of the same texts was first, and has swept it away
+            pass
         for left in self._folder.glob(f"{name}.*.tmp"):  # by a killed run
             left.unlink(missing_ok=True)
 

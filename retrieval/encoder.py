@@ -9,7 +9,6 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -19,9 +18,9 @@ import numpy as np
 from retrieval.pooling import MEAN, Pooling
 from utils.cli import UserError
 from utils.cli.progress import Progress
-from utils.models.devices import has_gpu
+from utils.models.devices import fitting, has_gpu
 from utils.models.hub import pinned_source, skipping_absent_hub
-from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, bounded, loading
+from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, bounded, check_special_tokens, loading
 
 FULL_LENGTH = 512  # tokens: what one unit of --batch_size stands for
 GPU_BATCH_SIZE = 64
@@ -36,7 +35,7 @@ UNUSUAL = "text 漢 \u0378"  # shows that a vocabulary lacks the token for what 
 TOKENIZED_AT_ONCE = 512  # texts: a tokenizer takes a hundred bytes and more a token, also for those that are cut off
 
 T = TypeVar("T")
-Batch = tuple[list[int], list[np.ndarray]]  # rows of texts, and the token ids of each, int64 (T,)
+Batch = tuple[list[int], Any, Any]  # rows of B texts, their token ids with padding (B, T), and their lengths (B,)
 
 
 @dataclass(frozen=True)
@@ -88,14 +87,17 @@ def load_encoder(
     attention = "eager" if (devices, dtype) == (["cpu"], "bfloat16") else None
     settings = {"dtype": getattr(torch, dtype), "attn_implementation": attention, "output_loading_info": True}
     with skipping_absent_hub(model_name):
-        with loading(model_name, "config.json"), bounded(f"{model_name}: a model by its config.json"):
+        with loading(model_name, "config.json"):
             config = transformers.AutoConfig.from_pretrained(model_name, **source)
-            limit = most_tokens(config) or max_length
+            transformers.MODEL_MAPPING.get(type(config), None)  # imports its code, which may take long
+            with bounded(f"{model_name}: a model by its config.json"):
+                limit = most_tokens(config) or max_length
         if max_length > limit:
             raise UserError(f"{model_name}: reads at most {limit} tokens; give --max_length {limit} or less")
         with loading(model_name, *TOKENIZER_FILES, "vocab.txt"):
             tokenizer = transformers.AutoTokenizer.from_pretrained(model_name, **source)
             tokenizer(UNUSUAL, truncation=True, max_length=max_length)
+            check_special_tokens(tokenizer, "pad_token")
         with loading(model_name, *MODEL_FILES):
             try:
                 model, report = transformers.AutoModel.from_pretrained(model_name, **settings, **source)
@@ -131,19 +133,6 @@ def most_tokens(config: Any) -> int | None:
     return limit if padding is None else limit - padding - 1
 
 
-@contextmanager
-def fitting(what: str, remedy: str) -> Iterator[None]:
-    """What torch raises where `what` takes more memory than there is, on a GPU or a CPU, is a UserError here."""
-    import torch
-
-    try:
-        yield
-    except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
-            raise
-        raise UserError(f"out of memory: {what}\n  {remedy}") from error
-
-
 def pick_devices(device: str) -> list[str]:
     """Where the model and its replicas go; UserError if one is asked for that is not there, or that torch can't use."""
     import torch
@@ -170,7 +159,9 @@ def embed_texts(
     Raises:
         UserError: the memory does not hold a batch.
     """
-    budget = _token_budget(encoder.model.device.type, batch_size)
+    import torch
+
+    budget, pad = _token_budget(encoder.model.device.type, batch_size), encoder.tokenizer.pad_token_id
     embeddings = np.empty((len(texts), encoder.model.config.hidden_size), dtype=np.float32)
     starts = range(0, len(texts), WINDOW)
     windows = (_tokenize(encoder, texts[start : start + WINDOW]) for start in starts)
@@ -181,9 +172,10 @@ def embed_texts(
         for start, (token_ids, cut) in zip(starts, _one_ahead(windows), strict=True):
             num_cut += cut
             for rows in batches_by_length([len(ids) for ids in token_ids], budget):
-                yield [start + row for row in rows], [token_ids[row] for row in rows]
+                ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(token_ids[row]) for row in rows], True, pad)
+                yield [start + row for row in rows], ids, torch.tensor([len(token_ids[row]) for row in rows])
 
-    for rows, pooled in _embed_batches(encoder, batches()):
+    for rows, pooled in _embed_batches(encoder, _one_ahead(batches())):
         embeddings[rows] = pooled
         if progress is not None:
             progress.update(len(rows))
@@ -245,9 +237,9 @@ def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[np.ndarray],
 
 def _embed_batches(encoder: Encoder, batches: Iterator[Batch]) -> Iterator[tuple[list[int], np.ndarray]]:
     """The rows of every batch and their embeddings, in order; each replica takes the next batch when it has none."""
-    pad, pooling = encoder.tokenizer.pad_token_id, encoder.pooling
+    pooling = encoder.pooling
     if not encoder.replicas:  # in this thread, where a signal ends it at once
-        yield from ((rows, _embed_batch(encoder.model, pad, pooling, token_ids)) for rows, token_ids in batches)
+        yield from ((rows, _embed_batch(encoder.model, pooling, *batch)) for rows, *batch in batches)
         return
     idle: SimpleQueue[Any] = SimpleQueue()
     for model in (encoder.model, *encoder.replicas):
@@ -256,7 +248,7 @@ def _embed_batches(encoder: Encoder, batches: Iterator[Batch]) -> Iterator[tuple
     def embed(batch: Batch) -> tuple[list[int], np.ndarray]:
         model = idle.get()
         try:
-            return batch[0], _embed_batch(model, pad, pooling, batch[1])
+            return batch[0], _embed_batch(model, pooling, *batch[1:])
         finally:
             idle.put(model)
 
@@ -273,27 +265,23 @@ def _embed_batches(encoder: Encoder, batches: Iterator[Batch]) -> Iterator[tuple
         threads.shutdown(cancel_futures=True)
 
 
-def _embed_batch(model: Any, pad: int, pooling: Pooling, token_ids: list[np.ndarray]) -> np.ndarray:
+def _embed_batch(model: Any, pooling: Pooling, input_ids: Any, lengths: Any) -> np.ndarray:
     """Token ids of B texts -> (B, D); UserError with the --batch_size to give where the memory does not hold them."""
     import torch
 
-    longest = max(len(ids) for ids in token_ids)
-    size = len(token_ids) * longest / FULL_LENGTH  # in units of --batch_size
+    count, longest = input_ids.shape
+    size = count * longest / FULL_LENGTH  # in units of --batch_size
     remedy = "give another --device, --dtype bfloat16 or a smaller --max_length"
-    if len(token_ids) > 1 and size > 1:
+    if count > 1 and size > 1:
         remedy = f"give --batch_size {max(1, int(size / 2))}; what is ranked so far is kept"
-    what = f"{len(token_ids)} texts of up to {longest} tokens at a time, on {model.device}"
+    what = f"{count} texts of up to {longest} tokens at a time, on {model.device}"
     with fitting(what, remedy), torch.inference_mode():  # the latter here, for it holds for one thread
-        lengths = torch.tensor([len(ids) for ids in token_ids], device=model.device)
-        input_ids = torch.nn.utils.rnn.pad_sequence(
-            [torch.from_numpy(ids) for ids in token_ids], batch_first=True, padding_value=pad
-        )  # (B, T)
         if (highest := input_ids.max()) >= (
             known := getattr(model.config, "vocab_size", math.inf)
         ):  # a GPU would abort
             folder = model.config.name_or_path
             raise UserError(f"{folder}: its tokenizer is not the model's: gives token {highest}, the model has {known}")
-        input_ids = input_ids.to(model.device)
+        input_ids, lengths = input_ids.to(model.device), lengths.to(model.device)
         mask = torch.arange(input_ids.shape[1], device=model.device) < lengths[:, None]
         hidden = model(input_ids=input_ids, attention_mask=mask.long()).last_hidden_state.float()  # (B, T, D)
         if pooling.mode == "cls":

@@ -1,7 +1,7 @@
 """Rank every question's profile by relevance to the question, once: later scripts read the ranked file.
 
   python retrieval/rank_dataset.py --input_dataset_addr test.json --output_dataset_addr test_ranked.json \\
-      --model_name "facebook/contriever-msmarco" --batch_size 16
+      --model_name "facebook/contriever-msmarco"
 
 The control with another user's posts (the paper's "random profile") is a ranked file too:
 
@@ -39,6 +39,7 @@ from utils.cli.progress import Progress, announce, announce_file
 from utils.files.fingerprints import UNTOLD
 from utils.files.manifest import file_hash, read_manifest
 from utils.files.outputs import OutputFile, open_outputs
+from utils.models.devices import set_up_allocator
 from utils.models.hub import cached_commit, check_model, is_folder, model_fingerprint
 from utils.records.contexts import UNITS, reordered, with_unit
 from utils.records.datasets import STEP_NEEDS
@@ -114,6 +115,7 @@ def main(argv: list[str] | None = None) -> int:
     """Rank one dataset; returns 0. Raises UserError, before a model is loaded where that is possible."""
     args = build_parser().parse_args(argv)
     set_up_logging(args.log_level)
+    set_up_allocator()
     output = Path(args.output_dataset_addr)
     check_outputs([args.output_dataset_addr], [args.input_dataset_addr])
     source = Source(args)

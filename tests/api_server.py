@@ -1,8 +1,9 @@
 """An OpenAI-compatible chat server on loopback: what it answers is a function of the request alone.
 
 Whatever the order and however many at a time, the same request gets the same answer, so runs can be compared byte
-for byte. In a test, `with serve(reply) as server`; as a process of its own, `python tests/api_server.py --port 0`,
-which prints its port, answers with `default_reply` and shows the requests it got at GET /requests.
+for byte. A request that is wrong gets 400 and a text, one for batches 404. In a test, `with serve(reply) as server`; as
+a process of its own, `python tests/api_server.py --port 0`, which prints its port, answers with `default_reply` and
+shows the requests it got at GET /requests.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlparse
@@ -25,6 +26,10 @@ class Reply:
 
     Attributes:
         tells_cached: it says how many tokens came from a cache, as not every server does.
+        param: the parameter that an error names as such.
+        body: what an error is sent as, instead of OpenAI's object with all of these.
+        thoughts: further fields of the message, in which servers put what a model thought.
+        reasoning_tokens: how many of the completion's tokens it says were thoughts.
     """
 
     text: str
@@ -32,23 +37,92 @@ class Reply:
     status: int = 200
     code: str | None = None
     tells_cached: bool = True
+    param: str | None = None
+    body: Any = None
+    thoughts: dict[str, Any] = field(default_factory=dict)
+    reasoning_tokens: int | None = None
 
 
 def default_reply(request: dict[str, Any]) -> Reply:
-    """What a prompt of ours asks for, drawn by a hash of prompt and seed; one in six can't be used, if it is free."""
-    drawn = hashlib.sha256(json.dumps([request["messages"], request["seed"]]).encode()).hexdigest()
-    system, user = (request["messages"][place]["content"] for place in (0, -1))
-    if int(drawn[:8], 16) % 6 == 0 and "response_format" not in request:
+    """What a prompt of ours asks for, or a line of text, drawn by a hash of prompt and seed.
+
+    Where a seed tells one try from the next, and the output is free, one in six can't be used.
+    """
+    drawn = hashlib.sha256(json.dumps([request["messages"], request.get("seed")]).encode()).hexdigest()
+    system, user = (text_of(request["messages"][place]) for place in (0, -1))
+    if int(drawn[:8], 16) % 6 == 0 and request.get("seed") is not None and "response_format" not in request:
         return Reply(f"Let me think about {drawn[:6]}.")
+    number = int(drawn[8:16], 16)
     if "match_score" in system:
-        return Reply(json.dumps({"match_score": int(drawn[8:16], 16) % 3}))
+        return Reply(json.dumps({"match_score": number % 3}))
+    if "better_response" in system:
+        return Reply(json.dumps({"better_response": number % 2 + 1}))
+    if "Score 0.75" in system:
+        return Reply(json.dumps({"score": number % 5 / 4}))
     if "<final_answer>" in user:
-        return Reply(f"It is <final_answer>({'abcd'[int(drawn[8:16], 16) % 4]})")
+        return Reply(f"It is <final_answer>({'abcd'[number % 4]})")
     if "needs_personalization" in system:
         return Reply(json.dumps({"needs_personalization": int(drawn[:8], 16) % 5 > 0}))
     if "enough_details" in system:
         return aspects_reply(user, int(drawn[:8], 16))
-    return Reply(json.dumps({"personalized_answer": f"Answer {drawn}."}))
+    if "titles of the aspects" in system:
+        return Reply(f"Cost of {drawn[:4]}\nTime for {drawn[4:8]}")
+    if "personalized_answer" in system:
+        return Reply(json.dumps({"personalized_answer": f"Answer {drawn}."}))
+    return Reply(lamp_label(user, number) or f"A line about {drawn[:6]}.")
+
+
+def lamp_label(user: str, number: int) -> str | None:
+    """A label where LaMP's task has labels."""
+    if "with [1] or [2]" in user:
+        return f"[{number % 2 + 1}]"
+    if "with 1, 2, 3, 4, or 5" in user:
+        return str(number % 5 + 1)
+    if tags := re.findall(r"tags: \[(.*?)\]", user):
+        return (names := tags[-1].split(", "))[number % len(names)]
+    return None
+
+
+def text_of(message: dict[str, Any]) -> str:
+    """A message's text, which some clients send in parts."""
+    content = message.get("content")
+    return "".join(part["text"] for part in content) if isinstance(content, list) else content or ""
+
+
+NUMBERS = {  # fields of a request with the least and the most that they may be
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "max_tokens": (1, 10**9),
+    "max_completion_tokens": (1, 10**9),
+    "seed": (-(2**63), 2**63),
+    "n": (1, 1),  # it writes one answer
+}
+
+
+def problem_with(body: Any) -> str | None:
+    """What is wrong with a request for a completion; None where nothing is."""
+    if not isinstance(body, dict):
+        return "the body is not a JSON object"
+    if not isinstance(body.get("model"), str):
+        return "'model' is missing, or no text"
+    if not isinstance(body.get("messages"), list) or not body["messages"]:
+        return "'messages' is missing, or no list with a message"
+    for place, message in enumerate(body["messages"]):
+        content = message.get("content") if isinstance(message, dict) else None
+        parts = content if isinstance(content, list) and content else [{"text": content}]
+        are_texts = all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts)
+        if not are_texts or not isinstance(message.get("role"), str):
+            return f"'messages[{place}]' needs a role and a content, as texts"
+    for name, (least, most) in NUMBERS.items():
+        kinds = (int, float) if name in ("temperature", "top_p") else (int,)
+        if (value := body.get(name)) is not None and not (type(value) in kinds and least <= value <= most):
+            return f"{name!r} is not a number from {least} to {most}"
+    if body.get("stream"):
+        return "'stream': answers come whole here"
+    kind = body.get("response_format")
+    if kind is not None and not (isinstance(kind, dict) and isinstance(kind.get("type"), str)):
+        return "'response_format' is no object with a 'type'"
+    return None
 
 
 def aspects_reply(user: str, drawn: int) -> Reply:
@@ -147,18 +221,22 @@ class _Handler(BaseHTTPRequestHandler):
     server: ChatServer
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        problem, is_chat = None, urlparse(self.path).path == "/v1/chat/completions"
+        try:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        except (TypeError, ValueError, RecursionError):  # the first one: without a length nobody can tell where it ends
+            body, problem = {}, "the body is not JSON, or has no Content-Length"
+            self.close_connection = "Content-Length" not in self.headers
+        if is_chat and (problem := problem or problem_with(body)):
+            return self._send(400, _error(Reply(problem, status=400), ""))
         key = self.headers.get("Authorization", "").removeprefix("Bearer ")
         self.server.begin(self.path, key, body)
         try:
-            if self.path != "/v1/chat/completions":
-                reply = Reply(f"no such path: {self.path}", status=404)
-            else:
-                reply = self.server.reply(body)
+            reply = self.server.reply(body) if is_chat else Reply(f"no such path: {self.path}", status=404)
             time.sleep(self.server.delay)
         finally:
             self.server.end()
-        self._reply(body, key, reply)
+        return self._reply(body, key, reply)
 
     def _reply(self, body: dict[str, Any], key: str, reply: Reply) -> None:
         if reply.status != 200:
@@ -167,10 +245,12 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(200, _completion(body, reply) | ({"system_fingerprint": state} if state else {}))
 
     def do_GET(self) -> None:
-        """/requests shows all so far, /requests?wait=N once there are N of them."""
-        if self.path == "/v1/models":
+        """/requests shows all so far, /requests?wait=N once there are N of them; there are no batches and no files."""
+        if urlparse(self.path).path == "/v1/models":
             self.server.lists_asked += 1
             return self._send(*self.server.list_models())
+        if urlparse(self.path).path != "/requests":
+            return self._send(404, _error(Reply(f"no such path: {self.path}", status=404), ""))
         waited = parse_qs(urlparse(self.path).query).get("wait", ["0"])
         self.server.wait_for(int(waited[0]))
         return self._send(200, self.server.requests)
@@ -189,9 +269,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _completion(body: dict[str, Any], reply: Reply) -> dict[str, Any]:
-    prompt_tokens = sum(len(message["content"].split()) for message in body["messages"])
+    prompt_tokens = sum(len(text_of(message).split()) for message in body["messages"])
     completion_tokens = len(reply.text.split())
     details = {"prompt_tokens_details": {"cached_tokens": prompt_tokens // 2}} if reply.tells_cached else {}
+    if reply.reasoning_tokens is not None:
+        details["completion_tokens_details"] = {"reasoning_tokens": reply.reasoning_tokens}
     return {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -200,7 +282,7 @@ def _completion(body: dict[str, Any], reply: Reply) -> dict[str, Any]:
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": reply.text},
+                "message": {"role": "assistant", "content": reply.text, **reply.thoughts},
                 "finish_reason": reply.finish_reason,
             }
         ],
@@ -213,10 +295,12 @@ def _completion(body: dict[str, Any], reply: Reply) -> dict[str, Any]:
     }
 
 
-def _error(reply: Reply, key: str) -> dict[str, Any]:
+def _error(reply: Reply, key: str) -> Any:
+    if reply.body is not None:
+        return reply.body
     kind = "server_error" if reply.status >= 500 else "invalid_request_error"
     message = reply.text.replace("$KEY", key)
-    return {"error": {"message": message, "type": kind, "param": None, "code": reply.code}}
+    return {"error": {"message": message, "type": kind, "param": reply.param, "code": reply.code}}
 
 
 @contextmanager

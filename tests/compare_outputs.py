@@ -4,9 +4,10 @@
   python tests/compare_outputs.py FOLDER OTHER_FOLDER
 
 The first runs tests/data/compare_outputs/commands.txt in a copy of a checkout that has .venv and demo/models. In FOLDER
-it leaves what they wrote, with a log of each: command, exit code, stdout, stderr. The second prints a line a file, with
-a short diff where one differs, and ends with 1 if any does. Both folders have to be made by the same version of this
-script. Nothing of a checkout is imported: its commands are all that is asked for.
+it leaves what they wrote, with a log of each (command, exit code, stdout, stderr) and, for each section, the requests
+that came to the server. The second prints a line a file, with a short diff where one differs, and ends with 1 if any
+does. Both folders have to be made by the same version of this script. Nothing of a checkout is imported: its commands
+are all that is asked for, on the sample data and the tools of this script's own folder.
 """
 
 import argparse
@@ -28,7 +29,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from api_server import ChatServer, Reply, running
+from api_server import Reply, default_reply, running
+from batch_server import BatchServer
 
 # Paths and the server's address stand in outputs: they are the same for every checkout.
 WORK = Path(tempfile.gettempdir()) / "compare_outputs"
@@ -36,8 +38,10 @@ PORT = 18437
 URL = f"http://127.0.0.1:{PORT}/v1"
 DATA = "tests/data/mini_lampqa"
 LEFT_OUT = (".git", ".venv", "demo", "cache", "__pycache__", ".*_cache")  # of the copy
-INPUTS = Path(__file__).resolve().parent / "data/compare_outputs"
+TESTS = Path(__file__).resolve().parent
+INPUTS = TESTS / "data/compare_outputs"
 SECONDS = 900  # a command may take
+AT_ONCE = 6  # sections
 ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "TMPDIR") if name in os.environ} | {
     "HOME": str(WORK), "LC_ALL": "C.UTF-8", "COLUMNS": "100", "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "2", "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -66,6 +70,8 @@ def reply(request: dict[str, Any]) -> Reply:
     of 40 verdicts one is never answered to any use, and one is refused. Answers by plan are better in each aspect.
     """
     prompt = json.dumps(request["messages"])
+    if any(words in prompt for words in ("<final_answer>", "needs_personalization", "enough_details")):
+        return default_reply(request)
     drawn = hashlib.sha256(f"{prompt} {request['seed']}".encode()).hexdigest()
     number = int(drawn, 16)
     if "match_score" in prompt:
@@ -74,6 +80,8 @@ def reply(request: dict[str, Any]) -> Reply:
         value, rare = {"better_response": 1 + number // 5 % 2}, 40
     elif "- score:" in prompt:
         value, rare = {"score": number // 5 % 5 / 4}, 40
+    elif "and nothing else." in prompt:  # LaMP's and LongLaMP's answers are plain text
+        return Reply(("I'd say 3.", "[1]", "2", "4", f"Title {drawn[:6]} — 猫", "comedy", "")[number % 7])
     else:
         kind = "Answer by plan" if "Aspects expected" in prompt else "Answer"
         value, rare = {"personalized_answer": f"{kind} {drawn}: <b>mind</b> “this” & 猫.\nAnd \\that\\."}, 12
@@ -100,13 +108,15 @@ def make(checkout: Path, folder: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)  # waits for another making
         shutil.rmtree(WORK, ignore_errors=True)
         shutil.copytree(checkout, WORK, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        shutil.copytree(TESTS, WORK / "tests", dirs_exist_ok=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
         (WORK / "demo").mkdir()
         for name in (".venv", "demo/models"):
             (WORK / name).symlink_to((checkout / name).resolve())
         write_inputs(WORK / "out")
         chains = read_commands((INPUTS / "commands.txt").read_text(encoding="utf-8"))
-        with running(ChatServer(reply, PORT)), ThreadPoolExecutor(len(chains)) as pool:
+        with running(BatchServer(reply, PORT)) as server, ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(run_chain, chains, chains.values()))
+            write_requests(server, list(chains))
         shutil.rmtree(folder, ignore_errors=True)
         shutil.move(WORK / "out", folder)
         shutil.rmtree(WORK)
@@ -125,8 +135,8 @@ def write_inputs(out: Path) -> None:
         "main/mine.json": {key: [{"output": answer}] for key, answer in zip(ids, answers, strict=False)},
         "main/plans.json": {key: [{"aspects": plan}] * 2 for key, plan in zip(ids, plans, strict=True)},
         "main/human.json": {key: [choices[n % 4], choices[n % 4 if n % 3 else 2]] for n, key in enumerate(ids[1:])},
+        "../openai_key.txt": "sk-study",
         "main/broken.json": [records[0], {**records[1], "profile": [{"id": "p", "text": 3}]}],
-        "../key.txt": "sk-test",
     }
     for split, letters in SPLITS.items():
         records = json.loads((WORK / DATA / f"{split}.json").read_text(encoding="utf-8"))
@@ -156,9 +166,25 @@ def read_commands(text: str) -> dict[str, list[list[str]]]:
     return chains
 
 
+def write_requests(server: BatchServer, sections: list[str]) -> None:
+    """What came to the server, by section: a line a request, sorted, for the order is chance.
+
+    A section's key is its name. Of a batch, which only one section makes, the lines are its requests.
+    """
+    asked: dict[str, list[str]] = {section: [] for section in sections}
+    for key, path, body in zip(server.keys, server.paths, server.requests, strict=True):
+        asked[key.removeprefix("sk-")].append(f"{path} {json.dumps(body, sort_keys=True)}")
+    for number, batch in enumerate(server.batches):
+        for line in map(json.loads, server.files[batch["input_file_id"]].splitlines()):
+            asked["batch"].append(f"batch {number} {json.dumps(line['body'], sort_keys=True)}")
+    for section, lines in asked.items():
+        (WORK / f"out/{section}/requests.txt").write_text("\n".join(sorted(lines)), encoding="utf-8")
+
+
 def run_chain(name: str, commands: list[list[str]]) -> None:
     """Run commands one after the other, each with a log of what it said."""
     (WORK / f"out/{name}/logs").mkdir(parents=True, exist_ok=True)
+    (WORK / f"out/{name}/key.txt").write_text(f"sk-{name}")
     for number, words in enumerate(commands, 1):
         started = time.monotonic()
         done = subprocess.run(

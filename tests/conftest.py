@@ -30,7 +30,14 @@ os.environ["SSL_CERT_DIR"] = os.path.dirname(__file__)
 # More processes than this would be through long before the longest group.
 MOST_PROCESSES = 16
 # Files with tests that load a language model into an engine: whole ones, since a scheduler knows tests by name alone.
-ENGINE = {"test_engines", "test_likelihood", "test_learnt_planner", "test_model_cache", "test_prepare_demo_models"}
+ENGINE = {
+    "test_engines",
+    "test_thinking_engine",
+    "test_likelihood",
+    "test_learnt_planner",
+    "test_model_cache",
+    "test_prepare_demo_models",
+}
 # Files that would be through last: what makes groups of their tests, found in the names.
 CASES = "baselines|evaluate_responses|planpers|rank_dataset bm25|rank_dataset|merge_shards"
 SPLIT = {"test_crashes": CASES, "test_damage": CASES}

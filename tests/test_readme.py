@@ -1,6 +1,7 @@
 """Every command of README and docs is one its script takes: pasted into a shell, with only the script left out."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from api_server import serve
 
 from utils.benchmarks.lampqa import TASK
 from utils.records.datasets import read_dataset
@@ -118,6 +120,25 @@ def test_the_sample_stands_where_the_dataset_would(tmp_path):
     assert (tmp_path / key).read_text().strip()
 
 
+def test_the_commands_for_an_api_paste_with_the_server_that_makes_answers_up(tmp_path):
+    (sample,) = (block for block in BLOCKS if block.startswith("DATA=demo/"))
+    found = re.findall(
+        r"^python (?:.*\\\n)*.*\n", "\n".join(re.findall(r"```shell\n(.*?)```", README, re.DOTALL)), re.MULTILINE
+    )
+    commands = [command for command in found if "--openai" in command]
+    assert [command.split()[1] for command in commands] == ["baselines.py", "evaluate_responses.py"]
+    for path in ROOT.iterdir():
+        if path.name != "demo":
+            (tmp_path / path.name).symlink_to(path)
+    with serve() as server:
+        sample = sample.replace("http://127.0.0.1:8000/v1", server.url).replace("python tests/api_server.py", ": ")
+        script = f'{VARIABLES}\npython() {{ {sys.executable} "$@"; }}\n{sample}\n{"".join(commands)}'
+        subprocess.run(["sh", "-eu", "-c", script], cwd=tmp_path, check=True, capture_output=True)
+        assert len(server.requests) > 80
+    scores = json.loads((tmp_path / "demo/try/none_api_scores.json").read_text())
+    assert (scores["num_questions"], scores["num_unscored"]) == (13, 0)
+
+
 def test_it_prints_the_papers_table_2():
     rows = re.findall(r"^\| ([^|]+) \| ([.\d ]+) \| ([.\d ]+) \| ([.\d ]+) \|$", README, re.MULTILINE)
     for column, model in enumerate(("Gemma 2 9B", "Qwen 2.5 7B", "GPT-4o-mini"), 1):
@@ -159,5 +180,6 @@ def test_the_readme_leads_to_every_page():
 
 
 def test_files_it_names_exist():
-    for name in set(re.findall(r"`((?!vllm/|flashinfer/|xgrammar/|mine|gpu_report)[\w/]+\.(?:py|txt|md))`", PAGES)):
+    theirs = "vllm|flashinfer|xgrammar|torch|transformers|accelerate"  # read in the sources of these packages
+    for name in set(re.findall(rf"`((?!(?:{theirs})/|mine|gpu_report)[\w/]+\.(?:py|txt|md))`", PAGES)):
         assert (ROOT / name).exists(), name

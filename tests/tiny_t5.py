@@ -1,7 +1,8 @@
-"""A random T5, as FlanT5 is built, small enough to build and to train in a test."""
+"""A random T5, as FlanT5 is built, small enough to build and to train in a test; `python tests/tiny_t5.py FOLDER`."""
 
 import json
 import math
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -75,3 +76,7 @@ def texts_of(value: Any) -> list[str]:
         return [value]
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
     return [text for one in values for text in texts_of(one)]
+
+
+if __name__ == "__main__":
+    save_tiny_t5(Path(sys.argv[1]))

@@ -136,11 +136,13 @@ def become(run: dict[str, Any]) -> NoReturn:
         os.close(opened)
     sys.argv = [run["module"], *run["arguments"]]
     script = import_module(run["module"])
+    from utils import cli
+    from utils.training import stopping
+
+    # It is to leave by itself: on a busy machine the alarm could come before.
+    cli.LEAVE_SECONDS = stopping.LAUNCHER_SECONDS = stopping.SLURM_SECONDS = SECONDS
     for name, argument in run["setup"].items():
         globals()[name](argument)
-    from utils import cli
-
-    cli.LEAVE_SECONDS = SECONDS  # it is to leave by itself: on a busy machine the alarm could come before
     try:
         cli.run_script(script.main)
     except SystemExit as end:
@@ -293,7 +295,7 @@ class ServerPlanner:
         from utils.generation.engines import open_engine
 
         self._tokenizer = AutoTokenizer.from_pretrained(models[0])
-        self._api = open_engine(args, args.model_addr, max_model_len, outputs)
+        self._api = open_engine(args, args.model_addr, max_model_len, [], outputs)
         self.concurrency, self.device = args.max_concurrency, "planner"
 
     async def complete(self, model: str, prompt: Any, sampling: Any) -> Any:

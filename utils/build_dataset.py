@@ -158,6 +158,8 @@ def read_communities(path: Path) -> dict[str, list[str]]:
         if twice := set(communities) & {one for others in files.values() for one in others}:
             raise UserError(f"{path}: {min(twice)!r} stands in two tables; a community is of one category")
         files[name] = communities
+    if not files:
+        raise UserError(f'{path}: no category; a table needs a name and communities = ["...", ...]')
     return files
 
 

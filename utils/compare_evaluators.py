@@ -39,13 +39,13 @@ from utils.scoring.pairwise import SYSTEMS
 from utils.tables import agreement
 from utils.tables.agreement import Evaluator, Human
 from utils.tables.formats import NOT_COMPARED, Cell, Table, counted, interval_text, number, p_text, signed, to_markdown
+from utils.tables.judge_settings import check_same_judge
 from utils.tables.notes import judge_notes
 from utils.tables.significance import differences
 from utils.tables.system_scores import (
     Entry,
     add_unscored_argument,
     check_same_content,
-    check_same_judge,
     refuse_other_benchmarks,
 )
 

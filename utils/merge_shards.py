@@ -111,6 +111,9 @@ def main(argv: list[str] | None = None) -> int:
     for key in new:
         output.journal.add(key, entries[key])
     figures = {"counts": {kind: len(keys)}, **describe_records(output.pieces.values()), **shared_figures(shards)}
+    costs = [shard.manifest.get("cost_usd") for shard in shards]
+    if any(cost is not None for cost in costs):
+        figures["cost_usd"] = None if None in costs else round(sum(costs), 6)
     output.publish(vars(args), None, **figures, merged=[shard.path for shard in shards])
     print(f"{args.output_addr}: {len(keys)} {kind} of {len(shards)} shards, {len(questions)} questions")
     return 0

@@ -30,6 +30,7 @@ from utils.checks.estimate import describe_estimate
 from utils.checks.models import check_models
 from utils.checks.report import Report
 from utils.cli.errors import UserError, first_five
+from utils.cli.flags import Default
 from utils.files.journal_lines import read_journal
 from utils.files.lock import Lock
 from utils.files.manifest import is_ranked, manifest_of
@@ -63,9 +64,11 @@ def build_parser() -> cli.FlagParser:
     add("--response_addr", nargs="+", metavar="FILE", help="responses it is to judge (default: of --max_tokens each)")
     add("--strategy", choices=metric_names(), help="how it judges (default: the benchmark's first)")
     cli.add_memory_arguments(group)
+    cli.add_reasoning_argument(group)
     add("--max_model_len", type=cli.positive_int,
         help=f"tokens of prompt and output together (default: {PAPER_LENGTH}, or the model's limit if less; "
         "a judge's: what its longest prompt needs)")
+    cli.add_template_argument(add)
     add("--gpu_memory", type=cli.non_negative_float, metavar="GB",
         help="compute for GPUs of 10^9 times this many bytes instead of those here (default: those here)")
     without_effect("--strategy", lambda args: args.evaluator_llm is None,
@@ -73,6 +76,7 @@ def build_parser() -> cli.FlagParser:
     cli.add_key_arguments(parser.add_argument_group("API"))
     without_effect("--api_key_addr", lambda args: not args.openai, "without --openai", "give --openai")
     memory_flags = "--tensor_parallel_size --data_parallel_size --gpu_memory_utilization --dtype --gpu_memory"
+    memory_flags += " --chat_template_kwargs"
     without_effect(memory_flags, lambda args: args.openai, "with --openai, for no model is loaded")
     without_effect(memory_flags, lambda args: not (args.model_addr or args.evaluator_llm),
         "without a model", "give --model_addr or --evaluator_llm")
@@ -81,8 +85,8 @@ def build_parser() -> cli.FlagParser:
     add("--estimate", action="store_true", help="count prompts and tokens of every step, for each model")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts in a prompt (%(default)s)")
     for flag, tokens, what in (
-        ("--max_tokens", 2048, "an output may have"),
-        ("--max_tokens_plan", 512, "a plan may have"),
+        ("--max_tokens", Default(2048), "an output may have"),
+        ("--max_tokens_plan", Default(512), "a plan may have"),
         ("--answer_tokens", 400, "that answers are assumed to have"),
         ("--plan_tokens", 40, "that plans are assumed to have"),
         ("--verdict_tokens", 15, "that verdicts are assumed to have"),

@@ -120,8 +120,9 @@ def read_datasets(paths: list[str]) -> Datasets:
         for record in records:
             record["id"] = datasets.key(task, record["id"])
             profiles[record["id"]] = record.pop("profile")
-            if has_options(task, record):
-                task.check(record, f"{path}: id {quote(record['id'])}", ["options"])
+            shown = [name for name in task.fields_for(task.metrics) if record.get(name) not in (None, "")]
+            options = ["options"] if has_options(task, record) else []
+            task.check(record, f"{path}: id {quote(record['id'])}", [*shown, *options])
             known = datasets.questions.setdefault(record["id"], record)
             asked = [(one["question"], rubric(task, one)) for one in (known, record)]
             if asked[0] != asked[1]:
@@ -242,8 +243,10 @@ def without(boards: list[Board], names: set[str]) -> list[Board]:
 
 
 def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:
-    """Of which systems the posts they used cannot be shown."""
+    """Of which systems the posts they used, or plans, cannot be shown."""
     for side in sides:
+        if side.plans and (lacking := len(side.responses.keys() - side.plans.keys())):
+            yield f"{side.name}: its files have no plan for {counted(lacking, 'question')} that it answers."
         used = (key for key, answers in side.responses.items() if answers[0].get("num_contexts_used"))
         if missing := sum(profile_of(side, question_id, datasets) is None for question_id in used):
             yield (

@@ -10,7 +10,6 @@ utils/studies has a study for each of the paper's experiments, utils/studies/stu
 """
 
 import argparse
-import ctypes
 import os
 import shlex
 import signal
@@ -32,12 +31,15 @@ from utils.files.manifest import without_password
 from utils.studies.checks import check_study
 from utils.studies.jobs import make_jobs, prefetch_command, print_jobs, submit_jobs
 from utils.studies.plan import Step, plan_study
-from utils.studies.state import Pending, find_pending, look_at
+from utils.studies.state import Pending, describe_cost, find_pending, look_at
 from utils.studies.study import Study, read_study
+from utils.studies.training import count_gpus, launch
+from utils.training.launch import end_with_parent
+from utils.training.stopping import STUDY_SECONDS
 
 ROOT = Path(__file__).resolve().parent.parent
-PR_SET_PDEATHSIG = 1
-CHILD_SECONDS = 6  # for a command to leave after a signal; this script has cli.LEAVE_SECONDS
+LEAVE_SECONDS = 60  # for a training to save a checkpoint after a signal; the others take cli.LEAVE_SECONDS
+KILL_SECONDS = LEAVE_SECONDS + 5  # what is still there after a signal is killed
 NOT_HERE = {  # flags that would make a part of the work, or another piece of it
     "--limit", "--num_generated_outputs", "--strategy", "--num_shards", "--shard_index", "--dry_run", "--overwrite",
     "--help", "-h", "--rag", "--random_profile", "--retry_failed",
@@ -67,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     refuse_replacing(pending, args.overwrite)
     if not args.dry_run:
         check_study(study, steps, pending, args.sbatch)
-    code = 0
+    code, num_gpus = 0, 0 if args.sbatch else count_gpus(pending)
     if not pending:
         print(f"everything is there: {sum(len(step.outputs) for step in steps)} outputs{describe_results(steps)}")
     elif args.sbatch:
@@ -78,9 +80,12 @@ def main(argv: list[str] | None = None) -> int:
     elif args.dry_run:
         for number, one in enumerate(pending, 1):
             print(f"# step {number} of {len(pending)}")
-            print_command(one)
+            print_command(one, num_gpus)
     else:
-        code = run_steps([one.step for one in pending], args.overwrite, describe_results(steps))
+        code = run_steps([one.step for one in pending], num_gpus, args.overwrite, describe_results(steps))
+    is_whole = code == 0 and not args.dry_run and not (args.sbatch and pending)
+    if is_whole and (cost := describe_cost(steps)):
+        print(cost)
     if args.dry_run:  # with the commands in sight
         check_study(study, steps, pending, args.sbatch)
     if study.figure == 4 and study.human_addr is None and code == 0:
@@ -144,22 +149,24 @@ def describe_results(steps: list[Step]) -> str:
 # Running
 
 
-def command_of(one: Pending) -> list[str]:
-    """The command without the interpreter, as it is run and printed here."""
+def command_of(one: Pending, num_gpus: int) -> tuple[dict[str, str], list[str]]:
+    """Variables, and the command without the interpreter, as it is run and printed here."""
     script, *words = one.words()
-    return [os.path.relpath(ROOT / script), *words]
+    return launch(one, [os.path.relpath(ROOT / script), *words], num_gpus)
 
 
-def print_command(one: Pending) -> None:
+def print_command(one: Pending, num_gpus: int) -> None:
     for output, reason in one.reasons.items():
         print(f"# {reason}: {output}")
-    print(shlex.join(map(without_password, ["python", *command_of(one)])), flush=True)
+    variables, words = command_of(one, num_gpus)
+    told = [f"{name}={value}" for name, value in variables.items()]
+    print(*told, shlex.join(map(without_password, ["python", *words])), flush=True)
 
 
-def run_steps(steps: list[Step], overwrite: bool, results: str) -> int:
+def run_steps(steps: list[Step], num_gpus: int, overwrite: bool, results: str) -> int:
     """Run those of the steps that, when their turn comes, are not up to date; returns the first exit code but 0.
 
-    The last line ends with `results`.
+    A training takes the GPUs that can share its batch. The last line ends with `results`.
     """
     started = time.monotonic()
     for number, step in enumerate(steps, 1):
@@ -169,8 +176,9 @@ def run_steps(steps: list[Step], overwrite: bool, results: str) -> int:
             print("# not needed: what it reads is what it was", flush=True)
             continue
         refuse_replacing([one], overwrite)
-        print_command(one)
-        if (code := run(command_of(one))) != 0:
+        print_command(one, num_gpus)
+        variables, words = command_of(one, num_gpus)
+        if (code := run(words, **variables)) != 0:
             text = f"step {number} of {len(steps)} ended with exit code {code}; the same command goes on from here"
             print(text, file=sys.stderr)
             return code
@@ -182,20 +190,22 @@ def time_since(started: float) -> timedelta:
     return timedelta(seconds=int(time.monotonic() - started))
 
 
-def run(words: list[str]) -> int:
+def run(words: list[str], **variables: str) -> int:
     """Run a script until it ends, whose exit code is returned: 128 and the signal's number where one ended it.
 
     It has a process group of its own: a signal for this script reaches it once, from here.
     """
-    prctl, command = ctypes.CDLL(None).prctl, [sys.executable, *words]
-    # The kernel is to kill it when this process is gone, however that ended: nobody would wait for it.
-    process = subprocess.Popen(command, preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL), process_group=0)
+    command, environment = [sys.executable, *words], {**os.environ, STUDY_SECONDS: str(LEAVE_SECONDS), **variables}
+    # Else nobody would wait for it once this process is gone.
+    process = subprocess.Popen(command, env=environment, preexec_fn=end_with_parent, process_group=0)
     try:
         code = process.wait()
     except KeyboardInterrupt:
+        if signal.alarm(0):  # a SIGTERM's, which leaves this process less time than the command has
+            signal.alarm(KILL_SECONDS + cli.LEAVE_SECONDS)
         process.terminate()
         try:
-            process.wait(CHILD_SECONDS)
+            process.wait(KILL_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

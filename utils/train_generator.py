@@ -10,7 +10,6 @@ With --lora_rank it is a chat model, of which an adapter is learnt.
       --model_addr google/flan-t5-base --num_contexts 0 \\
       --inputs_addr train.json --validation_addr dev.json --output_dir generator
   python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 --num_contexts 4 \\
-      --per_device_train_batch_size 1 --gradient_accumulation_steps 64 \\
       --inputs_addr train_ranked.json --validation_addr dev_ranked.json --output_dir generator
 
 After each epoch it is evaluated by the task's metric on what it writes with 4 beams, a chat model greedily; the best
@@ -20,7 +19,6 @@ command again goes on from there; a SIGTERM or Ctrl-C leaves a checkpoint of the
 
 import argparse
 import math
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -51,15 +49,26 @@ from utils.generation.engines import Model, identify_local_model
 from utils.generation.plain_text import PlainText
 from utils.generator.base import check_base
 from utils.generator.examples import Example, build_examples, describe_examples
-from utils.models.devices import check_devices
+from utils.models.devices import check_devices, set_up_allocator
 from utils.models.hub import pinned_source, skipping_absent_hub
+from utils.models.memory import check_before_fetching, smallest_gpu
 from utils.records.datasets import STEP_NEEDS, read_dataset
 from utils.scoring.verdicts import no_answer
-from utils.training.checkpoints import Run, open_run
-from utils.training.launch import WAIT, check_single_device, describe_best, effective_batch_size, num_processes, say
+from utils.training.checkpoints import Run, drop_states, open_run
+from utils.training.launch import (
+    WAIT,
+    check_launch,
+    describe_batch,
+    describe_best,
+    effective_batch_size,
+    num_processes,
+    say,
+)
 
 SCRIPT = "utils/train_generator.py"
 WARMUP = 0.05  # of all steps
+PAPER_BATCH = 64  # questions a step
+TRAINED_BYTES = 16  # a weight that is learnt, its gradient and AdamW's two averages, float32 each
 
 
 def build_parser() -> cli.FlagParser:
@@ -91,9 +100,10 @@ def build_parser() -> cli.FlagParser:
     )
 
     add = parser.add_argument_group("optimization").add_argument  # AdamW, linear decay, gradients clipped at 1
-    add("--per_device_train_batch_size", type=cli.positive_int, default=16, help="questions at a time (%(default)s)")
-    add("--gradient_accumulation_steps", type=cli.positive_int, default=4,
-        help="batches a step, on each device (%(default)s: on one device the paper's 64 questions)")
+    add("--per_device_train_batch_size", type=cli.positive_int,
+        help="questions at a time (default: 16; 4 with --fusion decoder, 1 with --lora_rank, which need more memory)")
+    add("--gradient_accumulation_steps", type=cli.positive_int,
+        help="batches per step on each device (default: as many as give the paper's 64 questions on one device)")
     add("--learning_rate", type=cli.non_negative_float, default=5e-5, help="at its peak (%(default)s)")
     add("--weight_decay", type=cli.non_negative_float, default=1e-4, help="of AdamW (%(default)s)")
     add("--lora_rank", type=cli.positive_int, metavar="N",
@@ -122,8 +132,8 @@ def build_parser() -> cli.FlagParser:
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     cli.set_up_logging(args.log_level)
-    if "LOCAL_RANK" not in os.environ:
-        check_single_device(SCRIPT)
+    set_up_allocator()
+    check_launch(SCRIPT)
     records, validation_records = read_ranked(args.inputs_addr, args), read_ranked(args.validation_addr, args)
     task = task_of(args.inputs_addr, records)
     check_task(args, task, validation_records)
@@ -149,6 +159,7 @@ def main(argv: list[str] | None = None) -> int:
     else:
         learn(args, task, model, examples, validation, fingerprint, run)
     if cli.is_first_process():
+        drop_states(Path(args.output_dir))  # first: what is marked is not looked at again
         mark_finished(args.output_dir)
     # Else its threads may abort a process whose work is done. After an error it might wait for another process.
     processes.destroy_process_group()
@@ -166,10 +177,12 @@ def learn(
 ) -> None:
     """Train, and say what comes of it."""
     check_devices()
+    value_bytes = 2 if args.lora_rank else TRAINED_BYTES
+    check_before_fetching(args.model_addr, args.cache_dir, smallest_gpu(), value_bytes)
     say(describe_examples(args.inputs_addr, examples))
     if validation:
         say(describe_examples(args.validation_addr, validation))
-    say(f"effective batch: {effective_batch_size(args)} questions a step; {args.save_steps} steps an epoch")
+    say(f"{describe_batch(args, 'questions', PAPER_BATCH)}; {args.save_steps} steps an epoch")
     announce(f"loading {args.model_addr}")
 
     from utils.generator.trainer import train
@@ -251,13 +264,15 @@ def choose_prompt(args: argparse.Namespace, task: Task) -> Prompt:
 def make_fingerprint(args: argparse.Namespace, task: Task, model: str | None = None) -> dict[str, Any]:
     """What decides the model, step by step. Devices and batch size may change, their product may not.
 
-    Without the base model's identity, as a study asks, what the flags say of it. Sets the default of --epochs.
+    Without the base model's identity, as a study asks, what the flags say of it. Sets the defaults of --epochs and of
+    the batch.
     """
     same = (
         "num_contexts fusion trim_items max_input_length max_target_length learning_rate weight_decay epochs patience "
         "seed"
     )
     args.epochs = args.epochs or task.epochs
+    choose_batch(args)
     if model is None and args.max_input_length is None:
         args.max_input_length = UNTOLD if args.lora_rank else INPUT_TOKENS
     prompt = choose_prompt(args, task)
@@ -273,6 +288,14 @@ def make_fingerprint(args: argparse.Namespace, task: Task, model: str | None = N
         **{name: getattr(args, name) for name in same.split()},
         **({"lora_rank": args.lora_rank} if args.lora_rank else {}),
     }
+
+
+def choose_batch(args: argparse.Namespace) -> None:
+    """Set the defaults of the batch: what a GPU of 24 GB holds at a time, and the paper's questions a step."""
+    if args.per_device_train_batch_size is None:
+        args.per_device_train_batch_size = 1 if args.lora_rank else 4 if args.fusion == "decoder" else 16
+    if args.gradient_accumulation_steps is None:
+        args.gradient_accumulation_steps = max(1, PAPER_BATCH // args.per_device_train_batch_size)
 
 
 def plan_steps(args: argparse.Namespace, num_examples: int) -> None:

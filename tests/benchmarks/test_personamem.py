@@ -264,7 +264,7 @@ V2 = [{"persona_id": "1", "chat_history_32k_link": "x.json", "user_query": "?", 
     [
         (change(shared_context_id="gone"), rf"id '{FIRST}': .*{CONTEXTS} has no context 'gone'"),
         (change(end_index_in_shared_context="-1"), rf"id '{FIRST}': end_index_in_shared_context is -1.*\n.*--skip"),
-        (change(end_index_in_shared_context="9999"), rf"id '{FIRST}': end_index_in_shared_context is 9999, but"),
+        (change(end_index_in_shared_context="9999"), rf"id '{FIRST}': .* is 9999, but .*{CONTEXTS} has \d+ messages"),
         (change(end_index_in_shared_context="5.5"), rf"id '{FIRST}'\): end_index_in_shared_context '5\.5' is no"),
         (change(all_options="['(a) x', '(b) y', '(c) z']"), rf"id '{FIRST}'\): all_options holds 3 texts"),
         (change(all_options="__import__('os').system('touch hacked')"), "is no list of texts, as Python writes it"),

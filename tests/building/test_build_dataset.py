@@ -291,6 +291,22 @@ def test_the_page_to_read_has_the_counts_of_this_run(small, server, tmp_path):
     assert candidates[0] == candidates[1]
 
 
+def test_posts_of_which_most_are_unusable_end_the_first_run_with_1(small, server, tmp_path, capsys):
+    arguments = flags(small[0], tmp_path / "out", server.url, *LENIENT, "--max_retries", "0")
+
+    def fail_most(request):
+        return default_reply(request) if len(request["messages"][1]["content"]) % 4 == 0 else Reply("Rather not.")
+
+    for code in (1, 0):  # the second one asks for nothing
+        server.reply = fail_most
+        try:
+            assert build_dataset.main(arguments) == code
+        finally:
+            server.reply = default_reply
+        told = r"filter.json: \d+ of \d+ posts filtered are unusable; --retry_failed asks for them again\n  \d+: no"
+        assert re.search(told, capsys.readouterr().err)
+
+
 def test_limit_takes_the_first_candidates(small, server, tmp_path):
     out = tmp_path / "out"
     assert build_dataset.main(flags(small[0], out, server.url, *LENIENT, "--limit", "20")) == 0
@@ -387,6 +403,7 @@ def test_a_community_of_no_category_only_serves_profiles(small, server, tmp_path
         ("a = " + "[" * 5000, "nested too deeply"),
         ("a = 1\n", "'a': a table needs communities = "),
         ('[a]\ncommunities = "law"\n', "'a': a table needs communities = "),
+        ("", "no category; a table needs a name and communities = "),
         ('["a/b"]\ncommunities = ["law"]\n', "a table is named as its file"),
         ('[a]\ncommunities = ["law"]\n[b]\ncommunities = ["law"]\n', "'law' stands in two tables"),
         ("[a]\ncommunities = []\n", "'a': a table needs communities = "),

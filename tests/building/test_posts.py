@@ -5,12 +5,13 @@ import os
 import sqlite3
 import tracemalloc
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from utils.building import posts
 from utils.building.candidates import Terms, choose, profile_of, text_key
-from utils.building.index import VERSION, PostIndex
+from utils.building.index import LAYOUT, PostIndex
 from utils.building.posts import User, licence_of, read_dump, read_sepqa, read_users, text_of
 from utils.cli import UserError
 
@@ -430,6 +431,33 @@ def test_an_index_whose_content_is_damaged_is_refused(tmp_path, change, said):
         list(index.authors_posts())
 
 
+@pytest.mark.parametrize("column", ["community", "number", "author", "date", "title", "body", "licence", "crc32"])
+def test_a_post_that_is_not_as_it_was_written_is_refused(tmp_path, column):
+    """A flipped bit within a text is no damage to SQLite."""
+    index = made_index(tmp_path, question(1))
+    [(place, author, *_)] = index.authors_posts()
+    assert [post.number for post in index.posts([place])] == [1]
+    assert [post.number for post in index.earlier(author, "9", 5)] == [1]
+    index.close()
+    with sqlite3.connect(tmp_path / "posts.sqlite") as file:
+        file.execute(f"UPDATE posts SET {column} = {column} || '0'")
+    index = PostIndex(tmp_path / "posts.sqlite")
+    [(place, author, *_)] = index.authors_posts()
+    for read in (lambda: [*index.posts([place])], lambda: index.earlier(author, "9", 5)):
+        with pytest.raises(UserError, match=r"posts\.sqlite: damaged: post .*; delete it, and the posts are read"):
+            read()
+
+
+@pytest.mark.parametrize("target", ["/dev/zero", "nowhere", "theirs"])
+def test_an_index_that_is_a_link_is_not_followed(tmp_path, target):
+    (tmp_path / "theirs").touch()
+    (tmp_path / "posts.sqlite").symlink_to(target)
+    with pytest.raises(UserError, match=r"posts\.sqlite: (a symbolic link|not a regular file); move it away"):
+        PostIndex(tmp_path / "posts.sqlite")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["posts.sqlite", "theirs"]
+    assert (tmp_path / "theirs").read_bytes() == b"" and not Path("/dev/zero-journal").exists()
+
+
 def test_a_file_that_is_no_index_is_left_alone(tmp_path):
     (tmp_path / "posts.sqlite").write_text("something else, and long enough to be no empty file")
     with pytest.raises(UserError, match="cannot be used as the file of all posts"):
@@ -454,7 +482,7 @@ def test_the_index_of_an_earlier_version_is_made_anew(tmp_path):
     with sqlite3.connect(path) as file:
         file.execute("PRAGMA user_version = 999")
     assert PostIndex(path).counts() == {}
-    assert sqlite3.connect(path).execute("PRAGMA user_version").fetchone() == (VERSION,)
+    assert sqlite3.connect(path).execute("PRAGMA user_version").fetchone() == (LAYOUT,)
 
 
 def test_the_key_of_a_post_hangs_on_its_text():

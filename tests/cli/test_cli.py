@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import json
 import os
 import re
 import signal
@@ -150,9 +151,12 @@ DIFFERENT_ON_PURPOSE = {
     "--model_addr": SCRIPTS,  # which model that is, each script says in its own words
     "--max_model_len": SCRIPTS,  # likewise its default
     "--temperature": ["evaluate_responses.py"],  # a judge is greedy
-    "--max_tokens": ["evaluate_responses.py"],  # and short
+    "--max_tokens": ["evaluate_responses.py", "utils/preflight.py"],  # and short; no thoughts are asked for beforehand
     "--dtype": ["retrieval/rank_dataset.py"],  # an encoder's type changes the order of posts
-    "--seed": ["retrieval/rank_dataset.py", "utils/make_controls.py"],  # no text is sampled there
+    "--seed": [  # no text is sampled there
+        "retrieval/rank_dataset.py", "utils/make_controls.py", "train_planner.py", "utils/train_generator.py",
+        "utils/human_evaluation.py",
+    ],
     "--cache_dir": ["utils/download_datasets.py"],  # the default that the paper's README gives it
     "--overwrite": [  # what asks no model is made anew where its settings changed; a table or figure has none
         *DERIVED, "train_planner.py", "utils/download_datasets.py", "utils/merge_shards.py", "utils/run_study.py",
@@ -207,6 +211,18 @@ def describe(action):
         ("--temperature", "2.01"),
         ("--temperature", "nan"),
         ("--temperature", "warm"),
+        ("--temperature", "none"),
+        ("--seed", "default"),
+        ("--top_k", "-1"),
+        ("--min_p", "1.1"),
+        ("--presence_penalty", "-2.1"),
+        ("--extra_body", "no"),
+        ("--extra_body", "[1]"),
+        ("--extra_body", '{"a": NaN}'),
+        ("--extra_body", '{"a": 1e999}'),
+        ("--extra_body", '{"a": "\\ud800"}'),
+        ("--extra_body", "[" * 90_000),
+        ("--extra_body", "{enable_thinking: false}"),
         ("--top_p", "0"),
         ("--top_p", "1.1"),
         ("--top_p", "nan"),
@@ -234,7 +250,20 @@ def test_a_bad_value_ends_with_exit_code_2_and_names_the_flag(flag, value, capsy
     assert ending.value.code == 2
     last_line = capsys.readouterr().err.splitlines()[-1]
     assert flag in last_line
-    assert value in last_line
+    assert value[:50] in last_line.replace("\\\\", "\\")
+
+
+@pytest.mark.parametrize(
+    ("flag", "key", "why"),
+    [
+        *(("--extra_body", key, "is set by this program, or by a flag of that name")
+          for key in ("temperature", "max_completion_tokens", "response_format", "stream", "chat_template_kwargs")),
+        *(("--chat_template_kwargs", key, "is set by this program") for key in ("tokenize", "add_generation_prompt")),
+    ],
+)  # fmt: skip
+def test_a_key_that_is_ours_is_refused(flag, key, why, capsys):
+    message = refusal_of(shared_parser(), ["--model_addr", "m", flag, json.dumps({"mine": 1, key: 1})], capsys)
+    assert message == f"error: argument {flag}: {key}: {why}; --help lists the flags\n"
 
 
 # Mistakes in the command line of any script
@@ -311,7 +340,9 @@ def test_of_several_processes_one_tells_the_mistake():
 
 COPIES = "--tensor_parallel_size 2 --data_parallel_size 2"
 ENGINE = f"--cache_dir d {COPIES} --gpu_memory_utilization 0.5 --dtype float16 --enforce_eager --no-enforce_eager"
-API = "--api_key_addr k --base_url http://h/v1 --model_id m --max_concurrency 3 --request_timeout 9 --openai_batch"
+API = "--api_key_addr k --base_url http://h/v1 --model_id m --openai_batch"
+API += ' --extra_body {"stop":"x"} --price_in 1 --price_out 2 --price_cached 0.5'
+UNDER_WAY = "--max_concurrency 3 --request_timeout 9"  # of any API, a planner's too
 NO_API = "without --openai, for the model runs here\n  give --openai, or leave {} out"
 NO_ENGINE = "with --openai, for no model is loaded here\n  leave {} out"
 NO_OUTPUT = "without --output_addr\n  give --output_addr, or leave {} out"
@@ -321,10 +352,11 @@ ENCODER = (
 )
 NO_ENCODER = "with a --ranker that needs no encoder\n  take another --ranker, or leave {} out"
 MEMORY = f"{COPIES} --gpu_memory_utilization 0.5 --dtype float16 --gpu_memory 80"
+MEMORY += ' --chat_template_kwargs {"enable_thinking":false}'
 WITHOUT_EFFECT = [
     ("baselines.py", "--choose likelihood",
-     "--temperature 1 --top_p 0.5 --max_tokens 9 --seed 4 --max_retries 2 --constrained_decoding never"
-     " --num_generated_outputs 2 --retry_failed",
+     "--temperature 1 --top_p 0.5 --top_k 2 --min_p 0.1 --presence_penalty 1 --max_tokens 9 --seed 4 --max_retries 2"
+     " --constrained_decoding never --num_generated_outputs 2 --retry_failed",
      "with --choose, for no text is generated\n  leave out --choose, or leave {} out"),
     ("baselines.py", "", "--num_contexts 4 --unranked --best_first --trim_items",
      "without --rag, for the prompt has no posts\n  give --rag, or leave {} out"),
@@ -332,18 +364,26 @@ WITHOUT_EFFECT = [
       for script, mode in (("baselines.py", "--overwrite"), ("planpers.py", "--gold_plan --overwrite"),
                            ("evaluate_responses.py", "--overwrite"), ("utils/build_dataset.py", "--overwrite"))),
     ("baselines.py", "", API, NO_API),
+    ("baselines.py", "", UNDER_WAY, NO_API),
     ("baselines.py", "--openai", ENGINE, NO_ENGINE),
     ("planpers.py", "--gold_plan", API, NO_API),
+    ("planpers.py", "--gold_plan", UNDER_WAY, NO_API),
     ("planpers.py", "--openai --gold_plan", ENGINE, NO_ENGINE),
     ("planpers.py", "--openai --plans_addr p", ENGINE, NO_ENGINE),
     ("planpers.py", "--gold_plan", "--max_tokens_plan 4", "without --planner_model\n  leave {} out"),
+    ("planpers.py", "--gold_plan", "--planner_base_url http://h/v1", "without --planner_model\n  leave {} out"),
+    ("planpers.py", "--planner_model p",
+     "--planner_api_key_addr k --planner_price_in 1 --planner_price_out 2 --planner_price_cached 0.5",
+     "without --planner_base_url, for the planner runs here\n  give --planner_base_url, or leave {} out"),
     ("evaluate_responses.py", "", API, NO_API),
+    ("evaluate_responses.py", "", UNDER_WAY, NO_API),
     ("evaluate_responses.py", "--verdicts probability",
-     "--num_verdicts 3 --temperature 1 --top_p 0.5 --max_tokens 9 --seed 4 --max_retries 2 --constrained_decoding never"
-     " --retry_failed",
+     "--num_verdicts 3 --temperature 1 --top_p 0.5 --top_k 2 --min_p 0.1 --presence_penalty 1 --max_tokens 9 --seed 4"
+     " --max_retries 2 --constrained_decoding never --retry_failed",
      "with --verdicts, for no text is generated\n  leave out --verdicts, or leave {} out"),
     ("evaluate_responses.py", "--openai", ENGINE, NO_ENGINE),
     ("utils/build_dataset.py", "", API, NO_API),
+    ("utils/build_dataset.py", "", UNDER_WAY, NO_API),
     ("utils/build_dataset.py", "--openai", ENGINE, NO_ENGINE),
     ("train_planner.py", "", "--eval_steps 4 --eval_generate 4",
      "without --validation_addr, for nothing is evaluated\n  give --validation_addr, or leave {} out"),
@@ -464,6 +504,14 @@ def test_what_the_environment_says_is_no_contradiction(monkeypatch, parser_of):
         ("--limit", "1", 1),
         ("--max_retries", "0", 0),
         ("--seed", "0", 0),
+        ("--seed", "none", None),
+        ("--temperature", "default", None),
+        ("--top_p", "default", None),
+        ("--top_k", "0", 0),
+        ("--min_p", "0", 0.0),
+        ("--presence_penalty", "-2", -2.0),
+        ("--chat_template_kwargs", '{"a": {"5": [-1]}}', {"a": {"5": [-1]}}),
+        ("--chat_template_kwargs", "{}", {}),
     ],
 )
 def test_values_at_the_end_of_their_range_are_fine(flag, text, value):

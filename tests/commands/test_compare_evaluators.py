@@ -555,7 +555,7 @@ class TestRefusals:
         changed[setting] = {"aspect_judge": "other"} if setting == "prompt" else "other"
         other = study.aspect("2.json", SECOND, **changed)
         message = refusal("--human_addr", human, "--evaluator", "A", one, other)
-        assert message.startswith(f"{other}: judged in another way than {one}\n  {setting} ")
+        assert message.startswith(f"{other}: judged differently from {one}\n  {setting} ")
 
     def test_two_evaluators_may_have_two_judges(self, study, human):
         words = []

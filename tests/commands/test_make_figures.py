@@ -551,7 +551,7 @@ REFUSED = {
     "a dataset": (f"--figure 3 --system A {SAMPLE}/test.json --system B b.json", f"{SAMPLE}/test.json: not a score"),
     "no questions": ("--figure 3 --system A a.json --system B empty.json", "empty.json: holds no questions"),
     "an unknown community": ("--figure 2 --system 0 a.json --system 1 odd.json", "odd.json: question 'x0': no categor"),
-    "another judge": ("--figure 2 --system 0 a.json --system 1 judge.json", "judge.json: judged in another way than a"),
+    "another judge": ("--figure 2 --system 0 a.json --system 1 judge.json", "judge.json: judged differently from a"),
     "other questions": ("--figure 3 --system A a.json --system B fewer.json", "--system 'B' (fewer.json) lacks 1 of"),
     "nothing scored": ("--figure 3 --system A none.json --system B none2.json", "none.json: no question of any system"),
     "a missing agreement": ("--figure 4 --agreement_addr gone.json", "gone.json: no such file"),

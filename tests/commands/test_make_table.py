@@ -312,7 +312,7 @@ class TestJudges:
         unknown = score_file("b.json", question("1", "rpg", 2), judged=None)
         other = score_file("c.json", question("9", "rpg", 2), judged=JUDGED | {setting: value})
         assert refusal("--system", "A", unknown, "--system", "B", complete, "--system", "C", other) == (
-            f"{other}: judged in another way than {complete}\n  {shown}\n"
+            f"{other}: judged differently from {complete}\n  {shown}\n"
             "  scores of different judges, prompts or settings do not compare: judge both alike, or keep them apart"
         )
         assert other in refusal("--system", "A", complete, other)  # of one system too

@@ -19,6 +19,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 
+import lamp_samples
 import numpy as np
 import pytest
 from hollow_models import save_hollow_qwen
@@ -712,8 +713,10 @@ def test_the_judge_on_gpus_of_80_gb(check, judge_32b):
     # On 40 GB not even the weights fit; three do not share 40 heads.
     code, lines = check("--model_addr", folder, "--gpu_memory", 40)
     assert code == 2
-    assert lines[2].endswith("0.0 are left for a KV cache of 256 KiB a token; take a larger GPU, or more of them "
-                             "(--tensor_parallel_size)")  # fmt: skip
+    assert lines[2] == (
+        f"FAIL the weights of {folder}: 65.5 GB a GPU and a guessed allowance of 3.2 do not fit into 0.9 x 40.0 GB; "
+        "take a larger GPU, or more of them (--tensor_parallel_size)"
+    )
     code, lines = check(*flags, 4096, "--tensor_parallel_size", 3)
     assert (code, lines[2]) == (2, "FAIL --tensor_parallel_size 3: does not divide the model's 40 attention heads")
 
@@ -765,7 +768,7 @@ def loaded_length(monkeypatch, judge, tmp_path, *flags):
     """Tokens that evaluate_responses.py would load the judge for."""
     lengths = []
 
-    def open_engine(args, model, max_model_len, outputs):
+    def open_engine(args, model, max_model_len, journals, outputs):
         lengths.append(max_model_len)
         raise UserError("no engine in this test")
 
@@ -1050,6 +1053,19 @@ def test_a_disk_that_is_full(check, small_disk, tmp_path):
     (small_disk / "full").write_bytes(bytes(1000 * 1024))
     code, lines = check("--inputs_addr", DATA, "--output_addr", path)
     assert (code, lines[2][:4]) == (2, "FAIL")
+
+
+@AS_ROOT
+def test_a_disk_without_room_for_a_trainings_checkpoints(check, small_disk, tmp_path):
+    """Four of the tiny T5's parameters at 12 bytes each are more than 1 MiB."""
+    save_tiny_t5(tmp_path / "t5")
+    (tmp_path / "in.json").write_text(json.dumps(lamp_samples.read_sample("LaMP-4")))
+    words = ["--model_addr", tmp_path / "t5", "--inputs_addr", tmp_path / "in.json", "--num_contexts", 0]
+    code, lines = check("--command", "utils/train_generator.py", *words, "--output_dir", tmp_path / "out")
+    assert code == 0 and [line for line in lines if "free, the training's checkpoints take up to 0.0 GB" in line]
+    code, lines = check("--command", "utils/train_generator.py", *words, "--output_dir", small_disk / "out")
+    [told] = [line for line in lines if "the training's checkpoints" in line]
+    assert code == 2 and told.startswith("FAIL disk of") and told.endswith("give an output on another disk")
 
 
 # The estimate

@@ -176,6 +176,13 @@ def test_posts_are_those_of_the_dataset_that_was_answered_from(files):
     ]
 
 
+def test_answers_without_a_plan_are_counted(files):
+    responses = files.responses("one.json", {"rpg_1": "a", "diy_2": "b"})
+    plans = files.write("plans.json", {"rpg_1": [{"aspects": ["a"]}]})
+    index, _ = content(files.report("--system", "1", responses, plans))
+    assert "1: its files have no plan for 1 question that it answers." in index["notes"]
+
+
 def test_what_the_other_scripts_write_is_understood(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     rag, gold, rag_scores, gold_scores = (str(tmp_path / f"{name}.json") for name in ("rag", "gold", "rag_s", "gold_s"))
@@ -272,10 +279,10 @@ def test_json_in_a_page_is_ascii_without_markup_and_says_the_same(text):
 
 
 def test_fields_of_other_kinds_are_shown_as_json(files):
-    path = files.write("a.json", {"rpg_1": [{"output": None, "reason": {"code": 3}, "raw": ["<b>"], "plan": 7}]})
+    path = files.write("a.json", {"rpg_1": [{"output": None, "reason": {"code": 3}, "raw": "<b>", "plan": 7}]})
     _, texts = content(files.report("--system", "A", path))
     answer = texts[0]["answers"][0]
-    assert (answer["notes"], answer["raw"], answer["plan"]) == (['reason: {"code": 3}'], '["<b>"]', ["7"])
+    assert (answer["notes"], answer["raw"], answer["plan"]) == (['reason: {"code": 3}'], "<b>", ["7"])
 
 
 def test_the_policy_lets_nothing_in_from_outside(files):
@@ -302,6 +309,7 @@ def test_the_policy_lets_nothing_in_from_outside(files):
         (["--system", "A", "answers", "other aspects"], r"other aspects: question 'diy_2' was judged by other aspects"),
         (["--system", "A", "nothing"], r"nothing: no such file"),
         (["--system", "A", "answers", "--inputs_addr", "data.json", "data2"], r"data2: id 'rpg_1' is another question"),
+        (["--system", "A", "answers", "--inputs_addr", "data3"], r"data3: id 'rpg_1': field 'narrative' is a list; it"),
         (["--system", "A", "answers", "--output_addr", "answers"], r"answers: is an input too"),
     ],
 )  # fmt: skip
@@ -318,6 +326,7 @@ def test_what_does_not_fit_together_is_refused(files, monkeypatch, arguments, me
     files.write("foreign plans", {"x": [{"aspects": ["a"]}]})
     files.write("empty", {})
     files.write("data2", [{**files.data[0], "question": "Another?"}])
+    files.write("data3", [{**files.data[0], "narrative": ["text"]}])
     before = (files.folder / "answers").read_bytes()
     with pytest.raises(UserError, match=message):
         main(["--inputs_addr", "data.json", "--output_addr", "report.html", *arguments])

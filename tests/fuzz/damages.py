@@ -44,7 +44,7 @@ def strict_json(text: str) -> Any:
 def put_in(text: str) -> bytes:
     """A dumped text with the placeholders' text in it; half characters become JSON's escapes."""
     deep = "[" * 100_000 + "]" * 100_000
-    text = text.replace(json.dumps(DEEP), deep).replace(json.dumps(AGAIN)[1:-1], "")
+    text = text.replace(json.dumps(DEEP), deep).replace(json.dumps(AGAIN)[1:-1], "").replace(AGAIN, "")
     return text.encode(errors="backslashreplace")
 
 

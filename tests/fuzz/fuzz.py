@@ -35,7 +35,7 @@ from unittest import mock
 
 from api_server import ChatServer, serve
 from damages import Damage, damage, read, read_csv, strict_json
-from readers import READERS, Reader, is_optional, known, prepare
+from readers import READERS, Reader, is_optional, prepare
 from test_bad_input import arguments_of, snapshot
 from zygote import Run, Zygote
 
@@ -47,7 +47,11 @@ MODULES = (  # that all runs have at hand; without torch, beside which a run sta
     "openai.resources.chat", "anyio._backends._asyncio", "matplotlib.pyplot", "scipy.stats", "lxml.etree", "bm25s",
     *sorted({reader.command.split()[0].removesuffix(".py").replace("/", ".") for reader in READERS}),
 )  # fmt: skip
-ENCODER = (*MODULES, "retrieval.encoder", "transformers.models.auto", "transformers.models.bert.modeling_bert")
+MODELS = (
+    *MODULES, "retrieval.encoder", "transformers.models.auto", "transformers.models.bert.modeling_bert",
+    "transformers.models.qwen2.modeling_qwen2", "transformers.models.t5.modeling_t5", "utils.training.base_model",
+    "utils.generation.beams",
+)  # fmt: skip
 # What every run would look up of this machine takes longer than most runs.
 SETUP = f"""
 import resource
@@ -56,10 +60,16 @@ manifest._versions, manifest._git_commit = dict, lambda: None
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + {MEMORY}, used + {MEMORY}))
 """
-SAVE_ENCODER = "import os, pathlib, tiny_encoder as t; t.save_tiny_encoder(pathlib.Path('encoder')); os._exit(0)"
+SAVE_MODELS = """
+import os, pathlib, tiny_chat, tiny_encoder, tiny_t5
+tiny_encoder.save_tiny_encoder(pathlib.Path("encoder"))
+tiny_chat.save_tiny_chat(pathlib.Path("chat"))
+tiny_t5.save_tiny_t5(pathlib.Path("t5"))
+os._exit(0)
+"""
 # Outputs that tell of the run itself, or have no bytes of their own.
 ASIDE = re.compile(r"\.(manifest\.json|journal\.jsonl|lock|tmp|pdf|png|sqlite\S*)$|(^|/)counts\.json$")
-VARYING = re.compile(rb"[0-9a-f]{64}|\b[\d.]+ ?/(s|min|h)\b|\b\d+:\d\d:\d\d\b|\"wall_seconds\": [\d.e-]+")
+VARYING = re.compile(rb"[0-9a-f]{64}|\b[\d.]+ ?/(s|min|h)\b|\b\d+:\d\d:\d\d\b|\"wall_seconds\": [\d.e-]+|\r(?=\n)|\n\Z")
 
 
 @dataclass(frozen=True)
@@ -96,14 +106,14 @@ class Case:
 class Fuzz:
     """The prepared folder, a copy of it to work in, the server, and two processes whose forks are the runs."""
 
-    def __init__(self, folder: Path, server: ChatServer, zygote: Zygote, encoding: Zygote):
-        """`encoding` is for the commands that load an encoder."""
+    def __init__(self, folder: Path, server: ChatServer, zygote: Zygote, loading: Zygote):
+        """`loading` is for the commands that load a model from a folder."""
         self._whole, self._work, self._server = folder / "whole", folder / "work", server
-        self._zygotes = {False: zygote, True: encoding}
+        self._zygotes = {False: zygote, True: loading}
         self._work.mkdir()
         # Where torch is loaded: here it would take seconds.
-        words = {"live_in": [str(self._work), dict(os.environ)], "do": SAVE_ENCODER}
-        assert encoding.run("utils/make_table.py", [], **words).wait() == 0
+        words = {"live_in": [str(self._work), dict(os.environ)], "do": SAVE_MODELS}
+        assert loading.run("utils/make_table.py", [], **words).wait() == 0
         prepare(self._work, lambda command: self._start(command).wait())
         shutil.copytree(self._work, self._whole)
         self._others = sorted(path for path in self._whole.rglob("*.json*") if path.is_file())
@@ -111,7 +121,7 @@ class Fuzz:
 
     def _start(self, command: str) -> Run:
         script, words = command.split()[0], arguments_of(command, self._server.url)
-        return self._zygotes["./encoder" in command].start(
+        return self._zygotes[" ./" in command].start(
             script, words, live_in=[str(self._work), dict(os.environ)], do=SETUP
         )
 
@@ -125,7 +135,7 @@ class Fuzz:
         after = snapshot(self._work)
         names = {name: os.path.relpath(name, self._work) for name in after if after[name] != before.get(name)}
         made = {short: after[name] for name, short in names.items() if isinstance(after[name], bytes)}
-        outputs = {name: VARYING.sub(b"", content) for name, content in made.items() if not ASIDE.search(name)}
+        outputs = {name: VARYING.sub(b"", one) for name, one in made.items() if not ASIDE.search(name)}
         outputs["stdout"] = VARYING.sub(b"", run.printed.encode())
         counts = sorted(str(re.findall(rb'"(?:num_|count)[^"]*": [^,{]*', content)) for content in made.values())
         counts += [str(content) for name, content in made.items() if name.endswith("counts.json")]
@@ -198,13 +208,14 @@ def judge_refusal(reader: Reader, name: str, done: Damage, ran: Ran) -> str | No
         return f"refused, and changed: {', '.join(map(os.path.basename, ran.changed))}"
     if "preflight" in reader.command:
         return None if any(line.startswith("FAIL") for line in ran.out.splitlines()) else "no line says FAIL"
-    lines = ran.err[ran.err.rfind("error: ") :].splitlines()
+    lines = re.split(r"(?m)^(?=error: )", ran.err)[-1].splitlines()
     words = {Path(word).name for word in reader.command.split() if not word.startswith("-") and len(word) > 3}
     files = {name.partition(".")[0] if reader.kind == "binary" else name, *words, "--"}
     if "error: " not in ran.err or not 1 <= len(lines) <= 3 or max(map(len, lines)) > 2000:
         return f"refused in {len(lines)} lines: {ran.err[:200]}"
     is_named = any(file in lines[0] for file in files) or is_optional(reader, done.name, done.place)
-    return None if is_named else f"refused, and no file is named: {lines[0][:200]}"
+    # Another file may name a third one, which is not beside it.
+    return None if is_named or done.name == "another file" else f"refused, and no file is named: {lines[0][:200]}"
 
 
 def is_carried(done: Damage, ran: Ran, good: Ran) -> bool:
@@ -239,7 +250,7 @@ def open_fuzz() -> Iterator[Fuzz]:
     # As in conftest.py; the runs have it too, and tests that follow in this process don't.
     with mock.patch.dict(os.environ, home), tempfile.TemporaryDirectory(dir=MEMORY_DISK) as name, serve() as server:
         (folder := Path(name) / "zygote").mkdir()
-        zygotes = [Zygote(folder, *modules) for modules in (MODULES, ENCODER)]
+        zygotes = [Zygote(folder, *modules) for modules in (MODULES, MODELS)]
         try:
             yield Fuzz(Path(name), server, *zygotes)
         finally:
@@ -275,7 +286,7 @@ def main() -> int:
 
 def outcome(case: Case) -> str:
     if case.finding:
-        return "known" if known(case.reader) else "finding"
+        return "finding"
     return "refused" if case.ran.code == 2 else "accepted"
 
 

@@ -19,6 +19,7 @@ import planpers
 from utils.cli import UserError
 from utils.generation import batch_engine
 from utils.generation.batch_engine import Item, _parts
+from utils.generation.refusals import MalformedError
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
@@ -137,15 +138,83 @@ def test_of_a_batch_whose_files_are_gone_nothing_is_taken(server, tmp_path):
     assert output.read_bytes() == whole and len(server.batches) == 2
 
 
-def test_what_the_api_does_not_take_is_in_no_second_batch(server, tmp_path):
-    """By itself it is asked for in a format that the API takes, so the run goes on."""
+def without_temperature(body):
+    """The answer of a model that takes no temperature."""
+    refused = Reply("Unsupported value: 'temperature'.", status=400, code="unsupported_value", param="temperature")
+    return refused if "temperature" in body else default_reply({"seed": 0, **body, "response_format": None})
+
+
+def test_a_parameter_that_lines_of_a_batch_are_refused_for_is_left_out_of_the_next(server, tmp_path, capsys):
+    server.outcome = lambda number, body: without_temperature(body)
+    server.reply = lambda body: server.answer(body, without_temperature(body))
+    inputs, output = make_questions(tmp_path / "in.json", 20), tmp_path / "out.json"
+    assert baselines.main(command(server, inputs, output, "--openai_batch")) == 0
+    assert [batch["request_counts"]["total"] for batch in server.batches] == [20, 19]
+    assert len(server.requests) == 2 and set(server.paid.values()) == {1}
+    answers = [answer for [answer] in json.loads(output.read_text()).values()]
+    assert len(answers) == 20 and all(answer["refused_parameters"] == ["temperature"] for answer in answers)
+    assert capsys.readouterr().err.count("the run continues without temperature") == 1
+
+
+def test_a_run_of_batches_that_goes_on_knows_what_is_refused(server, tmp_path):
+    server.outcome = lambda number, body: without_temperature(body)
+    server.reply = lambda body: server.answer(body, without_temperature(body))
+    inputs, output = make_questions(tmp_path / "in.json", 20), tmp_path / "out.json"
+    assert baselines.main(command(server, inputs, output, "--openai_batch", "--limit", "5")) == 0
+    assert baselines.main(command(server, inputs, output, "--openai_batch")) == 0
+    assert [batch["request_counts"]["total"] for batch in server.batches] == [5, 4, 15]
+    assert len(server.requests) == 2 and len(json.loads(output.read_text())) == 20
+
+
+def test_what_a_batch_refuses_and_the_api_takes_alone_is_asked_for_alone(server, tmp_path):
+    server.outcome = lambda number, body: without_temperature(body)
+    inputs, output = make_questions(tmp_path / "in.json", 6), tmp_path / "out.json"
+    assert baselines.main(command(server, inputs, output, "--openai_batch", "--max_retries", "0")) == 0
+    assert len(server.batches) == 1 and len(server.requests) == 6
+
+
+def test_what_nothing_can_be_done_about_ends_a_run_of_batches(server, tmp_path):
+    server.outcome = lambda number, body: Reply("No such thing.", status=400)
+    server.reply = lambda body: Reply("No such thing.", status=400)
+    inputs, output = make_questions(tmp_path / "in.json", 6), tmp_path / "out.json"
+    with pytest.raises(UserError, match="refuses the request: No such thing"):
+        baselines.main(command(server, inputs, output, "--openai_batch"))
+
+
+def test_a_file_that_the_api_does_not_take_ends_the_run(server, tmp_path, monkeypatch):
+    """Not as lines that it does not take: nothing is asked for at the full price."""
+
+    async def refuse(engine, content):
+        raise MalformedError("too much")
+
+    monkeypatch.setattr(batch_engine.BatchEngine, "_submit", refuse)
+    inputs, output = make_questions(tmp_path / "in.json", 6), tmp_path / "out.json"
+    with pytest.raises(UserError, match="too much"):
+        baselines.main(command(server, inputs, output, "--openai_batch"))
+    assert server.requests == []
+
+
+def test_without_a_seed_two_answers_to_one_question_are_two_requests(server, tmp_path):
+    reply, number = server.outcome, iter(range(100))
+    server.outcome = lambda batch, body: reply(batch, {**body, "seed": next(number), "response_format": None})
+    inputs, output = make_questions(tmp_path / "in.json", 3), tmp_path / "out.json"
+    words = command(server, inputs, output, "--openai_batch", "--seed", "none", "--num_generated_outputs", "2")
+    assert baselines.main(words) == 0
+    assert [batch["request_counts"]["total"] for batch in server.batches] == [6]
+    texts = [answer["output"] for answers in json.loads(output.read_text()).values() for answer in answers]
+    assert len(set(texts)) == 6
+
+
+def test_what_the_api_takes_is_found_out_by_one_for_the_next_batch(server, tmp_path):
     refused = Reply("No response_format here.", status=400)
     server.outcome = lambda number, body: refused if "response_format" in body else default_reply(body)
     server.reply = lambda body: server.answer(body, server.outcome(0, body))
     inputs, output = make_questions(tmp_path / "in.json", 5), tmp_path / "out.json"
     words = command(server, inputs, output, "--openai_batch", "--constrained_decoding", "always")
     assert baselines.main(words) == 0
-    assert len(server.batches) == 1 and len(json.loads(output.read_text())) == 5
+    assert [batch["request_counts"]["total"] for batch in server.batches] == [5, 4]
+    held = [body["response_format"]["type"] for body in server.requests if "response_format" in body]
+    assert held == ["json_schema", "json_object"] and len(json.loads(output.read_text())) == 5
 
 
 def test_a_fault_of_ours_ends_the_run(server, tmp_path, monkeypatch):

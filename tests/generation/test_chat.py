@@ -13,6 +13,7 @@ import pytest
 from prompts import join_posts, load_prompt
 from utils.cli import UserError
 from utils.generation.chat import APIChat, Fitted, LocalChat, choose_length, fit_posts, open_chat
+from utils.generation.plain_text import PlainText
 from utils.generation.turns import Accepts, fold
 from utils.models.hub import adapter_base
 
@@ -229,6 +230,11 @@ def put_field(path, name, value):
             "tokenizer_config.json or tokenizer.json cannot be loaded: ",
         ),
         ("tokenizer_config.json", ("tokenizer_class", 1.5), "tokenizer_config.json or tokenizer.json cannot be load"),
+        (
+            "tokenizer_config.json",
+            ("model_max_length", "half"),
+            "tokenizer_config.json or tokenizer.json cannot be loaded: ",
+        ),
         ("tokenizer_config.json", ("bos_token", 3), "tokenizer_config.json or tokenizer.json cannot be loaded: "),
         ("tokenizer_config.json", b"\xff\xfe{}", "tokenizer_config.json cannot be loaded: "),
         ("tokenizer_config.json", b"null", "tokenizer_config.json cannot be loaded: "),
@@ -247,6 +253,15 @@ def test_a_damaged_file_of_a_model_is_told_in_one_line(tmp_path, file, change, f
     with pytest.raises(UserError) as error:
         LocalChat(folder)
     assert str(error.value).startswith(f"{folder}: its {found}") and len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("lacking", ["pad_token", "eos_token"])
+def test_plain_text_needs_tokens_to_pad_and_to_end_with(tmp_path, lacking):
+    folder = save_model(tmp_path, USERS)
+    for name in ("pad_token", "eos_token"):
+        put_field(tmp_path / "tokenizer_config.json", name, None if name == lacking else "<s>")
+    with pytest.raises(UserError, match=rf"^{folder}: its tokenizer_config\.json names no {lacking}$"):
+        PlainText(folder)
 
 
 # An API

@@ -6,6 +6,7 @@ import pytest
 
 from utils.cli import UserError
 from utils.generation import engines, vllm_engine
+from utils.generation.requests import Sampling
 
 
 @pytest.fixture
@@ -22,43 +23,45 @@ def nvidia_smi(tmp_path, monkeypatch):
 
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(vllm_engine, "check_before_fetching", lambda *_, **__: None)  # tests/models/test_memory.py's
     return install
 
 
 def flags(gpus, utilization, copies=1):
-    return Namespace(tensor_parallel_size=gpus, data_parallel_size=copies, gpu_memory_utilization=utilization)
+    sizes = {"tensor_parallel_size": gpus, "data_parallel_size": copies, "gpu_memory_utilization": utilization}
+    return Namespace(**sizes, dtype="auto", cache_dir=None)
 
 
 def test_free_gpus_pass(nvidia_smi):
     nvidia_smi([80000, 80000])
-    vllm_engine._check_gpus(flags(2, 0.9))
+    vllm_engine._check_gpus(flags(2, 0.9), "a-model")
 
 
 def test_a_gpu_that_another_process_holds_is_named(nvidia_smi):
     nvidia_smi([80000, 30000])
-    vllm_engine._check_gpus(flags(1, 0.9))  # the busy one is not used
+    vllm_engine._check_gpus(flags(1, 0.9), "a-model")  # the busy one is not used
     # 30000 / 1024 = 29.3 of 81559 / 1024 = 79.6 GiB; 0.9 x 79.6 = 71.7
     with pytest.raises(UserError, match=r"GPU 1 has 29\.3 of 79\.6 GiB free, .* asks for 71\.7"):
-        vllm_engine._check_gpus(flags(2, 0.9))
-    vllm_engine._check_gpus(flags(2, 0.3))
+        vllm_engine._check_gpus(flags(2, 0.9), "a-model")
+    vllm_engine._check_gpus(flags(2, 0.3), "a-model")
 
 
 def test_only_visible_gpus_count(nvidia_smi, monkeypatch):
     nvidia_smi([80000, 30000])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with pytest.raises(UserError, match="GPU 1 has"):
-        vllm_engine._check_gpus(flags(1, 0.9))
+        vllm_engine._check_gpus(flags(1, 0.9), "a-model")
     with pytest.raises(UserError, match="only 1 GPUs are here"):
-        vllm_engine._check_gpus(flags(2, 0.9))
+        vllm_engine._check_gpus(flags(2, 0.9), "a-model")
 
 
 def test_each_copy_of_the_model_has_gpus_of_its_own(nvidia_smi):
     nvidia_smi([80000, 80000, 80000, 30000])
-    vllm_engine._check_gpus(flags(1, 0.9, copies=3))
+    vllm_engine._check_gpus(flags(1, 0.9, copies=3), "a-model")
     with pytest.raises(UserError, match="GPU 3 has"):
-        vllm_engine._check_gpus(flags(2, 0.9, copies=2))
+        vllm_engine._check_gpus(flags(2, 0.9, copies=2), "a-model")
     with pytest.raises(UserError, match="--tensor_parallel_size 1 --data_parallel_size 5: only 4 GPUs are here"):
-        vllm_engine._check_gpus(flags(1, 0.9, copies=5))
+        vllm_engine._check_gpus(flags(1, 0.9, copies=5), "a-model")
 
 
 @pytest.mark.parametrize("answer", ["echo 'No devices were found'; exit 6", "echo '0, [N/A], [N/A]'"])
@@ -67,7 +70,7 @@ def test_what_nvidia_smi_does_not_tell_is_left_to_vllm(nvidia_smi, tmp_path, ans
     nvidia_smi([])
     with open(tmp_path / "nvidia-smi", "a") as script:
         script.write(f"{answer}\n")
-    vllm_engine._check_gpus(flags(1, 0.9))
+    vllm_engine._check_gpus(flags(1, 0.9), "a-model")
 
 
 def test_the_key_comes_from_the_file_else_from_the_environment(tmp_path, monkeypatch):
@@ -90,3 +93,12 @@ def test_a_missing_key_is_named(tmp_path, monkeypatch):
         engines.read_api_key(None)
     with pytest.raises(UserError, match=r"nokey: cannot be read: No such file"):
         engines.read_api_key(str(tmp_path / "nokey"))
+
+
+@pytest.mark.parametrize("temperature", [0, 0.7])
+def test_no_answer_is_asked_for_the_log_probabilities_of_its_tokens(temperature):
+    """Of which vLLM's front end makes an object each: that costs it most of its rate (tests/speed/front_end.py)."""
+    pytest.importorskip("vllm")
+    for schema in (None, {"type": "object"}):
+        params = vllm_engine.sampling_params(Sampling(temperature, 0.95, 10, 1, schema))
+        assert params.num_logprobs is None and params.prompt_logprobs is None

@@ -7,6 +7,7 @@ looks at everything its run can show. Those that look at answers alone are forks
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +17,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from tiny_chat import save_tiny_chat
+
+from utils.files.manifest import read_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = ROOT / "demo/models/chat"
@@ -53,7 +57,6 @@ def test_answers_come_out_usable_in_the_datasets_order(free_run):
         assert len(samples) == 2
         for answer in samples:
             assert answer["output"] and answer["attempts"] in (1, 2)
-            assert answer["log_prob"] < 0
             assert 0 < answer["completion_tokens"] <= 48 * answer["attempts"]
             assert answer["num_contexts_used"] == 9 or answer["num_contexts_used"] == 10
             assert answer["constrained"] == (answer["attempts"] == 2)  # the last try is held to the schema
@@ -122,6 +125,26 @@ def test_a_lora_adapter_answers_on_its_base_model(warm_engine, tmp_path):
     assert texts["base"] != texts["adapter"]
 
 
+@pytest.mark.parametrize(
+    ("file", "change", "said"),
+    [
+        ("config.json", {"hidden_size": 192}, "its weights do not match its config.json: model."),
+        ("config.json", {"architectures": ["NoSuch"]}, "its config.json or generation_config.json or weights"),
+        ("generation_config.json", None, "its generation_config.json cannot be loaded: "),
+    ],
+)
+def test_a_damaged_folder_is_named_in_the_last_line(warm_engine, tmp_path, file, change, said):
+    path = save_tiny_chat(tmp_path / "model") / file
+    path.write_text(json.dumps(change and {**json.loads(path.read_text()), **change}))
+    model = ["--model_addr", tmp_path / "model", "--max_tokens", "8"]
+    done = warm_engine.run(
+        "baselines.py", [*model, "--inputs_addr", SAMPLE, "--output_addr", tmp_path / "a.json", "--limit", "1"]
+    )
+    assert done.returncode == 2
+    assert done.errors.splitlines()[-1].startswith(f"error: {tmp_path}/model: {said}")
+    assert not (tmp_path / "a.json").exists()
+
+
 def test_two_engines_write_what_one_writes(warm_engine, tmp_path):
     """Greedy in fp32: what is computed beside an answer rounds its log-probability otherwise there, not its text."""
     texts = []
@@ -181,7 +204,64 @@ def engine_processes(pid: int) -> list[int]:
     return engines
 
 
-def test_vllms_own_server_behind_the_openai_client(tmp_path):
+SWITCH = "{% if add_generation_prompt and enable_thinking is defined %}<think></think>{% endif %}"
+OFF = '{"enable_thinking": false}'
+
+
+@pytest.fixture(scope="module")
+def switched(tmp_path_factory):
+    """The demo's model with a variable in its chat template, and settings for sampling."""
+    folder = shutil.copytree(CHAT, tmp_path_factory.mktemp("models") / "switched")
+    template, sampling = folder / "chat_template.jinja", folder / "generation_config.json"
+    template.write_text(template.read_text() + SWITCH)
+    sampling.write_text(json.dumps({**json.loads(sampling.read_text()), "temperature": 0.6, "top_k": 20}))
+    return folder
+
+
+def test_the_model_s_own_sampling_and_a_variable_of_its_template(switched, warm_engine, tmp_path):
+    common = [
+        "--model_addr",
+        switched,
+        "--inputs_addr",
+        SAMPLE,
+        "--limit",
+        "2",
+        "--max_tokens",
+        "8",
+        "--max_retries",
+        "0",
+    ]
+    more = [
+        "--temperature",
+        "default",
+        "--top_p",
+        "default",
+        "--top_k",
+        "5",
+        "--min_p",
+        "0.1",
+        "--presence_penalty",
+        "1",
+    ]
+    runs = {"plain": [], "told": [*more, "--chat_template_kwargs", OFF]}
+    answers = {}
+    for name, flags in runs.items():
+        done = warm_engine.run("baselines", [*common, *flags, "--output_addr", tmp_path / name])
+        assert done.returncode == 1, done.errors  # so few tokens are no answer
+        answers[name] = [answer for [answer] in json.loads((tmp_path / name).read_text()).values()]
+    assert [answer["temperature"] for answer in answers["told"]] == [None, None]
+    check_variable(*answers.values(), switched)
+
+
+def check_variable(plain, told, folder):
+    """The engine that counted the tokens is not ours, nor is the template's end."""
+    from transformers import AutoTokenizer
+
+    more = len(AutoTokenizer.from_pretrained(folder)("<think></think>")["input_ids"])
+    assert [one["prompt_tokens"] + more for one in plain] == [one["prompt_tokens"] for one in told]
+
+
+def test_vllms_own_server_behind_the_openai_client(switched, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -190,26 +270,29 @@ def test_vllms_own_server_behind_the_openai_client(tmp_path):
         "OPENAI_API_KEY": "secret-1234",
     }  # fmt: skip
     server = subprocess.Popen(
-        [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(CHAT),
+        [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(switched),
          "--served-model-name", "demo", "--host", "127.0.0.1", "--port", str(port),
          "--enforce-eager", "--max-model-len", "4096"],
         cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
         wait_for(lambda: is_up(f"http://127.0.0.1:{port}/health", server), 600)
-        output = tmp_path / "answers.json"
-        done = run(
-            "baselines.py", "--model_addr", "demo", "--openai", "--base_url", f"http://127.0.0.1:{port}/v1",
-            "--inputs_addr", SAMPLE, "--output_addr", output, "--limit", "2", "--max_tokens", "32",
-            "--constrained_decoding", "always", env=environment,
-        )  # fmt: skip
+        output, told = tmp_path / "answers.json", tmp_path / "told.json"
+        flags = ["--model_addr", "demo", "--openai", "--base_url", f"http://127.0.0.1:{port}/v1", "--limit", "2",
+                 "--inputs_addr", SAMPLE, "--max_tokens", "32", "--constrained_decoding", "always"]  # fmt: skip
+        done = run("baselines.py", *flags, "--output_addr", output, env=environment)
+        more = ["--top_k", "5", "--min_p", "0.1", "--presence_penalty", "1", "--chat_template_kwargs", OFF]
+        run("baselines.py", *flags, *more, "--extra_body", '{"repetition_penalty": 1.1}', "--output_addr", told,
+            env=environment)  # fmt: skip
     finally:
         server.terminate()
         server.wait()
     answers = json.loads(output.read_text())
     assert len(answers) == 2 and all(samples[0]["output"] for samples in answers.values())
     fingerprint = json.loads((tmp_path / "answers.json.manifest.json").read_text())["fingerprint"]
-    assert (fingerprint["model"], fingerprint["reported_model"]) == ("demo", str(CHAT))
+    assert (fingerprint["model"], fingerprint["reported_model"]) == ("demo", str(switched))
+    check_variable(*([one for [one] in json.loads(path.read_text()).values()] for path in (output, told)), switched)
+    assert read_manifest(told)["refused_parameters"] == {}
     written = done.stdout + done.stderr + "".join(path.read_text() for path in tmp_path.iterdir())
     assert "secret-1234" not in written
 

@@ -60,7 +60,7 @@ class ScriptedEngine:
             self.at_once -= 1
         self.finished.append(name)
         reason = "length" if text.startswith("long") else "stop"
-        return Completion(text, reason, prompt_tokens=10, cached_tokens=4, completion_tokens=3, log_prob=-1.5)
+        return Completion(text, reason, prompt_tokens=10, cached_tokens=4, completion_tokens=3)
 
     async def close(self):
         self.closed = True
@@ -156,34 +156,10 @@ def test_record_of_an_answer(journal):
         "prompt_tokens": 20,  # both tries: 2 * 10, 2 * 4, 2 * 3
         "cached_tokens": 8,
         "completion_tokens": 6,
-        "log_prob": -1.5,
     }
     assert journal_on_disk(journal) == {"a": expected}
     assert journal.entries == {("a", 0): expected}
     assert engine.closed
-
-
-class DamagedEngine(ScriptedEngine):
-    """Its logits add up to no number: each text is the log probability that it tells."""
-
-    async def complete(self, model, prompt, sampling):
-        completion = await super().complete(model, prompt, sampling)
-        return replace(completion, log_prob=float(completion.text))
-
-
-def test_a_log_probability_that_is_no_number_is_null_in_journal_and_output(journal):
-    engine = DamagedEngine({"a": ["nan"], "b": ["-inf"], "c": ["inf"], "d": ["-2.5"]})
-    run(engine, [make_request(name, journal) for name in "abcd"])
-    expected = {"a": None, "b": None, "c": None, "d": -2.5}
-    assert {key[0]: record["log_prob"] for key, record in journal.entries.items()} == expected
-    assert {name: record["log_prob"] for name, record in journal_on_disk(journal).items()} == expected
-    journal.publish({key[0]: record for key, record in journal.entries.items()}, {}, None)
-
-    def refuse(constant):
-        raise ValueError(f"{constant} is not JSON")
-
-    output = json.loads(journal.output.read_text(), parse_constant=refuse)
-    assert {name: record["log_prob"] for name, record in output.items()} == expected
 
 
 def test_retries_end_with_the_constrained_try_and_a_null(journal):
@@ -406,7 +382,7 @@ def test_description_of_a_dry_run():
         Request(("b", 0), [{"role": "user", "content": "x" * 31}], None, {"context_cut": True}),
         Request(("c", 0), None, None),
     ]
-    described = describe_requests(requests, APIChat("some-model"), make_policy())
+    described = describe_requests(requests, APIChat("some-model"), make_policy(), None)
     # 4 + 30 / 3 = 14 tokens and 4 + 31 / 3 = 15, rounded up
     assert "2 prompts, 29 tokens (estimate: 1 token per 3 bytes); longest 15" in described
     assert "2 posts left out for length, 1 cut at the end; 1 prompts too long and not asked: c" in described

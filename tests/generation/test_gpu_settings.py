@@ -30,6 +30,9 @@ AT_IMPORT = os.environ.get("VLLM_BATCH_INVARIANT")
 class AsyncEngineArgs:
     def __init__(self, enforce_eager, **settings): print("enforce_eager", enforce_eager, file=sys.stderr)
     def create_engine_config(self, context): return self
+    @property
+    def model_config(self): return self
+    def try_get_generation_config(self): return {}
 """,
     "usage/usage_lib.py": "class UsageContext: ENGINE_CONTEXT = None",
     "lora/request.py": "LoRARequest = None",
@@ -59,9 +62,9 @@ class AsyncLLM:
     @classmethod
     def from_vllm_config(cls, config, disable_log_stats):
         return cls()
-    async def generate(self, prompt, params, number, lora_request, data_parallel_rank):
+    async def generate(self, prompt, params, number, lora_request, data_parallel_rank, reasoning_ended):
         text = json.dumps({"personalized_answer": f"{AT_IMPORT} {ask_its_process()}"})
-        output = SimpleNamespace(text=text, finish_reason="stop", token_ids=[1], cumulative_logprob=-1.0)
+        output = SimpleNamespace(text=text, finish_reason="stop", token_ids=[1])
         yield SimpleNamespace(outputs=[output], prompt_token_ids=prompt["prompt_token_ids"], num_cached_tokens=0)
     def shutdown(self, timeout): pass
 """,

@@ -20,6 +20,7 @@ from utils import merge_shards
 from utils.benchmarks import tasks
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
+from utils.generation import scoring
 from utils.generation.requests import Scored
 from utils.generation.scoring import score_continuations
 
@@ -170,10 +171,13 @@ def test_a_prompt_leaves_room_for_the_longest_option(run, tmp_path):
 
 
 class Tokens:
-    """What stands for vLLM: each token is as likely as it is high, and what is cached has no log-probability."""
+    """What stands for vLLM: each token is as likely as it is high, and what is cached has no log-probability.
 
-    def __init__(self, block):
-        self.block, self.cache, self.asked, self.wanted = block, set(), [], []
+    With `others` the prompts' log-probabilities are those of other tokens, each time or every second time.
+    """
+
+    def __init__(self, block, others=None):
+        self.block, self.others, self.cache, self.asked, self.wanted = block, others, set(), [], []
 
     async def ask(self, token_ids, params):
         blocks = [token_ids[:end] for end in range(self.block, len(token_ids), self.block)]
@@ -183,12 +187,17 @@ class Tokens:
             self.cache.add(token_ids)
         self.asked.append((token_ids, cached))
         self.wanted.append(params.prompt_logprobs is not None)
-        values = [99.0 if i < cached else -float(token) for i, token in enumerate(token_ids[1:])]
+        prompt = token_ids[1:]
+        if self.others and len(self.asked) % self.others == 0:
+            prompt = [*token_ids[2:], 0]
+        values = [99.0 if i < cached else -float(token) for i, token in enumerate(prompt)]
         nexts = {token: SimpleNamespace(logprob=-float(token)) for token in params.logprob_token_ids or ()}
         return SimpleNamespace(
             prompt_token_ids=token_ids,
             num_cached_tokens=cached,
-            prompt_logprobs=None if params.prompt_logprobs is None else SimpleNamespace(logprobs=values),
+            prompt_logprobs=None
+            if params.prompt_logprobs is None
+            else SimpleNamespace(logprobs=values, token_ids=list(prompt)),
             outputs=[SimpleNamespace(logprobs=[nexts] if nexts else None)],  # as vLLM has it
         )
 
@@ -211,17 +220,65 @@ def test_continuations_that_begin_alike_are_taken_apart(block, by_token):
     assert by_token == (not any(engine.wanted))
 
 
+@pytest.mark.parametrize("others", [1, 2])
+@pytest.mark.parametrize("block", [1, 3, 16])
+def test_of_other_tokens_than_asked_for_no_number_is_taken(block, others, capsys):
+    pytest.importorskip("vllm")
+    scoring._say_slower.cache_clear()
+    words = [[5], [5, 6, 7], [5, 6, 9], [5, 6, 7, 7, 3, 2], [8, 1], [4], [5, 6, 7, 7, 3, 1, 1]]
+    continuations = [array("i", word) for word in words]
+    for _ in range(2):
+        engine = Tokens(block, others)
+        scored = asyncio.run(score_continuations(engine.ask, array("i", [1, 2, 3, 4]), continuations))
+        assert scored.mean_log_probs == pytest.approx([-sum(word) / len(word) for word in words])
+        assert scored.prompt_tokens == sum(len(token_ids) for token_ids, _ in engine.asked)
+    assert capsys.readouterr().err == (
+        "note: vLLM returned log-probabilities of the wrong tokens; the right ones are requested one by one, "
+        "which is slower (set VLLM_USE_V2_MODEL_RUNNER=0 to avoid it)\n"
+    )
+
+
+@pytest.mark.parametrize("given", [None, [], [{7: SimpleNamespace(logprob=-1.0)}]])
+def test_where_no_way_gives_the_tokens_asked_for_one_line_says_so(given):
+    pytest.importorskip("vllm")
+    engine = Tokens(16)
+
+    async def ask(token_ids, params):
+        result = await engine.ask(token_ids, params)
+        result.outputs = [SimpleNamespace(logprobs=given)]
+        return result
+
+    said = r"^vLLM gave no log-probability of token 5, which it was asked for; set VLLM_USE_V2_MODEL_RUNNER=0$"
+    with pytest.raises(UserError, match=said):
+        asyncio.run(score_continuations(ask, array("i", [1, 2]), [array("i", [5, 6]), array("i", [5, 7, 7])]))
+
+
 RUN = (
     f"import sys; sys.path[:0] = [{str(ROOT)!r}]; import utils.benchmarks, baselines;"
     f"utils.benchmarks.__path__.append({str(MADE_UP)!r}); from utils import cli; cli.run_script(baselines.main)"
 )
 
+SHIFTED = """
+from utils.generation.vllm_engine import VLLMEngine
+as_it_is = VLLMEngine._ask
+async def ask(*arguments, **more):
+    result = await as_it_is(*arguments, **more)
+    if result.prompt_logprobs is not None:
+        for values in (result.prompt_logprobs.token_ids, result.prompt_logprobs.logprobs):
+            values.append(values.pop(0))
+    return result
+VLLMEngine._ask = ask
+"""
+
 
 @pytest.mark.engine
-def test_vllms_likelihoods_are_those_of_transformers(tmp_path):
-    records = make_records(4, words=5)
+@pytest.mark.parametrize("shifted", [False, True])
+def test_vllms_likelihoods_are_those_of_transformers(tmp_path, shifted):
+    """Also where it gives those of other tokens of the prompt, as its second model runner may."""
+    records = make_records(2 if shifted else 4, words=5)
     inputs, output = write(tmp_path / "in.json", records), tmp_path / "out.json"
-    command = [sys.executable, "-c", RUN, "--model_addr", CHAT, "--inputs_addr", inputs, "--output_addr", output]
+    code = RUN.replace("from utils import cli;", f"exec({SHIFTED!r}); from utils import cli;") if shifted else RUN
+    command = [sys.executable, "-c", code, "--model_addr", CHAT, "--inputs_addr", inputs, "--output_addr", output]
     command += ["--rag", "--unranked", "--num_contexts", 50, "--choose", "likelihood", "--dtype", "float32"]
     done = subprocess.run(
         list(map(str, command)), cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=900
@@ -234,7 +291,8 @@ def test_vllms_likelihoods_are_those_of_transformers(tmp_path):
         assert answer["mean_log_probs"] == pytest.approx(expected, abs=1e-3)
         assert answer["output"] == max(expected, key=expected.get)
         lengths.add(length % BLOCK)
-    assert 0 in lengths  # else a prompt whose last block is cached whole was not among them
+    assert ("asked for one by one" in done.stderr) == shifted
+    assert shifted or 0 in lengths  # else a prompt whose last block is cached whole was not among them
     tokens = manifest["tokens"]
     print(f"cached: {tokens['cached_tokens']} of {tokens['prompt_tokens']} prompt tokens")
     assert tokens["cached_tokens"] > 0.8 * tokens["prompt_tokens"]

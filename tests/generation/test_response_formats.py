@@ -121,7 +121,7 @@ def check_run(case, kind, name="out.json"):
 
 
 def notes(text):
-    return [line for line in text.splitlines() if line.startswith("note:") and "the run goes on without" in line]
+    return [line for line in text.splitlines() if line.startswith("note:") and "the run continues without" in line]
 
 
 def test_a_whole_run(case, kind, capsys):
@@ -136,7 +136,7 @@ def test_a_whole_run(case, kind, capsys):
     # Each of those under way meets the refusal, one finds out what is taken, the others wait.
     assert all(1 <= asked[one] <= (AT_ONCE if one == "json_schema" else 1) for one in refused)
     said = "note: the API at 127.0.0.1 refuses the request: response_format json_schema is not supported; "
-    said += f"the run goes on without {' and '.join(refused)}"
+    said += f"the run continues without {' and '.join(refused)}"
     assert notes(capsys.readouterr().err) == ([said] if refused else [])
 
 

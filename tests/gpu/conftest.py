@@ -9,13 +9,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from gpu_report import Reporter
+from gpu_report import OVER, Reporter
 from gpu_runs import CHAT, ROOT, Machine
 
 from utils.models.devices import OLDEST, ask_nvidia_smi, find_capabilities
 
 # What matters most comes first, if the time runs out; what separates the machine from the project, before all.
-TOPICS = ("machine", "demo", "speed", "engines", "training", "ranking")
+TOPICS = ("machine", "speed", "engines", "training", "ranking")
 DISK = 16 * 10**9  # bytes: the weights of the 7B shape are 15.2
 GPU_MEMORY = 22_000  # MiB that a GPU has at least to hold the 7B shape and something to compute with
 
@@ -52,6 +52,8 @@ def pytest_collection_modifyitems(config, items):
     elif checks:
         topic_of = {item: item.path.stem.removeprefix("test_gpu_") for item in checks}
         items[:] = sorted(checks, key=lambda item: TOPICS.index(topic_of[item]))
+        if config.option.collectonly:
+            return
         folder = config.getoption("report").absolute()
         shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
         config.pluginmanager.register(Reporter(folder, config.getoption("device"), checks))
@@ -71,7 +73,7 @@ def in_time(request):
         return
     machine = request.getfixturevalue("machine")
     if machine.seconds_left() <= 0:
-        pytest.skip("the time was over")
+        pytest.skip(OVER)
     yield
     request.node.user_properties += [("log", log) for log in machine.logs[machine.told :]]
     machine.told = len(machine.logs)

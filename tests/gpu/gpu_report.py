@@ -12,6 +12,7 @@ from typing import Any
 from gpu_machine import describe_machine
 
 ENDS = 15, 25  # lines of what a failed check said: the first and the last ones
+OVER = "the time was over"  # why a check was skipped that was not reached
 CAUSES = 5  # that come first in the report
 WIDTH = 300  # characters of a cause
 # What stands in front of a line by vLLM ("(EngineCore pid=12) ERROR 11-23 18:30:00 [core.py:9] "), torch and pytest.
@@ -144,11 +145,13 @@ class Reporter:
         if check is None:
             return
         check.seconds += report.duration
-        if report.skipped:
+        if report.skipped and report.longrepr[2].endswith(OVER):
+            check.result = "left"
+        elif report.skipped:
             check.result, check.reason = "skip", report.longrepr[2].removeprefix("Skipped: ")
         elif report.failed:
             check.result, check.reason = "fail", report.longreprtext
-        if report.when == "teardown":
+        if report.when == "teardown" and check.result != "left":
             for name, values in (("figure", check.figures), ("log", check.logs)):
                 values += [text for of, text in report.user_properties if of == name]
             self._done.append(check)

@@ -90,13 +90,17 @@ class Machine:
             end(process)
             raise
         if process.returncode and not may_fail:
-            self._fail(process, f"ended with {process.returncode}")
+            code = process.returncode
+            self._fail(process, f"ended with {code}" if code > 0 else f"ended by {signal.Signals(-code).name}")
         return printed_by(process)
 
     def _fail(self, process: subprocess.Popen, how: str) -> None:
         """Fail with what comes first in the report: the cause, then both ends of what the program printed."""
         printed = printed_by(process)
-        words = [f"cause: {find_cause(printed)}", f"{shlex.join(process.args[:3])} ... {how} ({process.log.name})"]
+        cause = find_cause(printed)
+        if process.returncode < 0:  # a signal ended it, so it may have said nothing of why
+            cause = f"{how}; {cause}"
+        words = [f"cause: {cause}", f"{shlex.join(process.args[:3])} ... {how} ({process.log.name})"]
         pytest.fail("\n".join([*words, *both_ends(printed)]), pytrace=False)
 
     def run(self, *words: object, **more: object) -> str:
@@ -181,6 +185,13 @@ def wait_for(process: subprocess.Popen) -> None:
 def needs_package(name: str) -> pytest.MarkDecorator:
     """Skips a check where a package is not installed."""
     return pytest.mark.skipif(find_spec(name) is None, reason=f"{name.replace('_', '-')} is not installed")
+
+
+def note_lines(figure: Callable[[str], None], printed: str) -> None:
+    """Note what a program of the checks calls a figure."""
+    for line in printed.splitlines():
+        if line.startswith("FIGURE "):
+            figure(line.removeprefix("FIGURE "))
 
 
 def lowest_between_peaks(used: list[int]) -> int:

@@ -226,17 +226,24 @@ def test_batch_invariant_answers_are_the_same_twice(machine, tmp_path, figure):
     assert again == whole and part == whole[:3]
 
 
-def test_likelihoods_are_those_of_transformers_on_the_cpu(machine, tmp_path, figure):
-    """Of options behind a history, whose tokens vLLM gives as log probabilities of the prompt."""
+@pytest.mark.parametrize("runner", [None, "0"])
+def test_likelihoods_are_those_of_transformers_on_the_cpu(machine, tmp_path, runner, figure):
+    """Of options behind a history, whose tokens vLLM gives as log probabilities of the prompt; by both runners."""
     from likelihoods import mean_log_probs
 
     source = SAMPLE.parent / "mini_personamem"
     machine.run("utils/download_datasets.py", "--dataset", "PersonaMem-32k", "--source_dir", source, "--output_dir",
                 tmp_path)  # fmt: skip
     data, output, count = tmp_path / "PersonaMem_32k.json", tmp_path / "out.json", machine.pick(6, 1)
-    machine.run("baselines.py", "--model_addr", CHAT, "--inputs_addr", data, "--output_addr", output, "--choose",
-                "likelihood", "--rag", "--num_contexts", 0, "--dtype", "float32", "--max_model_len", LENGTH, "--limit",
-                count, one_gpu=True)  # fmt: skip
+    more = {"VLLM_USE_V2_MODEL_RUNNER": runner} if runner else {}
+    printed = machine.run(
+        "baselines.py", "--model_addr", CHAT, "--inputs_addr", data, "--output_addr", output, "--choose", "likelihood",
+        "--rag", "--num_contexts", 0, "--dtype", "float32", "--max_model_len", LENGTH, "--limit", count, one_gpu=True,
+        **more,
+    )  # fmt: skip
+    figure(
+        "some tokens were asked for one by one" if "asked for one by one" in printed else "none was asked for singly"
+    )
     asked = [
         ([{"role": "user", "content": record["question"]}], dict(enumerate(record["options"])))
         for record in read(data)[:count]

@@ -1,9 +1,9 @@
-"""What separates this machine from the project, in a minute; then one run of vLLM with what it says of itself."""
+"""What separates this machine from the project, in a minute; the demo; one run of vLLM with what it says of itself."""
 
 import re
 
 import pytest
-from gpu_runs import CHAT, SAMPLE, needs_package
+from gpu_runs import CHAT, SAMPLE, needs_package, note_lines
 
 # vLLM's lines of a start: which code it takes, and what it measures (vllm 0.32: v1/worker/gpu_worker.py,
 # platforms/cuda.py, config/vllm.py, v1/engine/core.py).
@@ -19,9 +19,17 @@ def test_this_machine_computes(machine, name, figure):
         pytest.skip("Triton compiles for no CPU here")
     if name == "all_reduce" and machine.num_gpus == 1:
         pytest.skip("needs two GPUs")
-    for line in machine.run("tests/gpu/first_minute.py", name, machine.device).splitlines():
-        if line.startswith("FIGURE "):
-            figure(line.removeprefix("FIGURE "))
+    note_lines(figure, machine.run("tests/gpu/first_minute.py", name, machine.device))
+
+
+def test_the_demo_ends_with_its_table(machine, tmp_path, figure):
+    """The README's first command, on one GPU of those that are here."""
+    if not machine.num_gpus:
+        pytest.skip("on a CPU `make demo` is this check")
+    printed = machine.run("utils/demo.sh", program="sh", DEMO_OUT=str(tmp_path))
+    rows = [line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("| ")]
+    figure(f"{len(rows) - 1} systems are judged")
+    assert len(rows) == 6 and "=== 5/5" in printed
 
 
 @needs_package("vllm")

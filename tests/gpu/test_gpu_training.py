@@ -2,9 +2,10 @@
 
 import json
 import re
+import signal
 
 import pytest
-from gpu_runs import CHAT, SAMPLE, needs_package
+from gpu_runs import CHAT, ENCODER, SAMPLE, needs_package, note_lines
 from tiny_chat import sample_records
 
 LAUNCH = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
@@ -24,6 +25,41 @@ MEASURED_GENERATOR = MEASURED.replace(
     "import sys, torch, train_planner", "import sys, torch; from utils import train_generator"
 )
 MEASURED_GENERATOR = MEASURED_GENERATOR.replace("train_planner.main", "train_generator.main")
+
+
+# train_planner.py, which gets a signal in its last step, and saves a checkpoint where some seconds are over.
+KILLED = """
+import os, signal, train_planner
+from utils import cli
+from utils.planner.trainer import PlannerTrainer
+from utils.training import resumable
+resumable.INTERIM_SECONDS = {every}
+compute_loss = PlannerTrainer.compute_loss
+
+def kill(self, *arguments, **named):
+    if self.state.global_step == 3:
+        os.kill(os.getpid(), signal.{signum})
+    return compute_loss(self, *arguments, **named)
+
+PlannerTrainer.compute_loss = kill
+cli.run_script(train_planner.main)
+"""
+
+# train_planner.py with a gradient of its last step made NaN.
+SPOILED = """
+import torch, train_planner
+from utils import cli
+from utils.planner.trainer import PlannerTrainer
+follow = PlannerTrainer.follow
+
+def spoil(self, *arguments):
+    follow(self, *arguments)
+    weight = next(weight for weight in self.model.parameters() if weight.requires_grad)
+    weight.register_hook(lambda gradient: gradient * (float("nan") if self.state.global_step == 3 else 1))
+
+PlannerTrainer.follow = spoil
+cli.run_script(train_planner.main)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -95,16 +131,21 @@ def test_attention_gives_the_loss_of_sdpa(machine, data, uninterrupted, tmp_path
         assert ours == pytest.approx(theirs, rel=ROUNDING if name == "loss" else 5 * ROUNDING)
 
 
-def test_a_killed_run_goes_on_with_the_same_losses(machine, data, uninterrupted, tmp_path, figure):
+@pytest.mark.parametrize(("ending", "kept"), [("SIGKILL", 2), ("SIGTERM", 3), ("a quarter of an hour", 3)])
+def test_a_killed_run_goes_on_with_the_same_losses(machine, data, uninterrupted, tmp_path, ending, kept, figure):
+    """It is killed in its last step: after a checkpoint that it had time for, or that time was over for."""
     output = tmp_path / "planner"
-    log = output / "training_log.jsonl"
-    process = machine.start("train_planner.py", *flags_of(data, output), one_gpu=True)
-    machine.kill_when(process, lambda: log.exists() and '"step": 3' in log.read_text())
+    signum = "SIGTERM" if ending == "SIGTERM" else "SIGKILL"
+    every = 0 if ending == "a quarter of an hour" else 900
+    killed = KILLED.format(signum=signum, every=every)
+    process = machine.start("-c", killed, *flags_of(data, output), one_gpu=True)
+    machine.finish(process, may_fail=True)
+    assert process.returncode == (130 if signum == "SIGTERM" else -signal.SIGKILL)
     assert not (output / f"checkpoint-{STEPS}/manifest.json").exists()
     printed = machine.run("train_planner.py", *flags_of(data, output), one_gpu=True)
     losses = [log_of(folder, "loss") for folder in (output, uninterrupted)]
     figure(f"{listed(losses[0])}; uninterrupted {listed(losses[1])}")
-    assert f"going on from {output}/checkpoint-2\n" in printed
+    assert f"going on from {output}/checkpoint-{kept}\n" in printed
     assert losses[0] == pytest.approx(losses[1], rel=ROUNDING)
 
 
@@ -117,6 +158,42 @@ def test_two_gpus_learn_what_one_learns_with_twice_the_accumulation(machine, dat
     figure(f"{listed(losses[0])}; one {listed(losses[1])}")
     assert "1 on a device x 2 accumulated x 2 processes = 4 sequences a step" in printed
     assert losses[0] == pytest.approx(losses[1], rel=ROUNDING)
+
+
+STUDY = f"""
+models = ["{CHAT}"]
+judges = ["{CHAT}"]
+planner_base = "{CHAT}"
+encoder = "{ENCODER}"
+data = "{{folder}}/data"
+output = "{{folder}}/out"
+methods = ["planpers"]
+categories = ["Society_and_Culture"]
+num_contexts = [1]
+[arguments]
+train = ["--num_contexts", "1", "--max_steps", "2", "--save_steps", "1", "--gradient_accumulation_steps", "8",
+         "--eval_generate", "0"]
+answer = ["--max_model_len", "2048", "--max_tokens", "32", "--constrained_decoding", "always"]
+planpers = ["--max_tokens_plan", "24"]
+judge = ["--max_tokens", "16", "--constrained_decoding", "always"]
+"""
+
+
+@needs_package("vllm")
+def test_a_study_takes_all_gpus_for_its_training(machine, tmp_path, figure):
+    """From ranking to the table; where the GPUs cannot share the eight sequences of a step, one of them trains."""
+    (tmp_path / "data").mkdir()
+    for split in ("train", "validation", "test"):
+        records = sample_records(split, 4, category="history")
+        (tmp_path / f"data/Society_and_Culture_{split}.json").write_text(json.dumps(records))
+    planner = tmp_path / "out/planner/Society_and_Culture"
+    (tmp_path / "study.toml").write_text(STUDY.format(folder=tmp_path))
+    printed = machine.run("utils/run_study.py", "--study_addr", tmp_path / "study.toml")
+    expected = 1 if machine.num_gpus == 0 or 8 % machine.num_gpus else machine.num_gpus
+    found = re.search(r"1 on a device x (\d+) accumulated x (\d+) processes = 8 sequences a step", printed)
+    figure(f"{found[2]} processes of {found[1]} sequences each; losses {listed(log_of(planner, 'loss'))}")
+    assert int(found[2]) == expected
+    assert list(tmp_path.glob("out/*/test/study*.md")) and "\ndone: " in printed
 
 
 @pytest.mark.parametrize("fusion", ["none", "decoder"])
@@ -144,8 +221,65 @@ def test_a_t5_learns_and_answers_with_beams(machine, make_model, tmp_path, fusio
     assert len(json.loads(answers.read_text())) == len(json.loads(inputs.read_text()))
 
 
+@pytest.mark.parametrize(
+    ("foreseen", "flags"), [(17 * 2**30, ["--fusion", "decoder"]), (FORESEEN, ["--lora_rank", 16])], ids=["fid", "lora"]
+)
+def test_the_default_batch_takes_what_is_computed(machine, make_model, generator, tmp_path, foreseen, flags, figure):
+    """64 questions with 16 items that are longer than a passage; FlanT5 base's shape, and the 7B's with an adapter."""
+    from lamp_samples import read_sample
+
+    model = generator if "--lora_rank" in flags else make_model("t5", machine.pick("flan-t5-base", "tiny"))
+    [first, *_] = read_sample("LaMP-4", "train")
+    words = " ".join(f"word {number}" for number in range(machine.pick(400, 40)))
+    items = [{**first["profile"][0], "id": str(number), "text": words} for number in range(16)]
+    inputs = tmp_path / "in.json"
+    inputs.write_text(json.dumps([{**first, "id": str(number), "profile": items} for number in range(64)]))
+    printed = machine.run(
+        "-c", MEASURED_GENERATOR, "--model_addr", model, "--inputs_addr", inputs, "--unranked", "--output_dir",
+        tmp_path / "out", "--num_contexts", 16, "--epochs", 1, *flags, one_gpu=True,
+    )  # fmt: skip
+    peak = int(re.search(r"^peak (\d+)$", printed, re.M)[1])
+    figure(f"{peak / 2**30:.1f} GiB at the peak, foreseen {foreseen / 2**30:.1f}")
+    assert "= 64 questions a step;" in printed and len(log_of(tmp_path / "out", "loss")) == 1
+    assert not machine.num_gpus or peak <= 1.2 * foreseen
+
+
+# Beams over a full batch of plain prompts and one of fused ones, and what torch allocated beside what was foreseen.
+FULL_BATCH = """
+import sys, torch
+from utils.generation.beams import batches, room_of, write
+from utils.generation.plain_text import Passages
+from utils.training.base_model import load_encoder_decoder
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+model = load_encoder_decoder(sys.argv[1], {}, torch.float32).eval()
+on_gpu = torch.cuda.is_available()
+model = model.cuda() if on_gpu else model
+count = int(sys.argv[2])
+for name, prompt in (("plain", [5] * 512), ("fused", Passages(([5] * 512,) * 16))):
+    room, prompts = room_of(model, 4, 16), [prompt] * count
+    numbers = next(batches(prompts, room))
+    before = torch.cuda.memory_allocated() if on_gpu else 0
+    write(model, tokenizer, [prompts[number] for number in numbers], 4, 16)
+    peak = torch.cuda.max_memory_allocated() - before if on_gpu else 0
+    print(name, len(numbers), "prompts", peak, "bytes of", 2 * room.memory if on_gpu else 0)
+    if on_gpu: torch.cuda.reset_peak_memory_stats()
+"""
+
+
+def test_beams_fill_the_memory_and_no_more(machine, make_model, figure):
+    model = make_model("t5", machine.pick("flan-t5-base", "tiny"))
+    printed = machine.run("-c", FULL_BATCH, model, machine.pick(300, 2), one_gpu=True)
+    for name in ("plain", "fused"):
+        count, peak, free = map(
+            float, re.search(rf"^{name} (\d+) prompts (\d+) bytes of (\S+)$", printed, re.M).groups()
+        )
+        figure(f"{name}: {count:.0f} prompts, {peak / 1e9:.1f} GB at the peak of {free / 1e9:.1f}")
+        assert peak <= free
+
+
 def test_a_padded_batch_has_finite_gradients(machine, data, tmp_path, figure):
-    """Four sequences of different length at a time: a NaN would be logged as a loss of 0."""
+    """Four sequences of different length at a time."""
     flags = flags_of(
         data, tmp_path / "planner", per_device_train_batch_size=4, gradient_accumulation_steps=1, num_contexts=1
     )
@@ -153,6 +287,19 @@ def test_a_padded_batch_has_finite_gradients(machine, data, tmp_path, figure):
     losses, norms = log_of(tmp_path / "planner", "loss"), log_of(tmp_path / "planner", "grad_norm")
     figure(f"losses {listed(losses)}; gradients {listed(norms)}")
     assert len(norms) == STEPS and all(0 < value < float("inf") for value in [*losses, *norms])
+
+
+def test_gradients_that_are_not_finite_end_the_run(machine, data, uninterrupted, tmp_path):
+    process = machine.start("-c", SPOILED, *flags_of(data, tmp_path / "planner"), one_gpu=True)
+    printed = machine.finish(process, may_fail=True)
+    assert process.returncode == 2 and "step 4: the norm of the gradients is nan" in printed
+    assert [path.name for path in (tmp_path / "planner").glob("checkpoint-*")] == ["checkpoint-2"]
+    machine.run("train_planner.py", *flags_of(data, tmp_path / "planner"), one_gpu=True)
+    assert log_of(tmp_path / "planner", "loss") == pytest.approx(log_of(uninterrupted, "loss"), rel=ROUNDING)
+
+
+def test_attention_has_finite_gradients_where_cudnns_has_none(machine, figure):
+    note_lines(figure, machine.run("tests/gpu/own_attention.py", "gradients", machine.device, one_gpu=True))
 
 
 def test_gemmas_capped_attention_has_the_cpus_loss(machine, make_model, data, tmp_path, figure):

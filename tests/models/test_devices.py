@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from lamp_samples import read_sample
 from test_gpu_settings import ON_A_GPU, VLLM, vllm_first
 from test_train_planner import sample_records
 from tiny_chat import save_tiny_chat
 from tiny_encoder import save_tiny_encoder
+from tiny_t5 import save_tiny_t5
 
 from retrieval.encoder import pick_devices
 from utils.cli import UserError
@@ -166,6 +168,15 @@ def test_a_capability_that_is_not_told(script, nvidia_smi, monkeypatch):
     assert find_capabilities() == {}
 
 
+def test_cudnns_attention_is_off_where_a_gpu_is_used(nvidia_smi, monkeypatch):
+    nvidia_smi()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    check_devices()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.mem_efficient_sdp_enabled()
+
+
 # The scripts
 
 
@@ -256,6 +267,27 @@ def test_it_goes_on_where_the_cpu_is_meant(name, scripts, run, tmp_path):
 def test_ranking_says_by_its_flag_that_the_cpu_is_meant(scripts, run, tmp_path):
     assert run(*scripts["rank"], "--device", "cpu").returncode == 0
     assert (tmp_path / "out").exists()
+
+
+AT_THE_END = """
+import atexit, torch
+atexit.register(lambda: print("cuDNN's attention:", torch.backends.cuda.cudnn_sdp_enabled()))
+"""
+
+
+def test_cudnns_attention_is_off_in_what_torch_computes(scripts, warm, tmp_path):
+    t5, made = save_tiny_t5(tmp_path / "t5"), tmp_path / "made"
+    (tmp_path / "lamp.json").write_text(json.dumps(read_sample("LaMP-4", "train")))
+    reads = ["--model_addr", t5, "--inputs_addr", tmp_path / "lamp.json", "--num_contexts", 1, "--unranked"]
+    commands = [
+        scripts["rank"],
+        [*scripts["train"], "--overwrite", "--output_dir", tmp_path / "planner"],
+        ["utils/train_generator.py", *reads, "--output_dir", made, "--epochs", 1],
+        ["baselines.py", *reads, "--rag", "--output_addr", tmp_path / "answers", "--limit", 1, "--max_tokens", 4],
+    ]
+    for script, *arguments in commands:
+        run = warm.run(script, arguments, do=AT_THE_END)
+        assert run.returncode == 0 and "cuDNN's attention: False\n" in run.printed, run.errors
 
 
 # What vLLM is told

@@ -1,15 +1,29 @@
 """What a model needs of GPU memory, by its config and the headers of its weights."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hollow_models import save_hollow, save_hollow_qwen
+from hub_server import MODEL, serve
+from lamp_samples import read_sample
 from safetensors.numpy import load_file, save_file
-from tiny_chat import save_tiny_chat
+from tiny_chat import sample_records, save_tiny_chat
+from tiny_t5 import save_tiny_t5
 
-from utils.models.memory import ALLOWANCE, GIB, ModelSize, fit_model, load_config, read_size
+from utils.models.memory import (
+    ALLOWANCE,
+    GIB,
+    ModelSize,
+    fit_model,
+    load_config,
+    read_size,
+)
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +132,76 @@ def test_weights_that_the_index_does_not_name_do_not_count(model):
     index = {"weight_map": dict.fromkeys(weights, "model.safetensors")}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     assert size_of(model) == size
+
+
+# Before a model is fetched
+
+ROOT = Path(__file__).resolve().parents[2]
+NVIDIA_SMI = """#!/bin/sh
+case "$*" in
+    *compute_cap*) echo "0, Pretended GPU, 9.0";;
+    *index,memory.free*) echo "0, {0}, {0}";;
+    *) echo {0};;
+esac
+"""
+ON_A_GPU = """
+import runpy, sys, torch
+torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def large_header(folder, parameters):
+    """The beginning of a file of weights with so many numbers in bfloat16; nothing stands behind it."""
+    header = {"w": {"dtype": "BF16", "shape": [parameters // 1000, 1000], "data_offsets": [0, 2 * parameters]}}
+    text = json.dumps(header).encode()
+    return {path.name: path.read_bytes() for path in folder.iterdir()} | {
+        "model.safetensors": len(text).to_bytes(8, "little") + text
+    }
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "gigabytes"),
+    [
+        ("train_planner.py", [], "15.2 GB"),  # 2 bytes a parameter
+        ("utils/train_generator.py", ["--lora_rank", "8"], "15.2 GB"),
+        ("utils/train_generator.py", [], "121.6 GB"),  # 16 bytes
+        ("baselines.py", [], "15.2 GB"),
+        ("baselines.py of an encoder-decoder", [], "15.2 GB"),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_it_is_fetched(script, flags, gigabytes, tmp_path):
+    """7.6 billion parameters on a card of 12 GiB."""
+    is_t5 = gigabytes == "121.6 GB" or "encoder-decoder" in script
+    files = large_header((save_tiny_t5 if is_t5 else save_tiny_chat)(tmp_path / "model"), 7_600_000_000)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/nvidia-smi").write_text(NVIDIA_SMI.format(12 * 1024))
+    (tmp_path / "bin/nvidia-smi").chmod(0o755)
+    records = (
+        sample_records("train", 2) if not flags and script == "train_planner.py" else read_sample("LaMP-4", "train")
+    )
+    (tmp_path / "in.json").write_text(json.dumps(records))
+    out = "--output_addr" if "baselines" in script else "--output_dir"
+    words = [
+        script.partition(" ")[0],
+        "--model_addr",
+        MODEL,
+        "--inputs_addr",
+        tmp_path / "in.json",
+        out,
+        tmp_path / "out",
+        *flags,
+    ]
+    words += ["--cache_dir", tmp_path / "cache"] + ([] if "baselines" in script else ["--num_contexts", 0])
+    with serve(files) as hub:
+        environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+        environment |= {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
+        command = [sys.executable, "-c", ON_A_GPU, *map(str, words)]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 2, done.stderr
+    share = "0.9 x " if script == "baselines.py" else ""
+    told = f"error: the weights of {MODEL}: {gigabytes} a GPU do not fit into {share}12.9 GB"
+    assert done.stderr.splitlines()[-2] == told, done.stderr
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))

@@ -107,13 +107,80 @@ def test_an_adapter_whose_base_model_is_not_there(tmp_path):
     [
         ({"peft_type": "PREFIX_TUNING"}, "not a LoRA adapter on a named base model"),
         ({"base_model_name_or_path": None}, "not a LoRA adapter on a named base model"),
+        ({"peft_type": ["LORA"]}, "not a LoRA adapter on a named base model"),
+        ({"r": 0}, "not a LoRA adapter on a named base model"),
         ({"r": None}, "damaged"),
+        ({"r": 2.0}, "damaged"),
+        ({"r": True}, "damaged"),
+        ({"base_model_name_or_path": 7}, "damaged"),
+        ({"base_model_name_or_path": ["a"]}, "not a LoRA adapter on a named base model"),
+        ({"base_model_name_or_path": "a\0b"}, "damaged"),
     ],
 )
 def test_an_adapter_of_another_kind_is_refused(tmp_path, settings, message):
     adapter = save_adapter(tmp_path / "adapter", save_base(tmp_path / "base"), **settings)
     with pytest.raises(UserError, match=rf"^{adapter}/adapter_config\.json: {message}"):
         check_model(str(adapter))
+
+
+NO_OBJECT = [b"", b"[1]", b"null", b'{"r": 1', b"\xff\xfe", b"[" * 100_000, b"1" * 5000]
+
+
+@pytest.mark.parametrize("content", NO_OBJECT)
+def test_an_adapters_config_that_is_no_object_is_told_in_one_line(tmp_path, content):
+    adapter = save_adapter(tmp_path / "adapter", save_base(tmp_path / "base"))
+    (adapter / "adapter_config.json").write_bytes(content)
+    with pytest.raises(UserError, match=rf"^{adapter}/adapter_config\.json: damaged; take another checkpoint$"):
+        check_model(str(adapter))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *NO_OBJECT,
+        b"{}",
+        b'{"weight_map": ["model.safetensors"]}',
+        b'{"weight_map": {"a": 5}}',
+        b'{"weight_map": {"a": ["model.safetensors"]}}',
+    ],
+)
+def test_a_damaged_index_of_weights_is_named(tmp_path, content):
+    index = save_model(tmp_path) / "model.safetensors.index.json"
+    index.write_bytes(content)
+    with pytest.raises(UserError, match=rf"^{index}: damaged\n  give the folder"):
+        check_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("other", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path.name)])
+@pytest.mark.parametrize("name", ["tokenizer.json", "model-2.safetensors", "chat_template.jinja"])
+def test_what_is_no_file_in_a_models_folder_is_named(tmp_path, name, other):
+    other(save_model(tmp_path) / name)
+    with pytest.raises(UserError, match=rf"^{tmp_path / name}: not a file, but a folder, a pipe or a broken link\n"):
+        check_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("config", "names", "said"),
+    [
+        ({"num_hidden_layers": 2}, ["model.layers.0.mlp", "model.layers.1.mlp.experts.7.up"], None),
+        ({"num_hidden_layers": 1}, ["h.0.attn", "h.1.attn"], None),  # one more, to predict several tokens at once
+        ({"num_hidden_layers": "many"}, ["layers.0.mlp"], None),  # the library says what is wrong
+        ({"num_hidden_layers": 12, "num_hidden_groups": 1}, ["albert_layer_groups.0.mlp"], None),  # all the same one
+        ({"num_hidden_layers": 10**9}, ["model.layers.0.mlp", "model.layers.1.mlp.experts.7.up"], (10**9, 2)),
+        ({"text_config": {"num_hidden_layers": 3}}, ["language_model.layers.0.mlp"], (3, 1)),
+        ({"num_layers": 2, "num_decoder_layers": 10**9}, ["decoder.block.1.layer.2.wo"], (10**9, 2)),
+    ],
+)
+def test_a_config_with_more_layers_than_the_weights_is_refused(tmp_path, config, names, said):
+    """A library would make each of them before it looks at the weights."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes(save({f"{name}.weight": np.zeros(1) for name in names}))
+    if said is None:
+        check_model(str(tmp_path))
+        return
+    message = rf"^{tmp_path}: its config\.json says {said[0]} layers, its weights hold {said[1]}$"
+    with pytest.raises(UserError, match=message):
+        check_model(str(tmp_path))
 
 
 @pytest.mark.parametrize("lost", [1, 20, 100, 10**6])

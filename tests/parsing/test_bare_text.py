@@ -11,7 +11,6 @@ from utils.parsing.bare_text import parse_text
     [
         ("[1]", "[1]"),
         (" [2]\n", "[2]"),
-        ("<think>[1]? No.</think>[2]", "[2]"),
         ("1", "[1]"),
         ("(2)", "[2]"),
         ("The answer is [2].", "[2]"),
@@ -23,7 +22,6 @@ from utils.parsing.bare_text import parse_text
         ("1.5", None),
         ("[3]", None),
         ("", None),
-        ("<think>[1]", None),
     ],
 )
 def test_citations(text, value):
@@ -86,8 +84,6 @@ def test_ratings(text, cut, value):
 def test_texts_are_taken_as_they_stand():
     parsed = parse_text('\n "A title"\nand more\r\n', False)
     assert (parsed.value, parsed.how, parsed.truncated) == ('"A title"\nand more', "strict", False)
-    assert parse_text("<think>hm</think> A title", False).value == "A title"
     assert parse_text("half \ud83d", True).value == "half"
     assert parse_text("half", True).truncated
     assert parse_text(" \n\0", False).value is None
-    assert parse_text("<think>A title", False).value is None

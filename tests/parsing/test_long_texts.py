@@ -11,6 +11,7 @@ from utils.parsing.building import parse_aspects, parse_needs
 from utils.parsing.choices import parse_level, parse_preference, parse_verdict
 from utils.parsing.letters import parse_letter, read_officially
 from utils.parsing.plans import parse_plan, plan_parser
+from utils.parsing.thoughts import split_thoughts
 
 # What reads a text, and with what a text begins so that the reader looks further.
 PARSERS = {
@@ -31,6 +32,8 @@ PARSERS = {
     "citation": (CITATION.parse, "1"),
     "tag": (MOVIE_TAG.parse, "based"),
     "text": (parse_text, "Title"),
+    "thoughts": (split_thoughts, "<think>"),
+    "channels": (split_thoughts, "<|channel|>analysis"),
 }
 LONGEST = ("\n", " ", '"', "a ")  # 1 MB of each, 100 KB of the others
 PIECES = (
@@ -40,7 +43,8 @@ PIECES = (
     "<final_answer>", "</final_answer>", "<think>", "</think>", "<think></think>", "dark  ", "sci-", '" \n', '"//',
     '"/*', '"}', '{"a":', '{"":[0,', '["a", ', '"a" ', "personalized_answer", '{"personalized_answer": "',
     "match_score: 1 ", ',"match_score":', "score: 1\n", '{"better_response": "', "the first ",
-    "needs_personalization: ", "is the following ", "\ud83d", "\0", "\ufeff", "é",
+    "[THINK]", "<|channel|>a", "<|channel|>a<|message|>", "needs_personalization: ", "is the following ", "\ud83d",
+    "\0", "\ufeff", "é",
 )  # fmt: skip
 SECONDS = 20  # a quadratic search takes minutes
 

@@ -46,7 +46,6 @@ ANSWERS = [
     ('{"output": {"personalized_answer": "hi"}}', "hi", "repaired"),
     ('{"personalized_answer": {"personalized_answer": "hi"}}', "hi", "repaired"),
     ('I fill {this}: {"personalized_answer": "hi"}', "hi", "repaired"),
-    ('<think>{"personalized_answer": "draft"}</think>\n{"personalized_answer": "hi"}', "hi", "repaired"),
     # Another spelling of the name.
     ('{"Personalized Answer": "hi"}', "hi", "repaired"),
     ('{"PERSONALIZED-ANSWER": "hi"}', "hi", "repaired"),
@@ -124,7 +123,6 @@ ANSWERS = [
     ('{"personalized_answer": true}', None, NONE),
     ('{"personalized_answer":', None, NONE),
     ('{"personalized_ans', None, NONE),
-    ('<think>I need {"personalized_answer": "a draft"}', None, NONE),
 ]
 
 CUT = [
@@ -178,7 +176,6 @@ VERDICTS = [
     ('{"why": "not {\'match_score\': 1}", "match_score": 2} /json', 2, "repaired"),
     ('{"why": "not\n{\'match_score\': 1}", "match_score": 2} /json', 2, "repaired"),
     ("Levels: match_score: 0 is poor, match_score: 2 is good.\n{'match_score': 1}", 1, "repaired"),
-    ('<think>{"match_score": 0}? No.</think>{"match_score": 2}', 2, "repaired"),
     # Not quite JSON.
     ('{"match_score": 1', 1, "repaired"),
     ('{"match_score": 1,}', 1, "repaired"),

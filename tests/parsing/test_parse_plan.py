@@ -77,11 +77,6 @@ AROUND = [
     ("```text\nCost of the trip\nTime of day\n```\n", COST_TIME),
     ('```json\n["Cost of the trip", "Time of day"]\n```', COST_TIME),
     ("```\nCost of the trip\nTime of day", COST_TIME),  # half a fence
-    ("<think>\nMoney?\n</think>\n\nCost of the trip\nTime of day", COST_TIME),
-    ("Money first.\n</think>\nCost of the trip\nTime of day", COST_TIME),
-    ("<think>a</think>b<think>c</think>Cost of the trip\nTime of day", COST_TIME),
-    ("<think>x</think>\nThe aspects are:\nCost of the trip\nTime of day", COST_TIME),
-    ('<think>["x"]</think>\n["Cost of the trip", "Time of day"]', COST_TIME),
     # how lines end
     ("Cost of the trip\r\nTime of day\r\n", COST_TIME),
     ("Cost of the trip\rTime of day", COST_TIME),
@@ -113,10 +108,6 @@ NOTHING = [
     '["',
     '["Cost of the tr',
     '["", "..."]',
-    "<think>Cost of the trip\nTime of day",
-    "\n<think>\nCost",
-    "Cost of the trip</think>",
-    "<think>Cost</think>\n\n",
 ]
 
 
@@ -189,7 +180,7 @@ def test_a_cut_title_that_ends_in_a_colon_is_all_there_is():
 
 def test_the_tables_are_long_and_without_repeats():
     texts = [text for text, _ in WRITTEN_AS_ASKED + REPAIRED + AROUND] + NOTHING
-    assert len(texts) == len(set(texts)) >= 80
+    assert len(texts) == len(set(texts)) >= 75
 
 
 @pytest.mark.parametrize(("text", "titles"), WRITTEN_AS_ASKED)
@@ -223,7 +214,6 @@ def test_no_plan(text, cut):
         ("---\nCost of the tr", ["Cost of the tr"]),
         ("Cost of the trip\nTime of day\nCost of", COST_TIME),
         ("Cost of the trip\nCost of the tr", ["Cost of the trip"]),
-        ("<think>x</think>Cost of the trip\nTime", ["Cost of the trip"]),
         ('["Cost of the trip", "Time of day", "Weath', COST_TIME),
         ('["Cost of the trip", "Time of day"]', COST_TIME),  # nothing of it was cut
         ('["Cost of the trip"', ["Cost of the trip"]),

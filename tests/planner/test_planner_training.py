@@ -219,7 +219,8 @@ def test_two_processes_learn_what_one_learns_with_twice_the_accumulation(data, w
     assert last[0] == pytest.approx(last[1], rel=1e-2)
 
     # What the two compute at the same time are neighbours in the order of length of the step's sequences.
-    one, ranks = seen_by(tmp_path / "one", 0), [seen_by(tmp_path / "two", rank) for rank in (0, 1)]
+    # The first batch is the longest, tried before the first step.
+    one, ranks = seen_by(tmp_path / "one", 0)[1:], [seen_by(tmp_path / "two", rank)[1:] for rank in (0, 1)]
     steps = [sorted(one[start : start + 4], key=len, reverse=True) for start in (0, 4, 8, 12)]
     assert len({len(sequence) for sequence in one}) > 4
     assert [list(pair) for pair in zip(*ranks, strict=True)] == [
@@ -251,9 +252,9 @@ def test_several_processes_go_on_within_an_epoch(data, warm, tmp_path, batch, ac
     more = {"lora_dropout": 0, "max_steps": 4}
     more |= {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulated}
     flags = short_run(data, output, **more)
-    learn(warm, *flags, be_two=None)
+    learn(warm, *flags, be_two=None, do="import train_planner; train_planner.drop_states = lambda folder: None")
     expected = losses_of(output)
-    shutil.rmtree(output / "checkpoint-4")
+    shutil.rmtree(output / "checkpoint-4")  # as if it had been killed before the end
     assert "going on from" in learn(warm, *flags, be_two=None)
     assert losses_of(output) == pytest.approx(expected, rel=1e-6)
 
@@ -274,6 +275,36 @@ def test_several_processes_save_together_what_is_finished(data, warm, tmp_path):
     assert log_of(tmp_path / "stopped") == log_of(tmp_path / "whole")
 
 
+# The second process alone has its gradients spoiled, after the second step, and its 15 minutes over after the first.
+SECOND_ONE = """
+import os, torch
+from utils.planner.trainer import PlannerTrainer
+from utils.training import resumable
+follow = PlannerTrainer.follow
+
+def spoil(self, *arguments):
+    follow(self, *arguments)
+    weight = next(weight for weight in self.model.parameters() if weight.requires_grad)
+    weight.register_hook(lambda gradient: gradient * (float("nan") if self.state.global_step == 2 else 1))
+    resumable.INTERIM_SECONDS = 0
+
+if os.environ["RANK"] == "1":
+    PlannerTrainer.follow = spoil
+"""
+
+
+def test_several_processes_end_together_over_the_gradients_of_one(data, warm, tmp_path):
+    """And save together where one finds that it is time."""
+    outputs = {name: short_run(data, tmp_path / name, max_steps=4, save_steps=4) for name in ("whole", "spoiled")}
+    learn(warm, *outputs["whole"], be_two=None)
+    run = warm.run("train_planner", outputs["spoiled"], be_two=None, do=SECOND_ONE)
+    assert run.returncode == 1 and "Traceback" not in run.errors, run.errors  # as the launcher ends over an error
+    assert run.errors.count("step 3: the norm of the gradients is nan; nothing is learnt from it, checkpoint-2") == 1
+    assert [path.name for path in (tmp_path / "spoiled").glob("checkpoint-*")] == ["checkpoint-2"]
+    assert "going on from" in learn(warm, *outputs["spoiled"], be_two=None)
+    assert log_of(tmp_path / "spoiled") == log_of(tmp_path / "whole")
+
+
 def test_several_processes_take_leave_of_each_other(data, tmp_path):
     """A process group that is left to the end of the process aborts it now and then, after its work is done.
 
@@ -286,9 +317,9 @@ def test_several_processes_take_leave_of_each_other(data, tmp_path):
     )
     script = tmp_path / "run.py"
     script.write_text(
-        "import sys, torch, train_planner\n"
+        "import sys, torch, train_planner\nfrom utils.training import launch\n"
         "assert train_planner.main(sys.argv[2:]) == 0\n"
-        "assert train_planner.num_processes() == 2 and not torch.distributed.is_initialized()\n"
+        "assert launch.num_processes() == 2 and not torch.distributed.is_initialized()\n"
     )
     environment = {"HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     flags = short_run(data, tmp_path / "planner", max_steps=1, save_steps=1)
@@ -296,27 +327,41 @@ def test_several_processes_take_leave_of_each_other(data, tmp_path):
         assert words in finish(train(*flags, launcher=(*TWO, script), **environment))
 
 
-def test_only_the_positions_of_targets_go_through_the_vocabulary(data):
+@pytest.mark.parametrize("save", [save_tiny_chat, save_tiny_gemma])  # the second caps its logits
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_only_each_rows_own_targets_go_through_the_vocabulary(save, checkpointing, tmp_path):
+    """In double precision loss and gradients are those of the plain formula over all logits."""
     import torch
+    from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
     from utils.training import NO_LOSS
     from utils.training.causal import target_loss
 
-    model = AutoModelForCausalLM.from_pretrained(data / "model").eval()
+    save(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64, attn_implementation="eager")
+    model = get_peft_model(model, LoraConfig(target_modules=["q_proj"], init_lora_weights=False)).train()
+    if checkpointing:
+        model.enable_input_require_grads()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     ids = torch.randint(5, 50, (2, 40), generator=torch.Generator().manual_seed(0))
     labels = torch.full_like(ids, NO_LOSS)
     labels[0, 30:], labels[1, 20:25] = ids[0, 30:], ids[1, 20:25]
     mask = torch.ones_like(ids)
     mask[1, 25:] = 0  # padding
-    projected = []
-    model.lm_head.register_forward_hook(lambda module, inputs, output: projected.append(output.shape[:2]))
-    with torch.no_grad():
-        loss, num_right = target_loss(model, labels=labels, input_ids=ids, attention_mask=mask)
-        whole = model(input_ids=ids, attention_mask=mask, labels=labels)
-    assert projected == [(2, 15), (2, 40)]  # ten of the first and five of the second sequence
-    assert loss.item() == pytest.approx(15 * whole.loss.item(), rel=1e-4)
-    assert num_right == sum((whole.logits[:, :-1].argmax(-1) == labels[:, 1:]).flatten())
+    weights, projected = [one for one in model.parameters() if one.requires_grad], []
+    hook = model.get_output_embeddings().register_forward_hook(lambda *called: projected.append(called[-1].shape[:2]))
+    loss, num_right = target_loss(model, labels=labels, input_ids=ids, attention_mask=mask)
+    gradients = torch.autograd.grad(loss, weights)
+    hook.remove()
+    assert projected == [(1, 15)]  # ten of the first and five of the second sequence
+    logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
+    likelihoods = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    plain = -likelihoods[labels[:, 1:] != NO_LOSS].sum()
+    assert loss.item() == pytest.approx(plain.item(), rel=1e-6)
+    for ours, theirs in zip(gradients, torch.autograd.grad(plain, weights), strict=True):
+        assert (ours - theirs).norm() <= 1e-6 * theirs.norm() > 0
+    assert num_right == (logits.argmax(-1) == labels[:, 1:]).sum()
 
 
 def test_sequences_of_a_step_stand_by_length():

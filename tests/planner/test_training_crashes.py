@@ -1,6 +1,7 @@
 """Trainings of a tiny planner that are killed, or meet a full disk: the same command ends them, as if not."""
 
 import json
+import math
 import random
 import re
 import shutil
@@ -15,6 +16,7 @@ from tiny_chat import sample_records, save_tiny_chat
 from zygote import ROOT, Zygote
 
 from utils.training.checkpoints import is_unevaluated
+from utils.training.stopping import seconds_left
 
 pytestmark = pytest.mark.engine
 
@@ -257,11 +259,151 @@ def test_a_run_that_goes_on_saves_as_it_is_told_now(flags, uninterrupted, zygote
     assert evaluated == [2, 3, 6]
 
 
+SPOILED = """
+import torch
+from utils.planner.trainer import PlannerTrainer
+follow = PlannerTrainer.follow
+
+def spoil(self, *arguments):
+    follow(self, *arguments)
+    weight = next(weight for weight in self.model.parameters() if weight.requires_grad)
+    weight.register_hook(lambda gradient: torch.full_like(gradient, {value}) if self.state.global_step == 3 else None)
+
+PlannerTrainer.follow = spoil
+"""
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_gradients_that_are_not_finite_end_the_run_before_they_are_learnt(
+    value, flags, uninterrupted, zygote, tmp_path
+):
+    whole, _ = uninterrupted
+    output = tmp_path / "planner"
+    arguments = [*flags, "--output_dir", output]
+    for _ in range(2):  # the same command comes to the same end
+        run = zygote.start("train_planner", arguments, do=SPOILED.format(value=f"float('{value}')"))
+        assert run.wait() == 2 and "Traceback" not in run.errors, run.errors
+        _, found, error = run.errors.rpartition("error: ")
+        what = f"step 4: the norm of the gradients is {value}; nothing is learnt from it, checkpoint-2 is kept\n"
+        assert found and error.startswith(what) and error.count("\n") == 3
+        assert whole_checkpoints(output) == {2: whole["adapters"][2]}
+    finish(zygote, flags, output)
+    assert contents(output) == whole
+
+
+NO_LOSS = """
+from utils.planner.trainer import PlannerTrainer
+training_step = PlannerTrainer.training_step
+
+def spoil(self, *arguments, **named):
+    return training_step(self, *arguments, **named) * (float("nan") if self.state.global_step == 3 else 1)
+
+PlannerTrainer.training_step = spoil
+"""
+
+
+def test_a_loss_that_is_none_is_logged_as_such(flags, uninterrupted, zygote, tmp_path):
+    run = zygote.run("train_planner", [*flags, "--output_dir", tmp_path / "planner"], do=NO_LOSS)
+    assert run.returncode == 0, run.errors
+    found, expected = (one["losses"] for one in (contents(tmp_path / "planner"), uninterrupted[0]))
+    assert math.isnan(found.pop(3)) and expected[:3] + expected[4:] == found
+
+
+# A clock that shows 500 s more after each step.
+SLOW = """
+from types import SimpleNamespace
+from utils.planner.trainer import PlannerTrainer
+from utils.training import resumable
+clock = [0]
+resumable.time = SimpleNamespace(monotonic=lambda: clock[0])
+training_step = PlannerTrainer.training_step
+
+def take_time(self, *arguments, **named):
+    clock[0] += 250
+    return training_step(self, *arguments, **named)
+
+PlannerTrainer.training_step = take_time
+"""
+
+
+def test_a_slow_run_loses_a_quarter_of_an_hour_at_most(flags, every_step, zygote, tmp_path):
+    """Step 3 has a checkpoint by --save_steps; 2 and 5 have one because 15 minutes were over."""
+    outputs = {name: tmp_path / name for name in ("slow", "whole")}
+    arguments = [*flags, "--save_steps", "3"]
+    setup = {"do": SLOW, "signal_itself": [("compute_loss", 5, KILL)]}
+    run = zygote.run("train_planner", [*arguments, "--output_dir", outputs["slow"]], **setup)
+    assert run.returncode == -KILL, run.errors
+    assert re.findall(r"step (\d): saving", run.errors) == ["2", "3", "5"]
+    saved = whole_checkpoints(outputs["slow"])
+    assert sorted(saved) == [3, 5] and saved.items() <= every_step.items()  # 2 went when 3 was whole
+    assert (outputs["slow"] / "best").readlink().name == "checkpoint-3"
+    for output in outputs.values():
+        finish(zygote, arguments, output)
+    assert contents(outputs["slow"]) == contents(outputs["whole"])
+
+
+def test_a_checkpoint_after_every_step_changes_nothing(flags, uninterrupted, zygote, tmp_path):
+    output = tmp_path / "planner"
+    every = "from utils.training import resumable; resumable.INTERIM_SECONDS = 0"
+    run = zygote.run("train_planner", [*flags, "--output_dir", output], do=every)
+    assert run.returncode == 0, run.errors
+    assert re.findall(r"step (\d): saving", run.errors) == list("123456")
+    assert contents(output) == uninterrupted[0]
+
+
+# A checkpoint takes 3 s, the launcher gives 1.
+SLOW_DISK = """
+import os, time
+from utils.planner.trainer import PlannerTrainer
+from utils.training import stopping
+os.environ.update({variables})
+stopping.LAUNCHER_SECONDS = 1
+save = PlannerTrainer._save_checkpoint
+
+def save_slowly(self, *arguments):
+    time.sleep(3 * self._stopper.asked)
+    save(self, *arguments)
+
+PlannerTrainer._save_checkpoint = save_slowly
+"""
+
+
+@pytest.mark.parametrize(("variables", "kept"), [({"SLURM_JOB_ID": "1"}, 3), ({}, 2)])
+def test_a_slow_disk_has_the_time_that_slurm_gives(variables, kept, flags, uninterrupted, zygote, tmp_path):
+    output = tmp_path / "planner"
+    setup = {"do": SLOW_DISK.format(variables=variables), "signal_itself": [("compute_loss", 3, TERM)]}
+    run = zygote.run("train_planner", [*flags, "--output_dir", output], **setup)
+    assert run.returncode == 130, run.errors
+    assert f"stopped after step 3; checkpoint-{kept} is kept, run the same command again\n" in run.errors
+    assert max(whole_checkpoints(output)) == kept
+    finish(zygote, flags, output)
+    assert contents(output) == uninterrupted[0]
+
+
+@pytest.mark.parametrize(
+    ("variables", "seconds"),
+    [
+        ({}, 25),
+        ({"SLURM_JOB_ID": "1"}, 100),
+        ({"LOCAL_RANK": "0", "SLURM_JOB_ID": "1", "STUDY_SECONDS": "60"}, 25),  # by accelerate
+        ({"STUDY_SECONDS": "60"}, 60),
+        ({"STUDY_SECONDS": "60", "SLURM_JOB_ID": "1"}, 60),
+    ],
+)
+def test_the_time_between_a_signal_and_the_kill(variables, seconds, monkeypatch):
+    for name in ("LOCAL_RANK", "SLURM_JOB_ID", "STUDY_SECONDS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert seconds_left() == seconds
+
+
 STOPPER = """
 import os, signal, time
 from utils import cli
 from utils.training import stopping
-cli.LEAVE_SECONDS, stopping.SAME_SIGNAL = 1, 1000
+stopping.LAUNCHER_SECONDS = stopping.SLURM_SECONDS = 3
+stopping.SAME_SIGNAL = 1000
 def main():
     with stopping.Stopper() as stopper:
         stopper.step, stopper.saved = 3, 2

@@ -350,6 +350,8 @@ def test_a_response_file_is_read_as_it_is(tmp_path):
         ({"q1": [{"output": "a"}, {"text": "b"}]}, "id 'q1': response 1 has no field 'output'"),
         ({"q1": ["a"]}, "id 'q1': response 0 has no field 'output'"),
         ({"q1": [{"output": 5}]}, "id 'q1': response 0: 'output' is 5, not a text"),
+        ({"q1": [{"output": "a", "raw": False}]}, "id 'q1': response 0: 'raw' is false, not a text"),
+        ({"q1": [{"output": "a", "raw": ["a"]}]}, "id 'q1': response 0: 'raw' is a list, not a text"),
         ({"q1": [{"output": False}]}, "id 'q1': response 0: 'output' is false, not a text"),
         ({"q1": [{"output": {"a": 1}}]}, "id 'q1': response 0: 'output' is an object, not a text"),
         ('{"q1": [{"output": "a"}], "q1": []}', "'q1' stands twice in one object; names are unique"),
@@ -427,8 +429,9 @@ def test_half_a_character_is_named_before_anything_runs(tmp_path, changes, where
     assert where in message(read_dataset, path, EVERYTHING)
 
 
-def test_half_a_character_in_a_response_is_named(tmp_path):
-    path = write(tmp_path / "answers.json", json.dumps({"q1": [{"output": "\ud83d"}]}))
+@pytest.mark.parametrize("field", ["output", "raw"])
+def test_half_a_character_in_a_response_is_named(tmp_path, field):
+    path = write(tmp_path / "answers.json", json.dumps({"q1": [{"output": None, field: "\ud83d"}]}))
     assert "id 'q1': response 0" in message(read_responses, path)
 
 

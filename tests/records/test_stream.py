@@ -1,15 +1,20 @@
 """A dataset read a record at a time: the same records and errors as when it is read whole, in little memory."""
 
 import json
+import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from utils.building.posts import read_sepqa
 from utils.cli import UserError
 from utils.files.writing import write_array
+from utils.models.loading import little_memory
+from utils.records.contexts import ContextsFile
 from utils.records.datasets import read_dataset
 from utils.records.stream import DatasetFile, read_questions
 
@@ -95,6 +100,35 @@ def test_the_errors_are_those_of_the_whole_reader(tmp_path, what, name):
     with pytest.raises(UserError) as streamed:
         list(DatasetFile(path).scan(["profile"]))
     assert str(streamed.value) == str(whole.value)
+
+
+def read_contexts(path):
+    ContextsFile(path)
+
+
+def read_posts(path):
+    list(read_sepqa(path, Counter()))
+
+
+def read_questions_of(path):
+    read_questions(path, [])
+
+
+@pytest.mark.parametrize("read", [read_contexts, read_posts, read_questions_of])
+def test_lines_without_an_end_do_not_fill_the_memory(tmp_path, monkeypatch, read):
+    monkeypatch.setattr("utils.files.json_files.LONGEST_LINE", 1 << 20)
+    path = tmp_path / "d.jsonl"
+    path.touch()
+    os.truncate(path, 1 << 40)  # takes no space on a disk
+    with pytest.raises(UserError, match=rf"^{path}: line 1 has more than 1 MiB: not JSON Lines$"), little_memory():
+        read(path)
+
+
+def test_a_file_that_is_read_whole_may_be_larger_than_the_memory(tmp_path):
+    (tmp_path / "d.json").touch()
+    os.truncate(tmp_path / "d.json", 1 << 40)
+    with pytest.raises(UserError, match=rf"^{tmp_path}/d\.json: larger than the free memory$"), little_memory():
+        read_dataset(tmp_path / "d.json")
 
 
 def test_a_folder_is_refused(tmp_path):

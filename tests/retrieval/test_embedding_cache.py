@@ -146,6 +146,30 @@ def test_one_damaged_row_costs_no_other(tmp_path, capsys):
     assert list(EmbeddingCache(tmp_path, "model").get(texts)) == texts and capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("other", ["a pipe", "a link"])
+def test_what_has_the_name_of_a_caches_file_is_replaced_and_not_written_to(tmp_path, other):
+    EmbeddingCache(tmp_path / "cache", "model")
+    (identity,) = tmp_path.glob("cache/*/identity.txt")
+    (tmp_path / "theirs").write_text("theirs")
+    identity.unlink()
+    os.mkfifo(identity) if other == "a pipe" else identity.symlink_to(tmp_path / "theirs")
+    EmbeddingCache(tmp_path / "cache", "model")
+    assert identity.read_text() == "model\n" and not identity.is_symlink()
+    assert (tmp_path / "theirs").read_text() == "theirs"
+
+
+def test_a_folder_in_the_place_of_a_caches_file_is_named(tmp_path):
+    cache = EmbeddingCache(tmp_path, "model")
+    cache.add(["chess"], embeddings_of(["chess"]))
+    (path,) = tmp_path.glob("*/*.embeddings.npy")
+    path.unlink()
+    path.mkdir()
+    cache = EmbeddingCache(tmp_path, "model")
+    with pytest.raises(UserError, match=rf"^{path}: a folder; move it away$"):
+        cache.add(["chess"], embeddings_of(["chess"]))
+    assert not list(tmp_path.glob("*/*.tmp"))
+
+
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match=f"^--embedding_cache {tmp_path}/file: cannot be written: "):

@@ -123,6 +123,24 @@ def test_other_poolings_are_refused_unless_one_is_given(folder, config, told):
     assert choose_pooling(str(folder), mode="mean") == Pooling("mean", True)
 
 
+NOTHING_OF_ITS_KIND = [b"", b"[" * 100_000, b"1" * 5000, b"\xff\xfe", b"7", b'"mean"', b"[7]", b"null"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        *(("modules.json", content) for content in [*NOTHING_OF_ITS_KIND, b'[{"path": "a"}]', b'[{"type": 1}]']),
+        *(("1_Pooling/config.json", content) for content in [*NOTHING_OF_ITS_KIND, b'{"pooling_mode": 7}']),
+    ],
+)
+def test_a_damaged_file_is_named_and_can_be_done_without(folder, file, content):
+    save_pooling(folder, "Transformer", "Pooling", "Normalize", **BGE)
+    (folder / file).write_bytes(content)
+    with pytest.raises(UserError, match=rf"^{folder / file}: damaged\n  mend it; or give --pooling and --normalize"):
+        choose_pooling(str(folder))
+    assert choose_pooling(str(folder), mode="cls", normalize=True) == Pooling("cls", True)
+
+
 def test_what_else_cannot_be_done_is_refused(folder):
     save_pooling(folder, "Transformer", "Pooling", "Dense", **BGE)
     with pytest.raises(UserError, match=r"modules\.json: its Dense layer is not known here"):

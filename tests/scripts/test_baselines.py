@@ -137,7 +137,6 @@ def test_fields_of_an_answer(server, flags, output):
                 "prompt_tokens": words,  # the server counts words
                 "cached_tokens": words // 2,
                 "completion_tokens": 5,
-                "log_prob": None,
             }
         ]
     }
@@ -304,11 +303,44 @@ def test_a_run_in_which_at_least_half_fails_says_why_and_ends_with_1(server, fla
         assert printed.err.endswith(
             f"{again}: 7 of 13 answers are unusable; --retry_failed asks for them again\n"
             f"  5: no personalized_answer in the text; such as '{IDS[2]}': \"I'd rather not, 2.\"\n"
+            "     try another model, or a prompt of your own by --prompts_dir\n"
             f"  2: content_filter: Not this.; such as '{IDS[0]}'\n"
+            "     try another model or server: this one refuses what these prompts are about\n"
+            "  with other settings, give another output or --overwrite\n"
         )
         assert ("already finished" in printed.out) != first
+    journal = output.with_name(f"{output.name}.journal.jsonl")
+    kept = journal.read_bytes()
+    journal.unlink()
+    run(flags, output, "--max_retries", 0)
+    told = "6 of 13 answers are unusable; its journal was deleted; only --overwrite asks again, for all answers\n"
+    assert capsys.readouterr().err == f"{output}: {told}"
+    journal.write_bytes(kept)
     server.reply = lambda request: answer("Yes.")
     assert None not in [found["output"] for [found] in run(flags, again, "--retry_failed").values()]
+
+
+def test_what_to_try_goes_with_how_the_outputs_failed(server, flags, output, capsys):
+    told = f"{output}: 13 of 13 answers are unusable"
+    long = "Ring \x07 \u202e the bell. " * 40
+    server.reply = lambda request: Reply(long, finish_reason="length")
+    run(flags, output, "--max_retries", 0, code=1)
+    printed = capsys.readouterr().err
+    sample = repr(long)[:97]
+    assert f"such as '{IDS[0]}': {sample}...\n     try a higher --max_tokens, with a --max_model_len" in printed
+    assert "\x07" not in printed and "\u202e" not in printed
+    run(flags, output, "--max_retries", 0, "--max_model_len", 60, "--max_tokens", 59, "--overwrite", code=1)
+    printed = capsys.readouterr().err
+    assert f"{told}\n  13: the prompt is longer" in printed and "\n     try a higher --max_model_len" in printed
+    run(flags, output, "--constrained_decoding", "never", "--max_retries", 0, "--overwrite", code=1)
+    assert "\n     try a higher --max_tokens" in capsys.readouterr().err
+    server.reply = lambda request: Reply("No.")
+    run(flags, output, "--constrained_decoding", "never", "--max_retries", 0, "--overwrite", code=1)
+    assert "\n     try --constrained_decoding fallback, or another model\n" in capsys.readouterr().err
+    server.reply = lambda request: Reply("No.", finish_reason="length" if len(server.requests) % 2 else "stop")
+    run(flags, output, "--max_retries", 0, "--max_concurrency", 1, "--overwrite", code=1)
+    printed = capsys.readouterr().err
+    assert "  7: no personalized_answer" in printed and "  6: no personalized_answer" in printed  # not one reason
 
 
 def test_an_address_without_v1_is_told(server, flags, output):

@@ -24,6 +24,7 @@ import baselines
 import planpers
 from prompts import load_prompt
 from utils import cli
+from utils.checks.commands import preflights_of
 from utils.cli import UserError
 from utils.generation import engines
 from utils.generation.driver import Policy
@@ -162,7 +163,7 @@ class ScriptedEngine:
         self.engines.calls.append((text, sampling))
         await asyncio.sleep(0)  # the others get their turn
         reply = self.engines.reply(text, sampling)
-        return Completion(reply, "stop", len(prompt), 1, len(reply.split()), -1.5)
+        return Completion(reply, "stop", len(prompt), 1, len(reply.split()))
 
     async def close(self):
         self.engines.events.append(("close", self.models))
@@ -550,7 +551,6 @@ def test_fields_of_an_answer(server, api, output, tmp_path):
                 "prompt_tokens": words,  # the server counts words
                 "cached_tokens": words // 2,
                 "completion_tokens": 3,
-                "log_prob": None,
             }
         ]
     }
@@ -688,7 +688,6 @@ def test_files_of_a_planned_run(opened, models, local, output, capsys):
         "prompt_tokens": first["prompt_tokens"],
         "cached_tokens": 1,
         "completion_tokens": 5,
-        "log_prob": -1.5,
     }
     assert sum(plan["attempts"] for samples in plans.values() for plan in samples) == 27  # 26, and one again
     printed = capsys.readouterr()
@@ -1499,6 +1498,97 @@ def test_shown_commands_parse(command):
     assert (args.temperature, args.num_contexts, args.max_tokens_plan, args.max_tokens) == (0.1, 10, 512, 2048)
 
 
+@pytest.fixture
+def planner_api(tmp_path, api):
+    """A server of the planner's own, and the flags that name it."""
+    (tmp_path / "planner_key.txt").write_text("sk-planner\n")
+    with serve(lambda request: Reply("Price of boats\nTime at sea")) as planner:
+        flags = ["--planner_base_url", planner.url, "--planner_api_key_addr", f"{tmp_path}/planner_key.txt"]
+        yield planner, ["--planner_model", "my-planner", *flags]
+
+
+def usage_of(server, written):
+    """Tokens of all prompts that a server got and of its answers, which have so many each, as it counts them."""
+    prompt = [sum(len(one["content"].split()) for one in request["messages"]) for request in server.requests]
+    return sum(prompt), sum(count // 2 for count in prompt), written * len(prompt)
+
+
+def test_planner_and_generator_have_a_server_a_key_and_prices_each(api, planner_api, server, opened, output, capsys):
+    planner, flags = planner_api
+    prices = ["--planner_price_in", 2, "--planner_price_out", 30, "--planner_price_cached", 0.5]
+    prices += ["--price_in", 5, "--price_out", 7]
+    arguments = arguments_of([*api, *flags], output, *prices, "--limit", 3)
+    assert planpers.main(arguments) == 0
+    assert opened.events == []  # nothing runs here
+    assert {*server.keys} == {"sk-test"} and {*planner.keys} == {"sk-planner"}
+    assert len(server.requests) == len(planner.requests) == 3
+    assert {request["model"] for request in planner.requests} == {"my-planner"}
+    assert all("Price of boats\nTime at sea\n\noutput:" in user for user in server.users())
+    manifests = [json.loads(Path(f"{path}.manifest.json").read_text()) for path in (f"{output}.plans.json", output)]
+    prompt, cached, written = usage_of(planner, 6)
+    assert manifests[0]["cost_usd"] == round(((prompt - cached) * 2 + cached * 0.5 + written * 30) / 1e6, 6) > 0
+    prompt, _, written = usage_of(server, 3)
+    assert manifests[1]["cost_usd"] == round((prompt * 5 + written * 7) / 1e6, 6) > 0
+    assert (manifests[0]["fingerprint"]["planner"], manifests[1]["fingerprint"]["plans"]) == ("my-planner",) * 2
+    printed = capsys.readouterr().out
+    assert all(f"; {manifest['cost_usd']:.4f} USD\n" in printed for manifest in manifests)
+    for path in output.parent.iterdir():
+        assert "sk-" not in path.read_text()
+    arguments[arguments.index("--price_out") + 1] = "8"  # no setting
+    assert planpers.main(arguments) == 0 and len(server.requests) == 3
+    assert "already finished" in capsys.readouterr().out
+    assert planpers.main(arguments_of([*api, *flags], output, *prices, "--dry_run", "--limit", 3)) == 0
+    plans, answers = [line for line in capsys.readouterr().out.splitlines() if "USD for the prompts" in line]
+    assert float(re.search("at most (.+) with the outputs", plans)[1]) > 3 * 512 * 30 / 1e6
+    assert float(re.search("at most (.+) with the outputs", answers)[1]) > 3 * 2048 * 7 / 1e6
+
+
+def test_a_planner_behind_an_api_plans_for_a_generator_that_runs_here(models, planner_api, opened, output):
+    planner, flags = planner_api
+    assert planpers.main(arguments_of(["--model_addr", models.base, *flags], output, "--limit", 2)) == 0
+    assert [event[0] for event in opened.events] == ["open", "answer", "answer", "close"]
+    assert len(planner.requests) == 2
+    assert all("Price of boats\nTime at sea" in text for text, _ in opened.calls)
+
+
+def test_a_planners_server_that_repeats_its_key_is_not_quoted(api, planner_api, server, opened, output):
+    planner, flags = planner_api
+    planner.reply = lambda request: Reply("Bad key $KEY.", status=401)
+    with pytest.raises(UserError, match=r"answers 401: Bad key \*\*\*\."):
+        planpers.main(arguments_of([*api, *flags], output, "--limit", 1))
+    assert server.requests == []
+
+
+def test_preflight_checks_a_planner_where_it_is(models):
+    shared = ["--unranked", "--inputs_addr", str(SAMPLE), "--output_addr", "o.json", "--planner_model", "p"]
+    shared += ["--model_addr", models.base]
+    there = ["--planner_base_url", "http://x/v1", "--planner_api_key_addr", "k.txt"]
+    assert preflights_of(["planpers.py", *shared, *there])[1] == [
+        "--model_addr",
+        "p",
+        "--openai",
+        "--api_key_addr",
+        "k.txt",
+    ]
+    assert preflights_of(["planpers.py", *shared])[1][:3] == ["--model_addr", "p", "--tensor_parallel_size"]
+
+
+def test_the_planners_flags_need_its_address_and_it_a_planner(api, local, output, capsys):
+    for flags, told in (
+        (["--planner_api_key_addr", "k"], "without --planner_base_url, for the planner runs here"),
+        (["--planner_price_in", "1", "--planner_price_out", "1"], "without --planner_base_url"),
+        (["--planner_base_url", "http://x/v1", "--planner_price_in", "1"], "without --planner_price_out"),
+        (["--price_in", "1", "--price_out", "1"], "without --openai, for the model runs here"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            planpers.main(arguments_of(local, output, *flags))
+        assert ended.value.code == 2 and told in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        planpers.main(arguments_of([*api, "--gold_plan"], output, "--planner_base_url", "http://x/v1"))
+    assert "--planner_base_url: has no effect without --planner_model" in capsys.readouterr().err
+    assert not output.parent.exists()
+
+
 def test_flags_of_the_baselines_parse():
     flags = "--model_addr m --inputs_addr a --output_addr b --rag --num_contexts 10 --temperature 0.1 --top_p 0.9"
     flags += " --num_generated_outputs 3 --max_tokens 1024 --openai --api_key_addr k --cache_dir c"
@@ -1530,3 +1620,13 @@ def test_dry_run_of_given_plans_counts_them_into_the_prompts(server, api, output
     tokens = sum(4 + -(-len(message["content"].encode()) // 3) for message in messages)
     assert said[:2] == ["answers:", f"1 prompts, {tokens} tokens (estimate: 1 token per 3 bytes); longest {tokens}"]
     assert server.requests == [] and not output.parent.exists()
+
+
+def test_a_planner_here_has_neither_the_parser_nor_the_missing_seed_of_a_generator_behind_an_api():
+    words = "--openai --api_key_addr k --model_addr m --planner_model p --inputs_addr i --output_addr o --seed none"
+    args = planpers.build_parser().parse_args([*words.split(), "--reasoning_parser", "deepseek_r1"])
+    own = planpers.flags_of_planner(args)
+    assert (own.openai, own.seed, own.reasoning_parser) == (False, 0, None)
+    policy = Policy.from_arguments(args, {})
+    assert policy.reasoning_parser == "deepseek_r1"
+    assert planpers.planner_policy(args, policy).reasoning_parser is None  # so a study expects what a run writes

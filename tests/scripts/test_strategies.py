@@ -382,9 +382,7 @@ def test_fingerprint_of_each_strategy(judging):
         ("direct", "direct_judge", hashes[0]),
         ("pairwise", "pairwise_judge", hashes),
     ]:
-        # The server has no verdicts but on aspects.
-        code = int(strategy != "aspect")
-        judging.run(strategy, files if strategy == "pairwise" else files[:1], to=f"{strategy}.json", code=code)
+        judging.run(strategy, files if strategy == "pairwise" else files[:1], to=f"{strategy}.json")
         prompt = {name: load_prompt(f"lampqa/{name}").digest}
         assert judging.fingerprint(f"{strategy}.json") == {
             **shared, "strategy": strategy, "responses": responses, "prompt": prompt
@@ -416,7 +414,7 @@ def test_a_question_with_one_order_is_not_yet_judged():
     [
         (
             "direct",
-            r"other\.json: judged in another way than .*aspect\.json\n  strategy 'direct', not 'aspect'; prompt ",
+            r"other\.json: judged differently from .*aspect\.json\n  strategy 'direct', not 'aspect'; prompt ",
         ),
         ("pairwise", r"other\.json: its strategy is 'pairwise', which scores no single system"),
     ],
@@ -484,7 +482,6 @@ LEVELS = [
     ("Good.\n**Score:** 1.0\nIt has all.", 1, "repaired"),
     ("0.25", 0.25, "repaired"),
     ("0\n```", 0, "repaired"),
-    ('<think>{"score": 0}</think>{"score": 1}', 1, "repaired"),
 ]
 NO_LEVELS = [
     ("", "the text is empty"),

@@ -1,19 +1,23 @@
 """utils/train_generator.py and baselines.py with what it made: a tiny T5 on the samples of LaMP and LongLaMP."""
 
 import json
+import multiprocessing
+import os
+import pickle
 import re
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from lamp_samples import CONFIGS, LAMP, lamp_scores, read_sample
 from tiny_chat import save_tiny_chat
-from tiny_t5 import DATA, save_tiny_t5
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from tiny_t5 import DATA, make_tiny_t5, save_tiny_t5
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config
 
 import baselines
 import evaluate_responses
@@ -23,9 +27,10 @@ from utils import download_datasets, export_predictions, train_generator
 from utils.benchmarks import tasks
 from utils.cli import UserError
 from utils.files.json_files import read_json
-from utils.generation.beams import batches, padded_length, write
+from utils.generation.beams import Room, batches, padded_length, room_of, write
 from utils.generation.encoder_decoder import text_model
 from utils.generation.plain_text import Passages, PlainText
+from utils.generator import examples
 from utils.generator.examples import build_examples
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -189,6 +194,19 @@ def test_fused_each_item_stands_alone_with_the_question(data, trim_items):
     assert len(bare.prompt.parts) == 1
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_examples_that_processes_build_are_the_same(data, fused, monkeypatch):
+    records = [{**record, "id": f"{n}"} for n, record in enumerate(read_sample("LaMP-4", "dev") * 30)]
+    alone = examples_of(data, data / "t5", fused, records, 3, trim_items=True)
+    begun, get_context = [], multiprocessing.get_context
+    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: begun.append(kind) or get_context(kind))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
+    monkeypatch.setattr(examples, "WORTH_A_PROCESS", 1)
+    shared = examples_of(data, data / "t5", fused, records, 3, trim_items=True)
+    assert begun == ["fork"] and shared == alone and len(alone) == len(records)
+    assert list(map(pickle.dumps, shared)) == list(map(pickle.dumps, alone))
+
+
 def test_a_question_beyond_the_budget_is_cut_at_its_end_and_counted(data):
     record = read_sample("LaMP-4", "dev")[0]
     for fused in (False, True):
@@ -204,11 +222,65 @@ def test_a_question_beyond_the_budget_is_cut_at_its_end_and_counted(data):
 
 def test_batches_are_of_like_length_and_hold_all():
     prompts = [[0] * length for length in (9000, 5, 7000, 6, 300, 8000, 20_000)]
-    found = list(batches(prompts))
+    found = list(batches(prompts, Room()))
     assert found == [[6], [0], [5, 2], [4, 3, 1]]
     assert (
-        list(batches([Passages(([0] * 10, [0] * 30))])) == [[0]] and padded_length(Passages(([0] * 10, [0] * 30))) == 60
+        list(batches([Passages(([0] * 10, [0] * 30))], Room())) == [[0]]
+        and padded_length(Passages(([0] * 10, [0] * 30))) == 60
     )
+
+
+@pytest.fixture
+def on_cuda(monkeypatch):
+    """A model as if it were on a GPU with so many bytes free, of which torch holds a tenth."""
+
+    def pretend(config, free, dtype=torch.float32):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * 9 // 10, free))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: free // 5)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: free // 5 - free // 10)
+        return SimpleNamespace(config=config, dtype=dtype, device=torch.device("cuda"))
+
+    return pretend
+
+
+FLAN_T5_BASE = {"d_model": 768, "d_kv": 64, "d_ff": 2048, "num_layers": 12, "num_heads": 12}
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("free", "dtype", "plain", "fused"),
+    [
+        (140 * GB, torch.float32, 256, 16),  # 50 GB of caches
+        (80 * GB, torch.float32, 203, 15),  # 40 GB / (640 tokens x 307,200 bytes); / (8,320 x 307,200)
+        (80 * GB, torch.bfloat16, 256, 16),
+        (22 * GB, torch.float32, 55, 4),
+        (GB // 100, torch.float32, 1, 1),  # one prompt is tried whatever it takes
+    ],
+)
+def test_on_cuda_a_batch_is_what_the_memory_holds(on_cuda, free, dtype, plain, fused):
+    room = room_of(on_cuda(T5Config(**FLAN_T5_BASE), free, dtype), 4, 128)
+    assert len(next(batches([[0] * 512] * 300, room))) == plain
+    assert len(next(batches([Passages(([0] * 512,) * 16)] * 20, room))) == fused
+
+
+def test_long_inputs_are_bounded_by_the_encoders_scores(on_cuda):
+    room = room_of(on_cuda(T5Config(**FLAN_T5_BASE), 80 * GB), 4, 128)
+    # 3 x 12 heads x 8,192^2 x 4 bytes are 9.7 GB a prompt; the caches alone would have room for 15
+    assert len(next(batches([[0] * 8192] * 20, room))) == 4
+
+
+def test_what_caches_take_is_what_transformers_holds(on_cuda):
+    """Of both caches at the end of a beam search."""
+    model = make_tiny_t5()
+    room = room_of(on_cuda(model.config, GB), 3, 7)
+    ids = torch.randint(2, 100, (5, 11))
+    found = model.generate(
+        input_ids=ids, num_beams=3, do_sample=False, max_new_tokens=7, min_new_tokens=7, return_dict_in_generate=True
+    )
+    caches = [found.past_key_values.cross_attention_cache, found.past_key_values.self_attention_cache]
+    held = sum(layer.keys.nbytes + layer.values.nbytes for cache in caches for layer in cache.layers)
+    of_token = room.cache_bytes - 3 * model.config.d_model * 4  # without the encoder's states
+    assert held == (5 * 11 + 5 * 7) * of_token
 
 
 def test_beams_in_a_batch_are_transformers_own_one_by_one(data):

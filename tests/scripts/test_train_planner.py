@@ -17,10 +17,9 @@ import planpers
 import train_planner
 from prompts import load_prompt
 from train_planner import (
+    PAPER_BATCH,
     build_examples,
     build_parser,
-    check_single_device,
-    describe_batch,
     describe_result,
     fill_in_defaults,
     make_fingerprint,
@@ -36,6 +35,7 @@ from utils.generation.driver import Policy
 from utils.generation.engines import Model, identify_local_model
 from utils.planner.examples import describe_examples
 from utils.training.checkpoints import open_run
+from utils.training.launch import describe_batch
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ("train", "validation", "test")
@@ -293,7 +293,7 @@ def test_defaults_are_the_papers(model):
     assert found == {"learning_rate": 5e-5, "weight_decay": 0.0, "max_steps": 2000, "warmup_steps": 200}
     assert (args.lora_rank, args.lora_alpha, args.lora_dropout, args.lora_target_modules) == (16, 16, 0.05, None)
     assert (args.save_steps, args.eval_steps, args.num_contexts, args.resume) == (250, 250, 10, True)
-    assert describe_batch(args) == (
+    assert describe_batch(args, "sequences", PAPER_BATCH) == (
         "effective batch: 1 on a device x 32 accumulated x 1 processes = 32 sequences a step"
     )
 
@@ -316,12 +316,12 @@ def test_defaults_that_hang_on_other_flags(flags, eval_steps, warmup_steps):
 
 def test_a_batch_of_another_size_is_said_to_be(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert describe_batch(parse("--gradient_accumulation_steps", 64)) == (
+    assert describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", PAPER_BATCH) == (
         "effective batch: 1 on a device x 64 accumulated x 4 processes = 256 sequences a step (the paper's is 32)"
     )
-    assert describe_batch(parse("--gradient_accumulation_steps", 4, "--per_device_train_batch_size", 2)) == (
-        "effective batch: 2 on a device x 4 accumulated x 4 processes = 32 sequences a step"
-    )
+    assert describe_batch(
+        parse("--gradient_accumulation_steps", 4, "--per_device_train_batch_size", 2), "sequences", PAPER_BATCH
+    ) == ("effective batch: 2 on a device x 4 accumulated x 4 processes = 32 sequences a step")
 
 
 def test_several_devices_need_a_process_each(monkeypatch):
@@ -331,8 +331,9 @@ def test_several_devices_need_a_process_each(monkeypatch):
     assert "accelerate launch --multi_gpu --num_processes 4 train_planner.py" in message
     monkeypatch.setenv("LOCAL_RANK", "0")  # as accelerate launch sets it
     fill_in_defaults(parse())
+    monkeypatch.delenv("LOCAL_RANK")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    check_single_device()
+    fill_in_defaults(parse())
 
 
 def test_examples_are_described_by_their_tokens(chat, prompt):

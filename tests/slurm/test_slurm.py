@@ -24,7 +24,8 @@ import evaluate_responses
 import planpers
 from retrieval import rank_dataset
 from utils import make_table, preflight
-from utils.checks.commands import parser_of, preflights_of
+from utils.benchmarks import tasks
+from utils.checks.commands import module_of, parser_of, preflights_of
 from utils.cli import UserError
 from utils.records.datasets import read_dataset, select_questions
 
@@ -193,14 +194,25 @@ def test_a_job_checks_what_its_script_reads(tmp_path, file, flags, step):
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
-@pytest.mark.parametrize(("script", "questions"), [("train_planner.py", 32), ("utils/train_generator.py", 64)])
-def test_a_step_has_the_papers_questions_on_any_number_of_gpus(tmp_path, gpus, script, questions):
+@pytest.mark.parametrize(
+    ("script", "task", "questions", "flags", "most"),
+    [
+        ("train_planner.py", "LaMP-QA", 32, [], 1),
+        ("utils/train_generator.py", "LaMP-4", 64, [], 16),
+        ("utils/train_generator.py", "LaMP-4", 64, ["--fusion", "decoder"], 4),
+        ("utils/train_generator.py", "LaMP-4", 64, ["--fusion=decoder"], 4),
+        ("utils/train_generator.py", "LaMP-4", 64, ["--lora_rank", "16"], 1),
+    ],
+)
+def test_a_step_has_the_papers_questions_on_any_number_of_gpus(tmp_path, gpus, script, task, questions, flags, most):
     variables = {"MODEL": "m", "INPUTS": "d.json", "OUTPUT": "o", "VALIDATION": "v.json", "SCRIPT": script}
-    _, call = calls_of(tmp_path, "train.sbatch", "--seed", "2", SLURM_GPUS_ON_NODE=gpus, **variables)
+    _, call = calls_of(tmp_path, "train.sbatch", "--seed", "2", *flags, SLURM_GPUS_ON_NODE=gpus, **variables)
     assert (f"--num_processes {gpus} " in " ".join(call)) == (gpus > 1)
     args = parser_of(script).parse_args(call[call.index(script) + 1 :])
-    assert args.per_device_train_batch_size * args.gradient_accumulation_steps * gpus == questions
-    assert args.seed == 2
+    step = module_of(script).make_fingerprint(args, tasks()[task])["effective_batch_size"]  # of each process
+    assert step * gpus == questions and args.seed == 2
+    if gpus > 1:  # else the script's own default
+        assert args.per_device_train_batch_size <= most
 
 
 @pytest.mark.parametrize(("gpus", "script"), [(3, "train_planner.py"), (3, "utils/train_generator.py"),

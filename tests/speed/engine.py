@@ -192,7 +192,7 @@ def load_bare(judging: argparse.Namespace, model: str, prefix_cache: bool) -> An
 def free_text() -> Any:
     from vllm import SamplingParams
 
-    return SamplingParams(temperature=0, max_tokens=VERDICT_TOKENS, min_tokens=VERDICT_TOKENS, logprobs=0)
+    return SamplingParams(temperature=0, max_tokens=VERDICT_TOKENS, min_tokens=VERDICT_TOKENS)
 
 
 async def timed_stage(engine: VLLMEngine, stage: Stage) -> float:

@@ -50,7 +50,7 @@ COMPLETION = {
 
 class LetterEngine(InstantEngine):
     async def complete(self, model: str, prompt: Any, sampling: Any) -> Completion:
-        return Completion("<final_answer>(b)", "stop", len(prompt), 0, 8, -1.0)
+        return Completion("<final_answer>(b)", "stop", len(prompt), 0, 8)
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -69,7 +69,6 @@ def make_record(number: int) -> dict[str, object]:
         "prompt_tokens": 2400,
         "cached_tokens": 1024,
         "completion_tokens": 400,
-        "log_prob": -123.456,
     }
 
 

@@ -48,7 +48,7 @@ class InstantEngine:
     concurrency, device = CONCURRENCY, "none"
 
     async def complete(self, model: str, prompt: Any, sampling: Any) -> Completion:
-        return Completion('{"match_score": 1}', "stop", len(prompt), 0, 8, -1.0)
+        return Completion('{"match_score": 1}', "stop", len(prompt), 0, 8)
 
     async def close(self) -> None:
         pass

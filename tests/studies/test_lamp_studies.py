@@ -22,6 +22,7 @@ from utils.benchmarks import tasks
 from utils.checks.commands import parser_of, preflights_of
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
+from utils.studies.checks import check_disk
 from utils.studies.jobs import make_jobs, prefetch_command
 from utils.studies.plan import plan_study
 from utils.studies.state import find_pending
@@ -440,3 +441,49 @@ def test_generators_are_fine_tuned_and_answer_on_a_cluster(fine_tuned, tmp_path,
     assert rows[:2] == ["Random, non-personalized", "FiD, k = 16"] and "(0.286, " in table  # the paper's
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.stdout.startswith("everything is there: "), done.stderr
+
+
+# The disk
+
+
+def test_the_disk_is_to_hold_what_112_trainings_leave_and_one_at_its_peak(monkeypatch, capsys):
+    """Of FlanT5-base's 247,577,856 parameters: 8 bytes stay of each, 48 are there at a training's peak."""
+    study = read_study(FLANT5)
+    pending = find_pending(plan_study(study))
+    trainings = [one for one in pending if one.step.kind == "train"]
+    assert len(trainings) == 112
+    needed = 112 * 8 * 247_577_856 + 40 * 247_577_856
+    assert needed == 231_732_873_216
+    monkeypatch.setattr("utils.checks.disk.find_headers", lambda *_: {"w": ([247_577_856], "F32")})
+    monkeypatch.setattr("utils.studies.checks.free_bytes", lambda folder: needed - 1)
+    with pytest.raises(UserError) as refused:
+        check_disk(study, pending, is_submitted=False)
+    told = "output/lamp_flant5: 112 trainings take up to 231.7 GB, and 231.7 GB are free there"
+    assert str(refused.value) == f"{told}\n  free some, or give another output"
+    monkeypatch.setattr("utils.studies.checks.free_bytes", lambda folder: needed)
+    check_disk(study, pending, is_submitted=False)
+    assert capsys.readouterr().err == ""
+    check_disk(study, pending, is_submitted=True)
+    told = "112 trainings take up to 1331.0 GB if all run at the same time, and 231.7 GB are free there"
+    assert capsys.readouterr().err == f"note: output/lamp_flant5: {told}\n"
+    monkeypatch.setattr("utils.checks.disk.find_headers", lambda *_: {})  # not cached, and no hub
+    monkeypatch.setattr("utils.studies.checks.free_bytes", lambda folder: 0)
+    check_disk(study, pending, is_submitted=False)
+
+
+def test_a_study_is_refused_where_its_trainings_have_no_room(tmp_path, monkeypatch, small_study):
+    run_study.main(["--study_addr", small_study, "--dry_run"])
+    monkeypatch.setattr("utils.studies.checks.free_bytes", lambda folder: 1000)
+    with pytest.raises(UserError, match=r"trainings take up to 0\.0 GB, and 0\.0 GB are free there"):
+        run_study.main(["--study_addr", small_study, "--dry_run"])
+
+
+@pytest.fixture
+def small_study(tmp_path):
+    save_tiny_t5(tmp_path / "t5")
+    for split in ("train", "dev"):
+        save_sample(tmp_path / "data", "LaMP-4", ["user"], split)
+    text = f'models = ["{tmp_path}/t5"]\nfine_tuned = true\ntasks = ["LaMP-4"]\nsettings = ["user"]\nsplits = ["dev"]\n'
+    text += f'methods = ["none"]\noutput = "{tmp_path}/out"\ndata = "{tmp_path}/data"\n'
+    (tmp_path / "study.toml").write_text(text)
+    return str(tmp_path / "study.toml")

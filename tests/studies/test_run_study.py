@@ -520,6 +520,11 @@ REFERENCE = ["--planner_target", "reference", *PROMPTS]
         ("judge", ["--verdicts", "probability"], {"temperature", "top_p", "max_tokens", "seed"}),
         ("judge", ["--num_verdicts", "3", "--temperature", "0.7"], {"num_verdicts", "temperature"}),
         ("judge", ["--max_model_len", "99"], {"max_model_len"}),
+        ("rag", ["--chat_template_kwargs", '{"enable_thinking": false}'], {"chat_template_kwargs"}),
+        ("planpers", ["--reasoning_effort", "low", "--top_k", "20"], {"reasoning_effort", "top_k"}),
+        ("judge", ["--openai", "--extra_body", '{"a": 1}'], {"extra_body"}),
+        ("judge", ["--temperature", "default", "--min_p", "0.1"], {"temperature", "min_p"}),
+        ("train", ["--chat_template_kwargs", '{"enable_thinking": false}'], {"chat_template_kwargs"}),
         ("train", REFERENCE, {"planner_target", "lead_in"}),
         ("train", ["--warmup_steps", "7"], {"warmup_steps"}),
         ("planpers", ["--max_tokens_plan", "9"], {"plan_max_tokens"}),
@@ -530,7 +535,8 @@ REFERENCE = ["--planner_target", "reference", *PROMPTS]
 def test_a_setting_is_seen_also_where_only_one_of_both_has_it(with_files, kind, flags, names):
     with_it, without = step_of(kind, *flags), step_of(kind)
     assert seen(with_it, made_by(with_it)) == seen(without, made_by(without)) == set()
-    assert seen(with_it, made_by(without)) >= names and seen(without, made_by(with_it)) >= names
+    for step, made in ((with_it, made_by(without)), (without, made_by(with_it))):
+        assert all(any(one.startswith(name) for one in seen(step, made)) for name in names)
 
 
 def test_what_the_planner_or_the_model_decides_is_compared_where_a_flag_says_it(with_files):
@@ -655,6 +661,68 @@ def test_seeds_and_a_method_of_ones_own_stand_in_the_table(work):
     work.edit("seeds = [0, 1]", "seeds = [0, 1, 2]")
     with pytest.raises(UserError, match=rf"^mine_{ART}\.json: no such file$"):
         work.run()
+
+
+OWN = """
+output = "out"
+openai_models = ["near", "far"]
+openai_judges = ["judge"]
+api_key_addr = "key.txt"
+base_url = "{near}"
+methods = ["none"]
+categories = ["Society_and_Culture"]
+[servers.near]
+price_in = 2000
+price_out = 8500.5
+price_cached = 500
+[servers.far]
+base_url = "{far}"
+api_key_addr = "far.txt"
+price_in = 1000
+price_out = 4000
+[servers.judge]
+base_url = "{judge}"
+api_key_addr = "judge.txt"
+"""
+
+
+def test_each_model_and_judge_has_its_address_key_and_prices(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_study, "run", run_here)
+    with serve() as near, serve() as far, serve() as judge:
+        make_data(tmp_path / "w", near.url)
+        monkeypatch.chdir(tmp_path / "w")
+        for name in ("far", "judge"):
+            Path(f"{name}.txt").write_text(f"sk-{name}")
+        write_study(Path(), OWN.format(near=near.url, far=far.url, judge=judge.url))
+        assert run_study.main(["--study_addr", "study.toml"]) == 0
+        for server, key, models in (
+            (near, "sk-test", {"near"}),
+            (far, "sk-far", {"far"}),
+            (judge, "sk-judge", {"judge"}),
+        ):
+            assert {*server.keys} == {key} and {request["model"] for request in server.requests} == models
+
+        def count(server, price_in, price_cached, price_out):
+            cost = 0
+            for request in server.requests:
+                prompt = sum(len(one["content"].split()) for one in request["messages"])
+                cost += (prompt - prompt // 2) * price_in + prompt // 2 * price_cached
+                cost += len(server.reply(request).text.split()) * price_out
+            return cost / 1e6
+
+        cost = count(near, 2000, 500, 8500.5) + count(far, 1000, 1000, 4000)
+        printed = capsys.readouterr().out
+        assert printed.splitlines()[-1] == f"cost: {cost:.4f} USD" and cost > 0.1
+        assert "sk-" not in printed
+        assert not any(b"sk-" in content for _, _, content in snapshot(Path("out")).values())
+        asked = len(near.requests)
+        text = Path("study.toml").read_text().replace(far.url, "http://127.0.0.1:9/v1")  # no setting, nor are prices
+        Path("study.toml").write_text(f"{text}price_in = 3000\nprice_out = 5000\n")
+        assert run_study.main(["--study_addr", "study.toml"]) == 0 and len(near.requests) == asked
+        cost += count(judge, 3000, 3000, 5000)
+        printed = capsys.readouterr().out.splitlines()
+        assert printed[0].startswith("everything is there") and printed[-1] == f"cost: {cost:.4f} USD"
 
 
 def test_answers_of_which_most_are_unusable_end_the_study_once(work, monkeypatch, capsys):
@@ -902,7 +970,9 @@ def test_peoples_choices_are_read_before_anything_runs(work):
 @pytest.mark.parametrize("flags", [["--dry_run"], ["--dry_run", "--sbatch"]])
 def test_no_password_of_an_address_is_printed(work, monkeypatch, capsys, flags):
     monkeypatch.setattr(run_study, "ROOT", work.folder)
-    monkeypatch.setattr(run_study, "command_of", lambda one: one.words())  # ROOT is not the scripts' here
+    monkeypatch.setattr(
+        run_study, "command_of", lambda one, num_gpus: ({}, one.words())
+    )  # ROOT is not the scripts' here
     forget(work.folder / FOLDER / ART / "none.json")
     for key in ("base_url = ", '"--base_url", '):
         work.edit(f'{key}"{work.server.url}"', f'{key}"{work.server.url.replace("//", "//me:hunter2@")}"')
@@ -1035,7 +1105,7 @@ time.sleep(3600)
 
 def test_a_command_that_does_not_leave_is_killed_with_its_children(tmp_path):
     code = (
-        "import sys; from utils import cli, run_study; run_study.CHILD_SECONDS = 0.5; "
+        "import sys; from utils import cli, run_study; run_study.KILL_SECONDS = 1; "
         "cli.run_script(lambda: run_study.run(['-c', sys.argv[1]]))"
     )
     command = [sys.executable, "-c", code, STUBBORN]
@@ -1047,6 +1117,29 @@ def test_a_command_that_does_not_leave_is_killed_with_its_children(tmp_path):
         process.terminate()
         assert process.wait(600) == 130
     wait_until(lambda: not processes_in(tmp_path))
+
+
+SLOW = """
+import os, signal, sys, time
+
+def save(*_):
+    time.sleep(10)
+    print("saved", flush=True)
+    sys.exit(130)
+
+signal.signal(signal.SIGTERM, save)
+print(os.environ["STUDY_SECONDS"], flush=True)
+time.sleep(3600)
+"""
+
+
+def test_a_command_has_the_time_to_save_a_checkpoint(tmp_path):
+    """More than the 8 seconds in which other scripts leave."""
+    code = "import sys; from utils import cli, run_study; cli.run_script(lambda: run_study.run(['-c', sys.argv[1]]))"
+    with subprocess.Popen([sys.executable, "-c", code, SLOW], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "60\n"
+        process.terminate()
+        assert process.communicate(timeout=600)[0] == "saved\n" and process.returncode == 130
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from utils import run_study
 from utils.checks.commands import parser_of
 from utils.cli import UserError
 from utils.studies.plan import plan_study
-from utils.studies.study import CATEGORIES, read_study
+from utils.studies.study import CATEGORIES, api_flags, read_study
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDIES = sorted((ROOT / "utils/studies").glob("*.toml"))
@@ -113,6 +113,26 @@ def test_only_api_models(tmp_path):
             "[slurm]\nsbatch_args = '--account=lab'",
             "slurm.sbatch_args: found '--account=lab', expected a list of texts",
         ),
+        ("servers = 'a'", "servers: found 'a', expected tables, such as"),
+        (
+            "[servers.m]\nprice_in = 1\nprice_out = 1",
+            "servers: found 'm', expected a name of openai_models or openai_judg",
+        ),
+        ("openai_models = ['m']\n[servers]\nm = 'http://a'", "servers: m: found 'http://a', expected a table, such as"),
+        ("openai_models = ['m']\n[servers.m]\nurl = ''", "servers: m: there is no 'url'; did you mean 'base_url'?"),
+        ("openai_models = ['m']\n[servers.m]\nbase_url = 3", "servers: m: base_url: found 3, expected a text"),
+        (
+            "openai_models = ['m']\n[servers.m]\nprice_in = '3'",
+            "servers: m: price_in: found '3', expected a number from",
+        ),
+        (
+            "openai_models = ['m']\n[servers.m]\nprice_in = nan",
+            "servers: m: price_in: found nan, expected a number from",
+        ),
+        (
+            "openai_models = ['m']\n[servers.m]\nprice_in = 3",
+            "servers: m: found ['price_in'], expected price_in and pric",
+        ),
         ("models = [", "not TOML: "),
     ],
 )
@@ -148,6 +168,14 @@ def test_flags_that_a_script_does_not_take_or_the_study_sets_are_refused(tmp_pat
     with pytest.raises(UserError) as refused:
         run_study.main(["--study_addr", path, "--dry_run"])
     assert str(refused.value).startswith(f"{path}: {message}")
+
+
+def test_the_studys_key_goes_to_no_address_of_a_models_own(tmp_path):
+    text = 'openai_models = ["a", "b", "c"]\napi_key_addr = "k"\nbase_url = "http://s/v1"\n'
+    study = study_of(tmp_path, f'{text}[servers.b]\nbase_url = "http://b/v1"\n[servers.c]\napi_key_addr = "own"')
+    assert api_flags(study, "a") == ["--openai", "--api_key_addr", "k", "--base_url", "http://s/v1"]
+    assert api_flags(study, "b") == ["--openai", "--base_url", "http://b/v1"]
+    assert api_flags(study, "c") == ["--openai", "--api_key_addr", "own", "--base_url", "http://s/v1"]
 
 
 def test_a_flag_goes_to_the_steps_in_which_it_has_an_effect(tmp_path, capsys):

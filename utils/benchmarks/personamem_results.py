@@ -16,6 +16,7 @@ from utils.benchmarks.task import Record
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.parsing.letters import LETTERS, parse_letter
+from utils.parsing.thoughts import split_thoughts
 
 NOT_GIVEN = "not given"
 
@@ -94,8 +95,7 @@ def write_results(records: Sequence[Record], responses: Mapping[str, dict[str, A
         response = responses[record["id"]]
         letter = response["output"].strip()
         predicted = f"({letter})" if letter else ""
-        raw = response.get("raw")  # where options are compared, nothing is written
-        wrote = raw.encode(errors="replace").decode() if raw and isinstance(raw, str) else predicted
+        wrote = response.get("raw") or predicted  # where options are compared, nothing is written
         names = {"question_id": record["id"], "user_question_or_message": record["question"]}
         answer = (wrote, len(wrote), predicted, f"({record['target']})")
         score = {"score": letter == record["target"]}
@@ -123,7 +123,7 @@ def read_answer(row: Mapping[str, str], where: str) -> tuple[str, dict[str, Any]
     if not is_unicode(text):
         raise UserError(f"{where}: column {column!r} holds half a character (a lone surrogate)")
     if column != "p":
-        found = parse_letter(text)
+        found = parse_letter(split_thoughts(text).answer)
         reason = {} if found.value else {"reason": found.reason}
         return question_id, {"output": found.value, "raw": text, **reason}
     letter = _LETTER.fullmatch(text)

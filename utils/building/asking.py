@@ -13,6 +13,7 @@ from utils.benchmarks.task import Parser, Record
 from utils.building.candidates import text_key
 from utils.files.json_files import read_json
 from utils.files.outputs import OutputFile, Pieces, overwrite_run
+from utils.generation.cost import prices_of
 from utils.generation.driver import Request, Stage, describe_requests, generate
 from utils.generation.engines import Model, confirm_model, open_engine, publish_records
 
@@ -80,7 +81,8 @@ class Step:
         """Put the file in place where it isn't; what a server failed to give is counted in its manifest."""
         if self.output.journal is not None and not self.output.holds_pieces():
             chat, counts = self.model.chat, self.counts()
-            publish_records(self.output, self._args, device, counts, self._args.openai, token_counter=chat.counter)
+            openai, prices = self._args.openai, prices_of(self._args)
+            publish_records(self.output, self._args, device, counts, openai, prices, token_counter=chat.counter)
 
     def said(self) -> dict[str, Any]:
         """The file's content by id, of which some may still be missing; also where its journal was deleted."""
@@ -110,6 +112,7 @@ class Asking:
         self._args = args
         self.first = Step(first, values, model, args, script)
         self.second = Step(second, values, model, args, script)
+        self._asked = False  # by this run
 
     def describe(self, records: list[Record]) -> None:
         """What a run would ask (--dry_run): of the second question at most, for the first is still to be asked."""
@@ -117,7 +120,8 @@ class Asking:
             step.ask_of(records)
             step.output.check()
             requests = step.requests(records, set(step.output.keys))
-            print(f"{step.question.step}{note}:\n{describe_requests(requests, step.model.chat, step.model.policy)}")
+            model, prices = step.model, prices_of(self._args)
+            print(f"{step.question.step}{note}:\n{describe_requests(requests, model.chat, model.policy, prices)}")
 
     def ask(self, records: list[Record]) -> int:
         """Ask for all that is left, and publish it; returns how many outputs a server failed to give."""
@@ -132,7 +136,8 @@ class Asking:
 
     def report_failed(self) -> int:
         """The exit code for what the model gave, as `OutputFile.report_failed`."""
-        return max(step.output.report_failed(step.question.unit) for step in (self.first, self.second))
+        steps, is_again = (self.first, self.second), not self._asked
+        return max(step.output.report_failed(step.question.unit, is_again) for step in steps)
 
     def _ask(self, records: list[Record], outputs: list[OutputFile]) -> None:
         args = self._args
@@ -140,13 +145,15 @@ class Asking:
         for step, records_of in ((self.first, lambda: records), (self.second, partial(self._passed, records))):
             step.ask_of(records_of())
             step.output.open(run)
+        journals = [output.journal for output in outputs if output.journal is not None]
         if any(output.left() for output in outputs):
-            journals = [output.journal for output in outputs if output.journal is not None]
             confirm_model(args, args.model_addr, journals)
         stage, later = self.first.stage(records), partial(self._second_stage, records)
         stages = [stage, later] if stage else [one for one in [later()] if one]
+        self._asked = bool(stages)
         if stages:
-            generate(partial(open_engine, args, args.model_addr, args.max_model_len), *stages)
+            engine = partial(open_engine, args, args.model_addr, args.max_model_len, journals)
+            generate(engine, *stages)
 
     def counts(self) -> dict[str, dict[str, int]]:
         return {step.question.step: step.counts() for step in (self.first, self.second)}

@@ -6,9 +6,11 @@ An input goes in as one transaction, with a line that says so: a run that is kil
 import hashlib
 import json
 import sqlite3
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +19,17 @@ from utils.building.steps import told_of
 from utils.cli import UserError
 from utils.cli.progress import Progress, announce
 from utils.files.json_files import check_readable
+from utils.files.writing import check_regular
 from utils.parsing.plans import one_line
 
 VERSION = 2  # of what is kept of a post, and of how its text is cleaned
+LAYOUT = 3  # of the file's tables
 _TABLES = """
 CREATE TABLE IF NOT EXISTS inputs (place INTEGER PRIMARY KEY, identity TEXT, counts TEXT);
 CREATE TABLE IF NOT EXISTS users (number INTEGER PRIMARY KEY, account TEXT, name TEXT);
 CREATE TABLE IF NOT EXISTS posts (
     community TEXT, number INTEGER, author TEXT, date TEXT, title TEXT, body TEXT, licence TEXT,
-    words INTEGER, digest BLOB, UNIQUE (community, number)
+    words INTEGER, digest BLOB, crc32 INTEGER, UNIQUE (community, number)
 );
 """
 # Made when all posts are there: one by one each would have to be sorted in.
@@ -40,8 +44,9 @@ _IS_COPY = """(digest IS NOT NULL AND EXISTS (
     AND (other.date, other.community, other.number) < (posts.date, posts.community, posts.number)
 ))"""
 _TWICE = "a number that was there before"  # in another input, or in this one
+_DELETE = "delete it, and the posts are read again"
 _REMEDY = "if it is damaged, delete it: the posts are read again"
-_COLUMNS = "community, number, author, date, title, body, licence"
+_COLUMNS = "community, number, author, date, title, body, licence, crc32"
 
 
 class PostIndex:
@@ -49,6 +54,9 @@ class PostIndex:
 
     def __init__(self, path: Path):
         self._path = path
+        check_regular(path)
+        if path.is_symlink():  # SQLite would write to what it names
+            raise UserError(f"{path}: a symbolic link; move it away, or give another --output_dir")
         try:
             self._file = sqlite3.connect(path, isolation_level=None)
             (version,) = self._file.execute("PRAGMA user_version").fetchone()
@@ -56,7 +64,7 @@ class PostIndex:
                 raise sqlite3.DatabaseError("damaged")
             if version == 0 and self._file.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
                 raise sqlite3.DatabaseError("made by something else")
-            if version != VERSION:
+            if version != LAYOUT:
                 self._clear()
         except sqlite3.DatabaseError as error:
             problem = f"{one_line(str(error))}; move it away, or give another --output_dir"
@@ -106,14 +114,21 @@ class PostIndex:
         """The posts at these places in the file."""
         for place in places:
             [row] = self._rows(f"SELECT {_COLUMNS} FROM posts WHERE rowid = ?", place)
-            yield Post(*row)
+            yield self._post(row)
 
     def earlier(self, author: str, date: str, most: int) -> list[Post]:
         """An author's posts before a date, without copies: the newest ones where there are more; the oldest first."""
         order = "ORDER BY date DESC, community DESC, number DESC LIMIT ?"
         where = f"WHERE author = ? AND date < ? AND NOT {_IS_COPY}"
         rows = self._rows(f"SELECT {_COLUMNS} FROM posts {where} {order}", author, date, most)
-        return [Post(*row) for row in rows][::-1]
+        return [self._post(row) for row in rows][::-1]
+
+    def _post(self, row: tuple[Any, ...]) -> Post:
+        """What a row says; UserError where it is not as it was written, which SQLite does not notice."""
+        *found, crc32 = row
+        if _checksum(post := Post(*found)) != crc32:
+            raise UserError(f"{self._path}: damaged: post {post.id}; {_DELETE}")
+        return post
 
     def _rows(self, query: str, *values: str | int) -> Iterator[tuple[Any, ...]]:
         with self._telling():
@@ -129,12 +144,12 @@ class PostIndex:
         try:
             return [(json.loads(identity), json.loads(counts)) for identity, counts in rows]
         except (ValueError, TypeError):
-            raise UserError(f"{self._path}: damaged; delete it, and the posts are read again") from None
+            raise UserError(f"{self._path}: damaged; {_DELETE}") from None
 
     def _clear(self) -> None:
         drop = "DROP TABLE IF EXISTS inputs; DROP TABLE IF EXISTS posts; DROP TABLE IF EXISTS users;"
         # With the version, by which the file is known as ours: a run that is killed leaves both or neither.
-        self._file.executescript(f"BEGIN; {drop} {_TABLES} PRAGMA user_version = {VERSION}; COMMIT; VACUUM;")
+        self._file.executescript(f"BEGIN; {drop} {_TABLES} PRAGMA user_version = {LAYOUT}; COMMIT; VACUUM;")
 
     def _read(self, paths: Sequence[Path], wanted: Sequence[list[Any]], place: int) -> None:
         """Add the inputs from this place on."""
@@ -168,9 +183,9 @@ class PostIndex:
             for post in posts:
                 words = post.body.casefold().split()
                 added = self._file.execute(
-                    "INSERT OR IGNORE INTO posts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    "INSERT OR IGNORE INTO posts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (post.community, post.number, post.author, post.date, post.title, post.body, post.licence,
-                     len(words), digest(words)),
+                     len(words), digest(words), _checksum(post)),
                 ).rowcount  # fmt: skip
                 counts["questions" if added else _TWICE] += 1
             if not counts["questions"] and not counts[_TWICE]:
@@ -214,6 +229,10 @@ class _Users:
 def digest(words: list[str]) -> bytes | None:
     """The same for bodies of the same words; None where there are none."""
     return hashlib.sha256(" ".join(words).encode()).digest()[:16] if words else None
+
+
+def _checksum(post: Post) -> int:
+    return zlib.crc32(repr(astuple(post)).encode())
 
 
 def users_of(path: Path) -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from utils.cli import UserError
+from utils.files.json_files import read_lines
 from utils.parsing import writable
 from utils.parsing.plans import one_line
 
@@ -174,7 +175,7 @@ def read_sepqa(path: Path, counts: Counter[str], told: Told = lambda size: None)
     """The questions in a file of SE-PQA, as `read_dump` gives them."""
     try:
         with open(path, "rb") as file:
-            for line_number, line in enumerate(file, 1):
+            for line_number, line in enumerate(read_lines(file), 1):
                 yield from _sepqa_post(_sepqa_record(line, f"{path}: line {line_number}"), counts)
                 told(len(line))
     except OSError as error:

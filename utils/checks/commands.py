@@ -1,6 +1,7 @@
 """What a command is going to read, ask or load, and write: from its words, by its script's own parser."""
 
 import importlib
+import json
 import os
 from argparse import Namespace
 from types import ModuleType
@@ -10,6 +11,7 @@ from retrieval import WITH_ENCODER
 from utils.cli import UserError
 from utils.cli.flags import FlagParser
 from utils.files.manifest import refuse_unranked
+from utils.generation.templates import template_variables
 
 STEPS = {
     "retrieval/rank_dataset.py": "rank",
@@ -66,13 +68,14 @@ def preflights_of(command: list[str]) -> list[list[str]]:
         flags |= {name: given(name) for name in ("evaluator_llm", "strategy", "response_addr")}
     elif model:
         flags["model_addr"] = model
-    memory = {name: given(name) for name in MEMORY}
+    memory, parser = {name: given(name) for name in MEMORY}, {"reasoning_parser": given("reasoning_parser")}
     if given("openai"):
-        flags |= {"openai": [], "api_key_addr": args.api_key_addr}
+        flags |= {"openai": [], "api_key_addr": args.api_key_addr, **parser}
     elif model:
-        flags |= memory
-    if planner := given("planner_model"):  # which runs here even where the generator is behind an API
-        return [words_of(flags), words_of({"model_addr": planner, **memory})]
+        flags |= memory | parser | {"chat_template_kwargs": template_variables(args) or None}
+    if planner := given("planner_model"):  # which has an API of its own, or runs here, wherever the generator is
+        key = {"openai": [], "api_key_addr": args.planner_api_key_addr}
+        return [words_of(flags), words_of({"model_addr": planner, **(key if args.planner_base_url else memory)})]
     return [words_of(flags)]
 
 
@@ -89,4 +92,7 @@ def outputs_of(script: str, args: Namespace) -> list[str]:
 def words_of(flags: dict[str, Any]) -> list[str]:
     """A command line of flags with their values, a list or one; those whose value is None are left out."""
     values = {name: value if isinstance(value, list) else [value] for name, value in flags.items() if value is not None}
-    return [word for name, its in values.items() for word in (f"--{name}", *map(str, its))]
+    texts = {
+        name: [json.dumps(one) if isinstance(one, dict) else str(one) for one in its] for name, its in values.items()
+    }
+    return [word for name, its in texts.items() for word in (f"--{name}", *its)]

@@ -14,9 +14,12 @@ from utils.benchmarks import task_of
 from utils.benchmarks.task import Metric, Record, Task
 from utils.checks.report import Report
 from utils.cli import UserError
+from utils.cli.flags import Default
 from utils.generation import chat as chats
 from utils.generation.chat import PAPER_LENGTH, VERDICT_TOKENS, APIChat, LocalChat, choose_length
 from utils.generation.history import fit_items
+from utils.generation.templates import template_variables
+from utils.generation.thinking import USUAL_THOUGHTS, find_thoughts
 from utils.parsing.plans import gold_text
 from utils.records.judged import are_answered
 from utils.records.responses import read_responses
@@ -29,11 +32,13 @@ Chat = LocalChat | APIChat
 def describe_estimate(args: Namespace, model: str, records: list[Record]) -> str:
     """A table of what every step asks of `model`, and what it rests on."""
     try:
-        chat = APIChat(model) if args.openai else LocalChat(model, args.cache_dir)
+        chat = APIChat(model) if args.openai else LocalChat(model, args.cache_dir, template_variables(args))
     except UserError:  # its tokenizer is not here
         chat = APIChat(model)
+    thinks = find_thoughts(args, chat, model).thinks
     rows = [["step", "API calls" if args.openai else "prompts", "prompt tokens", "output tokens"]]
-    for step, lengths, output_tokens in count_steps(args, records, chat):
+    for step, lengths, output_tokens in count_steps(args, model, records, chat):
+        output_tokens += USUAL_THOUGHTS if thinks else 0
         numbers = (len(lengths), sum(lengths), len(lengths) * output_tokens)
         rows.append([step, *(f"{number:,}" for number in numbers)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -42,21 +47,27 @@ def describe_estimate(args: Namespace, model: str, records: list[Record]) -> str
         *("  ".join(["", row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows),
         f"  prompt tokens: {chat.counter}; output tokens are assumed: {args.answer_tokens} an answer, "
         f"{args.plan_tokens} a plan, {args.verdict_tokens} a verdict",
+        *([f"  and {USUAL_THOUGHTS} for the thoughts of each, a guess"] if thinks else []),
         "  PlanPers' answers are counted with the gold plans; retries come on top",
     ]
     return "\n".join([*lines, *(["  the planner runs here, not behind the API"] if args.openai else [])])
 
 
-def count_steps(args: Namespace, records: list[Record], chat: Chat) -> Iterator[tuple[str, list[int], int]]:
+def count_steps(args: Namespace, model: str, records: list[Record], chat: Chat) -> Iterator[tuple[str, list[int], int]]:
     """Of each step its name, the tokens of each prompt that is not too long for the model, and those of an output."""
     task = task_of("--inputs_addr", records)
-    length = choose_length(chat, args.max_model_len, args.max_tokens, task.prompt_length or PAPER_LENGTH)
-    plan_length = choose_length(chat, args.max_model_len, args.max_tokens_plan, PAPER_LENGTH, "--max_tokens_plan")
+    thoughts = find_thoughts(args, chat, model)
+
+    def budget_of(tokens: int, wanted: int, flag: str = "--max_tokens") -> int:
+        room = thoughts.room(tokens, args.max_model_len, chat.model_limit)
+        return choose_length(chat, args.max_model_len, tokens + room, wanted + room, flag) - tokens - room
+
+    to_answer = budget_of(args.max_tokens, task.prompt_length or PAPER_LENGTH)
     for step, method, budget, output_tokens in (
-        ("no personalization", "none", length - args.max_tokens, args.answer_tokens),
-        ("RAG", "rag", length - args.max_tokens, args.answer_tokens),
-        ("planner", "planner", plan_length - args.max_tokens_plan, args.plan_tokens),
-        ("PlanPers answer", "planpers", length - args.max_tokens, args.answer_tokens),
+        ("no personalization", "none", to_answer, args.answer_tokens),
+        ("RAG", "rag", to_answer, args.answer_tokens),
+        ("planner", "planner", budget_of(args.max_tokens_plan, PAPER_LENGTH, "--max_tokens_plan"), args.plan_tokens),
+        ("PlanPers answer", "planpers", to_answer, args.answer_tokens),
     ):
         if method in task.prompts and (method != "planpers" or task.gold_plan):
             fitted = (fit_prompt(task, method, record, args.num_contexts, chat, budget) for record in records)
@@ -84,8 +95,11 @@ def judge_length(report: Report, args: Namespace, records: list[Record], chat: L
     Without --response_addr every response is taken to have --max_tokens; without records it is a generator's length.
     """
     name, addresses = f"judge {args.evaluator_llm}", args.response_addr or []
+    thoughts = find_thoughts(args, chat, args.evaluator_llm)
+    room = thoughts.room(Default(), args.max_model_len, chat.model_limit)
+    tokens = VERDICT_TOKENS + room
     if args.max_model_len or not records:
-        length = choose_length(chat, args.max_model_len, VERDICT_TOKENS, PAPER_LENGTH)
+        length = choose_length(chat, args.max_model_len, tokens, PAPER_LENGTH + room)
         if not args.max_model_len:
             report.note(f"{name}: {length} tokens assumed; its prompts tell, so give --inputs_addr")
         return length
@@ -96,8 +110,9 @@ def judge_length(report: Report, args: Namespace, records: list[Record], chat: L
     if not addresses:
         longest += metric.num_systems * (args.max_tokens - 1)
         source = f"responses of {args.max_tokens} tokens, as none are given"
-    length = chats.choose_judge_length(chat, None, VERDICT_TOKENS, longest)
-    needs = f"its longest prompt has {longest} and a verdict {VERDICT_TOKENS}"
+    length = chats.choose_judge_length(chat, None, tokens, longest)
+    needs = f"its longest prompt has {longest} and a verdict {tokens}"
+    needs += f", of which {room} are for thoughts (a guess)" if room else ""
     report.note(f"{name}: {length} tokens, as {needs} ({source})")
     return length
 

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from utils.benchmarks import task_of
+from utils.checks.disk import free_bytes, training_room
 from utils.checks.estimate import judge_length
 from utils.checks.report import Report
 from utils.cli import UserError
+from utils.cli.flags import Default
 from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length
 from utils.generation.plain_text import PlainText
+from utils.generation.templates import template_variables
+from utils.generation.thinking import find_thoughts
 from utils.models import memory
 from utils.models.devices import MEANT, check_devices, find_capabilities, has_gpu
 from utils.models.hub import adapter_base, cached_commit, cached_folder, check_model, suggesting_openai
@@ -51,17 +55,33 @@ def check_local_model(report: Report, name: str, args: Namespace, records: list[
     if config.is_encoder_decoder and not judges:
         PlainText(name, args.cache_dir)
         report.ok(f"model {name}: an encoder-decoder, {source}")
+        if args.step == "generator" and args.output_addr:  # of which all weights are learnt
+            report.attempt(check_room, report, name, args)
         return Model(name, None)
     size = memory.read_size(folder, config, args.dtype)
-    chat = LocalChat(name, args.cache_dir)
+    chat = LocalChat(name, args.cache_dir, template_variables(args))
     if judges:
         length = judge_length(report, args, records, chat)
     else:
         wanted = (task_of("--inputs_addr", [record]).prompt_length or PAPER_LENGTH for record in records)
-        length = choose_length(chat, args.max_model_len, 0, max(wanted, default=PAPER_LENGTH))
+        room = find_thoughts(args, chat, name).room(Default(), args.max_model_len, chat.model_limit)
+        length = choose_length(chat, args.max_model_len, 0, max(wanted, default=PAPER_LENGTH) + room)
+        if room:
+            report.note(f"model {name}: thinks, so {room} of its {length} tokens are for thoughts (a guess)")
     what = f"adapter on {base}, " if base != name else ""
     report.ok(f"model {name}: {what}{size.parameters:,} parameters, {source}")
     return Model(name, size, length, chat.model_limit)
+
+
+def check_room(report: Report, name: str, args: Namespace) -> None:
+    """Raise UserError where the disk has no room for the checkpoints of a training."""
+    folder = str(Path(args.output_addr[0]).parent)
+    if room := training_room(name, args.cache_dir, folder):
+        free = free_bytes(folder)
+        what = f"disk of {folder}: {free / GB:.1f} GB free, the training's checkpoints take up to {room[0] / GB:.1f} GB"
+        if free < room[0]:
+            raise UserError(f"{what}\n  free some, or give an output on another disk")
+        report.ok(what)
 
 
 def check_memory(report: Report, args: Namespace, models: list[Model | None]) -> None:
@@ -135,14 +155,15 @@ def check_fit(report: Report, model: Model, gpu_memory: float, args: Namespace) 
     """
     length, utilization, num_gpus = model.length, args.gpu_memory_utilization, args.tensor_parallel_size
     fit = memory.fit_model(model.size, gpu_memory, utilization, num_gpus)
+    block = memory.BLOCK * fit.token_bytes  # of the KV cache, which needs one at least
+    what, more = f"the weights of {model.name}", "more of them (--tensor_parallel_size)"
+    memory.refuse_too_large(what, fit.weights, gpu_memory, utilization, memory.ALLOWANCE + block, more)
     longest = min(fit.tokens, model.limit or fit.tokens)
     sum_up = (
         f"memory {model.name}: of {utilization:g} x {gpu_memory / GB:.1f} GB a GPU, {fit.weights / GB:.1f} are weights "
         f"and {memory.ALLOWANCE / GB:.1f} a guessed allowance; {max(fit.cache, 0) / GB:.1f} are left for a KV cache of "
         f"{fit.token_bytes / 1024:g} KiB a token"
     )
-    if fit.tokens == 0:
-        raise UserError(f"{sum_up}\n  take a larger GPU, or more of them (--tensor_parallel_size)")
     if fit.tokens < length:
         raise UserError(f"{sum_up}\n  {length} tokens do not fit, --max_model_len {longest} may; or take more GPUs")
     sum_up += f"; {fit.requests(length)} requests of {length} tokens at once; longest --max_model_len {longest}"

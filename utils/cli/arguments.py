@@ -4,12 +4,39 @@ import argparse
 import logging
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 
 from utils.cli.errors import UserError
-from utils.cli.flags import FlagParser, api_address, fraction, non_negative_int, positive_int, temperature
+from utils.cli.flags import (
+    Default,
+    FlagParser,
+    api_address,
+    fraction,
+    json_object,
+    non_negative_float,
+    non_negative_int,
+    or_word,
+    penalty,
+    positive_int,
+    share,
+    temperature,
+)
 
 # Never heard below a warning: their lines show addresses and headers, secrets included.
 HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2")
+
+# What no user may put into a request, or tell a chat template: it is put there by us.
+OWN_PARAMETERS = ("model", "messages", "stream", "n", "response_format", "max_completion_tokens", "max_tokens",
+                  "temperature", "top_p", "seed", "top_k", "min_p", "presence_penalty", "reasoning_effort",
+                  "chat_template_kwargs")  # fmt: skip
+OWN_VARIABLES = ("messages", "conversation", "add_generation_prompt", "continue_final_message", "chat_template",
+                 "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+                 "return_assistant_tokens_mask", "tokenizer_kwargs")  # fmt: skip
+extra_body = json_object(OWN_PARAMETERS, "is set by this program, or by a flag of that name")
+template_kwargs = json_object(OWN_VARIABLES, "is set by this program")
+drawn_temperature, drawn_top_p = or_word("default", temperature), or_word("default", fraction)
+seed_or_none = or_word("none", non_negative_int)
 
 
 def make_parser(doc: str) -> FlagParser:
@@ -33,6 +60,7 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     add = group.add_argument
     add("--enforce_eager", action=argparse.BooleanOptionalAction,
         help="no CUDA graphs: starts sooner, runs slower (default: where the outputs are few; always so on a CPU)")
+    add_reasoning_argument(group)
     add("--batch_invariant", action="store_true",
         help="compute an output as if it were asked alone, so that shards and resumed runs write what one run would; "
         "slower, and for GPUs of compute capability 8.0 or more (off; VLLM_BATCH_INVARIANT=1 does the same)")
@@ -51,16 +79,26 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     add("--openai_batch", action="store_true",
         help="ask by OpenAI's batch interface: half the price, answers within a day; requests that are "
         "in a batch already are found there (off)")
+    add("--extra_body", type=extra_body, metavar="JSON",
+        help="JSON object with more parameters for each API request (default: none)")
+    add_price_arguments(parser, group)
     parser.without_effect(
-        "--api_key_addr --base_url --model_id --max_concurrency --request_timeout --openai_batch",
+        "--api_key_addr --base_url --model_id --openai_batch --extra_body --price_in --price_out --price_cached",
         lambda args: not args.openai,
+        "without --openai, for the model runs here",
+        "give --openai",
+    )
+    parser.without_effect(
+        "--max_concurrency --request_timeout",
+        lambda args: not (args.openai or vars(args).get("planner_base_url")),
         "without --openai, for the model runs here",
         "give --openai",
     )
     parser.without_effect(
         "--cache_dir --tensor_parallel_size --data_parallel_size --gpu_memory_utilization --dtype"
         " --enforce_eager --no-enforce_eager",
-        lambda args: args.openai and not vars(args).get("planner_model"),  # a planner runs here all the same
+        # A planner runs here all the same, unless it has an address.
+        lambda args: args.openai and not (vars(args).get("planner_model") and not args.planner_base_url),
         "with --openai, for no model is loaded here",
     )
 
@@ -78,10 +116,30 @@ def add_memory_arguments(group: argparse._ActionsContainer) -> None:
         help="weights' type (%(default)s)")
 
 
+def add_reasoning_argument(group: argparse._ActionsContainer) -> None:
+    group.add_argument("--reasoning_parser", metavar="NAME",
+        help="vLLM's parser that separates thoughts from the answer, or `none`; with --openai only deepseek_r1, for "
+        "texts that begin inside a thought (default: by the model's template; with --openai by the marks in the text)")
+
+
 def add_key_arguments(group: argparse._ActionsContainer) -> None:
     """Whether the model is behind an API, and the key to it."""
     group.add_argument("--openai", action="store_true", help="the model is behind an OpenAI-compatible API")
     group.add_argument("--api_key_addr", metavar="FILE", help="file with the API key (default: OPENAI_API_KEY)")
+
+
+def add_price_arguments(parser: FlagParser, group: argparse._ActionsContainer, whose: str = "") -> None:
+    """What the API's tokens cost; no setting of the output. `whose` stands in front of the names."""
+    for name, what in (
+        ("in", "a million tokens of input"),
+        ("out", "a million tokens of output, thoughts included"),
+        ("cached", "a million tokens of input from the API's cache (default: the price of other input)"),
+    ):
+        group.add_argument(f"--{whose}price_{name}", type=non_negative_float, metavar="USD", help=f"price of {what}")
+    first, second = f"--{whose}price_in", f"--{whose}price_out"
+    for flags, missing in ((first, second), (f"{second} --{whose}price_cached", first)):
+        is_missing = partial(lambda name, args: vars(args)[name] is None, missing[2:])
+        parser.without_effect(flags, is_missing, f"without {missing}", f"give {missing}")
 
 
 def add_sampling_arguments(
@@ -89,11 +147,24 @@ def add_sampling_arguments(
 ) -> None:
     """How text is sampled; `max_model_len` is the help text for that flag's default."""
     add = parser.add_argument_group("sampling").add_argument
-    add("--temperature", type=temperature, default=temperature_default, help="0 is greedy (%(default)s)")
-    add("--top_p", type=fraction, default=0.95, help="nucleus sampling (%(default)s)")
-    add("--max_tokens", type=positive_int, default=max_tokens, help="tokens an output may have (%(default)s)")
+    add("--temperature", type=drawn_temperature, default=temperature_default,
+        help="0 is greedy; `default` uses the model's generation_config.json, or the API's own (%(default)s)")
+    add("--top_p", type=drawn_top_p, default=0.95,
+        help="nucleus sampling; `default` as for --temperature (%(default)s)")
+    add("--top_k", type=non_negative_int, metavar="K",
+        help="sample from the K likeliest tokens only; 0 means from all (off)")
+    add("--min_p", type=share, metavar="SHARE",
+        help="leave out tokens less likely than this share of the likeliest token's probability (off)")
+    add("--presence_penalty", type=penalty, metavar="PENALTY",
+        help="penalty on tokens already in the output, from -2 to 2 (off)")
+    add("--reasoning_effort", metavar="LEVEL",
+        help="how long the model thinks, such as low, medium or high; for an API, or a chat template with that "
+        "variable (default: the model's own)")
+    add_template_argument(add)
+    add("--max_tokens", type=positive_int, default=Default(max_tokens),
+        help="tokens an output may have, including its thoughts (%(default)s; more for a thinking model)")
     add("--max_model_len", type=positive_int, help=f"tokens of prompt and output together (default: {max_model_len})")
-    add("--seed", type=non_negative_int, default=0, help="seed of all sampling (%(default)s)")
+    add("--seed", type=seed_or_none, default=0, help="seed of all sampling; `none` sends the API no seed (%(default)s)")
     add("--max_retries", type=non_negative_int, default=3,
         help="how often an output that cannot be used is asked for again (at --temperature 0 once, held to its schema: "
         "a greedy model only repeats itself, so such an output shows 2 attempts), "
@@ -101,6 +172,12 @@ def add_sampling_arguments(
     add("--constrained_decoding", choices=["fallback", "always", "never"], default="fallback",
         help="hold the output to its JSON schema: on the last try, always, or never, "
         "which raises the temperature by 0.1 a retry as the paper's code does (%(default)s)")
+
+
+def add_template_argument(add: Callable[..., object]) -> None:
+    add("--chat_template_kwargs", type=template_kwargs, metavar="JSON",
+        help="variables of the model's chat template, such as '{\"enable_thinking\": false}'; an API gets them in the "
+        "request, as vLLM's server expects (default: none)")
 
 
 def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:

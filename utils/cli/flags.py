@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import json
 import math
 import os
 import re
@@ -9,9 +10,17 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
+from utils.cli.errors import quote
+
 USER_ERROR = 2  # exit code: the user can mend it
+
+
+class Default(int):
+    """The value of a flag that the user has not given, where what it is depends on more than the flags."""
+
 
 Condition = Callable[[argparse.Namespace], bool]
 
@@ -145,10 +154,41 @@ def address_problem(text: str) -> str | None:
     return "not an address such as http://127.0.0.1:8000/v1 (in a password write # / ? @ as %23 %2F %3F %40)"
 
 
+def or_word(word: str, kind: Callable[[str], float]) -> Callable[[str], float | None]:
+    """A flag's `type` that takes a word, for None, besides what `kind` takes."""
+
+    def read(text: str) -> float | None:
+        return None if text == word else kind(text)
+
+    read.__name__ = f"{kind.__name__} or {word}"
+    return read
+
+
+def json_object(taken: Sequence[str], why: str) -> Callable[[str], dict[str, Any]]:
+    """A flag's `type` that takes a JSON object; `why` is said over a key that is one of those `taken`."""
+
+    def read(text: str) -> dict[str, Any]:
+        try:
+            value = json.loads(text)
+            is_sound = isinstance(value, dict) and is_text(json.dumps(value, ensure_ascii=False, allow_nan=False))
+        except (ValueError, RecursionError):
+            is_sound = False
+        if not is_sound:
+            raise argparse.ArgumentTypeError(f'{quote(text)} is not a JSON object, such as {{"key": true}}')
+        if own := sorted(value.keys() & set(taken)):
+            raise argparse.ArgumentTypeError(f"{own[0]}: {why}")
+        return value
+
+    read.__name__ = "JSON object"
+    return read
+
+
 positive_int = value_type("positive_int", int, lambda value: value >= 1, "is not a positive number")
 non_negative_int = value_type("non_negative_int", int, lambda value: value >= 0, "is negative")
 non_negative_float = value_type(
     "non_negative_float", float, lambda value: 0 <= value < math.inf, "is not a number from 0 up"
 )
+penalty = value_type("penalty", float, lambda value: -2 <= value <= 2, "is not between -2 and 2")
+share = value_type("share", float, lambda value: 0 <= value <= 1, "is not between 0 and 1")
 temperature = value_type("temperature", float, lambda value: 0 <= value <= 2, "is not between 0 and 2")
 fraction = value_type("fraction", float, lambda value: 0 < value <= 1, "is not above 0 and at most 1")

@@ -2,11 +2,14 @@
 
 import json
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from utils.cli import UserError
 from utils.cli.errors import quote
+
+LONGEST_LINE = 2**28  # bytes of JSON Lines; the longest histories of a benchmark have 5 million
 
 
 def read_json(path: str | Path) -> Any:
@@ -72,6 +75,20 @@ def read_json_lines(path: Path) -> list[Any]:
     return records
 
 
+class LongLineError(UserError):
+    """A file of lines is none: read on, it would fill the memory."""
+
+
+def read_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a file; LongLineError where one is longer than `LONGEST_LINE`."""
+    number = 0
+    while line := file.readline(LONGEST_LINE):
+        number += 1
+        if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+            raise LongLineError(f"{file.name}: line {number} has more than {LONGEST_LINE >> 20} MiB: not JSON Lines")
+        yield line
+
+
 def _read_filled(path: str | Path) -> str:
     text = read_text(path)
     if not text.strip():
@@ -107,5 +124,7 @@ def read_bytes(path: str | Path) -> bytes:
         raise UserError(f"{path}: no such file") from None
     except PermissionError:
         raise UserError(f"{path}: no permission to read it") from None
+    except MemoryError:
+        raise UserError(f"{path}: larger than the free memory") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None

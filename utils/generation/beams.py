@@ -1,6 +1,8 @@
 """Texts that an encoder-decoder writes by beam search, a batch of like length at a time. It loads torch."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,8 +11,48 @@ from transformers import GenerationConfig, StoppingCriteriaList
 from utils.generation.fusion import fuse, pad_passages
 from utils.generation.plain_text import Passages, passages_of
 
-BATCH_TOKENS = 16_384  # that a batch may have, with its padding; of one prompt more
-BATCH_PROMPTS = 64
+CUDA_TOKENS, CUDA_PROMPTS = 131_072, 256  # a GPU is idle with less
+CUDA_SHARE = 1 / 2  # of the free memory: the rest is for what a step computes, and for gaps between tensors
+SCORES = 3  # of attention scores in the encoder: with the positions' bias, the softmax and its input
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a batch may hold; of one prompt more."""
+
+    prompts: int = 64
+    tokens: int = 16_384  # that are read, with their padding
+    memory: float = math.inf  # bytes for the larger of the two below, which follow each other
+    cache_bytes: int = 0  # of a token, read or written, in the decoder's caches: each beam has its own
+    score_bytes: int = 0  # in the encoder, of a token times the length of its passage
+    written: int = 0  # tokens of an answer
+
+    def holds(self, prompts: Sequence[Sequence[Sequence[int]]]) -> bool:
+        """Whether it holds these prompts of passages together."""
+        longest = max(len(part) for parts in prompts for part in parts)
+        tokens = len(prompts) * max(map(len, prompts)) * longest
+        cache = (tokens + len(prompts) * self.written) * self.cache_bytes
+        fits = max(cache, tokens * longest * self.score_bytes) <= self.memory
+        return fits and len(prompts) <= self.prompts and tokens <= self.tokens
+
+
+def room_of(model: Any, num_beams: int, written: int) -> Room:
+    """A CPU's caches are small; on a GPU it is what half of the memory holds that is free now.
+
+    That is computed from the model's shape: a token read has a key and a value in each decoder layer, and its encoder's
+    state, for each beam; a token written likewise.
+    """
+    if model.device.type != "cuda":
+        return Room()
+    config, size = model.config, model.dtype.itemsize
+    heads = config.num_attention_heads
+    width = heads * (getattr(config, "d_kv", None) or config.hidden_size // heads)
+    names = ("num_decoder_layers", "decoder_layers", "num_hidden_layers")
+    layers = next(getattr(config, name) for name in names if getattr(config, name, None))
+    free, _ = torch.cuda.mem_get_info(model.device)
+    free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)  # held, but unused
+    cache_bytes = num_beams * (2 * layers * width + config.hidden_size) * size
+    return Room(CUDA_PROMPTS, CUDA_TOKENS, free * CUDA_SHARE, cache_bytes, SCORES * heads * size, written)
 
 
 def padded_length(prompt: Any) -> int:
@@ -19,20 +61,16 @@ def padded_length(prompt: Any) -> int:
     return len(parts) * max(map(len, parts))
 
 
-def batches(prompts: Sequence[Any]) -> Iterator[list[int]]:
+def batches(prompts: Sequence[Any], room: Room) -> Iterator[list[int]]:
     """The numbers of the prompts, the longest first, in batches that have room for as many of the first one's shape."""
     order = sorted(range(len(prompts)), key=lambda number: -padded_length(prompts[number]))
     while order:
-        parts = [passages_of(prompts[number]) for number in order[:BATCH_PROMPTS]]
+        parts = [passages_of(prompts[number]) for number in order[: room.prompts]]
         size = 1
-        while size < len(parts) and _tokens(parts[: size + 1]) <= BATCH_TOKENS:
+        while size < len(parts) and room.holds(parts[: size + 1]):
             size += 1
         yield order[:size]
         order = order[size:]
-
-
-def _tokens(prompts: Sequence[Sequence[Sequence[int]]]) -> int:
-    return len(prompts) * max(map(len, prompts)) * max(len(part) for parts in prompts for part in parts)
 
 
 @torch.no_grad()

@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 from prompts import Messages, Prompt
 from utils.cli import UserError
 from utils.cli.progress import announce
+from utils.generation.templates import known_variables, refuse_unknown, template_variables
+from utils.generation.thinking import own_parser
 from utils.generation.turns import Accepts, Remembered, encode_lines, find_accepts, fold
 from utils.models.hub import adapter_base, pinned_source, skipping_absent_hub
 from utils.models.loading import TOKENIZER_FILES, blaming, bounded, little_memory, loading
@@ -41,13 +43,13 @@ BYTES_PER_TOKEN = 3  # without the model's tokenizer: on the safe side (English 
 
 def open_chat(args: Namespace, model_addr: str) -> "LocalChat | APIChat":
     """The chat of the model that `args` asks for (--openai, --cache_dir)."""
-    return APIChat(model_addr) if args.openai else open_local_chat(model_addr, args.cache_dir)
+    return APIChat(model_addr) if args.openai else open_local_chat(model_addr, args.cache_dir, template_variables(args))
 
 
-def open_local_chat(model_addr: str, cache_dir: str | None) -> "LocalChat":
+def open_local_chat(model_addr: str, *args: Any, **settings: Any) -> "LocalChat":
     """The chat of a model that runs here, announced: the first one imports transformers, which takes seconds."""
     announce(f"loading the tokenizer of {model_addr}")
-    return LocalChat(model_addr, cache_dir)
+    return LocalChat(model_addr, *args, **settings)
 
 
 def load_tokenizer(model_addr: str, cache_dir: str | None = None) -> tuple[Any, Any]:
@@ -61,7 +63,9 @@ def load_tokenizer(model_addr: str, cache_dir: str | None = None) -> tuple[Any, 
         with loading(base, "config.json"):
             config = AutoConfig.from_pretrained(base, **source).get_text_config()
         with loading(with_tokenizer, *TOKENIZER_FILES):
-            return AutoTokenizer.from_pretrained(with_tokenizer, **source), config
+            tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
+            tokenizer("text")  # some fields are looked at only here
+            return tokenizer, config
 
 
 class LocalChat:
@@ -70,23 +74,38 @@ class LocalChat:
     Attributes:
         model_limit: the longest sequence the model was made for, in tokens; None where its config doesn't say.
         counter: how tokens are counted, for the manifest.
+        variables: what the template is told besides the messages.
+        prompt_end: what the template has behind the user's text.
+        own_parser: which of vLLM's reasoning parsers it has, by its files.
 
     Raises:
         UserError: model files are damaged; the chat template is missing, fails, does not end, or leaves out the
-            user's text.
+            user's text, or does not know one of the `variables`; with `only_known` it is told the others.
     """
 
     counter = "the model's tokenizer"
+    behind = ""  # what prompts are given behind what the template makes
 
-    def __init__(self, model_addr: str, cache_dir: str | None = None):
+    def __init__(
+        self,
+        model_addr: str,
+        cache_dir: str | None = None,
+        variables: dict[str, Any] | None = None,
+        only_known: bool = False,
+    ):
         self.tokenizer, config = load_tokenizer(model_addr, cache_dir)
         if self.tokenizer.chat_template is None:
             raise UserError(f"{self.tokenizer.name_or_path}: no chat template; give an instruction-tuned model")
         self.model_limit = getattr(config, "max_position_embeddings", None)
         self._lines = Remembered(self._encode_all)
-        self._check_template()
+        self.variables = known_variables(variables or {}, self.tokenizer.get_chat_template())
+        if not only_known:
+            refuse_unknown(variables or {}, self.variables, self._template)
+        self.prompt_end = self._check_template()
+        self.own_parser = own_parser(getattr(config, "model_type", None), self.tokenizer)
 
-    def _check_template(self) -> None:
+    def _check_template(self) -> str:
+        """What a prompt has behind the user's text."""
         question = "c0ffee question"
         with self._blaming_template():
             with little_memory():
@@ -94,6 +113,7 @@ class LocalChat:
             self._encode_all([text])
         if question not in text:
             raise UserError(f"{self._template}: leaves out the user's text; give another model")
+        return text.rpartition(question)[2]
 
     def render(self, messages: Messages) -> array:
         """Token ids of the whole prompt, up to where the assistant begins to speak."""
@@ -124,12 +144,14 @@ class LocalChat:
 
     def _text(self, messages: Messages) -> str:
         with self._blaming_template():
-            return self._apply(fold(messages, self._accepts))
+            return self._apply(fold(messages, self._accepts)) + self.behind
 
     def _apply(self, messages: Messages, asks: bool = True) -> str:
         """What the template makes of messages, up to where the assistant begins to speak if it `asks`."""
         with bounded(self._template):
-            return self.tokenizer.apply_chat_template(messages, add_generation_prompt=asks, tokenize=False)
+            return self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=asks, tokenize=False, **self.variables
+            )
 
     def _blaming_template(self) -> AbstractContextManager[None]:
         return blaming(lambda: f"{self._template} fails")

@@ -13,7 +13,7 @@ from argparse import Namespace
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from utils.cli import UserError, exit_on_signal
@@ -22,11 +22,18 @@ from utils.cli.progress import Progress
 from utils.files.journal import Journal, Key
 from utils.files.outputs import is_failed
 from utils.generation.chat import Chat, Fitted, Rendered
-from utils.generation.requests import FORMATS, Engine, RefusedError, Sampling, UnavailableError
-from utils.parsing import Parsed
+from utils.generation.cost import Prices
+from utils.generation.requests import FORMATS, FURTHER, Engine, RefusedError, Sampling, UnavailableError
+from utils.generation.templates import SETTINGS
+from utils.generation.thinking import Thoughts
+from utils.parsing import Parsed, nothing
+from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT
 
 Parser = Callable[[str, bool], Parsed]
+# Of a policy, or not in every one's fingerprint.
+NOT_SETTINGS = ("schema", "max_retries", "further", "reasoning_parser", "opened")
 TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+THOUGHT_COUNT = "reasoning_tokens"  # of the completion's; in the records that have thoughts alone
 UNDER_WAY = 8_000_000  # tokens of prompts that are under way at a time: long ones would be gigabytes
 CHARACTERS_PER_TOKEN = 4  # about, of English
 OUTAGE = 3  # requests in a row, or as many as are under way at a time if more, unanswered: the server is gone
@@ -71,22 +78,42 @@ class Stage:
 class Policy:
     """How outputs are sampled and asked for again (the flags of `cli.add_sampling_arguments`)."""
 
-    temperature: float
-    top_p: float
+    temperature: float | None  # None, also of the next two: by default, as the model or its server has it
+    top_p: float | None
     max_tokens: int
-    seed: int
+    seed: int | None
     max_retries: int
     constrained_decoding: str
     schema: dict[str, Any] | str
+    further: dict[str, Any] = field(default_factory=dict)  # flags of FURTHER that are given
+    reasoning_parser: str | None = None
+    opened: bool | None = None  # `Sampling.opened`, which the model's template decides
 
     @classmethod
     def from_arguments(cls, args: Namespace, schema: dict[str, Any] | str) -> "Policy":
-        names = [field.name for field in fields(cls) if field.name != "schema"]
-        return cls(**{name: getattr(args, name) for name in names}, schema=schema)
+        """UserError where a model that runs here is to draw without a seed."""
+        if args.seed is None and not args.openai:
+            raise UserError("--seed none: is only for an API; a model that runs here needs a seed")
+        names = [field.name for field in fields(cls) if field.name not in ("schema", "further", "opened")]
+        further = {name: value for name in FURTHER if (value := vars(args).get(name)) not in (None, {})}
+        return cls(**{name: getattr(args, name) for name in names}, schema=schema, further=further)
+
+    def with_thoughts(self, thoughts: Thoughts) -> "Policy":
+        return replace(self, reasoning_parser=thoughts.parser, opened=thoughts.opened)
 
     def fingerprint(self) -> dict[str, Any]:
         """Of the settings those that decide a piece: the number of tries does not change one that is finished."""
-        return {name: value for name, value in vars(self).items() if name not in ("schema", "max_retries")}
+        settings = {name: value for name, value in vars(self).items() if name not in NOT_SETTINGS}
+        return settings | self.further | self.thought_settings()
+
+    def prompt_fingerprint(self) -> dict[str, Any]:
+        """Of the settings those that decide a prompt: of an output that is chosen, not written, there are no others."""
+        told = {name: self.further[name] for name in SETTINGS if name in self.further}
+        return told | self.thought_settings()
+
+    def thought_settings(self) -> dict[str, Any]:
+        """What reads its thoughts, of a model that has such; also where no text is generated."""
+        return {"reasoning_parser": self.reasoning_parser} if self.reasoning_parser or self.opened else {}
 
     def sampling(self, key: Key, attempt: int, before: int = 0) -> Sampling:
         """The sampling of one try (from 0), after those `before` that failed in earlier runs.
@@ -94,11 +121,12 @@ class Policy:
         Its seed hangs on the key and the number of all tries alone, not on order or shard.
         """
         temperature, number = self.temperature, before + attempt
-        if self.constrained_decoding == "never":
+        if self.constrained_decoding == "never" and temperature is not None:
             temperature = max(temperature, min(1.0, round(temperature + 0.1 * number, 6)))
         seed = int.from_bytes(hashlib.sha256(repr((self.seed, key, number)).encode()).digest()[:4], "big") >> 1
         schema = self.schema if self._is_constrained(attempt) else None
-        return Sampling(temperature, self.top_p, self.max_tokens, seed, schema, attempt)
+        thoughts = {"reasoning_parser": self.reasoning_parser, "opened": self.opened}
+        return Sampling(temperature, self.top_p, self.max_tokens, seed, schema, attempt, self.further, **thoughts)
 
     def is_last(self, attempt: int) -> bool:
         """A greedy constrained try would only repeat itself, so it is the last one too.
@@ -234,6 +262,7 @@ async def _answer(engine: Engine, request: Request, stage: Stage) -> dict[str, A
     policy, earlier = stage.policy, request.journal.entries.get(request.key)
     earlier = earlier if is_failed(earlier) else {}  # --retry_failed: its tries and its tokens count on
     spent, before = {name: earlier.get(name, 0) for name in TOKEN_COUNTS}, earlier.get("attempts", 0)
+    thought = earlier.get(THOUGHT_COUNT, 0)
     for attempt in range(policy.max_retries + 1):
         sampling, attempts = policy.sampling(request.key, attempt, before), before + attempt + 1
         try:
@@ -241,15 +270,22 @@ async def _answer(engine: Engine, request: Request, stage: Stage) -> dict[str, A
         except RefusedError as refusal:
             return {"value": None, "reason": str(refusal), **request.record, "attempts": attempts, **spent}
         spent = {name: _total([spent[name], getattr(completion, name)]) for name in spent}
-        parsed = (request.parse or stage.parse)(completion.text, completion.finish_reason == "length")
-        if parsed.value is not None or policy.is_last(attempt):
+        thought += completion.reasoning_tokens or 0
+        if completion.unfinished:
+            parsed = nothing(UNFINISHED)
+        else:
+            parsed = (request.parse or stage.parse)(completion.text, completion.finish_reason == "length")
+        # A greedy model would only think the same again; where a server refuses temperature it is none.
+        is_greedy = policy.temperature == 0 and "temperature" not in completion.refused_parameters
+        if parsed.value is not None or policy.is_last(attempt) or (completion.unfinished and is_greedy):
             break
     # What the server took where it refused the schema that the last try was to be held to.
-    taken, log_prob = completion.response_format, completion.log_prob
+    taken, refused = completion.response_format, list(completion.refused_parameters)
     return {
         "value": parsed.value,
         **({"reason": parsed.reason} if parsed.value is None else {}),
         **request.record,
+        **({"reasoning": completion.reasoning} if completion.reasoning else {}),
         "raw": completion.text,
         "parsed": parsed.how,
         "truncated": parsed.truncated,
@@ -257,10 +293,10 @@ async def _answer(engine: Engine, request: Request, stage: Stage) -> dict[str, A
         "attempts": attempts,
         "constrained": sampling.schema is not None and taken is None,
         **({"response_format": taken} if taken else {}),
-        "temperature": sampling.temperature,
+        "temperature": None if "temperature" in refused else sampling.temperature,
+        **({"refused_parameters": refused} if refused else {}),
         **spent,  # of all attempts together
-        # JSON has no numbers for NaN and the infinite, which a model's damaged logits may add up to.
-        "log_prob": log_prob if log_prob is None or math.isfinite(log_prob) else None,
+        **({THOUGHT_COUNT: thought} if thought else {}),
         **({"system_fingerprint": completion.system_fingerprint} if completion.system_fingerprint else {}),
     }
 
@@ -307,17 +343,29 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """What finished records say of the run that made them, for its manifest: of the tokens those of all attempts."""
     records = list(records)
     taken = [FORMATS.index(record["response_format"]) for record in records if "response_format" in record]
+    asked = [record.get("refused_parameters", ()) for record in records if "raw" in record]
+    names = sorted({name for refused in asked for name in refused})
     # Not a setting: a server's may change from week to week, and what it has answered stays good.
+    thought = sum(record.get(THOUGHT_COUNT, 0) for record in records)
+    unfinished = sum(record.get("reason") == UNFINISHED for record in records)
     states = {record["system_fingerprint"] for record in records if "system_fingerprint" in record}
     return {
-        "tokens": {name: _total([record.get(name, 0) for record in records]) for name in TOKEN_COUNTS},
+        "tokens": {
+            **{name: _total([record.get(name, 0) for record in records]) for name in TOKEN_COUNTS},
+            **({THOUGHT_COUNT: thought} if thought else {}),
+        },
+        **({UNFINISHED_COUNT: unfinished} if unfinished else {}),
         "refused_by_server": list(FORMATS[: max(taken, default=0)]),
+        # By name how many outputs were asked for without, or by another name, and how many outputs there are.
+        "refused_parameters": {name: [sum(name in refused for refused in asked), len(asked)] for name in names},
         "system_fingerprints": sorted(states),
     }
 
 
-def describe_requests(requests: Iterable[Request], chat: Chat, policy: Policy, item_words: str = "posts") -> str:
-    """What a run would ask (--dry_run): prompts, tokens, what would be cut, and the calls."""
+def describe_requests(
+    requests: Iterable[Request], chat: Chat, policy: Policy, prices: Prices | None, item_words: str = "posts"
+) -> str:
+    """What a run would ask (--dry_run): prompts, tokens, what would be cut, the calls, and what they may cost."""
     lengths, over, dropped, cut, options = [], [], 0, 0, 0
     for request in requests:
         if request.prompt is None:
@@ -332,6 +380,11 @@ def describe_requests(requests: Iterable[Request], chat: Chat, policy: Policy, i
         f"{len(lengths)} calls, at most {len(lengths) * (policy.max_retries + 1)} with retries; "
         f"at most {policy.max_tokens} tokens an output"
     )
+    if prices:
+        prompts, outputs = sum(lengths) * prices.input / 1e6, len(lengths) * policy.max_tokens * prices.output / 1e6
+        most = prompts + outputs
+        calls += f"\n{prompts:.4f} USD for the prompts, at most {most:.4f} with the outputs"
+        calls += f", {most * (policy.max_retries + 1):.4f} with retries"
     return (
         f"{len(lengths)} prompts, {sum(lengths)} tokens ({chat.counter}); longest {max(lengths, default=0)}\n"
         f"{dropped} {item_words} left out for length, {cut} cut at the end; {too_long}\n"

@@ -13,19 +13,22 @@ from typing import Any
 from prompts import History, Prompt
 from utils.cli import UserError
 from utils.cli.progress import announce
+from utils.files.journal import Journal
 from utils.files.manifest import read_folder_manifest
 from utils.generation.chat import choose_length
 from utils.generation.driver import Policy
 from utils.generation.engines import Model, choose_generator, identify_model, open_engine
 from utils.generation.plain_text import PlainText, fit_text
-from utils.generation.requests import Completion, Engine, Sampling
+from utils.generation.requests import FURTHER, Completion, Engine, Sampling
+from utils.generation.templates import template_variables
 from utils.generation.trimming import Entry, Trimmed
 from utils.models.hub import adapter_base, model_file, model_folder, pinned_source, skipping_absent_hub
 from utils.models.loading import loading
+from utils.models.memory import check_before_fetching, smallest_gpu
 
 NUM_BEAMS = 4  # as LaMP's code has it
 INPUT_TOKENS, TARGET_TOKENS = 512, 128  # of LaMP's paper: what a model reads and writes
-WAITING = 256  # requests that a batch of like length is chosen from
+WAITING = 4  # times the prompts of a batch: requests that one of like length is chosen from
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,10 @@ def refuse_flags(args: Namespace) -> None:
         ("--tensor_parallel_size", args.tensor_parallel_size > 1, "it runs on one GPU"),
         ("--data_parallel_size", args.data_parallel_size > 1, "it runs on one GPU; take --num_shards"),
         ("--batch_invariant", args.batch_invariant, "that is of vLLM"),
-    ):
+        *((f"--{name}", vars(args)[name] not in (None, {}), "beam search does not sample, and it has no chat template")
+          for name in FURTHER),
+        ("--reasoning_parser", args.reasoning_parser is not None, "it writes no thoughts"),
+    ):  # fmt: skip
         if has_it:
             raise UserError(f"{flag}: {args.model_addr} is an encoder-decoder: {why}\n  leave it out")
 
@@ -128,7 +134,7 @@ def check_trained(args: Namespace, model: Model, task: str, prompt: Prompt, **as
         asked: how it is asked now, by the names in `trained_settings`.
 
     Raises:
-        UserError: it was trained on another task.
+        UserError: it was trained on another task, or to prompts as the chat template has them without variables.
     """
     if args.openai or not (isinstance(model, TextModel) or adapter_base(model.addr)):
         return {}
@@ -138,6 +144,8 @@ def check_trained(args: Namespace, model: Model, task: str, prompt: Prompt, **as
             f"--model_addr {args.model_addr}: was fine-tuned on {trained['task']}\n"
             f"  {args.inputs_addr} is of {task}: give a generator of that, or the base model"
         )
+    if trained and template_variables(args):
+        raise UserError(f"--chat_template_kwargs: {args.model_addr} was fine-tuned without them\n  leave it out")
     for name, value in asked.items():
         if name in trained and trained[name] != value:
             print(
@@ -148,32 +156,34 @@ def check_trained(args: Namespace, model: Model, task: str, prompt: Prompt, **as
     return trained
 
 
-def open_answerer(args: Namespace, model: Model, outputs: int) -> Engine:
+def open_answerer(args: Namespace, model: Model, journal: Journal, outputs: int) -> Engine:
     """`open_engine`, or transformers' for an encoder-decoder."""
     if isinstance(model, TextModel):
         return TransformersEngine(args, model)
-    return open_engine(args, args.model_addr, args.max_model_len, outputs)
+    return open_engine(args, args.model_addr, args.max_model_len, [journal], outputs)
 
 
 class TransformersEngine:
     """An encoder-decoder in this process; requests that wait are answered in batches of like length."""
 
-    concurrency = WAITING
-
     def __init__(self, args: Namespace, model: TextModel):
         announce(f"loading {model.addr}")
         import torch
 
+        from utils.generation.beams import room_of
         from utils.models.devices import check_devices
         from utils.training.base_model import device_name, load_encoder_decoder, quiet_libraries
 
         quiet_libraries()
         check_devices()
+        check_before_fetching(model.addr, args.cache_dir, smallest_gpu())
         dtype = "auto" if args.dtype == "auto" else getattr(torch, args.dtype)
         folder = str(model_folder(model.addr, args.cache_dir))
         self._model = load_encoder_decoder(folder, {"trust_remote_code": False}, dtype).eval()
         if torch.cuda.is_available():
             self._model.cuda()
+        self._room = room_of(self._model, NUM_BEAMS, model.policy.max_tokens)
+        self.concurrency = WAITING * self._room.prompts
         self._tokenizer, self.device = model.chat.tokenizer, device_name(1)
         self._waiting: list[tuple[Any, int, asyncio.Future]] = []
         self._work: asyncio.Task | None = None
@@ -193,7 +203,7 @@ class TransformersEngine:
             await asyncio.sleep(0)  # for all that have an answer, to write it down and to ask for the next
             if not self._waiting:
                 return
-            numbers = next(batches([prompt for prompt, *_ in self._waiting]))
+            numbers = next(batches([prompt for prompt, *_ in self._waiting], self._room))
             batch = [self._waiting[number] for number in numbers]
             self._waiting = [one for number, one in enumerate(self._waiting) if number not in set(numbers)]
             try:

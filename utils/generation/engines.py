@@ -13,12 +13,15 @@ from utils.files.journal import Journal, Key
 from utils.files.outputs import OutputFile
 from utils.files.web_files import check_proxies
 from utils.generation.chat import PAPER_LENGTH, Chat, Fitted, choose_length, open_chat
+from utils.generation.cost import Prices, describe_cost
 from utils.generation.driver import Parser, Policy, Request, Stage, describe_records
 from utils.generation.history import fit_items
 from utils.generation.requests import Engine
+from utils.generation.thinking import end_thoughts, find_thoughts, settle_tokens
 from utils.generation.trimming import Entry, fit_trimmed
 from utils.generation.vllm_engine import BATCH_INVARIANT, VLLMEngine, is_batch_invariant
 from utils.models.hub import adapter_base, check_model, model_fingerprint, suggesting_openai
+from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,16 @@ def choose_generator(args: Namespace, schema: dict[str, Any] | str, length: int 
     """
     identity = identify_model(args, args.model_addr)
     chat = open_chat(args, args.model_addr)
-    args.max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, length or PAPER_LENGTH)
-    return Model(args.model_addr, identity, chat, args.max_model_len, Policy.from_arguments(args, schema))
+    thoughts = find_thoughts(args, chat, args.model_addr)
+    if vars(args).get("choose"):
+        end_thoughts(chat, thoughts)
+        room = 0
+    else:
+        room = settle_tokens(args, thoughts, args.model_addr, chat.model_limit)
+    args.max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, (length or PAPER_LENGTH) + room)
+    args.reasoning_parser = thoughts.parser
+    policy = Policy.from_arguments(args, schema).with_thoughts(thoughts)
+    return Model(args.model_addr, identity, chat, args.max_model_len, policy)
 
 
 def identify_model(args: Namespace, model_addr: str) -> str:
@@ -101,13 +112,20 @@ def confirm_model(args: Namespace, model_addr: str, journals: list[Journal]) -> 
             journal.confirm_model(root, args.overwrite)
 
 
-def open_engine(args: Namespace, model_addr: str, max_model_len: int, outputs: int) -> Engine:
-    """The engine that `args` asks for, to write so many outputs; loads its weights unless it is behind an API."""
+def open_engine(
+    args: Namespace, model_addr: str, max_model_len: int, journals: Iterable[Journal], outputs: int
+) -> Engine:
+    """The engine that `args` asks for, to write so many outputs; loads its weights unless it is behind an API.
+
+    What the API refused when an earlier run began these journals is left out from the start.
+    """
     if args.openai:
         from utils.generation.api_engine import APIEngine  # imports openai
         from utils.generation.batch_engine import BatchEngine
 
-        return (BatchEngine if vars(args).get("openai_batch") else APIEngine)(args, read_api_key(args.api_key_addr))
+        engine = (BatchEngine if vars(args).get("openai_batch") else APIEngine)(args, read_api_key(args.api_key_addr))
+        engine.refusals.recall(piece for journal in journals for piece in journal.entries.values())
+        return engine
     return VLLMEngine(args, [model_addr], max_model_len, outputs)
 
 
@@ -121,13 +139,23 @@ def batch_invariance(device: str | None, openai: bool = False) -> bool | None:
 
 
 def publish_records(
-    output: OutputFile, args: Namespace, device: str | None, counts: dict[str, int], openai: bool, **figures: Any
+    output: OutputFile,
+    args: Namespace,
+    device: str | None,
+    counts: dict[str, int],
+    openai: bool,
+    prices: Prices | None,
+    **figures: Any,
 ) -> None:
     """Put an output in place, its records' figures in the manifest, and say what it holds; `openai` made it or not."""
     made = {"batch_invariant": batch_invariance(device, openai), "counts": counts}
-    output.publish(vars(args), device, **made, **describe_records(output.pieces.values()), **figures)
-    told = ", ".join(f"{count} {name}" for name, count in counts.items())
-    print(f"{output.path}: {told or 'nothing to ask about'}")
+    made |= describe_records(output.pieces.values())
+    cost = {"cost_usd": prices.cost(made["tokens"])} if prices else {}
+    output.publish(vars(args), device, **made, **cost, **figures)
+    told = ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing to ask about"
+    told += describe_unfinished(made.get(UNFINISHED_COUNT, 0))
+    told += f"; {describe_cost(cost['cost_usd'])}" if cost else ""
+    print(f"{output.path}: {told}")
 
 
 def read_api_key(path: str | None) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from prompts import Messages, Prompt
 from utils.generation.chat import Fitted, LocalChat, fit_profile, load_tokenizer
 from utils.generation.trimming import Trimmed, fit_trimmed
+from utils.models.loading import check_special_tokens
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class PlainText(LocalChat):
         self.tokenizer, _ = load_tokenizer(model_addr, cache_dir)
         self.model_limit = None  # T5's positions are relative
         self._restarts_at_lines = False
+        check_special_tokens(self.tokenizer, "pad_token", "eos_token")
 
     def render(self, messages: Messages) -> array:
         return self.render_reply(messages[-1]["content"])

@@ -2,11 +2,14 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from utils.generation.chat import Rendered
 
+# Flags beside temperature, top_p and seed, as they are called in a request: of sampling, and all of them.
+SAMPLED = ("top_k", "min_p", "presence_penalty")
+FURTHER = (*SAMPLED, "reasoning_effort", "chat_template_kwargs", "extra_body")
 FORMATS = ("json_schema", "json_object", "none")  # what a server may hold an output to, the best first
 
 
@@ -14,26 +17,32 @@ FORMATS = ("json_schema", "json_object", "none")  # what a server may hold an ou
 class Sampling:
     """How one output is sampled."""
 
-    temperature: float
-    top_p: float
+    temperature: float | None  # None: as the model or its server has it by default
+    top_p: float | None  # likewise
     max_tokens: int
     seed: int
     schema: dict[str, Any] | str | None = None  # to hold it to: JSON, or a regular expression (vLLM only)
     attempt: int = 0  # which of this run's tries it is
+    further: dict[str, Any] = field(default_factory=dict)  # flags of FURTHER that are given
+    reasoning_parser: str | None = None  # that reads the thoughts of a model that runs here
+    opened: bool | None = None  # the prompt ends inside a thought; None: not known
 
 
 @dataclass(frozen=True)
 class Completion:
     """One output."""
 
-    text: str
+    text: str  # what stands behind the thoughts
     finish_reason: str
     prompt_tokens: int | None  # all three counts: None where a server doesn't tell
     cached_tokens: int | None  # of the prompt's those not computed again
     completion_tokens: int | None
-    log_prob: float | None = None  # the sum over its tokens, None where the engine doesn't tell
     response_format: str | None = None  # the one of FORMATS that a server took in place of the schema it refused
+    refused_parameters: tuple[str, ...] = ()  # that it was asked for without, or by another name
     system_fingerprint: str | None = None  # what a server calls the state it answered in, None where it doesn't say
+    reasoning: str = ""  # the thoughts
+    reasoning_tokens: int | None = None  # of the output's, those of its thoughts; None where that is not told
+    unfinished: bool = False  # it ends inside a thought
 
 
 @dataclass(frozen=True)

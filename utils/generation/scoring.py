@@ -7,19 +7,28 @@ the continuations are taken as a tree with the prompt for its root, and each nod
 goes on tells it; its `prompt_logprobs` are those of its own tokens, which no other request has, so none is cached.
 
 Nor are the logits of a whole prompt ever held, 20 GB for 32,000 tokens and a vocabulary of 150,000.
+
+vLLM 0.32's second model runner, which GPUs have, may give `prompt_logprobs` of other tokens than those of the prompt:
+it reads them from a buffer that later requests change (vLLM's pull request 44106). The numbers of the tokens come with
+them. Where one differs, the node's tokens are asked for one by one.
 """
 
 import asyncio
+import functools
+import sys
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
+from utils.cli import UserError
 from utils.generation.requests import Scored
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
+
+FIRST_RUNNER = "VLLM_USE_V2_MODEL_RUNNER=0"  # vLLM's environment variable: the model runner that CPUs have
 
 Tokens = tuple[int, ...]
 Ask = Callable[[Tokens, "SamplingParams"], Awaitable["RequestOutput"]]  # token ids, and what is wanted of them
@@ -32,7 +41,10 @@ async def score_continuations(
 
     by_token: each token is a node, so that no `prompt_logprobs` are wanted, of which vLLM 0.32 dies with a LoRA adapter
     on a CPU; far more requests, of a block each.
+
+    UserError where the engine tells of other tokens than it was asked for, however it is asked.
     """
+    start = tuple(prompt)
     results: list[RequestOutput] = []
 
     async def score(told: Tokens, node: Tokens, group: list[Tokens]) -> dict[Tokens, float]:
@@ -42,13 +54,14 @@ async def score_continuations(
         ended = branches.pop((), [])
         inner, behind, nexts = 0.0, {}, {}
         if branches or size > len(told):
-            result = await _ask_node(ask, tuple(prompt), told, node, [first for [first] in branches], results)
-            inner = sum(result.prompt_logprobs.logprobs[len(told) - size :]) if size > len(told) else 0.0
-            nexts = result.outputs[0].logprobs[0] if branches else {}
+            result = await _ask_node(ask, start, told, node, [first for [first] in branches], results)
+            nexts = {first: _told_next(result, first) for [first] in branches}
+            if size > len(told):
+                inner = await _sum_told(ask, start, told, node, result, results)
         ends = {first: node + first if by_token else _shared(its) for first, its in branches.items()}
         parts = await asyncio.gather(*(score(node + first, ends[first], its) for first, its in branches.items()))
         for [first], part in zip(branches, parts, strict=True):
-            behind |= {tokens: inner + nexts[first].logprob + rest for tokens, rest in part.items()}
+            behind |= {tokens: inner + nexts[first] + rest for tokens, rest in part.items()}
         return behind | dict.fromkeys(ended, inner)
 
     sums = await score((), (), sorted(set(map(tuple, continuations))))
@@ -87,6 +100,38 @@ async def _ask_node(
         # Another question has the same prompt and option.
         results.append(await ask(prompt + node, _params(**wanted, skip_reading_prefix_cache=True)))
     return results[-1]
+
+
+async def _sum_told(
+    ask: Ask, prompt: Tokens, told: Tokens, node: Tokens, result: "RequestOutput", results: list["RequestOutput"]
+) -> float:
+    """The sum over a node's own tokens, by the `prompt_logprobs` of its result where these are of its own tokens."""
+    own, found = node[len(told) :], result.prompt_logprobs
+    if tuple(found.token_ids[-len(own) :]) == own:
+        return sum(found.logprobs[-len(own) :])
+    _say_slower()
+    before = [node[:size] for size in range(len(told), len(node))]
+    singly = await asyncio.gather(
+        *(_ask_node(ask, prompt, it, it, [token], results) for it, token in zip(before, own, strict=True))
+    )
+    return sum(_told_next(one, token) for one, token in zip(singly, own, strict=True))
+
+
+def _told_next(result: "RequestOutput", token: int) -> float:
+    """The log-probability of a token behind what was asked."""
+    [found, *_] = result.outputs[0].logprobs or [{}]
+    if token not in found:
+        raise UserError(f"vLLM gave no log-probability of token {token}, which it was asked for; set {FIRST_RUNNER}")
+    return found[token].logprob
+
+
+@functools.cache
+def _say_slower() -> None:
+    print(
+        "note: vLLM returned log-probabilities of the wrong tokens; the right ones are requested one by one, "
+        f"which is slower (set {FIRST_RUNNER} to avoid it)",
+        file=sys.stderr,
+    )
 
 
 def _params(**wanted: Any) -> "SamplingParams":

@@ -10,9 +10,11 @@ import sys
 import warnings
 from argparse import Namespace
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args
 
 import psutil
@@ -20,13 +22,17 @@ import psutil
 from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.generation.chat import Rendered
-from utils.generation.requests import Completion, Sampling, Scored
+from utils.generation.requests import SAMPLED, Completion, Sampling, Scored
 from utils.generation.scoring import score_continuations
+from utils.generation.thinking import GPT_OSS, NO_PARSER
+from utils.generation.thought_reader import ThoughtReader, harmony_tag
 from utils.models.devices import ask_nvidia_smi, find_capabilities, has_gpu
 from utils.models.hub import adapter_base, adapter_config, model_folder
-from utils.models.memory import check_gpu_count, check_gpu_free, count_gpus
+from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, loading
+from utils.models.memory import check_before_fetching, check_gpu_count, check_gpu_free, check_weights, count_gpus
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
 
@@ -57,8 +63,10 @@ class VLLMEngine:
         if args.batch_invariant or is_batch_invariant():
             _check_batch_invariance(count, on_gpu)
             os.environ[BATCH_INVARIANT] = "1"  # before vllm is imported, which reads it; its processes inherit it
+        adapters = [model for model in models if adapter_base(model)]
+        base = next((model for model in models if model not in adapters), None) or adapter_base(models[0])
         if on_gpu:
-            _check_gpus(args)
+            _check_gpus(args, base)
             _choose_eager(args, outputs)
         _set_defaults(on_gpu, args.data_parallel_size)
 
@@ -68,13 +76,18 @@ class VLLMEngine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        adapters = [model for model in models if adapter_base(model)]
-        base = next((model for model in models if model not in adapters), None) or adapter_base(models[0])
         settings = engine_settings(args, base, adapters, max_model_len, on_gpu)
         self._adapters = {adapter: LoRARequest(adapter, n, adapter) for n, adapter in enumerate(adapters, 1)}
-        config = AsyncEngineArgs(**settings).create_engine_config(UsageContext.ENGINE_CONTEXT)
+        with loading(settings["model"], *MODEL_FILES, *TOKENIZER_FILES):
+            config = AsyncEngineArgs(**settings).create_engine_config(UsageContext.ENGINE_CONTEXT)
+            config.model_config.try_get_generation_config()  # else read only beside what is not the files' fault
+        self._thoughts = ThoughtReader(args.reasoning_parser, partial(_tokenizer_of, config))
         _tie_engine_processes("spawn" if on_gpu else "fork")
-        self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+        try:
+            self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+        except RuntimeError:  # what its process died of stands above
+            check_weights(Path(settings["model"]))
+            raise
         # Twice what the schedulers run at a time: a finished request is followed by one that already waits.
         self.concurrency = 2 * self._engine.vllm_config.scheduler_config.max_num_seqs * args.data_parallel_size
         self.device = f"{count} x {current_platform.get_device_name()}" if on_gpu else f"CPU, {_cores()} cores"
@@ -86,16 +99,29 @@ class VLLMEngine:
         self._scored_at_once = asyncio.Semaphore(max(1, min(held, self.concurrency // 8)))
 
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
-        result = await self._ask(model, prompt, sampling_params(sampling))
+        # A schema holds what stands behind the thoughts; gpt-oss' has them in it.
+        thinks = sampling.reasoning_parser not in (None, NO_PARSER, GPT_OSS)
+        own = self._own_sampling if None in (sampling.temperature, sampling.top_p) else {}
+        params = sampling_params(sampling, own)
+        params.skip_special_tokens = not self._thoughts.marks_are_special
+        result = await self._ask(model, prompt, params, reasoning_ended=not thinks)
         output = result.outputs[0]
+        split, reasoning_tokens = self._thoughts.read(output, sampling)
         return Completion(
-            text=output.text,
+            text=split.answer,
+            reasoning=split.reasoning,
+            reasoning_tokens=reasoning_tokens,
+            unfinished=split.unfinished,
             finish_reason=output.finish_reason,
             prompt_tokens=len(result.prompt_token_ids),
             cached_tokens=result.num_cached_tokens or 0,
             completion_tokens=len(output.token_ids),
-            log_prob=output.cumulative_logprob,
         )
+
+    @cached_property
+    def _own_sampling(self) -> dict[str, Any]:
+        """What the model's generation_config.json says, by the names of sampling parameters."""
+        return self._engine.model_config.get_diff_sampling_param()
 
     async def score(self, model: str, prompt: array, continuations: Sequence[array]) -> Scored:
         """How likely each of several texts is behind a prompt, all as token ids; no text is generated."""
@@ -107,7 +133,12 @@ class VLLMEngine:
             return await score_continuations(ask, prompt, continuations, by_token=model in self._adapters)
 
     async def _ask(
-        self, model: str, token_ids: Sequence[int], params: "SamplingParams", rank: int | None = None
+        self,
+        model: str,
+        token_ids: Sequence[int],
+        params: "SamplingParams",
+        rank: int | None = None,
+        reasoning_ended: bool = True,
     ) -> "RequestOutput":
         """One request's result; with `rank` that copy of the model has it."""
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -119,6 +150,7 @@ class VLLMEngine:
             str(self._count),
             lora_request=self._adapters.get(model),
             data_parallel_rank=rank,
+            reasoning_ended=reasoning_ended,
         )
         try:
             [result] = [result async for result in results]  # FINAL_ONLY: there is one
@@ -140,6 +172,12 @@ class VLLMEngine:
         psutil.wait_procs(workers, GONE_SECONDS)
 
 
+def _tokenizer_of(config: "VllmConfig") -> Any:
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    return cached_tokenizer_from_config(config.model_config)
+
+
 def engine_settings(
     args: Namespace, base: str, adapters: list[str], max_model_len: int, on_gpu: bool
 ) -> dict[str, Any]:
@@ -158,30 +196,38 @@ def engine_settings(
         # on an H100 are more, and come out of the KV cache, which utils/models/memory.py foresees.
         "max_num_seqs": AT_A_TIME if on_gpu else None,
         "max_num_batched_tokens": 8192 if on_gpu else None,
-        "seed": args.seed,
+        "seed": args.seed or 0,
         # vLLM rewinds a seeded request's generator after a part of a prompt, which a CPU's generator cannot do.
         "enable_chunked_prefill": None if on_gpu else False,
         "disable_log_stats": True,
         "use_tqdm_on_load": args.log_level != "warning",
         # Small models loop on white space inside constrained JSON until max_tokens.
-        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+        "structured_outputs_config": {
+            "backend": "xgrammar",
+            "disable_any_whitespace": True,
+            **({"reasoning_parser": parser} if (parser := args.reasoning_parser) not in (None, NO_PARSER) else {}),
+        },
         **_lora_settings(adapters),
     }
 
 
-def sampling_params(sampling: Sampling) -> "SamplingParams":
-    """What vLLM is asked for."""
+def sampling_params(sampling: Sampling, own_sampling: Mapping[str, Any] = MappingProxyType({})) -> "SamplingParams":
+    """What vLLM is asked for; `own_sampling` has the model's temperature and top_p, which are else 1."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-    kind = "regex" if isinstance(sampling.schema, str) else "json"
+    own = {name: float(own_sampling.get(name, 1)) for name in ("temperature", "top_p")}
+    temperature = own["temperature"] if sampling.temperature is None else sampling.temperature
+    is_harmony = sampling.reasoning_parser == GPT_OSS
+    kind = "structural_tag" if is_harmony else "regex" if isinstance(sampling.schema, str) else "json"
+    held = harmony_tag(sampling.schema) if sampling.schema and is_harmony else sampling.schema
     return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
+        temperature=temperature,
+        top_p=own["top_p"] if sampling.top_p is None else sampling.top_p,
+        **{name: value for name, value in sampling.further.items() if name in SAMPLED},
         max_tokens=sampling.max_tokens,
-        seed=None if sampling.temperature == 0 else sampling.seed,  # greedy decoding draws nothing
-        logprobs=0,  # the sampled token's only: enough for log_prob
+        seed=None if temperature == 0 else sampling.seed,  # greedy decoding draws nothing
         output_kind=RequestOutputKind.FINAL_ONLY,
-        structured_outputs=sampling.schema and StructuredOutputsParams(**{kind: sampling.schema}),
+        structured_outputs=held and StructuredOutputsParams(**{kind: held}),
     )
 
 
@@ -241,8 +287,11 @@ def _choose_eager(args: Namespace, outputs: int) -> None:
             announce(f"no CUDA graphs for {outputs} outputs: starts sooner (--no-enforce_eager captures them)")
 
 
-def _check_gpus(args: Namespace) -> None:
-    """Refuse too few GPUs, or one that another process holds, before minutes of loading end in vLLM's own error."""
+def _check_gpus(args: Namespace, base: str) -> None:
+    """Refuse too few GPUs, or one that another process holds, or that is too small for the weights.
+
+    Else minutes of fetching and loading end in vLLM's own error.
+    """
     lines = ask_nvidia_smi("index,memory.free,memory.total")
     rows = [re.fullmatch(r"(\d+), (\d+), (\d+)", line) for line in lines or []]
     if lines is None or not all(rows):
@@ -251,6 +300,10 @@ def _check_gpus(args: Namespace) -> None:
     for row in rows[: count_gpus(args)]:
         index, free, total = map(int, row.groups())
         check_gpu_free(index, free * 2**20, total * 2**20, args.gpu_memory_utilization)
+    smallest, num_gpus = min(int(row[3]) for row in rows[: count_gpus(args)]) * 2**20, args.tensor_parallel_size
+    settings = {"value_bytes": 4 if args.dtype == "float32" else 2, "share": args.gpu_memory_utilization}
+    remedy = "more of them (--tensor_parallel_size)"
+    check_before_fetching(base, args.cache_dir, smallest, num_gpus=num_gpus, remedy=remedy, **settings)
 
 
 def _check_batch_invariance(count: int, on_gpu: bool) -> None:

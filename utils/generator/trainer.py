@@ -14,7 +14,7 @@ from accelerate.utils import gather_object
 from peft import get_peft_model
 from transformers import Trainer, TrainingArguments
 
-from utils.generation.beams import batches, write
+from utils.generation.beams import batches, room_of, write
 from utils.generation.encoder_decoder import NUM_BEAMS
 from utils.generation.fusion import fuse, pad_passages
 from utils.generation.plain_text import passages_of
@@ -100,6 +100,8 @@ class GeneratorTrainer(Resumable, Trainer):
     (`write_all`).
     """
 
+    length_flag = "--max_input_length"
+
     def __init__(
         self,
         flags: Namespace,
@@ -148,6 +150,15 @@ class GeneratorTrainer(Resumable, Trainer):
 class EncoderDecoderTrainer(GeneratorTrainer):
     collate = staticmethod(collate)
 
+    def longest_batch(self) -> list[int]:
+        """The number of passages, their length and the target's are padded apart, each to the most of a batch."""
+        longest = super().longest_batch()
+        widths = [
+            (len(parts := passages_of(one.prompt)), max(map(len, parts)), len(one.target)) for one in self.train_dataset
+        ]
+        widest = [max(range(len(widths)), key=lambda number: widths[number][axis]) for axis in range(3)]
+        return list(dict.fromkeys([longest[0], *widest, *longest]))[: len(longest)]
+
     def counts(self) -> str:
         return f"questions: {len(self._validation)}, beams: {NUM_BEAMS}"
 
@@ -162,7 +173,8 @@ class EncoderDecoderTrainer(GeneratorTrainer):
         )
 
     def write_all(self, examples: list[Example]) -> Iterator[Written]:
-        for numbers in batches([example.prompt for example in examples]):
+        room = room_of(self.accelerator.unwrap_model(self.model), NUM_BEAMS, self._written)
+        for numbers in batches([example.prompt for example in examples], room):
             prompts = [examples[number].prompt for number in numbers]
             with in_own_type(self.accelerator.unwrap_model(self.model)) as model:
                 found = write(model, self._tokenizer, prompts, NUM_BEAMS, self._written)

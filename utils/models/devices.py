@@ -4,11 +4,23 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from utils.cli import UserError
 
 OLDEST = 7.5  # compute capability; for older cards CUDA 13 compiles nothing, and vLLM 0.32's wheel holds no kernels
 MEANT = 8.0  # from here on there are bfloat16 and FlashAttention
+
+
+def set_up_allocator() -> None:
+    """Have torch's memory on a GPU grow in place, where the user says nothing of it; before torch is imported.
+
+    Batches of ever other shapes leave gaps between blocks of fixed size, which then cannot be given out. vLLM measures
+    what is free and takes its cache as one block, so its processes stay as they are.
+    """
+    if not any(os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def has_gpu() -> bool:
@@ -22,12 +34,16 @@ def has_gpu() -> bool:
 def check_devices() -> None:
     """Make sure that the GPUs here can be used, or that none are to be: before weights load.
 
+    It also turns cuDNN's attention off for this process: of torch 2.13 it gives NaN gradients on Hopper and Blackwell
+    where a mask is given (pytorch/pytorch#196678), and it plans anew for each shape it has not seen.
+
     Raises:
         UserError: a GPU is here, or SLURM gave one, but torch sees none, and CUDA_VISIBLE_DEVICES does not hide them
             all; or one is too old.
     """
     import torch
 
+    torch.backends.cuda.enable_cudnn_sdp(False)
     if torch.cuda.is_available():
         for gpu, capability in find_capabilities().items():
             if capability < OLDEST:
@@ -41,6 +57,19 @@ def check_devices() -> None:
             f"  {_way_out(torch.version.cuda)}\n"
             '  CUDA_VISIBLE_DEVICES="" says that the CPU is meant (so does --device cpu, where a script has it)'
         )
+
+
+@contextmanager
+def fitting(what: str, remedy: str) -> Iterator[None]:
+    """What torch raises where `what` takes more memory than there is, on a GPU or a CPU, is a UserError here."""
+    import torch
+
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        raise UserError(f"out of memory: {what}\n  {remedy}") from error
 
 
 def find_capabilities() -> dict[str, float]:

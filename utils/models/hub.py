@@ -1,5 +1,6 @@
 """Models by hub name or folder: is it there, and which one exactly. Free of torch, so it answers at once."""
 
+import functools
 import hashlib
 import json
 import logging
@@ -23,6 +24,7 @@ NOT_FETCHED = ["*/*", "consolidated*"]
 API_NAMES = re.compile(r"(gpt-|chatgpt-|claude-|gemini-|o\d+(-|$))")
 CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # to reach the hub; how slow it may be does not matter
 NOT_TO_BE_HAD = "not cached, and the hub cannot be reached; give a folder"
+LAYERS = ("num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer")  # fields of a config
 PIECE = 2**20  # bytes read from the start, the middle and the end of a weights file
 
 
@@ -261,6 +263,29 @@ def read_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
     return tensors
 
 
+@functools.cache
+def find_headers(name: str, cache_dir: str | None = None) -> dict[str, tuple[list[int], str]]:
+    """`read_headers` of a model, also of one that is still to be fetched, where the hub tells; empty where none does.
+
+    Raises:
+        UserError: the hub refuses, or is in trouble.
+    """
+    folder = cached_folder(name, cache_dir)
+    if folder is not None and any(folder.glob("*.safetensors")):
+        return read_headers(folder)
+    if is_folder(name) or is_hub_away():
+        return {}
+    from huggingface_hub import HfApi, errors
+    from huggingface_hub.utils import disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    with _hub_errors(name), suppress(errors.NotASafetensorsRepoError, errors.SafetensorsParsingError):
+        files = HfApi().get_safetensors_metadata(name, revision=cached_commit(name, cache_dir)).files_metadata.values()
+        return {key: (list(one.shape), one.dtype) for file in files for key, one in file.tensors.items()}
+    return {}
+
+
 def is_folder(name: str) -> bool:
     """Is this a folder's name, and not one on the hub? Where it exists, begins as a path does, or has two slashes."""
     return Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
@@ -275,6 +300,9 @@ def _check_folder(folder: Path, remedy: str) -> None:
         raise UserError(f"{folder}: holds no config.json (or adapter_config.json)\n  {remedy}")
     if not _weights(folder):
         raise UserError(f"{folder}: holds no weights (*.safetensors or *.bin)\n  {remedy}")
+    for path in sorted(path for pattern in (*FETCHED, "*.bin") for path in folder.glob(pattern)):
+        if not path.is_file():
+            raise UserError(f"{path}: not a file, but a folder, a pipe or a broken link\n  {remedy}")
     for path in folder.glob("*.safetensors"):
         try:
             safe_open(path, "numpy")
@@ -288,6 +316,22 @@ def _check_folder(folder: Path, remedy: str) -> None:
             raise UserError(f"{index}: damaged\n  {remedy}") from None
         if missing:
             raise UserError(f"{folder}: lacks {missing[0]}, which {index.name} names\n  {remedy}")
+    _check_layers(folder)
+
+
+def _check_layers(folder: Path) -> None:
+    """Raise UserError where the config has more layers than the weights: a library would make them, however many."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = config.get("text_config") or config
+        wanted = [config[name] for name in LAYERS if type(config.get(name)) is int]
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return  # who loads it says what is wrong
+    is_shared = not wanted or "num_hidden_groups" in config  # ALBERT's layers are one
+    places = [] if is_shared else [re.search(r"\.(\d+)\.", name) for name in read_headers(folder)]
+    layers = {int(place[1]) for place in places if place}
+    if layers and max(wanted) > max(layers) + 1:
+        raise UserError(f"{folder}: its config.json says {max(wanted)} layers, its weights hold {max(layers) + 1}")
 
 
 def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool, why_offline: str) -> None:

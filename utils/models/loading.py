@@ -15,7 +15,7 @@ from utils.cli.errors import printable
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 MODEL_FILES = ("config.json", "generation_config.json", "weights")
-MOST_SECONDS = 5  # of computing; a chat template takes milliseconds
+MOST_SECONDS = 10  # of computing; a chat template takes milliseconds
 MOST_MEMORY = 2**28  # bytes, besides what the process has
 
 
@@ -48,10 +48,18 @@ def blaming(what: Callable[[], str]) -> Iterator[None]:
         raise UserError(f"{what()}: {in_short(error)}") from error
 
 
+def check_special_tokens(tokenizer: Any, *names: str) -> None:
+    """UserError where a loaded tokenizer has not these tokens, which a padded batch needs."""
+    for name in names:
+        if getattr(tokenizer, name) is None:
+            raise UserError(f"{tokenizer.name_or_path}: its tokenizer_config.json names no {name}")
+
+
 def in_short(error: BaseException) -> str:
     """A library's error in one line that is fit for a terminal; its kind where it has no words."""
     lines = [line.strip() for line in printable(str(error)).strip().splitlines()] or [type(error).__name__]
-    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])[:300]
+    is_title = lines[0].endswith(":") or "validation error" in lines[0]  # the latter is pydantic's
+    return " ".join(lines[: 2 if is_title else 1])[:300]
 
 
 def _may_be_right(path: Path) -> bool:

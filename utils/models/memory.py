@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from utils.cli import UserError
-from utils.models.hub import read_headers
+from utils.models.devices import ask_nvidia_smi
+from utils.models.hub import find_headers, read_headers
 from utils.models.loading import loading
 
 GB = 10**9
@@ -126,21 +127,87 @@ def read_size(folder: Path, config: Any, dtype: str = "auto") -> ModelSize:
     if not heads or not getattr(text, "num_hidden_layers", None):
         raise UserError(f"{folder}: its config.json has no attention layers; how much memory it needs is not known")
     value_bytes = 4 if dtype == "float32" else 2
-    tied = getattr(text, "tie_word_embeddings", False)  # where a file holds the output layer too, vLLM leaves it out
-    tensors = [
-        (prod(shape), value_bytes if kind in _CAST else _BYTES.get(kind, 1))
-        for name, (shape, kind) in read_headers(folder).items()
-        if not (tied and name.endswith("lm_head.weight"))
-    ]
+    # Where a file holds the output layer too, vLLM leaves it out.
+    tied = getattr(text, "tie_word_embeddings", False)
+    parameters, weights = count_weights(read_headers(folder), value_bytes, without_head=tied)
     return ModelSize(
-        parameters=sum(count for count, _ in tensors),
-        weights=sum(count * size for count, size in tensors),
+        parameters=parameters,
+        weights=weights,
         layers=text.num_hidden_layers,
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
         value_bytes=value_bytes,
         heads=heads,
     )
+
+
+def count_weights(headers: dict[str, tuple[list[int], str]], value_bytes: int, without_head: bool) -> tuple[int, int]:
+    """Numbers in the weights with these headers, and their bytes where those not quantized take `value_bytes` each."""
+    tensors = [
+        (prod(shape), value_bytes if kind in _CAST else _BYTES.get(kind, 1))
+        for name, (shape, kind) in headers.items()
+        if not (without_head and name.endswith("lm_head.weight"))
+    ]
+    return sum(count for count, _ in tensors), sum(count * size for count, size in tensors)
+
+
+def refuse_too_large(
+    what: str, needed: int, gpu_memory: float, share: float = 1, allowance: int = 0, remedy: str = "a smaller model"
+) -> None:
+    """Raise UserError where so many bytes, and an allowance, are more than a share of a GPU's."""
+    if needed + allowance > share * gpu_memory:
+        part = f"{share:g} x " if share < 1 else ""
+        guess = f" and a guessed allowance of {allowance / GB:.1f}" if allowance else ""
+        sizes = f"{needed / GB:.1f} GB a GPU{guess} do not fit into {part}{gpu_memory / GB:.1f} GB"
+        raise UserError(f"{what}: {sizes}\n  take a larger GPU, or {remedy}")
+
+
+def check_before_fetching(
+    name: str,
+    cache_dir: str | None,
+    gpu_memory: int | None,
+    value_bytes: int = 2,
+    share: float = 1,
+    num_gpus: int = 1,
+    **told: str,
+) -> None:
+    """Raise UserError where a model surely can't fit, before it is fetched or loaded, where its size is known.
+
+    Args:
+        gpu_memory: bytes of a GPU; None is not checked.
+        value_bytes: what a number of its weights takes, where they are learnt with its gradient and AdamW's averages.
+        told: `refuse_too_large`'s remedy.
+    """
+    if gpu_memory is not None and (headers := find_headers(name, cache_dir)):
+        needed = count_weights(headers, value_bytes, without_head=True)[1]  # which may be tied
+        refuse_too_large(f"the weights of {name}", -(-needed // num_gpus), gpu_memory, share, **told)
+
+
+def smallest_gpu() -> int | None:
+    """Bytes of the smallest GPU to compute on; None where none is, or nvidia-smi doesn't tell, as of a part of one."""
+    import torch
+
+    lines = ask_nvidia_smi("memory.total") if torch.cuda.is_available() else None
+    return min(map(int, lines)) * 2**20 if lines and all(map(str.isdigit, lines)) else None
+
+
+def check_weights(folder: Path) -> None:
+    """Raise UserError where a model's config and weights do not fit, for a model that an engine could not load.
+
+    Not before it is loaded: weights that are quantized, or named in an older way, fit all the same.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with loading(folder, "config.json"), torch.device("meta"):  # without weights
+        wanted = AutoModelForCausalLM.from_config(load_config(folder)).state_dict()
+    found = {name: shape for name, (shape, _) in read_headers(folder).items()}
+    for name, tensor in wanted.items():
+        if found.get(name, list(tensor.shape)) != list(tensor.shape):
+            what = f"{name} has shape {found[name]}, and {list(tensor.shape)} by its config.json"
+            raise UserError(f"{folder}: its weights do not match its config.json: {what}")
+    if unknown := sorted(found.keys() - wanted.keys()):
+        raise UserError(f"{folder}: its weights do not match its config.json, which has no {unknown[0]}")
 
 
 def find_gpus() -> list[Gpu]:

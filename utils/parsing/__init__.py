@@ -1,4 +1,7 @@
-"""What a language model wrote, as data: answers, verdicts, plans. Pure."""
+"""What a language model wrote, as data: answers, verdicts, plans. Pure.
+
+A parser is given what stands behind the thoughts, which thoughts.py tells from the answer.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +19,6 @@ class Parsed:
 
 def nothing(reason: str) -> Parsed:
     return Parsed(None, "none", reason)
-
-
-def after_reasoning(text: str) -> str:
-    if text.lstrip().startswith("<think>") and "</think>" not in text:
-        return ""
-    return text.rpartition("</think>")[2]
 
 
 def writable(value: str) -> str:

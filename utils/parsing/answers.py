@@ -8,8 +8,17 @@ value can be written as UTF-8). Newlines inside stay.
 
 import re
 
-from utils.parsing import Parsed, after_reasoning, nothing, writable
-from utils.parsing.json_text import describe, field_named, from_object, missing, read_text, value_starts
+from utils.parsing import Parsed, nothing, writable
+from utils.parsing.json_text import (
+    DRAFT,
+    describe,
+    field_named,
+    from_object,
+    may_be_draft,
+    missing,
+    read_text,
+    value_starts,
+)
 
 ANSWER_FIELD = "personalized_answer"
 _FIELD = field_named(ANSWER_FIELD)
@@ -23,10 +32,11 @@ def parse_answer(text: str, cut: bool = False) -> Parsed:
 
     cut: the generation ended at max_tokens, so the end of the text is no sign that the answer ended.
     """
+    if cut and may_be_draft(text):
+        return nothing(DRAFT)
     value, how = from_object(text, _FIELD)
     if isinstance(value, str):
         return _answer(value, how)
-    text = after_reasoning(text)
     ends = value_starts(text, _FIELD)
     if not ends:
         return missing(text, _FIELD)

@@ -1,21 +1,25 @@
 """Bare text as a model wrote it: a label of a list, a rating, or a whole text. Pure.
 
-Reasoning up to </think> is dropped, and so is white space at both ends. A label or a rating is "strict" where nothing
+White space at both ends is dropped. A label or a rating is "strict" where nothing
 else is there. Else ("repaired") it is the one that the text names, in whatever case and with a space for a hyphen or
 the other way round: a text that names two different ones, or none, holds nothing. A label inside a longer one, as
 comedy in dark comedy, is not named. A text is taken whole, as it stands.
+
+Of a text that max_tokens cut a label or a rating counts only where the text begins with it and goes on behind it: what
+prose names may be one that it rejects.
 """
 
 import re
 from collections.abc import Mapping
 
-from utils.parsing import Parsed, after_reasoning, nothing, writable
+from utils.parsing import Parsed, nothing, writable
 from utils.parsing.json_text import pattern
 
 RATINGS = "12345"
 # Not a part of a word or of another number: neither the 4 of 4.5, of -4 or of 14, nor the 1 of "1 to 5".
 _RATING = pattern(r"(?<![\w.,/-])([1-5])(?:\.0+)?(?:\s*(?:/|out of)\s*5(?:\.0+)?)?(?!\w|[.,/-]\d)")
 _OTHER_NUMBER = pattern(r"\d")
+_BREAKS_OFF = "the text breaks off, and does not begin with {}"
 _SCALE = pattern(r"\b1\s*(?:-|–|to)\s*5\b")
 
 
@@ -29,11 +33,13 @@ class LabelParser:
         self._longest_first = longest_first
 
     def __call__(self, text: str, cut: bool = False) -> Parsed:
-        body = writable(after_reasoning(text)).strip()
-        if body in self.labels:
+        body = writable(text).strip()
+        if body in self.labels and not (cut and body[-1].isalnum()):
             return Parsed(body, "strict", None)
-        named = [self._longest_first[found.lastindex - 1] for found in self._names.finditer(body)]
-        return _only(named, "label")
+        found = list(self._names.finditer(body))
+        if cut and not _is_first(found, body):
+            return nothing(_BREAKS_OFF.format("a label"))
+        return _only([self._longest_first[one.lastindex - 1] for one in found], "label")
 
 
 def words_of(label: str) -> str:
@@ -45,16 +51,23 @@ def words_of(label: str) -> str:
 def parse_rating(text: str, cut: bool = False) -> Parsed:
     """Read a rating: the text "1" to "5".
 
-    cut: the generation ended at max_tokens, so a number at the end of the text may go on.
+    cut: the generation ended at max_tokens.
     """
-    body = writable(after_reasoning(text)).strip()
+    body = writable(text).strip()
     if len(body) == 1 and body in RATINGS and not cut:
         return Parsed(body, "strict", None)
     told = _SCALE.sub("", body)
-    found = [match[1] for match in _RATING.finditer(told) if not (cut and match.end() == len(told))]
+    found = list(_RATING.finditer(told))
     if _OTHER_NUMBER.search(_RATING.sub("", told)) is not None:
         return nothing("another number than a rating from 1 to 5")
-    return _only(found, "rating")
+    if cut and not _is_first(found, told):
+        return nothing(_BREAKS_OFF.format("a rating"))
+    return _only([match[1] for match in found], "rating")
+
+
+def _is_first(found: list[re.Match[str]], text: str) -> bool:
+    """The text begins with the first of these, which ends before the text does."""
+    return bool(found) and re.search(r"\w", text[: found[0].start()]) is None and found[0].end() < len(text)
 
 
 def _only(named: list[str], what: str) -> Parsed:
@@ -69,7 +82,7 @@ def parse_text(text: str, cut: bool = False) -> Parsed:
 
     cut: the generation ended at max_tokens; what there is of the text is kept, and flagged.
     """
-    value = writable(after_reasoning(text)).strip()
+    value = writable(text).strip()
     if cut:
         value = value.rstrip("\ufffd").rstrip()  # half a character at the cut
     return (

@@ -11,7 +11,7 @@ as enough.
 
 from typing import Any
 
-from utils.parsing import Parsed, after_reasoning, nothing, writable
+from utils.parsing import Parsed, nothing, writable
 from utils.parsing.json_text import describe, field_named, from_object, missing, pattern, value_starts
 
 _NEEDS, _ENOUGH, _ASPECTS = field_named("needs_personalization"), field_named("enough_details"), field_named("aspects")
@@ -39,7 +39,6 @@ def parse_needs(text: str, cut: bool = False) -> Parsed:
     if how != "none":
         told = _boolean(value)
         return Parsed(told, how if told is value else "repaired", None) if told is not None else _no_boolean(_NEEDS)
-    text = after_reasoning(text)
     starts = value_starts(text, _NEEDS, first_object=True)
     if not starts:
         return missing(text, _NEEDS)

@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from utils.parsing import Parsed, after_reasoning, json_text, nothing
+from utils.parsing import Parsed, json_text, nothing
 from utils.parsing.json_text import QUOTE, Field, pattern
 
 VERDICT_VALUES = (0, 1, 2)
@@ -66,11 +66,12 @@ class Choice:
 
         cut: the generation ended at max_tokens, so a number at the end of the text may be the start of 1.5 or 10.
         """
+        if cut and json_text.may_be_draft(text):
+            return nothing(json_text.DRAFT)
         value, how = json_text.from_object(text, self.field)
         if how != "none":
             written = {dict: "{", list: "["}.get(type(value)) or json.dumps(value, ensure_ascii=False)
             return self._chosen([self._value_at(written, 0)], how)
-        text = after_reasoning(text)
         if (only := self.only.match(text)) is not None:
             if cut and _breaks_off(text, only.end("value")):
                 return nothing("the text breaks off in a number")
@@ -78,6 +79,8 @@ class Choice:
         starts = json_text.value_starts(text, self.field, first_object=True)
         if not starts:
             return json_text.missing(text, self.field)
+        if cut and "{" not in text and json_text.is_prose(text[: self.field.spelled.search(text).start()]):
+            return nothing(json_text.DRAFT)
         return self._chosen([self._value_at(text, start, cut) for start in starts], "repaired")
 
     def _value_at(self, text: str, start: int, cut: bool = False) -> int | float | str:

@@ -5,10 +5,12 @@ The first attempt that finds the field decides:
 1. Strict ("strict"): the whole text is one JSON object that has the field under its exact name, with white space and a
    fence around it or half a fence.
 2. First object ("repaired"): a valid JSON object that has the field starts at the text's first "{"; what stands around
-   it is dropped. From here on reasoning up to </think> is dropped, raw newlines may stand in strings and the name may
-   be spelled otherwise ("Match Score").
+   it is dropped. From here on raw newlines may stand in strings and the name may be spelled otherwise ("Match Score").
 3. By name ("repaired"): the name is looked for, first as a key inside an object, then without braces. The value is read
    from there by a tolerant scanner: other quotes, unescaped quotes inside, no end.
+
+A text that max_tokens cut, and that has prose before its objects and behind them, may be a thought that nothing marks:
+what it holds may be a draft, so it is not read.
 """
 
 import json
@@ -16,7 +18,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from utils.parsing import Parsed, after_reasoning, nothing, writable
+from utils.parsing import Parsed, nothing, writable
 
 # Every repetition in the parsers' expressions is possessive or bounded, so no text makes a search slower than linear.
 QUOTE = "[\"'“”‘’]"
@@ -79,6 +81,9 @@ _ESCAPE = re.compile(r"\\(?:(?:u[0-9a-fA-F]{0,3})?\Z|u([0-9a-fA-F]{4})|(.))", re
 _ESCAPED = dict(zip("ntrbf\n\"'\\/", "\n\t\r\b\f\n\"'\\/", strict=True))
 
 
+DRAFT = "the text breaks off in prose, so what it holds may be a draft"
+
+
 def missing(text: str, field: Field) -> Parsed:
     return nothing(f"no {field.name} in the text" if text.strip("`\ufeff \t\r\n") else "the text is empty")
 
@@ -88,6 +93,17 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(found) < len(pairs):
         raise ValueError("a key appears twice")
     return found
+
+
+def may_be_draft(text: str) -> bool:
+    """Does prose stand before the objects of a text and behind them?"""
+    before, _, rest = text.partition("{")
+    return "}" in rest and is_prose(before) and is_prose(rest.rpartition("}")[2])
+
+
+def is_prose(text: str) -> bool:
+    """It has a word besides a fence's json."""
+    return re.search(r"\w", re.sub("json", "", text, flags=re.IGNORECASE)) is not None
 
 
 def from_object(text: str, field: Field) -> tuple[object, str]:
@@ -101,9 +117,8 @@ def from_object(text: str, field: Field) -> tuple[object, str]:
     except (ValueError, RecursionError):
         pass
     decoder = json.JSONDecoder(object_pairs_hook=_unique_keys, strict=False)
-    body = after_reasoning(text)
     try:
-        found, _ = decoder.raw_decode(body, body.index("{"))
+        found, _ = decoder.raw_decode(text, text.index("{"))
     except (ValueError, RecursionError):
         return None, "none"
     values = [value for key, value in found.items() if field.spelled.fullmatch(key)]

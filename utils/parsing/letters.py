@@ -1,6 +1,6 @@
 """The letter of an option as a model wrote it, (a) to (d). Pure, and without knowing which one is right.
 
-Reasoning up to </think> is dropped. The letter right behind the last `<final_answer>` counts; without one there, the
+The letter right behind the last `<final_answer>` counts; without one there, the
 only letter that is named: in parentheses, or as "option b", "answer: b", "b)" at the beginning of a line, or as the
 whole text. A text that names two different letters, as "(a) or (b)", or none, holds nothing. Nor does a text that
 max_tokens cut before its marker: what it names may be an option that it rejects.
@@ -13,7 +13,7 @@ before that word ("a because"). Right behind the marker, "option", "letter" or "
 
 import re
 
-from utils.parsing import Parsed, after_reasoning, nothing, writable
+from utils.parsing import Parsed, nothing, writable
 from utils.parsing.json_text import pattern
 
 LETTERS = ("a", "b", "c", "d")
@@ -47,7 +47,7 @@ def parse_letter(text: str, cut: bool = False) -> Parsed:
     cut: the generation ended at max_tokens, so a letter at the end of the text may be the first of a word, and only a
     letter behind the marker counts.
     """
-    body = writable(after_reasoning(text)).strip()
+    body = writable(text).strip()
     behind = body.rpartition(MARKER)[2] if MARKER in body else ""
     marked = _AFTER_MARKER.match(behind)
     alone = _ALONE.fullmatch(body)

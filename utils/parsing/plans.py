@@ -1,11 +1,11 @@
 """Plans of PlanPers, lists of aspect titles: read from what a model wrote, written, and how two of them match. Pure.
 
-A model was asked for titles, one a line. Reasoning up to </think> is dropped, and so are fences, what marks a line
-as an item of a list ("- ", "1. ", bold face), and a first line that ends in a colon where it introduces the others: it
-says so ("Here are the aspects:", "Plan:", "The user cares about:"), also when nothing follows, or it looks so: items
-follow and it is none, or it alone is marked as a heading. Any other line that ends in a colon is a title. A JSON array
-of texts is a plan too. A title that stands there before (whatever its case) is not repeated, and one that max_tokens
-may have cut is left out unless it is the only one.
+A model was asked for titles, one a line. Fences are dropped, and so is what marks a line as an item of a list ("- ",
+"1. ", bold face), and a first line that ends in a colon where it introduces the others: it says so ("Here are the
+aspects:", "Plan:", "The user cares about:"), also when nothing follows, or it looks so: items follow and it is none, or
+it alone is marked as a heading. Any other line that ends in a colon is a title. A JSON array of texts is a plan too. A
+title that stands there before (whatever its case) is not repeated, and one that max_tokens may have cut is left out
+unless it is the only one.
 
 In the planner's target and in the generator's prompt a plan is its titles, one a line (paper, section 4); `lead_in` is
 then None. With --planner_target reference it is as in the public code: a lead-in, then a dash and a title a line; in
@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from utils.parsing import Parsed, after_reasoning, nothing, writable
+from utils.parsing import Parsed, nothing, writable
 from utils.parsing.json_text import pattern, unescape
 
 # A plan is lines: at most 10, for a model that would never end, each of 3 to 120 characters, the first of them neither
@@ -55,7 +55,7 @@ def parse_plan(text: str, cut: bool = False) -> Parsed:
 
     cut: the generation ended at max_tokens, so the last title may be a part of one.
     """
-    body = after_reasoning(text).removeprefix("\ufeff").strip()
+    body = text.removeprefix("\ufeff").strip()
     if (array := _ARRAY.search(body)) is not None:
         lines = _array_texts(body, array.end())
         as_asked = array.start() == 0 and body.endswith("]")
@@ -162,7 +162,7 @@ def given_plan(titles: list[str], reason: str, lead_in: str | None, raw: Any) ->
     titles = [one_line(title) for title in titles]
     if lead_in is None:
         return {"value": titles}
-    return {"value": titles, "raw": raw if isinstance(raw, str) else plan_text(titles, lead_in)}
+    return {"value": titles, "raw": plan_text(titles, lead_in) if raw is None else raw}
 
 
 def has_plan_now(answer: dict[str, Any], plan: dict[str, Any] | None) -> bool:

@@ -14,7 +14,8 @@ from utils.models.hub import is_folder
 
 SETTINGS = (
     "max_steps", "effective_batch_size", "learning_rate", "warmup_steps", "weight_decay", "lora_rank", "lora_alpha",
-    "lora_dropout", "lora_target_modules", "num_contexts", "max_seq_length", "planner_target", "seed",
+    "lora_dropout", "lora_target_modules", "num_contexts", "max_seq_length", "planner_target",
+    "chat_template_kwargs", "seed",
 )  # fmt: skip
 PACKAGES = ("torch", "transformers", "peft", "trl")
 

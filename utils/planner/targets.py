@@ -1,8 +1,16 @@
 """What plans begin with: the planner's target, by the flag or by what a planner or its plans remember."""
 
+from typing import Any
+
 from prompts import Prompt, choose_lead_in
 from utils.cli import UserError
 from utils.files.manifest import read_folder_manifest, read_manifest
+
+
+def trained_variables(planner_model: str) -> dict[str, Any] | None:
+    """What the chat template was told when a planner was trained; None for a model that was not trained as one."""
+    fingerprint = (read_folder_manifest(planner_model) or {}).get("fingerprint", {})
+    return fingerprint.get("chat_template_kwargs", {}) if fingerprint.get("script") == "train_planner.py" else None
 
 
 def find_lead_in(

@@ -76,6 +76,8 @@ def make_config(args: Namespace, bf16: bool, evaluates: bool, evaluates_first: b
 class PlannerTrainer(Resumable, SFTTrainer):
     """SFTTrainer with the planner's evaluation: loss over the target tokens, and aspect recall of generated plans."""
 
+    length_flag = "--max_seq_length"
+
     def __init__(
         self,
         flags: Namespace,
@@ -99,6 +101,11 @@ class PlannerTrainer(Resumable, SFTTrainer):
         self._chat, self._max_seq_length, self._parse = chat, flags.max_seq_length, parse
         self._validation = validation
         self._sample = random.Random(flags.seed).sample(validation, min(flags.eval_generate, len(validation)))
+
+    def _rehearse(self, model: Any) -> None:
+        super()._rehearse(model)
+        self._metrics["train"].clear()  # which SFTTrainer logs
+        self._total_train_tokens = 0
 
     def counts(self) -> str:
         return f"questions: {len(self._validation)}, plans: {len(self._sample)}"

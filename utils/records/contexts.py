@@ -22,7 +22,7 @@ from utils.benchmarks.checks import is_unicode
 from utils.benchmarks.task import Item, Record
 from utils.cli import UserError
 from utils.cli.errors import kind, quote
-from utils.files.json_files import refuse_repeated_names
+from utils.files.json_files import read_lines, refuse_repeated_names
 
 UNITS = ("message", "session")
 ROLES = ("system", "user", "assistant")
@@ -49,7 +49,7 @@ class ContextsFile:
             raise UserError(f"{path}: no such file; it holds the histories of the dataset beside it, copy it there too")
         offset = 0
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(read_lines(file), 1):
                 digest.update(line)
                 if line.strip():
                     context_id = _id_of(line, f"{path}: line {number}")
@@ -229,8 +229,8 @@ def refer(records: Iterable[Record], file: ContextsFile, name: str, skip_invalid
         if not 0 < end <= most:
             if not skip_invalid:
                 raise UserError(
-                    f"id {quote(record['id'])}: end_index_in_shared_context is {end}, but its context has {most} "
-                    "messages\n  --skip_invalid leaves such questions out and counts them"
+                    f"id {quote(record['id'])}: end_index_in_shared_context is {end}, but its context in {file.path} "
+                    f"has {most} messages\n  --skip_invalid leaves such questions out and counts them"
                 )
             skipped += 1
             continue

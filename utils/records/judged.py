@@ -22,7 +22,7 @@ from utils.files.journal_lines import Key, read_header, read_lines
 from utils.files.manifest import manifest_of
 from utils.files.outputs import OutputFile, is_failed
 from utils.files.writing import check_could_write
-from utils.generation.driver import TOKEN_COUNTS
+from utils.generation.driver import THOUGHT_COUNT, TOKEN_COUNTS
 from utils.scoring.verdicts import Verdict, is_outdated
 
 MADE_FROM = ("inputs", "responses")  # of a score file's fingerprint what doesn't tell its judge
@@ -142,7 +142,8 @@ def take_over(systems: list[System]) -> None:
             system = systems[number]
             for key, verdict in verdicts.items():
                 if path != system.output.journal.path:
-                    verdict = {name: value for name, value in verdict.items() if name not in TOKEN_COUNTS}
+                    counted = (*TOKEN_COUNTS, THOUGHT_COUNT)
+                    verdict = {name: value for name, value in verdict.items() if name not in counted}
                     verdict["taken_from"] = path.name
                 system.output.journal.add(key, verdict)
             system.pending -= verdicts.keys()

@@ -15,6 +15,7 @@ from utils.cli import UserError, describe_missing
 from utils.cli.errors import first_five, kind, quote
 from utils.files.json_files import read_json
 from utils.files.manifest import manifest_of
+from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.records.originals import read_golds, table_rows
 
 TABLE = ".csv"  # how the name of a table ends
@@ -66,7 +67,7 @@ def read_responses(path: str | Path, task: Task | None = None) -> dict[str, list
         return _read_table(path, task)
 
     def check(output: Any, where: str) -> None:
-        if output is not None and not (isinstance(output, str) and is_unicode(output)):
+        if not _is_text(output):
             raise UserError(f"{where}: 'output' is {kind(output)}, not a text")
 
     content = read_json(path)
@@ -122,7 +123,14 @@ def _check_samples(
             if not isinstance(sample, dict) or field not in sample:
                 raise UserError(f"{where}: {noun} {number} has no field {field!r}")
             check(sample[field], f"{where}: {noun} {number}")
+            if not _is_text(raw := sample.get("raw")):
+                raise UserError(f"{where}: {noun} {number}: 'raw' is {kind(raw)}, not a text")
     return samples
+
+
+def _is_text(value: Any) -> bool:
+    """Or none."""
+    return value is None or (isinstance(value, str) and is_unicode(value))
 
 
 def match_responses(
@@ -204,5 +212,6 @@ def origin_of(path: str) -> dict[str, Any] | None:
     prompts = {**fingerprint.get("plan_prompt", {}), **fingerprint.get("prompt", {})}
     if "choose" in fingerprint:
         return {"prompt": prompts, "constrained_decoding": f"no text, by {fingerprint['choose']}"}
-    chose = {"chose_checkpoint": True} if fingerprint.get("chose_checkpoint") else {}
-    return {"prompt": prompts, "constrained_decoding": fingerprint.get("constrained_decoding", "not known"), **chose}
+    told = {"chose_checkpoint": True} if fingerprint.get("chose_checkpoint") else {}
+    told |= {name: manifest[name] for name in (UNFINISHED_COUNT,) if name in manifest}
+    return {"prompt": prompts, "constrained_decoding": fingerprint.get("constrained_decoding", "not known"), **told}

@@ -14,7 +14,7 @@ from utils.benchmarks import FIRST, task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.progress import announce_file
-from utils.files.json_files import refuse_repeated_names
+from utils.files.json_files import LongLineError, read_lines, refuse_repeated_names
 from utils.records.datasets import check_record, read_dataset, with_profile
 
 CHUNK = 1 << 20  # bytes read at a time
@@ -50,6 +50,8 @@ class DatasetFile:
                     yield with_profile(record, self.path, self._needs)
             if not self.ids:
                 raise ValueError("no records")
+        except LongLineError:
+            raise
         except (OSError, ValueError, RecursionError, UserError):
             read_dataset(self.path, needs)  # says what is wrong, and where
             raise
@@ -117,7 +119,7 @@ def stream_parquet(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _stream_lines(file: IO[bytes], offset: int) -> Iterator[tuple[Any, int, int]]:
-    for line in file:
+    for line in read_lines(file):
         if line.strip():
             yield json.loads(line.decode(), object_pairs_hook=refuse_repeated_names), offset, len(line)
         offset += len(line)

@@ -3,6 +3,7 @@
 A mistake that a command would meet in hours is told now, by the check that the command itself makes.
 """
 
+import json
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
@@ -12,11 +13,13 @@ from prompts import choose_lead_in, load_prompt
 from utils.benchmarks import tasks
 from utils.benchmarks.task import Metric
 from utils.checks.commands import DATASETS, model_of, step_of
+from utils.checks.disk import free_bytes, training_room
 from utils.cli import UserError
 from utils.files.writing import check_could_write
 from utils.generation.chat import LocalChat
 from utils.generation.encoder_decoder import is_encoder_decoder
 from utils.generation.engines import identify_local_model, identify_model, read_api_key
+from utils.generation.templates import template_variables
 from utils.generator.base import check_base
 from utils.models.hub import cached_commit, cached_folder, check_model, is_folder
 from utils.models.memory import GB
@@ -25,6 +28,7 @@ from utils.records.stream import DatasetFile
 from utils.studies.plan import Step, data_file
 from utils.studies.state import Pending
 from utils.studies.study import Study
+from utils.studies.training import check_training
 from utils.tables.agreement import read_human
 from utils.tables.paper_results import read_paper
 
@@ -48,8 +52,10 @@ def check_study(study: Study, steps: list[Step], pending: list[Pending], is_subm
         check_paper(study, [one.arguments() for one in pending if one.step.kind == "table"])
     for one in pending:
         check_command(one.step, one.arguments(), list(one.reasons))
+    check_training(study, pending, is_submitted)
     check_datasets(study, steps, pending)
     check_models(study, pending, is_submitted)
+    check_disk(study, pending, is_submitted)
 
 
 def check_inputs(study: Study, steps: list[Step]) -> None:
@@ -143,7 +149,8 @@ def check_models(study: Study, pending: list[Pending], is_submitted: bool) -> No
     checked, made = set(), {output for one in pending for output in one.step.outputs}
     for step, args, name in models_of(pending):
         decisive = ("openai", "base_url", "batch_invariant", "cache_dir", "fusion")
-        what = (step.kind, name, *(getattr(args, flag, None) for flag in decisive))
+        template = json.dumps(template_variables(args))
+        what = (step.kind, name, template, *(getattr(args, flag, None) for flag in decisive))
         if what in checked or name in made:
             continue
         checked.add(what)
@@ -171,8 +178,26 @@ def check_here(where: str, name: str, args: Namespace) -> None:
         if is_encoder_decoder(name, args.cache_dir):
             return  # which reads plain text
         if any(cached_folder(name, args.cache_dir).glob("*.safetensors")):  # else it is still to be fetched
-            LocalChat(name, args.cache_dir)
+            LocalChat(name, args.cache_dir, template_variables(args))
     except UserError as error:
         may_be_api = "openai" in args and not is_folder(name)
         remedy = f"\n  a model behind an API stands in openai_{where.rpartition(' ')[2]}" if may_be_api else ""
         raise UserError(f"{where}: {error}{remedy}") from None
+
+
+def check_disk(study: Study, pending: list[Pending], is_submitted: bool) -> None:
+    """Raise UserError where the disk has no room for the trainings that are left, one after the other.
+
+    Jobs on a cluster may run at the same time: a note says where there would be none for that.
+    """
+    trainings = [one.arguments() for one in pending if one.step.script == "utils/train_generator.py"]
+    rooms = [training_room(one.model_addr, one.cache_dir, one.output_dir) for one in trainings if not one.lora_rank]
+    if not (needs := list(filter(None, rooms))):
+        return
+    in_turn = sum(kept for _, kept in needs) + max(peak - kept for peak, kept in needs)
+    at_once, free = sum(peak for peak, _ in needs), free_bytes(study.output)
+    what = f"{study.output}: {len(needs)} trainings take up to {{:.1f}} GB{{}}, and {free / GB:.1f} GB are free there"
+    if in_turn > free:
+        raise UserError(what.format(in_turn / GB, "") + "\n  free some, or give another output")
+    if is_submitted and at_once > free:
+        print("note:", what.format(at_once / GB, " if all run at the same time"), file=sys.stderr)

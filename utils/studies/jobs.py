@@ -13,6 +13,7 @@ from utils.models.hub import is_folder
 from utils.studies.checks import models_of
 from utils.studies.state import Pending, state_of
 from utils.studies.study import Study
+from utils.studies.training import asked_for_training, batch_flags
 
 _INPUTS, _OUTPUT = {"INPUTS": "--inputs_addr"}, {"OUTPUT": "--output_addr"}
 _ANSWER = {"MODEL": "--model_addr", **_INPUTS, **_OUTPUT}
@@ -92,6 +93,8 @@ def step_jobs(study: Study, one: Pending, outputs: list[str], after: list[str]) 
         name = f"judge.{model}.{category}.{split}{suffix.removeprefix('_scores').replace('_', '.', 1)}"
         merge = f"merge.{model}.{category}.{split}.{suffix[1:]}"
     flags = [*step.flags, *step.given, *(step.overwrite_flags() if one.overwrite else [])]
+    if step.kind == "train" and (num_gpus := asked_for_training(study)) > 1:
+        flags = [*flags, *(batch_flags(one, num_gpus) or [])]  # None is refused with what else cannot be done
     resources = list(study.slurm[RESOURCES.get(file, f"{file}_resources")])
     if step.kind not in SHARDED:
         return [Job(name, file, resources, variables, flags, after)]

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from utils.benchmarks import FIRST
 from utils.cli import UserError
-from utils.studies.study import FIGURES, JUDGE, NUM_CONTEXTS, Study, file_name, short_name
+from utils.studies.study import FIGURES, JUDGE, NUM_CONTEXTS, Study, api_flags, file_name, short_name
 
 TITLES = {
     "none": "No personalization",
@@ -295,14 +295,10 @@ def answer_step(study: Study, answers: Answers) -> Step:
         made_from.append(named["--planner_model"])
     elif method == "planpers_gold":
         flags = ["--gold_plan", *flags]
-    flags += ["--seed", str(answers.seed), *api_flags(study, answers.model in study.openai_models)]
+    flags += ["--seed", str(answers.seed)]
+    flags += api_flags(study, answers.model) if answers.model in study.openai_models else []
     job = f"answer.{short_name(answers.model)}.{category}.{split}.{answers.stem}"
     return Step("answer", job, script, named, flags, {output: made_from}, given, task=study.task_of(category).name)
-
-
-def api_flags(study: Study, is_api: bool) -> list[str]:
-    flags = {"--api_key_addr": study.api_key_addr, "--base_url": study.base_url}
-    return ["--openai", *(word for flag in flags.items() if flag[1] for word in flag)] if is_api else []
 
 
 def judge_step(study: Study, judge: str, answers: list[Answers]) -> Step:
@@ -312,7 +308,7 @@ def judge_step(study: Study, judge: str, answers: list[Answers]) -> Step:
     suffix = judge_suffix(judge)
     outputs = {score_file(study, one, suffix): [dataset, answer_file(study, one)] for one in answers}
     named = {"--evaluator_llm": judge, "--inputs_addr": dataset}
-    flags = api_flags(study, judge in study.openai_judges)
+    flags = api_flags(study, judge) if judge in study.openai_judges else []
     job = f"judge.{category}.{split}{suffix.replace('_', '.', 1)}"
     return Step("judge", job, "evaluate_responses.py", named, flags, outputs, study.arguments["judge"])
 

@@ -15,11 +15,14 @@ from typing import Any, NamedTuple
 from utils.benchmarks import tasks
 from utils.checks.commands import model_of, module_of, parser_of
 from utils.cli import UserError
+from utils.cli.flags import Default
 from utils.files.derived_files import is_own
 from utils.files.fingerprints import UNTOLD, differences
 from utils.files.journal_lines import read_journal
 from utils.files.manifest import NOT_OURS, file_hash, not_ours, read_folder_manifest, read_manifest
 from utils.files.writing import staged_path
+from utils.generation.cost import prices_of
+from utils.generation.thinking import find_thoughts
 from utils.models.hub import cached_commit, is_folder, model_fingerprint
 from utils.records.datasets import read_dataset
 from utils.studies.plan import DRAWN, Step
@@ -182,6 +185,23 @@ def _hash_of(path: str, *stats: tuple[int, ...]) -> str:
     return model_fingerprint(path) if Path(path).is_dir() else file_hash(path)
 
 
+def describe_cost(steps: list[Step]) -> str:
+    """What all that the steps have made took of APIs whose prices are given; empty without any.
+
+    By the tokens of the manifests and the study's prices: what was made before these were given counts too.
+    """
+    costs = []
+    for step in (step for step in steps if step.kind in ("answer", "judge")):
+        args = parse(step, list(step.outputs))
+        for path, whose in ((path, whose) for path in step.outputs for whose in ("", "planner_")):
+            manifest = read_manifest(f"{path}.plans.json" if whose else path)
+            if manifest is not None and (prices := prices_of(args, whose)):
+                costs.append(prices.cost(manifest["tokens"]))
+    total, unknown = sum(cost for cost in costs if cost is not None), costs.count(None)
+    more = f", without {unknown} outputs whose tokens the API did not report" if unknown else ""
+    return f"cost: {total:.4f} USD{more}" if costs else ""
+
+
 def parse(step: Step, outputs: list[str]) -> Namespace:
     """The flags of a step as its script reads them."""
     return parser_of(step.script).parse_args(step.words(outputs, overwrite=False)[1:])
@@ -205,10 +225,22 @@ def settings_of(step: Step, args: Namespace, made: dict[str, Any]) -> dict[str, 
     expected = module_of(step.script).make_fingerprint(args, tasks()[step.task])
     if "num_beams" in made:
         expected |= dict.fromkeys(OF_BEAM_SEARCH, UNTOLD)
+    expected |= dict.fromkeys(left_to_thoughts(args, made), UNTOLD)
     for name in expected.keys() & {"model", "judge"}:
         named = getattr(args, "model_id", None) or model_of(args)
         expected[name] = UNTOLD if name in made and is_model(made[name], named, args) else named
     return expected
+
+
+def left_to_thoughts(args: Namespace, made: dict[str, Any]) -> list[str]:
+    """Settings of a model that thinks which the user leaves to its files, or to its name behind an API."""
+    flags = {"max_tokens": "max_tokens", "plan_max_tokens": "max_tokens_plan"}
+    names = [name for name, flag in flags.items() if isinstance(vars(args).get(flag), Default)]
+    if vars(args).get("openai") and find_thoughts(args, None, model_of(args)).thinks:
+        return names
+    if vars(args).get("reasoning_parser") is None:
+        names += ["reasoning_parser", "plan_reasoning_parser"]
+    return names if {"reasoning_parser", "plan_reasoning_parser"} & made.keys() else []
 
 
 def is_model(identity: str, model: str, args: Namespace) -> bool:

@@ -4,6 +4,7 @@ Every key has the default of LaMP-QA's paper, so an empty file is a study too: T
 study is of LaMP or LongLaMP instead, whose metrics need no judge.
 """
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -17,6 +18,7 @@ from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.cli.flags import nearest
 from utils.files.json_files import read_toml
+from utils.files.manifest import without_password
 
 GENERATOR = "Qwen/Qwen2.5-7B-Instruct"
 JUDGE = "Qwen/Qwen2.5-32B-Instruct"
@@ -41,6 +43,7 @@ SLURM = {  # for A100 GPUs of 80 GB; a judge on two of them also needs --tensor_
     "judge_resources": (*_GPU[:2], "--mem=128G", _GPU[3]),
     "cpu_resources": ("--cpus-per-task=1", "--mem=16G", "--time=00:30:00"),  # merging, tables, figures
 }
+SERVER = {"base_url": "", "api_key_addr": "", "price_in": 0.0, "price_out": 0.0, "price_cached": 0.0}  # flags, typed
 ARGUMENTS = ("rank", "train", "answer", "planpers", "judge")  # what [arguments] has flags for
 
 
@@ -53,8 +56,10 @@ class Study:
     output: str = "output/table2"  # folder of everything that is made
     models: tuple[str, ...] = ()  # generators that run here; Qwen2.5 7B where no generator is named
     openai_models: tuple[str, ...] = ()  # those behind an API
-    api_key_addr: str | None = None  # of what is behind an API, as the flag of this name
+    api_key_addr: str | None = None  # of what is behind an API and has no address of its own, as the flag of this name
     base_url: str | None = None
+    # By name, of models and judges behind an API: an address and key of its own, and its prices; see `SERVER`.
+    servers: dict[str, dict[str, Any]] = field(default_factory=dict)
     judges: tuple[str, ...] = ()  # each judges all answers; Qwen2.5 32B where none is named
     openai_judges: tuple[str, ...] = ()
     planner_base: str = GENERATOR  # what the planners, one a category, are trained on
@@ -101,6 +106,14 @@ def short_name(model: str) -> str:
     return model.rstrip("/").rpartition("/")[2]
 
 
+def api_flags(study: Study, model: str) -> list[str]:
+    """Of a model behind an API; the study's key goes to no address of the model's own."""
+    own = study.servers.get(model, {})
+    shared = {} if "base_url" in own else {"api_key_addr": study.api_key_addr, "base_url": study.base_url}
+    flags = {name: str(value) for name, value in (shared | own).items() if value is not None}
+    return ["--openai", *(word for name, value in flags.items() for word in (f"--{name}", value))]
+
+
 def file_name(name: str) -> str:
     """What files of the user's own method are called."""
     return re.sub(r"\W+", "_", name)
@@ -139,6 +152,9 @@ def read_study(path: str) -> Study:
         require(found.get("fine_tuned", False), path, "methods", method, "it with fine_tuned = true")
     study = Study(path, **{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()})
     check_short_names(study)
+    for name in study.servers:
+        behind = (*study.openai_models, *study.openai_judges)
+        require(name in behind, path, "servers", name, "a name of openai_models or openai_judges")
     files = [file_name(name) for name in study.responses]
     for name, pattern in study.responses.items():
         expected = f"one name that becomes {file_name(name)}: its score files are called so"
@@ -215,6 +231,8 @@ def check_value(path: str, key: str, kind: Any, value: Any) -> None:
             require(value.count(item) == 1, path, key, f"{item} twice", "every item once")
     elif key == "arguments":
         check_table(path, key, value, dict.fromkeys(ARGUMENTS, ()), "a table of lists", '["--temperature", "0.5"]')
+    elif key == "servers":
+        check_servers(path, value)
     elif key == "responses":
         check_responses(path, value)
     elif key == "slurm":
@@ -226,6 +244,21 @@ def check_value(path: str, key: str, kind: Any, value: Any) -> None:
         require(isinstance(value, bool), path, key, value, "true or false")
     else:
         require(is_text(value), path, key, value, "a text")
+
+
+def check_servers(path: str, value: Any) -> None:
+    """Raise UserError unless each name of [servers] has a table of an address, the file of its key, and prices."""
+    require(isinstance(value, dict), path, "servers", value, 'tables, such as [servers."my/model"]')
+    for name, table in value.items():
+        where = f"servers: {name}"
+        require(isinstance(table, dict), path, where, table, 'a table, such as { base_url = "http://node7:8000/v1" }')
+        check_names(path, where, table, SERVER)
+        for key, found in table.items():
+            is_price = type(found) in (int, float) and 0 <= found < math.inf
+            is_right, what = (is_text(found), "a text") if SERVER[key] == "" else (is_price, "a number from 0 up")
+            require(is_right, path, f"{where}: {key}", without_password(found), what)
+        prices = [key for key in table if key.startswith("price_")]
+        require(not prices or {"price_in", "price_out"} <= {*prices}, path, where, prices, "price_in and price_out")
 
 
 def check_responses(path: str, value: Any) -> None:

@@ -11,10 +11,12 @@ from utils.benchmarks.lampqa import PUBLIC_CODE, VERBATIM
 from utils.cli.errors import printable, quote
 from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
+from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.scoring.means import mean, scores_by_group
 from utils.tables import system_scores
 from utils.tables.divisions import divide
 from utils.tables.formats import counted, number, plural
+from utils.tables.judge_settings import check_same_judge
 from utils.tables.system_scores import MACRO, Board, System, column_means, few
 
 NOT_KNOWN = "not known"
@@ -42,7 +44,7 @@ def read_compared(
     boards = system_scores.read_boards(arguments, unscored_as_zero)
     unknown: list[str] = []  # files of which it is not known how they were judged
     for board in boards:
-        paths = system_scores.check_same_judge(path for system in board.systems for path in system.paths)
+        paths = check_same_judge(path for system in board.systems for path in system.paths)
         unknown += paths if board.metric.judge else []  # what is computed, is so in one way
     for name in dict.fromkeys(board.task.name for board in boards):
         systems = [system for board in boards if board.task.name == name for system in board.systems]
@@ -89,8 +91,13 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
         units, questions = counted(sum(missing), unit), counted(len(missing), "question")
         treatment = "they count 0" if unscored_as_zero else "these questions are left out of its means"
         yield f"{system.name}: {units} without a verdict, in {questions}; {treatment}."
-    answers = [(manifest_of(path) or {}).get("answers") or [None] for path in system.paths]
-    if any("chose_checkpoint" in (origin or {}) for its in answers for origin in its):
+    manifests = [manifest_of(path) or {} for path in system.paths]
+    origins = [origin or {} for manifest in manifests for origin in manifest.get("answers") or []]
+    unfinished = {"answer": origins, "verdict": manifests}
+    counts = {noun: sum(told.get(UNFINISHED_COUNT, 0) for told in its) for noun, its in unfinished.items()}
+    if told := " and ".join(counted(count, noun) for noun, count in counts.items() if count):
+        yield f"{system.name}: {told} missing because of unfinished thoughts."
+    if any("chose_checkpoint" in origin for origin in origins):
         yield f"{system.name}: optimistic, for these questions chose its generator's checkpoint."
     if system.partial_files:
         yield f"{system.name}: scored only in part in {_few(system.partial_files)}."

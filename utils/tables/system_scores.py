@@ -11,7 +11,6 @@ from utils.benchmarks import tasks
 from utils.benchmarks.task import Metric, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
-from utils.files.fingerprints import REPORTED, differing_names, tell_apart
 from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
 from utils.records.scores import Scores, read_scores, strategy_in_words
@@ -23,12 +22,6 @@ from utils.tables.significance import bootstrap_interval
 MACRO = "Average (macro)"
 
 Entry = dict[str, Any]  # of a score file: a question with its score
-
-# Of a score file's fingerprint what changes a verdict: who judged, asked what, and how the verdict was drawn.
-JUDGE_SETTINGS = (
-    "strategy", "verdicts", "num_verdicts", "judge", REPORTED, "prompt", "temperature", "top_p", "max_tokens",
-    "constrained_decoding", "dtype",
-)  # fmt: skip
 
 
 @dataclass
@@ -223,34 +216,6 @@ def _make_system(name: str, paths: list[str], task: Task, scores: dict[str, Scor
 
 
 # What must be alike
-
-
-def check_same_judge(paths: Iterable[str]) -> list[str]:
-    """Compare how score files were judged, by the manifests beside them.
-
-    Returns:
-        The files of which that is not known: without a manifest, or changed since.
-
-    Raises:
-        UserError: two of them differ in one of `JUDGE_SETTINGS`.
-    """
-    told, unknown = {}, []
-    for path in paths:
-        if (manifest := manifest_of(path)) is None:
-            unknown.append(path)
-        else:
-            told[path] = {name: manifest["fingerprint"].get(name) for name in JUDGE_SETTINGS}
-    # All are compared with one, which knows what its judge's server reported where any does.
-    first = max(told, key=lambda path: told[path][REPORTED] is not None, default=None)
-    for path, settings in told.items():
-        if differing := differing_names(told[first], settings):
-            both = [(name, tell_apart(repr(settings[name]), repr(told[first][name]), length=100)) for name in differing]
-            pairs = "; ".join(f"{name} {its}, not {first_ones}" for name, (its, first_ones) in both)
-            raise UserError(
-                f"{path}: judged in another way than {first}\n  {pairs}\n"
-                "  scores of different judges, prompts or settings do not compare: judge both alike, or keep them apart"
-            )
-    return unknown
 
 
 def check_same_content(questions: Iterable[tuple[Entry, list[str]]]) -> None:  # each with the files it may be from

@@ -90,10 +90,16 @@ def unfit_attention(config: Any) -> dict[str, str]:
 
 
 def load_base(model_addr: str, source: dict[str, Any], dtype: torch.dtype, attention: str) -> Any:
+    """A causal language model; UserError where it is none, or its weights are pickled or not all there."""
+    return _load(AutoModelForCausalLM, model_addr, dtype=dtype, attn_implementation=attention, **source)
+
+
+def _load(kind: Any, model_addr: str, **settings: Any) -> Any:
     with loading(model_addr, *MODEL_FILES):
-        return AutoModelForCausalLM.from_pretrained(
-            model_addr, dtype=dtype, attn_implementation=attention, use_safetensors=True, **source
-        )
+        model, report = kind.from_pretrained(model_addr, use_safetensors=True, output_loading_info=True, **settings)
+    if missing := sorted(report["missing_keys"]):  # else left random
+        raise UserError(f"{model_addr}: its weights lack {missing[0]}; give a whole model")
+    return model
 
 
 def make_lora_config(args: Namespace, model: Any) -> LoraConfig:
@@ -115,6 +121,9 @@ def make_lora_config(args: Namespace, model: Any) -> LoraConfig:
 
 
 def load_encoder_decoder(model_addr: str, source: dict[str, Any], dtype: Any) -> Any:
-    """Such as FlanT5; UserError where it is none, or its weights are pickled."""
-    with loading(model_addr, *MODEL_FILES):
-        return AutoModelForSeq2SeqLM.from_pretrained(model_addr, dtype=dtype, use_safetensors=True, **source)
+    """Such as FlanT5; UserError as `load_base`, and where no token begins its texts."""
+    model = _load(AutoModelForSeq2SeqLM, model_addr, dtype=dtype, **source)
+    start = model.generation_config.decoder_start_token_id
+    if type(start) is not int or not 0 <= start < model.config.vocab_size:
+        raise UserError(f"{model_addr}: its generation_config.json names no token as decoder_start_token_id")
+    return model

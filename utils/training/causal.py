@@ -12,21 +12,24 @@ from utils.training import NO_LOSS
 def target_loss(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Cross-entropy (nats), summed over the target tokens of a batch, and how many of them are the likeliest.
 
-    Only where a sequence of the batch has a target does the model compute logits: of 8192 tokens and a vocabulary of
-    152 thousand they would take 5 GB.
+    The model computes logits only at each sequence's own targets: of 8192 tokens and a vocabulary of 152 thousand
+    they would take 5 GB. Its `logits_to_keep` names positions for all sequences of a batch together.
 
     Args:
+        model: as it is, or wrapped to be trained on several devices.
         labels: (B, T), `NO_LOSS` where there is no target.
         inputs: input_ids, and attention_mask where there is padding (both (B, T)).
     """
-    labels = labels[:, 1:]  # each position predicts the next token
-    positions = (labels != NO_LOSS).any(0).nonzero().flatten()  # (P,)
-    logits = model(**inputs, logits_to_keep=positions, use_cache=False).logits.float()  # (B, P, vocabulary)
-    targets = labels[:, positions]
-    loss = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), ignore_index=NO_LOSS, reduction="sum"
-    )
-    return loss, (logits.argmax(-1) == targets).sum()
+    labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=NO_LOSS)  # each position predicts the next token
+    has_target = labels != NO_LOSS  # (B, T), N of them
+    head = getattr(model, "module", model).get_output_embeddings()
+    hook = head.register_forward_pre_hook(lambda _, hidden: hidden[0][has_target][None])  # (1, N, width)
+    try:
+        logits = model(**inputs, use_cache=False).logits[0].float()  # (N, vocabulary)
+    finally:
+        hook.remove()
+    targets = labels[has_target]
+    return torch.nn.functional.cross_entropy(logits, targets, reduction="sum"), (logits.argmax(-1) == targets).sum()
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
 """The folder of a training run, and its checkpoints: folders checkpoint-<step> that a manifest.json calls whole.
 
-A checkpoint that a manifest calls interim is there only to be gone on from, after a signal or an evaluation that
-saves none: it is never the best, and goes when a later one is whole. An unevaluated one was saved right before its
-evaluation: a run that goes on from it begins with that.
+A checkpoint that a manifest calls interim is there only to be gone on from, after a signal, some time without one or an
+evaluation that saves none: it is never the best, and goes when a later one is whole. An unevaluated one was saved right
+before its evaluation: a run that goes on from it begins with that.
 """
 
 import argparse
@@ -16,6 +16,8 @@ from utils.files.fingerprints import differences
 from utils.files.lock import Lock
 from utils.files.manifest import read_folder_manifest
 from utils.files.writing import check_writable, replace_link, staged_path
+
+STATES = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")  # of a checkpoint, which only a run that goes on reads
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,13 @@ def is_unevaluated(checkpoint: Path) -> bool:
 def remove_checkpoint(checkpoint: Path) -> None:
     (checkpoint / "manifest.json").unlink(missing_ok=True)  # first, so that none looks whole and is not
     shutil.rmtree(checkpoint)
+
+
+def drop_states(folder: Path) -> None:
+    """Delete what only a run that goes on reads: a finished one never does, and AdamW's part is twice its weights'."""
+    for path in folder.glob("checkpoint-*/*"):
+        if any(map(path.match, STATES)):
+            path.unlink()
 
 
 def remove_superseded(folder: Path, step: int) -> None:

@@ -1,6 +1,8 @@
 """The processes of a training, and what they say together. Free of torch until asked."""
 
+import ctypes
 import os
+import signal
 from argparse import Namespace
 from datetime import timedelta
 from pathlib import Path
@@ -8,6 +10,8 @@ from pathlib import Path
 from utils import cli
 from utils.cli import UserError
 
+PR_SET_PDEATHSIG = 1
+_PRCTL = ctypes.CDLL(None).prctl  # here, for no library is to be opened between fork and exec
 WAIT = timedelta(minutes=30)  # of a process for the others, which may load from a slow disk; NCCL's own is 10
 
 
@@ -26,8 +30,43 @@ def effective_batch_size(args: Namespace) -> int:
     return args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes()
 
 
-def check_single_device(script: str = "train_planner.py") -> None:
-    """Raise UserError where several GPUs are visible to one process, which could use only one."""
+def describe_batch(args: Namespace, what: str, paper: int) -> str:
+    """How many of `what` a step learns from, and where that is another number than the paper's."""
+    size = effective_batch_size(args)
+    return (
+        f"effective batch: {args.per_device_train_batch_size} on a device x {args.gradient_accumulation_steps} "
+        f"accumulated x {num_processes()} processes = {size} {what} a step"
+        + ("" if size == paper else f" (the paper's is {paper})")
+    )
+
+
+def divide_batch(size: int, accumulated: int, num_processes: int) -> tuple[int, int] | None:
+    """Batch size and accumulation of each of several processes that take the step of one together.
+
+    A device's batch is at most the one process's, for its memory. None where they cannot share the step evenly.
+    """
+    share, rest = divmod(size * accumulated, num_processes)
+    if rest:
+        return None
+    own = next(n for n in range(min(size, share), 0, -1) if share % n == 0)
+    return own, share // own
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it is gone, however that ended."""
+    _PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def check_launch(script: str) -> None:
+    """Raise UserError where several GPUs are visible to one process, which could use only one.
+
+    Of several processes each ends with torch's launcher. That gives each a session of its own, so what kills the
+    launcher does not reach them, and they would go on and hold the GPUs.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent()
+    if "LOCAL_RANK" in os.environ:
+        return
     import torch
 
     if (count := torch.cuda.device_count()) > 1:

@@ -4,6 +4,7 @@ It loads torch, transformers and accelerate.
 """
 
 import errno
+import math
 import os
 import re
 import shutil
@@ -24,11 +25,14 @@ from transformers import PrinterCallback, TrainerState
 from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.files.writing import naming
+from utils.models.devices import fitting
 from utils.models.loading import in_short
-from utils.training.checkpoints import Run, step_of
+from utils.training import NO_LOSS
+from utils.training.checkpoints import STATES, Run, step_of
 from utils.training.recorder import Recorder
 
 MAX_GRADIENT_NORM = 1.0  # LaMP-QA's paper, appendix E, and transformers' default
+INTERIM_SECONDS = 900  # without a checkpoint, after which one is saved to go on from: the most that a kill costs
 
 
 def common_settings(args: Namespace, bf16: bool, evaluates: bool, evaluates_first: bool) -> dict[str, Any]:
@@ -50,6 +54,7 @@ def common_settings(args: Namespace, bf16: bool, evaluates: bool, evaluates_firs
         "eval_on_start": evaluates and evaluates_first,
         "ddp_find_unused_parameters": False,
         "logging_steps": 1,
+        "logging_nan_inf_filter": False,  # it writes a NaN as 0, and looks at every batch's loss for that
         "report_to": "none",
         "disable_tqdm": True,
     }
@@ -82,8 +87,11 @@ class ByLengthInSteps(SeedableRandomSampler):
 class Resumable:
     """Goes before a Trainer: it saves before it evaluates, and on a signal, a checkpoint of the last finished step.
 
-    A trainer of this kind says what an evaluation is to find (`figures`) and what it is called (`counts`).
+    A trainer of this kind says what an evaluation is to find (`figures`) and what it is called (`counts`), and by which
+    flag its sequences are shorter.
     """
+
+    length_flag: str
 
     def follow(self, recorder: Recorder, lengths: Sequence[int]) -> None:
         """Called once it is made; `lengths` are the tokens of each training sequence."""
@@ -109,6 +117,7 @@ class Resumable:
             )
         if run.checkpoint is not None:
             check_whole(run.checkpoint)
+        self._saved_at = time.monotonic()
         with self._stopper:
             self.train(resume_from_checkpoint=run.checkpoint and str(run.checkpoint))
         return {"steps": self.state.global_step, **self._recorder.best(self.state)}
@@ -152,6 +161,52 @@ class Resumable:
         batches = [lengths[start : start + size] for start in range(0, len(lengths), size)]
         return 1 - sum(lengths) / sum(len(batch) * max(batch) for batch in batches)
 
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        prepared = super()._prepare_for_training(*args, **kwargs)
+        self._rehearse(prepared[0])  # before a run that is to be replaced is deleted
+        return prepared
+
+    def _rehearse(self, model: Any) -> None:
+        """One forward and backward on the longest batch, so that what cannot fit ends now; it leaves no trace.
+
+        With it the memory holds what it does in later steps: gradients, and AdamW's two averages of each weight.
+
+        Raises:
+            UserError: out of memory.
+        """
+        numbers = self.longest_batch()
+        longest = max(self._lengths[number] for number in numbers)
+        what = f"the longest batch, {len(numbers)} sequences of up to {longest} tokens"
+        announce(f"trying {what}")
+        learnt = [weights for weights in model.parameters() if weights.requires_grad]
+        states = [source.get_rng_state() for source in self._random]
+        with fitting(f"{what}, on {self.accelerator.device}", self._remedy()), self.accelerator.no_sync(model):
+            averages = [torch.empty_like(weights) for weights in learnt * 2 if not self.optimizer.state]
+            for weights in learnt:
+                weights.grad = torch.zeros_like(weights)
+            batch = self.data_collator([self.train_dataset[number] for number in numbers])
+            super().training_step(model, batch, (batch["labels"] != NO_LOSS).sum())
+        del averages
+        model.zero_grad()
+        for source, state in zip(self._random, states, strict=True):
+            source.set_rng_state(state)
+
+    def _remedy(self) -> str:
+        """What takes less memory and changes no step."""
+        size, steps = self.args.per_device_train_batch_size, self.args.gradient_accumulation_steps
+        if size > 1:
+            return (
+                f"--per_device_train_batch_size {size // 2} --gradient_accumulation_steps {steps * size // (size // 2)}"
+            )
+        if not self.args.gradient_checkpointing:
+            return "leave out --no-gradient_checkpointing"
+        return f"take a GPU with more memory, or a smaller {self.length_flag}"
+
+    def longest_batch(self) -> list[int]:
+        """Numbers of the sequences of the largest batch that the sampler could make."""
+        order = sorted(range(len(self._lengths)), key=lambda number: -self._lengths[number])
+        return order[: self.args.per_device_train_batch_size]
+
     def _run_epoch(self, **kwargs: Any) -> None:
         # Else the run only goes on to its last evaluation.
         if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
@@ -166,23 +221,49 @@ class Resumable:
         # What a run that goes on from this step has to begin with.
         self._random_states = [source.get_rng_state() for source in self._random]
         super()._maybe_log_save_evaluate(*args, **kwargs)
+        self._tr_loss.zero_()  # it is logged; transformers subtracts it from itself, by which a NaN would stay
         if self.state.global_step < self.state.max_steps:
+            is_unsaved = self.state.global_step > self._stopper.saved
+            if is_unsaved and self._any(time.monotonic() - self._saved_at >= INTERIM_SECONDS):
+                self._save_finished_step()
             self._stop_if_asked()
+
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> float:
+        """The norm of a step's gradients before they were clipped; it comes right before the optimizer's step.
+
+        Reading it waits for the GPU, as the log would right after that step. All processes have the same gradients.
+
+        Raises:
+            UserError: it is not finite; weights and checkpoints are those of the steps before.
+        """
+        norm = float(super()._get_grad_norm(*args, **kwargs))
+        if not math.isfinite(norm):
+            kept = f"checkpoint-{self._stopper.saved} is kept" if self._stopper.saved else "no checkpoint is kept"
+            raise UserError(
+                f"step {self.state.global_step + 1}: the norm of the gradients is {norm}; nothing is learnt from it, "
+                f"{kept}\n"
+                "  run the same command again; if the same step fails, lower --learning_rate in another --output_dir,\n"
+                "  or run make test-gpu, which checks that the GPU computes attention correctly (docs/gpu.md)"
+            )
+        return norm
 
     def _stop_if_asked(self) -> None:
         """Leave where a signal has come to any process, with a checkpoint of the last finished step.
 
         All processes ask at the same places, and leave at the same one: saving takes all of them.
         """
-        asked = self._stopper.asked
-        if self.accelerator.num_processes > 1:
-            asked = self.accelerator.reduce(torch.tensor(int(asked), device=self.accelerator.device), "sum").item() > 0
-        if not asked:
+        if not self._any(self._stopper.asked):
             return
         if self.state.global_step > self._stopper.saved:
             self._save_finished_step()
             self.accelerator.wait_for_everyone()  # for the first, which calls it whole: the launcher ends what is left
         self._stopper.leave()
+
+    def _any(self, wanted: bool) -> bool:
+        """Whether it is so in any of the processes, all of which have to ask."""
+        if self.accelerator.num_processes == 1:
+            return wanted
+        return self.accelerator.reduce(torch.tensor(int(wanted), device=self.accelerator.device), "sum").item() > 0
 
     def _save_finished_step(self) -> None:
         """A checkpoint of the last finished step, while the next is under way or an evaluation is about to begin."""
@@ -229,6 +310,7 @@ class Resumable:
                 for weights in checkpoint.glob("*.safetensors"):
                     shutil.copymode(checkpoint / "trainer_state.json", weights)
         self.accelerator.wait_for_everyone()  # each process writes a part; Recorder.on_save then calls it whole
+        self._saved_at = time.monotonic()
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """None of the library's, which knows neither base model nor data: utils/planner/card.py writes it."""
@@ -236,6 +318,9 @@ class Resumable:
 
 def check_whole(checkpoint: Path) -> None:
     """Raise UserError where a checkpoint lacks what a run goes on from; transformers would begin some of it again."""
+    if not any(any(checkpoint.glob(pattern)) for pattern in STATES):
+        what = "is from a finished training, whose later checkpoints are gone; its optimizer state was deleted"
+        raise UserError(f"{checkpoint}: {what}\n  --no-resume trains from the beginning")
     for name in ("trainer_state.json", "optimizer.pt", "scheduler.pt"):
         if not (checkpoint / name).is_file():
             raise _cannot_be_read(checkpoint, f"{name} is missing")

@@ -1,8 +1,8 @@
 """How a training leaves on SIGTERM or Ctrl-C: with a checkpoint of the last step that was finished.
 
-A step of a large model takes a minute, and a scheduler may kill 10 to 30 seconds after its first signal. So a step that
-is under way is given up when its present batch is done: until the optimizer moves, weights and optimizer are those of
-the step before, and that is what is saved.
+A step of a large model takes a minute, and a checkpoint of some gigabytes on a network's disk as long; what sent the
+signal kills after a while. So a step that is under way is given up when its present batch is done: until the optimizer
+moves, weights and optimizer are those of the step before, and that is what is saved.
 """
 
 import os
@@ -15,6 +15,10 @@ from typing import NoReturn
 
 from utils import cli
 
+# Seconds from a SIGTERM to the end of a process that is not through by then.
+LAUNCHER_SECONDS = 25  # torch's launcher kills after 30; outside SLURM others may too
+SLURM_SECONDS = 100  # the files in utils/slurm have it warn 120 ahead
+STUDY_SECONDS = "STUDY_SECONDS"  # the variable by which utils/run_study.py says how long it waits
 SAME_SIGNAL = 2  # seconds: within them another is the first one's echo, for torch's launcher hands on what all got
 
 
@@ -71,7 +75,7 @@ class Stopper:
         self.asked, self._first = True, time.monotonic()
         if number == signal.SIGTERM:
             signal.signal(signal.SIGALRM, self._end)
-            signal.alarm(3 * cli.LEAVE_SECONDS)  # SLURM and torch's launcher kill after 30
+            signal.alarm(seconds_left())
         if self._at_once:
             self.leave()
         if cli.is_first_process() and self.step != self.saved:
@@ -81,6 +85,14 @@ class Stopper:
         if cli.is_first_process():
             _tell(self._message())
         os._exit(cli.INTERRUPTED)
+
+
+def seconds_left() -> int:
+    """From a SIGTERM to the kill that follows it, as far as this process can know."""
+    if "LOCAL_RANK" in os.environ:
+        return LAUNCHER_SECONDS
+    alone = SLURM_SECONDS if "SLURM_JOB_ID" in os.environ else LAUNCHER_SECONDS
+    return int(os.environ.get(STUDY_SECONDS, alone))
 
 
 def _tell(text: str) -> None:

@@ -1,0 +1,116 @@
+"""What a run costs: by a hand count of what a server reports, and by a bill that an API wrote itself."""
+
+import json
+import re
+
+import pytest
+from api_server import Reply, running
+from faulty_server import FaultyServer
+from test_baselines import SAMPLE, answer, flags, output, run, server  # noqa: F401 (fixtures)
+
+import baselines
+import evaluate_responses
+from utils import merge_shards
+from utils.files.manifest import read_manifest
+from utils.generation.cost import Prices
+
+
+def count(requests, text):
+    """USD for these requests at 3 a million of input, 1 of cached and 10 of output, all answered by `text`."""
+    prompts = [sum(len(one["content"].split()) for one in request["messages"]) for request in requests]
+    return sum((n - n // 2) * 3 + n // 2 * 1 + len(text.split()) * 10 for n in prompts) / 1e6
+
+
+PRICES = ["--price_in", 3, "--price_cached", 1, "--price_out", 10]
+
+
+def test_the_manifest_has_what_every_try_cost(server, flags, output, capsys):
+    text = json.dumps({"personalized_answer": "Yes, it is so."})
+    server.reply = lambda request: Reply(text if "response_format" in request else "I would rather not say")
+    run(flags, output, *PRICES, "--max_retries", 1)
+    assert len(server.requests) == 26
+    held = [request for request in server.requests if "response_format" in request]
+    free = [request for request in server.requests if "response_format" not in request]
+    cost = read_manifest(output)["cost_usd"]
+    assert cost == pytest.approx(count(held, text) + count(free, "I would rather not say"), abs=5e-7) and cost > 0
+    assert f"; {cost:.4f} USD\n" in capsys.readouterr().out
+    run(flags, output, "--price_in", 7, "--price_out", 7, "--max_retries", 1)  # no setting
+    assert len(server.requests) == 26 and "already finished" in capsys.readouterr().out
+
+
+def test_a_dry_run_says_what_it_may_cost(server, flags, output, capsys):
+    run_dry = baselines.main
+    arguments = [*map(str, flags), "--inputs_addr", str(SAMPLE), "--output_addr", str(output), "--dry_run"]
+    assert run_dry([*arguments, "--max_tokens", "500", *map(str, PRICES)]) == 0
+    printed = capsys.readouterr().out
+    tokens = int(re.search(r"13 prompts, (\d+) tokens", printed)[1])
+    prompts, whole = tokens * 3 / 1e6, (tokens * 3 + 13 * 500 * 10) / 1e6
+    told = f"{prompts:.4f} USD for the prompts, at most {whole:.4f} with the outputs, {4 * whole:.4f} with retries\n"
+    assert printed.endswith(told) and server.requests == []
+    assert run_dry(arguments) == 0 and "USD" not in capsys.readouterr().out
+
+
+USAGES = {
+    # A request to Grok with xAI's own bill for it, 232856000 ticks of 1e-10 USD: thoughts stand beside the output.
+    "xAI": ((10120, 1499, 14428, 128, 2809), (1.25, 0.2, 2.5), 0.0232856),
+    # OpenAI has them in it: 1,117 of input, 1,000 of output at 1.25 and 10.
+    "OpenAI": ((1117, 1000, 2117, 0, 960), (1.25, 0.125, 10), 0.01139625),
+    "no total": ((1117, 1000, None, 0, 960), (1.25, 0.125, 10), 0.01139625),
+    "a total that is less": ((1117, 1000, 5, 0, 960), (1.25, 0.125, 10), 0.01139625),
+}
+
+
+@pytest.mark.parametrize("name", USAGES)
+def test_thoughts_count_as_output_and_once(name, tmp_path):
+    (prompt, written, total, cached, thoughts), (price_in, price_cached, price_out), dollars = USAGES[name]
+
+    def report(completion):
+        usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": total}
+        usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        usage["completion_tokens_details"] = {"reasoning_tokens": thoughts}
+        return completion | {"usage": usage}
+
+    (tmp_path / "key.txt").write_text("any")
+    with running(FaultyServer(lambda request: answer("Yes."), lambda body, times: "other JSON")) as server:
+        server.body = report
+        api = ["--openai", "--model_addr", "m", "--base_url", server.url, "--api_key_addr", f"{tmp_path}/key.txt"]
+        prices = ["--price_in", price_in, "--price_cached", price_cached, "--price_out", price_out]
+        run(api, tmp_path / "out.json", *prices, "--limit", 1)
+    assert read_manifest(tmp_path / "out.json")["cost_usd"] == pytest.approx(dollars, abs=5e-7)
+
+
+def test_a_cost_that_the_api_does_not_tell_is_none(tmp_path, capsys):
+    (tmp_path / "key.txt").write_text("any")
+    with running(FaultyServer(lambda request: answer("Yes."), lambda body, times: "other JSON")) as server:
+        server.body = lambda completion: completion | {"usage": None}
+        api = ["--openai", "--model_addr", "m", "--base_url", server.url, "--api_key_addr", f"{tmp_path}/key.txt"]
+        run(api, tmp_path / "out.json", *PRICES, "--limit", 1)
+    assert read_manifest(tmp_path / "out.json")["cost_usd"] is None
+    assert "; cost unknown: the API reports no token counts\n" in capsys.readouterr().out
+
+
+def test_input_not_said_to_be_cached_has_the_full_price():
+    tokens = {"prompt_tokens": 2_000_000, "cached_tokens": None, "completion_tokens": 500_000}
+    assert Prices(3, 1, 10).cost(tokens) == 11
+    assert Prices(3, 1, 10).cost(tokens | {"cached_tokens": 1_500_000}) == 8
+    assert Prices(0, 0, 0).cost(tokens) == 0
+
+
+def test_shards_and_verdicts_add_up(server, flags, output, capsys):
+    shards = [output.with_name(f"{i}.json") for i in range(2)]
+    for i, shard in enumerate(shards):
+        run(flags, shard, *PRICES, "--num_shards", 2, "--shard_index", i)
+    text = server.reply(server.requests[0]).text
+    merged = ["--inputs_addr", str(SAMPLE), "--output_addr", str(output), "--shard_addr", *map(str, shards)]
+    assert merge_shards.main(merged) == 0
+    answered = list(server.requests)
+    assert read_manifest(output)["cost_usd"] == pytest.approx(count(answered, text), abs=2e-6)
+    server.reply = lambda request: Reply('{"match_score": 1}')
+    scores, judge = output.with_name("scores.json"), [*flags, *PRICES, "--inputs_addr", SAMPLE]
+    judge[judge.index("--model_addr")] = "--evaluator_llm"
+    capsys.readouterr()
+    files = ["--response_addr", output, "--score_addr", scores]
+    assert evaluate_responses.main([str(word) for word in (*judge, *files)]) == 0
+    cost = read_manifest(scores)["cost_usd"]
+    assert cost == pytest.approx(count(server.requests[len(answered) :], '{"match_score": 1}'), abs=5e-7)
+    assert capsys.readouterr().out.endswith(f"; {cost:.4f} USD\n")

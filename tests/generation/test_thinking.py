@@ -1,0 +1,341 @@
+"""A model that thinks, from its template to the table: no text that ends in a thought becomes an answer."""
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from api_server import Reply, serve
+from lamp_samples import CONFIGS, DATA, LAMP, read_sample
+from test_baselines import flags, output, run, server  # noqa: F401 (fixtures)
+from thinking_chat import save_tiny_thinker
+from tiny_chat import SAMPLE, save_tiny_chat
+
+import baselines
+import evaluate_responses
+import planpers
+from utils import download_datasets, make_table, preflight
+from utils.benchmarks import task_of
+from utils.cli import UserError
+from utils.cli.flags import Default
+from utils.files.manifest import read_manifest
+from utils.generation import engines
+from utils.generation.chat import APIChat, LocalChat
+from utils.generation.driver import Policy
+from utils.generation.requests import Completion, Scored
+from utils.generation.thinking import THOUGHT_TOKENS, Thoughts, end_thoughts, find_thoughts, own_parser
+from utils.generation.thought_reader import ThoughtReader
+from utils.parsing.thoughts import UNFINISHED
+
+DRAFT = 'Okay, {"personalized_answer": "draft"} or {"match_score": 1}, [1], 3, comedy, <final_answer>(b)? Let me'
+ANSWERS = {  # by what stands in a prompt
+    "Write [1] or [2] and": "[2]", "Write one tag": "romance", "Write 1, 2": "4",
+    "personalized_answer": '{"personalized_answer": "real"}', "match_score": '{"match_score": 2}',
+    "<final_answer>": "<final_answer>(c)",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory):
+    return str(save_tiny_thinker(tmp_path_factory.mktemp("thinker") / "chat"))
+
+
+# How it is recognised
+
+
+def tokenizer_with(template, *tokens):
+    return Namespace(chat_template=template, get_vocab=lambda: dict.fromkeys(tokens, 0))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "template", "tokens", "parser"),
+    [
+        ("qwen3", "... <think>\n\n</think> ...", ["<think>", "</think>"], "deepseek_r1"),
+        ("qwen2", "{{ x.split('</think>')[-1] }}", ["<think>", "</think>"], "deepseek_r1"),
+        ("qwen3", "no thoughts", ["<think>", "</think>"], None),
+        ("llama", "<think>", ["<think>"], None),
+        ("mistral", "[THINK]", ["[THINK]", "[/THINK]", "[TOOL_CALLS]"], "mistral"),
+        ("mistral", "[THINK]", ["[THINK]", "[/THINK]"], None),  # vLLM's parser needs them all
+        ("gpt_oss", "<|channel|>", [], "openai_gptoss"),
+        ("llama", "", [], None),
+    ],
+)
+def test_a_model_s_parser_is_found_in_its_files(model_type, template, tokens, parser):
+    assert own_parser(model_type, tokenizer_with(template, *tokens)) == parser
+
+
+@pytest.mark.parametrize(
+    ("end", "own", "asked", "found"),
+    [
+        ("<think>\n", "deepseek_r1", None, Thoughts("deepseek_r1", True, True)),
+        ("<think>\n", None, None, Thoughts(None, True, True)),  # marks that are no tokens
+        ("<think>\n\n</think>\n\n", "deepseek_r1", None, Thoughts()),  # thinking is off
+        ("", "deepseek_r1", None, Thoughts("deepseek_r1", False, True)),
+        ("", "deepseek_r1", "none", Thoughts("none", None, False)),
+        ("<think>\n", "deepseek_r1", "none", Thoughts("none", True, False)),
+        ("", None, "seed_oss", Thoughts("seed_oss", False, True)),
+        ("[THINK]", "mistral", None, Thoughts("mistral", True, True)),
+        ("", None, None, Thoughts()),
+    ],
+)
+def test_a_prompt_s_end_tells_of_thoughts(tmp_path, end, own, asked, found):
+    chat = Namespace(prompt_end=end, own_parser=own)
+    assert find_thoughts(Namespace(reasoning_parser=asked), chat, str(tmp_path)) == found
+    manifest = {"fingerprint": {"script": "train_planner.py"}}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))  # trained to answer at once
+    trained = find_thoughts(Namespace(reasoning_parser=asked), chat, str(tmp_path))
+    assert trained == (found if asked == "none" else Thoughts())
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "effort", "thinks", "opened"),
+    [
+        ("gpt-4o-mini", None, None, False, None), ("gpt-5-mini", None, None, True, None),
+        ("o3", None, None, True, None),
+        ("openai/gpt-oss-20b", None, None, True, None), ("olmo-2", None, None, False, None),
+        ("some-model", "deepseek_r1", None, True, True),
+        ("some-model", None, "low", True, None), ("some-model", None, "none", False, None),
+    ],
+)  # fmt: skip
+def test_a_model_behind_an_api_thinks_by_its_name_or_by_flags(model, asked, effort, thinks, opened):
+    found = find_thoughts(Namespace(reasoning_parser=asked, reasoning_effort=effort), APIChat("x"), model)
+    assert (found.thinks, found.opened, found.parser) == (thinks, opened, asked)
+    with pytest.raises(UserError, match="--reasoning_parser qwen3: with --openai only deepseek_r1 is possible"):
+        find_thoughts(Namespace(reasoning_parser="qwen3"), None, model)
+
+
+def test_thoughts_have_room_where_the_user_sets_no_tokens():
+    thoughts = Thoughts("deepseek_r1", True, True)
+    assert thoughts.room(Default(512)) == thoughts.room(Default(512), None, 40960) == THOUGHT_TOKENS
+    assert thoughts.room(Default(512), 4096, None) == 1024
+    assert thoughts.room(512) == Thoughts().room(Default(512)) == 0
+
+
+# What becomes of its texts
+
+
+class Partition:
+    """As vLLM's deepseek_r1, which tests/generation/test_thinking_engine.py has."""
+
+    reasoning_start_str, reasoning_end_str = "<think>", "</think>"
+
+    def extract_reasoning(self, text, request):
+        before, end, behind = text.partition("<think>")[2].partition("</think>")
+        return (before, behind) if end else (before, None)
+
+    def count_reasoning_tokens(self, ids):
+        return 0
+
+
+class Thinker:
+    """An engine whose model thinks; `finished` by a prompt and the number of its try."""
+
+    concurrency, device, finishes = 2, "none", staticmethod(lambda prompt, attempt: False)
+    opened, tries = [], []
+
+    def __init__(self, args, models, max_model_len, outputs):
+        self.opened.append((args.reasoning_parser, max_model_len))
+        self.tokenizer = LocalChat(models[0]).tokenizer
+        self.reader = ThoughtReader(None, lambda: self.tokenizer)
+        self.reader._parser, self.reader._request = Partition(), None
+
+    async def complete(self, model, prompt, sampling):
+        asked = self.tokenizer.decode(list(prompt))
+        assert asked.endswith("<think>\n")
+        self.tries.append(sampling)
+        answer = next((text for word, text in ANSWERS.items() if word in asked), "Cost of the trip")
+        text, reason = (
+            (f"{DRAFT}</think>{answer}", "stop") if self.finishes(asked, sampling.attempt) else (DRAFT, "length")
+        )
+        split, count = self.reader.read(SimpleNamespace(text=text, finish_reason=reason, token_ids=[]), sampling)
+        figures = {"reasoning": split.reasoning, "reasoning_tokens": count, "unfinished": split.unfinished}
+        return Completion(split.answer, reason, len(prompt), 0, 30, **figures)
+
+    async def score(self, model, prompt, continuations):
+        self.tries.append(self.tokenizer.decode(list(prompt)))
+        return Scored([-float(len(its)) for its in continuations], 10, 0)
+
+    async def close(self):
+        pass
+
+
+@pytest.fixture
+def thinking(monkeypatch):
+    class Engine(Thinker):
+        opened, tries = [], []
+
+    for module in (engines, planpers):
+        monkeypatch.setattr(module, "VLLMEngine", Engine)
+    return Engine
+
+
+def write_records(path, records):
+    path.write_text(json.dumps(records))
+    return str(path)
+
+
+def ask(script, *words, code=0):
+    assert script.main([*map(str, words)]) == code
+
+
+@pytest.mark.parametrize("name", ["LaMP-QA", *LAMP, *CONFIGS, "PersonaMem-32k"])
+def test_no_text_cut_in_a_thought_is_an_answer(name, thinker, thinking, tmp_path, capsys):
+    if name == "PersonaMem-32k":
+        words = ["--dataset", name, "--source_dir", DATA / "mini_personamem", "--output_dir", tmp_path / "own"]
+        ask(download_datasets, *words)
+        data = tmp_path / "own/PersonaMem_32k.json"
+    else:
+        data = SAMPLE / "test.json"
+        data = data if name == "LaMP-QA" else write_records(tmp_path / "data.json", read_sample(name))
+    task, out = task_of("", json.loads(Path(data).read_text())), tmp_path / "out.json"
+    words = ["--model_addr", thinker, "--inputs_addr", data, "--output_addr", out, "--temperature", "0.5", "--limit", 3]
+    ask(baselines, *words, "--max_retries", "1", code=1)
+    for [answer] in json.loads(out.read_text()).values():
+        assert answer["output"] is None and answer["reason"] == UNFINISHED
+        assert (answer["raw"], answer["reasoning"], answer["attempts"]) == ("", DRAFT, 2)
+        assert answer["reasoning_tokens"] > 20
+    manifest, said = read_manifest(out), capsys.readouterr()
+    assert manifest["unfinished_thoughts"] == 3 and manifest["tokens"]["reasoning_tokens"] > 60
+    assert "3 unfinished thoughts" in said.out and "--max_tokens" in said.out and "--max_model_len" in said.out
+    assert manifest["fingerprint"]["reasoning_parser"] == "deepseek_r1"
+    # Closed, it is read.
+    thinking.finishes = staticmethod(lambda prompt, attempt: True)
+    ask(baselines, *words, "--retry_failed", "--constrained_decoding", "fallback", "--max_retries", "0")
+    for [answer] in json.loads(out.read_text()).values():
+        assert answer["output"] is not None and answer["output"] == task.output.parse(answer["raw"], False).value
+        assert answer["reasoning"] == DRAFT and DRAFT not in answer["raw"]
+    assert "unfinished" not in capsys.readouterr().out and "unfinished_thoughts" not in read_manifest(out)
+
+
+def test_plans_verdicts_and_the_table_s_note(thinker, thinking, tmp_path, capsys):
+    records = json.loads((SAMPLE / "test.json").read_text())[:3]
+    data, out = write_records(tmp_path / "data.json", records), tmp_path / "out.json"
+    words = ["--model_addr", thinker, "--inputs_addr", data, "--max_retries", "0", "--unranked"]
+    ask(planpers, *words, "--planner_model", thinker, "--output_addr", out, code=1)
+    plans = json.loads((tmp_path / "out.json.plans.json").read_text())
+    assert {plan["reason"] for [plan] in plans.values()} == {UNFINISHED}
+    assert {answer["no_plan"] for [answer] in json.loads(out.read_text()).values()} == {UNFINISHED}
+    last = records[-1]["question"]
+    thinking.finishes = staticmethod(lambda prompt, attempt: last not in prompt)
+    ask(planpers, *words, "--planner_model", thinker, "--output_addr", tmp_path / "some.json")
+    plans = json.loads((tmp_path / "some.json.plans.json").read_text())
+    assert [plan["aspects"] for [plan] in plans.values()] == [["Cost of the trip"]] * 2 + [None]
+    thinking.finishes = staticmethod(lambda prompt, attempt: records[0]["question"] in prompt)
+    scores = tmp_path / "scores.json"
+    judging = ["--evaluator_llm", thinker, "--inputs_addr", data, "--response_addr", tmp_path / "some.json"]
+    before, retries = len(thinking.tries), ["--score_addr", scores]
+    capsys.readouterr()
+    ask(evaluate_responses, *judging, *retries, code=1)
+    unfinished = read_manifest(scores)["unfinished_thoughts"]
+    assert unfinished == len(records[1]["rubric_aspects"])
+    assert f"{unfinished} unfinished thoughts" in capsys.readouterr().out
+    # At temperature 0 it would only think the same again.
+    assert len(thinking.tries) - before == unfinished + len(records[0]["rubric_aspects"])
+    ask(make_table, "--system", "Ours", scores)
+    told = capsys.readouterr()
+    assert f"Ours: 1 answer and {unfinished} verdicts missing because of unfinished thoughts." in told.out + told.err
+
+
+def test_tokens_grow_for_a_model_that_thinks(thinker, thinking, tmp_path, capsys):
+    data = write_records(tmp_path / "data.json", json.loads((SAMPLE / "test.json").read_text())[:1])
+    words = ["--model_addr", thinker, "--inputs_addr", data]
+    ask(baselines, *words, "--output_addr", tmp_path / "a.json", "--max_retries", "0", code=1)
+    assert thinking.opened == [("deepseek_r1", 4096)] and thinking.tries[0].max_tokens == 2048 + 1024
+    told = "--max_tokens 3072, of which 1024 are for thoughts (a guess)"
+    assert f"{thinker} thinks (--reasoning_parser deepseek_r1): {told}\n" in capsys.readouterr().err
+    ask(baselines, *words, "--output_addr", tmp_path / "b.json", "--max_retries", "0", "--max_tokens", 100, code=1)
+    assert thinking.tries[1].max_tokens == 100
+    assert "--max_tokens 100, including its thoughts\n" in capsys.readouterr().err
+    ask(
+        baselines,
+        *words,
+        "--output_addr",
+        tmp_path / "c.json",
+        "--max_retries",
+        "0",
+        "--reasoning_parser",
+        "none",
+        code=1,
+    )
+    assert (
+        thinking.tries[2].max_tokens == 2048
+        and read_manifest(tmp_path / "c.json")["fingerprint"]["reasoning_parser"] == "none"
+    )
+    assert "thinks" not in capsys.readouterr().err
+    ask(preflight, *words, "--estimate")
+    told = capsys.readouterr().out
+    assert "thinks, so 1024 of its 4096 tokens are for thoughts (a guess)" in told
+    assert "and 1500 for the thoughts of each, a guess" in told
+
+
+def test_what_is_scored_stands_behind_the_thought(thinker, tmp_path):
+    chat = LocalChat(thinker)
+    asked = [{"role": "user", "content": "q"}]
+    open_end = chat.tokenizer.decode(list(chat.render(asked)))
+    end_thoughts(chat, find_thoughts(Namespace(reasoning_parser=None), chat, thinker))
+    for rendered in (chat.render(asked), chat.render_groups([[asked]])[0][0]):
+        assert chat.tokenizer.decode(list(rendered)) == open_end + "\n</think>\n\n"
+    plain = LocalChat(str(save_tiny_chat(tmp_path / "plain")))
+    end_thoughts(plain, find_thoughts(Namespace(reasoning_parser=None), plain, "plain"))
+    assert plain.behind == ""
+
+
+def test_a_policy_without_thoughts_has_the_fingerprint_it_had():
+    policy = Policy(0.1, 0.95, 2048, 0, 3, "fallback", {})
+    assert list(policy.fingerprint()) == ["temperature", "top_p", "max_tokens", "seed", "constrained_decoding"]
+    assert policy.with_thoughts(Thoughts("deepseek_r1", True, True)).fingerprint()["reasoning_parser"] == "deepseek_r1"
+
+
+# Behind an API
+
+REAL = '{"personalized_answer": "real"}'
+SENT = [
+    # (reply, flags, output, reasoning, reasoning tokens)
+    (Reply(REAL, thoughts={"reasoning": "Hm."}, reasoning_tokens=7), [], "real", "Hm.", 7),
+    (Reply(REAL, thoughts={"reasoning_content": "Hm."}), [], "real", "Hm.", None),
+    (Reply(f"<think>{DRAFT}</think>{REAL}"), [], "real", DRAFT, None),
+    (Reply(f"{DRAFT}</think>{REAL}"), [], "real", DRAFT, None),
+    (Reply(f"{DRAFT}</think>{REAL}"), ["--reasoning_parser", "deepseek_r1"], "real", DRAFT, None),
+    (Reply(f"[THINK]{DRAFT}[/THINK]{REAL}"), [], "real", DRAFT, None),
+    (Reply(f"analysis{DRAFT}assistantfinal{REAL}"), [], "real", DRAFT, None),
+    (Reply(REAL, thoughts={"reasoning": None}, reasoning_tokens=0), [], "real", None, None),
+    (Reply("", "length", thoughts={"reasoning": DRAFT}), [], UNFINISHED, DRAFT, None),
+    (Reply("", "length", reasoning_tokens=2048), [], UNFINISHED, None, 2048),  # as OpenAI's, which hide them
+    (Reply(f"<think>{DRAFT}", "length"), [], UNFINISHED, DRAFT, None),
+    (Reply(f"Sure. <think>{DRAFT}", "length"), [], UNFINISHED, f"Sure. {DRAFT}", None),
+    (Reply(f"analysis{DRAFT}", "length"), [], UNFINISHED, DRAFT, None),
+    (Reply(DRAFT, "length"), ["--reasoning_parser", "deepseek_r1"], UNFINISHED, DRAFT, None),
+    (Reply(DRAFT), ["--reasoning_parser", "deepseek_r1"], UNFINISHED, DRAFT, None),
+    # Nothing marks it, but it breaks off in prose.
+    (Reply(DRAFT, "length"), [], "the text breaks off in prose, so what it holds may be a draft", None, None),
+]
+
+
+@pytest.mark.parametrize(("reply", "more", "told", "reasoning", "tokens"), SENT)
+def test_texts_of_a_server(flags, output, reply, more, told, reasoning, tokens):
+    with serve(lambda request: reply) as server:
+        words = [*flags, *more, "--base_url", server.url, "--max_retries", "0", "--constrained_decoding", "never"]
+        found = run(words, output, "--limit", "1", code=int(told != "real"))
+    [[answer]] = found.values()
+    assert (answer["output"] or answer["reason"]) == told
+    assert (answer.get("reasoning"), answer.get("reasoning_tokens")) == (reasoning, tokens)
+    manifest = read_manifest(output)
+    assert manifest.get("unfinished_thoughts", 0) == int(told == UNFINISHED)
+    assert manifest["fingerprint"].get("reasoning_parser") == (more[1] if more else None)
+
+
+def test_an_object_that_a_server_held_is_no_thought(flags, output):
+    with serve(lambda request: Reply(REAL)) as server:
+        words = [
+            *flags,
+            "--base_url",
+            server.url,
+            "--constrained_decoding",
+            "always",
+            "--reasoning_parser",
+            "deepseek_r1",
+        ]
+        found = run(words, output, "--limit", "1")
+        assert server.requests[0]["max_tokens"] == 2048 + THOUGHT_TOKENS
+    assert [answer["output"] for [answer] in found.values()] == ["real"]

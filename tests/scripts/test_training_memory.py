@@ -1,0 +1,208 @@
+"""What a training needs is tried before its first step, and what it leaves on the disk is what is needed later."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from lamp_samples import read_sample
+from tiny_chat import sample_records, save_tiny_chat
+from tiny_t5 import save_tiny_t5
+
+from utils import train_generator
+from utils.training.launch import effective_batch_size
+
+pytestmark = pytest.mark.engine
+NOT_REPEATED = ("eval_seconds", "train_runtime")
+SCRIPTS = {"planner": "train_planner", "fused": "utils/train_generator", "lora": "utils/train_generator"}
+FLAGS = {"planner": "--max_seq_length", "fused": "--max_input_length", "lora": "--max_input_length"}
+WITHOUT = "from utils.training.resumable import Resumable; Resumable._rehearse = lambda *_: None"
+SHAPES = """
+import transformers, json, sys
+step, learnt = transformers.Trainer.training_step, {}
+def tell(self, model, inputs, *more):
+    held = sum(one.grad is not None for one in model.parameters() if one.requires_grad)
+    logged = sum(map(len, vars(self).get("_metrics", {"train": {}})["train"].values()))
+    told = {"shapes": {name: list(values.shape) for name, values in inputs.items()}, "held": held, "logged": logged}
+    print("batch", json.dumps(told), file=sys.stderr)
+    return step(self, model, inputs, *more)
+transformers.Trainer.training_step = tell
+"""
+TOO_LITTLE = """
+import torch, transformers
+def training_step(*_):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
+transformers.Trainer.training_step = training_step
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Models with dropout, and questions of various length."""
+    folder = tmp_path_factory.mktemp("data")
+    save_tiny_chat(folder / "chat")
+    save_tiny_t5(folder / "t5", dropout_rate=0.1)
+    (folder / "planner.json").write_text(json.dumps(sample_records("train", 8)))
+    (folder / "validation.json").write_text(json.dumps(sample_records("validation", 2)))
+    (folder / "lamp.json").write_text(json.dumps(read_sample("LaMP-4", "train")))
+    return folder
+
+
+def flags_of(data, output, kind, size=2):
+    flags = {
+        "inputs_addr": data / f"{'planner' if kind == 'planner' else 'lamp'}.json",
+        "validation_addr": data / f"{'validation' if kind == 'planner' else 'lamp'}.json",
+        "model_addr": data / ("t5" if kind == "fused" else "chat"),
+        "output_dir": output,
+        "num_contexts": 2,
+        "learning_rate": 1e-2,
+        "per_device_train_batch_size": size,
+        "gradient_accumulation_steps": 2,
+        **{
+            "planner": {"max_steps": 4, "save_steps": 2, "eval_generate": 1},
+            "fused": {"fusion": "decoder", "epochs": 2, "max_target_length": 32},
+            "lora": {"lora_rank": 4, "epochs": 2, "max_target_length": 32},
+        }[kind],
+    }
+    return ["--unranked", *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]
+
+
+def learn(warm, data, output, kind, code=0, **setup):
+    run = warm.run(SCRIPTS[kind], flags_of(data, output, kind), **setup)
+    assert run.returncode == code, run.errors
+    return run.errors
+
+
+def log_of(output):
+    lines = (output / "training_log.jsonl").read_text().splitlines()
+    return [{name: value for name, value in json.loads(line).items() if name not in NOT_REPEATED} for line in lines]
+
+
+# The batch
+
+
+@pytest.mark.parametrize(
+    ("words", "batch"),
+    [
+        ("", (16, 4)),
+        ("--fusion decoder", (4, 16)),
+        ("--lora_rank 8", (1, 64)),
+        ("--lora_rank 8 --per_device_train_batch_size 2", (2, 32)),
+        ("--fusion decoder --gradient_accumulation_steps 4", (4, 4)),
+        ("--per_device_train_batch_size 100", (100, 1)),
+    ],
+)
+def test_a_step_learns_from_the_papers_64_questions_unless_flags_say_otherwise(words, batch):
+    needed = ["--inputs_addr", "a", "--output_dir", "b", "--model_addr", "c"]
+    args = train_generator.build_parser().parse_args([*needed, *words.split()])
+    train_generator.choose_batch(args)
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == batch
+    assert effective_batch_size(args) == batch[0] * batch[1]
+
+
+# The longest batch before the first step
+
+
+@pytest.mark.parametrize("kind", SCRIPTS)
+def test_the_longest_batch_is_tried_and_leaves_no_trace(kind, data, warm, tmp_path):
+    said = learn(warm, data, tmp_path / "with", kind)
+    assert "trying the longest batch, 2 sequences of up to " in said
+    assert "trying" not in learn(warm, data, tmp_path / "without", kind, do=WITHOUT)
+    assert log_of(tmp_path / "with") == log_of(tmp_path / "without")
+    weights = [path.relative_to(tmp_path / "with") for path in (tmp_path / "with").glob("checkpoint-*/*.safetensors")]
+    assert weights
+    for path in weights:
+        assert (tmp_path / "with" / path).read_bytes() == (tmp_path / "without" / path).read_bytes()
+
+
+@pytest.mark.parametrize("kind", SCRIPTS)
+def test_no_batch_is_longer_than_the_one_that_was_tried(kind, data, warm, tmp_path):
+    said = learn(warm, data, tmp_path / "out", kind, do=SHAPES)
+    tried, *others = [
+        json.loads(line.removeprefix("batch ")) for line in said.splitlines() if line.startswith("batch ")
+    ]
+    assert len(others) >= 4
+    for one in others:
+        for name, shape in one["shapes"].items():
+            if name == "input_ids":
+                assert all(now <= then for now, then in zip(shape, tried["shapes"][name], strict=True))
+    assert others[0]["logged"] == 0
+    assert tried["held"] == max(one["held"] for one in others) > 0  # as between the batches of a step
+
+
+@pytest.mark.parametrize("kind", SCRIPTS)
+def test_what_does_not_fit_ends_before_anything_is_written(kind, data, warm, tmp_path):
+    said = learn(warm, data, tmp_path / "out", kind, code=2, do=TOO_LITTLE)
+    [*_, told, remedy] = said.splitlines()
+    assert told.startswith("error: out of memory: the longest batch, 2 sequences of up to ") and "on cpu" in told
+    assert remedy == "  --per_device_train_batch_size 1 --gradient_accumulation_steps 4"
+    assert not [path for path in (tmp_path / "out").glob("*") if path.stat().st_size]
+    run = warm.run(SCRIPTS[kind], flags_of(data, tmp_path / "out", kind, size=1), do=TOO_LITTLE)
+    assert run.errors.splitlines()[-1] == f"  take a GPU with more memory, or a smaller {FLAGS[kind]}"
+
+
+def test_a_run_that_is_to_be_replaced_stays_where_the_new_one_does_not_fit(data, warm, tmp_path):
+    learn(warm, data, tmp_path / "out", "fused")
+    before = {path: path.stat().st_mtime_ns for path in Path(tmp_path / "out").rglob("*")}
+    flags = [*flags_of(data, tmp_path / "out", "fused"), "--seed", "1", "--overwrite"]
+    assert warm.run(SCRIPTS["fused"], flags, do=TOO_LITTLE).returncode == 2
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
+
+
+# The allocator
+
+
+@pytest.mark.parametrize(
+    ("set_by_user", "conf"),
+    [
+        ({}, "expandable_segments:True"),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, None),  # its old name
+    ],
+)
+def test_torchs_memory_grows_in_place_in_training_and_ranking_but_not_beside_vllm(
+    set_by_user, conf, data, warm, tmp_path
+):
+    told = "import atexit, os; atexit.register(lambda: print('conf', os.environ.get('PYTORCH_ALLOC_CONF')))"
+    environment = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name} | set_by_user
+    files = ["--inputs_addr", data / "lamp.json", "--output_addr", tmp_path / "out.json"]
+    ranked = ["--input_dataset_addr", data / "lamp.json", "--output_dataset_addr", tmp_path / "ranked.json"]
+    for script, words, expected in (
+        ("train_planner", flags_of(data, tmp_path / "planner", "planner"), conf),
+        ("utils/train_generator", flags_of(data, tmp_path / "fused", "fused"), conf),
+        ("retrieval/rank_dataset", [*ranked, "--ranker", "bm25"], conf),
+        ("baselines", ["--model_addr", data / "chat", *files, "--dry_run"], set_by_user.get("PYTORCH_ALLOC_CONF")),
+    ):
+        run = warm.run(script, words, live_in=(str(Path.cwd()), environment), do=told)
+        assert run.printed.splitlines()[-1] == f"conf {expected}", (script, run.errors)
+
+
+# The disk
+
+
+@pytest.mark.parametrize("kind", SCRIPTS)
+def test_a_finished_training_keeps_weights_and_no_optimizer_states(kind, data, warm, tmp_path):
+    seen = f"import shutil, {SCRIPTS[kind].replace('/', '.')} as script; drop = script.drop_states"
+    seen += f"; copy = lambda folder: shutil.copytree(folder, '{tmp_path}/before', symlinks=True)"
+    seen += "; script.drop_states = lambda folder: (copy(folder), drop(folder))"
+    learn(warm, data, tmp_path / "out", kind, do=seen)
+    before, after = ({path.relative_to(folder): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+                     for folder in (tmp_path / "before", tmp_path / "out"))  # fmt: skip
+    gone = {path.name for path in before.keys() - after.keys()} - {"training_log.jsonl.lock"}
+    assert gone == {"optimizer.pt", "scheduler.pt", "rng_state.pth"}
+    assert after.keys() - before.keys() <= {Path("manifest.json")}
+    learnt = next(size for path, size in before.items() if path.suffix == ".safetensors")
+    states = next(size for path, size in before.items() if path.name == "optimizer.pt")
+    assert states == pytest.approx(2 * learnt, rel=0.25)  # AdamW's two averages
+    assert (tmp_path / "out/best/manifest.json").is_file()
+    # Where a run was killed in between, the same command deletes them.
+    (tmp_path / "out/best/optimizer.pt").write_bytes(b"left")
+    run = warm.run(SCRIPTS[kind], flags_of(data, tmp_path / "out", kind))
+    assert "already finished, left alone" in run.printed and not (tmp_path / "out/best/optimizer.pt").exists()
+    # Without its last checkpoint it is told that it cannot go on.
+    steps = sorted((tmp_path / "out").glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
+    if len(steps) > 1:
+        shutil.rmtree(steps[-1])
+        said = learn(warm, data, tmp_path / "out", kind, code=2)
+        assert said.splitlines()[-1] == "  --no-resume trains from the beginning"

@@ -1,0 +1,113 @@
+"""Does a model think, how much room do its thoughts get, and what tells them from its answer.
+
+Behind an API the marks in the text tell, or the server does, in a field of its own. A model that runs here has one of
+vLLM's reasoning parsers, by --reasoning_parser or by this rule: `openai_gptoss` where its config says gpt_oss;
+`mistral` and `deepseek_r1` where its chat template speaks of [THINK] or of <think> and its tokenizer has these marks as
+tokens; else none. One whose template closes the thought in the prompt does not think, nor does one of ours, which was
+trained to answer at once.
+"""
+
+import re
+from argparse import Namespace
+from dataclasses import dataclass
+from typing import Any
+
+from utils.cli import UserError
+from utils.cli.flags import Default
+from utils.cli.progress import announce
+from utils.files.manifest import read_folder_manifest
+from utils.parsing.thoughts import CLOSING, OPENING
+
+NO_PARSER, GPT_OSS, MISTRAL, TAGS = "none", "openai_gptoss", "mistral", "deepseek_r1"
+MARKS = {MISTRAL: ("[THINK]", "[/THINK]", "[TOOL_CALLS]"), TAGS: ("<think>", "</think>")}  # tokens that these need
+ENDS_THOUGHT = {"<think>": "\n</think>\n\n", "[THINK]": "[/THINK]"}  # an empty one, as Qwen3's template has it
+TO_ANSWER = "<|channel|>final<|message|>"  # where gpt-oss' prompts end
+# Both are guesses.
+THOUGHT_TOKENS = 8192  # room for thoughts, on top of what an output may have
+USUAL_THOUGHTS = 1500  # tokens that an output is assumed to think for
+# Families that think behind an API, by the names that their makers give them.
+THINKING_NAMES = re.compile(r"(?i)(?:.*/)?(?:o[1-9]\b|gpt-5|gpt-oss|deepseek-r)")
+TRAINED = ("train_planner.py", "utils/train_generator.py")  # scripts whose models answer at once
+
+
+@dataclass(frozen=True)
+class Thoughts:
+    """How a model thinks."""
+
+    parser: str | None = None  # vLLM's, which reads it here; NO_PARSER where the user wants none
+    opened: bool | None = False  # a prompt ends inside a thought; None: not known
+    thinks: bool = False
+
+    def room(self, tokens: int, *lengths: int | None) -> int:
+        """What thoughts get on top of an output's tokens, unless the user sets those.
+
+        It is at most a quarter of each of the lengths, of prompt and output together, that are known.
+        """
+        if not self.thinks or not isinstance(tokens, Default):
+            return 0
+        return min([THOUGHT_TOKENS, *(length // 4 for length in lengths if length)])
+
+
+def find_thoughts(args: Namespace, chat: Any, model_addr: str) -> Thoughts:
+    """How the model behind a chat thinks; UserError over a parser that has no meaning behind an API."""
+    asked = args.reasoning_parser
+    if not hasattr(chat, "prompt_end"):
+        return _thoughts_of_api(model_addr, asked, vars(args).get("reasoning_effort"))
+    if asked == NO_PARSER:
+        return Thoughts(NO_PARSER, True if opening_of(chat.prompt_end) else None)  # None: the marks in a text tell
+    trained = read_folder_manifest(model_addr)
+    if is_closed(chat.prompt_end) or (trained and trained["fingerprint"].get("script") in TRAINED):
+        return Thoughts()
+    parser, opened = asked or chat.own_parser, opening_of(chat.prompt_end) is not None
+    return Thoughts(parser, opened, opened or parser is not None)
+
+
+def _thoughts_of_api(model: str, asked: str | None, effort: str | None) -> Thoughts:
+    if asked not in (None, TAGS):
+        meant = f"with --openai only {TAGS} is possible, for texts that begin inside a thought"
+        raise UserError(f"--reasoning_parser {asked}: {meant}\n  leave it out: other marks are found in the text")
+    thinks = asked == TAGS or bool(THINKING_NAMES.match(model)) or effort not in (None, "none")
+    return Thoughts(asked, True if asked else None, thinks)
+
+
+def end_thoughts(chat: Any, thoughts: Thoughts) -> None:
+    """Have a chat's prompts end where an answer begins, for texts that are not written but scored."""
+    if thoughts.opened:
+        chat.behind = ENDS_THOUGHT[opening_of(chat.prompt_end)]
+    elif thoughts.parser == GPT_OSS:
+        chat.behind = TO_ANSWER
+
+
+def own_parser(model_type: str | None, tokenizer: Any) -> str | None:
+    """The parser of a model that runs here, by the rule above."""
+    if model_type == "gpt_oss":
+        return GPT_OSS
+    template, vocabulary = str(tokenizer.chat_template), tokenizer.get_vocab()
+    told = (name for name, marks in MARKS.items() if any(mark in template for mark in marks[:2]))
+    return next((name for name in told if all(mark in vocabulary for mark in MARKS[name])), None)
+
+
+def opening_of(end: str) -> str | None:
+    """The mark of the thought that a prompt with this end opens; None where it opens none."""
+    opened = list(OPENING.finditer(end))
+    return opened[-1][0] if opened and CLOSING.search(end, opened[-1].end()) is None else None
+
+
+def is_closed(end: str) -> bool:
+    """Does a prompt with this end stand behind a thought?"""
+    return CLOSING.search(end) is not None and opening_of(end) is None
+
+
+def settle_tokens(
+    args: Namespace, thoughts: Thoughts, model_addr: str, limit: int | None, flag: str = "max_tokens"
+) -> int:
+    """Give thoughts their room in `args`, unless the user sets the tokens; it is said. Returns that room."""
+    if not thoughts.thinks:
+        return 0
+    how = f" (--reasoning_parser {thoughts.parser})" if thoughts.parser else ""
+    tokens = getattr(args, flag)
+    room = thoughts.room(tokens, args.max_model_len, limit)
+    setattr(args, flag, tokens + room)
+    told = f", of which {room} are for thoughts (a guess)" if room else ", including its thoughts"
+    announce(f"{model_addr} thinks{how}: --{flag} {tokens + room}{told}")
+    return room

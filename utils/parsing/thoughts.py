@@ -1,0 +1,93 @@
+"""What a model thought, told from its answer by the marks in the text. Pure.
+
+Marks are <think> and </think>, [THINK] and [/THINK] (Mistral), and gpt-oss' channels, of which only the final one is
+the answer: as they are, or as they are left where a server drops special tokens, `analysis...assistantfinal...`.
+
+A thought that does not end is no answer, nor is what stands before it. In a text that was not cut an opening mark
+counts only at the beginning of a line, for an answer may speak of it. A text that is one JSON object has no marks.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+
+OPENING = re.compile(r"<think>|\[THINK\]")
+CLOSING = re.compile(r"</think>|\[/THINK\]")
+_OPENS_LINE = re.compile(rf"^[^\S\n]*+(?:{OPENING.pattern})", re.MULTILINE)
+_CHANNEL = re.compile(r"<\|channel\|>(\w++)[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>")
+_ENDS_MESSAGE = re.compile(r"<\|(?:end|return|call)\|>(?:<\|start\|>assistant)?")
+_DROPPED_ANALYSIS = re.compile(r"\s*+analysis(?![a-z])")
+_DROPPED_FINAL = "assistantfinal"
+_ANALYSIS_ALONE = re.compile(r"\s*+analysis(?![\w\s:,.;-])|\s*+analysis[A-Z0-9]")  # not the word in a sentence
+_FENCE = re.compile(r"\A\s*+```(?:json)?|```\s*+\Z", re.IGNORECASE)
+THINK_LONGER = "a higher --max_tokens (for plans --max_tokens_plan) and --max_model_len"
+UNFINISHED = f"unfinished thought: try {THINK_LONGER}"  # the reason in place of a value
+UNFINISHED_COUNT = "unfinished_thoughts"  # in a manifest, how many pieces have that reason
+
+
+@dataclass(frozen=True)
+class Split:
+    """A text in two."""
+
+    answer: str  # as it came; empty where the thoughts do not end
+    reasoning: str = ""  # the thoughts without their marks and outer white space, empty where there are none
+    unfinished: bool = False  # the text ends inside a thought
+
+
+def split_thoughts(text: str, cut: bool = False, opened: bool | None = None) -> Split:
+    """The answer and the thoughts.
+
+    Args:
+        cut: the text ended at max_tokens.
+        opened: the prompt ended inside a thought, so the text begins in it; None: not known, and then a closing mark
+            ends a thought also where none opens it.
+    """
+    if not opened and _is_object(text):
+        return Split(text)
+    if not opened and "<|channel|>" in text:
+        return _split_channels(text)
+    if opened is None and (begin := _DROPPED_ANALYSIS.match(text)) is not None:
+        reasoning, final, answer = text[begin.end() :].rpartition(_DROPPED_FINAL)
+        if final:
+            return Split(answer, reasoning.strip())
+        if cut or _ANALYSIS_ALONE.match(text) is not None:
+            return Split("", answer.strip(), unfinished=True)
+    closings = list(CLOSING.finditer(text))
+    if closings and opened is False and OPENING.search(text, 0, closings[-1].start()) is None:
+        closings = []
+    behind = text[closings[-1].end() :] if closings else text
+    reopened = (OPENING if cut else _OPENS_LINE).search(behind) is not None and not _is_object(behind)
+    if reopened or (opened and not closings):
+        return Split("", _without_marks(text), unfinished=True)
+    return Split(behind, _without_marks(text[: closings[-1].start()]) if closings else "")
+
+
+def describe_unfinished(count: int) -> str:
+    """What the last line says of them, nothing where there are none."""
+    return f"; {count} unfinished thought{'s' if count > 1 else ''}: try {THINK_LONGER}" if count else ""
+
+
+def _split_channels(text: str) -> Split:
+    """As gpt-oss writes them; a final channel that comes last is the answer."""
+    _, *told = _CHANNEL.split(text)  # a channel's name and what is said in it, by turns
+    names, messages = told[::2], [_ENDS_MESSAGE.split(message)[0] for message in told[1::2]]
+    reasoning = "\n".join(said.strip() for name, said in zip(names, messages, strict=True) if name != "final")
+    if names and names[-1] == "final":
+        return Split(messages[-1], reasoning)
+    return Split("", reasoning, unfinished=True)
+
+
+def _without_marks(text: str) -> str:
+    return CLOSING.sub("", OPENING.sub("", text)).strip()
+
+
+def _is_object(text: str) -> bool:
+    """The text is one JSON object, in a fence or not; marks inside are what it speaks of."""
+    body = _FENCE.sub("", text).strip()
+    if not (body.startswith("{") and body.endswith("}")):
+        return False
+    try:
+        json.loads(body, strict=False)
+    except (ValueError, RecursionError):
+        return False
+    return True
