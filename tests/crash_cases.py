@@ -302,7 +302,8 @@ def planpers_case(name: str, data: Path, out: Path, url: str) -> Case:
     output = out / "answers.json"
     stages = [{Path(f"{output}.plans.json"): 14}, {output: 14}]
     arguments += ["--output_addr", str(output), "--max_model_len", "4096", "--max_tokens", "512"]
-    return Case(name, "planpers", arguments, stages, {"plan_by_server": None}, "planner")
+    setup = {"plan_by_server": {"base_url": url, "api_key_addr": f"{data}/key.txt"}}
+    return Case(name, "planpers", arguments, stages, setup, "planner")
 
 
 def gold_case(name: str, data: Path, out: Path, url: str) -> Case:

@@ -8,7 +8,6 @@ import asyncio
 import atexit
 import ctypes
 import gc
-import hashlib
 import json
 import os
 import resource
@@ -19,9 +18,11 @@ import subprocess
 import sys
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -281,31 +282,30 @@ def signal_itself(moments: list[tuple[str, int, int]]) -> None:
         setattr(trainer, name, signalled(name))
 
 
-def plan_by_server(_: None) -> None:
-    """Have planpers.py plan by the API server that answers it, in vLLM's place."""
-    import_module("planpers").VLLMEngine = ServerPlanner
+def plan_by_server(flags: dict[str, str]) -> None:
+    """Have planpers.py plan by an API server, which these flags name, in vLLM's place."""
+    import_module("utils.generation.engines").VLLMEngine = partial(ServerPlanner, flags)
 
 
 class ServerPlanner:
-    """A planner whose plans are drawn by what the API server answers to the prompt it gets."""
+    """A planner whose plans are what an API server answers to the prompt it gets."""
 
-    def __init__(self, args: Any, models: list[str], max_model_len: int, outputs: int):
+    def __init__(self, flags: dict[str, str], args: Any, models: list[str], max_model_len: int, outputs: int):
         from transformers import AutoTokenizer
 
         from utils.generation.engines import open_engine
 
         self._tokenizer = AutoTokenizer.from_pretrained(models[0])
-        self._api = open_engine(args, args.model_addr, max_model_len, [], outputs)
+        own = Namespace(**{**vars(args), "openai": True, **flags})
+        self._api = open_engine(own, args.model_addr, max_model_len, [], outputs)
         self.concurrency, self.device = args.max_concurrency, "planner"
 
     async def complete(self, model: str, prompt: Any, sampling: Any) -> Any:
         messages = [{"role": "user", "content": self._tokenizer.decode(list(prompt))}]
         completion = await self._api.complete(model, messages, sampling)
-        if "answer" not in completion.text:
-            return replace(completion, text="...")  # no plan
-        drawn = hashlib.sha256(completion.text.encode()).hexdigest()
         await asyncio.sleep(0)
-        return replace(completion, text="\n".join(f"Aspect {drawn[i : i + 4]}" for i in (0, 4, 8)))
+        is_plan = not completion.text.startswith("Let me think")
+        return completion if is_plan else replace(completion, text="...")
 
     async def close(self) -> None:
         await self._api.close()

@@ -840,9 +840,9 @@ def test_a_tokenized_history_fills_its_budget(chat, budget):
 
 @pytest.mark.engine
 def test_the_cache_serves_what_questions_of_a_context_share(tmp_path, warm_engine):
-    """16 questions a context, each a turn later; of 6,000 tokens, so that questions are a small part."""
+    """16 questions a context, each a turn later; of 3,000 tokens, so that questions are a small part."""
     rows, template = [], next(iter(ROWS.values()))
-    histories = {key: messages * 4 for key, messages in list(HISTORIES.items())[:2]}
+    histories = {key: messages * 2 for key, messages in list(HISTORIES.items())[:2]}
     for key, messages in histories.items():
         for end in range(len(messages) - 15, len(messages) + 1):
             place = {"shared_context_id": key, "end_index_in_shared_context": end}
@@ -850,7 +850,7 @@ def test_the_cache_serves_what_questions_of_a_context_share(tmp_path, warm_engin
     lines = [json.dumps({key: messages}) for key, messages in histories.items()]
     path = download(save(tmp_path / "source", rows, lines), tmp_path / "data")
     flags = ["--model_addr", ROOT / "demo/models/chat", "--inputs_addr", path, "--output_addr", tmp_path / "out.json"]
-    flags += ["--max_tokens", 6, "--max_model_len", 8192, "--constrained_decoding", "always"]
+    flags += ["--max_tokens", 6, "--max_model_len", 4096, "--constrained_decoding", "always"]
     done = warm_engine.run("baselines.py", flags)
     assert done.returncode == 0, done.errors
     tokens = read_manifest(tmp_path / "out.json")["tokens"]

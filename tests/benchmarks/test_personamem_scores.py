@@ -461,8 +461,7 @@ def test_what_a_model_wrote_breaks_no_table(dataset, tmp_path):
     responses = write(tmp_path / "r.json", {key: [{"output": "b", "raw": raw}] for key, raw in texts.items()})
     run(export_predictions, "--inputs_addr", dataset, "--response_addr", responses, "--output_dir", tmp_path)
     rows = list(csv.DictReader((tmp_path / TABLE).open(encoding="utf-8", newline=""), strict=True))
-    expected = [*raws[:2], "half ?, \0", "(b)"]
-    assert {row["question_id"]: row["model_response"] for row in rows} == dict(zip(ROWS, expected * 6, strict=True))
+    assert {row["question_id"]: row["model_response"] for row in rows} == texts
     scores = score(dataset, responses, tmp_path / "official.json", "--reading", "official")
     assert scores["num_questions"] == 24
 

@@ -291,7 +291,7 @@ def test_vllms_likelihoods_are_those_of_transformers(tmp_path, shifted):
         assert answer["mean_log_probs"] == pytest.approx(expected, abs=1e-3)
         assert answer["output"] == max(expected, key=expected.get)
         lengths.add(length % BLOCK)
-    assert ("asked for one by one" in done.stderr) == shifted
+    assert ("requested one by one" in done.stderr) == shifted
     assert shifted or 0 in lengths  # else a prompt whose last block is cached whole was not among them
     tokens = manifest["tokens"]
     print(f"cached: {tokens['cached_tokens']} of {tokens['prompt_tokens']} prompt tokens")

@@ -242,7 +242,7 @@ def test_likelihoods_are_those_of_transformers_on_the_cpu(machine, tmp_path, run
         **more,
     )  # fmt: skip
     figure(
-        "some tokens were asked for one by one" if "asked for one by one" in printed else "none was asked for singly"
+        "some tokens were asked for one by one" if "requested one by one" in printed else "none was asked for singly"
     )
     asked = [
         ([{"role": "user", "content": record["question"]}], dict(enumerate(record["options"])))

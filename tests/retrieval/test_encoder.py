@@ -160,7 +160,7 @@ def test_the_next_batch_is_made_while_one_computes(encoder, monkeypatch):
         def forward(self, **inputs):
             if not self.seen:
                 made.acquire()  # its own batch
-            self.seen.append(len(self.seen) == len(batches) - 1 or made.acquire(timeout=60))
+            self.seen.append(len(self.seen) == len(batches) - 1 or made.acquire(timeout=600))
             return encoder.model(**inputs)
 
     texts = [f"{number} " + "word " * (number % 50) for number in range(300)]

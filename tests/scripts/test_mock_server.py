@@ -63,7 +63,7 @@ def test_plans_and_each_way_of_judging_are_answered(api, tmp_path):
 
 
 def ask(server, content, path="/v1/chat/completions", method="POST", **headers):
-    connection = http.client.HTTPConnection("127.0.0.1", urlparse(server.url).port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", urlparse(server.url).port, timeout=600)
     body = content if isinstance(content, bytes) or content is None else json.dumps(content).encode()
     connection.request(method, path, body, headers)
     response = connection.getresponse()
@@ -133,7 +133,7 @@ def test_curl_is_answered():
     with serve() as server:
         command = ["curl", "-s", f"{server.url}/chat/completions", "-d", json.dumps(ASKED)]
         try:
-            done = subprocess.run(command, capture_output=True, check=True, timeout=60)
+            done = subprocess.run(command, capture_output=True, check=True, timeout=600)
         except FileNotFoundError:
             pytest.skip("no curl here")
         assert json.loads(done.stdout)["object"] == "chat.completion"

@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
@@ -1220,7 +1221,8 @@ def test_a_study_that_trains_its_planner(server, tmp_path, monkeypatch, capsys):
     save_tiny_chat(tmp_path / "chat")
     write_study(tmp_path, PLANNER_TEXT.format(url=server.url))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("planpers.VLLMEngine", ServerPlanner)
+    flags = {"base_url": server.url, "api_key_addr": str(tmp_path / "key.txt")}
+    monkeypatch.setattr("utils.generation.engines.VLLMEngine", partial(ServerPlanner, flags))
     ran = []
     monkeypatch.setattr(run_study, "run", lambda words: ran.append(words) or run_here(words))
     work = Work(tmp_path, server, ran)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import psutil
@@ -76,10 +77,11 @@ def test_the_gpus_that_a_job_asks_for(words, num_gpus):
 class Node:
     """A folder with a study, and what it has run: (variables, words), each in this process."""
 
-    def __init__(self, folder, monkeypatch):
+    def __init__(self, folder, url, monkeypatch):
         self.folder, self.ran, self._patch = folder, [], monkeypatch
         monkeypatch.chdir(folder)
-        monkeypatch.setattr("planpers.VLLMEngine", ServerPlanner)
+        flags = {"base_url": url, "api_key_addr": str(folder / "key.txt")}
+        monkeypatch.setattr("utils.generation.engines.VLLMEngine", partial(ServerPlanner, flags))
         monkeypatch.setattr(run_study, "run", self._run)
         self.has_gpus(0)
 
@@ -112,7 +114,7 @@ def node(tmp_path, monkeypatch):
     with serve() as server:
         text = PLANNER_TEXT.format(url=server.url).replace('steps", "1", "--eval', 'steps", "12", "--eval')
         write_study(tmp_path, text)
-        yield Node(tmp_path, monkeypatch)
+        yield Node(tmp_path, server.url, monkeypatch)
 
 
 def test_a_training_takes_all_gpus(node, capsys):
