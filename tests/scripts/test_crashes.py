@@ -168,8 +168,9 @@ def test_killed_before_each_step_of_putting_files_in_place(case, zygotes, server
         check_whole(case, whole)
         assert len(server.requests) == asked
         kills += 1
-    # The final file and its manifest: two files synced, then twice a renaming and the folder synced.
-    assert kills == 6 * len(case.outputs)
+    # The final file and its manifest: two files synced, then twice a renaming and the folder synced. Before that the
+    # embedding cache says whose it is: a file synced and renamed.
+    assert kills == 6 * len(case.outputs) + 2 * (case.name == "rank_dataset")
 
 
 @pytest.mark.parametrize("case", ["baselines"], indirect=True)

@@ -186,10 +186,6 @@ def test_two_processes_train_what_one_would(node, monkeypatch):
     manifest = read_folder_manifest(planner)
     assert manifest["fingerprint"]["effective_batch_size"] == 12
     assert manifest["arguments"]["gradient_accumulation_steps"] == 6
-    assert sorted(path.name for path in planner.glob("checkpoint-2/rng_state*")) == [
-        "rng_state_0.pth",
-        "rng_state_1.pth",
-    ]
     for count in (1, 2, 3):
         node.has_gpus(count)
         assert node.start() == 0 and node.ran == []
