@@ -131,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
         return output.report_failed("answers", is_again=True)
     device, left = None, output.left()
     if left:
-        confirm_model(args, args.model_addr, [output.journal])
+        confirm_model(args, args.model_addr, [output.journal], model.completions)
         left = output.left()  # all of them, where it was another model
         requests = build_requests(task, questions, left, args, prompt, model, output.journal)
         stage = model.stage(requests, task.output.parse, "answers", keys, left)

@@ -59,7 +59,7 @@ from utils.files.outputs import OutputFile, open_outputs
 from utils.generation.chat import VERDICT_TOKENS, Chat, choose_judge_length, open_chat, render_all
 from utils.generation.cost import describe_cost, prices_of
 from utils.generation.driver import Policy, Request, Stage, describe_records, describe_requests, generate
-from utils.generation.engines import batch_invariance, confirm_model, identify_model, open_engine
+from utils.generation.engines import batch_invariance, confirm_model, identify_model, open_completions, open_engine
 from utils.generation.scoring import split_shared
 from utils.generation.thinking import end_thoughts, find_thoughts, settle_tokens
 from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
@@ -69,6 +69,7 @@ from utils.records.judged import System, answers_to, are_answered
 from utils.records.responses import as_read, default_metric, match_responses, origin_of, read_responses, refuse_gaps
 from utils.records.scores import check_counts_unanswered, score_file
 from utils.records.stream import read_questions
+from utils.runs.completions import Completions
 from utils.scoring.sureness import weigh
 from utils.scoring.verdicts import no_answer
 from utils.tables.summary import describe_scores
@@ -86,6 +87,7 @@ class Judging:
     policy: Policy
     identity: str = ""  # of the model
     chat: Chat | None = None  # of a model that runs here
+    completions: Completions | None = None  # with --completions
 
     @classmethod
     def from_arguments(cls, args: Namespace, judge: Judge) -> "Judging":
@@ -156,7 +158,8 @@ def main(argv: list[str] | None = None) -> int:
     if not (systems := open_systems(systems)):
         return max(output.report_failed("verdicts", is_again=True) for output in outputs)
     if judging:
-        confirm_model(args, args.evaluator_llm, [system.output.journal for system in systems if system.pending])
+        journals = [system.output.journal for system in systems if system.pending]
+        confirm_model(args, args.evaluator_llm, journals, judging.completions)
     for system in systems:  # all verdicts, where it was another judge
         system.pending |= set(system.output.keys) - system.output.pieces.keys()
     pass_over_unanswered(systems)
@@ -210,7 +213,9 @@ def choose_judge(args: Namespace, judge: Judge) -> Judging:
     else:
         settle_tokens(args, thoughts, args.evaluator_llm, chat and chat.model_limit)
     judging = Judging.from_arguments(args, judge)
-    return replace(judging, policy=judging.policy.with_thoughts(thoughts), identity=identity, chat=chat)
+    completions = open_completions(args, args.evaluator_llm, identity)
+    policy = judging.policy.with_thoughts(thoughts)
+    return replace(judging, policy=policy, identity=identity, chat=chat, completions=completions)
 
 
 def check_verdicts(args: Namespace, task: Task, scale: Scale | None) -> None:
@@ -343,7 +348,8 @@ def ask_judge(args: Namespace, systems: list[System], records: list[Record], jud
         return None
     done = sum(len(system.output.pieces.keys() - system.pending) for system in systems)
     parse, total = judging.judge.output.parse, done + len(requests)
-    stage = Stage(args.evaluator_llm, requests, judging.policy, parse, "verdicts", total, done)
+    own = {"completions": judging.completions}
+    stage = Stage(args.evaluator_llm, requests, judging.policy, parse, "verdicts", total, done, **own)
     journals = [system.output.journal for system in systems]
     return generate(partial(open_engine, args, args.evaluator_llm, max_model_len, journals), stage)
 

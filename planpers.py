@@ -179,10 +179,10 @@ def main(argv: list[str] | None = None) -> int:
     if (answers.journal is None or is_whole) and answers.is_finished():
         return report_failed(planner, plans, answers, is_again=True)
     if to_plan and planner:
-        engines.confirm_model(of_planner, planner.addr, [plans.journal])
+        engines.confirm_model(of_planner, planner.addr, [plans.journal], planner.completions)
         to_plan, left = plans.left(), answers_left(answers, made)  # all of them, where it was another model
     if left:
-        engines.confirm_model(args, args.model_addr, [answers.journal])
+        engines.confirm_model(args, args.model_addr, [answers.journal], generator.completions)
         left = answers_left(answers, made)  # all of them, where it was another model
     plan_stage, answer_stage = None, None
     if to_plan and planner is None:
@@ -265,7 +265,8 @@ def choose_planner(args: Namespace, lead_in: str | None) -> Model:
     room = settle_tokens(args, thoughts, args.planner_model, chat.model_limit, "max_tokens_plan")
     length = choose_length(chat, args.max_model_len, args.max_tokens_plan, PAPER_LENGTH + room, "--max_tokens_plan")
     policy = planner_policy(args, Policy.from_arguments(args, parsing.plan_pattern(lead_in)), told)
-    return Model(args.planner_model, identity, chat, length, policy.with_thoughts(thoughts))
+    completions = engines.open_completions(args, args.planner_model, identity)
+    return Model(args.planner_model, identity, chat, length, policy.with_thoughts(thoughts), completions)
 
 
 def planner_policy(args: Namespace, policy: Policy, told: dict[str, Any] | None = None) -> Policy:

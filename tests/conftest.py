@@ -89,7 +89,7 @@ def warm_engine(tmp_path_factory):
 def looked_up_once():
     """What every manifest looks up of this machine: git and the packages' metadata take longer than most runs here."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("_versions", "_git_commit"):
+        for name in ("versions", "_git_commit"):
             patch.setattr(manifest, name, cache(getattr(manifest, name)))
         yield
 

@@ -56,7 +56,7 @@ MODELS = (
 SETUP = f"""
 import resource
 from utils.files import manifest
-manifest._versions, manifest._git_commit = dict, lambda: None
+manifest.versions, manifest._git_commit = dict, lambda: None
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + {MEMORY}, used + {MEMORY}))
 """

@@ -147,7 +147,7 @@ class Asking:
             step.output.open(run)
         journals = [output.journal for output in outputs if output.journal is not None]
         if any(output.left() for output in outputs):
-            confirm_model(args, args.model_addr, journals)
+            confirm_model(args, args.model_addr, journals, self.first.model.completions)
         stage, later = self.first.stage(records), partial(self._second_stage, records)
         stages = [stage, later] if stage else [one for one in [later()] if one]
         self._asked = bool(stages)

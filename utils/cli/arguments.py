@@ -198,6 +198,9 @@ def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
     parser.without_effect(
         "--retry_failed", lambda args: args.overwrite == "all", "with --overwrite, which asks for everything again"
     )
+    add("--completions", metavar="DIR",
+        help="folder for all completions; what any command has requested with the same folder is never requested "
+        "again (default: none is kept beside the output's own)")
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     add("--dry_run", action="store_true",
         help="render every prompt, count its tokens and say what would be cut and asked; load no weights")

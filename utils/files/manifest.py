@@ -230,7 +230,7 @@ def describe_run(
         "fingerprint": fingerprint,
         "device": device,
         **figures,
-        "versions": _versions(),
+        "versions": versions(),
         "git_commit": _git_commit(),
     }
 
@@ -240,7 +240,7 @@ def without_password(value: Any) -> Any:
     return re.sub(r"(?<=://)[^/?#]*@", "", value) if isinstance(value, str) else value
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Any
 
 from utils.cli import UserError, exit_on_signal
@@ -28,6 +29,7 @@ from utils.generation.templates import SETTINGS
 from utils.generation.thinking import Thoughts
 from utils.parsing import Parsed, nothing
 from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT
+from utils.runs.completions import Completions, NotStoredError
 
 Parser = Callable[[str, bool], Parsed]
 # Of a policy, or not in every one's fingerprint.
@@ -70,8 +72,10 @@ class Stage:
     unit: str  # what the outputs are called, in the plural
     total: int  # how many there are to be in the end
     done: int = 0  # how many of them an earlier run has finished
-    # Called with the device when the last request is answered, before the next stage begins.
-    finish: Callable[[str], None] | None = None
+    # Called with the device, if one was used, when the last request is answered, before the next stage begins.
+    finish: Callable[[str | None], None] | None = None
+    completions: Completions | None = None  # what has been requested before, with --completions
+    failed: int = 0  # how many of those that this run has done are unusable
 
 
 @dataclass(frozen=True)
@@ -125,8 +129,9 @@ class Policy:
             temperature = max(temperature, min(1.0, round(temperature + 0.1 * number, 6)))
         seed = int.from_bytes(hashlib.sha256(repr((self.seed, key, number)).encode()).digest()[:4], "big") >> 1
         schema = self.schema if self._is_constrained(attempt) else None
-        thoughts = {"reasoning_parser": self.reasoning_parser, "opened": self.opened}
-        return Sampling(temperature, self.top_p, self.max_tokens, seed, schema, attempt, self.further, **thoughts)
+        own = {"reasoning_parser": self.reasoning_parser, "opened": self.opened}
+        own["last_schema"] = None if self.constrained_decoding == "never" else self.schema
+        return Sampling(temperature, self.top_p, self.max_tokens, seed, schema, attempt, self.further, **own)
 
     def is_last(self, attempt: int) -> bool:
         """A greedy constrained try would only repeat itself, so it is the last one too.
@@ -142,15 +147,16 @@ class Policy:
         return self.constrained_decoding == "always"
 
 
-def generate(open_engine: Callable[[int], Engine], *stages: Stage | Callable[[], Stage | None]) -> str:
-    """Have every request of every stage answered; returns the engine's device.
+def generate(open_engine: Callable[[int], Engine], *stages: Stage | Callable[[], Stage | None]) -> str | None:
+    """Have every request of every stage answered; returns the engine's device, None if the store had all of them.
 
     One stage follows the other. Within one, requests enter the engine in their order and leave as they finish; no
     batch waits for its slowest. What a server failed to answer has no record, so the journal tells what is missing.
     Where it answers nothing any more the stage ends early, and the rest is missing too.
 
     Args:
-        open_engine: gives the engine; called with how many outputs it is to write, as far as that is known.
+        open_engine: gives the engine; called with how many outputs it is to write, as far as that is known, and only
+            if the store of a stage lacks one.
         stages: of one whose requests hang on what an earlier one gives a function, called when its turn has come;
             where it gives None nothing is left to ask.
 
@@ -159,39 +165,72 @@ def generate(open_engine: Callable[[int], Engine], *stages: Stage | Callable[[],
         KeyboardInterrupt: SIGINT or SIGTERM; likewise.
     """
 
-    async def run_stages() -> None:
+    async def run_stages(engine: Engine | None, left: list[Stage | Callable[[], Stage | None]]) -> None:
+        """Run what is left; without an engine as far as the store goes."""
         try:
-            for stage in stages:
-                stage = stage if isinstance(stage, Stage) else stage()
-                if stage is None:
-                    continue
-                with closing(Progress(stage.total, stage.unit, stage.done, engine.concurrency)) as progress:
-                    await run_stage(engine, stage, progress)
-                if stage.finish is not None:
-                    stage.finish(engine.device)
+            while left:
+                stage = left[0] if isinstance(left[0], Stage) else left[0]()
+                if stage is not None:
+                    if engine is None and stage.completions is None:
+                        left[0] = stage
+                        return
+                    concurrency = engine.concurrency if engine else 1
+                    with closing(Progress(stage.total, stage.unit, stage.done, concurrency)) as progress:
+                        rest = await run_stage(engine, stage, progress)
+                    if rest is not None:
+                        left[0] = rest
+                        return
+                    if stage.finish is not None:
+                        stage.finish(engine and engine.device)
+                del left[0]
         finally:
-            await engine.close()
+            if engine is not None:
+                await engine.close()
 
-    with exit_on_signal():
-        engine = open_engine(sum(stage.total - stage.done for stage in stages if isinstance(stage, Stage)))
-    asyncio.run(run_stages())
+    left = list(stages)
+    with closing_stores(stages):
+        if any(isinstance(stage, Stage) and stage.completions for stage in stages):
+            asyncio.run(run_stages(None, left))
+            if not left:
+                return None
+        with exit_on_signal():
+            engine = open_engine(sum(stage.total - stage.done for stage in left if isinstance(stage, Stage)))
+        asyncio.run(run_stages(engine, left))
     return engine.device
 
 
-async def run_stage(engine: Engine, stage: Stage, progress: Progress) -> None:
-    """Have every request of a stage answered by an open engine; the rest is as in `generate`."""
-    failed = missing = in_a_row = 0  # in_a_row: of the missing ones, those since the server's last answer
+@contextmanager
+def closing_stores(stages: Iterable[Stage | Callable[[], Stage | None]]) -> Iterator[None]:
+    """Their lines are on disk when this is left."""
+    try:
+        yield
+    finally:
+        for stage in stages:
+            if isinstance(stage, Stage) and stage.completions:
+                stage.completions.store.close()
+
+
+async def run_stage(engine: Engine | None, stage: Stage, progress: Progress) -> Stage | None:
+    """Have every request of a stage answered by an open engine; the rest is as in `generate`.
+
+    Without an engine its store answers, up to the first request that it cannot: returns the stage from there on.
+    """
+    failed, done, missing = stage.failed, stage.done, 0
+    in_a_row = 0  # of the missing ones, those since the server's last answer
     has_answered = stage.done > 0  # now, or to an earlier run
-    problem = None
+    problem, rest = None, None
     requests = iter(stage.requests)  # shared by all workers
     room = Room(UNDER_WAY)
 
     async def work() -> None:
-        nonlocal failed, missing, in_a_row, has_answered, problem
+        nonlocal failed, done, missing, in_a_row, has_answered, problem, rest
         while (request := await room.next(requests)) is not None:
             try:
                 with room.holding(request.prompt):
                     record = await (_answer if request.options is None else _choose)(engine, request, stage)
+            except NotStoredError:
+                rest = replace(stage, requests=chain([request], requests), done=done, failed=failed)
+                return
             except UnavailableError as error:
                 problem = str(error)
                 missing, in_a_row = missing + 1, in_a_row + 1
@@ -202,10 +241,10 @@ async def run_stage(engine: Engine, stage: Stage, progress: Progress) -> None:
             if request.prompt is not None:
                 in_a_row, has_answered = 0, True
             request.journal.add(request.key, record)
-            failed += record["value"] is None
+            failed, done = failed + (record["value"] is None), done + 1
             progress.update(failed=failed)
 
-    workers = [asyncio.create_task(work()) for _ in range(engine.concurrency)]
+    workers = [asyncio.create_task(work()) for _ in range(engine.concurrency if engine else 1)]
     is_gone = False
     try:
         await asyncio.gather(*workers)  # raises the first error; a signal cancels it
@@ -220,6 +259,7 @@ async def run_stage(engine: Engine, stage: Stage, progress: Progress) -> None:
         raise UserError(f"{problem}\n  {again}")
     if is_gone:
         print(f"note: {problem}; nothing is answered any more, so the run ends early", file=sys.stderr)
+    return rest
 
 
 class Room:
@@ -251,11 +291,12 @@ class Room:
             self._freed.set()
 
 
-async def _answer(engine: Engine, request: Request, stage: Stage) -> dict[str, Any]:
+async def _answer(engine: Engine | None, request: Request, stage: Stage) -> dict[str, Any]:
     """Ask until the text can be used: a record with the parsed value, or with None and the reason.
 
     Raises:
         UnavailableError: a server failed to answer; that says nothing of the model, so there is no record.
+        NotStoredError: there is no engine, and the stage's store lacks a completion.
     """
     if request.prompt is None:
         return _too_long(request)
@@ -266,7 +307,11 @@ async def _answer(engine: Engine, request: Request, stage: Stage) -> dict[str, A
     for attempt in range(policy.max_retries + 1):
         sampling, attempts = policy.sampling(request.key, attempt, before), before + attempt + 1
         try:
-            completion = await engine.complete(stage.model, request.prompt, sampling)
+            if stage.completions is None:
+                completion = await engine.complete(stage.model, request.prompt, sampling)
+            else:
+                told = {"id": request.key[0], "unit": stage.unit, "try": attempts}
+                completion = await stage.completions.complete(engine, stage.model, request.prompt, sampling, **told)
         except RefusedError as refusal:
             return {"value": None, "reason": str(refusal), **request.record, "attempts": attempts, **spent}
         spent = {name: _total([spent[name], getattr(completion, name)]) for name in spent}
@@ -301,11 +346,19 @@ async def _answer(engine: Engine, request: Request, stage: Stage) -> dict[str, A
     }
 
 
-async def _choose(engine: Engine, request: Request, stage: Stage) -> dict[str, Any]:
-    """A record with the likeliest of the options, as `_likeliest` says; or with what `weigh` makes."""
+async def _choose(engine: Engine | None, request: Request, stage: Stage) -> dict[str, Any]:
+    """A record with the likeliest of the options, as `_likeliest` says; or with what `weigh` makes.
+
+    NotStoredError as in `_answer`.
+    """
     if request.prompt is None:
         return _too_long(request)
-    scored = await engine.score(stage.model, request.prompt, list(request.options.values()))
+    continuations = list(request.options.values())
+    if stage.completions is None:
+        scored = await engine.score(stage.model, request.prompt, continuations)
+    else:
+        told = {"id": request.key[0], "unit": stage.unit}
+        scored = await stage.completions.score(engine, stage.model, request.prompt, continuations, **told)
     scores = dict(zip(request.options, scored.mean_log_probs, strict=True))
     if not all(map(math.isfinite, scores.values())):  # as a model's damaged logits have it; JSON has no such numbers
         scores = {option: score if math.isfinite(score) else None for option, score in scores.items()}

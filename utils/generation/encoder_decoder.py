@@ -57,7 +57,7 @@ def text_model(
 ) -> TextModel:
     """A model that reads and writes so many tokens; by beam search, which draws nothing and so is never asked again."""
     policy = Policy(0.0, 1.0, written, 0, 0, "never", schema)
-    return TextModel(addr, identity, chat, read + written, policy, fused)
+    return TextModel(addr, identity, chat, read + written, policy, fused=fused)
 
 
 def model_settings(model: Model | None) -> dict[str, Any]:
@@ -115,6 +115,7 @@ def refuse_flags(args: Namespace) -> None:
         *((f"--{name}", vars(args)[name] not in (None, {}), "beam search does not sample, and it has no chat template")
           for name in FURTHER),
         ("--reasoning_parser", args.reasoning_parser is not None, "it writes no thoughts"),
+        ("--completions", args.completions is not None, "what it writes is in no store"),
     ):  # fmt: skip
         if has_it:
             raise UserError(f"{flag}: {args.model_addr} is an encoder-decoder: {why}\n  leave it out")

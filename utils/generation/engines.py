@@ -22,6 +22,8 @@ from utils.generation.trimming import Entry, fit_trimmed
 from utils.generation.vllm_engine import BATCH_INVARIANT, VLLMEngine, is_batch_invariant
 from utils.models.hub import adapter_base, check_model, model_fingerprint, suggesting_openai
 from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
+from utils.runs.completions import Completions
+from utils.runs.store import ModelStore
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Model:
     chat: Chat
     length: int  # tokens of prompt and output together
     policy: Policy
+    completions: Completions | None = None  # with --completions
 
     def fit(
         self, prompt: Prompt, items: Sequence[str] | History, join: Callable[[list[str]], str], **values: str
@@ -48,7 +51,8 @@ class Model:
 
     def stage(self, requests: Iterable[Request], parse: Parser, unit: str, keys: list[Key], left: list[Key]) -> Stage:
         """The requests for what is `left` of the pieces `keys`."""
-        return Stage(self.addr, requests, self.policy, parse, unit, len(keys), len(keys) - len(left))
+        done = len(keys) - len(left)
+        return Stage(self.addr, requests, self.policy, parse, unit, len(keys), done, completions=self.completions)
 
 
 def choose_generator(args: Namespace, schema: dict[str, Any] | str, length: int | None = None) -> Model:
@@ -67,7 +71,16 @@ def choose_generator(args: Namespace, schema: dict[str, Any] | str, length: int 
     args.max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, (length or PAPER_LENGTH) + room)
     args.reasoning_parser = thoughts.parser
     policy = Policy.from_arguments(args, schema).with_thoughts(thoughts)
-    return Model(args.model_addr, identity, chat, args.max_model_len, policy)
+    completions = open_completions(args, args.model_addr, identity)
+    return Model(args.model_addr, identity, chat, args.max_model_len, policy, completions)
+
+
+def open_completions(args: Namespace, model_addr: str, identity: str) -> Completions | None:
+    """The store's part of one model, None without --completions."""
+    if args.completions is None:
+        return None
+    described = {"model": identity, **({"api": True} if args.openai else {"dtype": args.dtype})}
+    return Completions(ModelStore(args.completions, model_addr, described), args.openai)
 
 
 def identify_model(args: Namespace, model_addr: str) -> str:
@@ -99,8 +112,12 @@ def identify_local_model(model_addr: str, cache_dir: str | None) -> str:
     return identity
 
 
-def confirm_model(args: Namespace, model_addr: str, journals: list[Journal]) -> None:
+def confirm_model(
+    args: Namespace, model_addr: str, journals: list[Journal], completions: Completions | None = None
+) -> None:
     """Before an API is asked for what these journals lack: raise UserError where it has another model than they had.
+
+    Likewise where the store's completions are of another one.
 
     Where it doesn't say, or didn't then, the model's name has to do, and so it has with --model_id.
     """
@@ -110,6 +127,8 @@ def confirm_model(args: Namespace, model_addr: str, journals: list[Journal]) -> 
         root = ask_for_root(model_addr, args.base_url, read_api_key(args.api_key_addr))
         for journal in journals:
             journal.confirm_model(root, args.overwrite)
+        if completions is not None:
+            completions.store.confirm_root(root)
 
 
 def open_engine(

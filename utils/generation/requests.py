@@ -26,6 +26,7 @@ class Sampling:
     further: dict[str, Any] = field(default_factory=dict)  # flags of FURTHER that are given
     reasoning_parser: str | None = None  # that reads the thoughts of a model that runs here
     opened: bool | None = None  # the prompt ends inside a thought; None: not known
+    last_schema: dict[str, Any] | str | None = None  # to which a later try is held
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,242 @@
+"""--completions: what was requested once is never requested again, counted at the server."""
+
+import json
+import random
+import signal
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from api_server import Reply, default_reply, serve
+from crash_cases import make_case, make_data
+
+from utils.cli import UserError
+from utils.files.manifest import read_manifest
+
+SCRIPTS = ["baselines", "evaluate_responses", "planpers gold", "planpers by API"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    make_data(folder)
+    return folder
+
+
+@pytest.fixture
+def server():
+    with serve() as server:
+        yield server
+
+
+class Command:
+    """A script's command, to run in this process with one store."""
+
+    def __init__(self, name, data, folder, server):
+        case_name = "planpers gold" if name == "planpers by API" else name
+        self.case = make_case(case_name, data, folder, server.url)
+        if name == "planpers by API":
+            self.case.arguments.remove("--gold_plan")
+            self.case.arguments += ["--planner_model", "some-planner", "--planner_base_url", server.url]
+            self.case.arguments += ["--planner_api_key_addr", f"{data}/key.txt"]
+        self.store, self._server = folder / "completions", server
+
+    def run(self, *more, store=True, code=0):
+        """Run it; returns how many requests it made."""
+        before = len(self._server.requests)
+        flags = ["--completions", str(self.store)] if store else []
+        assert import_module(self.case.module).main([*self.case.arguments, *flags, *map(str, more)]) == code
+        return len(self._server.requests) - before
+
+    def contents(self):
+        return [path.read_bytes() for path in self.case.outputs]
+
+    def to(self, name):
+        """Give it another output."""
+        for old in {path for path in self.case.arguments if path.startswith(f"{self.case.folder}/")}:
+            place = self.case.arguments.index(old)
+            self.case.arguments[place] = str(Path(old).with_name(f"{name}_{Path(old).name}"))
+        self.case.stages = [
+            {path.with_name(f"{name}_{path.name}"): pieces for path, pieces in stage.items()}
+            for stage in self.case.stages
+        ]
+
+
+@pytest.fixture
+def command(request, data, tmp_path, server):
+    return Command(request.param, data, tmp_path, server)
+
+
+every_script = pytest.mark.parametrize("command", SCRIPTS, indirect=True)
+baselines_alone = pytest.mark.parametrize("command", ["baselines"], indirect=True)
+
+
+@every_script
+def test_a_store_changes_no_output(command):
+    asked = command.run(store=False)
+    contents = command.contents()
+    settings = [read_manifest(path)["fingerprint"] for path in command.case.outputs]
+    command.case.clear()
+    assert command.run() == asked > 0
+    assert command.contents() == contents
+    assert [read_manifest(path)["fingerprint"] for path in command.case.outputs] == settings
+
+
+@every_script
+def test_a_deleted_output_and_another_one_cost_nothing(command):
+    command.run()
+    contents = command.contents()
+    command.case.clear()
+    assert command.run() == 0 and command.contents() == contents
+    command.to("again")
+    assert command.run() == 0 and command.contents() == contents
+
+
+@every_script
+def test_shards_and_then_the_whole(command):
+    whole = command.run(store=False)
+    contents = command.contents()
+    command.case.clear()
+    asked = 0
+    for index in (0, 1, 2):
+        asked += command.run("--num_shards", 3, "--shard_index", index)
+        command.case.clear()
+    assert asked == whole
+    assert command.run() == 0 and command.contents() == contents
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("baselines", ["--max_model_len", 4000]),
+        ("baselines", ["--max_concurrency", 2, "--request_timeout", 99]),
+        ("planpers gold", ["--num_contexts", 1000]),  # no question has more than ten posts
+        ("evaluate_responses", ["--max_model_len", 4000]),
+        ("evaluate_responses", ["--overwrite"]),
+    ],
+    indirect=["command"],
+)
+def test_a_flag_that_changes_no_prompt_costs_nothing(command, flags):
+    assert command.run() > 0
+    command.to("other")
+    assert command.run(*flags) == 0
+
+
+@pytest.mark.parametrize("flags", [["--seed", 1], ["--temperature", 0.5], ["--max_tokens", 99], ["--top_k", 5]])
+@baselines_alone
+def test_other_sampling_is_another_request(command, flags):
+    asked = command.run()
+    command.to("other")
+    assert command.run(*flags) >= asked - 4  # about as many, for another draw may be usable at once
+
+
+@baselines_alone
+def test_more_retries_ask_for_nothing_that_is_there(command, server):
+    """The last try of a run, which was held to its schema, counts where there are more tries now."""
+
+    def reply(request):
+        return Reply("No JSON." if request["seed"] % 2 else json.dumps({"personalized_answer": "Yes."}))
+
+    server.reply = reply
+    command.run("--max_retries", 1)
+    unusable = [key for key, [answer] in json.loads(command.contents()[0]).items() if answer["output"] is None]
+    command.to("more")
+    command.run("--max_retries", 3)
+    answers = json.loads(command.contents()[0])
+    seeds = [request["seed"] for request in server.requests]
+    assert len(seeds) == len(set(seeds))  # every try has its own seed: none was requested twice
+    assert {key for key, [answer] in answers.items() if answer["attempts"] > 2} == set(unusable) != set()
+
+
+def test_a_second_system_with_equal_answers_costs_nothing(data, tmp_path, server):
+    command = Command("evaluate_responses", data, tmp_path, server)
+    answers = json.loads((data / "one.json").read_text())
+    flags = command.case.arguments
+    for name in ("three", "four"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(answers))
+    place = flags.index("--response_addr") + 1
+    flags[place : place + 2] = [str(tmp_path / "three.json"), str(tmp_path / "four.json")]
+    asked, tries = command.run(), [(request["seed"], str(request["messages"])) for request in server.requests]
+    assert asked == len(set(tries)) >= sum(command.case.stages[0].values()) / 2
+    first, second = map(json.loads, command.contents())
+    assert first["per_question_scores"] == second["per_question_scores"]
+
+
+@baselines_alone
+def test_what_a_server_refuses_is_kept_and_what_it_fails_to_do_is_not(command, server):
+    def reply(request):
+        drawn = request["seed"] % 3
+        if drawn == 0:
+            return Reply("no", status=400, code="content_filter")
+        return Reply("busy", status=500) if drawn == 1 else Reply(json.dumps({"personalized_answer": "Yes."}))
+
+    server.reply = reply
+    command.run("--max_retries", 0, code=1)
+    refused = {key for key, [answer] in json.loads(command.contents()[0]).items() if answer["output"] is None}
+    answered = len(json.loads(command.contents()[0]))
+    server.reply = lambda request: Reply(json.dumps({"personalized_answer": "Now."}))
+    command.to("again")
+    total = command.case.size
+    assert command.run("--max_retries", 0) == total - answered > 0
+    answers = json.loads(command.contents()[0])
+    assert {key for key, [answer] in answers.items() if answer["output"] is None} == refused != set()
+
+
+@pytest.mark.parametrize("command", ["baselines", "evaluate_responses", "planpers by API"], indirect=True)
+def test_killed_and_all_outputs_lost(command, server):
+    """The same bytes; of what was answered no more than what was under way is requested again."""
+    total = command.run(store=False)
+    contents, dice = command.contents(), random.Random(command.case.name)
+    command.case.clear()
+    server.delay = 0.01
+    asked = 0
+    for _ in range(3):
+        before = len(server.requests)
+        command.case.arguments += ["--completions", str(command.store)]
+        process = command.case.start_plain()
+        del command.case.arguments[-2:]
+        server.wait_for(before + dice.randrange(5, max(6, total // 4)))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        asked += len(server.requests) - before
+        command.case.clear()
+    asked += command.run()
+    assert command.contents() == contents
+    assert asked <= total + 3 * 4
+    print(f"{asked} requests, {total} without kills")
+
+
+@baselines_alone
+def test_damage_is_named_before_anything_is_requested(command, server):
+    command.run()
+    [path] = command.store.glob("*/*.jsonl")
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"finish_reason"', b'"finish_reasom"', 1))
+    command.to("again")
+    with pytest.raises(UserError, match=rf"^{path}: line \d+ is damaged"):
+        command.run()
+
+
+@baselines_alone
+def test_another_model_behind_the_address_is_refused(command, server):
+    roots = ["org/a"]
+    server.list_models = lambda: (200, {"data": [{"id": "some-model", "root": roots[0]}]})
+    command.run()
+    command.to("other")
+    roots[0] = "org/b"
+    asked = len(server.requests)
+    with pytest.raises(UserError, match='has completions of "org/a", but the server now reports "org/b"'):
+        command.run()
+    assert len(server.requests) == asked
+    assert command.run("--model_id", "org/b") > 0
+
+
+def test_a_dry_run_makes_no_store(data, tmp_path, server):
+    command = Command("baselines", data, tmp_path, server)
+    assert command.run("--dry_run") == 0 and not command.store.exists()
+
+
+def test_default_replies_are_drawn_by_prompt_and_seed():
+    """What the counts above rest on: the server's answers hang on the request alone."""
+    request = {"messages": [{"role": "user", "content": "a"}], "seed": 1}
+    assert default_reply(request) == default_reply(dict(request))

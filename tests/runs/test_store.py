@@ -1,0 +1,205 @@
+"""The store's files: what several processes write and read, and what becomes of damage."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from utils.cli import UserError
+from utils.runs import store as module
+from utils.runs.store import ModelStore, line_of
+
+ROOT = module.__file__.removesuffix("utils/runs/store.py")
+DESCRIBED = {"model": "a" * 64, "dtype": "auto"}
+TEXTS = ["", "an answer", 'two\nlines \u2028 and "quotes"', "日本語 😀", "a\x00b\x1f", "x" * 100_000]
+
+
+def key_of(number):
+    return f"{number + 1:032x}"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "completions"
+
+
+@pytest.fixture(autouse=True)
+def reading_at_once(monkeypatch):
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 0)
+
+
+def open_store(folder, **described):
+    return ModelStore(folder, "org/Some-Model", {**DESCRIBED, **described})
+
+
+def fill(folder, numbers):
+    store = open_store(folder)
+    for number in numbers:
+        store.add(key_of(number), {"text": f"text {number}"})
+    store.close()
+    [path] = set(store.folder.glob("*.jsonl")) - fill.seen
+    fill.seen.add(path)
+    return path
+
+
+fill.seen = set()
+
+
+def test_what_is_kept_is_found_by_this_process_and_the_next(folder):
+    store = open_store(folder)
+    assert store.get(key_of(1)) is None and not folder.exists()  # nothing is made before there is something to keep
+    for number, text in enumerate(TEXTS):
+        store.add(key_of(number), {"text": text, "id": "q1", "prompt_tokens": 7})
+        assert store.get(key_of(number))["text"] == text
+    store.close()
+    again = open_store(folder)
+    assert [again.get(key_of(number))["text"] for number in range(len(TEXTS))] == TEXTS
+    assert again.get(key_of(99)) is None
+    first = json.loads(next(again.folder.glob("*.jsonl")).read_bytes().splitlines()[0])
+    assert first["host"] and first["versions"]["python"]
+    assert json.loads((again.folder / "model.json").read_text()) == DESCRIBED
+
+
+def test_every_model_and_dtype_has_a_folder_of_its_own(folder):
+    fill(folder, [1])
+    assert open_store(folder).get(key_of(1))
+    assert open_store(folder, dtype="float16").get(key_of(1)) is None
+    assert open_store(folder, model="b" * 64).get(key_of(1)) is None
+    assert ModelStore(folder, "../..", DESCRIBED).folder.parent == folder
+
+
+def test_of_two_lines_with_one_key_the_older_files_counts(folder):
+    paths = [fill(folder, [1, 2]), fill(folder, [2, 3])]
+    for path, name in zip(paths, ("20260101T000000-a-1-00", "20250101T000000-a-1-00"), strict=True):
+        text = path.read_bytes().splitlines(keepends=True)
+        lines = [line_of(key_of(number), {"text": name}) for number in ([1, 2] if path == paths[0] else [2, 3])]
+        (path.parent / f"{name}.jsonl").write_bytes(text[0] + b"".join(lines))
+        path.unlink()
+    assert open_store(folder).get(key_of(2))["text"].startswith("2025")
+
+
+def test_two_writers_and_a_reader(folder):
+    """Other processes' lines are found while all write; none is lost or mixed with another."""
+    code = f"""
+import sys
+sys.path.insert(0, {ROOT!r})
+from utils.runs.store import ModelStore
+store = ModelStore({str(folder)!r}, "org/Some-Model", {DESCRIBED!r})
+for number in range(int(sys.argv[1]), 4000, 2):
+    store.add(f"{{number + 1:032x}}", {{"text": f"text {{number}} " * 50}})
+store.close()
+"""
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(first)]) for first in (0, 1)]
+    reader, seen = open_store(folder), set()
+    while any(writer.poll() is None for writer in writers):
+        for number in random.sample(range(4000), 50):
+            if (found := reader.get(key_of(number))) is not None:
+                assert found["text"] == f"text {number} " * 50
+                seen.add(number)
+    assert [writer.wait() for writer in writers] == [0, 0] and seen
+    assert all(reader.get(key_of(number)) for number in range(4000))
+
+
+def test_a_killed_writer_loses_a_torn_line_at_most(folder):
+    code = f"""
+import sys, itertools
+sys.path.insert(0, {ROOT!r})
+from utils.runs.store import ModelStore
+store = ModelStore({str(folder)!r}, "org/Some-Model", {DESCRIBED!r})
+for number in itertools.count():
+    store.add(f"{{number + 1:032x}}", {{"text": "x" * 5000}})
+    print(number, flush=True)
+"""
+    for _ in range(5):
+        writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        for _ in range(random.randrange(20, 200)):
+            told = int(writer.stdout.readline())
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        assert all(open_store(folder).get(key_of(number)) for number in range(told + 1))
+
+
+@pytest.mark.parametrize("size", [1, 20, 60, 77])
+def test_a_torn_last_line_is_none(folder, size):
+    path = fill(folder, [1, 2])
+    content = path.read_bytes()
+    last = content.rindex(b"\n", 0, -1) + 1
+    assert size < len(content) - last
+    path.write_bytes(content[: last + size])
+    store = open_store(folder)
+    assert store.get(key_of(1)) and store.get(key_of(2)) is None
+    store.add(key_of(2), {"text": "again"})  # to a file of its own
+    store.close()
+    assert open_store(folder).get(key_of(2))["text"] == "again"
+
+
+def test_every_flipped_bit_is_named_by_file_and_line(folder):
+    """In text, key, checksum and line breaks alike; also in the last line's."""
+    path = fill(folder, [1, 2])
+    content = path.read_bytes()
+    starts = [0, *(place + 1 for place in range(len(content)) if content[place] == ord("\n"))]
+    for place in range(len(content)):
+        line = sum(start <= place for start in starts)
+        for bit in (0, 3, 5):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
+            with pytest.raises(UserError, match=rf"^{path}: line {line} is damaged\n  delete that line"):
+                open_store(folder).get(key_of(1))
+    path.write_bytes(content)
+    lines = content.splitlines(keepends=True)
+    for gone, left in ((1, [2]), (0, [1, 2])):
+        path.write_bytes(b"".join(lines[:gone] + lines[gone + 1 :]))  # as the message says
+        store = open_store(folder)
+        assert [number for number in (1, 2) if store.get(key_of(number))] == left
+
+
+def test_a_line_that_changes_under_a_reader_is_not_believed(folder):
+    path = fill(folder, [1])
+    store = open_store(folder)
+    assert store.get(key_of(1))
+    path.write_bytes(path.read_bytes().replace(b"text 1", b"text 9"))
+    with pytest.raises(UserError, match="changed while it was in use"):
+        store.get(key_of(1))
+
+
+def test_odd_things_in_the_folder_are_refused(folder, tmp_path):
+    fill(folder, [1])
+    odd = open_store(folder).folder / "a.jsonl"
+    os.mkfifo(odd)
+    with pytest.raises(UserError, match="not a regular file"):
+        open_store(folder).get(key_of(1))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        open_store(tmp_path / "file").add(key_of(1), {})
+
+
+def test_another_model_behind_an_address_is_refused(folder):
+    store = open_store(folder)
+    store.confirm_root(None)
+    assert not folder.exists()
+    store.confirm_root("org/a")
+    store.add(key_of(1), {})
+    store.confirm_root("org/a")
+    store.confirm_root(None)
+    with pytest.raises(UserError, match=r'completions of "org/a", but the server now reports "org/b"'):
+        open_store(folder).confirm_root("org/b")
+
+
+def test_its_lines_are_on_disk_a_second_later(folder, monkeypatch):
+    synced = []
+    monkeypatch.setattr(module.os, "fsync", lambda file: synced.append(time.monotonic()))
+    store, now = open_store(folder), [0.0]
+    store.add(key_of(0), {})
+    synced.clear()
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    store._synced_at = 0.0
+    for number in range(1, 31):
+        now[0] += 0.1
+        store.add(key_of(number), {})
+    assert 2 <= len(synced) <= 3
+    store.close()
+    assert len(synced) >= 3

@@ -1,0 +1,129 @@
+"""Completions by what was sent for them: looked up in the store first, requested only if it lacks them."""
+
+import asyncio
+import hashlib
+import json
+from array import array
+from collections.abc import Sequence
+from dataclasses import MISSING, asdict, fields
+from typing import Any
+
+from utils.generation.chat import Rendered
+from utils.generation.requests import Completion, Engine, RefusedError, Sampling, Scored
+from utils.runs.store import ModelStore
+
+# Of a `Completion`, those that are left out of its line if they have their default.
+OPTIONAL = {field.name: field.default for field in fields(Completion) if field.default is not MISSING}
+
+
+class NotStoredError(Exception):
+    """The store lacks this completion, and no engine is open to give it."""
+
+
+class Completions:
+    """One model's completions.
+
+    Attributes:
+        reused: how many came from the store.
+        asked: how many were requested and kept.
+    """
+
+    def __init__(self, store: ModelStore, is_greedy_seeded: bool):
+        """`is_greedy_seeded`: a greedy request is another one with another seed, as a server may draw all the same."""
+        self.store = store
+        self.reused = self.asked = 0
+        self._is_greedy_seeded = is_greedy_seeded
+        self._under_way: dict[str, asyncio.Event] = {}
+
+    async def complete(
+        self, engine: Engine | None, model: str, prompt: Rendered, sampling: Sampling, **told: Any
+    ) -> Completion:
+        """The completion that was sent before, else a new one from `engine`, which is kept with what is `told`.
+
+        Raises:
+            RefusedError: the model's server refuses this content; that is kept too.
+            NotStoredError: it is not there, and `engine` is None.
+        """
+        keys = self._keys(prompt, sampling)
+        async with _Turn(self._under_way, keys[0]):
+            for key in keys:
+                if (found := self.store.get(key)) is not None:
+                    self.reused += 1
+                    if "refused" in found:
+                        raise RefusedError(found["refused"])
+                    return _read(found)
+            if engine is None:
+                raise NotStoredError
+            try:
+                completion = await engine.complete(model, prompt, sampling)
+            except RefusedError as refusal:
+                self._keep(keys[0], {"refused": str(refusal)}, told)
+                raise
+            self._keep(keys[0], _write(completion), told)
+            return completion
+
+    async def score(
+        self, engine: Engine | None, model: str, prompt: array, continuations: Sequence[array], **told: Any
+    ) -> Scored:
+        """Likewise how likely several continuations are."""
+        key = _hash("score", prompt, *continuations)
+        async with _Turn(self._under_way, key):
+            if (found := self.store.get(key)) is not None:
+                self.reused += 1
+                means = [float("nan") if mean is None else mean for mean in found["mean_log_probs"]]
+                return Scored(means, found["prompt_tokens"], found["cached_tokens"])
+            if engine is None:
+                raise NotStoredError
+            scored = await engine.score(model, prompt, continuations)
+            self._keep(key, asdict(scored), told)
+            return scored
+
+    def _keep(self, key: str, its: dict[str, Any], told: dict[str, Any]) -> None:
+        self.store.add(key, {**told, **its})
+        self.asked += 1
+
+    def _keys(self, prompt: Rendered, sampling: Sampling) -> list[str]:
+        """The request's key, then those of the same try in other dress: free, or held to the schema of the last one.
+
+        With more --max_retries the try that was the last one is free; it was paid for and counts.
+        """
+        its = asdict(sampling)
+        del its["attempt"], its["last_schema"]
+        if sampling.temperature == 0 and not self._is_greedy_seeded:
+            del its["seed"]
+        dresses = [sampling.schema, *(one for one in (None, sampling.last_schema) if one != sampling.schema)]
+        return [_hash("complete", prompt, {**its, "schema": schema}) for schema in dresses]
+
+
+class _Turn:
+    """Of two requests with one key that are under way at a time the second waits for the first."""
+
+    def __init__(self, under_way: dict[str, asyncio.Event], key: str):
+        self._under_way, self._key = under_way, key
+
+    async def __aenter__(self) -> None:
+        while (event := self._under_way.get(self._key)) is not None:
+            await event.wait()
+        self._under_way[self._key] = asyncio.Event()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._under_way.pop(self._key).set()
+
+
+def _hash(*parts: Any) -> str:
+    """32 hex digits of what is sent: text, token ids, or JSON."""
+    digest = hashlib.sha256()
+    for part in parts:
+        text = part.tobytes() if isinstance(part, array) else json.dumps(part, sort_keys=True).encode()
+        digest.update(len(text).to_bytes(8, "little") + text)
+    return digest.hexdigest()[:32]
+
+
+def _write(completion: Completion) -> dict[str, Any]:
+    its = asdict(completion)
+    return {name: value for name, value in its.items() if name not in OPTIONAL or value != OPTIONAL[name]}
+
+
+def _read(found: dict[str, Any]) -> Completion:
+    its = {field.name: found[field.name] for field in fields(Completion) if field.name in found}
+    return Completion(**{**its, "refused_parameters": tuple(its.get("refused_parameters", ()))})

@@ -1,0 +1,218 @@
+"""The store: every completion of every model in append-only files, so that none is ever requested twice.
+
+  completions/
+    Qwen2.5-7B-Instruct-1f2e3d4c/            a folder for each model
+      model.json                             which model it is
+      20261124T015000-node7-4711-9c2e.jsonl  a file for each process that wrote
+
+The first line of a file says who wrote it and with which versions. Every other line is a completion: its key, its
+fields, and a CRC-32 of all that. Files only grow, so several processes and nodes may use one store: each reads what the
+others have added when it opens the store, and every ten seconds after that. Of two lines with the same key the one in
+the older file counts.
+"""
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import socket
+import time
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from utils.cli import UserError, describe_os_error
+from utils.files import manifest
+from utils.files.writing import check_regular, open_appending, write_atomically, write_line
+
+KEY_START, KEY_END = 8, 40  # where a line has its key: {"key":"<32 hex digits>",...
+NO_KEY = "0" * (KEY_END - KEY_START)  # of a file's first line
+SUM = b',"crc32":"%08x"}\n'
+SUM_LENGTH = len(SUM % 0)
+REFRESH_SECONDS = 10  # between two looks at what others have written
+SYNC_SECONDS = 1  # the most that a power cut may lose
+OFFSET_BITS, LENGTH_BITS = 48, 32  # of a line's place, which is one number: 100,000 tuples would take 10 MB more
+
+
+class ModelStore:
+    """What one model has given, by the key of what it was sent.
+
+    Attributes:
+        folder: the model's folder; made with the first completion.
+    """
+
+    def __init__(self, store: str | Path, model: str, described: dict[str, Any]):
+        """`described` is all that tells this model from others; `model` is its name, for the folder's."""
+        told = json.dumps(described, sort_keys=True)
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name)[:60] or "model"
+        self.folder = Path(store) / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
+        self._described = described
+        self._places: dict[bytes, int] = {}  # of each completion's line
+        self._files: list[_Lines] = []
+        self._own: IO[bytes] | None = None
+        self._read_at = -float("inf")
+        self._synced_at = 0.0
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """The fields kept under a key, None where there are none; UserError where a file is damaged."""
+        if time.monotonic() - self._read_at >= REFRESH_SECONDS:
+            self._read_new()
+        place = self._places.get(bytes.fromhex(key))
+        if place is None:
+            return None
+        number, offset = divmod(place >> LENGTH_BITS, 1 << OFFSET_BITS)
+        line = self._files[number].read(offset, place & ((1 << LENGTH_BITS) - 1))
+        if not _is_whole(line):
+            raise UserError(f"{self._files[number].path}: changed while it was in use; run the same command again")
+        return json.loads(line)
+
+    def add(self, key: str, fields: dict[str, Any]) -> None:
+        """Keep a completion; it survives this process from here on, and a power cut a second later."""
+        if self._own is None:
+            self._begin()
+        self._places.setdefault(bytes.fromhex(key), self._append(key, fields))
+        if time.monotonic() - self._synced_at >= SYNC_SECONDS:
+            self._sync()
+
+    def confirm_root(self, root: str | None) -> None:
+        """Note which model a server reports behind its name; UserError where earlier completions are of another.
+
+        None: the server does not say.
+        """
+        if root is None:
+            return
+        path = self.folder / "model.json"
+        try:
+            known = json.loads(path.read_text(encoding="utf-8")).get("root") if path.is_file() else None
+        except (OSError, ValueError, AttributeError):
+            raise UserError(f"{path}: is damaged; delete it") from None
+        if known not in (None, root):
+            raise UserError(
+                f"{self.folder}: has completions of {json.dumps(known)}, but the server now reports "
+                f"{json.dumps(root)}\n  give another --completions, or say with --model_id which model it is"
+            )
+        if known is None:
+            self._make_folder(root=root)
+
+    def close(self) -> None:
+        if self._own is not None:
+            self._sync()
+            self._own.close()
+            self._own = None
+        for file in self._files:
+            file.close()
+        self._files, self._places, self._read_at = [], {}, -float("inf")
+
+    def _begin(self) -> None:
+        """Make this process's own file. Its name begins with the time, so that older files sort first."""
+        self._make_folder()
+        host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname())
+        now = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        path = self.folder / f"{now}-{host}-{os.getpid()}-{secrets.token_hex(2)}.jsonl"
+        self._own = open_appending(path)
+        self._files.append(_Lines(path))
+        self._own_number = len(self._files) - 1
+        self._append(NO_KEY, {"host": socket.gethostname(), "versions": manifest.versions()})
+
+    def _make_folder(self, **told: str) -> None:
+        path = self.folder / "model.json"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if told or not path.exists():
+                write_atomically(path, json.dumps({**self._described, **told}, indent=2) + "\n")
+        except OSError as error:
+            raise UserError(f"{self.folder}: cannot be written: {describe_os_error(error)}") from None
+
+    def _append(self, key: str, fields: dict[str, Any]) -> int:
+        """Write a line; returns its place. Of one that the disk takes only in part nothing stays."""
+        file = self._files[self._own_number]
+        line = line_of(key, fields)
+        try:
+            write_line(self._own, line, file.path)
+        except OSError:
+            with suppress(OSError):
+                self._own.truncate(file.end)
+            raise
+        place = _place(self._own_number, file.end, len(line))
+        file.end += len(line)
+        return place
+
+    def _sync(self) -> None:
+        os.fsync(self._own.fileno())
+        self._synced_at = time.monotonic()
+
+    def _read_new(self) -> None:
+        """Index what others have added since the last look."""
+        known = {file.path for file in self._files}
+        for path in sorted(self.folder.glob("*.jsonl")):
+            if path not in known:
+                check_regular(path)
+                self._files.append(_Lines(path))
+        for number, file in enumerate(self._files):
+            if self._own is not None and number == self._own_number:
+                continue
+            for key, offset, length in file.read_new():
+                self._places.setdefault(key, _place(number, offset, length))
+        self._read_at = time.monotonic()
+
+
+class _Lines:
+    """A file of the store, as far as it has been read."""
+
+    def __init__(self, path: Path):
+        self.path, self.end, self._number = path, 0, 0
+        try:
+            self._file = open(path, "rb", buffering=1 << 20)  # noqa: SIM115 (closed by `close`)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {describe_os_error(error)}") from None
+
+    def read(self, offset: int, length: int) -> bytes:
+        return os.pread(self._file.fileno(), length, offset)
+
+    def read_new(self) -> list[tuple[bytes, int, int]]:
+        """Key, offset and length of each line that was added; a last line without its end is still being written.
+
+        UserError where a line is not as it was written. A torn line is what a killed process left: nobody appends to
+        its file any more. A line that is whole but for its line break has lost that by damage.
+        """
+        found = []
+        self._file.seek(self.end)
+        for line in self._file:
+            if not line.endswith(b"\n"):
+                if not _is_whole(line[:-1] + b"\n"):
+                    break
+                self._refuse()
+            if not _is_whole(line):
+                self._refuse()
+            self._number += 1
+            if (key := line[KEY_START:KEY_END].decode()) != NO_KEY:
+                found.append((bytes.fromhex(key), self.end, len(line)))
+            self.end += len(line)
+        return found
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _refuse(self) -> None:
+        raise UserError(
+            f"{self.path}: line {self._number + 1} is damaged\n"
+            "  delete that line: its completion is then requested again"
+        )
+
+
+def line_of(key: str, fields: dict[str, Any]) -> bytes:
+    """A line of the store; `key` has 32 hex digits."""
+    import msgspec  # here, so that --help needs no package
+
+    text = msgspec.json.encode({"key": key, **fields})[:-1]
+    return text + SUM % zlib.crc32(text)
+
+
+def _is_whole(line: bytes) -> bool:
+    return line[-SUM_LENGTH:] == SUM % zlib.crc32(line[:-SUM_LENGTH])
+
+
+def _place(file: int, offset: int, length: int) -> int:
+    return (file << OFFSET_BITS | offset) << LENGTH_BITS | length
