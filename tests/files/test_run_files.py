@@ -921,11 +921,11 @@ def test_a_published_output_holds_its_pieces_and_no_others(output):
 
 def test_a_run_that_died_before_its_second_publishing_is_not_finished(output):
     def collect(pieces):
-        return list(pieces.values())
+        return [piece["value"] for piece in pieces.values()]
 
-    write_journal(output, {("q1", 0): "a"})
+    write_journal(output, {("q1", 0): {"value": "a"}})
     finish(output, ["a"])
-    write_journal(output, {("q2", 0): "b"})
+    write_journal(output, {("q2", 0): {"value": "b"}})
     opened = open_output(output, [("q1", 0), ("q2", 0)], collect)
     assert opened.missing() == [] and opened.holds_pieces() is False
     opened.publish({}, None)
