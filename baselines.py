@@ -17,6 +17,11 @@ An encoder-decoder, such as a FlanT5 that utils/train_generator.py has fine-tune
   python baselines.py --model_addr generator/best --rag --num_contexts 4 --trim_items \\
       --inputs_addr dev_ranked.json --output_addr ipa.json
 
+A method of your own is a Python file with `async def answer(record, ask)` (docs/your_own_method.md):
+
+  python baselines.py --model_addr Qwen/Qwen2.5-7B-Instruct --method mine.py \\
+      --inputs_addr test_ranked.json --output_addr mine.json
+
 The output is {question id: [{"output": answer, ...}]} in the dataset's order. The same command again goes on from
 where a run stopped.
 """
@@ -45,6 +50,7 @@ from utils.generation.engines import Model, confirm_model, publish_records
 from utils.records.datasets import STEP_NEEDS, select_questions
 from utils.records.responses import collect_responses, count_responses
 from utils.records.stream import read_questions
+from utils.runs.own_method import answer_by_method, setting
 
 
 def build_parser() -> cli.FlagParser:
@@ -55,6 +61,9 @@ def build_parser() -> cli.FlagParser:
     add("--output_addr", required=True, metavar="FILE", help="where the answers go")
     add("--rag", action="store_true", help="put the asker's best-ranked posts into the prompt")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts for --rag (%(default)s)")
+    add("--method", metavar="FILE", help="Python file with your own method: async def answer(record, ask)")
+    add("--set", type=setting, action="append", default=[], metavar="NAME=VALUE",
+        help="setting for --method, read as ask.settings[NAME]; repeatable")
     cli.add_unranked_argument(parser)
     add("--best_first", action="store_true",
         help="the best post first also where the benchmark has them in order of time (off)")
@@ -67,10 +76,16 @@ def build_parser() -> cli.FlagParser:
         "benchmark knows how (off: the lowest-ranked posts are left out)")
     parser.without_effect(
         "--num_contexts --unranked --best_first --trim_items",
-        lambda args: not args.rag,
+        lambda args: not (args.rag or args.method),
         "without --rag, for the prompt has no posts",
         "give --rag",
     )
+    parser.without_effect(
+        "--rag --choose --best_first --trim_items --retry_failed",
+        lambda args: args.method is not None,
+        "with --method, which decides itself what to ask",
+    )
+    parser.without_effect("--set", lambda args: args.method is None, "without --method", "give --method")
     cli.add_engine_arguments(parser, "--model_addr", "hub name, model folder, LoRA adapter folder, or API model")
     cli.add_sampling_arguments(
         parser, temperature_default=0.1, max_tokens=2048, max_model_len=f"{PAPER_LENGTH}, or the model's limit if less"
@@ -90,6 +105,8 @@ def build_parser() -> cli.FlagParser:
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     cli.prepare_run(args, [args.output_addr], [args.inputs_addr])
+    if args.method:
+        return answer_by_method(args)
     if args.choose and args.openai:
         raise UserError("--choose likelihood: no API tells how likely a text is; give a model that runs here")
     method = "rag" if args.rag else "none"

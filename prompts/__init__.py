@@ -133,6 +133,14 @@ def parse_prompt(name: str, text: str, where: str) -> Prompt:
     return Prompt(Path(name).name, parts[1], parts[2], digest, placeholders, exact is not None, lead_in)
 
 
+def own_prompt(text: str) -> Prompt:
+    """A prompt from a text of the user's own, whose placeholders are all its `{names}`; without parts all is [user]."""
+    parts = _PARTS.fullmatch(text.strip("\n"))
+    system, user = parts.groups() if parts else (None, text.strip("\n").removeprefix("[user]\n"))
+    names = frozenset(_NAME.findall(f"{system or ''}\n{user}"))
+    return Prompt("own", system, user, hashlib.sha256(text.encode()).hexdigest(), names)
+
+
 @cache
 def _has_turns(name: str) -> bool:
     """Has the shipped file of this name a place for turns?"""

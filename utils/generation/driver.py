@@ -227,7 +227,7 @@ async def run_stage(engine: Engine | None, stage: Stage, progress: Progress) -> 
         while (request := await room.next(requests)) is not None:
             try:
                 with room.holding(request.prompt):
-                    record = await (_answer if request.options is None else _choose)(engine, request, stage)
+                    record = await (answer_request if request.options is None else _choose)(engine, request, stage)
             except NotStoredError:
                 rest = replace(stage, requests=chain([request], requests), done=done, failed=failed)
                 return
@@ -291,7 +291,7 @@ class Room:
             self._freed.set()
 
 
-async def _answer(engine: Engine | None, request: Request, stage: Stage) -> dict[str, Any]:
+async def answer_request(engine: Engine | None, request: Request, stage: Stage) -> dict[str, Any]:
     """Ask until the text can be used: a record with the parsed value, or with None and the reason.
 
     Raises:
@@ -300,7 +300,7 @@ async def _answer(engine: Engine | None, request: Request, stage: Stage) -> dict
     """
     if request.prompt is None:
         return _too_long(request)
-    policy, earlier = stage.policy, request.journal.entries.get(request.key)
+    policy, earlier = stage.policy, request.journal and request.journal.entries.get(request.key)
     earlier = earlier if is_failed(earlier) else {}  # --retry_failed: its tries and its tokens count on
     spent, before = {name: earlier.get(name, 0) for name in TOKEN_COUNTS}, earlier.get("attempts", 0)
     thought = earlier.get(THOUGHT_COUNT, 0)
@@ -349,7 +349,7 @@ async def _answer(engine: Engine | None, request: Request, stage: Stage) -> dict
 async def _choose(engine: Engine | None, request: Request, stage: Stage) -> dict[str, Any]:
     """A record with the likeliest of the options, as `_likeliest` says; or with what `weigh` makes.
 
-    NotStoredError as in `_answer`.
+    NotStoredError as in `answer_request`.
     """
     if request.prompt is None:
         return _too_long(request)

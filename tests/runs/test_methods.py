@@ -1,0 +1,339 @@
+"""baselines.py --method: a user's own method, over the API on loopback."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from api_server import Reply, serve
+
+import baselines
+import evaluate_responses
+from utils.cli import UserError
+from utils.files.manifest import read_manifest
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
+IDS = [record["id"] for record in json.loads(SAMPLE.read_text())]
+TWO_CALLS = '''
+SUMMARY = """Summarize in one sentence what this user cares about.
+
+{profile}"""
+
+
+async def answer(record, ask):
+    summary = await ask(SUMMARY, items=record.best(20), max_tokens=64)
+    return await ask("rag", items=[summary] if summary else record.best(ask.num_contexts))
+'''
+
+
+def reply(request):
+    """A sentence or an answer, drawn by the prompt and the seed."""
+    drawn = f"{abs(hash((str(request['messages']), request['seed']))):x}"[:8]
+    if "Summarize" in request["messages"][-1]["content"]:
+        return Reply(f"The user {drawn} cares about cost.")
+    return Reply(json.dumps({"personalized_answer": f"Answer {drawn}."}))
+
+
+@pytest.fixture
+def server():
+    with serve(reply) as server:
+        yield server
+
+
+class Runs:
+    """Runs of one method's file."""
+
+    def __init__(self, folder, server):
+        self.folder, self.server = folder, server
+        (folder / "key.txt").write_text("sk-test")
+        self.output = folder / "out" / "answers.json"
+        self.write(TWO_CALLS)
+
+    def write(self, text):
+        (self.folder / "mine.py").write_text(text)
+
+    def flags(self, *more, output=None):
+        flags = ["--openai", "--model_addr", "some-model", "--base_url", self.server.url, "--max_concurrency", "4"]
+        flags += ["--api_key_addr", f"{self.folder}/key.txt", "--inputs_addr", str(SAMPLE), "--unranked"]
+        flags += ["--output_addr", str(output or self.output), "--method", f"{self.folder}/mine.py"]
+        return [*flags, *map(str, more)]
+
+    def run(self, *more, code=0, output=None):
+        """Run it in this process; returns how many requests it made."""
+        before = len(self.server.requests)
+        assert baselines.main(self.flags(*more, output=output)) == code
+        return len(self.server.requests) - before
+
+    @property
+    def answers(self):
+        return json.loads(self.output.read_text())
+
+
+@pytest.fixture
+def runs(tmp_path, server):
+    return Runs(tmp_path, server)
+
+
+def test_two_calls_a_question(runs, capsys):
+    assert runs.run() == 2 * len(IDS)
+    assert list(runs.answers) == IDS
+    [first] = runs.answers[IDS[0]]
+    assert first["output"].startswith("Answer ") and json.loads(first["raw"])["personalized_answer"] == first["output"]
+    assert (first["num_calls"], first["attempts"]) == (2, 2)
+    seconds = [user for user in runs.server.users() if "cares about cost" in user]
+    assert len(seconds) == len(IDS)  # each has the summary in the profile's place
+    manifest = read_manifest(runs.output)
+    assert manifest["missing"] == 0 and manifest["completions"] == {"requested": 26, "from_store": 0}
+    assert list(manifest["fingerprint"]["method"]) == ["mine.py"]
+    printed = capsys.readouterr().out
+    assert "13 questions, 13 answers, 0 without an answer" in printed and "26 completions requested" in printed
+    assert runs.run() == 0 and "already finished" in capsys.readouterr().out
+
+
+def test_the_same_as_rag(runs, tmp_path):
+    """A method that asks what --rag asks gets its answers, by the same requests."""
+    runs.write('async def answer(record, ask):\n    return await ask("rag", items=record.best(ask.num_contexts))\n')
+    runs.run()
+    ours, requests = runs.answers, sorted(map(json.dumps, runs.server.requests))
+    runs.server.requests.clear()
+    flags = runs.flags("--rag", output=tmp_path / "rag.json")
+    del flags[flags.index("--method") : flags.index("--method") + 2]
+    assert baselines.main(flags) == 0
+    rag = json.loads((tmp_path / "rag.json").read_text())
+    assert {key: one["output"] for key, [one] in ours.items()} == {key: one["output"] for key, [one] in rag.items()}
+    assert sorted(map(json.dumps, runs.server.requests)) == requests
+
+
+def test_killed_in_either_call_and_run_again(runs):
+    runs.run()
+    whole, total, dice = runs.output.read_bytes(), len(runs.server.requests), random.Random(3)
+    for path in runs.output.parent.rglob("*.json*"):
+        path.unlink()
+    runs.server.requests.clear()
+    runs.server.delay = 0.02
+    kills = 4
+    for _ in range(kills):
+        before = len(runs.server.requests)
+        process = subprocess.Popen([sys.executable, "baselines.py", *runs.flags()], cwd=ROOT, stderr=subprocess.DEVNULL)
+        runs.server.wait_for(before + dice.randrange(3, 8))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not runs.output.exists()
+    runs.run()
+    assert runs.output.read_bytes() == whole
+    assert total <= len(runs.server.requests) <= total + 4 * kills
+
+
+def test_shards_fill_the_store_and_the_whole_writes(runs, capsys):
+    asked = [runs.run("--num_shards", 3, "--shard_index", index) for index in range(3)]
+    assert sum(asked) == 2 * len(IDS) and not runs.output.exists()
+    assert "shard 2 of 3 is in it; the same command without shards writes" in capsys.readouterr().out
+    assert runs.run() == 0 and list(runs.answers) == IDS
+    assert read_manifest(runs.output)["completions"] == {"requested": 0, "from_store": 26}
+
+
+def test_a_changed_file_asks_what_changed(runs):
+    runs.run()
+    runs.write(TWO_CALLS.replace("record.best(20), max_tokens=64", "record.best(20), max_tokens=65"))
+    assert len(IDS) <= runs.run() <= 2 * len(IDS)  # a summary that stays the same makes the same second prompt
+    runs.write(TWO_CALLS + "\n# a comment\n")
+    assert runs.run() == 0  # made again, from the store
+    runs.write(TWO_CALLS.replace("return await", "ask.note(summary=summary)\n    return await"))
+    assert runs.run() == 0 and runs.answers[IDS[0]][0]["summary"].endswith("cares about cost.")
+
+
+def test_a_helper_file_belongs_to_the_method(runs):
+    (runs.folder / "helper_of_mine.py").write_text("NUMBER = 3\n")
+    runs.write("import helper_of_mine\n" + TWO_CALLS.replace("best(20)", "best(helper_of_mine.NUMBER)"))
+    try:
+        runs.run()
+    finally:
+        del sys.modules["helper_of_mine"]
+    assert set(read_manifest(runs.output)["fingerprint"]["method"]) == {"mine.py", "helper_of_mine.py"}
+
+
+def test_more_outputs_and_a_limit(runs):
+    assert runs.run("--limit", 4) == 8
+    assert runs.run("--limit", 6, "--num_generated_outputs", 2) == 4 + 12  # another output has another seed
+    assert [len(outputs) for outputs in runs.answers.values()] == [2] * 6
+    assert runs.run("--limit", 4) == 0 and len(runs.answers) == 4
+
+
+def test_other_sampling_is_refused_without_overwrite(runs):
+    runs.run()
+    with pytest.raises(UserError, match=r"was made with other settings: temperature: 0.1, now 0.5"):
+        runs.run("--temperature", 0.5)
+    assert runs.run("--temperature", 0.5, "--overwrite") == 2 * len(IDS)
+
+
+def test_several_answers_of_which_one_is_chosen(runs):
+    runs.write("""
+async def answer(record, ask):
+    answers = await ask("rag", items=record.best(3), n=5, temperature=1.0)
+    assert len(set(answers)) == 5
+    chosen = ask.random.choice(answers)
+    ask.note(answers=answers, mode=ask.settings["mode"])
+    return chosen
+""")
+    assert runs.run("--set", "mode=any") == 5 * len(IDS)
+    first = runs.answers
+    assert {request["temperature"] for request in runs.server.requests} == {1.0}
+    assert all(one["output"] in one["answers"] and one["mode"] == "any" for [one] in first.values())
+    runs.output.unlink()
+    assert runs.run("--set", "mode=any") == 0 and runs.answers == first
+
+
+def test_a_parser_of_ones_own_is_asked_until_it_finds_something(runs):
+    runs.write("""
+def number(text):
+    return int(text) if text.isdigit() else None
+
+async def answer(record, ask):
+    found = await ask("Give a number for: {question}", parse=number)
+    return None if found is None else f"number {found}"
+""")
+    runs.server.reply = lambda request: Reply("none here" if request["seed"] % 3 else "17")
+    runs.run("--max_retries", 2)
+    outputs = {one["output"] for [one] in runs.answers.values()}
+    assert outputs == {"number 17", None}
+    [unusable] = next(one for one in runs.answers.values() if one[0]["output"] is None)
+    assert unusable["reason"] == "the method's parser found nothing usable" and unusable["attempts"] == 3
+
+
+def test_an_outage_makes_up_nothing(runs):
+    """Neither `except Exception` nor a bare one turns a server's failure into an answer."""
+    runs.write("""
+async def answer(record, ask):
+    try:
+        return await ask("rag", items=record.best(3))
+    except Exception:
+        return "made up"
+    except:
+        return "made up too"
+""")
+    failing = set(random.Random(1).sample(IDS, 3))
+    questions = {record["question"] for record in json.loads(SAMPLE.read_text()) if record["id"] in failing}
+
+    def fail(request):
+        user = request["messages"][-1]["content"]
+        return Reply("busy", status=500) if any(question in user for question in questions) else reply(request)
+
+    runs.server.reply = fail
+    runs.run("--max_retries", 0, code=1)
+    assert set(runs.answers) == set(IDS) - failing
+    assert "made up" not in runs.output.read_text() and read_manifest(runs.output)["missing"] == 3
+    runs.server.reply = reply
+    assert runs.run("--max_retries", 0) == 3 and set(runs.answers) == set(IDS)
+
+
+def test_a_method_that_raises_fails_its_record_alone(runs, capsys):
+    runs.write(
+        TWO_CALLS
+        + f"""
+two_calls = answer
+
+async def answer(record, ask):
+    if record["id"] == {IDS[2]!r}:
+        {{}}["missing"]
+    return await two_calls(record, ask)
+"""
+    )
+    assert runs.run(code=1) == 2 * len(IDS) - 2
+    errors = capsys.readouterr().err
+    assert f"mine.py, line 15: KeyError: 'missing' (id {IDS[2]!r})" in errors
+    assert set(runs.answers) == set(IDS) - {IDS[2]}
+    with pytest.raises(UserError, match="1 answer"):
+        evaluate_responses.main(
+            ["--inputs_addr", str(SAMPLE), "--response_addr", str(runs.output), "--evaluator_llm", "j", "--openai",
+             "--api_key_addr", f"{runs.folder}/key.txt", "--score_addr", str(runs.folder / "s.json")]
+        )  # fmt: skip
+    runs.write(TWO_CALLS)
+    assert runs.run() == 2 and set(runs.answers) == set(IDS)
+
+
+def test_a_method_that_asks_otherwise_on_replay_ends_before_it_pays(runs):
+    runs.write("""
+import itertools
+numbers = itertools.count()
+
+async def answer(record, ask):
+    return await ask("Number {number}: {question}", number=next(numbers))
+""")
+    with pytest.raises(UserError, match=r"call 1 of the method differs from the one it made before\n  a method must"):
+        runs.run()
+    assert runs.server.requests == []
+
+
+@pytest.mark.parametrize("read", ['record["narrative"]', 'record.get("rubric_aspects")', "peek(record)"])
+def test_what_only_the_scorer_may_see(runs, read, capsys):
+    runs.write(f"""
+def peek(record):
+    return record["narrative"]
+
+async def answer(record, ask):
+    assert "narrative" not in dict(record) and "profile" in dict(record)
+    return str({read})
+""")
+    assert runs.run(code=1) == 0
+    assert "HiddenFieldError: record[" in (errors := capsys.readouterr().err)
+    assert "only the scorer may see it; a method sees id, task, question, profile" in errors
+    assert runs.answers == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (None, "no such file"),
+        ("async def answer(record, ask:\n", r"mine.py, line 1: SyntaxError"),
+        ("import nowhere_at_all\n", "line 1: ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        ("def answer(record, ask):\n    return 'a'\n", "has no `async def answer"),
+    ],
+)
+def test_files_that_are_no_method(runs, text, problem):
+    (runs.folder / "mine.py").unlink() if text is None else runs.write(text)
+    with pytest.raises(UserError, match=rf"--method .*mine.py: .*{problem}"):
+        runs.run()
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ('await ask("{question} {mood}")', "ValueError: ask: no value for {mood} of the prompt"),
+        ('await ask("{question}", mood="x")', "ValueError: ask: the prompt has no {mood}"),
+        ("7", "TypeError: answer returned int, not a text or None"),
+        ("ask.note(a=object())", "is not JSON serializable"),
+        ("ask.note(output='x')", "ValueError: ask.note: output is a field of every answer"),
+    ],
+)
+def test_mistakes_in_a_method_are_told_with_their_line(runs, call, told, capsys):
+    runs.write(f"async def answer(record, ask):\n    return {call}\n")
+    assert runs.run(code=1) == 0
+    errors = capsys.readouterr().err
+    assert told in errors and "the method raised on 13 records" in errors
+
+
+def test_a_key_that_the_server_refuses_ends_the_run(runs):
+    runs.server.reply = lambda request: Reply("wrong key", status=401)
+    with pytest.raises(UserError, match="401"):
+        runs.run()
+
+
+def test_a_dry_run_counts_first_calls(runs, capsys):
+    assert runs.run("--dry_run") == 0
+    printed = capsys.readouterr().out
+    assert "13 records: 0 are in the store whole, 13 ask now\n13 first calls, " in printed
+    assert not runs.output.parent.exists() or not list(runs.output.parent.iterdir())
+    runs.run("--limit", 3)
+    runs.run("--dry_run")
+    assert "13 records: 3 are in the store whole, 10 ask now" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [["--rag"], ["--retry_failed"], ["--openai_batch"], ["--set", "nothing"]])
+def test_flags_that_do_not_go_with_a_method(runs, flags):
+    with pytest.raises((UserError, SystemExit)):
+        runs.run(*flags)
+    assert runs.server.requests == []

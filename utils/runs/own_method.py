@@ -1,0 +1,195 @@
+"""`baselines.py --method FILE`: answers by a user's own method, written whole from the store and the inputs."""
+
+import argparse
+import asyncio
+import json
+from argparse import Namespace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from prompts import load_prompt
+from utils import cli
+from utils.benchmarks import task_of
+from utils.benchmarks.task import Record, Task
+from utils.cli import UserError
+from utils.files.journal import keys_hash
+from utils.files.journal_lines import Key
+from utils.files.lock import Lock
+from utils.files.manifest import (
+    describe_run,
+    file_hash,
+    prepare_output,
+    publish,
+    read_manifest,
+    refuse_unranked,
+    run_fingerprint,
+)
+from utils.files.writing import check_writable
+from utils.generation.cost import describe_cost, prices_of
+from utils.generation.driver import describe_records
+from utils.generation.encoder_decoder import TextModel, choose_answerer
+from utils.generation.engines import Model, batch_invariance, confirm_model, open_engine
+from utils.generation.requests import Engine
+from utils.records.datasets import STEP_NEEDS, select_questions
+from utils.records.responses import collect_responses, count_responses
+from utils.records.stream import read_questions
+from utils.runs.completions import NotStoredError
+from utils.runs.methods import Ask, Method, Question, Settings, load_method
+from utils.runs.runner import Outcome, report_raised, run_method
+
+# An output that differs in these alone is made again without --overwrite: no completion is wrong for it.
+MAY_CHANGE = ("inputs", "keys", "method", "settings")
+
+
+def answer_by_method(args: Namespace) -> int:
+    """Answer the questions by --method; returns the exit code."""
+    method = load_method(args.method)
+    args.completions = args.completions or str(Path(args.output_addr).parent / "completions")
+    records = read_questions(args.inputs_addr, STEP_NEEDS["rag"])
+    task = task_of(args.inputs_addr, records)
+    refuse_unranked(args.inputs_addr, args.unranked)
+    selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
+    asked = {(record["id"], i): record for record in selected for i in range(args.num_generated_outputs)}
+    model = choose_chat_model(args, task)
+    given = dict(args.set)
+    shared = Settings(task, model, args.seed, args.num_contexts, args.prompts_dir, given, {})
+    settings = make_fingerprint(args, task, model, method, asked)
+    if args.dry_run:
+        print(describe_first_calls(method, shared, asked))
+        return 0
+
+    is_whole = args.num_shards == 1
+    if is_whole:
+        check_writable(Path(args.output_addr))
+        lock = Lock(args.output_addr)
+        if is_finished(args, settings):
+            lock.release()
+            return 0
+    confirm_model(args, args.model_addr, [], model.completions)
+    outcome = run_method(method, shared, asked, partial(open_method_engine, args, model, len(asked)))
+    if is_whole:
+        publish_answers(args, task, settings, records, asked, outcome, model)
+        lock.release()
+    else:
+        which = f"shard {args.shard_index} of {args.num_shards}"
+        print(f"{args.completions}: {which} is in it; the same command without shards writes {args.output_addr}")
+    code = report_raised(outcome.raised)
+    return max(code, cli.report_missing(len(outcome.missing), "answer"))
+
+
+def choose_chat_model(args: Namespace, task: Task) -> Model:
+    if args.openai_batch:
+        raise UserError("--openai_batch: a method's calls follow one another, often within seconds; leave it out")
+    model = choose_answerer(args, task.output.schema, task.prompt_length)
+    if isinstance(model, TextModel):
+        raise UserError(f"--model_addr {args.model_addr}: an encoder-decoder; --method needs a chat model")
+    return model
+
+
+def open_method_engine(args: Namespace, model: Model, outputs: int) -> Engine:
+    return open_engine(args, model.addr, model.length, [], outputs)
+
+
+def make_fingerprint(
+    args: Namespace, task: Task, model: Model, method: Method, asked: dict[Key, Record]
+) -> dict[str, Any]:
+    own = {"model": model.identity, "num_contexts": args.num_contexts, "method": method.files}
+    own |= {"settings": dict(args.set), "keys": keys_hash(asked)}
+    prompts = [load_prompt(name, args.prompts_dir) for name in dict.fromkeys(task.prompts.values())]
+    inputs = file_hash(args.inputs_addr)
+    return run_fingerprint("baselines.py", args, inputs, prompts, model.policy.fingerprint(), **own)
+
+
+def is_finished(args: Namespace, settings: dict[str, Any]) -> bool:
+    if not prepare_output(args.output_addr, settings, bool(args.overwrite), MAY_CHANGE):
+        return False
+    if read_manifest(args.output_addr).get("missing"):
+        return False
+    print(f"{args.output_addr}: already finished, left alone")
+    return True
+
+
+def publish_answers(
+    args: Namespace,
+    task: Task,
+    settings: dict[str, Any],
+    records: list[Record],
+    asked: dict[Key, Record],
+    outcome: Outcome,
+    model: Model,
+) -> None:
+    """Write the response file and its manifest, and say what they hold."""
+    responses = collect_responses(records, outcome.pieces)
+    counts = count_responses(responses, task.item_words) | task.count_outputs(chain.from_iterable(responses.values()))
+    pieces, prices = list(outcome.pieces.values()), prices_of(args)
+    made = describe_records(pieces)
+    cost = {"cost_usd": prices.cost(made["tokens"])} if prices else {}
+    manifest = describe_run(
+        vars(args),
+        settings,
+        outcome.device,
+        batch_invariant=batch_invariance(outcome.device, args.openai),
+        counts=counts,
+        pieces=len(pieces),
+        keys_sha256=keys_hash(asked),
+        missing=len(outcome.missing) + len(outcome.raised),
+        unusable=sum(piece["value"] is None for piece in pieces),
+        completions={"requested": model.completions.asked, "from_store": model.completions.reused},
+        token_counter=model.chat.counter,
+        **made,
+        **cost,
+    )
+    publish(args.output_addr, responses, manifest)
+    told = ", ".join(f"{count} {name}" for name, count in counts.items())
+    told += f"; {model.completions.asked} completions requested, {model.completions.reused} from the store"
+    print(f"{args.output_addr}: {told}" + (f"; {describe_cost(cost['cost_usd'])}" if cost else ""))
+
+
+class _Counting:
+    """In an engine's place: counts the prompts that the store lacks."""
+
+    concurrency = 1
+
+    def __init__(self, model: Model):
+        self._chat = model.chat
+        self.lengths: list[int] = []
+
+    async def complete(self, model: str, prompt: Any, sampling: Any) -> Any:
+        self.lengths.append(self._chat.length(prompt))
+        raise NotStoredError
+
+
+def describe_first_calls(method: Method, shared: Settings, asked: dict[Key, Record]) -> str:
+    """What the records would ask first of what the store lacks; what follows depends on the answers."""
+    counting, done = _Counting(shared.generator), 0
+
+    async def run() -> None:
+        nonlocal done
+        for key, record in asked.items():
+            ask = Ask(shared, record, key, counting, [])
+            try:
+                await method.answer(Question(record, shared.task), ask)
+                done += ask.ended is None
+            except asyncio.CancelledError:
+                if ask.ended is None:
+                    raise
+            await ask.settle()
+
+    asyncio.run(run())
+    lengths = counting.lengths
+    return (
+        f"{len(asked)} records: {done} are in the store whole, {len(asked) - done} ask now\n"
+        f"{len(lengths)} first calls, {sum(lengths)} tokens ({shared.generator.chat.counter}); "
+        f"longest {max(lengths, default=0)}; at most {shared.generator.policy.max_tokens} tokens an output\n"
+        "calls that follow on their answers are not counted"
+    )
+
+
+def setting(text: str) -> tuple[str, str]:
+    """A value of --set, NAME=VALUE."""
+    name, sign, value = text.partition("=")
+    if not sign or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"{json.dumps(text)} is not NAME=VALUE")
+    return name, value
