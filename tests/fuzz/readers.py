@@ -186,6 +186,7 @@ OPTIONAL = (
     f"made/{MEMORY}.json * *.distance_to_ref*", "ann_* null *.seconds",
     "data.json null *.narrative", "*Users.xml dropped *.DisplayName", f"made/{TOPIC}.json retyped *.id",
     "study.toml empty *",  # of which each part has a default
+    "*answers_*.json null *.raw",  # as in the answers that were chosen, not written
     "ann_* dropped *.decisions.*",  # not made yet, as the table's counts say
 )  # fmt: skip
 
