@@ -40,7 +40,6 @@ from utils.generation.engines import Model, VLLMEngine, publish_records
 from utils.generation.requests import SAMPLED
 from utils.generation.templates import SETTINGS, template_variables
 from utils.generation.thinking import NO_PARSER, find_thoughts, settle_tokens
-from utils.models.hub import adapter_base, model_fingerprint
 from utils.parsing import plans as parsing
 from utils.planner.targets import find_lead_in, trained_variables
 from utils.records.datasets import STEP_NEEDS, select_questions
@@ -331,7 +330,8 @@ def run_stages(
 
     Returns the generator's device, None where nothing was left to answer.
     """
-    if plan_stage and answer_stage and share_base(args):
+    is_here = not (args.openai or args.planner_base_url)
+    if plan_stage and answer_stage and is_here and engines.share_base([planner.addr, generator.addr], args.cache_dir):
         length = max(planner.length, generator.length)
         parsers = [model.policy.reasoning_parser for model in (generator, planner)]
         args = with_parser(args, next((one for one in parsers if one not in (None, NO_PARSER)), parsers[0]))
@@ -343,14 +343,6 @@ def run_stages(
         opened = partial(engines.open_engine, args, generator.addr, generator.length, [answers.journal])
         return generate(opened, answer_stage)
     return None
-
-
-def share_base(args: Namespace) -> bool:
-    """Planner and generator are one base model, with or without adapters on it."""
-    if args.openai or args.planner_base_url:
-        return False
-    bases = {adapter_base(model) or model for model in (args.planner_model, args.model_addr)}
-    return len({model_fingerprint(base, args.cache_dir) for base in bases}) == 1
 
 
 def keep_plans(plans: OutputFile, args: Namespace, given: Pieces) -> None:

@@ -14,6 +14,7 @@ import baselines
 import evaluate_responses
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
+from utils.generation.requests import Completion
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
@@ -337,3 +338,67 @@ def test_flags_that_do_not_go_with_a_method(runs, flags):
     with pytest.raises((UserError, SystemExit)):
         runs.run(*flags)
     assert runs.server.requests == []
+
+
+# Several models
+
+
+CRITIC = """
+async def answer(record, ask):
+    draft = await ask("rag", items=record.best(3))
+    critique = await ask("Critique this answer to {question}: {draft}", draft=draft, model="critic", max_tokens=32)
+    return await ask("Revise {draft} by {critique}", draft=draft, critique=critique)
+"""
+
+
+def test_two_models_behind_an_api(runs):
+    runs.write(CRITIC)
+    assert runs.run("--model", "critic=other-model") == 3 * len(IDS)
+    by_model = [request["model"] for request in runs.server.requests]
+    assert (by_model.count("some-model"), by_model.count("other-model")) == (26, 13)
+    assert len(list((runs.output.parent / "completions").iterdir())) == 2
+    runs.output.unlink()
+    assert runs.run("--model", "critic=other-model") == 0
+    with pytest.raises(UserError, match="models: critic"):
+        runs.run("--model", "critic=third-model")
+
+
+def test_a_model_that_is_not_given_is_told(runs, capsys):
+    runs.write(CRITIC)
+    assert runs.run(code=1) == len(IDS)
+    assert "no model 'critic'; there is generator (--model NAME=ADDRESS adds one)" in capsys.readouterr().err
+    with pytest.raises(UserError, match="--model generator=x: there is a model of that name"):
+        runs.run("--model", "generator=x")
+
+
+class Scripted:
+    """An engine that answers at once, and counts."""
+
+    concurrency, device = 4, "scripted"
+
+    def __init__(self, role, log):
+        self.role, self.log = role, log
+
+    async def complete(self, model, prompt, sampling):
+        assert not self.log or self.log[-1] != f"{self.role} closed"
+        self.log.append(model)
+        return Completion(json.dumps({"personalized_answer": f"by {self.role} {sampling.seed}"}), "stop", 9, 0, 9)
+
+    async def close(self):
+        self.log.append(f"{self.role} closed")
+
+
+@pytest.mark.parametrize(("shared", "openings"), [(False, ["generator", "critic", "generator"]), (True, ["generator"])])
+def test_each_engine_is_open_alone_and_no_more_often_than_calls_depend(runs, monkeypatch, shared, openings):
+    """Drafts by one model, critiques by another, revisions by the first again; on one base model all in one load."""
+    runs.write(CRITIC)
+    opened, log = [], []
+
+    def open_scripted(args, models, outputs, role):
+        opened.append(role)
+        return Scripted(role, log), models.keys() if shared else [role]
+
+    monkeypatch.setattr("utils.runs.own_method.open_method_engine", open_scripted)
+    assert runs.run("--model", "critic=other-model") == 0
+    assert opened == openings and log.count("some-model") == 26 and log.count("other-model") == 13
+    assert list(runs.answers) == IDS

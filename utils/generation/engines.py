@@ -148,6 +148,12 @@ def open_engine(
     return VLLMEngine(args, [model_addr], max_model_len, outputs)
 
 
+def share_base(models: Iterable[str], cache_dir: str | None) -> bool:
+    """Are these one base model, with or without adapters on it?"""
+    bases = {adapter_base(model) or model for model in models}
+    return len({model_fingerprint(base, cache_dir) for base in bases}) == 1
+
+
 def batch_invariance(device: str | None, openai: bool = False) -> bool | None:
     """`is_batch_invariant` for the manifest; None where this run had nothing computed here.
 

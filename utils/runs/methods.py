@@ -74,7 +74,7 @@ class Settings:
     """What all records of a run share."""
 
     task: Task
-    generator: Model
+    models: dict[str, Model]  # by role; "generator" is the one that answers
     seed: int | None
     num_contexts: int
     prompts_dir: str | None
@@ -87,14 +87,15 @@ class Ask:
 
     Attributes:
         num_contexts: --num_contexts.
+        needs: the role whose engine is not open, where that ends the record for now.
         settings: --set NAME=VALUE, by name.
         random: a generator that draws the same for this record on every run.
     """
 
-    def __init__(self, shared: Settings, record: Record, key: Key, engine: Engine | None, before: list[str]):
+    def __init__(self, shared: Settings, record: Record, key: Key, engines: dict[str, Engine], before: list[str]):
         self.num_contexts, self.settings = shared.num_contexts, shared.settings
         self.random = random.Random(repr((shared.seed, key)))
-        self._shared, self._record, self._key, self._engine = shared, record, key, engine
+        self._shared, self._record, self._key, self._engines = shared, record, key, engines
         self._before = before  # what it asked when it was run before
         self.asked: list[str] = []
         self._same: Counter[str] = Counter()  # how often each of them
@@ -102,6 +103,7 @@ class Ask:
         self.spent: dict[str, int | None] = dict.fromkeys((*TOKEN_COUNTS, "attempts", "num_calls"), 0)
         self._calls: dict[int, Piece] = {}  # their records, by the number of the call
         self.ended: Exception | None = None  # why the record ends for now
+        self.needs: str | None = None
         self._under_way = 0
         self._idle = asyncio.Event()
 
@@ -111,6 +113,7 @@ class Ask:
         *,
         items: Sequence[str] | History = (),
         parse: Parser | Callable[[str], Any] | None = None,
+        model: str = "generator",
         n: int | None = None,
         max_tokens: int | None = None,
         temperature: float | None = None,
@@ -124,21 +127,24 @@ class Ask:
             items: texts for {profile}, the most important first: the last ones are left out if the prompt is too long.
             parse: from the text to a value, or None if it is unusable; it is then asked again with another seed
                 (default: for the benchmark's prompts the benchmark's own reader, for a text the text itself).
+            model: the name of a model that --model gives (default: --model_addr).
             n: how many times; returns a list of so many values.
             max_tokens, temperature: in place of the flags.
             values: for the other names in braces.
         """
         if n is not None:
-            again = {"parse": parse, "max_tokens": max_tokens, "temperature": temperature, **values}
+            again = {"parse": parse, "model": model, "max_tokens": max_tokens, "temperature": temperature, **values}
             return list(await asyncio.gather(*(self(prompt, items=items, **again) for _ in range(n))))
         own = {"max_tokens": max_tokens, "temperature": temperature}
-        stage, request = self._make(prompt, items, parse, {k: v for k, v in own.items() if v is not None}, values)
+        own = {name: value for name, value in own.items() if value is not None}
+        stage, request = self._make(model, prompt, items, parse, own, values)
         number = len(self.asked)
         self._under_way += 1
         try:
-            record = await answer_request(self._engine, request, stage)
+            record = await answer_request(self._engines.get(model), request, stage)
         except (NotStoredError, UnavailableError, UserError) as error:  # the last: a wrong key, or a damaged store
-            self.ended = self.ended or error
+            if self.ended is None:
+                self.ended, self.needs = error, model
             raise NotNowError from None
         finally:
             self._under_way -= 1
@@ -171,9 +177,12 @@ class Ask:
             await self._idle.wait()
 
     def _make(
-        self, name: str, items: Any, parse: Any, own: dict[str, Any], values: dict[str, str]
+        self, role: str, name: str, items: Any, parse: Any, own: dict[str, Any], values: dict[str, str]
     ) -> tuple[Stage, Request]:
-        task, model = self._shared.task, self._shared.generator
+        task, models = self._shared.task, self._shared.models
+        if role not in models:
+            raise ValueError(f"ask: no model {role!r}; there is {', '.join(models)} (--model NAME=ADDRESS adds one)")
+        model = models[role]
         is_named = name in task.prompts
         prompt = self._prompt(name, is_named)
         known = {**task.values(self._record), **values}
@@ -189,7 +198,7 @@ class Ask:
         if is_named and parse is None:
             parse = task.output.parse
         fitted = replace(model, policy=policy).fit(prompt, items, task.join, **known)
-        its = repr((prompt.digest, known, list(items) if not isinstance(items, History) else items, own))
+        its = repr((role, prompt.digest, known, list(items) if not isinstance(items, History) else items, own))
         its = hashlib.sha256(its.encode()).hexdigest()
         self._check_same(its)
         key = self._key if not self._same[its] else (*self._key, self._same[its])

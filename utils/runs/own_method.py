@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 from argparse import Namespace
+from collections.abc import Collection
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -30,8 +31,9 @@ from utils.files.writing import check_writable
 from utils.generation.cost import describe_cost, prices_of
 from utils.generation.driver import describe_records
 from utils.generation.encoder_decoder import TextModel, choose_answerer
-from utils.generation.engines import Model, batch_invariance, confirm_model, open_engine
+from utils.generation.engines import Model, batch_invariance, confirm_model, open_engine, share_base
 from utils.generation.requests import Engine
+from utils.generation.vllm_engine import VLLMEngine
 from utils.records.datasets import STEP_NEEDS, select_questions
 from utils.records.responses import collect_responses, count_responses
 from utils.records.stream import read_questions
@@ -52,10 +54,9 @@ def answer_by_method(args: Namespace) -> int:
     refuse_unranked(args.inputs_addr, args.unranked)
     selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
     asked = {(record["id"], i): record for record in selected for i in range(args.num_generated_outputs)}
-    model = choose_chat_model(args, task)
-    given = dict(args.set)
-    shared = Settings(task, model, args.seed, args.num_contexts, args.prompts_dir, given, {})
-    settings = make_fingerprint(args, task, model, method, asked)
+    models = choose_models(args, task)
+    shared = Settings(task, models, args.seed, args.num_contexts, args.prompts_dir, dict(args.set), {})
+    settings = make_fingerprint(args, task, models, method, asked)
     if args.dry_run:
         print(describe_first_calls(method, shared, asked))
         return 0
@@ -67,10 +68,11 @@ def answer_by_method(args: Namespace) -> int:
         if is_finished(args, settings):
             lock.release()
             return 0
-    confirm_model(args, args.model_addr, [], model.completions)
-    outcome = run_method(method, shared, asked, partial(open_method_engine, args, model, len(asked)))
+    for model in models.values():
+        confirm_model(args, model.addr, [], model.completions)
+    outcome = run_method(method, shared, asked, partial(open_method_engine, args, models, len(asked)))
     if is_whole:
-        publish_answers(args, task, settings, records, asked, outcome, model)
+        publish_answers(args, task, settings, records, asked, outcome, models)
         lock.release()
     else:
         which = f"shard {args.shard_index} of {args.num_shards}"
@@ -79,27 +81,44 @@ def answer_by_method(args: Namespace) -> int:
     return max(code, cli.report_missing(len(outcome.missing), "answer"))
 
 
-def choose_chat_model(args: Namespace, task: Task) -> Model:
+def choose_models(args: Namespace, task: Task) -> dict[str, Model]:
+    """The models by role: the generator, and those of --model."""
     if args.openai_batch:
         raise UserError("--openai_batch: a method's calls follow one another, often within seconds; leave it out")
-    model = choose_answerer(args, task.output.schema, task.prompt_length)
-    if isinstance(model, TextModel):
-        raise UserError(f"--model_addr {args.model_addr}: an encoder-decoder; --method needs a chat model")
-    return model
+    models = {}
+    for role, addr in [("generator", args.model_addr), *args.model]:
+        if role in models:
+            raise UserError(f"--model {role}={addr}: there is a model of that name; give another name")
+        own = Namespace(**{**vars(args), "model_addr": addr})
+        models[role] = choose_answerer(own, task.output.schema, task.prompt_length)
+        if isinstance(models[role], TextModel):
+            raise UserError(f"{addr}: an encoder-decoder; --method needs chat models")
+    return models
 
 
-def open_method_engine(args: Namespace, model: Model, outputs: int) -> Engine:
-    return open_engine(args, model.addr, model.length, [], outputs)
+def open_method_engine(
+    args: Namespace, models: dict[str, Model], outputs: int, role: str
+) -> tuple[Engine, Collection[str]]:
+    """An engine for a role, and for all that can share it: behind an API all, here those on the same base model."""
+    model = models[role]
+    if args.openai:
+        return open_engine(args, model.addr, model.length, [], outputs), models.keys()
+    served = [name for name, other in models.items() if share_base([model.addr, other.addr], args.cache_dir)]
+    own = Namespace(**{**vars(args), "reasoning_parser": model.policy.reasoning_parser})
+    addrs = list(dict.fromkeys(models[name].addr for name in served))
+    return VLLMEngine(own, addrs, max(models[name].length for name in served), outputs), served
 
 
 def make_fingerprint(
-    args: Namespace, task: Task, model: Model, method: Method, asked: dict[Key, Record]
+    args: Namespace, task: Task, models: dict[str, Model], method: Method, asked: dict[Key, Record]
 ) -> dict[str, Any]:
-    own = {"model": model.identity, "num_contexts": args.num_contexts, "method": method.files}
-    own |= {"settings": dict(args.set), "keys": keys_hash(asked)}
+    generator, *others = models.values()
+    own = {"model": generator.identity, "num_contexts": args.num_contexts, "method": method.files}
+    own |= {"models": {role: model.identity for role, model in models.items()}} if others else {}
+    own |= {"settings": dict(args.set), "keys": keys_hash(asked), "max_model_len": generator.length}
     prompts = [load_prompt(name, args.prompts_dir) for name in dict.fromkeys(task.prompts.values())]
     inputs = file_hash(args.inputs_addr)
-    return run_fingerprint("baselines.py", args, inputs, prompts, model.policy.fingerprint(), **own)
+    return run_fingerprint("baselines.py", args, inputs, prompts, generator.policy.fingerprint(), **own)
 
 
 def is_finished(args: Namespace, settings: dict[str, Any]) -> bool:
@@ -118,12 +137,15 @@ def publish_answers(
     records: list[Record],
     asked: dict[Key, Record],
     outcome: Outcome,
-    model: Model,
+    models: dict[str, Model],
 ) -> None:
     """Write the response file and its manifest, and say what they hold."""
     responses = collect_responses(records, outcome.pieces)
     counts = count_responses(responses, task.item_words) | task.count_outputs(chain.from_iterable(responses.values()))
     pieces, prices = list(outcome.pieces.values()), prices_of(args)
+    requested, reused = (
+        sum(getattr(model.completions, name) for model in models.values()) for name in ("asked", "reused")
+    )
     made = describe_records(pieces)
     cost = {"cost_usd": prices.cost(made["tokens"])} if prices else {}
     manifest = describe_run(
@@ -136,14 +158,14 @@ def publish_answers(
         keys_sha256=keys_hash(asked),
         missing=len(outcome.missing) + len(outcome.raised),
         unusable=sum(piece["value"] is None for piece in pieces),
-        completions={"requested": model.completions.asked, "from_store": model.completions.reused},
-        token_counter=model.chat.counter,
+        completions={"requested": requested, "from_store": reused},
+        token_counter=models["generator"].chat.counter,
         **made,
         **cost,
     )
     publish(args.output_addr, responses, manifest)
     told = ", ".join(f"{count} {name}" for name, count in counts.items())
-    told += f"; {model.completions.asked} completions requested, {model.completions.reused} from the store"
+    told += f"; {requested} completions requested, {reused} from the store"
     print(f"{args.output_addr}: {told}" + (f"; {describe_cost(cost['cost_usd'])}" if cost else ""))
 
 
@@ -152,23 +174,23 @@ class _Counting:
 
     concurrency = 1
 
-    def __init__(self, model: Model):
-        self._chat = model.chat
+    def __init__(self, models: dict[str, Model]):
+        self._chats = {model.addr: model.chat for model in models.values()}
         self.lengths: list[int] = []
 
     async def complete(self, model: str, prompt: Any, sampling: Any) -> Any:
-        self.lengths.append(self._chat.length(prompt))
+        self.lengths.append(self._chats[model].length(prompt))
         raise NotStoredError
 
 
 def describe_first_calls(method: Method, shared: Settings, asked: dict[Key, Record]) -> str:
     """What the records would ask first of what the store lacks; what follows depends on the answers."""
-    counting, done = _Counting(shared.generator), 0
+    counting, done = _Counting(shared.models), 0
 
     async def run() -> None:
         nonlocal done
         for key, record in asked.items():
-            ask = Ask(shared, record, key, counting, [])
+            ask = Ask(shared, record, key, dict.fromkeys(shared.models, counting), [])
             try:
                 await method.answer(Question(record, shared.task), ask)
                 done += ask.ended is None
@@ -178,17 +200,17 @@ def describe_first_calls(method: Method, shared: Settings, asked: dict[Key, Reco
             await ask.settle()
 
     asyncio.run(run())
-    lengths = counting.lengths
+    lengths, generator = counting.lengths, shared.models["generator"]
     return (
         f"{len(asked)} records: {done} are in the store whole, {len(asked) - done} ask now\n"
-        f"{len(lengths)} first calls, {sum(lengths)} tokens ({shared.generator.chat.counter}); "
-        f"longest {max(lengths, default=0)}; at most {shared.generator.policy.max_tokens} tokens an output\n"
+        f"{len(lengths)} first calls, {sum(lengths)} tokens ({generator.chat.counter}); "
+        f"longest {max(lengths, default=0)}; at most {generator.policy.max_tokens} tokens an output\n"
         "calls that follow on their answers are not counted"
     )
 
 
-def setting(text: str) -> tuple[str, str]:
-    """A value of --set, NAME=VALUE."""
+def named(text: str) -> tuple[str, str]:
+    """A value of --set or --model, NAME=VALUE."""
     name, sign, value = text.partition("=")
     if not sign or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"{json.dumps(text)} is not NAME=VALUE")

@@ -1,12 +1,13 @@
-"""The runner: every record goes through a method, first as far as the store goes, then with an engine.
+"""The runner: every record goes through a method, first as far as the store goes, then with one engine after another.
 
-A record that needs a completion which the store lacks is dropped, and run again from its beginning once the engine is
-open: all that it asked before is in the store by then.
+A record that needs a completion which the store lacks, of a model whose engine is not open, is dropped. It is run again
+from its beginning once that engine is open: all that it asked before is in the store by then.
 """
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -42,23 +43,32 @@ class Outcome:
 
 
 def run_method(
-    method: Method, shared: Settings, records: dict[Key, Record], open_engine: Callable[[], Engine]
+    method: Method,
+    shared: Settings,
+    records: dict[Key, Record],
+    open_engine: Callable[[str], tuple[Engine, Collection[str]]],
 ) -> Outcome:
-    """Run every record through a method; the engine is opened only if the store lacks something.
+    """Run every record through a method.
+
+    `open_engine` takes a role and returns an engine and the roles that it serves. It is called only if the store lacks
+    something: for the role that most records wait for, of as many the first one.
 
     UserError if a record asks otherwise than before, or if the server has never answered.
     """
     outcome, asked = Outcome(), {}
     run = _Run(method, shared, outcome, asked)
     try:
-        left = asyncio.run(run.all(records, None))
-        if left:
+        left = asyncio.run(run.all(records, {}))
+        while left:
+            waiting = Counter(run.needs[key] for key in left)
+            role = max(shared.models, key=lambda role: waiting[role])
             with exit_on_signal():
-                engine = open_engine()
+                engine, served = open_engine(role)
             outcome.device = engine.device
-            asyncio.run(run.all(left, engine))
+            left = asyncio.run(run.all(left, dict.fromkeys(served, engine)))
     finally:
-        shared.generator.completions.store.close()
+        for model in shared.models.values():
+            model.completions.store.close()
     return outcome
 
 
@@ -68,9 +78,11 @@ class _Run:
     shared: Settings
     outcome: Outcome
     asked: dict[Key, list[str]]  # what each record has asked so far
+    needs: dict[Key, str] = field(default_factory=dict)  # the role that a record waits for
 
-    async def all(self, records: dict[Key, Record], engine: Engine | None) -> dict[Key, Record]:
-        """Run records as far as they go; returns those that need an engine, in their order."""
+    async def all(self, records: dict[Key, Record], engines: dict[str, Engine]) -> dict[Key, Record]:
+        """Run records as far as they go, then close the engine; returns those that wait for another, in their order."""
+        engine = next(iter(engines.values()), None)
         done = len(self.outcome.pieces)
         concurrency = engine.concurrency if engine else 1
         left, waiting = {}, iter(records.items())
@@ -80,7 +92,7 @@ class _Run:
             for key, record in waiting:
                 if self.error is not None or self.in_a_row >= max(OUTAGE, concurrency):
                     return
-                if await self.one(key, record, engine):
+                if await self.one(key, record, engines):
                     self.in_a_row = 0
                     unusable = sum(piece["value"] is None for piece in self.outcome.pieces.values())
                     progress.update(failed=unusable)
@@ -104,9 +116,9 @@ class _Run:
             missing.update((key, problem) for key in records.keys() - self.outcome.pieces.keys() - missing.keys())
         return {key: record for key, record in records.items() if key in left}
 
-    async def one(self, key: Key, record: Record, engine: Engine | None) -> bool:
+    async def one(self, key: Key, record: Record, engines: dict[str, Engine]) -> bool:
         """Run one record; True if it ended, with a value or without."""
-        ask = Ask(self.shared, record, key, engine, self.asked.get(key, []))
+        ask = Ask(self.shared, record, key, engines, self.asked.get(key, []))
         value, raised = None, None
         try:
             value = await self.method.answer(Question(record, self.shared.task), ask)
@@ -119,6 +131,7 @@ class _Run:
             raised = error
         finally:
             await ask.settle()
+        self.needs[key] = ask.needs
         self.asked[key] = max(ask.asked, self.asked.get(key, []), key=len)
         if isinstance(ask.ended, UserError):
             self.error = ask.ended
