@@ -268,6 +268,34 @@ def test_what_nothing_can_be_done_about_ends_the_run_as_before(case, reply, caps
     assert case.run() == 0 and case.manifest()["refused_parameters"] == {}
 
 
+@pytest.mark.parametrize("reply", [Reply("No verdict."), Reply("", "length", reasoning_tokens=9)])
+@pytest.mark.parametrize(("kind", "greedy"), [("gpt-5", False), ("Gemini", True)])
+def test_a_judge_whose_temperature_is_refused_is_not_greedy(judging, kind, greedy, reply):
+    """Its tries differ, also those that end inside a thought, so it has all of them."""
+    judging.server.reply, _ = refuse(kind, lambda request: reply)
+    assert judging.run("out.json", "--limit", 1) == 1
+    for record in judging.records().values():
+        assert record["attempts"] == (4 if not greedy else 2 if reply.text else 1)
+        assert record["constrained"] == (record["attempts"] > 1)
+        assert record["temperature"] == (0.0 if greedy else None)
+    seeds, held = ([body for body in judging.server.requests if name in body] for name in ("seed", "response_format"))
+    prompts = {body["messages"][-1]["content"] for body in judging.server.requests}
+    assert len(held) == (0 if greedy and not reply.text else len(prompts))  # the last try alone
+    assert greedy or len({body["seed"] for body in seeds}) == 4 * len(prompts)
+
+
+def test_tries_behind_a_stored_one_are_refused_a_temperature_too(judging):
+    """The store has first tries of another process: this one has not met the refusal yet."""
+    judging.server.reply, refused = refuse("gpt-5", lambda request: Reply("No verdict."))
+    first = ("--limit", 1, "--completions", judging.folder / "store", "--max_concurrency", 1)
+    assert judging.run("a/out.json", *first, "--max_retries", 0) == 1
+    assert judging.run("b/out.json", *first) == 1
+    assert refused.total() == 6  # three parameters each
+    records = judging.records("b/out.json").values()
+    assert {(record["attempts"], record["temperature"]) for record in records} == {(4, None)}
+    assert {tuple(record["refused_parameters"]) for record in records} == {("max_tokens", "temperature", "top_p")}
+
+
 def test_flags_leave_parameters_out_from_the_start(case):
     case.server.reply, refused = refuse("gpt-5")
     more = ("--temperature", "default", "--top_p", "default", "--seed", "none")
