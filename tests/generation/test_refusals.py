@@ -405,6 +405,33 @@ def ask(server, *takes):
     return asyncio.run(server.ask({"model": "m", "max_tokens": 5}, None, send)), sent
 
 
+@pytest.mark.parametrize(("name", "told"), [("max_tokens", f"with {LIMITS[1]}"), ("seed", "without seed")])
+def test_requests_that_are_under_way_when_a_refusal_is_met_are_not_refused_again(monkeypatch, capsys, name, told):
+    """Theirs is of the way that was given up, and changes nothing more."""
+    monkeypatch.setattr(refusals, "FIRST_SECONDS", 0)
+    server, sent = Refusals("max_tokens", "API"), []
+
+    async def ask_all(count):
+        all_sent = asyncio.Event()
+
+        async def send(body):
+            sent.append(name in body)
+            if name not in body:
+                return Completion("text", "stop", 1, 0, 1)
+            if len(sent) == count:
+                all_sent.set()
+            await all_sent.wait()
+            raise MalformedError(f"no {name}", name)
+
+        asked = {"model": "m", "max_tokens": 5, "seed": 1}
+        return await asyncio.gather(*(server.ask(asked, None, send) for _ in range(count)))
+
+    completions = asyncio.run(ask_all(5))
+    assert sent == [True] * 5 + [False] * 5
+    assert {one.refused_parameters for one in completions} == {(name,)}
+    assert notes(capsys.readouterr().err) == [f"note: no {name}; the run continues {told}"]
+
+
 def test_the_limit_is_called_what_the_server_calls_it(capsys):
     for first, other in (LIMITS, LIMITS[::-1]):
         completion, sent = ask(Refusals(first, "API"), "model", other)
