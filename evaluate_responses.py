@@ -60,7 +60,6 @@ from utils.generation.chat import VERDICT_TOKENS, Chat, choose_judge_length, ope
 from utils.generation.cost import describe_cost, prices_of
 from utils.generation.driver import Policy, Request, Stage, describe_records, describe_requests, generate
 from utils.generation.engines import batch_invariance, confirm_model, identify_model, open_completions, open_engine
-from utils.generation.scoring import split_shared
 from utils.generation.thinking import end_thoughts, find_thoughts, settle_tokens
 from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
 from utils.records import judged
@@ -379,8 +378,7 @@ def build_requests(systems: list[System], records: list[Record], judging: Judgin
 
 def ask_for_likelihoods(requests: list[Request], scale: Scale, chat: Chat) -> tuple[list[Request], int]:
     """Requests for how likely each number is where the judge's output has one; and the tokens that one has besides."""
-    texts = {str(number): chat.render_option(f"{scale.begin}{number}") for number in scale.values}
-    begin, options = split_shared(texts)
+    begin, options = judged.verdict_options(scale, chat)
     requests = [replace(one, prompt=one.prompt + begin, options=options, weigh=weigh) for one in requests]
     return requests, max(map(len, options.values())) + 1  # vLLM generates a token
 

@@ -30,12 +30,12 @@ def save_thinking_chat(folder: Path) -> Path:
     return folder
 
 
-def save_tiny_thinker(folder: Path, opening: str = "<think>\n") -> Path:
+def save_tiny_thinker(folder: Path, opening: str = "<think>\n", **settings: int) -> Path:
     """A random model with such a template, for what loads no weights."""
     from tiny_chat import save_tiny_chat
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(save_tiny_chat(folder))
+    tokenizer = AutoTokenizer.from_pretrained(save_tiny_chat(folder, **settings))
     tokenizer.add_tokens(list(MARKS))
     end = "<|im_start|>assistant\n{% endif %}"
     assert tokenizer.chat_template.endswith(end)

@@ -35,7 +35,7 @@ from utils.files.journal_lines import read_journal
 from utils.files.lock import Lock
 from utils.files.manifest import is_ranked, manifest_of
 from utils.files.writing import check_regular, probe_folder
-from utils.generation.chat import PAPER_LENGTH
+from utils.generation.chat import PAPER_LENGTH, VERDICT_TOKENS
 from utils.generation.engines import read_api_key
 from utils.models.memory import GB
 from utils.records.datasets import STEP_NEEDS, check_record, read_dataset, refuse_shared_ids
@@ -69,15 +69,25 @@ def build_parser() -> cli.FlagParser:
         help=f"tokens of prompt and output together (default: {PAPER_LENGTH}, or the model's limit if less; "
         "a judge's: what its longest prompt needs)")
     cli.add_template_argument(add)
+    add("--choose", choices=["likelihood"],
+        help="baselines.py chooses an option by this instead of generating text, so no thoughts need room (off)")
+    add("--verdicts", choices=["probability"],
+        help="evaluate_responses.py takes verdicts from this instead of generated text, so no thoughts need room (off)")
+    add("--max_tokens_verdict", type=cli.positive_int, default=Default(VERDICT_TOKENS),
+        help="tokens a verdict may have (%(default)s; more for a thinking judge)")
     add("--gpu_memory", type=cli.non_negative_float, metavar="GB",
         help="compute for GPUs of 10^9 times this many bytes instead of those here (default: those here)")
-    without_effect("--strategy", lambda args: args.evaluator_llm is None,
+    of_judge, of_thoughts = "--max_tokens_verdict --verdicts", "--choose --max_tokens_verdict --verdicts"
+    without_effect(f"--strategy {of_judge}", lambda args: args.evaluator_llm is None,
         "without --evaluator_llm", "give --evaluator_llm")
+    without_effect("--choose", lambda args: args.model_addr is None, "without --model_addr", "give --model_addr")
+    without_effect("--max_tokens_verdict", lambda args: args.verdicts is not None,
+        "with --verdicts, for no text is generated", "leave out --verdicts")
     cli.add_key_arguments(parser.add_argument_group("API"))
     without_effect("--api_key_addr", lambda args: not args.openai, "without --openai", "give --openai")
     memory_flags = "--tensor_parallel_size --data_parallel_size --gpu_memory_utilization --dtype --gpu_memory"
     memory_flags += " --chat_template_kwargs"
-    without_effect(memory_flags, lambda args: args.openai, "with --openai, for no model is loaded")
+    without_effect(f"{memory_flags} {of_thoughts}", lambda args: args.openai, "with --openai, for no model is loaded")
     without_effect(memory_flags, lambda args: not (args.model_addr or args.evaluator_llm),
         "without a model", "give --model_addr or --evaluator_llm")
 
@@ -95,8 +105,10 @@ def build_parser() -> cli.FlagParser:
     without_effect("--num_contexts --max_tokens_plan --answer_tokens --plan_tokens --verdict_tokens",
         lambda args: not args.estimate, "without --estimate", "give --estimate")
     without_effect("--max_tokens",
-        lambda args: not args.estimate and (args.evaluator_llm is None or args.response_addr is not None),
-        "without --estimate, or a judge whose responses are still to be made", "give --estimate")
+        lambda args: not args.estimate and (args.evaluator_llm is None or args.response_addr is not None)
+        and (args.openai or args.model_addr is None),
+        "without --estimate, a model that is loaded, or a judge whose responses are still to be made",
+        "give --estimate")
     parser.add_argument("--command", nargs=argparse.PARSER, metavar="WORD",
         help="after all other flags: a script with its flags, which say all of the above (default: the flags do)")
     # fmt: on

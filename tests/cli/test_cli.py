@@ -414,17 +414,28 @@ WITHOUT_EFFECT = [
     ("utils/human_evaluation.py", "--ask verdicts", "--show aspects",
      "with --ask aspects or verdicts, which need details and aspects\n  leave {} out"),
     ("utils/human_evaluation.py", "", "--overwrite", NO_OUTPUT),
-    ("utils/preflight.py", "--model_addr m", "--strategy direct",
+    ("utils/preflight.py", "--model_addr m", "--strategy direct --max_tokens_verdict 4 --verdicts probability",
      "without --evaluator_llm\n  give --evaluator_llm, or leave {} out"),
     ("utils/preflight.py", "--model_addr m", "--api_key_addr k", "without --openai\n  give --openai, or leave {} out"),
     ("utils/preflight.py", "--model_addr m --openai", MEMORY, "with --openai, for no model is loaded\n  leave {} out"),
+    ("utils/preflight.py", "--model_addr m --evaluator_llm j --openai",
+     "--choose likelihood --max_tokens_verdict 4 --verdicts probability",
+     "with --openai, for no model is loaded\n  leave {} out"),
+    ("utils/preflight.py", "--evaluator_llm j", "--choose likelihood",
+     "without --model_addr\n  give --model_addr, or leave {} out"),
+    ("utils/preflight.py", "--evaluator_llm j --verdicts probability", "--max_tokens_verdict 4",
+     "with --verdicts, for no text is generated\n  leave out --verdicts, or leave {} out"),
     ("utils/preflight.py", "--inputs_addr d", MEMORY,
      "without a model\n  give --model_addr or --evaluator_llm, or leave {} out"),
     ("utils/preflight.py", "--model_addr m --openai",
      "--num_contexts 4 --max_tokens_plan 4 --answer_tokens 4 --plan_tokens 4 --verdict_tokens 4",
      "without --estimate\n  give --estimate, or leave {} out"),
-    ("utils/preflight.py", "--model_addr m --evaluator_llm j --response_addr r", "--max_tokens 4",
-     "without --estimate, or a judge whose responses are still to be made\n  give --estimate, or leave {} out"),
+    ("utils/preflight.py", "--evaluator_llm j --response_addr r", "--max_tokens 4",
+     "without --estimate, a model that is loaded, or a judge whose responses are still to be made\n"
+     "  give --estimate, or leave {} out"),
+    ("utils/preflight.py", "--model_addr m --openai", "--max_tokens 4",
+     "without --estimate, a model that is loaded, or a judge whose responses are still to be made\n"
+     "  give --estimate, or leave {} out"),
 ]  # fmt: skip
 
 
@@ -476,6 +487,7 @@ def test_every_such_rule_is_tried_and_is_of_flags_that_are_there(parser_of):
         ("utils/preflight.py", f"--model_addr m {MEMORY} --cache_dir d --max_model_len 9"),
         ("utils/preflight.py", "--model_addr m --openai --api_key_addr k --cache_dir d --max_model_len 9"),
         ("utils/preflight.py", "--evaluator_llm m --max_tokens 4 --strategy direct"),
+        ("utils/preflight.py", "--model_addr m --max_tokens 4"),
     ],
 )
 def test_a_flag_that_has_an_effect_or_does_no_harm_is_taken(script, words, parser_of):

@@ -26,6 +26,7 @@ from hollow_models import save_hollow_qwen
 from hub_server import MODEL, serve
 from safetensors.numpy import load_file, save_file
 from test_run_files import HOLD, start
+from thinking_chat import save_tiny_thinker
 from tiny_chat import SAMPLE, save_tiny_chat
 from tiny_encoder import save_tiny_encoder
 from tiny_t5 import save_tiny_t5
@@ -37,7 +38,8 @@ from utils import download_datasets, preflight
 from utils.cli import UserError
 from utils.files.journal import Journal
 from utils.files.manifest import publish
-from utils.generation.chat import LocalChat
+from utils.generation import engines
+from utils.generation.chat import LocalChat, choose_judge_length
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = SAMPLE / "test.json"
@@ -821,6 +823,87 @@ def test_without_responses_a_judge_reads_the_longest_that_may_be(check, tiny, tm
     assert lines[1].endswith(f" and a verdict 512 (responses of {size} tokens, as none are given)")
     assert abs(fitted_length(lines) - length) <= 64  # at its ends a response may share a token with the prompt
     assert "(responses of 2048 tokens, as none are given)" in check(*asked)[1][1]
+
+
+@pytest.fixture(scope="module")
+def thinkers(tmp_path_factory):
+    """Two models with long contexts, whose templates open a thought."""
+    folder = tmp_path_factory.mktemp("thinkers")
+    return [save_tiny_thinker(folder / f"{seed}", max_positions=100_000, seed=seed) for seed in range(2)]
+
+
+@pytest.fixture(scope="module")
+def personamem(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("personamem")
+    words = ["--dataset", "PersonaMem-32k", "--source_dir", SAMPLE.with_name("mini_personamem"), "--output_dir", folder]
+    assert download_datasets.main(list(map(str, words))) == 0
+    return folder / "PersonaMem_32k.json"
+
+
+ROOM_FOR_THOUGHTS = {  # a script with its flags, and tokens of prompt and output together; of a judge, of the output
+    "answers": (baselines, "", 8192 + 8192),
+    "answers of so many tokens": (baselines, "--max_tokens 100", 8192),
+    "a length": (baselines, "--max_model_len 3000", 3000),
+    "options": (baselines, "--choose likelihood", 56_000),
+    "without a parser": (baselines, "--reasoning_parser none", 8192),
+    "plans": (planpers, "--planner_model PLANNER", 8192 + 8192),
+    "plans of so many tokens": (planpers, "--planner_model PLANNER --max_tokens_plan 100", 8192),
+    "answers to plans": (planpers, "--gold_plan --max_tokens 100", 8192),
+    "verdicts": (evaluate_responses, "", 512 + 8192),
+    "verdicts of so many tokens": (evaluate_responses, "--max_tokens 100", 100),
+    "likelihoods of verdicts": (evaluate_responses, "--verdicts probability", 2),
+}
+
+
+@pytest.mark.parametrize("case", ROOM_FOR_THOUGHTS)
+def test_thoughts_get_the_room_that_they_get_in_the_run(
+    check, tmp_path, monkeypatch, responses, thinkers, personamem, case
+):
+    script, flags, tokens = ROOM_FOR_THOUGHTS[case]
+    lengths, longest = [], []
+
+    def open_engine(args, models, max_model_len, outputs):
+        lengths.append(max_model_len)
+        raise UserError("no engine in this test")
+
+    def choose_length(chat, max_model_len, max_tokens, its_longest):
+        longest.append(its_longest)
+        return choose_judge_length(chat, max_model_len, max_tokens, its_longest)
+
+    for module in (engines, planpers):
+        monkeypatch.setattr(module, "VLLMEngine", open_engine)
+    monkeypatch.setattr(evaluate_responses, "choose_judge_length", choose_length)
+    model, planner = thinkers
+    words = ["--inputs_addr", personamem if "--choose" in flags else DATA]
+    words += flags.replace("PLANNER", str(planner)).split()
+    if script is evaluate_responses:
+        words += ["--evaluator_llm", model, "--response_addr", responses[0], "--score_addr", tmp_path / "scores.json"]
+    else:
+        words += ["--model_addr", model, "--output_addr", tmp_path / "out.json"]
+    words += ["--num_contexts", 0] if script is planpers else []
+    with pytest.raises(UserError, match="no engine in this test"):
+        script.main(list(map(str, words)))
+    _, lines = check("--gpu_memory", 80, "--command", f"{script.__name__}.py", *words)
+    memory = [line for line in lines if f"memory {planner if 'PLANNER' in flags else model}:" in line]
+    assert [fitted_length(memory)] == lengths
+    if script is evaluate_responses:
+        [told] = [line for line in lines if " and a verdict " in line]
+        assert f" as its longest prompt has {longest[0]} and a verdict {tokens}" in told
+    else:
+        assert lengths == [tokens]
+
+
+def test_a_training_leaves_no_room_for_thoughts(check, tmp_path, thinkers):
+    words = ["--inputs_addr", DATA, "--model_addr", thinkers[0], "--output_dir", tmp_path / "out", "--num_contexts", 0]
+    _, lines = check("--gpu_memory", 80, "--command", "train_planner.py", *words)
+    assert fitted_length(lines) == 8192
+
+
+def test_likelihoods_of_verdicts_that_a_strategy_does_not_have(check, tiny):
+    words = ["--evaluator_llm", tiny, "--inputs_addr", DATA, "--strategy", "direct", "--verdicts", "probability"]
+    code, lines = check(*words, "--gpu_memory", 80)
+    told = "FAIL --verdicts probability: LaMP-QA's direct has no verdicts on parts of an answer; leave it out"
+    assert code == 2 and told in lines
 
 
 def test_a_judge_of_unknown_data_is_taken_for_a_generator(check, tiny):

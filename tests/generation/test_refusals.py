@@ -268,6 +268,34 @@ def test_what_nothing_can_be_done_about_ends_the_run_as_before(case, reply, caps
     assert case.run() == 0 and case.manifest()["refused_parameters"] == {}
 
 
+@pytest.mark.parametrize("reply", [Reply("No verdict."), Reply("", "length", reasoning_tokens=9)])
+@pytest.mark.parametrize(("kind", "greedy"), [("gpt-5", False), ("Gemini", True)])
+def test_a_judge_whose_temperature_is_refused_is_not_greedy(judging, kind, greedy, reply):
+    """Its tries differ, also those that end inside a thought, so it has all of them."""
+    judging.server.reply, _ = refuse(kind, lambda request: reply)
+    assert judging.run("out.json", "--limit", 1) == 1
+    for record in judging.records().values():
+        assert record["attempts"] == (4 if not greedy else 2 if reply.text else 1)
+        assert record["constrained"] == (record["attempts"] > 1)
+        assert record["temperature"] == (0.0 if greedy else None)
+    seeds, held = ([body for body in judging.server.requests if name in body] for name in ("seed", "response_format"))
+    prompts = {body["messages"][-1]["content"] for body in judging.server.requests}
+    assert len(held) == (0 if greedy and not reply.text else len(prompts))  # the last try alone
+    assert greedy or len({body["seed"] for body in seeds}) == 4 * len(prompts)
+
+
+def test_tries_behind_a_stored_one_are_refused_a_temperature_too(judging):
+    """The store has first tries of another process: this one has not met the refusal yet."""
+    judging.server.reply, refused = refuse("gpt-5", lambda request: Reply("No verdict."))
+    first = ("--limit", 1, "--completions", judging.folder / "store", "--max_concurrency", 1)
+    assert judging.run("a/out.json", *first, "--max_retries", 0) == 1
+    assert judging.run("b/out.json", *first) == 1
+    assert refused.total() == 6  # three parameters each
+    records = judging.records("b/out.json").values()
+    assert {(record["attempts"], record["temperature"]) for record in records} == {(4, None)}
+    assert {tuple(record["refused_parameters"]) for record in records} == {("max_tokens", "temperature", "top_p")}
+
+
 def test_flags_leave_parameters_out_from_the_start(case):
     case.server.reply, refused = refuse("gpt-5")
     more = ("--temperature", "default", "--top_p", "default", "--seed", "none")
@@ -375,6 +403,33 @@ def ask(server, *takes):
         return Completion("text", "stop", 1, 0, 1)
 
     return asyncio.run(server.ask({"model": "m", "max_tokens": 5}, None, send)), sent
+
+
+@pytest.mark.parametrize(("name", "told"), [("max_tokens", f"with {LIMITS[1]}"), ("seed", "without seed")])
+def test_requests_that_are_under_way_when_a_refusal_is_met_are_not_refused_again(monkeypatch, capsys, name, told):
+    """Theirs is of the way that was given up, and changes nothing more."""
+    monkeypatch.setattr(refusals, "FIRST_SECONDS", 0)
+    server, sent = Refusals("max_tokens", "API"), []
+
+    async def ask_all(count):
+        all_sent = asyncio.Event()
+
+        async def send(body):
+            sent.append(name in body)
+            if name not in body:
+                return Completion("text", "stop", 1, 0, 1)
+            if len(sent) == count:
+                all_sent.set()
+            await all_sent.wait()
+            raise MalformedError(f"no {name}", name)
+
+        asked = {"model": "m", "max_tokens": 5, "seed": 1}
+        return await asyncio.gather(*(server.ask(asked, None, send) for _ in range(count)))
+
+    completions = asyncio.run(ask_all(5))
+    assert sent == [True] * 5 + [False] * 5
+    assert {one.refused_parameters for one in completions} == {(name,)}
+    assert notes(capsys.readouterr().err) == [f"note: no {name}; the run continues {told}"]
 
 
 def test_the_limit_is_called_what_the_server_calls_it(capsys):

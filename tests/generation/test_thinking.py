@@ -23,10 +23,10 @@ from utils.files.manifest import read_manifest
 from utils.generation import engines
 from utils.generation.chat import APIChat, LocalChat
 from utils.generation.driver import Policy
-from utils.generation.requests import Completion, Scored
+from utils.generation.requests import Completion, Sampling, Scored
 from utils.generation.thinking import THOUGHT_TOKENS, Thoughts, end_thoughts, find_thoughts, own_parser
 from utils.generation.thought_reader import ThoughtReader
-from utils.parsing.thoughts import UNFINISHED
+from utils.parsing.thoughts import UNFINISHED, Split
 
 DRAFT = 'Okay, {"personalized_answer": "draft"} or {"match_score": 1}, [1], 3, comedy, <final_answer>(b)? Let me'
 ANSWERS = {  # by what stands in a prompt
@@ -94,6 +94,7 @@ def test_a_prompt_s_end_tells_of_thoughts(tmp_path, end, own, asked, found):
         ("gpt-4o-mini", None, None, False, None), ("gpt-5-mini", None, None, True, None),
         ("o3", None, None, True, None),
         ("openai/gpt-oss-20b", None, None, True, None), ("olmo-2", None, None, False, None),
+        ("deepseek-ai/DeepSeek-R1", None, None, True, None), ("GPT-5", None, None, True, None),
         ("some-model", "deepseek_r1", None, True, True),
         ("some-model", None, "low", True, None), ("some-model", None, "none", False, None),
     ],
@@ -168,6 +169,27 @@ def thinking(monkeypatch):
     for module in (engines, planpers):
         monkeypatch.setattr(module, "VLLMEngine", Engine)
     return Engine
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "answer", "reasoning", "unfinished"),
+    [
+        ("a b", None, "", "a b", True),
+        ("a b</think>c", None, "c", "a b", False),
+        ('{"x": 1}', None, "", '{"x": 1}', True),  # part of the thought
+        ('{"x": 1}', {"type": "object"}, '{"x": 1}', "", False),  # held from its first token
+        ("4", "[1-5]", "4", "", False),
+    ],
+)
+def test_an_opened_thought_without_a_parser(thinker, text, schema, answer, reasoning, unfinished):
+    """Also where the engine has one for another model."""
+    for parser in (None, Partition()):
+        reader = ThoughtReader("none", lambda: LocalChat(thinker).tokenizer)
+        reader._parser = parser
+        sampling = Sampling(0.0, 1.0, 9, 0, schema, reasoning_parser="none", opened=True)
+        output = SimpleNamespace(text=text, finish_reason="stop", token_ids=[])
+        split, _ = reader.read(output, sampling)
+        assert split == Split(answer, reasoning, unfinished)
 
 
 def write_records(path, records):

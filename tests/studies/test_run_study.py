@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -19,11 +19,13 @@ from pathlib import Path
 import pytest
 from api_server import Reply, default_reply, serve
 from test_study import ART, ROOT, SOCIETY, study_of, write_study
+from thinking_chat import save_tiny_thinker
 from tiny_chat import sample_records, save_tiny_chat
 from tiny_encoder import save_tiny_encoder
 from zygote import ServerPlanner
 
 import baselines
+import evaluate_responses
 from utils import run_study
 from utils.benchmarks import tasks
 from utils.benchmarks.lampqa import CATEGORIES as TITLES
@@ -34,6 +36,7 @@ from utils.files.fingerprints import UNTOLD
 from utils.files.journal import Journal
 from utils.files.journal_lines import read_journal
 from utils.files.manifest import read_manifest
+from utils.generation.engines import choose_generator
 from utils.models.hub import model_fingerprint
 from utils.records.datasets import read_dataset
 from utils.studies.plan import Answers, answer_step, judge_step, plan_study, rank_steps, train_step
@@ -538,6 +541,42 @@ def test_a_setting_is_seen_also_where_only_one_of_both_has_it(with_files, kind, 
     assert seen(with_it, made_by(with_it)) == seen(without, made_by(without)) == set()
     for step, made in ((with_it, made_by(without)), (without, made_by(with_it))):
         assert all(any(one.startswith(name) for one in seen(step, made)) for name in names)
+
+
+PARSER = ["--reasoning_parser", "deepseek_r1"]
+
+
+@pytest.mark.parametrize("script", ["baselines.py", "evaluate_responses.py"])
+@pytest.mark.parametrize(
+    ("opening", "flags", "parser"),
+    [("<think>\n", PARSER, "deepseek_r1"), ("<think>\n\n</think>\n\n", PARSER, None), ("", [], None)],
+    ids=["opened", "closed", "none"],
+)
+def test_a_parser_that_a_run_sets_aside_is_no_other_setting(tmp_path, monkeypatch, script, opening, flags, parser):
+    """What a run settles is what its study expects; a parser that is given later, and is used, is another setting."""
+    monkeypatch.chdir(tmp_path)
+    model, inputs = str(save_tiny_thinker(tmp_path / "model", opening)), f"data/{ART}_test.json"
+    (tmp_path / "data").mkdir()
+    shutil.copy(SAMPLE / "test.json", inputs)
+    given = {**{key: [] for key in ARGUMENTS}, "answer": flags, "judge": flags}
+    study = Study("study.toml", models=(model,), judges=(model,), methods=("none",), arguments=given)
+    [step] = [one for one in plan_study(replace(study, categories=(ART,))) if one.script == script]
+    args, task = parse(step, list(step.outputs)), tasks()[step.task]
+    if script == "baselines.py":
+        made = baselines.make_fingerprint(args, task, choose_generator(args, task.output.schema))
+    else:
+        judging = evaluate_responses.choose_judge(args, task.metrics["aspect"].judge)
+        made = evaluate_responses.make_fingerprint(args, task, "inputs") | judging.policy.thought_settings()
+        made["judge"] = judging.identity
+    assert made.get("reasoning_parser") == parser
+    assert seen(step, made) == set()
+    if not flags:
+        assert seen(replace(step, given=PARSER), made) == {"reasoning_parser"}
+
+
+def test_a_parser_for_a_model_that_is_not_here_any_more_is_no_other_setting(with_files):
+    step, before = (replace(step_of("judge"), given=given) for given in (PARSER, []))
+    assert seen(step, made_by(before)) == set()
 
 
 def test_what_the_planner_or_the_model_decides_is_compared_where_a_flag_says_it(with_files):

@@ -9,7 +9,7 @@ from typing import Any
 
 from retrieval import WITH_ENCODER
 from utils.cli import UserError
-from utils.cli.flags import FlagParser
+from utils.cli.flags import Default, FlagParser
 from utils.files.manifest import refuse_unranked
 from utils.generation.templates import template_variables
 
@@ -66,17 +66,26 @@ def preflights_of(command: list[str]) -> list[list[str]]:
             refuse_unranked(path, args.unranked)
     if model and script == "evaluate_responses.py":
         flags |= {name: given(name) for name in ("evaluator_llm", "strategy", "response_addr")}
+        room = {"max_tokens_verdict": set_by_user(args, "max_tokens"), "verdicts": args.verdicts}
     elif model:
         flags["model_addr"] = model
+        room = {"max_tokens": set_by_user(args, "max_tokens"), "choose": given("choose")}
     memory, parser = {name: given(name) for name in MEMORY}, {"reasoning_parser": given("reasoning_parser")}
     if given("openai"):
         flags |= {"openai": [], "api_key_addr": args.api_key_addr, **parser}
     elif model:
-        flags |= memory | parser | {"chat_template_kwargs": template_variables(args) or None}
+        flags |= memory | parser | room | {"chat_template_kwargs": template_variables(args) or None}
     if planner := given("planner_model"):  # which has an API of its own, or runs here, wherever the generator is
         key = {"openai": [], "api_key_addr": args.planner_api_key_addr}
-        return [words_of(flags), words_of({"model_addr": planner, **(key if args.planner_base_url else memory)})]
+        here = memory | {"max_tokens": set_by_user(args, "max_tokens_plan")}
+        return [words_of(flags), words_of({"model_addr": planner, **(key if args.planner_base_url else here)})]
     return [words_of(flags)]
+
+
+def set_by_user(args: Namespace, flag: str) -> int | None:
+    """A flag's value, None where it is the default, which a model that thinks has more than."""
+    value = vars(args).get(flag)
+    return None if isinstance(value, Default) else value
 
 
 def outputs_of(script: str, args: Namespace) -> list[str]:

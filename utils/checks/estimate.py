@@ -14,14 +14,13 @@ from utils.benchmarks import task_of
 from utils.benchmarks.task import Metric, Record, Task
 from utils.checks.report import Report
 from utils.cli import UserError
-from utils.cli.flags import Default
 from utils.generation import chat as chats
-from utils.generation.chat import PAPER_LENGTH, VERDICT_TOKENS, APIChat, LocalChat, choose_length
+from utils.generation.chat import PAPER_LENGTH, APIChat, LocalChat, choose_length
 from utils.generation.history import fit_items
 from utils.generation.templates import template_variables
-from utils.generation.thinking import USUAL_THOUGHTS, find_thoughts
+from utils.generation.thinking import USUAL_THOUGHTS, end_thoughts, find_thoughts
 from utils.parsing.plans import gold_text
-from utils.records.judged import are_answered
+from utils.records.judged import are_answered, verdict_options
 from utils.records.responses import read_responses
 
 STAND_IN = "x"  # for a response that is still to be made: a token
@@ -96,16 +95,27 @@ def judge_length(report: Report, args: Namespace, records: list[Record], chat: L
     """
     name, addresses = f"judge {args.evaluator_llm}", args.response_addr or []
     thoughts = find_thoughts(args, chat, args.evaluator_llm)
-    room = thoughts.room(Default(), args.max_model_len, chat.model_limit)
-    tokens = VERDICT_TOKENS + room
+    if args.verdicts:
+        end_thoughts(chat, thoughts)
+        tokens, room = 1, 0
+    else:
+        room = thoughts.room(args.max_tokens_verdict, args.max_model_len, chat.model_limit)
+        tokens = args.max_tokens_verdict + room
     if args.max_model_len or not records:
         length = choose_length(chat, args.max_model_len, tokens, PAPER_LENGTH + room)
         if not args.max_model_len:
             report.note(f"{name}: {length} tokens assumed; its prompts tell, so give --inputs_addr")
         return length
-    metrics = task_of("--inputs_addr", records).metrics
-    metric = metrics[args.strategy or next(iter(metrics))]
+    task = task_of("--inputs_addr", records)
+    strategy = args.strategy or next(iter(task.metrics))
+    metric = task.metrics[strategy]
     longest = max(judge_lengths(metric, records, list(map(read_responses, addresses)), chat), default=1)
+    if args.verdicts:
+        if metric.judge.scale is None:
+            what = f"--verdicts {args.verdicts}: {task.name}'s {strategy}"
+            raise UserError(f"{what} has no verdicts on parts of an answer; leave it out")
+        begin, options = verdict_options(metric.judge.scale, chat)
+        longest, tokens = longest + len(begin), max(map(len, options.values())) + 1
     source = ", ".join(addresses)
     if not addresses:
         longest += metric.num_systems * (args.max_tokens - 1)

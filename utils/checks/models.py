@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from utils.benchmarks import task_of
+from utils.checks.commands import STEPS
 from utils.checks.disk import free_bytes, training_room
 from utils.checks.estimate import judge_length
 from utils.checks.report import Report
@@ -64,13 +65,21 @@ def check_local_model(report: Report, name: str, args: Namespace, records: list[
         length = judge_length(report, args, records, chat)
     else:
         wanted = (task_of("--inputs_addr", [record]).prompt_length or PAPER_LENGTH for record in records)
-        room = find_thoughts(args, chat, name).room(Default(), args.max_model_len, chat.model_limit)
-        length = choose_length(chat, args.max_model_len, 0, max(wanted, default=PAPER_LENGTH) + room)
+        tokens, room = args.max_tokens, 0
+        if writes_text(args):
+            room = find_thoughts(args, chat, name).room(tokens, args.max_model_len, chat.model_limit)
+        told = 0 if args.choose or isinstance(tokens, Default) else tokens  # a planner's default is another
+        length = choose_length(chat, args.max_model_len, told, max(wanted, default=PAPER_LENGTH) + room)
         if room:
             report.note(f"model {name}: thinks, so {room} of its {length} tokens are for thoughts (a guess)")
     what = f"adapter on {base}, " if base != name else ""
     report.ok(f"model {name}: {what}{size.parameters:,} parameters, {source}")
     return Model(name, size, length, chat.model_limit)
+
+
+def writes_text(args: Namespace) -> bool:
+    """Do models here write what may have thoughts? Not those that choose, rank or are trained."""
+    return not args.choose and args.step not in STEPS.values()
 
 
 def check_room(report: Report, name: str, args: Namespace) -> None:

@@ -119,8 +119,10 @@ class Policy:
         """What reads its thoughts, of a model that has such; also where no text is generated."""
         return {"reasoning_parser": self.reasoning_parser} if self.reasoning_parser or self.opened else {}
 
-    def sampling(self, key: Key, attempt: int, before: int = 0) -> Sampling:
+    def sampling(self, key: Key, attempt: int, before: int = 0, draws: bool = False) -> Sampling:
         """The sampling of one try (from 0), after those `before` that failed in earlier runs.
+
+        `draws`: the server refuses temperature, so also at 0 the model is not greedy.
 
         Its seed hangs on the key and the number of all tries alone, not on order or shard.
         """
@@ -128,22 +130,25 @@ class Policy:
         if self.constrained_decoding == "never" and temperature is not None:
             temperature = max(temperature, min(1.0, round(temperature + 0.1 * number, 6)))
         seed = int.from_bytes(hashlib.sha256(repr((self.seed, key, number)).encode()).digest()[:4], "big") >> 1
-        schema = self.schema if self._is_constrained(attempt) else None
+        schema = self.schema if self._is_constrained(attempt, draws) else None
         own = {"reasoning_parser": self.reasoning_parser, "opened": self.opened}
         own["last_schema"] = None if self.constrained_decoding == "never" else self.schema
         return Sampling(temperature, self.top_p, self.max_tokens, seed, schema, attempt, self.further, **own)
 
-    def is_last(self, attempt: int) -> bool:
+    def is_last(self, attempt: int, draws: bool = False) -> bool:
         """A greedy constrained try would only repeat itself, so it is the last one too.
 
         Where a server refuses the schema, that try is held to less or to nothing; it is the last one all the same.
         """
-        return attempt >= self.max_retries or (self._is_constrained(attempt) and self.temperature == 0)
+        return attempt >= self.max_retries or (self._is_constrained(attempt, draws) and self.is_greedy(draws))
 
-    def _is_constrained(self, attempt: int) -> bool:
+    def is_greedy(self, draws: bool) -> bool:
+        return self.temperature == 0 and not draws
+
+    def _is_constrained(self, attempt: int, draws: bool) -> bool:
         if self.constrained_decoding == "fallback":
             # Nor does a greedy free try get better by asking again: the second try is constrained at once.
-            return attempt >= self.max_retries or (attempt > 0 and self.temperature == 0)
+            return attempt >= self.max_retries or (attempt > 0 and self.is_greedy(draws))
         return self.constrained_decoding == "always"
 
 
@@ -304,8 +309,9 @@ async def answer_request(engine: Engine | None, request: Request, stage: Stage) 
     earlier = earlier if is_failed(earlier) else {}  # --retry_failed: its tries and its tokens count on
     spent, before = {name: earlier.get(name, 0) for name in TOKEN_COUNTS}, earlier.get("attempts", 0)
     thought = earlier.get(THOUGHT_COUNT, 0)
+    draws = False
     for attempt in range(policy.max_retries + 1):
-        sampling, attempts = policy.sampling(request.key, attempt, before), before + attempt + 1
+        sampling, attempts = policy.sampling(request.key, attempt, before, draws), before + attempt + 1
         try:
             if stage.completions is None:
                 completion = await engine.complete(stage.model, request.prompt, sampling)
@@ -320,9 +326,10 @@ async def answer_request(engine: Engine | None, request: Request, stage: Stage) 
             parsed = nothing(UNFINISHED)
         else:
             parsed = (request.parse or stage.parse)(completion.text, completion.finish_reason == "length")
-        # A greedy model would only think the same again; where a server refuses temperature it is none.
-        is_greedy = policy.temperature == 0 and "temperature" not in completion.refused_parameters
-        if parsed.value is not None or policy.is_last(attempt) or (completion.unfinished and is_greedy):
+        draws = "temperature" in completion.refused_parameters
+        # A greedy model would only think the same again.
+        is_last = policy.is_last(attempt, draws) or (completion.unfinished and policy.is_greedy(draws))
+        if parsed.value is not None or is_last:
             break
     # What the server took where it refused the schema that the last try was to be held to.
     taken, refused = completion.response_format, list(completion.refused_parameters)

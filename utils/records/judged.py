@@ -9,12 +9,13 @@ import hashlib
 import json
 import os
 import sys
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from utils.benchmarks.task import Metric, Record
+from utils.benchmarks.task import Metric, Record, Scale
 from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.files.fingerprints import differences
@@ -22,7 +23,9 @@ from utils.files.journal_lines import Key, read_header, read_lines
 from utils.files.manifest import manifest_of
 from utils.files.outputs import OutputFile, is_failed
 from utils.files.writing import check_could_write
+from utils.generation.chat import LocalChat
 from utils.generation.driver import THOUGHT_COUNT, TOKEN_COUNTS
+from utils.generation.scoring import split_shared
 from utils.scoring.verdicts import Verdict, is_outdated
 
 MADE_FROM = ("inputs", "responses")  # of a score file's fingerprint what doesn't tell its judge
@@ -48,6 +51,11 @@ def answers_to(responses: list[dict[str, list[dict[str, Any]]]], question_id: st
 
 def are_answered(outputs: Iterable[str | None]) -> list[bool]:
     return [bool(output and output.strip()) for output in outputs]
+
+
+def verdict_options(scale: Scale, chat: LocalChat) -> tuple[array, dict[str, array]]:
+    """What a judge's output has ahead of its number, and how each number goes on, as token ids."""
+    return split_shared({str(number): chat.render_option(f"{scale.begin}{number}") for number in scale.values})
 
 
 def what_verdicts_belong_to(

@@ -7,6 +7,7 @@ finished.
 """
 
 import functools
+import json
 from argparse import Namespace
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,9 @@ from utils.files.fingerprints import UNTOLD, differences
 from utils.files.journal_lines import read_journal
 from utils.files.manifest import NOT_OURS, file_hash, not_ours, read_folder_manifest, read_manifest
 from utils.files.writing import staged_path
+from utils.generation.chat import LocalChat
 from utils.generation.cost import prices_of
+from utils.generation.templates import template_variables
 from utils.generation.thinking import find_thoughts
 from utils.models.hub import cached_commit, is_folder, model_fingerprint
 from utils.records.datasets import read_dataset
@@ -240,7 +243,30 @@ def left_to_thoughts(args: Namespace, made: dict[str, Any]) -> list[str]:
         return names
     if vars(args).get("reasoning_parser") is None:
         names += ["reasoning_parser", "plan_reasoning_parser"]
+    elif "reasoning_parser" not in made and not is_parsed(args):
+        return ["reasoning_parser"]
     return names if {"reasoning_parser", "plan_reasoning_parser"} & made.keys() else []
+
+
+def is_parsed(args: Namespace) -> bool:
+    """Does a run use its --reasoning_parser? Not where the model's template or training leaves no thoughts to read.
+
+    False also for a model whose files are not here, or damaged: its command is asked no sooner than it has to be.
+    """
+    model = model_of(args)
+    if vars(args).get("openai"):
+        return True
+    with suppress(UserError):
+        if Path(model).is_dir() or cached_commit(model, args.cache_dir):
+            chat = chat_of(model, args.cache_dir, json.dumps(template_variables(args)))
+            return find_thoughts(args, chat, model).parser is not None
+    return False
+
+
+@functools.cache
+def chat_of(model: str, cache_dir: str | None, variables: str) -> LocalChat:
+    """A model's chat; its template's variables are JSON."""
+    return LocalChat(model, cache_dir, json.loads(variables))
 
 
 def is_model(identity: str, model: str, args: Namespace) -> bool:
