@@ -76,11 +76,13 @@ def choose_generator(args: Namespace, schema: dict[str, Any] | str, length: int 
 
 
 def open_completions(args: Namespace, model_addr: str, identity: str) -> Completions | None:
-    """The store's part of one model, None without --completions."""
+    """The store's part of one model, None without --completions; UserError where nothing could be added."""
     if args.completions is None:
         return None
     described = {"model": identity, **({"api": True} if args.openai else {"dtype": args.dtype})}
-    return Completions(ModelStore(args.completions, model_addr, described), args.openai)
+    store = ModelStore(args.completions, model_addr, described)
+    store.check_writable()
+    return Completions(store, args.openai)
 
 
 def identify_model(args: Namespace, model_addr: str) -> str:
