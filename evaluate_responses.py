@@ -57,6 +57,7 @@ from utils.files.json_files import read_json
 from utils.files.manifest import file_hash, run_fingerprint
 from utils.files.outputs import OutputFile, open_outputs
 from utils.generation.chat import VERDICT_TOKENS, Chat, choose_judge_length, open_chat, render_all
+from utils.generation.completions import Completions
 from utils.generation.cost import describe_cost, prices_of
 from utils.generation.driver import Policy, Request, Stage, describe_records, describe_requests, generate
 from utils.generation.engines import batch_invariance, confirm_model, identify_model, open_completions, open_engine
@@ -68,7 +69,6 @@ from utils.records.judged import System, answers_to, are_answered
 from utils.records.responses import as_read, default_metric, match_responses, origin_of, read_responses, refuse_gaps
 from utils.records.scores import check_counts_unanswered, score_file
 from utils.records.stream import read_questions
-from utils.runs.completions import Completions
 from utils.scoring.sureness import weigh
 from utils.scoring.verdicts import no_answer
 from utils.tables.summary import describe_scores

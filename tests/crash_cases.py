@@ -288,6 +288,13 @@ def baselines_case(name: str, data: Path, out: Path, url: str) -> Case:
     return Case(name, "baselines", [*arguments, "--output_addr", str(output)], [{output: NUM_QUESTIONS}])
 
 
+def stored_case(name: str, data: Path, out: Path, url: str) -> Case:
+    """baselines.py with its store beside its output."""
+    case = baselines_case(name, data, out, url)
+    case.arguments += ["--completions", f"{out}/completions"]
+    return case
+
+
 def evaluation_case(name: str, data: Path, out: Path, url: str) -> Case:
     arguments = ["--inputs_addr", f"{data}/data.json", "--evaluator_llm", "some-judge", *api_flags(data, url)]
     arguments += ["--response_addr", f"{data}/one.json", f"{data}/two.json", "--limit", "4"]
@@ -341,6 +348,7 @@ def merging_case(name: str, data: Path, out: Path, url: str) -> Case:
 
 CASES: dict[str, Callable[[str, Path, Path, str], Case]] = {
     "baselines": baselines_case,
+    "baselines with a store": stored_case,
     "evaluate_responses": evaluation_case,
     "planpers": planpers_case,
     "planpers gold": gold_case,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from api_server import default_reply
-from crash_cases import BEFORE, check_whole, journal_path, make_case, run_whole
+from crash_cases import BEFORE, check_whole, journal_path, make_case, read_whole, run_whole
 from test_crashes import case, data, server, zygotes  # noqa: F401 (fixtures)
 
 from utils.files.journal import Journal
@@ -23,6 +23,7 @@ from utils.files.journal_lines import read_journal
 pytestmark = pytest.mark.slow
 
 CASES = ["baselines", "evaluate_responses", "planpers", "rank_dataset", "rank_dataset bm25", "merge_shards"]
+WITH_STORE = ["baselines with a store", *CASES]
 PAGE = 4096  # bytes: what a tmpfs gives at a time
 
 
@@ -36,17 +37,18 @@ def error_of(run):
 
 
 def check_unharmed(case, whole):
-    """No final file is anything but whole, and every journal ends with a whole line."""
+    """No final file is anything but whole, and every journal and every file of a store ends with a whole line."""
     for output in case.outputs:
         assert not output.exists() or output.read_bytes() == whole.contents[output]
         journal = journal_path(output)
         assert not journal.exists() or journal.read_bytes()[-1:] in (b"", b"\n")
+    assert all(path.read_bytes()[-1:] in (b"", b"\n") for path in case.folder.glob("completions/*/*.jsonl"))
 
 
 # A full disk
 
 
-@pytest.mark.parametrize("case", CASES, indirect=True)
+@pytest.mark.parametrize("case", WITH_STORE, indirect=True)
 def test_files_that_may_not_grow(case, zygotes):
     whole = run_whole(case, zygotes)
     dice, largest = random.Random(case.name), max(map(len, whole.contents.values()))
@@ -86,7 +88,7 @@ def small_disk(folder, pages):
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-@pytest.mark.parametrize("case", CASES, indirect=True)
+@pytest.mark.parametrize("case", WITH_STORE, indirect=True)
 def test_a_full_disk(case, zygotes):
     whole = run_whole(case, zygotes)
     room = 30
@@ -94,7 +96,7 @@ def test_a_full_disk(case, zygotes):
         dice, refused = random.Random(case.name), []
         for free in [0, 1, 2, 3, 4, *sorted(dice.sample(range(5, 20), 2))]:
             filler = case.folder / "filler"
-            used = sum(-(-path.stat().st_size // PAGE) for path in case.folder.iterdir())
+            used = sum(-(-path.stat().st_size // PAGE) for path in case.folder.rglob("*"))
             filler.write_bytes(b"x" * PAGE * (room - used - free))
             run = case.start(zygotes)
             if run.wait() == 0:
@@ -102,7 +104,7 @@ def test_a_full_disk(case, zygotes):
                 break
             refused.append(error_of(run))
             check_unharmed(case, whole)
-            assert not list(case.folder.glob("*.tmp")) and not list(case.folder.glob("*.probe"))
+            assert not list(case.folder.rglob("*.tmp")) and not list(case.folder.glob("*.probe"))
             filler.unlink()
         case.finish(zygotes)
         check_whole(case, whole)
@@ -130,6 +132,27 @@ def test_a_full_embedding_cache(data, server, tmp_path, zygotes):
         subprocess.run(["mount", "-o", f"remount,size={99 * PAGE}", cache], check=True)
         case.finish(zygotes)
     check_whole(case, whole)
+
+
+def test_a_full_store(data, server, tmp_path, zygotes):
+    """On a disk of its own: what it took is not requested again, though no output is left."""
+    case = make_case("baselines", data, tmp_path, server.url)
+    whole, asked = run_whole(case, zygotes), len(server.requests)
+    store = tmp_path / "completions"
+    store.mkdir()
+    case.arguments += ["--completions", str(store)]
+    with small_disk(store, pages=2):
+        error = error_of(case.start(zygotes))
+        assert error.startswith(f"{store}/") and "No space left on device\n  free some space" in error
+        assert not list(store.rglob("*.tmp"))
+        check_unharmed(case, whole)
+        case.clear()
+        kept = sum(path.read_bytes().count(b"\n") - 1 for path in store.glob("*/*.jsonl"))
+        subprocess.run(["mount", "-o", f"remount,size={99 * PAGE}", store], check=True)
+        before = len(server.requests)
+        case.finish(zygotes)
+        assert len(server.requests) - before == asked - kept < asked
+    assert read_whole(case).contents == whole.contents
 
 
 @pytest.mark.parametrize("failing", range(6))

@@ -85,6 +85,7 @@ TABLE = "utils/make_table.py --system RAG made/{0}.json --output_addr made/table
 EXPORT = f"utils/export_predictions.py {ANSWERED} --output_dir new"
 GIVEN = "evaluate_responses.py --inputs_addr made/{}.json --response_addr {} --score_addr new/given.json"
 MEMORY, RATING, TOPIC = "PersonaMem_32k", "LaMP-3_user_dev", "LongLaMP-topic_user_val"
+STORED = f"{COMMANDS['none']} --completions store"
 T5 = f"baselines.py --model_addr ./t5 --max_tokens 4 --inputs_addr made/{RATING}.json --output_addr made/t5.json"
 STRATEGIES = {MEMORY: "accuracy", RATING: "MAE", TOPIC: "rouge-1"}
 ORIGINALS = {
@@ -137,6 +138,7 @@ READERS = [
     *(Reader(COMMANDS[name].replace("made/", "half/"), f"half/{Path(OUTPUTS[name]).name}.journal.jsonl", "journal")
       for name in JOURNALED),
     *(Reader(COMMANDS[name], f"{OUTPUTS[name]}.manifest.json", "json") for name in JOURNALED),
+    Reader(fresh(STORED), "store/*/*.jsonl", "journal"),
     Reader(COMMANDS["study"], "study.toml", "toml"),
     Reader(COMMANDS["study"], "sets/Art_and_Entertainment_test.json", "json"),
     Reader(f"{COMMANDS['plot']} --plot_addr new/plot.png", "planner/training_log.jsonl", "journal"),
@@ -226,7 +228,7 @@ def prepare(folder: Path, run: Callable[[str], int]) -> None:
     (folder / "new").mkdir()
     names = {"LaMP-3": RATING, "LongLaMP-topic": TOPIC, "PersonaMem-32k": MEMORY}
     commands = [BUILD, DENSE, *map(GET.format, names), *RATED.values()]
-    commands += [ANSWER.format(name) for name in STRATEGIES]
+    commands += [ANSWER.format(name) for name in STRATEGIES] + [STORED.replace("none.json", "stored.json")]
     commands += [EXPORT.format(MEMORY).replace("new", "made/export")]
     commands += [JUDGE.format(name, strategy) + f" --strategy {strategy}" for name, strategy in STRATEGIES.items()]
     for command in commands:

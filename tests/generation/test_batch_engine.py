@@ -127,6 +127,36 @@ def test_of_two_systems_that_answer_alike_each_has_its_verdict(server, tmp_path)
     assert a[0] == b[0] and len(a) == len(b) == 4
 
 
+def test_with_a_store_a_new_systems_verdicts_alone_are_in_a_batch(server, tmp_path):
+    """Also where the API has no trace of the earlier batch."""
+    inputs, store = make_questions(tmp_path / "in.json", 6), tmp_path / "completions"
+
+    def judge(*names):
+        flags = ["--evaluator_llm", "m", "--openai", "--base_url", server.url, "--inputs_addr", inputs]
+        flags += ["--openai_batch", "--completions", store]
+        flags += ["--response_addr", *(tmp_path / f"{name}.json" for name in names)]
+        flags += ["--score_addr", *(tmp_path / f"{name}_scores.json" for name in names)]
+        assert evaluate_responses.main(list(map(str, flags))) == 0
+        contents = {name: (tmp_path / f"{name}_scores.json").read_bytes() for name in names}
+        for path in tmp_path.glob("*_scores.json*"):
+            path.unlink()
+        sizes = [batch["request_counts"]["total"] for batch in server.batches]
+        server.batches.clear()
+        server.files.clear()
+        return contents, sizes
+
+    for name in "abc":
+        answers = {f"q{i}": [{"output": f"{'same' if i == 0 else name} {i}"}] for i in range(6)}
+        (tmp_path / f"{name}.json").write_text(json.dumps(answers))
+    before, sizes = judge("a", "b")
+    assert sizes == [11]  # they answer one question alike
+    after, sizes = judge("a", "b", "c")
+    assert sizes == [5] and after == before | {"c": after["c"]}
+    paid = dict(server.paid)
+    assert set(paid.values()) == {1}
+    assert judge("a", "b", "c") == (after, []) and server.paid == paid
+
+
 def test_of_a_batch_whose_files_are_gone_nothing_is_taken(server, tmp_path):
     inputs, output = make_questions(tmp_path / "in.json", 3), tmp_path / "out.json"
     assert baselines.main(command(server, inputs, output, "--openai_batch")) == 0

@@ -231,6 +231,15 @@ def test_another_model_behind_the_address_is_refused(command, server):
     assert command.run("--model_id", "org/b") > 0
 
 
+@every_script
+@pytest.mark.parametrize("flags", [[], ["--dry_run"]])
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_requested(command, flags):
+    command.store.write_text("a file")
+    with pytest.raises(UserError, match=rf"^{command.store}/.* cannot be written: Not a directory"):
+        command.run(*flags)
+    assert command.run(store=False) > 0
+
+
 def test_a_dry_run_makes_no_store(data, tmp_path, server):
     command = Command("baselines", data, tmp_path, server)
     assert command.run("--dry_run") == 0 and not command.store.exists()

@@ -11,10 +11,10 @@ import time
 import pytest
 
 from utils.cli import UserError
-from utils.runs import store as module
-from utils.runs.store import ModelStore, line_of
+from utils.generation import store as module
+from utils.generation.store import ModelStore, line_of
 
-ROOT = module.__file__.removesuffix("utils/runs/store.py")
+ROOT = module.__file__.removesuffix("utils/generation/store.py")
 DESCRIBED = {"model": "a" * 64, "dtype": "auto"}
 TEXTS = ["", "an answer", 'two\nlines \u2028 and "quotes"', "日本語 😀", "a\x00b\x1f", "x" * 100_000]
 
@@ -31,6 +31,7 @@ def folder(tmp_path):
 @pytest.fixture(autouse=True)
 def reading_at_once(monkeypatch):
     monkeypatch.setattr(module, "REFRESH_SECONDS", 0)
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
 
 
 def open_store(folder, **described):
@@ -88,7 +89,7 @@ def test_two_writers_and_a_reader(folder):
     code = f"""
 import sys
 sys.path.insert(0, {ROOT!r})
-from utils.runs.store import ModelStore
+from utils.generation.store import ModelStore
 store = ModelStore({str(folder)!r}, "org/Some-Model", {DESCRIBED!r})
 for number in range(int(sys.argv[1]), 4000, 2):
     store.add(f"{{number + 1:032x}}", {{"text": f"text {{number}} " * 50}})
@@ -109,7 +110,7 @@ def test_a_killed_writer_loses_a_torn_line_at_most(folder):
     code = f"""
 import sys, itertools
 sys.path.insert(0, {ROOT!r})
-from utils.runs.store import ModelStore
+from utils.generation.store import ModelStore
 store = ModelStore({str(folder)!r}, "org/Some-Model", {DESCRIBED!r})
 for number in itertools.count():
     store.add(f"{{number + 1:032x}}", {{"text": "x" * 5000}})
@@ -166,6 +167,114 @@ def test_a_line_that_changes_under_a_reader_is_not_believed(folder):
         store.get(key_of(1))
 
 
+def test_another_whole_line_in_a_lines_place_is_not_believed(folder):
+    path = fill(folder, [1, 2])
+    store = open_store(folder)
+    assert store.get(key_of(1))
+    head, first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(head + second + first)
+    with pytest.raises(UserError, match="changed while it was in use"):
+        store.get(key_of(1))
+
+
+def test_lines_that_arrive_late_are_waited_for(folder, monkeypatch):
+    """As on a network file system, where a file's end may be there before what stands in front of it."""
+    path = fill(folder, [1, 2])
+    content = path.read_bytes()
+    hole = content.index(b"text 1")
+    path.write_bytes(content[:hole] + b"\0" * 20 + content[hole + 20 :])
+    looks = []
+
+    def sleep(seconds):
+        looks.append(seconds)
+        if len(looks) == 3:
+            path.write_bytes(content)
+
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    store = open_store(folder)
+    assert [store.get(key_of(number))["text"] for number in (1, 2)] == ["text 1", "text 2"] and len(looks) == 3
+
+
+def test_two_processes_that_begin_a_folder_at_once(folder, monkeypatch):
+    """As the tasks of an array do: one makes it all while the other is half through."""
+    stores, fsync, turns = [open_store(folder), open_store(folder)], os.fsync, []
+
+    def fsync_late(file):
+        fsync(file)
+        if not turns:
+            turns.append("other")
+            stores[1].add(key_of(1), {"text": "other"})
+
+    monkeypatch.setattr(os, "fsync", fsync_late)
+    stores[0].add(key_of(0), {"text": "first"})
+    assert turns and all(open_store(folder).get(key_of(number)) for number in (0, 1))
+    assert sorted(path.suffix for path in stores[0].folder.iterdir()) == [".json", ".jsonl", ".jsonl"]
+
+
+def test_a_store_of_many_files_opens_few_at_a_time(folder):
+    """A process may open about a thousand; a store has one for each run that added to it."""
+    number = 3 * module.OPEN_FILES
+    path = fill(folder, [0])
+    head = path.read_bytes().splitlines(keepends=True)[0]
+    for place in range(1, number):
+        path.with_name(f"{place}.jsonl").write_bytes(head + line_of(key_of(place), {"text": f"text {place}"}))
+    store = open_store(folder)
+    for _ in range(2):
+        for place in random.sample(range(number), number):
+            assert store.get(key_of(place))["text"] == f"text {place}"
+        opened = [os.readlink(file) for file in map("/proc/self/fd/{}".format, os.listdir("/proc/self/fd"))
+                  if os.path.exists(file)]  # fmt: skip
+        assert 0 < sum(name.startswith(str(folder)) for name in opened) <= module.OPEN_FILES
+    store.close()
+
+
+@pytest.mark.parametrize("can_truncate", [True, False])
+def test_a_line_that_the_disk_takes_in_part_is_in_nobodys_way(folder, monkeypatch, can_truncate):
+    store = open_store(folder)
+    store.add(key_of(0), {"text": "first"})
+
+    class FullDisk:
+        def __init__(self, file):
+            self._file, self.name, self._taken = file, file.name, False
+
+        def write(self, line):
+            if self._taken:
+                raise OSError(28, "No space left on device")
+            self._taken = True
+            return self._file.write(line[:30])
+
+        def truncate(self, size):
+            if not can_truncate:
+                raise OSError(5, "Input/output error")
+            return self._file.truncate(size)
+
+    really = store._own
+    store._own = FullDisk(really)
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        store.add(key_of(1), {"text": "lost"})
+    assert raised.value.filename == really.name
+    store._own = store._own and really
+    store.add(key_of(2), {"text": "later"})
+    for one in (store, open_store(folder)):
+        assert [number for number in range(3) if one.get(key_of(number))] == [0, 2]
+    store.close()
+
+
+def test_an_error_of_the_disk_names_the_file(folder, monkeypatch):
+    """Network file systems tell of a full disk only when a file is flushed."""
+    store = open_store(folder)
+    store.add(key_of(0), {})
+    [path] = store.folder.glob("*.jsonl")
+
+    def fail(file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        store.close()
+    assert raised.value.filename == str(path)
+
+
 def test_odd_things_in_the_folder_are_refused(folder, tmp_path):
     fill(folder, [1])
     odd = open_store(folder).folder / "a.jsonl"
@@ -175,6 +284,10 @@ def test_odd_things_in_the_folder_are_refused(folder, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         open_store(tmp_path / "file").add(key_of(1), {})
+    with pytest.raises(UserError, match="cannot be written"):
+        open_store(tmp_path / "file").check_writable()
+    open_store(tmp_path / "new").check_writable()
+    assert not (tmp_path / "new").exists()
 
 
 def test_another_model_behind_an_address_is_refused(folder):

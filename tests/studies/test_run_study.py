@@ -44,6 +44,7 @@ from utils.studies.state import differing_settings, parse
 from utils.studies.study import ARGUMENTS, CATEGORIES, GENERATOR, Study
 
 SAMPLE = ROOT / "tests/data/mini_lampqa"
+DOCS = ROOT / "docs/studies_and_slurm.md"
 
 
 # Whole studies. The scripts ask a server on this machine; most are run in this process, which spares their imports.
@@ -1039,6 +1040,27 @@ def test_plans_of_answers_that_were_never_begun_are_replaced(work):
     dataset.write_text(json.dumps([{**record, "question": record["question"] + " Thanks!"} for record in records]))
     assert work.run() == 0
     assert f"{ART}/planpers_gold.json" in work.outputs()
+
+
+def test_completions_of_all_steps_are_paid_once(work, capsys):
+    """With the flags that the docs show."""
+    [flags] = re.findall(r"\[arguments\]\n(.*--completions.*\n.*--completions.*)\n", DOCS.read_text(encoding="utf-8"))
+    work.edit("[arguments]\n", "[arguments]\n" + flags.partition("\n")[0] + "\n")
+    work.edit('judge = ["--openai"', flags.partition("\n")[2][:-1] + ', "--openai"')
+    capsys.readouterr()
+    assert work.run() == 0 and work.ran == []  # it is not a setting
+    whole = contents(work.folder)
+    shutil.rmtree("out")
+    assert work.run("--dry_run") == 0
+    asking = re.findall(r"python \S*(?:baselines|planpers|evaluate_responses)\.py.*", capsys.readouterr().out)
+    assert len(asking) == 2 * (3 + 1)
+    assert all("--completions output/completions" in command for command in asking)
+    asked = len(work.server.requests)
+    assert work.run() == 0 and len(work.server.requests) > asked
+    shutil.rmtree("out")
+    asked = len(work.server.requests)
+    assert work.run() == 0 and len(work.server.requests) == asked
+    assert contents(work.folder) == whole
 
 
 def test_an_unfinished_run_with_other_settings_is_refused_too(work):

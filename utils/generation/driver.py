@@ -23,13 +23,13 @@ from utils.cli.progress import Progress
 from utils.files.journal import Journal, Key
 from utils.files.outputs import is_failed
 from utils.generation.chat import Chat, Fitted, Rendered
+from utils.generation.completions import Completions, NotStoredError
 from utils.generation.cost import Prices
-from utils.generation.requests import FORMATS, FURTHER, Engine, RefusedError, Sampling, UnavailableError
+from utils.generation.requests import FORMATS, FURTHER, Completion, Engine, RefusedError, Sampling, UnavailableError
 from utils.generation.templates import SETTINGS
 from utils.generation.thinking import Thoughts
 from utils.parsing import Parsed, nothing
 from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT
-from utils.runs.completions import Completions, NotStoredError
 
 Parser = Callable[[str, bool], Parsed]
 # Of a policy, or not in every one's fingerprint.
@@ -310,6 +310,15 @@ async def answer_request(engine: Engine | None, request: Request, stage: Stage) 
     spent, before = {name: earlier.get(name, 0) for name in TOKEN_COUNTS}, earlier.get("attempts", 0)
     thought = earlier.get(THOUGHT_COUNT, 0)
     draws = False
+
+    def read(completion: Completion) -> Parsed:
+        if completion.unfinished:
+            return nothing(UNFINISHED)
+        return (request.parse or stage.parse)(completion.text, completion.finish_reason == "length")
+
+    def is_usable(completion: Completion) -> bool:
+        return read(completion).value is not None
+
     for attempt in range(policy.max_retries + 1):
         sampling, attempts = policy.sampling(request.key, attempt, before, draws), before + attempt + 1
         try:
@@ -317,15 +326,13 @@ async def answer_request(engine: Engine | None, request: Request, stage: Stage) 
                 completion = await engine.complete(stage.model, request.prompt, sampling)
             else:
                 told = {"id": request.key[0], "unit": stage.unit, "try": attempts}
-                completion = await stage.completions.complete(engine, stage.model, request.prompt, sampling, **told)
+                asked = (engine, stage.model, request.prompt, sampling, is_usable)
+                completion = await stage.completions.complete(*asked, **told)
         except RefusedError as refusal:
             return {"value": None, "reason": str(refusal), **request.record, "attempts": attempts, **spent}
         spent = {name: _total([spent[name], getattr(completion, name)]) for name in spent}
         thought += completion.reasoning_tokens or 0
-        if completion.unfinished:
-            parsed = nothing(UNFINISHED)
-        else:
-            parsed = (request.parse or stage.parse)(completion.text, completion.finish_reason == "length")
+        parsed = read(completion)
         draws = "temperature" in completion.refused_parameters
         # A greedy model would only think the same again.
         is_last = policy.is_last(attempt, draws) or (completion.unfinished and policy.is_greedy(draws))
@@ -343,7 +350,7 @@ async def answer_request(engine: Engine | None, request: Request, stage: Stage) 
         "truncated": parsed.truncated,
         "finish_reason": completion.finish_reason,
         "attempts": attempts,
-        "constrained": sampling.schema is not None and taken is None,
+        "constrained": (sampling.schema is not None) != completion.in_other_dress and taken is None,
         **({"response_format": taken} if taken else {}),
         "temperature": None if "temperature" in refused else sampling.temperature,
         **({"refused_parameters": refused} if refused else {}),

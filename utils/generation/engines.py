@@ -13,17 +13,17 @@ from utils.files.journal import Journal, Key
 from utils.files.outputs import OutputFile
 from utils.files.web_files import check_proxies
 from utils.generation.chat import PAPER_LENGTH, Chat, Fitted, choose_length, open_chat
+from utils.generation.completions import Completions
 from utils.generation.cost import Prices, describe_cost
 from utils.generation.driver import Parser, Policy, Request, Stage, describe_records
 from utils.generation.history import fit_items
 from utils.generation.requests import Engine
+from utils.generation.store import ModelStore
 from utils.generation.thinking import end_thoughts, find_thoughts, settle_tokens
 from utils.generation.trimming import Entry, fit_trimmed
 from utils.generation.vllm_engine import BATCH_INVARIANT, VLLMEngine, is_batch_invariant
 from utils.models.hub import adapter_base, check_model, model_fingerprint, suggesting_openai
 from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
-from utils.runs.completions import Completions
-from utils.runs.store import ModelStore
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,13 @@ def choose_generator(args: Namespace, schema: dict[str, Any] | str, length: int 
 
 
 def open_completions(args: Namespace, model_addr: str, identity: str) -> Completions | None:
-    """The store's part of one model, None without --completions."""
+    """The store's part of one model, None without --completions; UserError where nothing could be added."""
     if args.completions is None:
         return None
     described = {"model": identity, **({"api": True} if args.openai else {"dtype": args.dtype})}
-    return Completions(ModelStore(args.completions, model_addr, described), args.openai)
+    store = ModelStore(args.completions, model_addr, described)
+    store.check_writable()
+    return Completions(store, args.openai)
 
 
 def identify_model(args: Namespace, model_addr: str) -> str:

@@ -44,6 +44,7 @@ class Completion:
     reasoning: str = ""  # the thoughts
     reasoning_tokens: int | None = None  # of the output's, those of its thoughts; None where that is not told
     unfinished: bool = False  # it ends inside a thought
+    in_other_dress: bool = False  # it was requested free and is to be held to its schema now, or the reverse
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,11 @@ from utils.cli.errors import quote
 from utils.files.journal_lines import Key
 from utils.files.manifest import file_hash
 from utils.files.outputs import Piece
+from utils.generation.completions import NotStoredError
 from utils.generation.driver import THOUGHT_COUNT, TOKEN_COUNTS, Request, Stage, answer_request
 from utils.generation.engines import Model
 from utils.generation.requests import Engine, UnavailableError
 from utils.parsing import Parsed, nothing, writable
-from utils.runs.completions import NotStoredError
 
 ROOT = Path(__file__).resolve().parents[2]
 VISIBLE = ("id", "task", "question", "profile")  # fields of a record that a method sees

@@ -28,6 +28,7 @@ from utils.files.manifest import (
     run_fingerprint,
 )
 from utils.files.writing import check_writable
+from utils.generation.completions import NotStoredError
 from utils.generation.cost import describe_cost, prices_of
 from utils.generation.driver import describe_records
 from utils.generation.encoder_decoder import TextModel, choose_answerer
@@ -37,7 +38,6 @@ from utils.generation.vllm_engine import VLLMEngine
 from utils.records.datasets import STEP_NEEDS, select_questions
 from utils.records.responses import collect_responses, count_responses
 from utils.records.stream import read_questions
-from utils.runs.completions import NotStoredError
 from utils.runs.methods import Ask, Method, Question, Settings, load_method
 from utils.runs.runner import Outcome, report_raised, run_method
 

@@ -17,9 +17,9 @@ from utils.cli.errors import first_five, printable
 from utils.cli.progress import Progress
 from utils.files.journal_lines import Key
 from utils.files.outputs import Piece
+from utils.generation.completions import NotStoredError
 from utils.generation.driver import OUTAGE
 from utils.generation.requests import Engine, UnavailableError
-from utils.runs.completions import NotStoredError
 from utils.runs.methods import Ask, Method, Question, Settings
 
 LONGEST = 500  # characters of an error that are shown

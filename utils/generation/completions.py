@@ -4,13 +4,13 @@ import asyncio
 import hashlib
 import json
 from array import array
-from collections.abc import Sequence
-from dataclasses import MISSING, asdict, fields
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, asdict, fields, replace
 from typing import Any
 
 from utils.generation.chat import Rendered
 from utils.generation.requests import Completion, Engine, RefusedError, Sampling, Scored
-from utils.runs.store import ModelStore
+from utils.generation.store import ModelStore
 
 # Of a `Completion`, those that are left out of its line if they have their default.
 OPTIONAL = {field.name: field.default for field in fields(Completion) if field.default is not MISSING}
@@ -36,9 +36,18 @@ class Completions:
         self._under_way: dict[str, asyncio.Event] = {}
 
     async def complete(
-        self, engine: Engine | None, model: str, prompt: Rendered, sampling: Sampling, **told: Any
+        self,
+        engine: Engine | None,
+        model: str,
+        prompt: Rendered,
+        sampling: Sampling,
+        is_usable: Callable[[Completion], bool],
+        **told: Any,
     ) -> Completion:
         """The completion that was sent before, else a new one from `engine`, which is kept with what is `told`.
+
+        A free text counts in place of one that is to be held to its schema only if it is usable: what follows an
+        unusable one may be nothing. Where greedy tries have no seeds, only their schemas tell one from the next.
 
         Raises:
             RefusedError: the model's server refuses this content; that is kept too.
@@ -47,11 +56,16 @@ class Completions:
         keys = self._keys(prompt, sampling)
         async with _Turn(self._under_way, keys[0]):
             for key in keys:
-                if (found := self.store.get(key)) is not None:
-                    self.reused += 1
-                    if "refused" in found:
-                        raise RefusedError(found["refused"])
-                    return _read(found)
+                if (found := self.store.get(key)) is None:
+                    continue
+                if "refused" in found:
+                    await self._reuse()
+                    raise RefusedError(found["refused"])
+                completion = replace(_read(found), in_other_dress=key != keys[0])
+                must_be_usable = completion.in_other_dress and (sampling.schema or self._is_seedless(sampling))
+                if not must_be_usable or is_usable(completion):
+                    await self._reuse()
+                    return completion
             if engine is None:
                 raise NotStoredError
             try:
@@ -69,7 +83,7 @@ class Completions:
         key = _hash("score", prompt, *continuations)
         async with _Turn(self._under_way, key):
             if (found := self.store.get(key)) is not None:
-                self.reused += 1
+                await self._reuse()
                 means = [float("nan") if mean is None else mean for mean in found["mean_log_probs"]]
                 return Scored(means, found["prompt_tokens"], found["cached_tokens"])
             if engine is None:
@@ -77,6 +91,13 @@ class Completions:
             scored = await engine.score(model, prompt, continuations)
             self._keep(key, asdict(scored), told)
             return scored
+
+    async def _reuse(self) -> None:
+        self.reused += 1
+        await asyncio.sleep(0)  # a signal is heard, and an engine, also where the store has everything
+
+    def _is_seedless(self, sampling: Sampling) -> bool:
+        return sampling.temperature == 0 and not self._is_greedy_seeded
 
     def _keep(self, key: str, its: dict[str, Any], told: dict[str, Any]) -> None:
         self.store.add(key, {**told, **its})
@@ -89,7 +110,7 @@ class Completions:
         """
         its = asdict(sampling)
         del its["attempt"], its["last_schema"]
-        if sampling.temperature == 0 and not self._is_greedy_seeded:
+        if self._is_seedless(sampling):
             del its["seed"]
         dresses = [sampling.schema, *(one for one in (None, sampling.last_schema) if one != sampling.schema)]
         return [_hash("complete", prompt, {**its, "schema": schema}) for schema in dresses]

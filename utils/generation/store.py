@@ -19,13 +19,20 @@ import secrets
 import socket
 import time
 import zlib
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from utils.cli import UserError, describe_os_error
 from utils.files import manifest
-from utils.files.writing import check_regular, open_appending, write_atomically, write_line
+from utils.files.writing import (
+    check_could_write,
+    check_regular,
+    naming,
+    open_appending,
+    rename,
+    write_line,
+    write_synced,
+)
 
 KEY_START, KEY_END = 8, 40  # where a line has its key: {"key":"<32 hex digits>",...
 NO_KEY = "0" * (KEY_END - KEY_START)  # of a file's first line
@@ -33,6 +40,8 @@ SUM = b',"crc32":"%08x"}\n'
 SUM_LENGTH = len(SUM % 0)
 REFRESH_SECONDS = 10  # between two looks at what others have written
 SYNC_SECONDS = 1  # the most that a power cut may lose
+OPEN_FILES = 100  # to read from at a time: a store grows by a file with every run, and a process may open about 1000
+HOLE_LOOKS = 5  # a second apart: on a network file system, lines that have not all arrived may read as zeros
 OFFSET_BITS, LENGTH_BITS = 48, 32  # of a line's place, which is one number: 100,000 tuples would take 10 MB more
 
 
@@ -51,6 +60,7 @@ class ModelStore:
         self._described = described
         self._places: dict[bytes, int] = {}  # of each completion's line
         self._files: list[_Lines] = []
+        self._opened: dict[_Lines, None] = {}  # those that `get` has open, the last used one last
         self._own: IO[bytes] | None = None
         self._read_at = -float("inf")
         self._synced_at = 0.0
@@ -63,9 +73,11 @@ class ModelStore:
         if place is None:
             return None
         number, offset = divmod(place >> LENGTH_BITS, 1 << OFFSET_BITS)
-        line = self._files[number].read(offset, place & ((1 << LENGTH_BITS) - 1))
-        if not _is_whole(line):
-            raise UserError(f"{self._files[number].path}: changed while it was in use; run the same command again")
+        file = self._files[number]
+        line = file.read(offset, place & ((1 << LENGTH_BITS) - 1))
+        self._close_oldest(file)
+        if not _is_whole(line) or line[KEY_START:KEY_END] != key.encode():
+            raise UserError(f"{file.path}: changed while it was in use; run the same command again")
         return json.loads(line)
 
     def add(self, key: str, fields: dict[str, Any]) -> None:
@@ -75,6 +87,10 @@ class ModelStore:
         self._places.setdefault(bytes.fromhex(key), self._append(key, fields))
         if time.monotonic() - self._synced_at >= SYNC_SECONDS:
             self._sync()
+
+    def check_writable(self) -> None:
+        """UserError where nothing could be added, before anything is paid for; nothing is made."""
+        check_could_write(self.folder / "model.json")
 
     def confirm_root(self, root: str | None) -> None:
         """Note which model a server reports behind its name; UserError where earlier completions are of another.
@@ -97,20 +113,20 @@ class ModelStore:
             self._make_folder(root=root)
 
     def close(self) -> None:
-        if self._own is not None:
-            self._sync()
-            self._own.close()
-            self._own = None
-        for file in self._files:
+        for file in self._opened:
             file.close()
-        self._files, self._places, self._read_at = [], {}, -float("inf")
+        own, self._own = self._own, None
+        self._files, self._places, self._opened, self._read_at = [], {}, {}, -float("inf")
+        if own is not None:
+            with own, naming(own.name):
+                os.fsync(own.fileno())
 
     def _begin(self) -> None:
         """Make this process's own file. Its name begins with the time, so that older files sort first."""
         self._make_folder()
         host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname())
         now = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-        path = self.folder / f"{now}-{host}-{os.getpid()}-{secrets.token_hex(2)}.jsonl"
+        path = self.folder / f"{now}-{host}-{os.getpid()}-{secrets.token_hex(8)}.jsonl"
         self._own = open_appending(path)
         self._files.append(_Lines(path))
         self._own_number = len(self._files) - 1
@@ -121,7 +137,10 @@ class ModelStore:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if told or not path.exists():
-                write_atomically(path, json.dumps({**self._described, **told}, indent=2) + "\n")
+                # All tasks of an array may begin at once, so each writes to a name of its own.
+                staged = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+                write_synced(staged, json.dumps({**self._described, **told}, indent=2) + "\n")
+                rename(staged, path)
         except OSError as error:
             raise UserError(f"{self.folder}: cannot be written: {describe_os_error(error)}") from None
 
@@ -132,16 +151,27 @@ class ModelStore:
         try:
             write_line(self._own, line, file.path)
         except OSError:
-            with suppress(OSError):
+            try:
                 self._own.truncate(file.end)
+            except OSError:
+                self._own = None  # a torn line ends its file: what follows goes to another one
             raise
         place = _place(self._own_number, file.end, len(line))
         file.end += len(line)
         return place
 
     def _sync(self) -> None:
-        os.fsync(self._own.fileno())
+        with naming(self._own.name):
+            os.fsync(self._own.fileno())
         self._synced_at = time.monotonic()
+
+    def _close_oldest(self, file: "_Lines") -> None:
+        self._opened.pop(file, None)
+        self._opened[file] = None
+        if len(self._opened) > OPEN_FILES:
+            oldest = next(iter(self._opened))
+            oldest.close()
+            del self._opened[oldest]
 
     def _read_new(self) -> None:
         """Index what others have added since the last look."""
@@ -163,37 +193,47 @@ class _Lines:
 
     def __init__(self, path: Path):
         self.path, self.end, self._number = path, 0, 0
-        try:
-            self._file = open(path, "rb", buffering=1 << 20)  # noqa: SIM115 (closed by `close`)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {describe_os_error(error)}") from None
+        self._file: IO[bytes] | None = None
 
     def read(self, offset: int, length: int) -> bytes:
+        """What is there; the file is then open until `close`."""
+        if self._file is None:
+            self._file = self._open(buffering=0)
         return os.pread(self._file.fileno(), length, offset)
 
-    def read_new(self) -> list[tuple[bytes, int, int]]:
+    def read_new(self, looks: int = HOLE_LOOKS) -> list[tuple[bytes, int, int]]:
         """Key, offset and length of each line that was added; a last line without its end is still being written.
 
         UserError where a line is not as it was written. A torn line is what a killed process left: nobody appends to
         its file any more. A line that is whole but for its line break has lost that by damage.
         """
         found = []
-        self._file.seek(self.end)
-        for line in self._file:
-            if not line.endswith(b"\n"):
-                if not _is_whole(line[:-1] + b"\n"):
-                    break
-                self._refuse()
-            if not _is_whole(line):
-                self._refuse()
-            self._number += 1
-            if (key := line[KEY_START:KEY_END].decode()) != NO_KEY:
-                found.append((bytes.fromhex(key), self.end, len(line)))
-            self.end += len(line)
+        with self._open(buffering=1 << 20) as file:
+            file.seek(self.end)
+            for line in file:
+                if not _is_whole(line):
+                    if not line.endswith(b"\n") and not _is_whole(line[:-1] + b"\n"):
+                        break
+                    if b"\0" in line and looks > 1:
+                        time.sleep(1)
+                        return found + self.read_new(looks - 1)
+                    self._refuse()
+                self._number += 1
+                if (key := line[KEY_START:KEY_END].decode()) != NO_KEY:
+                    found.append((bytes.fromhex(key), self.end, len(line)))
+                self.end += len(line)
         return found
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self, buffering: int) -> IO[bytes]:
+        try:
+            return open(self.path, "rb", buffering=buffering)
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be read: {describe_os_error(error)}") from None
 
     def _refuse(self) -> None:
         raise UserError(

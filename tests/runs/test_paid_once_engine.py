@@ -1,0 +1,63 @@
+"""--completions with the real vLLM: what the store has loads no model, and comes out as it did."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from utils import download_datasets
+from utils.files.manifest import read_manifest
+
+ROOT = Path(__file__).resolve().parents[2]
+CHAT = ROOT / "demo/models/chat"
+SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
+SHORT = ["--inputs_addr", SAMPLE, "--limit", 4, "--max_tokens", 24, "--max_retries", 1, "--max_model_len", 4096]
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture
+def run(warm_engine, tmp_path):
+    """Runs a script with the store; its outputs are deleted. Returns their bytes, and which models were loaded."""
+
+    def run(script, flags, *outputs):
+        done = warm_engine.run(script, [*flags, "--completions", tmp_path / "completions"], look_at_models=None)
+        assert done.returncode in (0, 1), done.errors  # 1: most answers of a small model may be unusable
+        contents = [path.read_bytes() for path in outputs]
+        devices = {read_manifest(path)["device"] for path in outputs}
+        for path in tmp_path.glob("*.json*"):
+            path.unlink()
+        loaded = [line for line in done.errors.splitlines() if "(this may take a minute" in line]
+        assert bool(loaded) == (devices != {None}), done.errors
+        return contents, loaded
+
+    return run
+
+
+def test_answers(run, tmp_path):
+    output, other = tmp_path / "one.json", tmp_path / "two.json"
+    flags = ["--model_addr", CHAT, *SHORT, "--temperature", 0]
+    contents, loaded = run("baselines.py", [*flags, "--output_addr", output], output)
+    assert loaded and len(json.loads(contents[0])) == 4
+    assert run("baselines.py", [*flags, "--output_addr", other], other) == (contents, [])
+
+
+def test_likelihoods(run, tmp_path):
+    output, other, data = tmp_path / "one.json", tmp_path / "two.json", tmp_path / "data"
+    download = ["--dataset", "PersonaMem-32k", "--source_dir", ROOT / "tests/data/mini_personamem"]
+    assert download_datasets.main([*map(str, download), "--output_dir", str(data)]) == 0
+    flags = ["--model_addr", CHAT, "--inputs_addr", data / "PersonaMem_32k.json", "--limit", 2]
+    flags += ["--choose", "likelihood", "--max_model_len", 4096]
+    contents, loaded = run("baselines.py", [*flags, "--output_addr", output], output)
+    assert loaded
+    assert run("baselines.py", [*flags, "--output_addr", other], other) == (contents, [])
+
+
+def test_plans_and_answers_of_one_base(run, tmp_path):
+    output = tmp_path / "answers.json"
+    flags = ["--model_addr", CHAT, "--planner_model", CHAT, *SHORT, "--output_addr", output, "--unranked"]
+    flags += ["--num_contexts", 2, "--max_tokens_plan", 24]
+    outputs = [output, Path(f"{output}.plans.json")]
+    contents, loaded = run("planpers.py", flags, *outputs)
+    assert len(loaded) == 1
+    assert run("planpers.py", flags, *outputs) == (contents, [])

@@ -1,0 +1,93 @@
+"""What does the store of completions cost? Prints seconds and memory to write, index and look up 100,000.
+
+python tests/speed/store.py
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from measure import add_arguments, peak_memory, print_spread, reset_peak_memory, write_figures
+
+from utils.cli import make_parser, positive_int, run_script
+from utils.generation.store import ModelStore
+
+BARS = {"written": 2.0, "indexed": 0.5, "looked up": 3.0}  # seconds of CPU for 100,000; MB of memory below
+MEMORY_BAR = 50.0
+DESCRIBED = {"model": "benchmark"}
+TEXT = 'The reed rattles when it dries out, so soak it, and "seat" it lower on the table. ' * 18  # 1,500 characters
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = make_parser(__doc__)
+    parser.add_argument("--num_completions", type=positive_int, default=100_000, help="in the store (%(default)s)")
+    parser.add_argument("--store", metavar="DIR", help=argparse.SUPPRESS)  # of the process that reads it
+    add_arguments(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    if args.store:
+        print(json.dumps(read(args.store, args.num_completions)))
+        return 0
+    runs = [measure(args.num_completions) for _ in range(args.runs)]
+    share = args.num_completions / 100_000
+    figures = {
+        name: print_spread(f"{args.num_completions} {name}", [one[name] for one in runs], bar * share, " s", below=True)
+        for name, bar in BARS.items()
+    }
+    memory = [one["memory"] for one in runs]
+    figures["memory"] = print_spread("memory of the index", memory, MEMORY_BAR * share, " MB", below=True)
+    print(f"{runs[0]['bytes']:.0f} bytes a line")
+    write_figures(args.json_addr, figures)
+    return 0
+
+
+def measure(number: int) -> dict[str, float]:
+    """Seconds of CPU, MB of memory, and a line's bytes; it is read by a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        store, started = ModelStore(folder, "model", DESCRIBED), time.process_time()
+        for place in range(number):
+            store.add(key_of(place), make_fields(place))
+        store.close()
+        seconds = time.process_time() - started
+        size = sum(path.stat().st_size for path in store.folder.glob("*.jsonl"))
+        command = [sys.executable, __file__, "--store", folder, "--num_completions", str(number)]
+        found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return {"written": seconds, "bytes": size / number, **found}
+
+
+def read(folder: str, number: int) -> dict[str, float]:
+    store = ModelStore(folder, "model", DESCRIBED)
+    reset_peak_memory()
+    before, started = peak_memory(), time.process_time()
+    assert store.get(key_of(number)) is None
+    indexed, memory = time.process_time() - started, peak_memory() - before
+    keys = list(map(key_of, random.Random(0).sample(range(number), number)))
+    started = time.process_time()
+    assert all(map(store.get, keys))
+    return {"indexed": indexed, "memory": memory / 1e6, "looked up": time.process_time() - started}
+
+
+def key_of(place: int) -> str:
+    return f"{place + 1:032x}"
+
+
+def make_fields(place: int) -> dict[str, object]:
+    """A completion's, as generation makes them."""
+    counts = {"prompt_tokens": 2400, "cached_tokens": 1024, "completion_tokens": 400}
+    told = {"id": f"question_{place}", "unit": "answers", "try": 1}
+    return {**told, "text": f'{{"personalized_answer": "{place} {TEXT}"}}', "finish_reason": "stop", **counts}
+
+
+if __name__ == "__main__":
+    run_script(main)
