@@ -62,10 +62,10 @@ def build_parser() -> cli.FlagParser:
     add("--rag", action="store_true", help="put the asker's best-ranked posts into the prompt")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts for --rag (%(default)s)")
     add("--method", metavar="FILE", help="Python file with your own method: async def answer(record, ask)")
-    add("--model", type=named, action="append", default=[], metavar="NAME=MODEL",
-        help="another model for --method, asked by ask(..., model=NAME); repeatable")
-    add("--set", type=named, action="append", default=[], metavar="NAME=VALUE",
-        help="setting for --method, read as ask.settings[NAME]; repeatable")
+    add("--model", type=named, action="append", metavar="NAME=MODEL",
+        help="another model for --method, asked by ask(..., model=NAME); repeatable (default: none)")
+    add("--set", type=named, action="append", metavar="NAME=VALUE",
+        help="setting for --method, read as ask.settings[NAME]; repeatable (default: none)")
     cli.add_unranked_argument(parser)
     add("--best_first", action="store_true",
         help="the best post first also where the benchmark has them in order of time (off)")
@@ -87,7 +87,7 @@ def build_parser() -> cli.FlagParser:
         lambda args: args.method is not None,
         "with --method, which decides itself what to ask",
     )
-    parser.without_effect("--set --model", lambda args: args.method is None, "without --method", "give --method")
+    parser.without_effect("--model --set", lambda args: args.method is None, "without --method", "give --method")
     cli.add_engine_arguments(parser, "--model_addr", "hub name, model folder, LoRA adapter folder, or API model")
     cli.add_sampling_arguments(
         parser, temperature_default=0.1, max_tokens=2048, max_model_len=f"{PAPER_LENGTH}, or the model's limit if less"

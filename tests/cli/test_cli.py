@@ -360,6 +360,9 @@ WITHOUT_EFFECT = [
      "with --choose, for no text is generated\n  leave out --choose, or leave {} out"),
     ("baselines.py", "", "--num_contexts 4 --unranked --best_first --trim_items",
      "without --rag, for the prompt has no posts\n  give --rag, or leave {} out"),
+    ("baselines.py", "--method m.py", "--rag --choose likelihood --best_first --trim_items --retry_failed",
+     "with --method, which decides itself what to ask\n  leave {} out"),
+    ("baselines.py", "", "--model critic=m --set n=4", "without --method\n  give --method, or leave {} out"),
     *((script, mode, "--retry_failed", "with --overwrite, which asks for everything again\n  leave {} out")
       for script, mode in (("baselines.py", "--overwrite"), ("planpers.py", "--gold_plan --overwrite"),
                            ("evaluate_responses.py", "--overwrite"), ("utils/build_dataset.py", "--overwrite"))),

@@ -55,7 +55,7 @@ def answer_by_method(args: Namespace) -> int:
     selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
     asked = {(record["id"], i): record for record in selected for i in range(args.num_generated_outputs)}
     models = choose_models(args, task)
-    shared = Settings(task, models, args.seed, args.num_contexts, args.prompts_dir, dict(args.set), {})
+    shared = Settings(task, models, args.seed, args.num_contexts, args.prompts_dir, dict(args.set or []), {})
     settings = make_fingerprint(args, task, models, method, asked)
     if args.dry_run:
         print(describe_first_calls(method, shared, asked))
@@ -86,7 +86,7 @@ def choose_models(args: Namespace, task: Task) -> dict[str, Model]:
     if args.openai_batch:
         raise UserError("--openai_batch: a method's calls follow one another, often within seconds; leave it out")
     models = {}
-    for role, addr in [("generator", args.model_addr), *args.model]:
+    for role, addr in [("generator", args.model_addr), *(args.model or [])]:
         if role in models:
             raise UserError(f"--model {role}={addr}: there is a model of that name; give another name")
         own = Namespace(**{**vars(args), "model_addr": addr})
@@ -115,7 +115,7 @@ def make_fingerprint(
     generator, *others = models.values()
     own = {"model": generator.identity, "num_contexts": args.num_contexts, "method": method.files}
     own |= {"models": {role: model.identity for role, model in models.items()}} if others else {}
-    own |= {"settings": dict(args.set), "keys": keys_hash(asked), "max_model_len": generator.length}
+    own |= {"settings": dict(args.set or []), "keys": keys_hash(asked), "max_model_len": generator.length}
     prompts = [load_prompt(name, args.prompts_dir) for name in dict.fromkeys(task.prompts.values())]
     inputs = file_hash(args.inputs_addr)
     return run_fingerprint("baselines.py", args, inputs, prompts, generator.policy.fingerprint(), **own)
