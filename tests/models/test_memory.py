@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from tiny_chat import sample_records, save_tiny_chat
 from tiny_t5 import save_tiny_t5
 
+from utils.cli import UserError
 from utils.models.memory import (
     ALLOWANCE,
     GIB,
@@ -39,6 +40,16 @@ def model(tiny, tmp_path):
 
 def size_of(folder, dtype="auto"):
     return read_size(folder, load_config(folder), dtype)
+
+
+@pytest.mark.parametrize("architectures", [7, float("nan"), "Qwen2ForCausalLM", {}])
+def test_a_config_that_says_otherwise_what_it_is_of_is_damaged(model, architectures):
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "architectures": architectures}))
+    with pytest.raises(
+        UserError, match=r"its config\.json cannot be loaded: architectures: found .*, expected a list$"
+    ):
+        load_config(model)
 
 
 @pytest.mark.parametrize(

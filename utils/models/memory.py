@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from utils.cli import UserError
+from utils.cli.errors import kind
 from utils.models.devices import ask_nvidia_smi
 from utils.models.hub import find_headers, read_headers
 from utils.models.loading import loading
@@ -104,7 +105,10 @@ def load_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     with loading(folder, "config.json"):
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if not isinstance(config.architectures, list | None):
+            raise ValueError(f"architectures: found {kind(config.architectures)}, expected a list")
+        return config
 
 
 def is_encoder(config: Any) -> bool:
