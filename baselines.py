@@ -61,7 +61,8 @@ def build_parser() -> cli.FlagParser:
     add("--output_addr", required=True, metavar="FILE", help="where the answers go")
     add("--rag", action="store_true", help="put the asker's best-ranked posts into the prompt")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts for --rag (%(default)s)")
-    add("--method", metavar="FILE", help="Python file with your own method: async def answer(record, ask)")
+    add("--method", metavar="FILE",
+        help="Python file with your own method, async def answer(record, ask), or the name of one in utils/methods")
     add("--model", type=named, action="append", metavar="NAME=MODEL",
         help="another model for --method, asked by ask(..., model=NAME); repeatable (default: none)")
     add("--set", type=named, action="append", metavar="NAME=VALUE",

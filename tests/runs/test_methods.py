@@ -51,7 +51,7 @@ class Runs:
     def __init__(self, folder, server):
         self.folder, self.server = folder, server
         (folder / "key.txt").write_text("sk-test")
-        self.output = folder / "out" / "answers.json"
+        self.output, self.name = folder / "out" / "answers.json", f"{folder}/mine.py"
         self.write(TWO_CALLS)
 
     def write(self, text):
@@ -60,7 +60,7 @@ class Runs:
     def flags(self, *more, output=None):
         flags = ["--openai", "--model_addr", "some-model", "--base_url", self.server.url, "--max_concurrency", "4"]
         flags += ["--api_key_addr", f"{self.folder}/key.txt", "--inputs_addr", str(SAMPLE), "--unranked"]
-        flags += ["--output_addr", str(output or self.output), "--method", f"{self.folder}/mine.py"]
+        flags += ["--output_addr", str(output or self.output), "--method", self.name]
         return [*flags, *map(str, more)]
 
     def run(self, *more, code=0, output=None):
@@ -288,7 +288,7 @@ async def answer(record, ask):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (None, "no such file"),
+        (None, "no such file, and none of the methods that ship: best_of_n, draft_and_revise, summ"),
         ("async def answer(record, ask:\n", r"mine.py, line 1: SyntaxError"),
         ("import nowhere_at_all\n", "line 1: ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("def answer(record, ask):\n    return 'a'\n", "has no `async def answer"),
@@ -338,6 +338,44 @@ def test_flags_that_do_not_go_with_a_method(runs, flags):
     with pytest.raises((UserError, SystemExit)):
         runs.run(*flags)
     assert runs.server.requests == []
+
+
+# Those that ship
+
+
+def reply_to_shipped(request):
+    user = request["messages"][-1]["content"]
+    drawn = f"{abs(hash((str(request['messages']), request['seed']))):x}"[:8]
+    if "Write only the\nnumber" in user:
+        return Reply(str(int(drawn, 16) % 10 + 1))
+    if "personalized_answer" in str(request["messages"]):
+        return Reply(json.dumps({"personalized_answer": f"Answer {drawn}."}))
+    return Reply(f"Text {drawn}.")
+
+
+@pytest.mark.parametrize(
+    ("name", "calls", "noted"),
+    [
+        ("summarize_then_answer", 2, ["summary"]),
+        ("draft_and_revise", 3, ["draft", "critique"]),
+        ("best_of_n", 10, ["num_candidates", "mark"]),
+    ],
+)
+def test_methods_that_ship(runs, name, calls, noted):
+    assert len((ROOT / f"utils/methods/{name}.py").read_text().splitlines()) <= 60
+    runs.server.reply = reply_to_shipped
+    runs.name = name
+    assert runs.run("--set", "n=5") in (calls * len(IDS), calls * len(IDS) - 1)
+    answers = [answer for [answer] in runs.answers.values()]
+    assert all(answer["output"] for answer in answers)
+    whole = [answer for answer in answers if answer["num_calls"] == calls]
+    assert len(whole) >= len(IDS) - 1 and all(set(noted) <= answer.keys() for answer in whole)  # one has no posts
+    if name == "best_of_n":
+        marks = {answer["mark"] for answer in answers}
+        assert all(4 <= answer["mark"] <= 10 for answer in answers) and len(marks) > 1  # the best of five
+    runs.output.unlink()
+    assert runs.run("--set", "n=5") == 0 and [answer for [answer] in runs.answers.values()] == answers
+    assert not any("narrative" in json.dumps(request) for request in runs.server.requests)
 
 
 # Several models

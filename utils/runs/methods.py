@@ -36,6 +36,7 @@ from utils.generation.requests import Engine, UnavailableError
 from utils.parsing import Parsed, nothing, writable
 
 ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ROOT / "utils/methods"
 VISIBLE = ("id", "task", "question", "profile")  # fields of a record that a method sees
 
 
@@ -256,10 +257,14 @@ class Method:
 
 
 def load_method(path: str) -> Method:
-    """Import a method's file; UserError if it cannot be, or has no `async def answer(record, ask)`."""
-    file = Path(path)
+    """Import a method's file, or one of utils/methods by its name.
+
+    UserError if it cannot be imported, or has no `async def answer(record, ask)`.
+    """
+    file = Path(path) if Path(path).is_file() else SHIPPED / f"{path}.py"
     if not file.is_file():
-        raise UserError(f"--method {path}: no such file")
+        names = ", ".join(sorted(one.stem for one in SHIPPED.glob("*.py")))
+        raise UserError(f"--method {path}: no such file, and none of the methods that ship: {names}")
     before = set(sys.modules)
     sys.path.insert(0, str(file.parent.resolve()))
     spec = importlib.util.spec_from_file_location(f"method_{file.stem}", file.resolve())

@@ -1,0 +1,39 @@
+"""docs/your_own_method.md: its methods run as they stand there."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from api_server import Reply, serve
+
+import baselines
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/your_own_method.md").read_text()
+METHODS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
+
+
+def reply(request):
+    text = str(request["messages"])
+    if "Write only the number" in text:
+        return Reply(str(request["seed"] % 10 + 1))
+    if "personalized_answer" in text:
+        return Reply(json.dumps({"personalized_answer": f"Answer {request['seed']}."}))
+    return Reply("They care about cost.")
+
+
+@pytest.mark.parametrize(("number", "calls"), enumerate((1, 2, 6)))
+def test_the_methods_on_the_page(number, calls, tmp_path):
+    (tmp_path / "mine.py").write_text(METHODS[number])
+    (tmp_path / "key.txt").write_text("sk-test")
+    with serve(reply) as server:
+        flags = ["--openai", "--api_key_addr", f"{tmp_path}/key.txt", "--base_url", server.url, "--model_addr", "m"]
+        flags += ["--inputs_addr", str(SAMPLE), "--unranked", "--output_addr", f"{tmp_path}/answers.json"]
+        more = ["--model", "critic=other"] if number == 2 else []
+        assert baselines.main([*flags, "--method", f"{tmp_path}/mine.py", *more]) == 0
+        answers = json.loads((tmp_path / "answers.json").read_text())
+        assert len(server.requests) == calls * len(answers)
+    assert all(answer["output"] for [answer] in answers.values())
+    assert len(METHODS) == 3

@@ -1,0 +1,40 @@
+"""Sample n answers from the RAG prompt and choose one by a judge that sees question and posts, but no rubric.
+
+--set n=16 sets n (8). The judge is the generator, or another model with --model judge=MODEL --set judge=judge.
+"""
+
+import re
+
+JUDGE = """[system]
+You judge how well an answer fits the person who asked.
+[user]
+Their posts:
+{profile}
+
+The question:
+{question}
+
+The answer:
+{candidate}
+
+How well does the answer cover what this person cares about, from 1 (not at all) to 10 (entirely)? Write only the
+number."""
+
+
+def read_mark(text):
+    found = re.fullmatch(r"\D*(10|[1-9])\D*", text)
+    return int(found[1]) if found else None
+
+
+async def answer(record, ask):
+    posts = record.best(ask.num_contexts)
+    candidates = await ask("rag", items=posts, n=int(ask.settings.get("n", 8)), temperature=1.0)
+    judge, marks = ask.settings.get("judge", "generator"), {}
+    for candidate in dict.fromkeys(candidates):
+        if candidate is not None:
+            own = {"candidate": candidate, "model": judge, "max_tokens": 8, "temperature": 0.0}
+            marks[candidate] = await ask(JUDGE, items=posts, parse=read_mark, **own)
+    if not marks:
+        return None
+    ask.note(num_candidates=len(marks), mark=max((mark for mark in marks.values() if mark), default=None))
+    return max(marks, key=lambda candidate: marks[candidate] or 0)  # of equally good ones the first

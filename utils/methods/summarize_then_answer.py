@@ -1,0 +1,19 @@
+"""Two calls: summarize what the asker's posts say about them, then answer with that summary in place of the posts."""
+
+SUMMARIZE = """[system]
+You read what one person has written and describe that person for somebody who will answer their next question.
+[user]
+Describe in at most five sentences what matters to this person: their interests, their situation, and what they expect
+of an answer. Write the description only.
+
+Their posts:
+{profile}"""
+
+
+async def answer(record, ask):
+    posts = record.best(ask.num_contexts)
+    if not posts:
+        return await ask("none")
+    summary = await ask(SUMMARIZE, items=posts, max_tokens=256)
+    ask.note(summary=summary)
+    return await ask("rag", items=[summary] if summary else posts)
