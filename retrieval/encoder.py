@@ -97,7 +97,7 @@ def load_encoder(
         with loading(model_name, *TOKENIZER_FILES, "vocab.txt"):
             tokenizer = transformers.AutoTokenizer.from_pretrained(model_name, **source)
             tokenizer(UNUSUAL, truncation=True, max_length=max_length)
-            check_special_tokens(tokenizer, "pad_token")
+            check_special_tokens(tokenizer, config, "pad_token")
         with loading(model_name, *MODEL_FILES):
             try:
                 model, report = transformers.AutoModel.from_pretrained(model_name, **settings, **source)

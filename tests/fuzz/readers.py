@@ -186,9 +186,10 @@ OPTIONAL = (
     "*responses.json dropped q?", "verdicts.json dropped q?", "study.toml dropped *",
     "plans.json null *.aspects", "made/scores.json dropped *.parsed",
     f"made/{MEMORY}.json * *.distance_to_ref*", "ann_* null *.seconds",
+    "data.json dropped *.narrative",
     "data.json null *.narrative", "*Users.xml dropped *.DisplayName", f"made/{TOPIC}.json retyped *.id",
     "study.toml empty *",  # of which each part has a default
-    "*answers_*.json null *.raw",  # as in the answers that were chosen, not written
+    "*answers_*.json null *.raw", "*answers_*.json dropped *.raw",  # as in answers that were chosen, not written
     "ann_* dropped *.decisions.*",  # not made yet, as the table's counts say
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ import pytest
 
 from prompts import join_posts, load_prompt
 from utils.cli import UserError
-from utils.generation.chat import APIChat, Fitted, LocalChat, choose_length, fit_posts, open_chat
+from utils.generation.chat import APIChat, Fitted, LocalChat, choose_length, fit_posts, load_tokenizer, open_chat
 from utils.generation.plain_text import PlainText
 from utils.generation.turns import Accepts, fold
 from utils.models.hub import adapter_base
@@ -261,6 +261,16 @@ def test_plain_text_needs_tokens_to_pad_and_to_end_with(tmp_path, lacking):
     for name in ("pad_token", "eos_token"):
         put_field(tmp_path / "tokenizer_config.json", name, None if name == lacking else "<s>")
     with pytest.raises(UserError, match=rf"^{folder}: its tokenizer_config\.json names no {lacking}$"):
+        PlainText(folder)
+
+
+@pytest.mark.parametrize("name", ["pad_token", "eos_token"])
+def test_plain_text_ends_and_pads_with_tokens_that_the_model_has(tmp_path, name):
+    folder = save_model(tmp_path, USERS)
+    put_field(tmp_path / "config.json", "vocab_size", len(load_tokenizer(str(folder))[0]))
+    for one in ("pad_token", "eos_token"):
+        put_field(tmp_path / "tokenizer_config.json", one, "<none of its own>" if one == name else "<s>")
+    with pytest.raises(UserError, match=rf"has '<none of its own>' as {name}, which is not among the \d+ tokens"):
         PlainText(folder)
 
 

@@ -34,10 +34,10 @@ class PlainText(LocalChat):
     """Of a prompt the user's part alone, with the token that ends a text: a fine-tuned model needs no instruction."""
 
     def __init__(self, model_addr: str, cache_dir: str | None = None):
-        self.tokenizer, _ = load_tokenizer(model_addr, cache_dir)
+        self.tokenizer, config = load_tokenizer(model_addr, cache_dir)
         self.model_limit = None  # T5's positions are relative
         self._restarts_at_lines = False
-        check_special_tokens(self.tokenizer, "pad_token", "eos_token")
+        check_special_tokens(self.tokenizer, config, "pad_token", "eos_token")
 
     def render(self, messages: Messages) -> array:
         return self.render_reply(messages[-1]["content"])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
-from utils.cli.errors import printable
+from utils.cli.errors import printable, quote
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 MODEL_FILES = ("config.json", "generation_config.json", "weights")
@@ -48,11 +48,17 @@ def blaming(what: Callable[[], str]) -> Iterator[None]:
         raise UserError(f"{what()}: {in_short(error)}") from error
 
 
-def check_special_tokens(tokenizer: Any, *names: str) -> None:
-    """UserError where a loaded tokenizer has not these tokens, which a padded batch needs."""
+def check_special_tokens(tokenizer: Any, config: Any, *names: str) -> None:
+    """UserError if a loaded tokenizer lacks one of these tokens, which a padded batch needs, or its model does."""
+    size = getattr(config, "vocab_size", None)
     for name in names:
-        if getattr(tokenizer, name) is None:
+        if (token := getattr(tokenizer, name)) is None:
             raise UserError(f"{tokenizer.name_or_path}: its tokenizer_config.json names no {name}")
+        if type(size) is int and tokenizer.convert_tokens_to_ids(token) >= size:
+            raise UserError(
+                f"{tokenizer.name_or_path}: its tokenizer_config.json has {quote(token)} as {name}, which is not among "
+                f"the {size} tokens of its model"
+            )
 
 
 def in_short(error: BaseException) -> str:
