@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,44 @@ def test_killed_in_either_call_and_run_again(runs):
     runs.run()
     assert runs.output.read_bytes() == whole
     assert total <= len(runs.server.requests) <= total + 4 * kills
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_while_the_server_hangs(runs, signum):
+    hold = threading.Event()
+
+    def hang(request):
+        if len(runs.server.requests) > 9:
+            hold.wait()
+        return reply(request)
+
+    runs.server.reply = hang
+    command = [sys.executable, "baselines.py", *runs.flags()]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
+    )  # fmt: skip
+    try:
+        runs.server.wait_for(9 + 4)
+        process.send_signal(signum)
+        _, errors = process.communicate(timeout=600)
+    finally:
+        hold.set()
+    assert process.returncode == 130 and "Traceback" not in errors
+    assert errors.endswith("interrupted; what is finished is kept, run the same command again\n")
+    asked = len(runs.server.requests)
+    assert runs.run() == 2 * len(IDS) - 9 and asked <= 9 + 4 and list(runs.answers) == IDS
+
+
+def test_an_outage_ends_the_run_early(runs, capsys):
+    runs.server.reply = lambda request: reply(request) if len(runs.server.requests) <= 6 else Reply("no", status=503)
+    runs.run("--max_retries", 0, code=1)
+    errors = capsys.readouterr().err
+    assert "nothing is answered any more, so the run ends early" in errors
+    assert len(runs.server.requests) < 6 + 5 * 4 * 4  # the library makes a request four times
+    runs.server.reply = reply
+    runs.run()
+    assert list(runs.answers) == IDS
 
 
 def test_shards_fill_the_store_and_the_whole_writes(runs, capsys):

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tiny_chat import save_tiny_chat
 
 from utils import download_datasets
 from utils.files.manifest import read_manifest
@@ -61,3 +62,25 @@ def test_plans_and_answers_of_one_base(run, tmp_path):
     contents, loaded = run("planpers.py", flags, *outputs)
     assert len(loaded) == 1
     assert run("planpers.py", flags, *outputs) == (contents, [])
+
+
+CRITICIZED = """
+async def answer(record, ask):
+    draft = await ask("Answer briefly: {question}", max_tokens=12)
+    critique = await ask("Criticize: {draft}", draft=draft or "nothing", model="critic", max_tokens=8)
+    ask.note(draft=draft)
+    return critique
+"""
+
+
+def test_a_method_with_two_base_models_loads_each_once(run, tmp_path):
+    output = tmp_path / "answers.json"
+    (tmp_path / "mine.py").write_text(CRITICIZED)
+    flags = ["--model_addr", CHAT, "--model", f"critic={save_tiny_chat(tmp_path / 'critic')}", *SHORT, "--unranked"]
+    flags += ["--method", tmp_path / "mine.py", "--output_addr", output]
+    contents, loaded = run("baselines.py", flags, output)
+    answers = [answer for [answer] in json.loads(contents[0]).values()]
+    assert len(loaded) == 2 and len(answers) == 4
+    assert all(answer["num_calls"] == 2 and answer["draft"] for answer in answers)
+    again, loaded = run("baselines.py", flags, output)
+    assert (again, loaded) == (contents, [])
