@@ -191,6 +191,7 @@ OPTIONAL = (
     "study.toml empty *",  # of which each part has a default
     "*answers_*.json null *.raw", "*answers_*.json dropped *.raw",  # as in answers that were chosen, not written
     "ann_* dropped *.decisions.*",  # not made yet, as the table's counts say
+    "ann_* dropped *.comment", "data.json retyped *.id",  # none is needed; a number is an id too
 )  # fmt: skip
 
 
