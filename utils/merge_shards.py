@@ -36,7 +36,6 @@ from utils.records.datasets import select_questions
 from utils.records.responses import collect_responses, read_plans, read_responses
 from utils.records.scores import score_file
 from utils.records.stream import read_questions
-from utils.scoring.verdicts import is_outdated
 
 
 @dataclass(frozen=True)
@@ -209,11 +208,6 @@ def merge_entries(shards: list[Shard]) -> Pieces:
                 differing.append(key)
                 others = f"{origin[key]} and {shard.path}"
             origin.setdefault(key, shard.path)
-        if any(map(is_outdated, shard.entries.values())):
-            raise UserError(
-                f"{shard.path}: made before missing answers counted 0\n"
-                "  run its evaluate_responses.py command again, which asks the judge nothing twice"
-            )
     if differing:
         named = first_five(key[0] for key in differing)
         raise UserError(f"{others}: differ in {len(differing)} pieces they both have: {named}\n  give one of them only")

@@ -589,18 +589,6 @@ def test_other_settings_are_refused_by_name(made, refusal):
     assert refusal(second, first) == f"{first}: made with other settings than {second}: temperature: 0.5, now 0.1"
 
 
-def test_verdicts_in_which_a_missing_answer_is_a_missing_verdict_are_refused(made, refusal, tmp_path):
-    old = copy(made.output("scores"), tmp_path)
-    _, entries = read_journal(journal_of(old))
-    unanswered = {key: value for key, value in entries.items() if "answered" in value}
-    assert unanswered
-    with_entries(old, {key: {"value": None, "reason": value["reason"]} for key, value in unanswered.items()})
-    assert refusal(old) == (
-        f"{old}: made before missing answers counted 0\n"
-        "  run its evaluate_responses.py command again, which asks the judge nothing twice"
-    )
-
-
 @pytest.mark.parametrize(("one", "other"), [("answers", "answers by plan"), ("answers by plan", "plans")])
 def test_files_of_different_kinds_are_refused(made, refusal, one, other):
     first, second = made.shard(one, 2, 0), made.shard(other, 2, 1)

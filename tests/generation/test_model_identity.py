@@ -9,14 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from api_server import Reply, default_reply, serve
+from api_server import Reply, serve
 
 import baselines
 import evaluate_responses
 from utils import make_table, merge_shards
 from utils.cli import UserError
-from utils.files.fingerprints import in_todays_shape
-from utils.files.journal import Journal
 from utils.files.journal_lines import read_journal
 from utils.files.manifest import read_manifest
 
@@ -292,67 +290,3 @@ def test_the_states_that_a_server_answered_in_are_told_and_no_setting(output):
     assert [answers[0].get("system_fingerprint") for answers in json.loads(output.read_text()).values()] == [
         "fp_1", "fp_1", "fp_2", None,
     ]  # fmt: skip
-
-
-# What earlier versions wrote
-
-
-def make_old(path, **old):
-    """Give an output the fingerprint that an earlier version of this code wrote, in its manifest and its journal."""
-    manifest = Path(f"{path}.manifest.json")
-    content = json.loads(manifest.read_text())
-    fingerprint = {name: value for name, value in content["fingerprint"].items() if name != "reported_model"} | old
-    manifest.write_text(json.dumps({**content, "fingerprint": fingerprint}))
-    _, entries = read_journal(f"{path}.journal.jsonl")
-    Path(f"{path}.journal.jsonl").unlink()
-    journal = Journal(path, fingerprint)
-    for key, value in entries.items():
-        journal.add(key, value)
-    journal.close()
-    assert next(iter(old.values())) in Path(f"{path}.journal.jsonl").read_text().splitlines()[0]
-
-
-@pytest.mark.parametrize("address", ["OpenAI", "http://10.0.0.7:8000/v1", "http://[::1]:80"])
-def test_outputs_that_have_an_address_in_their_fingerprint_are_read_on(output, tmp_path, address, capsys):
-    scores = tmp_path / "scores.json"
-    with server_with(models(), default_reply) as server:
-        assert baselines.main(words(server, output)) == judge(server, output, scores) == 0
-        make_old(output, model=f"chat at {address}")
-        make_old(scores, judge=f"chat at {address}")
-        asked = len(server.requests)
-        assert baselines.main(words(server, output)) == judge(server, output, scores) == 0
-        assert len(server.requests) == asked
-
-        for path in (output, scores):  # killed before it was published, and with pieces missing
-            unfinish(path)
-        assert baselines.main(words(server, output)) == 0
-        again = [request["messages"] for request in server.requests[asked:]]
-        assert all(messages == again[0] for messages in again)  # one answer, with its tries
-        asked = len(server.requests)
-        assert judge(server, output, scores) == 0
-        again = [request["messages"] for request in server.requests[asked:]]
-        assert again and all(messages == again[0] for messages in again)
-        with pytest.raises(UserError, match='model: "chat", now "another"'):
-            baselines.main(words(server, output, model="another"))
-    other = tmp_path / "other.json"
-    with server_with() as server:
-        assert judge(server, output, other) == 0
-    make_old(scores, judge=f"chat at {address}")
-    capsys.readouterr()
-    assert make_table.main(["--system", "A", str(scores), "--system", "B", str(other)]) == 0
-
-
-@pytest.mark.parametrize(
-    ("old", "today"),
-    [
-        ({"model": "gpt-4o-mini at OpenAI"}, {"model": "gpt-4o-mini"}),
-        ({"judge": "Qwen/Qwen2.5 at https://host/v1"}, {"judge": "Qwen/Qwen2.5"}),
-        ({"model": "chat at 4 bits"}, {"model": "chat at 4 bits"}),
-        ({"model": "owner/chat@0123"}, {"model": "owner/chat@0123"}),
-        ({"model": "sha256:01 on owner/chat@0123", "judge": 3}, {"model": "sha256:01 on owner/chat@0123", "judge": 3}),
-        ({"ranker": "contriever", "model": "a@1"}, {"ranker": "dense", "model": "a@1"}),
-        ({"ranker": "bm25"}, {"ranker": "bm25"}),
-    ],
-)
-def test_todays_shape(old, today):
-    assert in_todays_shape(old) == today == in_todays_shape(today)

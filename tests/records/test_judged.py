@@ -12,7 +12,6 @@ from test_evaluate_responses import aspect_of, make_question, respond
 import evaluate_responses
 from utils import merge_shards
 from utils.cli import UserError
-from utils.files.journal import Journal
 from utils.files.journal_lines import read_journal
 from utils.files.manifest import read_manifest
 
@@ -239,48 +238,6 @@ def test_a_killed_update_pays_for_nothing_twice(judging, flags):
     assert 4 <= len(pieces) < 8 and judging.path("one").read_bytes() == before
     done = {f"{question[1:]}{'ab'[number]}" for question, number in pieces}
     assert judging.run("one", "one", *flags) == [one for one in ALL if one not in done]
-    assert judging.is_as_fresh("one", "one")
-
-
-# Journals of before
-
-
-def make_old(judging, score, pieces=None):
-    """Turn a journal, and the manifest, into what was written before verdicts said what they belong to."""
-    path, manifest = Path(f"{judging.path(score)}.journal.jsonl"), Path(f"{judging.path(score)}.manifest.json")
-    fingerprint, entries = read_journal(path)
-    fingerprint["max_retries"] = 3
-    path.unlink()
-    journal = Journal(judging.path(score), fingerprint)
-    for key, value in sorted(entries.items())[:pieces]:
-        journal.add(key, {name: one for name, one in value.items() if name != "of"})
-    journal.close()
-    if pieces is not None:
-        judging.path(score).unlink()
-        manifest.unlink()
-    else:
-        told = json.loads(manifest.read_text())
-        del told["judged"], told["taken_over"]
-        manifest.write_text(json.dumps({**told, "fingerprint": fingerprint}))
-
-
-def test_old_verdicts_count_for_what_they_were_made_from(judging):
-    judging.run("one", "one")
-    make_old(judging, "one", pieces=5)
-    assert len(judging.run("one", "one")) == 3
-    make_old(judging, "one")
-    assert judging.run("one", "one") == []
-    assert judging.run("one", "copy") == []  # and are taken over
-    assert judging.run("two", "two") == ["0a", "0b"]  # by the copy's
-    for name in ("copy", "two"):
-        Path(f"{judging.path(name)}.journal.jsonl").unlink()
-    assert judging.run("two", "third") == ALL  # of other responses nobody knows which they belong to
-    make_old(judging, "one", pieces=5)
-    for path in judging.path("one").parent.glob("third*"):
-        path.unlink()
-    assert len(judging.run("one", "one")) == 3
-    judging.answer("one", q3="Another answer.")
-    assert judging.run("one", "one") == [one for one in ALL if one != "2b"]  # that one says what it belongs to
     assert judging.is_as_fresh("one", "one")
 
 

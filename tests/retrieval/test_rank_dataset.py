@@ -11,8 +11,6 @@ from tiny_encoder import save_tiny_encoder
 
 from retrieval.rank_dataset import draw_owners, main, random_cycle
 from utils.cli import UserError, progress
-from utils.files.journal import Journal
-from utils.files.journal_lines import read_journal
 from utils.records.datasets import read_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,29 +108,15 @@ def test_manifest_says_how_and_how_much(tmp_path, encoder_folder):
 
 
 def test_contriever_is_another_spelling_of_dense(tmp_path, encoder_folder, capsys):
-    """And what an earlier version wrote, which called every encoder so, is finished or goes on."""
     source, output = write(tmp_path / "in.json", make_records()), tmp_path / "out.json"
     encoder = ["--model_name", encoder_folder, "--device", "cpu"]
     rank(source, output, *encoder, "--ranker", "contriever")
     found = manifest(output)
     assert (found["fingerprint"]["ranker"], found["arguments"]["ranker"]) == ("dense", "dense")
     assert found["arguments"]["model_name"] == str(encoder_folder)
-    old = {**found, "fingerprint": {**found["fingerprint"], "ranker": "contriever"}}
-    write(tmp_path / "out.json.manifest.json", old)
-    before = output.read_bytes()
     for flags in ([], ["--ranker", "dense"], ["--ranker", "contriever"]):
         rank(source, output, *encoder, *flags)
     assert capsys.readouterr().out.count("already finished, left alone") == 3
-
-    _, entries = read_journal(f"{output}.journal.jsonl")
-    for name in ("out.json", "out.json.manifest.json", "out.json.journal.jsonl"):
-        (tmp_path / name).unlink()
-    journal = Journal(output, old["fingerprint"])
-    for key in list(entries)[:2]:
-        journal.add(key, entries[key])
-    journal.close()
-    rank(source, output, *encoder)
-    assert manifest(output)["resumed"] == 2 and output.read_bytes() == before
 
 
 def test_other_rankers(tmp_path):

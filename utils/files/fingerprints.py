@@ -6,14 +6,12 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 REPORTED = "reported_model"  # in a fingerprint: which model a server has by its own word, where that is known
-OLD_IDENTITY = re.compile(r"(.*) at (?:OpenAI|\S+://\S*)")  # of an API's model, of which the address was a part
 UNTOLD = object()  # a setting that flags alone do not decide: a file's hash, or what a model's own files say
-NO_SETTINGS = ("max_retries",)  # earlier fingerprints have it: it changes no piece that is finished
 
 
 def differing_names(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """The settings in which two fingerprints differ; what a server has not reported to one of them is no difference."""
-    names = [name for name in {**old, **new} if name not in NO_SETTINGS and old.get(name) != new.get(name)]
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return [name for name in names if name != REPORTED or None not in (old.get(name), new.get(name))]
 
 
@@ -65,14 +63,3 @@ def _part(text: str, before: int, after: int, length: int) -> str:
     start = max(before - length // 3, 0)
     end = min(len(text) - after + length // 3, start + length, len(text))
     return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
-
-
-def in_todays_shape(fingerprint: dict[str, Any]) -> dict[str, Any]:
-    """A fingerprint that may be an earlier version's: all that reads one has it pass through here."""
-    fingerprint = dict(fingerprint)
-    for name in ("model", "judge"):
-        if isinstance(fingerprint.get(name), str) and (old := OLD_IDENTITY.fullmatch(fingerprint[name])):
-            fingerprint[name] = old[1]
-    if fingerprint.get("ranker") == "contriever":  # was every encoder's name
-        fingerprint["ranker"] = "dense"
-    return fingerprint

@@ -53,7 +53,6 @@ class Journal:
     Attributes:
         resumed: how many pieces an earlier run had finished.
         published: the final file is there and was made with this fingerprint.
-        begun_with: the settings in its first line, nothing where it is new.
     """
 
     def __init__(
@@ -89,10 +88,10 @@ class Journal:
         self._encode = msgspec.json.encode  # five times as fast as json.dumps
         self._file = open_appending(self.path)
         with open(self.path, "rb") as file:
-            self.begun_with = self._read(file, overwrite, anew)
+            self._read(file, overwrite, anew)
         self.resumed = len(self.entries)
 
-    def _read(self, file: IO[bytes], overwrite: bool, anew: bool) -> dict[str, Any]:
+    def _read(self, file: IO[bytes], overwrite: bool, anew: bool) -> None:
         """Take over what an earlier run has finished, and cut off a torn last line: the next one starts clean."""
         found, self._header_sum = read_header(file, self.path)
         begun_with = found["fingerprint"] if found else {}
@@ -102,13 +101,12 @@ class Journal:
             and not (anew and found.get("overwrite") != self._run)
         )
         if not self._is_begun:
-            return {}
+            return
         self.take_over_reported(begun_with)
         self._run = self._run or found.get("overwrite")
         self.entries, changes, self._end = read_entries(file, self.path, self._header_sum)
         self._is_of_others = bool(differences({**begun_with, **changes}, self.fingerprint))
         self._file.truncate(self._end)
-        return begun_with
 
     def add(self, key: Key, value: Any) -> None:
         """Keep one finished piece; it survives the process from here on."""

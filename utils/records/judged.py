@@ -26,7 +26,7 @@ from utils.files.writing import check_could_write
 from utils.generation.chat import LocalChat
 from utils.generation.driver import THOUGHT_COUNT, TOKEN_COUNTS
 from utils.generation.scoring import split_shared
-from utils.scoring.verdicts import Verdict, is_outdated
+from utils.scoring.verdicts import Verdict
 
 MADE_FROM = ("inputs", "responses")  # of a score file's fingerprint what doesn't tell its judge
 
@@ -78,24 +78,16 @@ def what_verdicts_belong_to(
     return belongs
 
 
-def what_of(verdict: Verdict) -> str | None:
-    """What a verdict belongs to; None for one of before verdicts said so."""
-    return str(verdict["answered"]) if "answered" in verdict else verdict.get("of")
-
-
-def counts(key: Key, verdict: Verdict, begun_with: dict[str, Any], system: System) -> bool:
-    """Is it a verdict on what is judged now? One that doesn't say belongs to what its journal was begun with."""
-    if is_outdated(verdict) or key not in system.belongs:
-        return False
-    if what_of(verdict) is None:
-        return not differences(begun_with, system.output.fingerprint)
-    return what_of(verdict) == system.belongs[key]
+def counts(key: Key, verdict: Verdict, system: System) -> bool:
+    """Is it a verdict on what is judged now?"""
+    of = str(verdict["answered"]) if "answered" in verdict else verdict.get("of")
+    return key in system.belongs and of == system.belongs[key]
 
 
 def drop_others(system: System) -> None:
     """Verdicts in a system's journal on other questions, aspects or answers than it has now no longer count."""
     journal = system.output.journal
-    journal.drop([key for key, one in journal.entries.items() if not counts(key, one, journal.begun_with, system)])
+    journal.drop([key for key, one in journal.entries.items() if not counts(key, one, system)])
 
 
 def refuse_other_responses(system: System) -> None:
@@ -172,6 +164,6 @@ def _find_verdicts(path: Path, systems: list[System]) -> dict[int, dict[Key, Ver
         for line, _ in read_lines(file, path, header_sum) if alike else ():
             key, verdict = tuple(line.get("key", ())), line.get("value")
             for number, system in alike.items():
-                if key in system.pending and not is_failed(verdict) and counts(key, verdict, begun_with, system):
+                if key in system.pending and not is_failed(verdict) and counts(key, verdict, system):
                     found.setdefault(number, {})[key] = {**verdict, "of": system.belongs[key]}
     return found

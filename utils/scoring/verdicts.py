@@ -20,11 +20,6 @@ def no_answer(answered: Sequence[bool]) -> Verdict:
     return {"value": None, "reason": NO_ANSWER, "answered": list(answered)}
 
 
-def is_outdated(verdict: Verdict) -> bool:
-    """From a journal of before, when a missing answer was a missing verdict: it doesn't say whose answer is missing."""
-    return verdict.get("reason") == NO_ANSWER and "answered" not in verdict
-
-
 def is_answered(verdict: Verdict) -> bool:
     return all(verdict.get("answered", [True]))
 
