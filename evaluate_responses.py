@@ -158,7 +158,8 @@ def main(argv: list[str] | None = None) -> int:
         return max(output.report_failed("verdicts", is_again=True) for output in outputs)
     if judging:
         journals = [system.output.journal for system in systems if system.pending]
-        confirm_model(args, args.evaluator_llm, journals, judging.completions)
+        if journals:
+            confirm_model(args, args.evaluator_llm, journals, judging.completions)
     for system in systems:  # all verdicts, where it was another judge
         system.pending |= set(system.output.keys) - system.output.pieces.keys()
     pass_over_unanswered(systems)

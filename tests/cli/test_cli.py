@@ -366,6 +366,9 @@ WITHOUT_EFFECT = [
     *((script, mode, "--retry_failed", "with --overwrite, which asks for everything again\n  leave {} out")
       for script, mode in (("baselines.py", "--overwrite"), ("planpers.py", "--gold_plan --overwrite"),
                            ("evaluate_responses.py", "--overwrite"), ("utils/build_dataset.py", "--overwrite"))),
+    *((script, mode, "--cached_only", "without --completions\n  give --completions, or leave {} out")
+      for script, mode in (("baselines.py", ""), ("planpers.py", "--gold_plan"), ("evaluate_responses.py", ""),
+                           ("utils/build_dataset.py", ""))),
     ("baselines.py", "", API, NO_API),
     ("baselines.py", "", UNDER_WAY, NO_API),
     ("baselines.py", "--openai", ENGINE, NO_ENGINE),

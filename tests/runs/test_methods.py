@@ -479,3 +479,23 @@ def test_each_engine_is_open_alone_and_no_more_often_than_calls_depend(runs, mon
     assert runs.run("--model", "critic=other-model") == 0
     assert opened == openings and log.count("some-model") == 26 and log.count("other-model") == 13
     assert list(runs.answers) == IDS
+
+
+def test_cached_only_requests_nothing(runs, monkeypatch):
+    monkeypatch.setattr("utils.generation.completions.WAIT_SECONDS", 0)
+    runs.run("--limit", 3)
+    asked = len(runs.server.requests)
+    runs.output.unlink()
+    with pytest.raises(UserError, match="the store lacks completions for 10 of 13 answers"):
+        runs.run("--cached_only")
+    assert not runs.output.exists() and len(runs.server.requests) == asked
+    assert runs.run("--cached_only", "--limit", 3) == 0 and len(runs.answers) == 3
+
+
+def test_another_model_behind_the_address_is_refused(runs):
+    roots = ["org/a"]
+    runs.server.list_models = lambda: (200, {"data": [{"id": "some-model", "root": roots[0]}]})
+    runs.run("--limit", 3)
+    roots[0] = "org/b"
+    with pytest.raises(UserError, match='has completions of "org/a", but the server now reports "org/b"'):
+        runs.run()

@@ -12,6 +12,7 @@ from crash_cases import make_case, make_data
 
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
+from utils.generation import completions
 
 SCRIPTS = ["baselines", "evaluate_responses", "planpers gold", "planpers by API"]
 
@@ -249,3 +250,53 @@ def test_default_replies_are_drawn_by_prompt_and_seed():
     """What the counts above rest on: the server's answers hang on the request alone."""
     request = {"messages": [{"role": "user", "content": "a"}], "seed": 1}
     assert default_reply(request) == default_reply(dict(request))
+
+
+# --cached_only
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(completions, "WAIT_SECONDS", 1)
+    monkeypatch.setattr(completions, "LOOK_SECONDS", 1)
+
+
+@every_script
+def test_cached_only_requests_nothing(command, server, data, monkeypatch):
+    """It assembles what shards requested, without an API key; what is missing is counted."""
+    command.run("--num_shards", 2, "--shard_index", 0)
+    command.to("whole")
+    with pytest.raises(UserError, match=r"lacks completions for \d+ of \d+ (plans|answers|verdicts)\n  --cached_only"):
+        command.run("--cached_only")
+    assert not command.case.outputs[-1].exists()
+    command.to("again")
+    command.run("--num_shards", 2, "--shard_index", 1)
+    command.to("third")
+    asked = len(server.requests)
+    flags = command.case.arguments
+    while "key.txt" in str(flags):
+        place = next(i for i, word in enumerate(flags) if word.endswith("key.txt"))
+        del flags[place - 1 : place + 1]
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert command.run("--cached_only") == 0 == len(server.requests) - asked
+    contents = command.contents()
+    command.to("fourth")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    assert command.run() == 0 and command.contents() == contents
+
+
+def test_cached_only_waits_for_what_another_node_has_just_written(data, tmp_path, server, monkeypatch):
+    command = Command("baselines", data, tmp_path, server)
+    command.run()
+    [path] = command.store.glob("*/*.jsonl")
+    away, looks = path.with_suffix(".away"), []
+    path.rename(away)
+
+    async def sleep(seconds):
+        looks.append(seconds)
+        if seconds and away.exists():
+            away.rename(path)
+
+    monkeypatch.setattr(completions.asyncio, "sleep", sleep)
+    command.to("again")
+    assert command.run("--cached_only") == 0 and 1 in looks

@@ -201,6 +201,14 @@ def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
     add("--completions", metavar="DIR",
         help="folder for all completions; what any command has requested with the same folder is never requested "
         "again (default: none is kept beside the output's own)")
+    add("--cached_only", action="store_true",
+        help="request nothing and load no model: every completion must be in --completions already (off)")
+    parser.without_effect(
+        "--cached_only",
+        lambda args: args.completions is None and not vars(args).get("method"),
+        "without --completions",
+        "give --completions",
+    )
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     add("--dry_run", action="store_true",
         help="render every prompt, count its tokens and say what would be cut and asked; load no weights")

@@ -16,6 +16,10 @@ from utils.generation.store import ModelStore
 OPTIONAL = {field.name: field.default for field in fields(Completion) if field.default is not MISSING}
 
 
+WAIT_SECONDS = 90  # for completions that another node has just written: network file systems show them late
+LOOK_SECONDS = 5  # between two looks
+
+
 class NotStoredError(Exception):
     """The store lacks this completion, and no engine is open to give it."""
 
@@ -28,10 +32,16 @@ class Completions:
         asked: how many were requested and kept.
     """
 
-    def __init__(self, store: ModelStore, is_greedy_seeded: bool):
-        """`is_greedy_seeded`: a greedy request is another one with another seed, as a server may draw all the same."""
+    def __init__(self, store: ModelStore, is_greedy_seeded: bool, cached_only: bool):
+        """
+        Args:
+            is_greedy_seeded: a greedy request with another seed is another request, as a server may sample anyway.
+            cached_only: nothing is requested; a completion that is missing is waited for, `WAIT_SECONDS` in all.
+        """
         self.store = store
         self.reused = self.asked = 0
+        self.cached_only = cached_only
+        self._left_to_wait = WAIT_SECONDS if cached_only else 0
         self._is_greedy_seeded = is_greedy_seeded
         self._under_way: dict[str, asyncio.Event] = {}
 
@@ -55,17 +65,20 @@ class Completions:
         """
         keys = self._keys(prompt, sampling)
         async with _Turn(self._under_way, keys[0]):
-            for key in keys:
-                if (found := self.store.get(key)) is None:
-                    continue
-                if "refused" in found:
-                    await self._reuse()
-                    raise RefusedError(found["refused"])
-                completion = replace(_read(found), in_other_dress=key != keys[0])
-                must_be_usable = completion.in_other_dress and (sampling.schema or self._is_seedless(sampling))
-                if not must_be_usable or is_usable(completion):
-                    await self._reuse()
-                    return completion
+            while True:
+                for key in keys:
+                    if (found := self.store.get(key)) is None:
+                        continue
+                    if "refused" in found:
+                        await self._reuse()
+                        raise RefusedError(found["refused"])
+                    completion = replace(_read(found), in_other_dress=key != keys[0])
+                    must_be_usable = completion.in_other_dress and (sampling.schema or self._is_seedless(sampling))
+                    if not must_be_usable or is_usable(completion):
+                        await self._reuse()
+                        return completion
+                if not await self._look_again():
+                    break
             if engine is None:
                 raise NotStoredError
             try:
@@ -82,7 +95,9 @@ class Completions:
         """Likewise how likely several continuations are."""
         key = _hash("score", prompt, *continuations)
         async with _Turn(self._under_way, key):
-            if (found := self.store.get(key)) is not None:
+            while (found := self.store.get(key)) is None and await self._look_again():
+                pass
+            if found is not None:
                 await self._reuse()
                 means = [float("nan") if mean is None else mean for mean in found["mean_log_probs"]]
                 return Scored(means, found["prompt_tokens"], found["cached_tokens"])
@@ -91,6 +106,15 @@ class Completions:
             scored = await engine.score(model, prompt, continuations)
             self._keep(key, asdict(scored), told)
             return scored
+
+    async def _look_again(self) -> bool:
+        """With --cached_only, wait a little for what is missing; False once `WAIT_SECONDS` are over."""
+        if self._left_to_wait <= 0:
+            return False
+        self._left_to_wait -= LOOK_SECONDS
+        await asyncio.sleep(LOOK_SECONDS)
+        self.store.refresh()
+        return True
 
     async def _reuse(self) -> None:
         self.reused += 1

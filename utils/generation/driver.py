@@ -234,6 +234,10 @@ async def run_stage(engine: Engine | None, stage: Stage, progress: Progress) -> 
                 with room.holding(request.prompt):
                     record = await (answer_request if request.options is None else _choose)(engine, request, stage)
             except NotStoredError:
+                if stage.completions.cached_only:
+                    missing += 1
+                    progress.update(0, missing=missing)
+                    continue
                 rest = replace(stage, requests=chain([request], requests), done=done, failed=failed)
                 return
             except UnavailableError as error:
@@ -259,6 +263,11 @@ async def run_stage(engine: Engine | None, stage: Stage, progress: Progress) -> 
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
+    if engine is None and missing:
+        raise UserError(
+            f"{stage.completions.store.folder}: lacks completions for {missing} of {stage.total} {stage.unit}\n"
+            "  --cached_only requests none: run the shards that are missing, or the same command without it"
+        )
     if problem is not None and not has_answered:  # a wrong address is more likely than an outage
         again = f"asked {stage.policy.max_retries + 1} times; what is finished is kept, run the same command again"
         raise UserError(f"{problem}\n  {again}")

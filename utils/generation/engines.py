@@ -82,7 +82,7 @@ def open_completions(args: Namespace, model_addr: str, identity: str) -> Complet
     described = {"model": identity, **({"api": True} if args.openai else {"dtype": args.dtype})}
     store = ModelStore(args.completions, model_addr, described)
     store.check_writable()
-    return Completions(store, args.openai)
+    return Completions(store, args.openai, args.cached_only)
 
 
 def identify_model(args: Namespace, model_addr: str) -> str:
@@ -93,7 +93,8 @@ def identify_model(args: Namespace, model_addr: str) -> str:
     if args.model_id is not None and not args.model_id.strip():
         raise UserError("--model_id: says which model an API has; give a name")
     if args.openai:
-        read_api_key(args.api_key_addr)
+        if not args.cached_only:
+            read_api_key(args.api_key_addr)
         check_proxies()
         if args.batch_invariant:
             raise UserError(
@@ -123,7 +124,7 @@ def confirm_model(
 
     Where it doesn't say, or didn't then, the model's name has to do, and so it has with --model_id.
     """
-    if journals and args.openai and args.model_id is None:
+    if (journals or completions) and args.openai and args.model_id is None and not args.cached_only:
         from utils.generation.api_engine import ask_for_root  # imports openai
 
         root = ask_for_root(model_addr, args.base_url, read_api_key(args.api_key_addr))

@@ -173,6 +173,10 @@ class ModelStore:
             oldest.close()
             del self._opened[oldest]
 
+    def refresh(self) -> None:
+        """Look at what others have written the next time something is asked for."""
+        self._read_at = -float("inf")
+
     def _read_new(self) -> None:
         """Index what others have added since the last look."""
         known = {file.path for file in self._files}

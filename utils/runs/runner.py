@@ -59,6 +59,11 @@ def run_method(
     run = _Run(method, shared, outcome, asked)
     try:
         left = asyncio.run(run.all(records, {}))
+        if left and shared.models["generator"].completions.cached_only:
+            raise UserError(
+                f"the store lacks completions for {len(left)} of {len(records)} answers\n"
+                "  --cached_only requests none: run the shards that are missing, or the same command without it"
+            )
         while left:
             waiting = Counter(run.needs[key] for key in left)
             role = max(shared.models, key=lambda role: waiting[role])
