@@ -17,7 +17,7 @@ FLOORS = [  # from the ground up; a room imports from those below it, and from i
     ("utils.generation",),
     ("utils.planner", "utils.benchmarks"),
     ("utils.records", "utils.generator"),
-    ("utils.tables", "retrieval", "utils.building", "utils.runs"),
+    ("utils.tables", "retrieval", "utils.building", "utils.runs", "utils.methods"),
     ("utils.checks",),
     ("utils.studies",),
 ]
