@@ -33,8 +33,6 @@ from utils.benchmarks.lampqa import COMMUNITIES
 from utils.checks.commands import module_of, parser_of
 from utils.cli import UserError
 from utils.files.fingerprints import UNTOLD
-from utils.files.journal import Journal
-from utils.files.journal_lines import read_journal
 from utils.files.manifest import read_manifest
 from utils.generation.engines import choose_generator
 from utils.models.hub import model_fingerprint
@@ -615,48 +613,6 @@ def test_a_study_whose_servers_moved_is_up_to_date_and_asks_nobody(work):
         work.edit(f'{key}"{work.server.url}"', f'{key}"http://127.0.0.1:9/v1"')
     assert work.run() == 0 and work.ran == []
     assert (len(work.server.requests), work.server.lists_asked) == (asked, lists)
-
-
-def test_a_study_that_was_run_when_addresses_counted_is_up_to_date(work):
-    """The fingerprints of an earlier version: in the manifests of what is finished, in the journal of what is not."""
-    unfinished = work.folder / FOLDER / ART / "none.json"
-    for path in (work.folder / FOLDER).glob("*/*.manifest.json"):
-        manifest = json.loads(path.read_text())
-        for name in {"model", "judge"} & manifest["fingerprint"].keys():
-            manifest["fingerprint"][name] += f" at {work.server.url}"
-        path.write_text(json.dumps(manifest))
-    assert work.run() == 0 and work.ran == []
-    manifest, entries = read_manifest(unfinished), read_journal(f"{unfinished}.journal.jsonl")[1]
-    forget(unfinished)
-    journal = Journal(unfinished, {**manifest["fingerprint"], "model": "tiny at http://old/v1"})
-    for key in list(entries)[:-1]:
-        journal.add(key, entries[key])
-    journal.close()
-    asked = len(work.server.requests)
-    assert work.run() == 0
-    assert work.outputs() == [f"{ART}/none.json"] and "--overwrite" not in work.ran[0]
-    assert len({body["messages"][-1]["content"] for body in work.server.requests[asked:]}) == 1
-
-
-def test_files_that_were_ranked_when_every_encoder_was_contriever_are_up_to_date(work):
-    """As the paper's --ranker, and as the default."""
-    encoder = save_tiny_encoder(work.folder / "encoder")
-    work.edit('judges = ["Qwen', f'encoder = "{encoder}"\njudges = ["Qwen')
-    work.edit('methods = ["none", "rag_random", "planpers_gold"]', 'methods = ["rag"]')
-    work.edit('rank = ["--ranker", "bm25"]', 'rank = ["--ranker", "contriever"]')
-    assert work.run("--overwrite") == 0
-    ranked = list((work.folder / "out/ranked").glob("*_test.json.manifest.json"))
-    for path in ranked:
-        manifest = json.loads(path.read_text())
-        assert (manifest["fingerprint"]["ranker"], manifest["arguments"]["ranker"]) == ("dense", "dense")
-        assert manifest["arguments"]["model_name"] == str(encoder)
-        manifest["fingerprint"]["ranker"] = manifest["arguments"]["ranker"] = "contriever"
-        path.write_text(json.dumps(manifest))
-    assert len(ranked) == 2
-    for old, new in (('"contriever"', '"dense"'), ('rank = ["--ranker", "dense"]', "rank = []")):
-        assert work.run() == 0 and work.ran == []
-        work.edit(old, new)
-    assert work.run() == 0 and work.ran == []
 
 
 def test_an_output_that_was_edited_is_refused(work):
