@@ -15,7 +15,7 @@ import baselines
 import evaluate_responses
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
-from utils.generation.requests import Completion
+from utils.generation.requests import Completion, UnavailableError
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
@@ -463,6 +463,25 @@ class Scripted:
 
     async def close(self):
         self.log.append(f"{self.role} closed")
+
+
+def test_one_models_failure_keeps_no_record_from_another_model(runs, monkeypatch):
+    """A request fails while all other records wait for the second model."""
+
+    class Failing(Scripted):
+        async def complete(self, model, prompt, sampling):
+            if self.role == "generator" and not self.log:
+                self.log.append("failed")
+                raise UnavailableError("the server failed")
+            return await super().complete(model, prompt, sampling)
+
+    runs.write(CRITIC)
+    log = []
+    monkeypatch.setattr(
+        "utils.runs.own_method.open_method_engine", lambda *given: (Failing(given[-1], log), given[-1:])
+    )
+    runs.run("--model", "critic=other-model", code=1)
+    assert len(runs.answers) == len(IDS) - 1 and read_manifest(runs.output)["missing"] == 1
 
 
 @pytest.mark.parametrize(("shared", "openings"), [(False, ["generator", "critic", "generator"]), (True, ["generator"])])

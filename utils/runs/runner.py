@@ -113,7 +113,7 @@ class _Run:
         if self.error is not None:
             raise self.error
         missing = self.outcome.missing
-        if missing and not self.outcome.pieces:
+        if missing and not self.outcome.pieces and not left:
             raise UserError(f"{next(iter(missing.values()))}\n  nothing was answered; run the same command again")
         if self.in_a_row >= max(OUTAGE, concurrency):
             problem = list(missing.values())[-1]
