@@ -193,7 +193,7 @@ def test_on_different_base_models_the_planner_is_gone_before_the_generator_loads
     lives = plan_and_answer(planner / "best", other, tmp_path / "answers.json", "--tensor_parallel_size", devices)
     _, (generator_begins, *_) = engines_of(lives)
     planners = [last_seen for first_seen, last_seen, _ in lives if first_seen < generator_begins]
-    assert len(planners) == len(lives) / 2 and max(planners) < generator_begins
+    assert planners and max(planners) < generator_begins  # a process that lives for milliseconds may go unseen
     plans = json.loads((tmp_path / "answers.json.plans.json").read_text())
     assert [samples[0]["raw"] for samples in plans.values()] == plans_by_peft
     assert len(json.loads((tmp_path / "answers.json").read_text())) == 3
