@@ -49,7 +49,7 @@ def ask(tmp_path):
         journal = Journal(tmp_path / f"{next(numbers)}.json", {})
         policy = Policy(temperature, 1.0, 100, 0, max_retries, mode, ANSWER_SCHEMA)
         request = Request(("q1", 0), array("l", [1, 2, 3]), journal)
-        completions = Completions(ModelStore(tmp_path / "completions", "m", {}), False) if store else None
+        completions = Completions(ModelStore(tmp_path / "completions", "m", {}), False, False) if store else None
         engine = Engine(usable)
         generate(lambda _: engine, Stage("m", [request], policy, parse, "answers", 1, completions=completions))
         journal.close()
@@ -92,7 +92,7 @@ def test_a_held_try_stands_for_a_free_one_and_the_record_says_so(ask):
 
 def test_what_the_store_has_leaves_others_their_turn(tmp_path):
     """A signal, and the answers of an engine."""
-    completions, engine = Completions(ModelStore(tmp_path / "completions", "m", {}), False), Engine([FREE])
+    completions, engine = Completions(ModelStore(tmp_path / "completions", "m", {}), False, False), Engine([FREE])
     sampling = Policy(0.5, 1.0, 100, 0, 0, "never", ANSWER_SCHEMA).sampling(("q1", 0), 0)
     turns = []
 

@@ -9,8 +9,6 @@ import pytest
 from api_server import Reply, default_reply, serve
 from test_evaluate_responses import make_question
 
-from utils.files.journal import Journal
-from utils.files.journal_lines import read_journal
 from utils.files.manifest import read_manifest
 
 SAME = "the same command asks for it again"
@@ -191,24 +189,6 @@ def test_failed_pieces_without_a_journal_cannot_be_asked_for_again(work):
         "  --overwrite makes it anew, without --retry_failed it is left alone\n"
     )
     assert "already finished" in work.answer().stdout
-
-
-def test_fingerprints_that_hold_the_number_of_tries_go_on(work):
-    """As journals and manifests of before have it."""
-    assert work.answer("--limit", "3").returncode == 0
-    manifest, journal = work.folder / "rag.json.manifest.json", work.folder / "rag.json.journal.jsonl"
-    fingerprint = {**read_manifest(work.folder / "rag.json")["fingerprint"], "max_retries": 0}
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "fingerprint": fingerprint}))
-    pieces = read_journal(journal)[1]
-    journal.unlink()
-    old = Journal(work.folder / "rag.json", fingerprint)
-    for key, value in pieces.items():
-        old.add(key, value)
-    old.close()
-    asked = len(work.server.requests)
-    assert "already finished" in work.answer("--limit", "3", "--max_retries", "2").stdout
-    assert work.answer("--max_retries", "2").returncode == 0
-    assert len(work.asked_since(asked)) == 3 and len(work.read("rag.json")) == 6
 
 
 def test_answers_by_plan_that_a_server_failed_to_give(work):
