@@ -144,7 +144,7 @@ DERIVED = [
     for name in (
         "compare_evaluators", "dataset_statistics", "evaluate_plans", "export_predictions", "human_evaluation",
         "make_controls",
-        "make_figures", "make_table", "plot_training", "report",
+        "make_figures", "make_table", "plot_training", "report", "select_responses",
     )
 ]  # fmt: skip
 DIFFERENT_ON_PURPOSE = {
@@ -420,6 +420,12 @@ WITHOUT_EFFECT = [
     ("utils/human_evaluation.py", "--ask verdicts", "--show aspects",
      "with --ask aspects or verdicts, which need details and aspects\n  leave {} out"),
     ("utils/human_evaluation.py", "", "--overwrite", NO_OUTPUT),
+    ("utils/select_responses.py", "--split_dir d",
+     "--score_addr s --output_addr o --worst_addr w --min_score 0.5 --min_margin 0.1 --keep_equal",
+     "with --split_dir, which selects nothing\n  leave out --split_dir, or leave {} out"),
+    *(("utils/select_responses.py", mode, "--keep_equal",
+       "with --worst_addr or --min_margin, which need two different scores\n  leave {} out")
+      for mode in ("--worst_addr w", "--min_margin 0.1")),
     ("utils/preflight.py", "--model_addr m", "--strategy direct --max_tokens_verdict 4 --verdicts probability",
      "without --evaluator_llm\n  give --evaluator_llm, or leave {} out"),
     ("utils/preflight.py", "--model_addr m", "--api_key_addr k", "without --openai\n  give --openai, or leave {} out"),

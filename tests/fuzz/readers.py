@@ -75,6 +75,7 @@ REPORT = (
 PEOPLE = "utils/make_table.py --system RAG scores.json --human_addr RAG verdicts.json --output_addr made/people.md"
 COUNTED = "utils/dataset_statistics.py --inputs_addr data.json"
 CONTROLS = "utils/make_controls.py --inputs_addr data.json --response_addr responses.json --output_dir new"
+SPLIT = "utils/select_responses.py --response_addr sampled_responses.json --split_dir new"
 CHECK = "utils/preflight.py --inputs_addr data.json --step"
 CLONE = "utils/import_prompts.py --code_dir clone --output_dir new"
 GET = "utils/download_datasets.py --dataset {} --source_dir originals --output_dir made"
@@ -117,6 +118,7 @@ READERS = [
     *(Reader(f"{CHECK} {step}", "data.json", "json") for step in STEPS),
     Reader(COUNTED, "data.json", "json"),
     *(Reader(CONTROLS, file, "json") for file in ("data.json", "responses.json")),
+    Reader(SPLIT, "sampled_responses.json", "json"),
     *(
         Reader(fresh(REPORT), file, "json")
         for file in ("data.json", "responses.json", "made/scores.json", "plans.json")
@@ -210,6 +212,8 @@ def prepare(folder: Path, run: Callable[[str], int]) -> None:
     )
     shutil.copy(folder / "data.json.manifest.json", folder / "data.jsonl.manifest.json")  # ranked, it says
     write(folder / "verdicts.json", {record["id"]: {"0": 2} for record in SCORED})
+    sampled = {record["id"]: [{"output": "Rye — é."}, {"output": "Wheat."}] for record in SCORED}
+    write(folder / "sampled_responses.json", sampled)
     (folder / "half").mkdir()
     for name in JOURNALED:  # as a run leaves it that was killed before its end
         shutil.copy(folder / f"{OUTPUTS[name]}.journal.jsonl", folder / "half")

@@ -213,5 +213,6 @@ def origin_of(path: str) -> dict[str, Any] | None:
     if "choose" in fingerprint:
         return {"prompt": prompts, "constrained_decoding": f"no text, by {fingerprint['choose']}"}
     told = {"chose_checkpoint": True} if fingerprint.get("chose_checkpoint") else {}
+    told |= {name: fingerprint[name] for name in ("selected_by",) if name in fingerprint}
     told |= {name: manifest[name] for name in (UNFINISHED_COUNT,) if name in manifest}
     return {"prompt": prompts, "constrained_decoding": fingerprint.get("constrained_decoding", "not known"), **told}

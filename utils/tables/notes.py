@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import combinations
+from typing import Any
 
 from prompts import FOLDER, load_prompt
 from utils.benchmarks.lampqa import PUBLIC_CODE, VERBATIM
@@ -99,10 +100,20 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
         yield f"{system.name}: {told} missing because of unfinished thoughts."
     if any("chose_checkpoint" in origin for origin in origins):
         yield f"{system.name}: optimistic, for these questions chose its generator's checkpoint."
+    for selection in dict.fromkeys(describe_selection(one["selected_by"]) for one in origins if "selected_by" in one):
+        yield f"{system.name}: {selection}."
     if system.partial_files:
         yield f"{system.name}: scored only in part in {_few(system.partial_files)}."
     if empty := [question["id"] for question in system.questions if not question["details"]]:
         yield f"{system.name}: {counted(len(empty), 'question')} without {plural(unit)}, not scored: {_few(empty)}."
+
+
+def describe_selection(by: dict[str, Any]) -> str:
+    """What responses are worth that utils/select_responses.py selected, by `selected_by` of their manifest."""
+    scorer, shown = (by["judge"], "rubric") if by["judge"] else (by["strategy"], "reference")
+    bound = "an upper bound" if by["which"] == "best" else "a lower bound"
+    which = f"the {by['which']} of {by['samples']} by the scores of {scorer}"
+    return f"{bound}, as each response is {which}, which saw the {shown} ({', '.join(by['saw'])})"
 
 
 def _notes_on_groups(systems: list[System]) -> Iterator[str]:

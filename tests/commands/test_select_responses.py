@@ -1,0 +1,356 @@
+"""select_responses.py: which response is best and worst, what is dropped and counted, and where it is told."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lamp_samples import read_sample
+from test_strategies import judging, make_question  # noqa: F401
+
+import baselines
+import evaluate_responses
+from utils import make_table
+from utils.cli import UserError
+from utils.files.manifest import file_hash, publish, read_manifest
+from utils.select_responses import main
+
+ROOT = Path(__file__).resolve().parents[2]
+# By question the four samples' scores; None has no score, and "-" no answer, which scores 0.
+SCORES = {
+    "q1": [0.2, 0.8, 0.8, 0.4],
+    "q2": [0.5, 0.5, 0.5, 0.5],
+    "q3": [None, 0.6, 0.4, 0.6],
+    "q4": ["-", 0.3, 0.7, "-"],
+    "q5": [None, None, None, None],
+    "q6": ["-", "-", "-", "-"],
+    "q7": [0.1, 0.3],
+    "q8": [1.0, 0.9, 0.9, 1.0],
+}
+BEST = {"q1": (1, 0.8), "q3": (1, 0.6), "q4": (2, 0.7), "q7": (1, 0.3), "q8": (0, 1.0)}
+WORST = {"q1": (0, 0.2), "q3": (2, 0.4), "q4": (1, 0.3), "q7": (0, 0.1), "q8": (1, 0.9)}
+COUNTS = {
+    "questions": 8,
+    "kept": 5,
+    "dropped, all scores equal": 1,  # q2
+    "dropped, no scored answer": 2,  # q5, q6
+    "questions with fewer samples": 1,  # q7
+    "samples without a score": 5,  # 1 of q3, 4 of q5
+    "samples without an answer": 6,  # 2 of q4, 4 of q6
+    "ties for the best": 3,  # q1, q3, q8
+    "ties for the worst": 1,  # q8
+}
+
+
+class Samples:
+    """Sampled responses in a folder, and the command run on them."""
+
+    def __init__(self, folder, scores):
+        self.folder, self.table = folder, scores
+        outputs = {
+            key: [{"output": None if one == "-" else f"{key} {i}", "raw": "r"} for i, one in enumerate(row)]
+            for key, row in scores.items()
+        }
+        self.write("all.json", outputs)
+
+    def write(self, name, content):
+        (self.folder / name).write_text(json.dumps(content))
+
+    def read(self, name):
+        return json.loads((self.folder / name).read_text())
+
+    def run(self, *words):
+        return main(["--response_addr", str(self.folder / "all.json"), *map(str, words)])
+
+    def split(self):
+        assert self.run("--split_dir", self.folder / "samples") == 0
+        return sorted(self.folder.glob("samples/sample_?.json"))
+
+    def judge(self, judge="Café"):
+        """Score files as evaluate_responses.py writes them."""
+        for number, path in enumerate(self.split()):
+            entries = [scored(key, row[number]) for key, row in self.table.items() if number < len(row)]
+            content = {"score": 0.5, "num_unanswered": 0, "per_question_scores": entries}
+            fingerprint = {"judge": f"{judge}@1", "responses": file_hash(path)}
+            publish(self.score(number), content, {"fingerprint": fingerprint, "arguments": {"evaluator_llm": judge}})
+
+    def score(self, number):
+        return self.folder / f"samples/scores_{number}.json"
+
+    def select(self, *words, numbers=range(4), worst=True):
+        """The selection by the score files of these samples."""
+        words += ("--worst_addr", self.folder / "worst.json") if worst else ()
+        files = [self.score(number) for number in numbers]
+        assert self.run("--score_addr", *files, "--output_addr", self.folder / "best.json", *words) == 0
+        return self.read("best.json")
+
+    def counts(self):
+        return read_manifest(self.folder / "best.json")["counts"]
+
+
+def scored(key, score):
+    """An entry of a score file with five aspects."""
+    points = None if score is None else 0 if score == "-" else round(score * 10)
+    verdicts = [None] * 5 if points is None else [min(2, max(0, points - 2 * i)) for i in range(5)]
+    details = [{"aspect": f"a{i}", "score": one} for i, one in enumerate(verdicts)]
+    its = {"id": key, "category": "cooking", "question_sha256": "0", "answered": score != "-"}
+    return {**its, "score": None if points is None else points / 10, "details": details}
+
+
+def chosen(selection):
+    return {key: (one["sample"], one["score"]) for key, [one] in selection.items()}
+
+
+@pytest.fixture
+def samples(tmp_path):
+    made = Samples(tmp_path, SCORES)
+    made.judge()
+    return made
+
+
+def test_a_sample_is_a_response_file(samples, capsys):
+    paths = samples.split()
+    assert [path.name for path in paths] == [f"sample_{i}.json" for i in range(4)]
+    assert samples.read("samples/sample_1.json")["q7"] == [{"output": "q7 1", "raw": "r", "sample": 1}]
+    assert [len(json.loads(path.read_text())) for path in paths] == [8, 8, 7, 7]
+    assert "sample_2.json: responses to 7 questions\n" in capsys.readouterr().out
+    samples.write("all.json", {"q1": [{"output": "A", "own": "\ud800"}] * 11})
+    samples.run("--split_dir", samples.folder / "many")
+    names = sorted(path.name for path in samples.folder.glob("many/sample_??.json"))
+    assert names == [f"sample_{i:02}.json" for i in range(11)]
+    assert samples.read("many/sample_10.json") == {"q1": [{"output": "A", "own": "\ud800", "sample": 10}]}
+
+
+def test_best_and_worst_by_hand(samples, capsys):
+    best = samples.select()
+    assert chosen(best) == BEST and chosen(samples.read("worst.json")) == WORST
+    assert best["q4"] == [{"output": "q4 2", "raw": "r", "sample": 2, "score": 0.7}]
+    assert samples.counts() == COUNTS == read_manifest(samples.folder / "worst.json")["counts"]
+    printed = capsys.readouterr().out
+    assert "best.json: 5 of 8 questions; at test time an upper bound, as each response is the best of 4 by" in printed
+    assert "worst.json: 5 of 8 questions; at test time a lower bound, as each response is the worst of 4 by" in printed
+    assert "; ".join(f"{name}: {count}" for name, count in COUNTS.items()) in printed
+    assert sorted(COUNTS) == sorted(samples.counts())
+
+
+def test_without_a_worst_file_only_the_best_is_counted(samples):
+    assert chosen(samples.select(worst=False)) == BEST
+    assert samples.counts() == COUNTS | {"ties for the worst": 0}
+    assert not (samples.folder / "worst.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept", "counts"),
+    [
+        (["--min_score", 0.6], ["q1", "q3", "q4", "q8"], {"dropped, below --min_score": 1}),
+        (["--min_margin", 0.2], ["q1", "q3", "q4", "q7"], {"dropped, below --min_margin": 1}),  # 0.6 - 0.4 < 0.2
+        (
+            ["--min_score", 0.75, "--min_margin", 0.2],
+            ["q1"],
+            {"dropped, below --min_score": 3, "dropped, below --min_margin": 1},
+        ),
+    ],
+)
+def test_thresholds_drop_questions_and_count_them(samples, flags, kept, counts):
+    assert list(samples.select(*flags)) == kept
+    ties = {"q1": 1, "q3": 1, "q8": 1}
+    its = {"kept": len(kept), "ties for the best": sum(ties.get(key, 0) for key in kept)}
+    assert samples.counts() == COUNTS | counts | its | {"ties for the worst": int("q8" in kept)}
+
+
+def test_equal_questions_are_kept_on_demand(samples):
+    best = samples.select("--keep_equal", worst=False)
+    assert chosen(best) == BEST | {"q2": (0, 0.5), "q6": (0, 0)}
+    assert best["q6"][0]["output"] is None
+    own = {"kept": 7, "dropped, no scored answer": 1, "ties for the best": 5, "ties for the worst": 0}
+    assert samples.counts() == {key: its for key, its in COUNTS.items() if "equal" not in key} | own
+
+
+def test_a_score_file_tells_which_sample_it_scores(samples):
+    assert chosen(samples.select(numbers=[2, 0, 3, 1])) == BEST
+
+
+def test_the_manifest_says_who_selected_and_what_that_saw(samples):
+    asked = {"script": "baselines.py", "prompt": {"rag": "h"}, "constrained_decoding": "fallback", "inputs": "i"}
+    publish(samples.folder / "all.json", samples.read("all.json"), {"fingerprint": asked})
+    samples.judge()
+    samples.select()
+    told = read_manifest(samples.folder / "best.json")["fingerprint"]
+    saw = ["narrative", "rubric_aspects"]
+    by = {"which": "best", "samples": 4, "judge": "Café", "strategy": "aspect", "saw": saw}
+    assert told["selected_by"] == by
+    assert told == asked | {
+        "script": "utils/select_responses.py",
+        "responses": file_hash(samples.folder / "all.json"),
+        "scores": [file_hash(samples.score(number)) for number in range(4)],
+        "selected_by": by,
+    }
+    assert read_manifest(samples.folder / "worst.json")["fingerprint"]["selected_by"]["which"] == "worst"
+
+
+def test_the_same_command_makes_the_same_files_and_replaces_nothing_of_others(samples):
+    samples.select()
+    before = [(samples.folder / name).read_bytes() for name in ("best.json", "worst.json")]
+    samples.select()
+    assert before == [(samples.folder / name).read_bytes() for name in ("best.json", "worst.json")]
+    samples.write("worst.json", {})
+    with pytest.raises(UserError, match=r"worst\.json: exists, and was not written by this script or was changed"):
+        samples.select("--min_score", 0.6)
+    assert (samples.folder / "best.json").read_bytes() == before[0]
+    samples.select("--min_score", 0.6, "--overwrite")
+    assert list(samples.read("worst.json")) == ["q1", "q3", "q4", "q8"]
+
+
+# Bad input
+
+
+def of_other_responses(samples):
+    samples.write("all.json", {key: its[::-1] for key, its in samples.read("all.json").items()})
+
+
+def without_manifest(samples):
+    samples.score(2).with_name("scores_2.json.manifest.json").unlink()
+
+
+def by_two_judges(samples):
+    path = samples.score(2).with_name("scores_2.json.manifest.json")
+    path.write_text(path.read_text().replace("Café@1", "Other@1"))
+
+
+def twice(samples):
+    for end in ("", ".manifest.json"):
+        shutil.copy(f"{samples.score(1)}{end}", f"{samples.score(2)}{end}")
+
+
+def of_one_response(samples):
+    samples.write("all.json", {"q1": [{"output": "A"}]})
+
+
+def no_scores(samples):
+    shutil.copy(samples.folder / "samples/sample_2.json", samples.score(2))
+
+
+def of_pairs(samples):
+    samples.write("samples/scores_2.json", {"strategy": "pairwise", "per_question_scores": []})
+
+
+def nothing(samples):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("spoil", "flags", "message"),
+    [
+        (of_other_responses, [], r"scores_0\.json: not the scores of a sample of .*all\.json\n  write the samples by"),
+        (without_manifest, [], r"scores_2\.json: no manifest beside it, or changed since, so it is unknown which"),
+        (by_two_judges, [], r"scores_2\.json: judged differently from .*scores_0\.json\n  judge 'Other@1', not 'Café"),
+        (twice, [], r"scores_2\.json: scores sample 1, and so does .*scores_1\.json; give one of them$"),
+        (of_one_response, [], r"all\.json: has no more than one response to any question\n  sample several"),
+        (no_scores, [], r"scores_2\.json: not a score file"),
+        (of_pairs, [], r"scores_2\.json: its strategy is 'pairwise', which scores no single system"),
+        (lambda samples: samples.score(2).unlink(), [], r"scores_2\.json: no such file"),
+        (lambda samples: samples.write("all.json", {"q1": []}), [], r"all\.json: id 'q1': an empty list where"),
+        (nothing, ["--min_score", "1.01"], r"all\.json: no question is left\n  .*dropped, below --min_score: 5"),
+        (
+            nothing,
+            ["--worst_addr", "best.json"],
+            "--output_addr, --worst_addr: the same file twice; give each its own$",
+        ),
+        (nothing, ["--worst_addr", "all.json"], r"all\.json: is an input too; give the output its own name$"),
+    ],
+)
+def test_what_cannot_be_selected_from_is_refused(samples, spoil, flags, message):
+    spoil(samples)
+    flags = [samples.folder / one if one.endswith(".json") else one for one in flags]
+    with pytest.raises(UserError, match=message):
+        samples.select(*flags, worst=False)
+    assert not (samples.folder / "best.json").exists() and not (samples.folder / "worst.json").exists()
+
+
+def test_every_sample_needs_its_scores(samples):
+    with pytest.raises(UserError, match=r"--score_addr: no scores of sample 1, 3 of .*all\.json; judge every sample$"):
+        samples.select(numbers=[0, 2])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "give --split_dir to get files to judge, or --score_addr and --output_addr to select by scores"),
+        (["--score_addr", "s.json"], "give --split_dir to get files to judge, or"),
+        (["--split_dir", "s", "--min_score", "1"], "--min_score: has no effect with --split_dir"),
+        (["--score_addr", "s", "--output_addr", "o", "--worst_addr", "w", "--keep_equal"], "--keep_equal: has no"),
+        (["--score_addr", "s", "--output_addr", "o", "--min_margin", "0.1", "--keep_equal"], "--keep_equal: has no"),
+        (["--score_addr", "s", "--output_addr", "o", "--min_score", "nan"], "nan is not a number from 0 up"),
+    ],
+)
+def test_flags_that_do_not_go_together_end_with_exit_code_2(samples, flags, message):
+    command = [sys.executable, ROOT / "utils/select_responses.py", "--response_addr", "all.json", *flags]
+    done = subprocess.run(command, cwd=samples.folder, capture_output=True, text=True)
+    assert done.returncode == 2 and message in done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") <= 2
+
+
+# With the scripts around it
+
+
+def test_of_errors_the_lowest_is_best(tmp_path, capsys):
+    records = read_sample("LaMP-3", "dev")[:2]
+    (tmp_path / "data.json").write_text(json.dumps(records))
+    made = Samples(tmp_path, {})
+    ratings = [[1, 3, 2], [5, 4, 5]]
+    made.write(
+        "all.json", {r["id"]: [{"output": str(i)} for i in its] for r, its in zip(records, ratings, strict=True)}
+    )
+    paths, targets = made.split(), [float(record["target"]) for record in records]
+    words = ["--inputs_addr", tmp_path / "data.json", "--strategy", "MAE", "--response_addr", *paths]
+    words += ["--score_addr", *map(made.score, range(3))]
+    assert evaluate_responses.main(list(map(str, words))) == 0
+    with pytest.raises(UserError, match="--min_score: MAE is an error, so lower is better; leave it out"):
+        made.select("--min_score", 1, numbers=range(3))
+    best, worst = made.select(numbers=range(3)), made.read("worst.json")
+    for record, its, target in zip(records, ratings, targets, strict=True):
+        errors = [abs(rating - target) for rating in its]
+        assert chosen(best)[record["id"]] == (errors.index(min(errors)), min(errors))
+        assert chosen(worst)[record["id"]] == (errors.index(max(errors)), max(errors))
+    assert "by the scores of MAE, which saw the reference (target)" in capsys.readouterr().out
+
+
+def test_from_samples_to_a_labelled_row(judging, capsys, monkeypatch):
+    monkeypatch.chdir(judging.folder)
+    aspects = [{"aspect": name, "evidence": "e", "reason": "r"} for name in ("Rules", "Price")]
+    judging.data(*range(1, 9), rubric_aspects=aspects)
+    api = ["--openai", "--base_url", judging.server.url, "--api_key_addr", "key.txt", "--inputs_addr", "data.json"]
+    asked = ["--model_addr", "m", "--num_generated_outputs", "4", "--temperature", "1", "--output_addr", "all.json"]
+    assert baselines.main([*api, *asked]) == 0
+    assert main(["--response_addr", "all.json", "--split_dir", "s"]) == 0
+    numbers = range(4)
+    samples, scores = ([f"s/{name}_{i}.json" for i in numbers] for name in ("sample", "scores"))
+    judge = ["--evaluator_llm", "judge-32b", "--temperature", "0"]
+    assert evaluate_responses.main([*api, *judge, "--response_addr", *samples, "--score_addr", *scores]) == 0
+    select = ["--response_addr", "all.json", "--score_addr", *scores, "--output_addr", "best.json", "--keep_equal"]
+    assert main(select) == 0
+
+    by_sample = [json.loads(Path(path).read_text())["per_question_scores"] for path in scores]
+    highest = {one["id"]: max(its[i]["score"] for its in by_sample) for i, one in enumerate(by_sample[0])}
+    assert len(set(highest.values())) > 1
+    best = json.loads(Path("best.json").read_text())
+    assert {key: one["score"] for key, [one] in best.items()} == highest
+    everything = json.loads(Path("all.json").read_text())
+    assert all(everything[key][one["sample"]]["output"] == one["output"] for key, [one] in best.items())
+
+    before = len(judging.server.requests)
+    words = ["--response_addr", "best.json", "--score_addr", "s/best_scores.json"]
+    assert evaluate_responses.main([*api, *judge, *words]) == 0
+    assert len(judging.server.requests) == before  # its verdicts are in the samples' journals
+    judged = json.loads(Path("s/best_scores.json").read_text())["per_question_scores"]
+    assert {one["id"]: one["score"] for one in judged} == highest
+
+    capsys.readouterr()
+    assert make_table.main(["--system", "One", scores[0], "--system", "Best of 4", "s/best_scores.json"]) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if "bound" in line]
+    assert notes == [
+        "- Best of 4: an upper bound, as each response is the best of 4 by the scores of judge-32b, which saw the "
+        "rubric (narrative, rubric_aspects)."
+    ]

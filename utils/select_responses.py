@@ -1,0 +1,236 @@
+"""Select the best of several sampled responses to each question by their scores, and the worst for training on pairs.
+
+  python baselines.py --model_addr Qwen/Qwen2.5-7B-Instruct --rag --num_generated_outputs 16 --temperature 1 \\
+      --inputs_addr train_ranked.json --output_addr rag_16.json
+  python utils/select_responses.py --response_addr rag_16.json --split_dir samples
+  python evaluate_responses.py --evaluator_llm Qwen/Qwen2.5-32B-Instruct --inputs_addr train.json \\
+      --response_addr samples/sample_{00..15}.json --score_addr samples/scores_{00..15}.json
+  python utils/select_responses.py --response_addr rag_16.json --score_addr samples/scores_{00..15}.json \\
+      --output_addr best.json --worst_addr worst.json
+
+evaluate_responses.py scores the first response to each question. So --split_dir writes one response file per sample,
+which are all judged in one load of the model (the braces are for bash and zsh). Selecting then reads the responses and
+the score files. The manifest beside a score file says which sample it scores, so their order does not matter, and
+scores of other responses are refused.
+
+Of equal scores the first sample is selected. A question is dropped if it has no scored answer, if all its scores are
+equal (also if there is only one), or if it is below --min_score or --min_margin. Samples without an answer or without a
+score are left out. All of this is counted. Each response keeps its sample's number and score, as `sample` and `score`.
+
+The judge sees the rubric, which no system does. Training on selected responses is fine, but as responses to a test set
+they are an upper bound. The manifest says so (`selected_by`), and so does a note in every table of their scores.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from utils import cli
+from utils.benchmarks import tasks
+from utils.benchmarks.task import Metric
+from utils.cli import UserError
+from utils.files.derived_files import add_overwrite_argument, prepare_derived
+from utils.files.manifest import describe_run, file_hash, manifest_of, publish_all
+from utils.records.judged import are_answered
+from utils.records.responses import read_responses
+from utils.records.scores import Scores, read_scores, strategy_in_words
+from utils.tables.judge_settings import check_same_judge
+from utils.tables.notes import describe_selection
+from utils.tables.system_scores import few
+
+SCRIPT = "utils/select_responses.py"
+ROUNDING = 1e-9  # 0.6 - 0.4 is slightly less than 0.2
+SELECTING = "--score_addr --output_addr --worst_addr --min_score --min_margin --keep_equal"
+
+ADDRESS = {"best": "output_addr", "worst": "worst_addr"}
+
+Responses = dict[str, list[dict[str, Any]]]
+
+
+def build_parser() -> cli.FlagParser:
+    # fmt: off
+    parser = cli.make_parser(__doc__)
+    add = parser.add_argument
+    add("--response_addr", required=True, metavar="FILE", help="responses with several outputs per question")
+    add("--split_dir", metavar="DIR", help="write one response file per sample into this folder (default: select)")
+    add("--score_addr", nargs="+", metavar="FILE", help="the score files of all samples, in any order")
+    add("--output_addr", metavar="FILE", help="where the best response to each question goes")
+    add("--worst_addr", metavar="FILE", help="where the worst response to each of these questions goes (default: none)")
+    add("--min_score", type=cli.non_negative_float, metavar="SCORE",
+        help="drop questions whose best response scores less (default: no minimum)")
+    add("--min_margin", type=cli.non_negative_float, metavar="SCORE",
+        help="drop questions whose best and worst scores differ by less (default: no minimum)")
+    add("--keep_equal", action="store_true",
+        help="keep questions whose scores are all equal, also if no sample has an answer (off)")
+    parser.without_effect(
+        SELECTING, lambda args: args.split_dir is not None, "with --split_dir, which selects nothing",
+        "leave out --split_dir",
+    )
+    parser.without_effect(
+        "--keep_equal", lambda args: args.worst_addr or args.min_margin,
+        "with --worst_addr or --min_margin, which need two different scores",
+    )
+    # fmt: on
+    add_overwrite_argument(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    if args.split_dir is None and None in (args.score_addr, args.output_addr):
+        raise UserError("give --split_dir to get files to judge, or --score_addr and --output_addr to select by scores")
+    responses = read_responses(args.response_addr)
+    samples = split(responses)
+    if len(samples) < 2:
+        raise UserError(
+            f"{args.response_addr}: has no more than one response to any question\n"
+            "  sample several, such as by --num_generated_outputs 16 --temperature 1"
+        )
+    if args.split_dir is not None:
+        write_samples(args, samples)
+    else:
+        write_selection(args, responses, samples)
+    return 0
+
+
+def split(responses: Responses) -> list[Responses]:
+    """A response file per sample; a question with fewer samples is missing from the last ones."""
+    count = max(map(len, responses.values()), default=0)
+    return [
+        {key: [{**outputs[number], "sample": number}] for key, outputs in responses.items() if number < len(outputs)}
+        for number in range(count)
+    ]
+
+
+def write_samples(args: argparse.Namespace, samples: list[Responses]) -> None:
+    width = len(str(len(samples) - 1))
+    files = {Path(args.split_dir) / f"sample_{i:0{width}}.json": encode(one) for i, one in enumerate(samples)}
+    cli.check_outputs(list(map(str, files)), [args.response_addr])
+    prepare_derived(files, SCRIPT, args.overwrite)
+    publish_all(files, describe_run(vars(args), make_fingerprint(args), None))
+    for path, one in zip(files, samples, strict=True):
+        print(f"{path}: responses to {len(one)} questions")
+
+
+def write_selection(args: argparse.Namespace, responses: Responses, samples: list[Responses]) -> None:
+    # The best last: where it is, its counterpart is too.
+    paths = {which: path for which in ("worst", "best") if (path := getattr(args, ADDRESS[which])) is not None}
+    if len({Path(path).resolve() for path in paths.values()}) < len(paths):
+        raise UserError("--output_addr, --worst_addr: the same file twice; give each its own")
+    cli.check_outputs([*paths.values()], [args.response_addr, *args.score_addr])
+    files = read_sample_scores(args.score_addr, samples, args.response_addr)
+    first_addr, first = next(iter(files.items()))
+    metric = tasks()[first["task"]].metrics[first["strategy"]]
+    if metric.lower_is_better and args.min_score is not None:
+        raise UserError(f"--min_score: {first['strategy']} is an error, so lower is better; leave it out")
+    scores = [{one["id"]: one["score"] for one in its["per_question_scores"]} for its in files.values()]
+    selected, counts = select(responses, scores, args, metric.lower_is_better)
+    if not counts["kept"]:
+        raise UserError(f"{args.response_addr}: no question is left\n  {in_words(counts)}")
+    prepare_derived(paths.values(), SCRIPT, args.overwrite)
+    hashes = [file_hash(path) for path in files]
+    for which, path in paths.items():
+        by = {"which": which, "samples": len(samples), **describe_scorer(first_addr, first, metric)}
+        fingerprint = make_fingerprint(args, scores=hashes, selected_by=by)
+        publish_all({Path(path): encode(selected[which])}, describe_run(vars(args), fingerprint, None, counts=counts))
+        print(f"{path}: {counts['kept']} of {len(responses)} questions; at test time {describe_selection(by)}")
+    print(in_words(counts))
+
+
+def read_sample_scores(paths: list[str], samples: list[Responses], response_addr: str) -> dict[str, Scores]:
+    """The score files by path, in the samples' order; UserError unless there is one of each sample, judged alike."""
+    numbers = {hashlib.sha256(encode(one)).hexdigest(): number for number, one in enumerate(samples)}
+    scores = {path: read_scores(path) for path in paths}
+    if unknown := check_same_judge(paths):
+        raise UserError(
+            f"{few(unknown)}: no manifest beside it, or changed since, so it is unknown which sample it scores\n"
+            "  give score files as evaluate_responses.py wrote them, with their manifests"
+        )
+    path_of: dict[int, str] = {}
+    for path in scores:
+        number = numbers.get(str(manifest_of(path)["fingerprint"].get("responses")))
+        if number is None:
+            raise UserError(
+                f"{path}: not the scores of a sample of {response_addr}\n"
+                "  write the samples by --split_dir, and judge these files"
+            )
+        if number in path_of:
+            raise UserError(f"{path}: scores sample {number}, and so does {path_of[number]}; give one of them")
+        path_of[number] = path
+    if lacking := [str(number) for number in range(len(samples)) if number not in path_of]:
+        raise UserError(f"--score_addr: no scores of sample {few(lacking)} of {response_addr}; judge every sample")
+    return {path_of[number]: scores[path_of[number]] for number in range(len(samples))}
+
+
+def select(
+    responses: Responses, scores: list[dict[str, float | None]], args: argparse.Namespace, lower_is_better: bool = False
+) -> tuple[dict[str, Responses], dict[str, int]]:
+    """The best and the worst response to each question that is kept, as "best" and "worst", and the counts.
+
+    `scores` has each sample's by question id: None, or nothing, where there is none.
+    """
+    pick = {"best": min, "worst": max} if lower_is_better else {"best": max, "worst": min}
+    selected: dict[str, Responses] = {"best": {}, "worst": {}}
+    counts, most = Counter(), max(map(len, responses.values()))
+    for key, outputs in responses.items():
+        scored = {number: score for number in range(len(outputs)) if (score := scores[number].get(key)) is not None}
+        answered = {number: its for number, its in scored.items() if all(are_answered([outputs[number]["output"]]))}
+        counts["questions with fewer samples"] += len(outputs) < most
+        counts["samples without a score"] += len(outputs) - len(scored)
+        counts["samples without an answer"] += len(scored) - len(answered)
+        left = answered or (scored if args.keep_equal else {})
+        if reason := reason_to_drop(list(left.values()), args):
+            counts[f"dropped, {reason}"] += 1
+            continue
+        for which, of in pick.items():
+            score = of(left.values())
+            first, *others = [number for number, its in left.items() if its == score]
+            selected[which][key] = [{**outputs[first], "sample": first, "score": score}]
+            counts[f"ties for the {which}"] += bool(others) and getattr(args, ADDRESS[which]) is not None
+    return selected, {"questions": len(responses), "kept": len(selected["best"]), **dict(sorted(counts.items()))}
+
+
+def reason_to_drop(scores: list[float], args: argparse.Namespace) -> str | None:
+    """Why a question with these scores is dropped; None if it is kept."""
+    if not scores:
+        return "no scored answer"
+    low, high = min(scores), max(scores)
+    if high == low and not args.keep_equal:
+        return "all scores equal"
+    if args.min_score is not None and high < args.min_score - ROUNDING:
+        return "below --min_score"
+    if args.min_margin is not None and high - low < args.min_margin - ROUNDING:
+        return "below --min_margin"
+    return None
+
+
+def describe_scorer(score_addr: str, scores: Scores, metric: Metric) -> dict[str, Any]:
+    """The judge (None if the metric needs none) and the fields that it saw and no system may see."""
+    manifest = manifest_of(score_addr)
+    judge = metric.judge and (manifest["arguments"].get("evaluator_llm") or manifest["fingerprint"].get("judge"))
+    return {"judge": judge, "strategy": strategy_in_words(scores), "saw": list(metric.needs)}
+
+
+def make_fingerprint(args: argparse.Namespace, **own: Any) -> dict[str, Any]:
+    """How the responses were asked for, which score files and tables tell, and what was done with them here."""
+    asked = (manifest_of(args.response_addr) or {"fingerprint": {}})["fingerprint"]
+    return {**asked, "script": SCRIPT, "responses": file_hash(args.response_addr), **own}
+
+
+def encode(responses: Responses) -> bytes:
+    text = json.dumps(responses, ensure_ascii=False, indent=2) + "\n"
+    return text.encode(errors="backslashreplace")  # half characters in fields of others stay escaped
+
+
+def in_words(counts: dict[str, int]) -> str:
+    return "; ".join(f"{name}: {count}" for name, count in counts.items() if count or name == "kept")
+
+
+if __name__ == "__main__":
+    cli.run_script(main)
