@@ -26,7 +26,6 @@ from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
-from utils.cli.flags import Default
 from utils.files.fingerprints import UNTOLD
 from utils.files.journal import Journal, Key
 from utils.files.manifest import file_hash, refuse_unranked, run_fingerprint
@@ -102,7 +101,7 @@ def build_parser() -> cli.FlagParser:
     add("--planner_target", choices=["paper", "reference"],
         help="plans as titles alone, or as in the public code: the planner's text as it came, lead-in and dashes "
         "included (default: what the planner was trained with, else paper)")
-    add("--max_tokens_plan", type=cli.positive_int, default=Default(512),
+    add("--max_tokens_plan", type=cli.positive_int, default=512,
         help="tokens a plan may have (%(default)s; more for a thinking planner)")
     add("--rag", action="store_true", help="accepted and without effect: PlanPers always uses posts")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts to use (%(default)s)")
@@ -246,7 +245,7 @@ def flags_of_planner(args: Namespace) -> Namespace:
     own |= {"model_id": None, "openai_batch": False, "batch_invariant": args.batch_invariant and not openai}
     own |= {"reasoning_parser": None}  # the flag is the generator's, and so is --seed none where it is an API
     own |= {} if openai else {"seed": args.seed or 0}
-    return Namespace(**{**vars(args), **own})
+    return args.replaced(**own)
 
 
 def choose_planner(args: Namespace, lead_in: str | None) -> Model:
@@ -276,7 +275,7 @@ def planner_policy(args: Namespace, policy: Policy, told: dict[str, Any] | None 
 
 
 def with_parser(args: Namespace, name: str | None) -> Namespace:
-    return Namespace(**{**vars(args), "reasoning_parser": name})
+    return args.replaced(reasoning_parser=name)
 
 
 def make_fingerprint(args: Namespace, task: Task) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from utils.checks.estimate import describe_estimate
 from utils.checks.models import check_models
 from utils.checks.report import Report
 from utils.cli.errors import UserError, first_five
-from utils.cli.flags import Default
 from utils.files.journal_lines import read_journal
 from utils.files.lock import Lock
 from utils.files.manifest import is_ranked, manifest_of
@@ -73,7 +72,7 @@ def build_parser() -> cli.FlagParser:
         help="baselines.py chooses an option by this instead of generating text, so no thoughts need room (off)")
     add("--verdicts", choices=["probability"],
         help="evaluate_responses.py takes verdicts from this instead of generated text, so no thoughts need room (off)")
-    add("--max_tokens_verdict", type=cli.positive_int, default=Default(VERDICT_TOKENS),
+    add("--max_tokens_verdict", type=cli.positive_int, default=VERDICT_TOKENS,
         help="tokens a verdict may have (%(default)s; more for a thinking judge)")
     add("--gpu_memory", type=cli.non_negative_float, metavar="GB",
         help="compute for GPUs of 10^9 times this many bytes instead of those here (default: those here)")
@@ -95,8 +94,8 @@ def build_parser() -> cli.FlagParser:
     add("--estimate", action="store_true", help="count prompts and tokens of every step, for each model")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts in a prompt (%(default)s)")
     for flag, tokens, what in (
-        ("--max_tokens", Default(2048), "an output may have"),
-        ("--max_tokens_plan", Default(512), "a plan may have"),
+        ("--max_tokens", 2048, "an output may have"),
+        ("--max_tokens_plan", 512, "a plan may have"),
         ("--answer_tokens", 400, "that answers are assumed to have"),
         ("--plan_tokens", 40, "that plans are assumed to have"),
         ("--verdict_tokens", 15, "that verdicts are assumed to have"),

@@ -543,6 +543,29 @@ def test_values_at_the_end_of_their_range_are_fine(flag, text, value):
     assert getattr(args, flag.removeprefix("--")) == value
 
 
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ("--model_addr m --inputs_addr i --output_addr o", {"model_addr", "inputs_addr", "output_addr"}),
+        ("--model_addr=m --inputs_addr i --output_addr o --max_tokens 2048 --no-enforce_eager",
+         {"model_addr", "inputs_addr", "output_addr", "max_tokens", "enforce_eager"}),
+    ],
+)  # fmt: skip
+def test_the_flags_that_are_given_are_known_beside_the_values(words, given, parser_of):
+    """Whether a flag is given does not travel in its value, which vLLM's SamplingParams refuses then."""
+    args = parser_of("baselines.py").parse_args(words.split())
+    assert args.given == args.replaced(seed=3).given == given
+    assert "given" not in vars(args) and args.replaced(seed=3).seed == 3 and args.seed == 0
+    assert args.max_tokens == 2048
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_value_by_default_is_a_plain_one(script, parser_of):
+    plain = (bool, int, float, str, list, tuple, dict, type(None))
+    for action in parser_of(script)._actions:
+        assert type(action.default) in plain, action.dest
+
+
 def test_the_api_address_can_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", "http://here/v1")
     assert shared_parser().parse_args(["--model_addr", "m"]).base_url == "http://here/v1"

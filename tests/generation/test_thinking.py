@@ -18,7 +18,6 @@ import planpers
 from utils import download_datasets, make_table, preflight
 from utils.benchmarks import task_of
 from utils.cli import UserError
-from utils.cli.flags import Default
 from utils.files.manifest import read_manifest
 from utils.generation import engines
 from utils.generation.chat import APIChat, LocalChat
@@ -108,9 +107,9 @@ def test_a_model_behind_an_api_thinks_by_its_name_or_by_flags(model, asked, effo
 
 def test_thoughts_have_room_where_the_user_sets_no_tokens():
     thoughts = Thoughts("deepseek_r1", True, True)
-    assert thoughts.room(Default(512)) == thoughts.room(Default(512), None, 40960) == THOUGHT_TOKENS
-    assert thoughts.room(Default(512), 4096, None) == 1024
-    assert thoughts.room(512) == Thoughts().room(Default(512)) == 0
+    assert thoughts.room(False) == thoughts.room(False, None, 40960) == THOUGHT_TOKENS
+    assert thoughts.room(False, 4096, None) == 1024
+    assert thoughts.room(True) == Thoughts().room(False) == 0
 
 
 # What becomes of its texts

@@ -9,7 +9,7 @@ from typing import Any
 
 from retrieval import WITH_ENCODER
 from utils.cli import UserError
-from utils.cli.flags import Default, FlagParser
+from utils.cli.flags import FlagParser
 from utils.files.manifest import refuse_unranked
 from utils.generation.templates import template_variables
 
@@ -84,8 +84,7 @@ def preflights_of(command: list[str]) -> list[list[str]]:
 
 def set_by_user(args: Namespace, flag: str) -> int | None:
     """A flag's value, None where it is the default, which a model that thinks has more than."""
-    value = vars(args).get(flag)
-    return None if isinstance(value, Default) else value
+    return getattr(args, flag) if flag in args.given else None
 
 
 def outputs_of(script: str, args: Namespace) -> list[str]:

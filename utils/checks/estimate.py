@@ -58,7 +58,7 @@ def count_steps(args: Namespace, model: str, records: list[Record], chat: Chat) 
     thoughts = find_thoughts(args, chat, model)
 
     def budget_of(tokens: int, wanted: int, flag: str = "--max_tokens") -> int:
-        room = thoughts.room(tokens, args.max_model_len, chat.model_limit)
+        room = thoughts.room(flag.removeprefix("--") in args.given, args.max_model_len, chat.model_limit)
         return choose_length(chat, args.max_model_len, tokens + room, wanted + room, flag) - tokens - room
 
     to_answer = budget_of(args.max_tokens, task.prompt_length or PAPER_LENGTH)
@@ -99,7 +99,7 @@ def judge_length(report: Report, args: Namespace, records: list[Record], chat: L
         end_thoughts(chat, thoughts)
         tokens, room = 1, 0
     else:
-        room = thoughts.room(args.max_tokens_verdict, args.max_model_len, chat.model_limit)
+        room = thoughts.room("max_tokens_verdict" in args.given, args.max_model_len, chat.model_limit)
         tokens = args.max_tokens_verdict + room
     if args.max_model_len or not records:
         length = choose_length(chat, args.max_model_len, tokens, PAPER_LENGTH + room)

@@ -13,7 +13,6 @@ from utils.checks.disk import free_bytes, training_room
 from utils.checks.estimate import judge_length
 from utils.checks.report import Report
 from utils.cli import UserError
-from utils.cli.flags import Default
 from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length
 from utils.generation.plain_text import PlainText
 from utils.generation.templates import template_variables
@@ -65,10 +64,10 @@ def check_local_model(report: Report, name: str, args: Namespace, records: list[
         length = judge_length(report, args, records, chat)
     else:
         wanted = (task_of("--inputs_addr", [record]).prompt_length or PAPER_LENGTH for record in records)
-        tokens, room = args.max_tokens, 0
+        is_set, room = "max_tokens" in args.given, 0
         if writes_text(args):
-            room = find_thoughts(args, chat, name).room(tokens, args.max_model_len, chat.model_limit)
-        told = 0 if args.choose or isinstance(tokens, Default) else tokens  # a planner's default is another
+            room = find_thoughts(args, chat, name).room(is_set, args.max_model_len, chat.model_limit)
+        told = args.max_tokens if is_set and not args.choose else 0  # a planner's default is another
         length = choose_length(chat, args.max_model_len, told, max(wanted, default=PAPER_LENGTH) + room)
         if room:
             report.note(f"model {name}: thinks, so {room} of its {length} tokens are for thoughts (a guess)")

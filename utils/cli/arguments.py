@@ -9,7 +9,6 @@ from functools import partial
 
 from utils.cli.errors import UserError
 from utils.cli.flags import (
-    Default,
     FlagParser,
     api_address,
     fraction,
@@ -161,7 +160,7 @@ def add_sampling_arguments(
         help="how long the model thinks, such as low, medium or high; for an API, or a chat template with that "
         "variable (default: the model's own)")
     add_template_argument(add)
-    add("--max_tokens", type=positive_int, default=Default(max_tokens),
+    add("--max_tokens", type=positive_int, default=max_tokens,
         help="tokens an output may have, including its thoughts (%(default)s; more for a thinking model)")
     add("--max_model_len", type=positive_int, help=f"tokens of prompt and output together (default: {max_model_len})")
     add("--seed", type=seed_or_none, default=0, help="seed of all sampling; `none` sends the API no seed (%(default)s)")

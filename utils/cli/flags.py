@@ -18,8 +18,23 @@ from utils.cli.errors import quote
 USER_ERROR = 2  # exit code: the user can mend it
 
 
-class Default(int):
-    """The value of a flag that the user has not given, where what it is depends on more than the flags."""
+class Arguments(argparse.Namespace):
+    """The values of a command line's flags, given or by default.
+
+    Attributes:
+        given: the names of the flags that stand on the command line, as the values are called. It is no flag itself, so
+            `vars` does not have it.
+    """
+
+    __slots__ = ("given",)
+
+    def __init__(self, given: frozenset[str] = frozenset(), **values: Any):
+        super().__init__(**values)
+        self.given = given
+
+    def replaced(self, **values: Any) -> "Arguments":
+        """A copy with other values."""
+        return Arguments(self.given, **{**vars(self), **values})
 
 
 Condition = Callable[[argparse.Namespace], bool]
@@ -59,8 +74,10 @@ class FlagParser(argparse.ArgumentParser):
 
     def parse_args(
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> argparse.Namespace:
-        parsed = super().parse_args(args, namespace)
+    ) -> Arguments:
+        parsed = super().parse_args(args, namespace or Arguments())
+        flags = self._option_string_actions.keys() & self._given_words()
+        parsed.given = frozenset(self._option_string_actions[flag].dest for flag in flags)
         if refusals := list(self._refusals(parsed).values()):
             self.refuse(refusals[0])
         return parsed
@@ -70,9 +87,13 @@ class FlagParser(argparse.ArgumentParser):
         return self._refusals(super().parse_args(args))
 
     def _refusals(self, parsed: argparse.Namespace) -> dict[str, str]:
-        given = {word.partition("=")[0] for word in self._words}
+        given = self._given_words()
         rules = [rule for rule in self._rules if given.intersection(rule.flags) and rule.when(parsed)]
         return {flag: rule.refusal(given) for rule in rules for flag in rule.flags if flag in given}
+
+    def _given_words(self) -> set[str]:
+        """What may be a flag on the command line, without values."""
+        return {word.partition("=")[0] for word in self._words}
 
     def parse_known_args(
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from utils.cli import UserError
-from utils.cli.flags import Default
 from utils.cli.progress import announce
 from utils.files.manifest import read_folder_manifest
 from utils.parsing.thoughts import CLOSING, OPENING
@@ -38,12 +37,12 @@ class Thoughts:
     opened: bool | None = False  # a prompt ends inside a thought; None: not known
     thinks: bool = False
 
-    def room(self, tokens: int, *lengths: int | None) -> int:
-        """What thoughts get on top of an output's tokens, unless the user sets those.
+    def room(self, is_set: bool, *lengths: int | None) -> int:
+        """What thoughts get on top of an output's tokens, unless the user has set those.
 
         It is at most a quarter of each of the lengths, of prompt and output together, that are known.
         """
-        if not self.thinks or not isinstance(tokens, Default):
+        if not self.thinks or is_set:
             return 0
         return min([THOUGHT_TOKENS, *(length // 4 for length in lengths if length)])
 
@@ -101,12 +100,12 @@ def is_closed(end: str) -> bool:
 def settle_tokens(
     args: Namespace, thoughts: Thoughts, model_addr: str, limit: int | None, flag: str = "max_tokens"
 ) -> int:
-    """Give thoughts their room in `args`, unless the user sets the tokens; it is said. Returns that room."""
+    """Give thoughts their room in `args`, unless the user has set the tokens; it is said. Returns that room."""
     if not thoughts.thinks:
         return 0
     how = f" (--reasoning_parser {thoughts.parser})" if thoughts.parser else ""
     tokens = getattr(args, flag)
-    room = thoughts.room(tokens, args.max_model_len, limit)
+    room = thoughts.room(flag in args.given, args.max_model_len, limit)
     setattr(args, flag, tokens + room)
     told = f", of which {room} are for thoughts (a guess)" if room else ", including its thoughts"
     announce(f"{model_addr} thinks{how}: --{flag} {tokens + room}{told}")

@@ -89,7 +89,7 @@ def choose_models(args: Namespace, task: Task) -> dict[str, Model]:
     for role, addr in [("generator", args.model_addr), *(args.model or [])]:
         if role in models:
             raise UserError(f"--model {role}={addr}: there is a model of that name; give another name")
-        own = Namespace(**{**vars(args), "model_addr": addr})
+        own = args.replaced(model_addr=addr)
         models[role] = choose_answerer(own, task.output.schema, task.prompt_length)
         if isinstance(models[role], TextModel):
             raise UserError(f"{addr}: an encoder-decoder; --method needs chat models")
@@ -104,7 +104,7 @@ def open_method_engine(
     if args.openai:
         return open_engine(args, model.addr, model.length, [], outputs), models.keys()
     served = [name for name, other in models.items() if share_base([model.addr, other.addr], args.cache_dir)]
-    own = Namespace(**{**vars(args), "reasoning_parser": model.policy.reasoning_parser})
+    own = args.replaced(reasoning_parser=model.policy.reasoning_parser)
     addrs = list(dict.fromkeys(models[name].addr for name in served))
     return VLLMEngine(own, addrs, max(models[name].length for name in served), outputs), served
 

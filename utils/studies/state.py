@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from utils.benchmarks import tasks
 from utils.checks.commands import model_of, module_of, parser_of
 from utils.cli import UserError
-from utils.cli.flags import Default
 from utils.files.derived_files import is_own
 from utils.files.fingerprints import UNTOLD, differences
 from utils.files.journal_lines import read_journal
@@ -238,7 +237,7 @@ def settings_of(step: Step, args: Namespace, made: dict[str, Any]) -> dict[str, 
 def left_to_thoughts(args: Namespace, made: dict[str, Any]) -> list[str]:
     """Settings of a model that thinks which the user leaves to its files, or to its name behind an API."""
     flags = {"max_tokens": "max_tokens", "plan_max_tokens": "max_tokens_plan"}
-    names = [name for name, flag in flags.items() if isinstance(vars(args).get(flag), Default)]
+    names = [name for name, flag in flags.items() if flag in args and flag not in args.given]
     if vars(args).get("openai") and find_thoughts(args, None, model_of(args)).thinks:
         return names
     if vars(args).get("reasoning_parser") is None:
