@@ -37,6 +37,7 @@ ENGINE = {
     "test_learnt_planner",
     "test_model_cache",
     "test_prepare_demo_models",
+    "test_plain_commands",
 }
 # Files that would be through last: what makes groups of their tests, found in the names.
 CASES = "baselines|evaluate_responses|planpers|rank_dataset bm25|rank_dataset|merge_shards"

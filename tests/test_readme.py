@@ -12,6 +12,7 @@ import pytest
 from api_server import serve
 
 from utils.benchmarks.lampqa import TASK
+from utils.generation.chat import VERDICT_TOKENS
 from utils.records.datasets import read_dataset
 from utils.records.responses import match_responses, read_responses
 from utils.studies.study import CATEGORIES as DATASETS
@@ -26,13 +27,13 @@ LINKED = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *ROOT.glob("promp
 VARIABLES = "".join(block for block in BLOCKS if block.startswith(("DATA=data", "CATEGORIES=")))
 
 
-def commands_of(block: str) -> list[list[str]]:
+def commands_of(block: str, variables: str = VARIABLES) -> list[list[str]]:
     """The words of each command as a shell makes them: variables filled in, loops run, lines joined, quotes gone.
 
     The shell finds no program, so a block that would run another one fails here.
     """
     block = re.sub(r"^accelerate launch --multi_gpu --num_processes \d+ ", "python ", block)
-    script = f"{VARIABLES}\ngit() {{ :; }}\npython() {{ printf '%s\\0' \"$@\"; printf '\\1'; }}\n{block}"
+    script = f"{variables}\ngit() {{ :; }}\npython() {{ printf '%s\\0' \"$@\"; printf '\\1'; }}\n{block}"
     done = subprocess.run(
         ["/bin/sh", "-eu", "-c", script], capture_output=True, text=True, check=True, env={"PATH": ""}
     )
@@ -135,6 +136,7 @@ def test_the_commands_for_an_api_paste_with_the_server_that_makes_answers_up(tmp
         script = f'{VARIABLES}\npython() {{ {sys.executable} "$@"; }}\n{sample}\n{"".join(commands)}'
         subprocess.run(["sh", "-eu", "-c", script], cwd=tmp_path, check=True, capture_output=True)
         assert len(server.requests) > 80
+        assert {request["max_tokens"] for request in server.requests} == {2048, VERDICT_TOKENS}  # by default
     scores = json.loads((tmp_path / "demo/try/none_api_scores.json").read_text())
     assert (scores["num_questions"], scores["num_unscored"]) == (13, 0)
 

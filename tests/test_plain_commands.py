@@ -1,0 +1,172 @@
+"""Commands of README and docs as they stand there, on a real engine with all flags by default; --limit 1 is added.
+
+The models are the demo's. So that an answer, which may have 2048 tokens, takes seconds, the chat model ends early.
+"""
+
+import itertools
+import json
+import re
+from pathlib import Path
+
+import pytest
+from api_server import serve
+from early_chat import save_early_chat
+from made_up_dump import make_dumps
+from test_readme import COMMANDS, README, ROOT, VARIABLES, commands_of
+
+from utils import download_datasets
+from utils.files.manifest import read_manifest
+from utils.generation.chat import VERDICT_TOKENS
+
+pytestmark = pytest.mark.engine
+PART = "Lifestyle_and_Personal_Development"
+# What an output of these scripts may have by default.
+TOKENS = {
+    "baselines.py": 2048,
+    "planpers.py": 2048,
+    "evaluate_responses.py": VERDICT_TOKENS,
+    "utils/build_dataset.py": 2048,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the README's variables point to: sample data and models; few questions to train on."""
+    folder = tmp_path_factory.mktemp("plain")
+    save_early_chat(folder / "chat")
+    (folder / "data").mkdir()
+    for part, count in (("train", 2), ("validation", 1), ("test", None)):
+        records = json.loads((ROOT / f"tests/data/mini_lampqa/{part}.json").read_text())
+        (folder / f"data/{PART}_{part}.json").write_text(json.dumps(records[:count]))
+    (folder / "key.txt").write_text("any")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def read(folder):
+    """The commands in a page's text, in its order."""
+    own = {"DATA": "data", "OUT": "out", "MODEL": "chat", "JUDGE": "chat", "PLANNER": "planner", "KEY": "key.txt"}
+    variables = "\n".join([VARIABLES, *(f"{name}={folder}/{place}" for name, place in own.items())])
+    variables += f"\nENCODER={ROOT}/demo/models/encoder\n"
+
+    def commands(text):
+        return [words for block in COMMANDS if block in text for words in commands_of(block, variables)]
+
+    return commands
+
+
+@pytest.fixture(scope="module")
+def do(warm_engine):
+    """Run a command, of those that ask a model for the first question alone."""
+
+    def run(words, *more, code=0):
+        script, *flags = words
+        limit = ["--limit", 1] if script in TOKENS else []
+        done = warm_engine.run(script, [*flags, *limit, *more], look_at_models=None)
+        assert done.returncode == code, f"{words}\n{done.errors}"
+        return done
+
+    return run
+
+
+def value_of(words, flag):
+    return words[words.index(flag) + 1]
+
+
+def check_outputs(words):
+    """Look into the files that a command has written: all is answered or judged, and a manifest has plain numbers."""
+    judges = words[0] == "evaluate_responses.py"
+    start = words.index("--score_addr" if judges else "--output_addr") + 1
+    for path in itertools.takewhile(lambda word: word.startswith("/"), words[start:]):
+        if "--choose" not in words and "--verdicts" not in words:  # which generate no text
+            manifest = read_manifest(path)
+            assert manifest["fingerprint"]["max_tokens"] == manifest["arguments"]["max_tokens"] == TOKENS[words[0]]
+        content = json.loads(Path(path).read_text())
+        if judges:
+            assert content["num_questions"] == 1 and content["num_unscored"] == content["num_unanswered"] == 0
+            outputs = [detail["score"] for entry in content["per_question_scores"] for detail in entry["details"]]
+        else:
+            (answers,) = content.values()
+            outputs = [answer["output"] for answer in answers]
+        assert outputs and None not in outputs
+
+
+@pytest.fixture(scope="module")
+def pipeline(read, do):
+    """What the README's section on use has for models that run here, from ranking to the report."""
+    section = README.partition("\n## Use\n")[2].partition("\n## ")[0]
+    commands = [words for words in read(section) if "--openai" not in words]
+    commands = [words for words in commands if words[0] != "utils/download_datasets.py"]
+    for words in commands:
+        do(words, *(["--max_steps", 1] if words[0] == "train_planner.py" else []))
+    return commands
+
+
+def test_the_readmes_pipeline(pipeline, folder):
+    scripts = [Path(words[0]).stem for words in pipeline]
+    assert scripts == [
+        *("rank_dataset",) * 3, "baselines", "baselines", "train_planner", "planpers", "evaluate_responses",
+        "make_table", "report",
+    ]  # fmt: skip
+    for words in pipeline:
+        if words[0] in TOKENS:
+            check_outputs(words)
+    plans = read_manifest(folder / "out/planpers.json.plans.json")
+    assert plans["fingerprint"]["max_tokens"] == 512
+    assert "<html" in (folder / "out/report.html").read_text()
+
+
+def test_a_planner_here_and_the_answers_from_a_server(pipeline, do, folder):
+    """The second command of planpers.py's own help."""
+    [words] = [words for words in pipeline if words[0] == "planpers.py"]
+    output = f"{folder}/out/planpers_api.json"
+    words = [output if word == value_of(words, "--output_addr") else word for word in words]
+    with serve() as server:
+        do(words, "--model_addr", "gpt-4o-mini", "--openai", "--api_key_addr", folder / "key.txt",
+           "--base_url", server.url)  # fmt: skip
+        assert {request["max_tokens"] for request in server.requests} == {2048}
+    check_outputs(words)
+
+
+@pytest.mark.parametrize(
+    ("page", "asked"),
+    [
+        ("lamp", []), ("longlamp", []),
+        ("personamem", ["--rag"]), ("personamem", ["whole"]), ("personamem", ["--choose"]),
+        ("planpers", ["--gold_plan"]), ("evaluation", []), ("trusting_the_judge", ["--verdicts"]),
+        ("your_own_method", []),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)  # fmt: skip
+def test_the_first_command_of_a_page(page, asked, pipeline, read, do, folder):
+    """Of those that `asked` is found in."""
+    text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+    commands = [words for words in read(text) if words[0] in TOKENS and f"{folder}/chat" in words]
+    words = next(words for words in commands if all(re.search(word, " ".join(words)) for word in asked))
+    name = Path(value_of(words, "--inputs_addr")).name
+    if page in ("lamp", "longlamp", "personamem"):
+        dataset = name.split("_")[0] + ("-32k" if page == "personamem" else "")
+        source = [] if page == "personamem" else ["--setting", "user"]
+        source += ["--source_dir", f"{ROOT}/tests/data/mini_{page}", "--output_dir", f"{folder}/data"]
+        assert download_datasets.main(["--dataset", dataset, *source]) == 0
+    if "mine.py" in words:
+        program = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+        (folder / "mine.py").write_text(program)
+        words = [str(folder / word) if word == "mine.py" else word for word in words]
+    do(words)
+    check_outputs(words)
+
+
+def test_a_dataset_is_built(read, do, folder):
+    """Both prompts are asked; no aspect of such a model is in the post, so no question is left."""
+    words, *_ = read((ROOT / "docs/building_a_dataset.md").read_text(encoding="utf-8"))
+    make_dumps(folder / "dumps", 300)
+    for name in ("cooking", "law"):  # of which the page has the short names
+        (folder / "dumps" / f"{name}.stackexchange.com").rename(folder / "dumps" / name)
+    places = {"google/gemma-2-27b-it": str(save_early_chat(folder / "builder", ends_lists=True))}
+    words = [places.get(word, re.sub("^dumps/", f"{folder}/dumps/", word)) for word in words]
+    done = do(words, code=2)
+    assert "\n1/1 posts filtered, " in done.errors and "\n1/1 posts read for aspects, " in done.errors
+    assert "no question is left: 1 need personalization; " in done.errors.splitlines()[-2]
+    for name in ("factoid_filter", "aspects"):
+        assert read_manifest(folder / f"out/built/{name}.json")["fingerprint"]["max_tokens"] == 2048
