@@ -26,6 +26,7 @@ from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
+from utils.cli.flags import Arguments
 from utils.files.fingerprints import UNTOLD
 from utils.files.journal import Journal, Key
 from utils.files.manifest import file_hash, refuse_unranked, run_fingerprint
@@ -238,7 +239,7 @@ def given_plans(args: Namespace, run: Run, keys: list[Key]) -> Pieces:
     return {key: plans[key] for key in keys}
 
 
-def flags_of_planner(args: Namespace) -> Namespace:
+def flags_of_planner(args: Arguments) -> Arguments:
     """The flags as they hold for the planner: it runs here, or has an API of its own, wherever the generator is."""
     openai = bool(args.planner_base_url)
     own = {"openai": openai, "base_url": args.planner_base_url, "api_key_addr": args.planner_api_key_addr}
@@ -274,7 +275,7 @@ def planner_policy(args: Namespace, policy: Policy, told: dict[str, Any] | None 
     return replace(policy, max_tokens=args.max_tokens_plan, further=further, reasoning_parser=None, opened=None)
 
 
-def with_parser(args: Namespace, name: str | None) -> Namespace:
+def with_parser(args: Arguments, name: str | None) -> Arguments:
     return args.replaced(reasoning_parser=name)
 
 

@@ -1,18 +1,20 @@
-"""The demo's model as one that ends early: its turn is over where a sentence of it would be, and so is a JSON object.
+"""The demo's chat model, changed to stop early.
 
-So a run with default flags, which leave an output 2048 tokens, takes seconds.
+It ends its turn where it would end a sentence, and closes a JSON object early, so that a run with the default of 2048
+tokens takes seconds.
 """
 
 from pathlib import Path
 
 DEMO = Path(__file__).resolve().parent.parent / "demo/models/chat"
-# What outdoes which token, by what factor; with the last one free texts lose their commas, and may not end.
+# A token, another one, and a factor: the first gets the weights of the other times the factor, so it is the likelier.
 ENDS = (("<|im_end|>", ".", 1.8), ('"}', ".", 1.5), ('"', ".", 1.3))
+# For lists alone: a free text would lose its commas, and might never end.
 END_OF_LIST = ("]}", ",", 1.3)
 
 
 def save_early_chat(folder: Path, ends_lists: bool = False) -> Path:
-    """Write it, with `ends_lists` so that it ends a list of JSON objects at the first; returns the folder."""
+    """Save the model and return its folder. With `ends_lists`, a list of JSON objects ends early too."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,6 +1,6 @@
-"""Commands of README and docs as they stand there, on a real engine with all flags by default; --limit 1 is added.
+"""Run commands of README and docs as they stand there, with default flags on a real engine; only --limit 1 is added.
 
-The models are the demo's. So that an answer, which may have 2048 tokens, takes seconds, the chat model ends early.
+The models are the demo's; the chat model is changed to stop early.
 """
 
 import itertools
@@ -13,6 +13,7 @@ from api_server import serve
 from early_chat import save_early_chat
 from made_up_dump import make_dumps
 from test_readme import COMMANDS, README, ROOT, VARIABLES, commands_of
+from tiny_t5 import save_tiny_t5
 
 from utils import download_datasets
 from utils.files.manifest import read_manifest
@@ -31,7 +32,7 @@ TOKENS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the README's variables point to: sample data and models; few questions to train on."""
+    """What the README's variables point to: sample data, models, and a few questions to train on."""
     folder = tmp_path_factory.mktemp("plain")
     save_early_chat(folder / "chat")
     (folder / "data").mkdir()
@@ -44,7 +45,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def read(folder):
-    """The commands in a page's text, in its order."""
+    """A function that returns the commands of a page, in order."""
     own = {"DATA": "data", "OUT": "out", "MODEL": "chat", "JUDGE": "chat", "PLANNER": "planner", "KEY": "key.txt"}
     variables = "\n".join([VARIABLES, *(f"{name}={folder}/{place}" for name, place in own.items())])
     variables += f"\nENCODER={ROOT}/demo/models/encoder\n"
@@ -57,7 +58,7 @@ def read(folder):
 
 @pytest.fixture(scope="module")
 def do(warm_engine):
-    """Run a command, of those that ask a model for the first question alone."""
+    """A function that runs a command; one that asks a model does so for the first question only."""
 
     def run(words, *more, code=0):
         script, *flags = words
@@ -74,10 +75,12 @@ def value_of(words, flag):
 
 
 def check_outputs(words):
-    """Look into the files that a command has written: all is answered or judged, and a manifest has plain numbers."""
+    """Check that everything is answered or judged, within the default token limit."""
     judges = words[0] == "evaluate_responses.py"
     start = words.index("--score_addr" if judges else "--output_addr") + 1
-    for path in itertools.takewhile(lambda word: word.startswith("/"), words[start:]):
+    paths = list(itertools.takewhile(lambda word: not word.startswith("--"), words[start:]))
+    assert paths
+    for path in paths:
         if "--choose" not in words and "--verdicts" not in words:  # which generate no text
             manifest = read_manifest(path)
             assert manifest["fingerprint"]["max_tokens"] == manifest["arguments"]["max_tokens"] == TOKENS[words[0]]
@@ -93,7 +96,7 @@ def check_outputs(words):
 
 @pytest.fixture(scope="module")
 def pipeline(read, do):
-    """What the README's section on use has for models that run here, from ranking to the report."""
+    """Run the local commands of the README's section "Use", from ranking to the report."""
     section = README.partition("\n## Use\n")[2].partition("\n## ")[0]
     commands = [words for words in read(section) if "--openai" not in words]
     commands = [words for words in commands if words[0] != "utils/download_datasets.py"]
@@ -117,7 +120,7 @@ def test_the_readmes_pipeline(pipeline, folder):
 
 
 def test_a_planner_here_and_the_answers_from_a_server(pipeline, do, folder):
-    """The second command of planpers.py's own help."""
+    """The README's command for PlanPers, with the generator behind an API."""
     [words] = [words for words in pipeline if words[0] == "planpers.py"]
     output = f"{folder}/out/planpers_api.json"
     words = [output if word == value_of(words, "--output_addr") else word for word in words]
@@ -126,6 +129,9 @@ def test_a_planner_here_and_the_answers_from_a_server(pipeline, do, folder):
            "--base_url", server.url)  # fmt: skip
         assert {request["max_tokens"] for request in server.requests} == {2048}
     check_outputs(words)
+    assert read_manifest(f"{output}.plans.json")["fingerprint"]["max_tokens"] == 512
+    ((answer,),) = json.loads(Path(output).read_text()).values()
+    assert answer["plan"]
 
 
 @pytest.mark.parametrize(
@@ -138,8 +144,8 @@ def test_a_planner_here_and_the_answers_from_a_server(pipeline, do, folder):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )  # fmt: skip
-def test_the_first_command_of_a_page(page, asked, pipeline, read, do, folder):
-    """Of those that `asked` is found in."""
+def test_a_command_of_a_page(page, asked, pipeline, read, do, folder):
+    """The first command that asks a model here, and in which all patterns in `asked` are found."""
     text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
     commands = [words for words in read(text) if words[0] in TOKENS and f"{folder}/chat" in words]
     words = next(words for words in commands if all(re.search(word, " ".join(words)) for word in asked))
@@ -157,11 +163,11 @@ def test_the_first_command_of_a_page(page, asked, pipeline, read, do, folder):
     check_outputs(words)
 
 
-def test_a_dataset_is_built(read, do, folder):
-    """Both prompts are asked; no aspect of such a model is in the post, so no question is left."""
+def test_both_prompts_of_a_dataset_are_asked(read, do, folder):
+    """Such a model names no aspect that is in the post, so no question is left."""
     words, *_ = read((ROOT / "docs/building_a_dataset.md").read_text(encoding="utf-8"))
     make_dumps(folder / "dumps", 300)
-    for name in ("cooking", "law"):  # of which the page has the short names
+    for name in ("cooking", "law"):  # the page uses their short names
         (folder / "dumps" / f"{name}.stackexchange.com").rename(folder / "dumps" / name)
     places = {"google/gemma-2-27b-it": str(save_early_chat(folder / "builder", ends_lists=True))}
     words = [places.get(word, re.sub("^dumps/", f"{folder}/dumps/", word)) for word in words]
@@ -170,3 +176,24 @@ def test_a_dataset_is_built(read, do, folder):
     assert "no question is left: 1 need personalization; " in done.errors.splitlines()[-2]
     for name in ("factoid_filter", "aspects"):
         assert read_manifest(folder / f"out/built/{name}.json")["fingerprint"]["max_tokens"] == 2048
+
+
+def test_lamps_generators_are_trained_and_answer(read, do, folder):
+    """All commands of the section on FlanT5, with a tiny T5 in its place; a single epoch for a chat model."""
+    source = ["--source_dir", f"{ROOT}/tests/data/mini_lamp", "--output_dir", f"{folder}/data"]
+    assert download_datasets.main(["--dataset", "LaMP-3", "--setting", "user", *source]) == 0
+    section = (ROOT / "docs/lamp.md").read_text(encoding="utf-8").partition("\n## FlanT5, fine-tuned\n")[2]
+    commands = [words for words in read(section.partition("\n## ")[0]) if words[0] != "utils/run_study.py"]
+    places = {"google/flan-t5-base": str(save_tiny_t5(folder / "t5"))}
+    answers = []
+    for words in commands:
+        do([places.get(word, word) for word in words], *(["--epochs", 1] if "--lora_rank" in words else []))
+        if words[0] == "baselines.py":
+            answers += json.loads(Path(value_of(words, "--output_addr")).read_text()).values()
+    scripts = [Path(words[0]).stem for words in commands]
+    assert scripts == [
+        *("rank_dataset",) * 2, "train_generator", "train_generator", "baselines", "baselines", "plot_training",
+        "train_generator", "baselines",
+    ]  # fmt: skip
+    assert all(isinstance(answer["raw"], str) for [answer] in answers)  # a random T5 writes no rating
+    assert len(answers) == 13 and answers[-1][0]["output"] in ["1", "2", "3", "4", "5"]

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import threading
 import time
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -296,7 +295,7 @@ class ServerPlanner:
         from utils.generation.engines import open_engine
 
         self._tokenizer = AutoTokenizer.from_pretrained(models[0])
-        own = Namespace(**{**vars(args), "openai": True, **flags})
+        own = args.replaced(openai=True, **flags)
         self._api = open_engine(own, args.model_addr, max_model_len, [], outputs)
         self.concurrency, self.device = args.max_concurrency, "planner"
 

@@ -554,7 +554,8 @@ def test_tasks_that_die_change_nothing(queue, gate, api, encoder, tmp_path):
     names = {"MODEL": "late-model", "INPUTS": str(SAMPLE / "test.json"), "OUTPUT": f"{out}/late.json"}
     late = queue.sbatch("answer", *api, array="0-0", options=["--job-name=late"], **names)
     cluster.wait_until(lambda: gate.held == {0, 1, 2, 3, "late"})
-    cluster.call("scontrol", "update", f"jobid={late}_0", "endtime=now")
+    end = ["scontrol", "update", f"jobid={late}_0", "endtime=now"]  # refused where that second is over when it arrives
+    cluster.wait_until(lambda: subprocess.run(end, env=cluster.environment, capture_output=True).returncode == 0)
     os.kill(pid_of(shard_of(out / "rag.json", 0)), signal.SIGKILL)
     cluster.call("scontrol", "update", f"jobid={chain.rag}_1", "endtime=now+100")
     cluster.call("scontrol", "requeue", f"{chain.rag}_2")

@@ -9,7 +9,7 @@ from typing import Any
 
 from retrieval import WITH_ENCODER
 from utils.cli import UserError
-from utils.cli.flags import FlagParser
+from utils.cli.flags import Arguments, FlagParser
 from utils.files.manifest import refuse_unranked
 from utils.generation.templates import template_variables
 
@@ -82,8 +82,8 @@ def preflights_of(command: list[str]) -> list[list[str]]:
     return [words_of(flags)]
 
 
-def set_by_user(args: Namespace, flag: str) -> int | None:
-    """A flag's value, None where it is the default, which a model that thinks has more than."""
+def set_by_user(args: Arguments, flag: str) -> int | None:
+    """Return a flag's value, or None if the user has not set it: a thinking model then gets more than the default."""
     return getattr(args, flag) if flag in args.given else None
 
 

@@ -19,21 +19,21 @@ USER_ERROR = 2  # exit code: the user can mend it
 
 
 class Arguments(argparse.Namespace):
-    """The values of a command line's flags, given or by default.
+    """Parsed command-line flags.
 
     Attributes:
-        given: the names of the flags that stand on the command line, as the values are called. It is no flag itself, so
-            `vars` does not have it.
+        given: names of the flags set on the command line, as the values are called. A slot, so `vars()` does not
+            include it.
     """
 
     __slots__ = ("given",)
 
-    def __init__(self, given: frozenset[str] = frozenset(), **values: Any):
+    def __init__(self, given: frozenset[str] = frozenset(), /, **values: Any):
         super().__init__(**values)
         self.given = given
 
     def replaced(self, **values: Any) -> "Arguments":
-        """A copy with other values."""
+        """Return a copy with these values replaced; `given` stays the same."""
         return Arguments(self.given, **{**vars(self), **values})
 
 
@@ -72,12 +72,8 @@ class FlagParser(argparse.ArgumentParser):
         """Refuse these flags (separated by spaces) in a mode; the message is `Rule.refusal`'s."""
         self._rules.append(Rule(tuple(flags.split()), when, why, remedy))
 
-    def parse_args(
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> Arguments:
-        parsed = super().parse_args(args, namespace or Arguments())
-        flags = self._option_string_actions.keys() & self._given_words()
-        parsed.given = frozenset(self._option_string_actions[flag].dest for flag in flags)
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Arguments | None = None) -> Arguments:
+        parsed = super().parse_args(args, namespace)
         if refusals := list(self._refusals(parsed).values()):
             self.refuse(refusals[0])
         return parsed
@@ -92,17 +88,20 @@ class FlagParser(argparse.ArgumentParser):
         return {flag: rule.refusal(given) for rule in rules for flag in rule.flags if flag in given}
 
     def _given_words(self) -> set[str]:
-        """What may be a flag on the command line, without values."""
+        """Return the words of the command line, without `=value`. Not all of them are flags."""
         return {word.partition("=")[0] for word in self._words}
 
     def parse_known_args(
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
+        self, args: Sequence[str] | None = None, namespace: Arguments | None = None
+    ) -> tuple[Arguments, list[str]]:
         self._words = sys.argv[1:] if args is None else list(args)
         for word in self._words:
             if not is_text(word):  # no manifest can hold it, which would be found out at the end
                 self.refuse(f"{word!r} is not UTF-8; rename the file, or give another name")
-        return super().parse_known_args(self._words, namespace)
+        parsed, rest = super().parse_known_args(self._words, namespace or Arguments())
+        flags = self._option_string_actions.keys() & self._given_words()
+        parsed.given = frozenset(self._option_string_actions[flag].dest for flag in flags)
+        return parsed, rest
 
     def error(self, message: str) -> None:
         """What argparse calls over any mistake; where a flag is misspelt, that is told rather than what it led to."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from utils.cli import UserError
+from utils.cli.flags import Arguments
 from utils.cli.progress import announce
 from utils.files.manifest import read_folder_manifest
 from utils.parsing.thoughts import CLOSING, OPENING
@@ -38,9 +39,9 @@ class Thoughts:
     thinks: bool = False
 
     def room(self, is_set: bool, *lengths: int | None) -> int:
-        """What thoughts get on top of an output's tokens, unless the user has set those.
+        """Return how many tokens to add for thoughts: 0 if the user has set the limit (`is_set`).
 
-        It is at most a quarter of each of the lengths, of prompt and output together, that are known.
+        The number is at most a quarter of each known length in `lengths`, of prompt and output together.
         """
         if not self.thinks or is_set:
             return 0
@@ -98,9 +99,12 @@ def is_closed(end: str) -> bool:
 
 
 def settle_tokens(
-    args: Namespace, thoughts: Thoughts, model_addr: str, limit: int | None, flag: str = "max_tokens"
+    args: Arguments, thoughts: Thoughts, model_addr: str, limit: int | None, flag: str = "max_tokens"
 ) -> int:
-    """Give thoughts their room in `args`, unless the user has set the tokens; it is said. Returns that room."""
+    """Add tokens for thoughts to a flag's value in `args` unless the user has set it, and print the new limit.
+
+    Call it once per flag: a second call adds them again. Returns the number added.
+    """
     if not thoughts.thinks:
         return 0
     how = f" (--reasoning_parser {thoughts.parser})" if thoughts.parser else ""

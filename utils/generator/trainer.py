@@ -14,6 +14,7 @@ from accelerate.utils import gather_object
 from peft import get_peft_model
 from transformers import Trainer, TrainingArguments
 
+from utils.cli.flags import Arguments
 from utils.generation.beams import batches, room_of, write
 from utils.generation.encoder_decoder import NUM_BEAMS
 from utils.generation.fusion import fuse, pad_passages
@@ -83,13 +84,13 @@ def in_own_type(model: Any) -> Iterator[Any]:
             model.forward = wrapped
 
 
-def load_with_lora(args: Namespace, source: dict[str, Any], bf16: bool) -> Any:
+def load_with_lora(args: Arguments, source: dict[str, Any], bf16: bool) -> Any:
     """A causal model with the adapter that is learnt, by the planner's settings but for its rank."""
     dtype = torch.bfloat16 if bf16 else torch.float32
     attention = base_model.choose_attention("auto", bf16, args.model_addr, source)
     model = base_model.load_base(args.model_addr, source, dtype, attention)
     model.enable_input_require_grads()  # else nothing below the first adapter is recomputed by checkpointing
-    settings = Namespace(**vars(args), lora_alpha=16, lora_dropout=0.05, lora_target_modules=None)
+    settings = args.replaced(lora_alpha=16, lora_dropout=0.05, lora_target_modules=None)
     return get_peft_model(model, base_model.make_lora_config(settings, model))
 
 

@@ -15,6 +15,7 @@ from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
+from utils.cli.flags import Arguments
 from utils.files.journal import keys_hash
 from utils.files.journal_lines import Key
 from utils.files.lock import Lock
@@ -81,7 +82,7 @@ def answer_by_method(args: Namespace) -> int:
     return max(code, cli.report_missing(len(outcome.missing), "answer"))
 
 
-def choose_models(args: Namespace, task: Task) -> dict[str, Model]:
+def choose_models(args: Arguments, task: Task) -> dict[str, Model]:
     """The models by role: the generator, and those of --model."""
     if args.openai_batch:
         raise UserError("--openai_batch: a method's calls follow one another, often within seconds; leave it out")
@@ -97,7 +98,7 @@ def choose_models(args: Namespace, task: Task) -> dict[str, Model]:
 
 
 def open_method_engine(
-    args: Namespace, models: dict[str, Model], outputs: int, role: str
+    args: Arguments, models: dict[str, Model], outputs: int, role: str
 ) -> tuple[Engine, Collection[str]]:
     """An engine for a role, and for all that can share it: behind an API all, here those on the same base model."""
     model = models[role]
