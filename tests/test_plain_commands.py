@@ -196,4 +196,4 @@ def test_lamps_generators_are_trained_and_answer(read, do, folder):
         "train_generator", "baselines",
     ]  # fmt: skip
     assert all(isinstance(answer["raw"], str) for [answer] in answers)  # a random T5 writes no rating
-    assert len(answers) == 13 and answers[-1][0]["output"] in ["1", "2", "3", "4", "5"]
+    assert len(answers) == 3 and answers[-1][0]["output"] in ["1", "2", "3", "4", "5"]

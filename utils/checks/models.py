@@ -67,9 +67,7 @@ def check_local_model(report: Report, name: str, args: Namespace, records: list[
         is_set, room = "max_tokens" in args.given, 0
         if writes_text(args):
             room = find_thoughts(args, chat, name).room(is_set, args.max_model_len, chat.model_limit)
-        told = (
-            args.max_tokens if is_set and not args.choose else 0
-        )  # the default is the answers', and a planner has another
+        told = args.max_tokens if is_set and not args.choose else 0  # a planner's default is another one
         length = choose_length(chat, args.max_model_len, told, max(wanted, default=PAPER_LENGTH) + room)
         if room:
             report.note(f"model {name}: thinks, so {room} of its {length} tokens are for thoughts (a guess)")
