@@ -275,10 +275,6 @@ def planner_policy(args: Namespace, policy: Policy, told: dict[str, Any] | None 
     return replace(policy, max_tokens=args.max_tokens_plan, further=further, reasoning_parser=None, opened=None)
 
 
-def with_parser(args: Arguments, name: str | None) -> Arguments:
-    return args.replaced(reasoning_parser=name)
-
-
 def make_fingerprint(args: Namespace, task: Task) -> dict[str, Any]:
     """What decides the answers, as far as the flags say it: for a study."""
     prompts = load_prompts(args, task)
@@ -334,10 +330,11 @@ def run_stages(
     if plan_stage and answer_stage and is_here and engines.share_base([planner.addr, generator.addr], args.cache_dir):
         length = max(planner.length, generator.length)
         parsers = [model.policy.reasoning_parser for model in (generator, planner)]
-        args = with_parser(args, next((one for one in parsers if one not in (None, NO_PARSER)), parsers[0]))
+        parser = next((one for one in parsers if one not in (None, NO_PARSER)), parsers[0])
+        args = args.replaced(reasoning_parser=parser)
         return generate(partial(VLLMEngine, args, [planner.addr, generator.addr], length), plan_stage, answer_stage)
     if plan_stage:
-        own = with_parser(flags_of_planner(args), planner.policy.reasoning_parser)
+        own = flags_of_planner(args).replaced(reasoning_parser=planner.policy.reasoning_parser)
         generate(partial(engines.open_engine, own, planner.addr, planner.length, [plans.journal]), plan_stage)
     if answer_stage:
         opened = partial(engines.open_engine, args, generator.addr, generator.length, [answers.journal])

@@ -70,6 +70,13 @@ def do(warm_engine):
     return run
 
 
+def download(page, name, folder):
+    """Make a dataset of the sample files of a page's benchmark, in place of the published ones."""
+    which = ["PersonaMem-32k"] if page == "personamem" else [name, "--setting", "user"]
+    source = ["--source_dir", f"{ROOT}/tests/data/mini_{page}", "--output_dir", f"{folder}/data"]
+    assert download_datasets.main(["--dataset", *which, *source]) == 0
+
+
 def value_of(words, flag):
     return words[words.index(flag) + 1]
 
@@ -98,8 +105,8 @@ def check_outputs(words):
 def pipeline(read, do):
     """Run the local commands of the README's section "Use", from ranking to the report."""
     section = README.partition("\n## Use\n")[2].partition("\n## ")[0]
-    commands = [words for words in read(section) if "--openai" not in words]
-    commands = [words for words in commands if words[0] != "utils/download_datasets.py"]
+    elsewhere = {"--openai", "utils/download_datasets.py"}
+    commands = [words for words in read(section) if elsewhere.isdisjoint(words)]
     for words in commands:
         do(words, *(["--max_steps", 1] if words[0] == "train_planner.py" else []))
     return commands
@@ -151,10 +158,7 @@ def test_a_command_of_a_page(page, asked, pipeline, read, do, folder):
     words = next(words for words in commands if all(re.search(word, " ".join(words)) for word in asked))
     name = Path(value_of(words, "--inputs_addr")).name
     if page in ("lamp", "longlamp", "personamem"):
-        dataset = name.split("_")[0] + ("-32k" if page == "personamem" else "")
-        source = [] if page == "personamem" else ["--setting", "user"]
-        source += ["--source_dir", f"{ROOT}/tests/data/mini_{page}", "--output_dir", f"{folder}/data"]
-        assert download_datasets.main(["--dataset", dataset, *source]) == 0
+        download(page, name.split("_")[0], folder)
     if "mine.py" in words:
         program = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
         (folder / "mine.py").write_text(program)
@@ -180,8 +184,7 @@ def test_both_prompts_of_a_dataset_are_asked(read, do, folder):
 
 def test_lamps_generators_are_trained_and_answer(read, do, folder):
     """All commands of the section on FlanT5, with a tiny T5 in its place; a single epoch for a chat model."""
-    source = ["--source_dir", f"{ROOT}/tests/data/mini_lamp", "--output_dir", f"{folder}/data"]
-    assert download_datasets.main(["--dataset", "LaMP-3", "--setting", "user", *source]) == 0
+    download("lamp", "LaMP-3", folder)
     section = (ROOT / "docs/lamp.md").read_text(encoding="utf-8").partition("\n## FlanT5, fine-tuned\n")[2]
     commands = [words for words in read(section.partition("\n## ")[0]) if words[0] != "utils/run_study.py"]
     places = {"google/flan-t5-base": str(save_tiny_t5(folder / "t5"))}

@@ -265,9 +265,9 @@ def test_tokens_grow_for_a_model_that_thinks(thinker, thinking, tmp_path, capsys
     assert thinking.opened == [("deepseek_r1", 4096)] and thinking.tries[0].max_tokens == 2048 + 1024
     told = "--max_tokens 3072, of which 1024 are for thoughts (a guess)"
     assert f"{thinker} thinks (--reasoning_parser deepseek_r1): {told}\n" in capsys.readouterr().err
-    ask(baselines, *words, "--output_addr", tmp_path / "b.json", "--max_retries", "0", "--max_tokens", 2048, code=1)
-    assert thinking.tries[1].max_tokens == 2048  # the default, but given
-    assert "--max_tokens 2048, including its thoughts\n" in capsys.readouterr().err
+    ask(baselines, *words, "--output_addr", tmp_path / "b.json", "--max_retries", "0", "--max_tokens", 100, code=1)
+    assert thinking.tries[1].max_tokens == 100
+    assert "--max_tokens 100, including its thoughts\n" in capsys.readouterr().err
     ask(
         baselines,
         *words,
@@ -284,6 +284,9 @@ def test_tokens_grow_for_a_model_that_thinks(thinker, thinking, tmp_path, capsys
         and read_manifest(tmp_path / "c.json")["fingerprint"]["reasoning_parser"] == "none"
     )
     assert "thinks" not in capsys.readouterr().err
+    ask(baselines, *words, "--output_addr", tmp_path / "d.json", "--max_retries", "0", "--max_tokens", 2048, code=1)
+    assert thinking.tries[3].max_tokens == 2048  # the default, but given
+    assert "--max_tokens 2048, including its thoughts\n" in capsys.readouterr().err
     ask(preflight, *words, "--estimate")
     told = capsys.readouterr().out
     assert "thinks, so 1024 of its 4096 tokens are for thoughts (a guess)" in told

@@ -57,15 +57,16 @@ def count_steps(args: Namespace, model: str, records: list[Record], chat: Chat) 
     task = task_of("--inputs_addr", records)
     thoughts = find_thoughts(args, chat, model)
 
-    def budget_of(tokens: int, wanted: int, flag: str = "--max_tokens") -> int:
-        room = thoughts.room(flag.removeprefix("--") in args.given, args.max_model_len, chat.model_limit)
-        return choose_length(chat, args.max_model_len, tokens + room, wanted + room, flag) - tokens - room
+    def budget_of(flag: str, wanted: int) -> int:
+        room = thoughts.room(flag in args.given, args.max_model_len, chat.model_limit)
+        tokens = getattr(args, flag) + room
+        return choose_length(chat, args.max_model_len, tokens, wanted + room, f"--{flag}") - tokens
 
-    to_answer = budget_of(args.max_tokens, task.prompt_length or PAPER_LENGTH)
+    to_answer = budget_of("max_tokens", task.prompt_length or PAPER_LENGTH)
     for step, method, budget, output_tokens in (
         ("no personalization", "none", to_answer, args.answer_tokens),
         ("RAG", "rag", to_answer, args.answer_tokens),
-        ("planner", "planner", budget_of(args.max_tokens_plan, PAPER_LENGTH, "--max_tokens_plan"), args.plan_tokens),
+        ("planner", "planner", budget_of("max_tokens_plan", PAPER_LENGTH), args.plan_tokens),
         ("PlanPers answer", "planpers", to_answer, args.answer_tokens),
     ):
         if method in task.prompts and (method != "planpers" or task.gold_plan):
