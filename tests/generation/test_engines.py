@@ -20,6 +20,7 @@ import pytest
 from tiny_chat import save_tiny_chat
 
 from utils.files.manifest import read_manifest
+from utils.models.devices import has_bf16
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = ROOT / "demo/models/chat"
@@ -65,8 +66,10 @@ def test_answers_come_out_usable_in_the_datasets_order(free_run):
 def test_the_engine_says_nothing_of_its_own(free_run):
     _, done = free_run
     lines = [line for line in done.stderr.splitlines() if ": not ranked: no manifest" not in line]
-    phases, counts = lines[:2] + lines[-1:], lines[2:-1]
+    phases, counts = lines[:3] + lines[-1:], lines[3:-1]
     loading = [f"loading the tokenizer of {CHAT}", f"loading {CHAT} (this may take a minute or more)"]
+    dtype = "bfloat16" if has_bf16() else "float32"
+    loading.append(f"loaded on CPU, {len(os.sched_getaffinity(0))} cores, {dtype}")
     assert phases == [*loading, "closing the engine"], done.stderr
     assert counts[0] == "0/6 answers" and all("/6 answers" in line for line in counts)
     assert "already" not in done.stdout and "6 answers" in done.stdout
@@ -77,7 +80,8 @@ def test_the_manifest_says_how_it_was_made(free_run):
     manifest = json.loads(Path(f"{output}.manifest.json").read_text())
     assert manifest["fingerprint"]["model"].startswith("sha256:")
     assert manifest["tokens"]["prompt_tokens"] > 0 and manifest["tokens"]["cached_tokens"] > 0
-    assert manifest["device"] and manifest["batch_invariant"] is False
+    assert manifest["device"].endswith(" cores, bfloat16" if has_bf16() else " cores, float32")
+    assert manifest["batch_invariant"] is False
     assert {"torch", "transformers"} <= manifest["versions"].keys()
 
 

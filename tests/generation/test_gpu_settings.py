@@ -32,6 +32,7 @@ class AsyncEngineArgs:
     def create_engine_config(self, context): return self
     @property
     def model_config(self): return self
+    dtype = "torch.bfloat16"
     def try_get_generation_config(self): return {}
 """,
     "usage/usage_lib.py": "class UsageContext: ENGINE_CONTEXT = None",

@@ -18,7 +18,8 @@ from retrieval.encoder import embed_texts, load_encoder
 from utils.generation.chat import LocalChat
 from utils.models.devices import check_devices
 from utils.training import NO_LOSS
-from utils.training.base_model import has_bf16, load_base
+from utils.models.devices import has_bf16
+from utils.training.base_model import load_base
 from utils.training.causal import target_loss, write_greedily
 
 SCORE = -120.0  # of every pair: e to it is 0 in fp32, and e to its negative is infinite

@@ -19,7 +19,7 @@ from tiny_t5 import save_tiny_t5
 
 from retrieval.encoder import pick_devices
 from utils.cli import UserError
-from utils.models.devices import check_devices, find_capabilities, has_gpu
+from utils.models.devices import check_devices, find_capabilities, has_gpu, settle_dtype
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
@@ -328,3 +328,14 @@ def test_vllm_knows_these_settings(monkeypatch):
         monkeypatch.setenv(name, value)
     assert (envs.VLLM_USE_FLASHINFER_SAMPLER, envs.VLLM_ALLREDUCE_USE_FLASHINFER) == (False, False)
     assert not usage_lib.is_usage_stats_enabled()
+
+
+@without_a_gpu
+@pytest.mark.parametrize(
+    ("can", "taken"),
+    [({"avx512_bf16": True}, "auto"), ({"bf16": True}, "auto"), ({"avx512_f": True}, "float32"), ({}, "float32")],
+)
+def test_a_cpu_without_bfloat16_takes_float32_unless_told_otherwise(monkeypatch, can, taken):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
+    assert settle_dtype("auto") == taken
+    assert [settle_dtype(one) for one in ("bfloat16", "float16", "float32")] == ["bfloat16", "float16", "float32"]

@@ -506,10 +506,11 @@ def test_what_the_model_cannot_do_is_named_and_the_earlier_run_stays(uninterrupt
 
 # train_planner.py on a GPU that has FlashAttention 2 and no bfloat16, as far as choosing goes.
 IN_FP32 = """
+from utils.models import devices
 from utils.planner import trainer as planner_trainer
 from utils.training import base_model
 base_model.is_flash_attn_2_available = lambda: True
-base_model.has_bf16 = lambda: False
+devices.has_bf16 = lambda: False
 """
 
 

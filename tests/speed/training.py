@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     args = build_parser().parse_args(argv)
     from utils.models.devices import check_devices
-    from utils.training.base_model import has_bf16
+    from utils.models.devices import has_bf16
 
     check_devices()
     waiting = simulate_waiting()
@@ -234,7 +234,8 @@ def plain_training(args: argparse.Namespace, chat: LocalChat, examples: list[Exa
     from peft import get_peft_model
     from torch.nn.utils.rnn import pad_sequence
 
-    from utils.training.base_model import choose_attention, has_bf16, load_base, make_lora_config
+    from utils.models.devices import has_bf16
+    from utils.training.base_model import choose_attention, load_base, make_lora_config
 
     flags = planner_flags(args, "-")
     dtype = torch.bfloat16 if has_bf16() else torch.float32

@@ -112,7 +112,7 @@ def add_memory_arguments(group: argparse._ActionsContainer) -> None:
         help="copies of the model that share the work, each on GPUs of its own (%(default)s)")
     add("--gpu_memory_utilization", type=fraction, default=0.9, help="share of each GPU's memory to use (%(default)s)")
     add("--dtype", default="auto", choices=["auto", "bfloat16", "float16", "float32"],
-        help="weights' type (%(default)s)")
+        help="weights' type; `auto` is the model's own, on a CPU without bfloat16 float32 (%(default)s)")
 
 
 def add_reasoning_argument(group: argparse._ActionsContainer) -> None:

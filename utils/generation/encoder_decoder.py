@@ -172,20 +172,23 @@ class TransformersEngine:
         import torch
 
         from utils.generation.beams import room_of
-        from utils.models.devices import check_devices
+        from utils.models.devices import check_devices, settle_dtype
         from utils.training.base_model import device_name, load_encoder_decoder, quiet_libraries
 
         quiet_libraries()
         check_devices()
         check_before_fetching(model.addr, args.cache_dir, smallest_gpu())
-        dtype = "auto" if args.dtype == "auto" else getattr(torch, args.dtype)
+        dtype = settle_dtype(args.dtype)
+        dtype = dtype if dtype == "auto" else getattr(torch, dtype)
         folder = str(model_folder(model.addr, args.cache_dir))
         self._model = load_encoder_decoder(folder, {"trust_remote_code": False}, dtype).eval()
         if torch.cuda.is_available():
             self._model.cuda()
         self._room = room_of(self._model, NUM_BEAMS, model.policy.max_tokens)
         self.concurrency = WAITING * self._room.prompts
-        self._tokenizer, self.device = model.chat.tokenizer, device_name(1)
+        self._tokenizer = model.chat.tokenizer
+        self.device = f"{device_name(1)}, {str(self._model.dtype).removeprefix('torch.')}"
+        announce(f"loaded on {self.device}")
         self._waiting: list[tuple[Any, int, asyncio.Future]] = []
         self._work: asyncio.Task | None = None
         self._is_closed = False

@@ -26,7 +26,7 @@ from utils.generation.requests import SAMPLED, Completion, Sampling, Scored
 from utils.generation.scoring import score_continuations
 from utils.generation.thinking import GPT_OSS, NO_PARSER
 from utils.generation.thought_reader import ThoughtReader, harmony_tag
-from utils.models.devices import ask_nvidia_smi, find_capabilities, has_gpu
+from utils.models.devices import ask_nvidia_smi, find_capabilities, has_gpu, settle_dtype
 from utils.models.hub import adapter_base, adapter_config, model_folder
 from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, loading
 from utils.models.memory import check_before_fetching, check_gpu_count, check_gpu_free, check_weights, count_gpus
@@ -90,7 +90,9 @@ class VLLMEngine:
             raise
         # Twice what the schedulers run at a time: a finished request is followed by one that already waits.
         self.concurrency = 2 * self._engine.vllm_config.scheduler_config.max_num_seqs * args.data_parallel_size
-        self.device = f"{count} x {current_platform.get_device_name()}" if on_gpu else f"CPU, {_cores()} cores"
+        name = f"{count} x {current_platform.get_device_name()}" if on_gpu else f"CPU, {_cores()} cores"
+        self.device = f"{name}, {str(config.model_config.dtype).removeprefix('torch.')}"
+        announce(f"loaded on {self.device}")
         self._count = self._scored = 0
         self._copies = args.data_parallel_size
         # No more than the KV cache holds whole: else a prompt is gone from it before what continues it is scored.
@@ -186,7 +188,7 @@ def engine_settings(
         # Never a hub name: vLLM would look for config and tokenizer in Hugging Face's own cache, not in --cache_dir.
         "model": str(model_folder(base, args.cache_dir)),
         "load_format": "safetensors",  # no pickled weights
-        "dtype": args.dtype,
+        "dtype": settle_dtype(args.dtype),
         "tensor_parallel_size": args.tensor_parallel_size,
         "data_parallel_size": args.data_parallel_size,  # vLLM's client gives a request to the engine with the fewest
         "gpu_memory_utilization": args.gpu_memory_utilization,

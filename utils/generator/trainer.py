@@ -21,6 +21,7 @@ from utils.generation.fusion import fuse, pad_passages
 from utils.generation.plain_text import passages_of
 from utils.generator.card import make_card
 from utils.generator.examples import Example
+from utils.models import devices
 from utils.training import NO_LOSS, base_model
 from utils.training.causal import target_loss, write_greedily
 from utils.training.checkpoints import Run
@@ -48,7 +49,7 @@ def train(
         steps, best_step, best_score (None where nothing was evaluated).
     """
     base_model.quiet_libraries()
-    bf16 = base_model.has_bf16()
+    bf16 = devices.has_bf16()
     recorder = Recorder(run, manifest, make_card, selection)
     if args.lora_rank is None:
         kind = EncoderDecoderTrainer

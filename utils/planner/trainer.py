@@ -13,6 +13,7 @@ from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
 from utils.generation.chat import LocalChat
+from utils.models import devices
 from utils.parsing import Parsed
 from utils.parsing.plans import coverage, plan_parser, share_words
 from utils.planner.card import make_card
@@ -48,7 +49,7 @@ def train(
         steps, best_step, best_loss (None where nothing was evaluated).
     """
     base_model.quiet_libraries()
-    bf16 = base_model.has_bf16()
+    bf16 = devices.has_bf16()
     attention = base_model.choose_attention(args.attn_implementation, bf16, args.model_addr, source)
     model = base_model.load_base(args.model_addr, source, torch.bfloat16 if bf16 else torch.float32, attention)
     recorder = Recorder(run, manifest, make_card)

@@ -28,13 +28,6 @@ def quiet_libraries() -> None:
     transformers.logging.disable_progress_bar()
 
 
-def has_bf16() -> bool:
-    """The device computes in bfloat16; an emulation would be slower than float32."""
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
-
-
 def device_name(count: int) -> str:
     if torch.cuda.is_available():
         return f"{count} x {torch.cuda.get_device_name()}"
