@@ -16,9 +16,8 @@ import torch
 
 from retrieval.encoder import embed_texts, load_encoder
 from utils.generation.chat import LocalChat
-from utils.models.devices import check_devices
+from utils.models.devices import check_devices, has_bf16
 from utils.training import NO_LOSS
-from utils.models.devices import has_bf16
 from utils.training.base_model import load_base
 from utils.training.causal import target_loss, write_greedily
 

@@ -2,12 +2,13 @@
 
 import asyncio
 import itertools
+import time
 from array import array
 
 import pytest
 
 from utils.files.journal import Journal
-from utils.generation.completions import Completions
+from utils.generation.completions import Completions, NotStoredError
 from utils.generation.driver import Policy, Request, Stage, generate
 from utils.generation.requests import Completion
 from utils.generation.store import ModelStore
@@ -78,16 +79,29 @@ def test_an_unusable_free_try_does_not_stand_for_one_that_is_held(ask):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
-def test_a_usable_free_try_stands_for_one_that_is_held_and_the_record_says_so(ask, temperature):
-    assert ask(FREE, temperature=temperature)[1] == [FREE]
-    record, asked = ask(FREE, temperature=temperature, mode="always")
-    assert asked == [] and record["value"] == "good free" and record["constrained"] is False
+def test_a_free_try_never_stands_for_one_that_is_held(ask, temperature):
+    """Else a comparison of the modes would compare one with itself."""
+    assert ask(FREE, HELD, temperature=temperature)[1] == [FREE]
+    record, asked = ask(FREE, HELD, temperature=temperature, mode="always")
+    assert asked == [HELD] and record["value"] == "good held" and record["constrained"] is True
+    assert ask(FREE, HELD, temperature=temperature, mode="never")[1] == [FREE]
 
 
-def test_a_held_try_stands_for_a_free_one_and_the_record_says_so(ask):
-    assert ask(HELD, temperature=0.5, max_retries=0)[1] == [HELD]
-    record, asked = ask(HELD, temperature=0.5)
-    assert asked == [] and record["value"] == "good held" and record["constrained"] is True
+def test_cached_only_waits_by_the_clock(tmp_path, monkeypatch):
+    """Not once for each of those that wait, and not longer for their number."""
+    monkeypatch.setattr("utils.generation.completions.WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("utils.generation.completions.LOOK_SECONDS", 0.1)
+    completions = Completions(ModelStore(tmp_path / "completions", "m", {}), False, True)
+    sampling = [Policy(0.5, 1.0, 100, seed, 0, "never", ANSWER_SCHEMA).sampling(("q1", 0), 0) for seed in range(50)]
+    looks = []
+    monkeypatch.setattr(completions.store, "refresh", lambda: looks.append(time.monotonic()))
+
+    async def ask_all():
+        asked = (completions.complete(None, "m", array("l", [1]), one) for one in sampling)
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    assert {type(one) for one in asyncio.run(ask_all())} == {NotStoredError}
+    assert len(looks) >= 3 * len(sampling) and looks[-1] - looks[0] < 0.5  # each of them looked until the end
 
 
 def test_what_the_store_has_leaves_others_their_turn(tmp_path):
@@ -100,7 +114,7 @@ def test_what_the_store_has_leaves_others_their_turn(tmp_path):
         other = asyncio.create_task(asyncio.sleep(0))
         other.add_done_callback(lambda _: turns.append("other"))
         for _ in range(5):
-            await completions.complete(engine, "m", array("l", [1]), sampling, lambda completion: True)
+            await completions.complete(engine, "m", array("l", [1]), sampling)
             turns.append("ours")
 
     asyncio.run(ask_often())

@@ -132,8 +132,8 @@ def test_other_sampling_is_another_request(command, flags):
 
 
 @baselines_alone
-def test_more_retries_ask_for_nothing_that_is_there(command, server):
-    """The last try of a run, which was held to its schema, counts where there are more tries now."""
+def test_more_retries_ask_only_for_what_was_unusable(command, server):
+    """The last try of a run was held to its schema, which is another request than the same try free."""
 
     def reply(request):
         return Reply("No JSON." if request["seed"] % 2 else json.dumps({"personalized_answer": "Yes."}))
@@ -144,8 +144,8 @@ def test_more_retries_ask_for_nothing_that_is_there(command, server):
     command.to("more")
     command.run("--max_retries", 3)
     answers = json.loads(command.contents()[0])
-    seeds = [request["seed"] for request in server.requests]
-    assert len(seeds) == len(set(seeds))  # every try has its own seed: none was requested twice
+    tries = [(request["seed"], "response_format" in request) for request in server.requests]
+    assert len(tries) == len(set(tries))  # none was requested twice
     assert {key for key, [answer] in answers.items() if answer["attempts"] > 2} == set(unusable) != set()
 
 
@@ -235,8 +235,16 @@ def test_another_model_behind_the_address_is_refused(command, server):
 @every_script
 @pytest.mark.parametrize("flags", [[], ["--dry_run"]])
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_requested(command, flags):
-    command.store.write_text("a file")
-    with pytest.raises(UserError, match=rf"^{command.store}/.* cannot be written: Not a directory"):
+    file, link = (command.store.with_name(name) for name in ("file", "link"))
+    file.touch()
+    link.symlink_to("nowhere")
+    output = command.case.outputs[0]
+    for folder, problem in ((file, "is not a folder"), (link, "is a link to"), ("", "names no"), (output, "is an output")):
+        command.store = folder
+        with pytest.raises(UserError, match=rf"^--completions ?{folder}: {problem}"):
+            command.run(*flags)
+    command.store = Path("/proc/completions")
+    with pytest.raises(UserError, match="^/proc/completions/.* cannot be written"):
         command.run(*flags)
     assert command.run(store=False) > 0
 

@@ -290,6 +290,17 @@ def test_odd_things_in_the_folder_are_refused(folder, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_file_of_another_model_is_refused(folder):
+    store, other = open_store(folder), open_store(folder, dtype="float32")
+    for one in (store, other):
+        one.add(key_of(1), {"text": "its own"})
+        one.close()
+    [path] = other.folder.glob("*.jsonl")
+    (store.folder / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(UserError, match=r"has completions of another model, \{.*float32.*\n  move it back"):
+        open_store(folder).get(key_of(1))
+
+
 def test_another_model_behind_an_address_is_refused(folder):
     store = open_store(folder)
     store.confirm_root(None)

@@ -67,8 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     args = build_parser().parse_args(argv)
-    from utils.models.devices import check_devices
-    from utils.models.devices import has_bf16
+    from utils.models.devices import check_devices, has_bf16
 
     check_devices()
     waiting = simulate_waiting()

@@ -251,6 +251,8 @@ def prepare_run(args: argparse.Namespace, outputs: list[str], inputs: list[str])
     if "num_shards" in args:
         _settle_shard(args)
     check_outputs(outputs, inputs)
+    if (folder := vars(args).get("completions")) is not None:
+        check_completions(folder, outputs)
 
 
 def _settle_shard(args: argparse.Namespace) -> None:
@@ -279,6 +281,17 @@ def check_outputs(outputs: list[str], inputs: list[str]) -> None:
     for path in outputs:
         if os.path.realpath(path) in {os.path.realpath(one) for one in inputs}:
             raise UserError(f"{path}: is an input too; give the output its own name")
+
+
+def check_completions(folder: str, outputs: list[str]) -> None:
+    """Raise UserError where --completions names what is no folder, or what an output is to be."""
+    if not folder.strip():
+        raise UserError("--completions: names no folder")
+    if os.path.realpath(folder) in map(os.path.realpath, outputs):
+        raise UserError(f"--completions {folder}: is an output too; give it a folder of its own")
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        what = "a link to nothing" if os.path.islink(folder) and not os.path.exists(folder) else "not a folder"
+        raise UserError(f"--completions {folder}: is {what}; give another folder")
 
 
 def check_shard(num_shards: int, shard_index: int) -> None:

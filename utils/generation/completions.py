@@ -3,9 +3,10 @@
 import asyncio
 import hashlib
 import json
+import time
 from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, asdict, fields, replace
+from collections.abc import Sequence
+from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 from utils.generation.chat import Rendered
@@ -36,69 +37,47 @@ class Completions:
         """
         Args:
             is_greedy_seeded: a greedy request with another seed is another request, as a server may sample anyway.
-            cached_only: nothing is requested; a completion that is missing is waited for, `WAIT_SECONDS` in all.
+            cached_only: nothing is requested; what is missing is waited for until `WAIT_SECONDS` after the first look.
         """
         self.store = store
         self.reused = self.asked = 0
         self.cached_only = cached_only
-        self._left_to_wait = WAIT_SECONDS if cached_only else 0
+        self._waits_until: float | None = None  # on the clock of time.monotonic
         self._is_greedy_seeded = is_greedy_seeded
         self._under_way: dict[str, asyncio.Event] = {}
 
     async def complete(
-        self,
-        engine: Engine | None,
-        model: str,
-        prompt: Rendered,
-        sampling: Sampling,
-        is_usable: Callable[[Completion], bool],
-        **told: Any,
+        self, engine: Engine | None, model: str, prompt: Rendered, sampling: Sampling, **told: Any
     ) -> Completion:
         """The completion that was sent before, else a new one from `engine`, which is kept with what is `told`.
-
-        A free text counts in place of one that is to be held to its schema only if it is usable: what follows an
-        unusable one may be nothing. Where greedy tries have no seeds, only their schemas tell one from the next.
 
         Raises:
             RefusedError: the model's server refuses this content; that is kept too.
             NotStoredError: it is not there, and `engine` is None.
         """
-        keys = self._keys(prompt, sampling)
-        async with _Turn(self._under_way, keys[0]):
-            while True:
-                for key in keys:
-                    if (found := self.store.get(key)) is None:
-                        continue
-                    if "refused" in found:
-                        await self._reuse()
-                        raise RefusedError(found["refused"])
-                    completion = replace(_read(found), in_other_dress=key != keys[0])
-                    must_be_usable = completion.in_other_dress and (sampling.schema or self._is_seedless(sampling))
-                    if not must_be_usable or is_usable(completion):
-                        await self._reuse()
-                        return completion
-                if not await self._look_again():
-                    break
+        key = self._key(prompt, sampling)
+        async with _Turn(self._under_way, key):
+            if (found := await self._find(key)) is not None:
+                if "refused" in found:
+                    raise RefusedError(found["refused"])
+                return _read(found)
             if engine is None:
                 raise NotStoredError
             try:
                 completion = await engine.complete(model, prompt, sampling)
             except RefusedError as refusal:
-                self._keep(keys[0], {"refused": str(refusal)}, told)
+                self._keep(key, {"refused": str(refusal)}, told)
                 raise
-            self._keep(keys[0], _write(completion), told)
+            self._keep(key, _write(completion), told)
             return completion
 
     async def score(
         self, engine: Engine | None, model: str, prompt: array, continuations: Sequence[array], **told: Any
     ) -> Scored:
         """Likewise how likely several continuations are."""
-        key = _hash("score", prompt, *continuations)
+        key = _hash("score", self.store.described, prompt, *continuations)
         async with _Turn(self._under_way, key):
-            while (found := self.store.get(key)) is None and await self._look_again():
-                pass
-            if found is not None:
-                await self._reuse()
+            if (found := await self._find(key)) is not None:
                 means = [float("nan") if mean is None else mean for mean in found["mean_log_probs"]]
                 return Scored(means, found["prompt_tokens"], found["cached_tokens"])
             if engine is None:
@@ -107,37 +86,30 @@ class Completions:
             self._keep(key, asdict(scored), told)
             return scored
 
-    async def _look_again(self) -> bool:
-        """With --cached_only, wait a little for what is missing; False once `WAIT_SECONDS` are over."""
-        if self._left_to_wait <= 0:
-            return False
-        self._left_to_wait -= LOOK_SECONDS
-        await asyncio.sleep(LOOK_SECONDS)
-        self.store.refresh()
-        return True
-
-    async def _reuse(self) -> None:
+    async def _find(self, key: str) -> dict[str, Any] | None:
+        """What the store has; with --cached_only what is missing is looked for again until the time is over."""
+        while (found := self.store.get(key)) is None:
+            now = time.monotonic()
+            if self._waits_until is None:
+                self._waits_until = now + WAIT_SECONDS
+            if not self.cached_only or now >= self._waits_until:
+                return None
+            await asyncio.sleep(min(LOOK_SECONDS, self._waits_until - now))
+            self.store.refresh()
         self.reused += 1
         await asyncio.sleep(0)  # a signal is heard, and an engine, also where the store has everything
-
-    def _is_seedless(self, sampling: Sampling) -> bool:
-        return sampling.temperature == 0 and not self._is_greedy_seeded
+        return found
 
     def _keep(self, key: str, its: dict[str, Any], told: dict[str, Any]) -> None:
         self.store.add(key, {**told, **its})
         self.asked += 1
 
-    def _keys(self, prompt: Rendered, sampling: Sampling) -> list[str]:
-        """The request's key, then those of the same try in other dress: free, or held to the schema of the last one.
-
-        With more --max_retries the try that was the last one is free; it was paid for and counts.
-        """
+    def _key(self, prompt: Rendered, sampling: Sampling) -> str:
         its = asdict(sampling)
-        del its["attempt"], its["last_schema"]
-        if self._is_seedless(sampling):
+        del its["attempt"]
+        if sampling.temperature == 0 and not self._is_greedy_seeded:
             del its["seed"]
-        dresses = [sampling.schema, *(one for one in (None, sampling.last_schema) if one != sampling.schema)]
-        return [_hash("complete", prompt, {**its, "schema": schema}) for schema in dresses]
+        return _hash("complete", self.store.described, prompt, its)
 
 
 class _Turn:

@@ -132,7 +132,7 @@ class Policy:
         seed = int.from_bytes(hashlib.sha256(repr((self.seed, key, number)).encode()).digest()[:4], "big") >> 1
         schema = self.schema if self._is_constrained(attempt, draws) else None
         own = {"reasoning_parser": self.reasoning_parser, "opened": self.opened}
-        own["last_schema"] = None if self.constrained_decoding == "never" else self.schema
+        own["constrained_decoding"] = self.constrained_decoding
         return Sampling(temperature, self.top_p, self.max_tokens, seed, schema, attempt, self.further, **own)
 
     def is_last(self, attempt: int, draws: bool = False) -> bool:
@@ -325,9 +325,6 @@ async def answer_request(engine: Engine | None, request: Request, stage: Stage) 
             return nothing(UNFINISHED)
         return (request.parse or stage.parse)(completion.text, completion.finish_reason == "length")
 
-    def is_usable(completion: Completion) -> bool:
-        return read(completion).value is not None
-
     for attempt in range(policy.max_retries + 1):
         sampling, attempts = policy.sampling(request.key, attempt, before, draws), before + attempt + 1
         try:
@@ -335,8 +332,7 @@ async def answer_request(engine: Engine | None, request: Request, stage: Stage) 
                 completion = await engine.complete(stage.model, request.prompt, sampling)
             else:
                 told = {"id": request.key[0], "unit": stage.unit, "try": attempts}
-                asked = (engine, stage.model, request.prompt, sampling, is_usable)
-                completion = await stage.completions.complete(*asked, **told)
+                completion = await stage.completions.complete(engine, stage.model, request.prompt, sampling, **told)
         except RefusedError as refusal:
             return {"value": None, "reason": str(refusal), **request.record, "attempts": attempts, **spent}
         spent = {name: _total([spent[name], getattr(completion, name)]) for name in spent}
@@ -359,7 +355,7 @@ async def answer_request(engine: Engine | None, request: Request, stage: Stage) 
         "truncated": parsed.truncated,
         "finish_reason": completion.finish_reason,
         "attempts": attempts,
-        "constrained": (sampling.schema is not None) != completion.in_other_dress and taken is None,
+        "constrained": sampling.schema is not None and taken is None,
         **({"response_format": taken} if taken else {}),
         "temperature": None if "temperature" in refused else sampling.temperature,
         **({"refused_parameters": refused} if refused else {}),

@@ -81,7 +81,8 @@ def open_completions(args: Namespace, model_addr: str, identity: str) -> Complet
         return None
     described = {"model": identity, **({"api": True} if args.openai else {"dtype": args.dtype})}
     store = ModelStore(args.completions, model_addr, described)
-    store.check_writable()
+    if not args.cached_only:
+        store.check_writable()
     return Completions(store, args.openai, args.cached_only)
 
 

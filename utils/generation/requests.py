@@ -26,7 +26,7 @@ class Sampling:
     further: dict[str, Any] = field(default_factory=dict)  # flags of FURTHER that are given
     reasoning_parser: str | None = None  # that reads the thoughts of a model that runs here
     opened: bool | None = None  # the prompt ends inside a thought; None: not known
-    last_schema: dict[str, Any] | str | None = None  # to which a later try is held
+    constrained_decoding: str = "fallback"  # the flag; it decides nothing of this try, but tells outputs apart
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,6 @@ class Completion:
     reasoning: str = ""  # the thoughts
     reasoning_tokens: int | None = None  # of the output's, those of its thoughts; None where that is not told
     unfinished: bool = False  # it ends inside a thought
-    in_other_dress: bool = False  # it was requested free and is to be held to its schema now, or the reverse
 
 
 @dataclass(frozen=True)

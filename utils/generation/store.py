@@ -5,7 +5,7 @@
       model.json                             which model it is
       20261124T015000-node7-4711-9c2e.jsonl  a file for each process that wrote
 
-The first line of a file says who wrote it and with which versions. Every other line is a completion: its key, its
+The first line of a file says of which model it is, who wrote it and with which versions. Every other line is a completion: its key, its
 fields, and a CRC-32 of all that. Files only grow, so several processes and nodes may use one store: each reads what the
 others have added when it opens the store, and every ten seconds after that. Of two lines with the same key the one in
 the older file counts.
@@ -50,14 +50,15 @@ class ModelStore:
 
     Attributes:
         folder: the model's folder; made with the first completion.
+        described: all that tells this model from others.
     """
 
     def __init__(self, store: str | Path, model: str, described: dict[str, Any]):
-        """`described` is all that tells this model from others; `model` is its name, for the folder's."""
+        """`model` is its name, for the folder's."""
         told = json.dumps(described, sort_keys=True)
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name)[:60] or "model"
         self.folder = Path(store) / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
-        self._described = described
+        self.described = described
         self._places: dict[bytes, int] = {}  # of each completion's line
         self._files: list[_Lines] = []
         self._opened: dict[_Lines, None] = {}  # those that `get` has open, the last used one last
@@ -128,9 +129,10 @@ class ModelStore:
         now = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         path = self.folder / f"{now}-{host}-{os.getpid()}-{secrets.token_hex(8)}.jsonl"
         self._own = open_appending(path)
-        self._files.append(_Lines(path))
+        self._files.append(_Lines(path, self.described))
         self._own_number = len(self._files) - 1
-        self._append(NO_KEY, {"host": socket.gethostname(), "versions": manifest.versions()})
+        of = {"model": self.described, "host": socket.gethostname(), "versions": manifest.versions()}
+        self._append(NO_KEY, of)
 
     def _make_folder(self, **told: str) -> None:
         path = self.folder / "model.json"
@@ -139,7 +141,7 @@ class ModelStore:
             if told or not path.exists():
                 # All tasks of an array may begin at once, so each writes to a name of its own.
                 staged = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
-                write_synced(staged, json.dumps({**self._described, **told}, indent=2) + "\n")
+                write_synced(staged, json.dumps({**self.described, **told}, indent=2) + "\n")
                 rename(staged, path)
         except OSError as error:
             raise UserError(f"{self.folder}: cannot be written: {describe_os_error(error)}") from None
@@ -183,7 +185,7 @@ class ModelStore:
         for path in sorted(self.folder.glob("*.jsonl")):
             if path not in known:
                 check_regular(path)
-                self._files.append(_Lines(path))
+                self._files.append(_Lines(path, self.described))
         for number, file in enumerate(self._files):
             if self._own is not None and number == self._own_number:
                 continue
@@ -195,8 +197,9 @@ class ModelStore:
 class _Lines:
     """A file of the store, as far as it has been read."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, described: dict[str, Any]):
         self.path, self.end, self._number = path, 0, 0
+        self._described = described
         self._file: IO[bytes] | None = None
 
     def read(self, offset: int, length: int) -> bytes:
@@ -225,6 +228,11 @@ class _Lines:
                 self._number += 1
                 if (key := line[KEY_START:KEY_END].decode()) != NO_KEY:
                     found.append((bytes.fromhex(key), self.end, len(line)))
+                elif (model := json.loads(line).get("model")) != self._described:
+                    raise UserError(
+                        f"{self.path}: has completions of another model, {json.dumps(model)}\n"
+                        "  move it back to that model's folder"
+                    )
                 self.end += len(line)
         return found
 
