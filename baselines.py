@@ -27,6 +27,7 @@ where a run stopped.
 """
 
 import argparse
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -50,7 +51,7 @@ from utils.generation.engines import Model, confirm_model, publish_records
 from utils.records.datasets import STEP_NEEDS, select_questions
 from utils.records.responses import collect_responses, count_responses
 from utils.records.stream import read_questions
-from utils.runs.own_method import answer_by_method, named
+from utils.runs.own_method import answer_by_method, begin_with_fixed_hashes, named, named_model
 
 
 def build_parser() -> cli.FlagParser:
@@ -63,8 +64,9 @@ def build_parser() -> cli.FlagParser:
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts for --rag (%(default)s)")
     add("--method", metavar="FILE",
         help="Python file with your own method, async def answer(record, ask), or the name of one in utils/methods")
-    add("--model", type=named, action="append", metavar="NAME=MODEL",
-        help="another model for --method, asked by ask(..., model=NAME); repeatable (default: none)")
+    add("--model", type=named_model, action="append", metavar="NAME=MODEL[@URL][,FLAG=VALUE]",
+        help="another model for --method, asked by ask(..., model=NAME), with @URL behind that API; FLAG is its own "
+        "api_key_addr, model_id, price_in, price_out or price_cached; repeatable (default: none)")
     add("--set", type=named, action="append", metavar="NAME=VALUE",
         help="setting for --method, read as ask.settings[NAME]; repeatable (default: none)")
     cli.add_unranked_argument(parser)
@@ -226,4 +228,6 @@ def build_requests(
 
 
 if __name__ == "__main__":
+    if any(one.startswith("--method") for one in sys.argv):
+        begin_with_fixed_hashes()
     cli.run_script(main)

@@ -239,12 +239,17 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_requested
     file.touch()
     link.symlink_to("nowhere")
     output = command.case.outputs[0]
-    for folder, problem in ((file, "is not a folder"), (link, "is a link to"), ("", "names no"), (output, "is an output")):
+    for folder, problem in (
+        (file, "is not a folder"),
+        (link, "is a link to"),
+        ("", "names no"),
+        (output, "is an output"),
+    ):
         command.store = folder
         with pytest.raises(UserError, match=rf"^--completions ?{folder}: {problem}"):
             command.run(*flags)
     command.store = Path("/proc/completions")
-    with pytest.raises(UserError, match="^/proc/completions/.* cannot be written"):
+    with pytest.raises(UserError, match=r"^/proc/completions/.* cannot be written"):
         command.run(*flags)
     assert command.run(store=False) > 0
 

@@ -236,7 +236,11 @@ def describe_run(
 
 
 def without_password(value: Any) -> Any:
-    """An address without the user and password that may stand in it."""
+    """An address without the user and password that may stand in it; also within lists and objects."""
+    if isinstance(value, dict):
+        return {name: without_password(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(without_password, value))
     return re.sub(r"(?<=://)[^/?#]*@", "", value) if isinstance(value, str) else value
 
 

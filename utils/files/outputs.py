@@ -156,17 +156,11 @@ class OutputFile:
                 print(f"{self.path}: {unusable} of {len(self.keys)} {unit} are unusable; {again}", file=sys.stderr)
             return 0
         pieces, failed = self.pieces, self._failed()
-        asked = [key for key in self.keys if key in pieces and "answered" not in pieces[key]]
-        are_most = 2 * len(failed) >= len(asked) > 0
-        if failed and (are_most or is_again):
-            # A prompt that is too long stays so, and an option as likely; another text may be usable.
-            may_differ = any("attempts" in pieces[key] and "mean_log_probs" not in pieces[key] for key in failed)
-            again = "; --retry_failed asks for them again" if may_differ else ""
-            print(f"{self.path}: {len(failed)} of {len(asked)} {unit} are unusable{again}", file=sys.stderr)
-        if are_most:
-            print(*_common_reasons(pieces, failed, self.fingerprint), sep="\n", file=sys.stderr)
-            print("  with other settings, give another output or --overwrite", file=sys.stderr)
-        return int(are_most and not is_again)
+        asked = sum(key in pieces and "answered" not in pieces[key] for key in self.keys)
+        # A prompt that is too long stays so, and an option as likely; another text may be usable.
+        may_differ = any("attempts" in pieces[key] and "mean_log_probs" not in pieces[key] for key in failed)
+        again = "--retry_failed asks for them again" if may_differ else ""
+        return report_unusable(self.path, pieces, failed, asked, unit, self.fingerprint, is_again, again)
 
     def _failed(self) -> list[Key]:
         return [key for key in self.keys if is_failed(self.pieces.get(key))]
@@ -188,6 +182,26 @@ def _is_begun(journal: Path) -> bool:
         return False
     with open(journal, "rb") as file:
         return read_header(file, journal)[0] is not None
+
+
+def report_unusable(
+    path: str,
+    pieces: Pieces,
+    failed: list[Key],
+    asked: int,
+    unit: str,
+    settings: dict[str, Any],
+    is_again: bool,
+    again: str = "a higher --max_retries asks for them again",
+) -> int:
+    """As `OutputFile.report_failed`; `again` says how to ask for what `failed` once more."""
+    are_most = 2 * len(failed) >= asked > 0
+    if failed and (are_most or is_again):
+        print(f"{path}: {len(failed)} of {asked} {unit} are unusable" + (again and f"; {again}"), file=sys.stderr)
+    if are_most:
+        print(*_common_reasons(pieces, failed, settings), sep="\n", file=sys.stderr)
+        print("  with other settings, give another output or --overwrite", file=sys.stderr)
+    return int(are_most and not is_again)
 
 
 def _common_reasons(pieces: Pieces, failed: list[Key], settings: dict[str, Any]) -> list[str]:

@@ -335,7 +335,7 @@ async def answer_request(engine: Engine | None, request: Request, stage: Stage) 
                 completion = await stage.completions.complete(engine, stage.model, request.prompt, sampling, **told)
         except RefusedError as refusal:
             return {"value": None, "reason": str(refusal), **request.record, "attempts": attempts, **spent}
-        spent = {name: _total([spent[name], getattr(completion, name)]) for name in spent}
+        spent = {name: total([spent[name], getattr(completion, name)]) for name in spent}
         thought += completion.reasoning_tokens or 0
         parsed = read(completion)
         draws = "temperature" in completion.refused_parameters
@@ -406,7 +406,7 @@ def _too_long(request: Request) -> dict[str, Any]:
     return {"value": None, "reason": "the prompt is longer than the model takes", **request.record}
 
 
-def _total(counts: list[int | None]) -> int | None:
+def total(counts: list[int | None]) -> int | None:
     """None where a server did not tell one of them."""
     return None if None in counts else sum(counts)
 
@@ -423,7 +423,7 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     states = {record["system_fingerprint"] for record in records if "system_fingerprint" in record}
     return {
         "tokens": {
-            **{name: _total([record.get(name, 0) for record in records]) for name in TOKEN_COUNTS},
+            **{name: total([record.get(name, 0) for record in records]) for name in TOKEN_COUNTS},
             **({THOUGHT_COUNT: thought} if thought else {}),
         },
         **({UNFINISHED_COUNT: unfinished} if unfinished else {}),

@@ -5,10 +5,10 @@
       model.json                             which model it is
       20261124T015000-node7-4711-9c2e.jsonl  a file for each process that wrote
 
-The first line of a file says of which model it is, who wrote it and with which versions. Every other line is a completion: its key, its
-fields, and a CRC-32 of all that. Files only grow, so several processes and nodes may use one store: each reads what the
-others have added when it opens the store, and every ten seconds after that. Of two lines with the same key the one in
-the older file counts.
+The first line of a file says of which model it is, who wrote it and with which versions. Every other line is a
+completion: its key, its fields, and a CRC-32 of all that. Files only grow, so several processes and nodes may use one
+store: each reads what the others have added when it opens the store, and every ten seconds after that. Of two lines
+with the same key the one in the older file counts.
 """
 
 import hashlib

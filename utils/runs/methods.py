@@ -8,44 +8,71 @@
 it asked before is in the store.
 """
 
+import ast
 import asyncio
 import hashlib
 import importlib.util
+import inspect
 import json
 import random
+import re
 import sys
-import sysconfig
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from prompts import History, Prompt, load_prompt, own_prompt
 from utils.benchmarks.task import Parser, Record, Task
 from utils.cli import UserError
-from utils.cli.errors import quote
 from utils.files.journal_lines import Key
-from utils.files.manifest import file_hash
 from utils.files.outputs import Piece
 from utils.generation.completions import NotStoredError
-from utils.generation.driver import THOUGHT_COUNT, TOKEN_COUNTS, Request, Stage, answer_request
+from utils.generation.driver import (
+    THOUGHT_COUNT,
+    TOKEN_COUNTS,
+    Request,
+    Stage,
+    answer_request,
+    fitted_request,
+    total,
+)
 from utils.generation.engines import Model
-from utils.generation.requests import Engine, UnavailableError
+from utils.generation.requests import Engine
 from utils.parsing import Parsed, nothing, writable
+from utils.parsing.thoughts import UNFINISHED
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "utils/methods"
 VISIBLE = ("id", "task", "question", "profile")  # fields of a record that a method sees
 
 
+MOST_CALLS = 10_000  # of a record: a loop without an end pays for thousands in seconds
+TURNS = 20  # of the event loop, in which a method goes on that has what it awaits
+PATIENCE = 5  # seconds until a method that does something else between its calls is held to ask otherwise than before
+COUNTED = {  # of a role's calls, by what their records say
+    "unusable": lambda call: call["value"] is None,
+    "unfinished": lambda call: call.get("reason") == UNFINISHED,
+    "truncated": lambda call: bool(call.get("truncated")),
+    "repaired": lambda call: call.get("parsed") == "repaired",
+    "num_contexts_dropped": lambda call: call.get("num_contexts_dropped", 0),
+}
+
+
 class HiddenFieldError(Exception):
     """A method reads what only the scorer may see."""
 
 
-class NotNowError(asyncio.CancelledError):
-    """Ends a record's run for now. Not an Exception, so that a method that catches those makes up no value."""
+class MethodError(Exception):
+    """What a method does cannot give an answer."""
+
+
+class ParserError(Exception):
+    """A method's own parser raised; what it raised is the cause."""
 
 
 class Question(Mapping):
@@ -86,27 +113,57 @@ class Settings:
 class Ask:
     """What `answer` gets as `ask`, for one record.
 
+    Whatever an engine or the store raises ends the record, and then `ask` never returns: no `except` or `finally` of
+    the method can make up a value. It never returns either where it needs an engine that is not open; the record is run
+    again when that is open.
+
     Attributes:
         num_contexts: --num_contexts.
-        needs: the role whose engine is not open, where that ends the record for now.
         settings: --set NAME=VALUE, by name.
         random: a generator that draws the same for this record on every run.
+        asked: hashes of its calls, the same call a second time by another one.
+        calls: role and record of each call that gave one, in the order in which they were made.
+        ended: why the record ends for now.
+        needs: the role whose engine is not open.
+        asks_otherwise: it asks something new, and not all that it asked before.
+        gave_up: the method cancelled a call.
     """
 
-    def __init__(self, shared: Settings, record: Record, key: Key, engines: dict[str, Engine], before: list[str]):
+    def __init__(
+        self,
+        shared: Settings,
+        record: Record,
+        key: Key,
+        engines: dict[str, Engine],
+        before: Set[str] = frozenset(),
+        landed: Callable[[], None] = lambda: None,
+    ):
+        """
+        Args:
+            before: `asked` of the record when it was run before.
+            landed: called when an engine or the store has given what a call asks for.
+        """
         self.num_contexts, self.settings = shared.num_contexts, shared.settings
         self.random = random.Random(repr((shared.seed, key)))
-        self._shared, self._record, self._key, self._engines = shared, record, key, engines
-        self._before = before  # what it asked when it was run before
-        self.asked: list[str] = []
-        self._same: Counter[str] = Counter()  # how often each of them
+        self.asked: set[str] = set()
         self.notes: dict[str, Any] = {}
-        self.spent: dict[str, int | None] = dict.fromkeys((*TOKEN_COUNTS, "attempts", "num_calls"), 0)
-        self._calls: dict[int, Piece] = {}  # their records, by the number of the call
-        self.ended: Exception | None = None  # why the record ends for now
+        self.ended: Exception | None = None
         self.needs: str | None = None
-        self._under_way = 0
-        self._idle = asyncio.Event()
+        self.asks_otherwise = self.gave_up = False
+        self._shared, self._record, self._key, self._engines = shared, record, key, engines
+        self._before, self._landed = before, landed
+        self._num_left = len(before)  # of them those that are still to be asked again
+        self._num_new = 0  # calls that wait until all of `before` is asked
+        self._has_asked_all = asyncio.Event()
+        self._same: Counter[str] = Counter()  # how often each call was made
+        self._by_number: dict[int, tuple[str, Piece]] = {}
+        self._under_way: set[asyncio.Task] = set()
+        self._stirred = asyncio.Event()  # a call was made or has landed, or the record has ended
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def calls(self) -> list[tuple[str, Piece]]:
+        return [call for _, call in sorted(self._by_number.items())]
 
     async def __call__(
         self,
@@ -138,54 +195,124 @@ class Ask:
             return list(await asyncio.gather(*(self(prompt, items=items, **again) for _ in range(n))))
         own = {"max_tokens": max_tokens, "temperature": temperature}
         own = {name: value for name, value in own.items() if value is not None}
-        stage, request = self._make(model, prompt, items, parse, own, values)
+        stage, request, its = self._make(model, prompt, items, parse, own, values)
+        await self._wait_for_its_turn(its)
         number = len(self.asked)
-        self._under_way += 1
+        call = asyncio.create_task(answer_request(self._engines.get(model), request, stage))
+        self._under_way.add(call)
+        call.add_done_callback(partial(self._land, model))
         try:
-            record = await answer_request(self._engines.get(model), request, stage)
-        except (NotStoredError, UnavailableError, UserError) as error:  # the last: a wrong key, or a damaged store
-            if self.ended is None:
-                self.ended, self.needs = error, model
-            raise NotNowError from None
-        finally:
-            self._under_way -= 1
-            if not self._under_way:
-                self._idle.set()
-        for name in (*TOKEN_COUNTS, "attempts"):
-            counts = self.spent[name], record.get(name, 0)
-            self.spent[name] = None if None in counts else sum(counts)
-        if record.get(THOUGHT_COUNT):
-            self.spent[THOUGHT_COUNT] = self.spent.get(THOUGHT_COUNT, 0) + record[THOUGHT_COUNT]
-        self.spent["num_calls"] += 1
-        self._calls[number] = record
+            record = await asyncio.shield(call)  # what a method cancels is paid for all the same, and kept
+        except asyncio.CancelledError:
+            self.gave_up = True
+            raise
+        except ParserError as error:
+            raise error.__cause__ from None
+        except Exception:  # `_land` has seen it
+            await self._never()
+        if self.ended is not None:
+            await self._never()
+        self._by_number[number] = model, record
         return record["value"]
 
-    def last(self, name: str) -> Any:
-        """A field of the call that was made last, of those that have it; None if none has."""
-        return next((one[name] for _, one in sorted(self._calls.items(), reverse=True) if name in one), None)
-
     def note(self, **fields: Any) -> None:
-        """Put fields into the answer's record in the output file."""
-        json.dumps(fields, allow_nan=False)  # an error here names the line that gives no JSON
-        if taken := sorted(fields.keys() & {"output", "value", "reason", "raw", *self.spent}):
-            raise ValueError(f"ask.note: {taken[0]} is a field of every answer; give another name")
-        self.notes |= fields
+        """Put fields into `notes` of the answer's record in the output file, as they are now."""
+        # An error here names the line that gives no JSON.
+        self.notes |= json.loads(writable(json.dumps(fields, ensure_ascii=False, allow_nan=False)))
 
-    async def settle(self) -> None:
-        """Wait for what is under way: it is paid for, and goes into the store."""
-        while self._under_way:
-            self._idle.clear()
-            await self._idle.wait()
+    def end(self, error: Exception) -> None:
+        """End the record for now: no call returns any more."""
+        self.ended = self.ended or error
+        self._stirred.set()
+
+    async def watch(self, method: asyncio.Task) -> None:
+        """Wait until the method has returned, or can get no further for now, and what is under way has landed."""
+        method.add_done_callback(lambda _: self._stirred.set())
+        while not method.done() and self.ended is None:
+            self._stirred.clear()
+            if self._under_way or not (self.needs or self._num_new):
+                await self._stirred.wait()
+            elif not await self._goes_on():
+                self.asks_otherwise = self._num_new > 0
+                break
+        while self._under_way:  # it is paid for, and goes into the store
+            await asyncio.wait(self._under_way)
+
+    def close(self, method: asyncio.Task) -> None:
+        """End what is left of a run: after this no call returns."""
+        self.end(MethodError("the record's run is over"))
+        for task in (method, *self._under_way):
+            task.cancel()
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio complains
+
+    async def _wait_for_its_turn(self, its: str) -> None:
+        """Of what is new until all that was asked before is asked again, which needs no new call's value.
+
+        A method that asks otherwise than before would else be paid for on every run.
+        """
+        if len(self.asked) == MOST_CALLS:
+            self.end(MethodError(f"more than {MOST_CALLS:,} calls: is there a loop without an end?"))
+        self.asked.add(its)
+        self._stirred.set()
+        if self.ended is not None:
+            await self._never()
+        self._num_left -= its in self._before
+        if self._num_left == 0:
+            self._has_asked_all.set()
+        elif its not in self._before:
+            self._num_new += 1
+            try:
+                await self._has_asked_all.wait()
+            finally:
+                self._num_new -= 1
+
+    async def _goes_on(self) -> bool:
+        """Does a method that waits for calls make another one, or return?"""
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+            if self._stirred.is_set():
+                return True
+        if self._num_new:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stirred.wait(), PATIENCE)
+        return self._stirred.is_set()
+
+    async def _never(self) -> None:
+        # A future of its own each time: one that was cancelled is done, and a loop over it would spin.
+        await self._loop.create_future()
+
+    def _land(self, role: str, call: asyncio.Task) -> None:
+        self._under_way.discard(call)
+        self._stirred.set()
+        if call.cancelled():
+            return
+        if isinstance(error := call.exception(), NotStoredError):
+            self.needs = self.needs or role
+        elif error is None or isinstance(error, ParserError):
+            self._landed()
+        else:
+            self.end(error)
 
     def _make(
         self, role: str, name: str, items: Any, parse: Any, own: dict[str, Any], values: dict[str, str]
-    ) -> tuple[Stage, Request]:
+    ) -> tuple[Stage, Request, str]:
+        """A call's stage and request, and its hash."""
         task, models = self._shared.task, self._shared.models
         if role not in models:
             raise ValueError(f"ask: no model {role!r}; there is {', '.join(models)} (--model NAME=ADDRESS adds one)")
+        if isinstance(items, str):
+            raise ValueError("ask: items is one text; give a list of texts")
+        if inspect.iscoroutinefunction(parse):
+            raise ValueError("ask: parse is async; give a plain function of the text")
         model = models[role]
         is_named = name in task.prompts
+        if not is_named and not re.search(r"[\s{]", name):
+            raise ValueError(f"ask: no prompt {name!r}; there is {', '.join(task.prompts)}, or give a text")
         prompt = self._prompt(name, is_named)
+        if taken := sorted(prompt.placeholders & TAKEN):
+            raise ValueError(f"ask: {{{taken[0]}}} is a parameter of ask; give the placeholder another name")
+        if len(items) and "profile" not in prompt.placeholders:
+            raise ValueError("ask: items are for {profile}, which the prompt does not have")
         known = {**task.values(self._record), **values}
         if missing := prompt.placeholders - known.keys() - {"profile"}:
             raise ValueError(f"ask: no value for {', '.join(f'{{{one}}}' for one in sorted(missing))} of the prompt")
@@ -194,18 +321,18 @@ class Ask:
         known = {one: str(value) for one, value in known.items() if one in prompt.placeholders}
         schema = task.output.schema if is_named and parse is None else None
         policy = replace(model.policy, schema=schema, **own)
-        if schema is None:  # nothing to hold its text to
-            policy = replace(policy, constrained_decoding="never")
+        if schema is None:  # nothing to hold its text to; nor does its temperature rise with the tries
+            policy = replace(policy, constrained_decoding="fallback")
         if is_named and parse is None:
             parse = task.output.parse
         fitted = replace(model, policy=policy).fit(prompt, items, task.join, **known)
         its = repr((role, prompt.digest, known, list(items) if not isinstance(items, History) else items, own))
-        its = hashlib.sha256(its.encode()).hexdigest()
-        self._check_same(its)
-        key = self._key if not self._same[its] else (*self._key, self._same[its])
+        number = self._same[its]
         self._same[its] += 1
-        request = Request(key, fitted and fitted.prompt, None, parse=reader(parse))
-        return Stage(model.addr, (), policy, request.parse, "answers", 0, completions=model.completions), request
+        key = self._key if not number else (*self._key, number)
+        request = replace(fitted_request(key, fitted, None), parse=reader(parse))
+        stage = Stage(model.addr, (), policy, request.parse, "answers", 0, completions=model.completions)
+        return stage, request, hashlib.sha256(f"{number} {its}".encode(errors="surrogatepass")).hexdigest()
 
     def _prompt(self, name: str, is_named: bool) -> Prompt:
         prompts = self._shared.own_prompts
@@ -216,25 +343,28 @@ class Ask:
                 prompts[name] = own_prompt(name)
         return prompts[name]
 
-    def _check_same(self, its: str) -> None:
-        """UserError if the record asks otherwise than when it was run before: it would be paid for on every run."""
-        place = len(self.asked)
-        self.asked.append(its)
-        if place < len(self._before) and self._before[place] != its:
-            self.ended = UserError(
-                f"id {quote(self._key[0])}: call {place + 1} of the method differs from the one it made before\n"
-                "  a method must ask the same whenever it is run: use ask.random, no clock, no random of its own"
-            )
-            raise NotNowError
+
+TAKEN = set(inspect.signature(Ask.__call__).parameters) - {"values"}  # names that no placeholder can have
+
+
+def sum_calls(calls: Iterable[Piece]) -> dict[str, int | None]:
+    """The figures of several calls: how many, tries, tokens (None where a server did not tell), what became of them."""
+    calls = list(calls)
+    figures = {"num_calls": len(calls), "attempts": sum(call.get("attempts", 0) for call in calls)}
+    figures |= {name: total([call.get(name, 0) for call in calls]) for name in TOKEN_COUNTS}
+    thought = {THOUGHT_COUNT: sum(call.get(THOUGHT_COUNT, 0) for call in calls)}
+    counted = {name: sum(map(count, calls)) for name, count in COUNTED.items()}
+    return figures | {name: count for name, count in (thought | counted).items() if count}
 
 
 def reader(parse: Parser | Callable[[str], Any] | None) -> Parser:
     """A parser as the driver takes it, from a method's own function of the text, or of nothing."""
 
     def read(text: str, cut: bool) -> Parsed:
-        value = writable(text).strip() if parse is None else parse(text)
-        if isinstance(value, str) and not value.strip():
-            value = None
+        try:
+            value = (writable(text).strip() or None) if parse is None else parse(text)
+        except Exception as error:
+            raise ParserError from error
         return nothing("the method's parser found nothing usable") if value is None else Parsed(value, "strict", None)
 
     return parse if getattr(parse, "__module__", "").startswith("utils.") else read
@@ -242,18 +372,17 @@ def reader(parse: Parser | Callable[[str], Any] | None) -> Parser:
 
 @dataclass(frozen=True)
 class Method:
-    """A method's function, and every file of its own."""
+    """A method's function."""
 
     path: Path
     answer: Callable[[Question, Ask], Any]
-    files: dict[str, str]  # SHA-256 by path, relative to its folder
 
     def place_of(self, error: BaseException) -> str:
         """`file, line n` of the last line of the method's own that an error went through."""
         folder = str(self.path.parent.resolve())
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if frame.filename.startswith(folder)] or frames
-        return f"{own[-1].filename}, line {own[-1].lineno}"
+        return f"{own[-1].filename}, line {own[-1].lineno}" if own else str(self.path)
 
 
 def load_method(path: str) -> Method:
@@ -265,27 +394,34 @@ def load_method(path: str) -> Method:
     if not file.is_file():
         names = ", ".join(sorted(one.stem for one in SHIPPED.glob("*.py")))
         raise UserError(f"--method {path}: no such file, and none of the methods that ship: {names}")
-    before = set(sys.modules)
-    sys.path.insert(0, str(file.parent.resolve()))
+    folder = file.resolve().parent
+    sys.path.insert(0, str(folder))
     spec = importlib.util.spec_from_file_location(f"method_{file.stem}", file.resolve())
     if spec is None:
         raise UserError(f"--method {path}: not a Python file; its name must end with .py")
     module = importlib.util.module_from_spec(spec)
     try:
+        _refuse_our_names(ast.parse(file.read_bytes(), str(file)), folder)
         spec.loader.exec_module(module)
+    except UserError as error:
+        raise UserError(f"--method {path}: {error}") from None
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{error.filename}, line {error.lineno}" if isinstance(error, SyntaxError) else f"line {last.lineno}"
         raise UserError(f"--method {path}: {where}: {type(error).__name__}: {error}") from None
     answer = getattr(module, "answer", None)
-    if not asyncio.iscoroutinefunction(answer):
+    if not inspect.iscoroutinefunction(answer):
         raise UserError(f"--method {path}: has no `async def answer(record, ask)`")
-    imported = [getattr(sys.modules[name], "__file__", None) for name in set(sys.modules) - before]
-    files = {file.resolve(), *(Path(one).resolve() for one in imported if one)}
-    installed = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")]
-    own = [one for one in files if one == file.resolve() or not any(map(one.is_relative_to, [*installed, ROOT]))]
-    return Method(file, answer, {_relative(one, file.resolve().parent): file_hash(one) for one in sorted(own)})
+    return Method(file, answer)
 
 
-def _relative(path: Path, folder: Path) -> str:
-    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+def _refuse_our_names(tree: ast.Module, folder: Path) -> None:
+    """UserError where it imports a file of its own folder by a name that is ours: it would get ours."""
+    if folder in (ROOT, SHIPPED):
+        return
+    lines = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [getattr(line, "module", None) or alias.name for line in lines for alias in line.names]
+    for name in (name.partition(".")[0] for name in names):
+        here, ours = ((place / f"{name}.py", place / name) for place in (folder, ROOT))
+        if any(path.exists() for path in here) and any(path.exists() for path in ours):
+            raise UserError(f"imports {name}, which is also a module of this project; rename yours")

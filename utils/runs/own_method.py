@@ -3,8 +3,12 @@
 import argparse
 import asyncio
 import json
+import os
+import re
+import sys
 from argparse import Namespace
 from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -22,12 +26,13 @@ from utils.files.lock import Lock
 from utils.files.manifest import (
     describe_run,
     file_hash,
+    is_finished,
     prepare_output,
     publish,
-    read_manifest,
     refuse_unranked,
     run_fingerprint,
 )
+from utils.files.outputs import report_unusable
 from utils.files.writing import check_writable
 from utils.generation.completions import NotStoredError
 from utils.generation.cost import describe_cost, prices_of
@@ -36,14 +41,21 @@ from utils.generation.encoder_decoder import TextModel, choose_answerer
 from utils.generation.engines import Model, batch_invariance, confirm_model, open_engine, share_base
 from utils.generation.requests import Engine
 from utils.generation.vllm_engine import VLLMEngine
+from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.records.datasets import STEP_NEEDS, select_questions
-from utils.records.responses import collect_responses, count_responses
+from utils.records.responses import collect_responses, count_responses, read_responses
 from utils.records.stream import read_questions
-from utils.runs.methods import Ask, Method, Question, Settings, load_method
-from utils.runs.runner import Outcome, report_raised, run_method
+from utils.runs.methods import Method, Settings, load_method, sum_calls
+from utils.runs.runner import Outcome, Run, report_raised, run_method
 
-# An output that differs in these alone is made again without --overwrite: no completion is wrong for it.
-MAY_CHANGE = ("inputs", "keys", "method", "settings")
+ROLE_FLAGS = {  # of a model of --model, with what reads them
+    "base_url": cli.api_address,
+    "api_key_addr": str,
+    "model_id": str,
+    "price_in": cli.non_negative_float,
+    "price_out": cli.non_negative_float,
+    "price_cached": cli.non_negative_float,
+}
 
 
 def answer_by_method(args: Namespace) -> int:
@@ -55,80 +67,108 @@ def answer_by_method(args: Namespace) -> int:
     refuse_unranked(args.inputs_addr, args.unranked)
     selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
     asked = {(record["id"], i): record for record in selected for i in range(args.num_generated_outputs)}
-    models = choose_models(args, task)
+    flags = flags_of_roles(args)
+    models = choose_models(flags, task)
     shared = Settings(task, models, args.seed, args.num_contexts, args.prompts_dir, dict(args.set or []), {})
-    settings = make_fingerprint(args, task, models, method, asked)
-    if args.dry_run:
-        print(describe_first_calls(method, shared, asked))
-        return 0
-
+    settings = make_fingerprint(args, task, models)
     is_whole = args.num_shards == 1
+    if args.dry_run:
+        is_finished(Path(args.output_addr), settings, bool(args.overwrite), ("inputs",))
+        refuse_fewer(args, len(asked))
+        return describe_first_calls(method, shared, asked)
+
     if is_whole:
         check_writable(Path(args.output_addr))
         lock = Lock(args.output_addr)
-        if is_finished(args, settings):
-            lock.release()
-            return 0
-    for model in models.values():
-        confirm_model(args, model.addr, [], model.completions)
-    outcome = run_method(method, shared, asked, partial(open_method_engine, args, models, len(asked)))
-    if is_whole:
-        publish_answers(args, task, settings, records, asked, outcome, models)
-        lock.release()
-    else:
+        prepare_output(args.output_addr, settings, bool(args.overwrite), ("inputs",))
+        refuse_fewer(args, len(asked))
+    for role, model in models.items():
+        confirm_model(flags[role], model.addr, [], model.completions)
+    outcome = run_method(method, shared, asked, partial(open_method_engine, flags, models, len(asked)))
+    code = max(report_raised(outcome.raised), cli.report_missing(len(outcome.missing), "answer"))
+    if not is_whole:
         which = f"shard {args.shard_index} of {args.num_shards}"
         print(f"{args.completions}: {which} is in it; the same command without shards writes {args.output_addr}")
-    code = report_raised(outcome.raised)
-    return max(code, cli.report_missing(len(outcome.missing), "answer"))
+        return code
+    answers = sum(piece["value"] is not None for piece in outcome.pieces.values())
+    if code == 0:
+        refuse_fewer(args, answers)
+    if answers >= count_answers(args):
+        publish_answers(args, task, settings, records, asked, outcome, flags, models)
+    else:
+        print(f"{args.output_addr}: left as it is, with more answers than these {answers}", file=sys.stderr)
+    lock.release()
+    pieces, is_again = outcome.pieces, outcome.device is None
+    unusable = [key for key, piece in pieces.items() if piece["value"] is None]
+    told = report_unusable(args.output_addr, pieces, unusable, len(pieces), "answers", settings, is_again)
+    return max(code, told)
 
 
-def choose_models(args: Arguments, task: Task) -> dict[str, Model]:
-    """The models by role: the generator, and those of --model."""
+def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
+    """The flags by role: of the generator the command's, of those of --model with their own in place."""
     if args.openai_batch:
         raise UserError("--openai_batch: a method's calls follow one another, often within seconds; leave it out")
-    models = {}
-    for role, addr in [("generator", args.model_addr), *(args.model or [])]:
-        if role in models:
+    flags = {"generator": args.replaced()}
+    for role, addr, own in args.model or []:
+        if role in flags:
             raise UserError(f"--model {role}={addr}: there is a model of that name; give another name")
-        own = args.replaced(model_addr=addr)
-        models[role] = choose_answerer(own, task.output.schema, task.prompt_length)
-        if isinstance(models[role], TextModel):
-            raise UserError(f"{addr}: an encoder-decoder; --method needs chat models")
+        none = dict.fromkeys(("model_id", "price_in", "price_out", "price_cached"))
+        flags[role] = args.replaced(model_addr=addr, **none, **own, openai=args.openai or "base_url" in own)
+    return flags
+
+
+def choose_models(flags: dict[str, Arguments], task: Task) -> dict[str, Model]:
+    """The models by role. Where two are the same one they share its completions."""
+    models, stores = {}, {}
+    for role, own in flags.items():
+        model = choose_answerer(own, task.output.schema, task.prompt_length)
+        if isinstance(model, TextModel):
+            raise UserError(f"{own.model_addr}: an encoder-decoder; --method needs chat models")
+        completions = stores.setdefault(model.completions.store.folder, model.completions)
+        models[role] = replace(model, completions=completions)
     return models
 
 
 def open_method_engine(
-    args: Arguments, models: dict[str, Model], outputs: int, role: str
+    flags: dict[str, Arguments], models: dict[str, Model], outputs: int, role: str
 ) -> tuple[Engine, Collection[str]]:
-    """An engine for a role, and for all that can share it: behind an API all, here those on the same base model."""
-    model = models[role]
-    if args.openai:
-        return open_engine(args, model.addr, model.length, [], outputs), models.keys()
-    served = [name for name, other in models.items() if share_base([model.addr, other.addr], args.cache_dir)]
-    own = args.replaced(reasoning_parser=model.policy.reasoning_parser)
+    """An engine for a role, and for all that can share it: those behind one API, or here on the same base model."""
+    own, model = flags[role], models[role]
+    if own.openai:
+        place = own.base_url, own.api_key_addr
+        served = [name for name, its in flags.items() if its.openai and (its.base_url, its.api_key_addr) == place]
+        return open_engine(own, model.addr, model.length, [], outputs), served
+    here = [name for name, its in flags.items() if not its.openai]
+    served = [name for name in here if share_base([model.addr, models[name].addr], own.cache_dir)]
+    own = own.replaced(reasoning_parser=model.policy.reasoning_parser)
     addrs = list(dict.fromkeys(models[name].addr for name in served))
     return VLLMEngine(own, addrs, max(models[name].length for name in served), outputs), served
 
 
-def make_fingerprint(
-    args: Namespace, task: Task, models: dict[str, Model], method: Method, asked: dict[Key, Record]
-) -> dict[str, Any]:
-    generator, *others = models.values()
-    own = {"model": generator.identity, "num_contexts": args.num_contexts, "method": method.files}
-    own |= {"models": {role: model.identity for role, model in models.items()}} if others else {}
-    own |= {"settings": dict(args.set or []), "keys": keys_hash(asked), "max_model_len": generator.length}
+def make_fingerprint(args: Namespace, task: Task, models: dict[str, Model]) -> dict[str, Any]:
+    """What decides the answers besides the method's file, its --set and the dataset: those may change."""
+    generator = models["generator"]
+    own = {"model": generator.identity, "num_contexts": args.num_contexts, "method": Path(args.method).stem}
+    own |= {"models": {role: model.identity for role, model in models.items()}, "max_model_len": generator.length}
     prompts = [load_prompt(name, args.prompts_dir) for name in dict.fromkeys(task.prompts.values())]
     inputs = file_hash(args.inputs_addr)
     return run_fingerprint("baselines.py", args, inputs, prompts, generator.policy.fingerprint(), **own)
 
 
-def is_finished(args: Namespace, settings: dict[str, Any]) -> bool:
-    if not prepare_output(args.output_addr, settings, bool(args.overwrite), MAY_CHANGE):
-        return False
-    if read_manifest(args.output_addr).get("missing"):
-        return False
-    print(f"{args.output_addr}: already finished, left alone")
-    return True
+def count_answers(args: Namespace) -> int:
+    """How many answers the output has that this run may not lose."""
+    if args.overwrite or not Path(args.output_addr).is_file():
+        return 0
+    return sum(one["output"] is not None for its in read_responses(args.output_addr).values() for one in its)
+
+
+def refuse_fewer(args: Namespace, number: int) -> None:
+    """Raise UserError if the output has more answers than the `number` that would replace them."""
+    if number < (there := count_answers(args)):
+        raise UserError(
+            f"{args.output_addr}: has {there} answers, and this command makes {number}\n"
+            "  give another output, or --overwrite to replace it; what was asked is kept"
+        )
 
 
 def publish_answers(
@@ -138,17 +178,22 @@ def publish_answers(
     records: list[Record],
     asked: dict[Key, Record],
     outcome: Outcome,
+    flags: dict[str, Arguments],
     models: dict[str, Model],
 ) -> None:
     """Write the response file and its manifest, and say what they hold."""
     responses = collect_responses(records, outcome.pieces)
     counts = count_responses(responses, task.item_words) | task.count_outputs(chain.from_iterable(responses.values()))
-    pieces, prices = list(outcome.pieces.values()), prices_of(args)
-    requested, reused = (
-        sum(getattr(model.completions, name) for model in models.values()) for name in ("asked", "reused")
-    )
-    made = describe_records(pieces)
-    cost = {"cost_usd": prices.cost(made["tokens"])} if prices else {}
+    pieces, calls = list(outcome.pieces.values()), list(chain.from_iterable(outcome.calls.values()))
+    stores = {model.completions.store.folder: model.completions for model in models.values()}.values()
+    requested = sum(one.asked for one in stores)
+    reused = max(0, sum(call.get("attempts", 0) for _, call in calls) - requested)
+    made = describe_records(call for _, call in calls)
+    made.pop(UNFINISHED_COUNT, None)  # of the calls; what is told of is answers
+    made |= {name: one for name, one in describe_records(pieces).items() if name == UNFINISHED_COUNT}
+    by_role = {role: sum_calls(call for its, call in calls if its == role) for role in models}
+    costs = {role: prices.cost(by_role[role]) for role in models if (prices := prices_of(flags[role]))}
+    cost = {"cost_usd": None if None in costs.values() else round(sum(costs.values()), 6)} if costs else {}
     manifest = describe_run(
         vars(args),
         settings,
@@ -160,6 +205,7 @@ def publish_answers(
         missing=len(outcome.missing) + len(outcome.raised),
         unusable=sum(piece["value"] is None for piece in pieces),
         completions={"requested": requested, "from_store": reused},
+        calls=by_role,
         token_counter=models["generator"].chat.counter,
         **made,
         **cost,
@@ -167,7 +213,10 @@ def publish_answers(
     publish(args.output_addr, responses, manifest)
     told = ", ".join(f"{count} {name}" for name, count in counts.items())
     told += f"; {requested} completions requested, {reused} from the store"
-    print(f"{args.output_addr}: {told}" + (f"; {describe_cost(cost['cost_usd'])}" if cost else ""))
+    if costs:
+        unpriced = ", ".join(models.keys() - costs.keys())
+        told += f"; {describe_cost(cost['cost_usd'])}" + (f" without {unpriced}" if unpriced else "")
+    print(f"{args.output_addr}: {told}")
 
 
 class _Counting:
@@ -183,36 +232,52 @@ class _Counting:
         self.lengths.append(self._chats[model].length(prompt))
         raise NotStoredError
 
+    async def close(self) -> None:
+        pass
 
-def describe_first_calls(method: Method, shared: Settings, asked: dict[Key, Record]) -> str:
-    """What the records would ask first of what the store lacks; what follows depends on the answers."""
-    counting, done = _Counting(shared.models), 0
 
-    async def run() -> None:
-        nonlocal done
-        for key, record in asked.items():
-            ask = Ask(shared, record, key, dict.fromkeys(shared.models, counting), [])
-            try:
-                await method.answer(Question(record, shared.task), ask)
-                done += ask.ended is None
-            except asyncio.CancelledError:
-                if ask.ended is None:
-                    raise
-            await ask.settle()
+def describe_first_calls(method: Method, shared: Settings, asked: dict[Key, Record]) -> int:
+    """Say what the records would ask first of what the store lacks; what follows depends on the answers.
 
-    asyncio.run(run())
+    The exit code is 1 if the method raises.
+    """
+    counting, run = _Counting(shared.models), Run(method, shared)
+    left = asyncio.run(run.all(asked, dict.fromkeys(shared.models, counting), is_shown=False))
     lengths, generator = counting.lengths, shared.models["generator"]
-    return (
-        f"{len(asked)} records: {done} are in the store whole, {len(asked) - done} ask now\n"
+    print(
+        f"{len(asked)} records: {len(run.outcome.pieces)} are in the store whole, {len(left)} ask now\n"
         f"{len(lengths)} first calls, {sum(lengths)} tokens ({generator.chat.counter}); "
         f"longest {max(lengths, default=0)}; at most {generator.policy.max_tokens} tokens an output\n"
         "calls that follow on their answers are not counted"
     )
+    return report_raised(run.outcome.raised)
+
+
+def begin_with_fixed_hashes() -> None:
+    """Begin this process anew with PYTHONHASHSEED=0, unless it is set: else a set of texts has another order each time,
+    and a method that goes through one asks otherwise."""
+    if "PYTHONHASHSEED" not in os.environ:
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def named(text: str) -> tuple[str, str]:
-    """A value of --set or --model, NAME=VALUE."""
+    """A value of --set, NAME=VALUE."""
     name, sign, value = text.partition("=")
     if not sign or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"{json.dumps(text)} is not NAME=VALUE")
     return name, value
+
+
+def named_model(text: str) -> tuple[str, str, dict[str, Any]]:
+    """A value of --model, NAME=MODEL[@URL][,FLAG=VALUE...]: the role, the model, and its own flags."""
+    role, rest = named(text)
+    rest, *parts = re.split(f",(?=(?:{'|'.join(ROLE_FLAGS)})=)", rest)
+    model, _, url = rest.partition("@http")
+    own = {"base_url": cli.api_address(f"http{url}")} if url else {}
+    for name, _, value in (part.partition("=") for part in parts):
+        try:
+            own[name] = ROLE_FLAGS[name](value)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{name}={value}: {error}") from None
+    return role, model, own

@@ -7,22 +7,24 @@ from its beginning once that engine is open: all that it asked before is in the 
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection
-from contextlib import closing
+from collections.abc import Callable, Collection, Mapping, Set
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from utils.benchmarks.task import Record
 from utils.cli import UserError, exit_on_signal
-from utils.cli.errors import first_five, printable
+from utils.cli.errors import first_five, printable, quote
 from utils.cli.progress import Progress
 from utils.files.journal_lines import Key
 from utils.files.outputs import Piece
-from utils.generation.completions import NotStoredError
-from utils.generation.driver import OUTAGE
+from utils.generation.driver import OUTAGE, THOUGHT_COUNT, TOKEN_COUNTS
 from utils.generation.requests import Engine, UnavailableError
-from utils.runs.methods import Ask, Method, Question, Settings
+from utils.parsing import writable
+from utils.runs.methods import Ask, Method, MethodError, Question, Settings, sum_calls
 
 LONGEST = 500  # characters of an error that are shown
+GRACE = 1  # seconds for what a method has left running to end
 
 
 @dataclass
@@ -31,12 +33,14 @@ class Outcome:
 
     Attributes:
         pieces: a record of the output by its key, of those that ended with a value or without.
+        calls: of the same, role and record of each call, without their texts.
         missing: of those that a server failed to answer, why.
         raised: of those on which the method raised, where and what.
         device: the engine's; None if the store had everything.
     """
 
     pieces: dict[Key, Piece] = field(default_factory=dict)
+    calls: dict[Key, list[tuple[str, Piece]]] = field(default_factory=dict)
     missing: dict[Key, str] = field(default_factory=dict)
     raised: dict[Key, str] = field(default_factory=dict)
     device: str | None = None
@@ -48,114 +52,193 @@ def run_method(
     records: dict[Key, Record],
     open_engine: Callable[[str], tuple[Engine, Collection[str]]],
 ) -> Outcome:
-    """Run every record through a method.
+    """Run every record through a method. What it gives is what the store and the method's file give: if an engine was
+    needed, all records are run once more without.
 
     `open_engine` takes a role and returns an engine and the roles that it serves. It is called only if the store lacks
     something: for the role that most records wait for, of as many the first one.
 
-    UserError if a record asks otherwise than before, or if the server has never answered.
+    UserError if a record asks otherwise than before, or if the server has never answered. Whatever else an engine or
+    the store raises ends the run and is raised.
     """
-    outcome, asked = Outcome(), {}
-    run = _Run(method, shared, outcome, asked)
+    run = Run(method, shared)
     try:
-        left = asyncio.run(run.all(records, {}))
+        left = asyncio.run(run.all(records))
         if left and shared.models["generator"].completions.cached_only:
             raise UserError(
                 f"the store lacks completions for {len(left)} of {len(records)} answers\n"
                 "  --cached_only requests none: run the shards that are missing, or the same command without it"
             )
+        device = None
         while left:
             waiting = Counter(run.needs[key] for key in left)
             role = max(shared.models, key=lambda role: waiting[role])
             with exit_on_signal():
                 engine, served = open_engine(role)
-            outcome.device = engine.device
-            left = asyncio.run(run.all(left, dict.fromkeys(served, engine)))
+            device = engine.device
+            left = asyncio.run(run.all(left, dict.fromkeys(served, engine), len(records) - len(left)))
+        if device is not None:
+            missing = run.outcome.missing
+            run.outcome = Outcome(missing=missing, device=device)
+            rest = {key: record for key, record in records.items() if key not in missing}
+            if left := asyncio.run(run.all(rest, is_shown=False)):
+                raise run.asks_otherwise(next(iter(left)))
     finally:
         for model in shared.models.values():
             model.completions.store.close()
-    return outcome
+    return run.outcome
 
 
 @dataclass
-class _Run:
+class Run:
+    """A method's run over records, in several passes."""
+
     method: Method
     shared: Settings
-    outcome: Outcome
-    asked: dict[Key, list[str]]  # what each record has asked so far
+    outcome: Outcome = field(default_factory=Outcome)
+    asked: dict[Key, Set[str]] = field(default_factory=dict)  # what each record has asked so far
     needs: dict[Key, str] = field(default_factory=dict)  # the role that a record waits for
+    live: set[Ask] = field(default_factory=set)
+    num_calls: int = 0
+    num_unusable: int = 0
+    in_a_row: int = 0  # records that the server failed to answer, since the last one that ended
+    error: Exception | None = None  # what ends the run
 
-    async def all(self, records: dict[Key, Record], engines: dict[str, Engine]) -> dict[Key, Record]:
+    async def all(
+        self,
+        records: dict[Key, Record],
+        engines: Mapping[str, Engine] = MappingProxyType({}),
+        done: int = 0,
+        is_shown: bool = True,
+    ) -> dict[Key, Record]:
         """Run records as far as they go, then close the engine; returns those that wait for another, in their order."""
         engine = next(iter(engines.values()), None)
-        done = len(self.outcome.pieces)
         concurrency = engine.concurrency if engine else 1
-        left, waiting = {}, iter(records.items())
-        self.in_a_row, self.error = 0, None
+        left, waiting, missing = {}, iter(records.items()), self.outcome.missing
+        self.in_a_row = self.num_unusable = 0
 
-        async def work(progress: Progress) -> None:
+        async def work() -> None:
             for key, record in waiting:
                 if self.error is not None or self.in_a_row >= max(OUTAGE, concurrency):
                     return
-                if await self.one(key, record, engines):
+                if await self.one(key, record, engines, progress):
                     self.in_a_row = 0
-                    unusable = sum(piece["value"] is None for piece in self.outcome.pieces.values())
-                    progress.update(failed=unusable)
-                elif key not in self.outcome.missing and key not in self.outcome.raised:
+                    if progress is not None:
+                        progress.update(failed=self.num_unusable)
+                elif key not in missing and key not in self.outcome.raised:
                     left[key] = record
 
         try:
-            with closing(Progress(done + len(records), "answers", done, concurrency)) as progress:
-                await asyncio.gather(*(work(progress) for _ in range(concurrency)))
+            progress = Progress(done + len(records), "answers", done, concurrency) if is_shown else None
+            with closing(progress) if progress else nullcontext():
+                await asyncio.gather(*(work() for _ in range(concurrency)))
         finally:
             if engine is not None:
                 await engine.close()
+            await _end_tasks()
         if self.error is not None:
             raise self.error
-        missing = self.outcome.missing
-        if missing and not self.outcome.pieces and not left:
+        if engine and missing and not self.outcome.pieces and not left:
             raise UserError(f"{next(iter(missing.values()))}\n  nothing was answered; run the same command again")
         if self.in_a_row >= max(OUTAGE, concurrency):
             problem = list(missing.values())[-1]
             print(f"note: {problem}; nothing is answered any more, so the run ends early", file=sys.stderr)
-            missing.update((key, problem) for key in records.keys() - self.outcome.pieces.keys() - missing.keys())
+            ended = self.outcome.pieces.keys() | self.outcome.raised.keys() | missing.keys()
+            missing.update((key, problem) for key in records.keys() - ended)
         return {key: record for key, record in records.items() if key in left}
 
-    async def one(self, key: Key, record: Record, engines: dict[str, Engine]) -> bool:
+    async def one(
+        self, key: Key, record: Record, engines: Mapping[str, Engine], progress: Progress | None = None
+    ) -> bool:
         """Run one record; True if it ended, with a value or without."""
-        ask = Ask(self.shared, record, key, engines, self.asked.get(key, []))
-        value, raised = None, None
+
+        def count() -> None:
+            self.num_calls += 1
+            if progress is not None:
+                progress.update(0, calls=self.num_calls)
+
+        ask = Ask(self.shared, record, key, engines, self.asked.get(key, frozenset()), count)
+        task = asyncio.create_task(self.method.answer(Question(record, self.shared.task), ask))
+        self.live.add(ask)
         try:
-            value = await self.method.answer(Question(record, self.shared.task), ask)
-            if value is not None and not isinstance(value, str):
-                raise TypeError(f"answer returned {type(value).__name__}, not a text or None")
-        except asyncio.CancelledError:
-            if ask.ended is None:  # the run itself is ended
-                raise
-        except Exception as error:
-            raised = error
+            await ask.watch(task)
+            ended = ask.ended
         finally:
-            await ask.settle()
-        self.needs[key] = ask.needs
-        self.asked[key] = max(ask.asked, self.asked.get(key, []), key=len)
-        if isinstance(ask.ended, UserError):
-            self.error = ask.ended
-        elif isinstance(ask.ended, UnavailableError):
-            self.outcome.missing[key] = str(ask.ended)
+            self.live.discard(ask)
+            ask.close(task)
+        self.asked[key] = self.asked.get(key, frozenset()) | ask.asked
+        if ask.asks_otherwise:
+            self._end(self.asks_otherwise(key))
+        elif isinstance(ended, UnavailableError):
+            self.outcome.missing[key] = str(ended)
             self.in_a_row += 1
-        elif raised is not None and not isinstance(ask.ended, NotStoredError):
-            told = f"{self.method.place_of(raised)}: {type(raised).__name__}: {raised}"
-            self.outcome.raised[key] = told
-        elif ask.ended is None:
-            self.outcome.pieces[key] = _piece(value, ask)
-            return True
+        elif isinstance(ended, MethodError):
+            self.outcome.raised[key] = str(ended)
+        elif ended is not None:
+            self._end(ended)
+        elif ask.needs is not None:
+            self.needs[key] = ask.needs
+        else:
+            return self._finish(key, task, ask)
         return False
+
+    def asks_otherwise(self, key: Key) -> UserError:
+        return UserError(
+            f"id {quote(key[0])}: the method asks something else than when it was run before\n"
+            "  it must ask the same whenever it is run: use ask.random, no clock, no random of its own"
+        )
+
+    def _end(self, error: Exception) -> None:
+        """End the run: every record's calls that are under way land, and none follows."""
+        self.error = self.error or error
+        for ask in self.live:
+            ask.end(error)
+
+    def _finish(self, key: Key, task: asyncio.Task, ask: Ask) -> bool:
+        """Note what a method returned or raised; False for the latter."""
+        error = MethodError("it cancelled itself") if task.cancelled() else task.exception()
+        if error is None and ask.gave_up:
+            error = MethodError("it gave up a call (a timeout?), so its answer hangs on the clock")
+        value = None if error is not None else task.result()
+        if not isinstance(value, str | None):
+            error = TypeError(f"answer returned {type(value).__name__}, not a text or None")
+        if error is not None:
+            where = "" if isinstance(error, MethodError) else f"{self.method.place_of(error)}: {type(error).__name__}: "
+            self.outcome.raised[key] = f"{where}{error}"
+            return False
+        piece = self.outcome.pieces[key] = _piece(value, ask)
+        self.num_unusable += piece["value"] is None
+        texts = ("value", "raw", "reasoning")
+        self.outcome.calls[key] = [
+            (role, {name: "" if name in texts and one[name] else one[name] for name in one}) for role, one in ask.calls
+        ]
+        return True
+
+
+async def _end_tasks() -> None:
+    """Cancel what methods have left running. What goes on all the same is let go: asyncio.run would wait for it."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=GRACE)
+    for task in tasks:
+        if not task.done():
+            task._log_destroy_pending = False
+            asyncio._unregister_task(task)
 
 
 def _piece(value: str | None, ask: Ask) -> Piece:
-    failed = {} if value else {"reason": ask.last("reason") or "the method gave no answer"}
-    raw = ask.last("raw")
-    return {"value": value or None, **failed, **ask.notes, **({} if raw is None else {"raw": raw}), **ask.spent}
+    """A record of the output: the value, what is told of the call that gave it, the notes, and figures by role."""
+    calls = ask.calls
+    value = value if value is not None and value.strip() else None
+    own = next((one for _, one in reversed(calls) if one["value"] == value), {})
+    own = {name: one for name, one in own.items() if name not in ("value", THOUGHT_COUNT, *TOKEN_COUNTS)}
+    if value is None:
+        own = {"reason": "the method gave no answer", **own}
+    by_role = {role: [one for its, one in calls if its == role] for role, _ in calls}
+    figures = {role: sum_calls(its) for role, its in by_role.items()}
+    return {"value": value and writable(value), **own, "notes": ask.notes, "calls": figures}
 
 
 def report_raised(raised: dict[Key, str]) -> int:
