@@ -117,10 +117,14 @@ def _leave(signum: int, frame: object, hint: str = RESUME_HINT) -> None:
 
 
 def _leave_if_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
-    """A signal that came while an object was being finalized: Python swallows its exception, so it acts here."""
+    """A signal that came while an object was being finalized: Python swallows its exception, so it acts here.
+
+    Nothing is said of a method whose bare `except` keeps it from ending (utils/runs): it was let go.
+    """
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         _leave(signal.SIGINT, None)
-    sys.__unraisablehook__(unraisable)
+    if str(unraisable.exc_value) != "coroutine ignored GeneratorExit":
+        sys.__unraisablehook__(unraisable)
 
 
 def _terminate(signum: int, frame: object) -> None:

@@ -77,31 +77,44 @@ def answer_by_method(args: Namespace) -> int:
         refuse_fewer(args, len(asked))
         return describe_first_calls(method, shared, asked)
 
-    if is_whole:
-        check_writable(Path(args.output_addr))
-        lock = Lock(args.output_addr)
-        prepare_output(args.output_addr, settings, bool(args.overwrite), ("inputs",))
-        refuse_fewer(args, len(asked))
-    for role, model in models.items():
-        confirm_model(flags[role], model.addr, [], model.completions)
-    outcome = run_method(method, shared, asked, partial(open_method_engine, flags, models, len(asked)))
-    code = max(report_raised(outcome.raised), cli.report_missing(len(outcome.missing), "answer"))
     if not is_whole:
+        outcome = run(method, shared, asked, flags)
         which = f"shard {args.shard_index} of {args.num_shards}"
         print(f"{args.completions}: {which} is in it; the same command without shards writes {args.output_addr}")
-        return code
-    answers = sum(piece["value"] is not None for piece in outcome.pieces.values())
-    if code == 0:
-        refuse_fewer(args, answers)
-    if answers >= count_answers(args):
-        publish_answers(args, task, settings, records, asked, outcome, flags, models)
-    else:
-        print(f"{args.output_addr}: left as it is, with more answers than these {answers}", file=sys.stderr)
-    lock.release()
-    pieces, is_again = outcome.pieces, outcome.device is None
-    unusable = [key for key, piece in pieces.items() if piece["value"] is None]
+        return report_failures(outcome)
+    check_writable(Path(args.output_addr))
+    lock = Lock(args.output_addr)
+    try:
+        prepare_output(args.output_addr, settings, bool(args.overwrite), ("inputs",))
+        refuse_fewer(args, len(asked))
+        outcome = run(method, shared, asked, flags)
+        code, pieces = report_failures(outcome), outcome.pieces
+        unusable = [key for key, piece in pieces.items() if piece["value"] is None]
+        answers = len(pieces) - len(unusable)
+        if code == 0:
+            refuse_fewer(args, answers)
+        if answers >= count_answers(args):
+            publish_answers(args, task, settings, records, asked, outcome, flags, models)
+        else:
+            print(f"{args.output_addr}: left as it is, with more answers than these {answers}", file=sys.stderr)
+    finally:
+        lock.release()
+    is_again = outcome.device is None
     told = report_unusable(args.output_addr, pieces, unusable, len(pieces), "answers", settings, is_again)
     return max(code, told)
+
+
+def run(method: Method, shared: Settings, asked: dict[Key, Record], flags: dict[str, Arguments]) -> Outcome:
+    """Run the method on what is asked, its engines opened by each role's `flags`."""
+    models = shared.models
+    for role, model in models.items():
+        confirm_model(flags[role], model.addr, [], model.completions)
+    return run_method(method, shared, asked, partial(open_method_engine, flags, models, len(asked)))
+
+
+def report_failures(outcome: Outcome) -> int:
+    """The exit code for records on which the method raised, or that a server failed to answer; stderr has them."""
+    return max(report_raised(outcome.raised), cli.report_missing(len(outcome.missing), "answer"))
 
 
 def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
@@ -113,7 +126,7 @@ def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
         if role in flags:
             raise UserError(f"--model {role}={addr}: there is a model of that name; give another name")
         none = dict.fromkeys(("model_id", "price_in", "price_out", "price_cached"))
-        flags[role] = args.replaced(model_addr=addr, **none, **own, openai=args.openai or "base_url" in own)
+        flags[role] = args.replaced(model_addr=addr, openai=args.openai or "base_url" in own, **{**none, **own})
     return flags
 
 
@@ -273,8 +286,8 @@ def named_model(text: str) -> tuple[str, str, dict[str, Any]]:
     """A value of --model, NAME=MODEL[@URL][,FLAG=VALUE...]: the role, the model, and its own flags."""
     role, rest = named(text)
     rest, *parts = re.split(f",(?=(?:{'|'.join(ROLE_FLAGS)})=)", rest)
-    model, _, url = rest.partition("@http")
-    own = {"base_url": cli.api_address(f"http{url}")} if url else {}
+    model, _, url = rest.partition("@")
+    own = {"base_url": cli.api_address(url)} if url else {}
     for name, _, value in (part.partition("=") for part in parts):
         try:
             own[name] = ROLE_FLAGS[name](value)

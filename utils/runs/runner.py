@@ -99,6 +99,7 @@ class Run:
     asked: dict[Key, Set[str]] = field(default_factory=dict)  # what each record has asked so far
     needs: dict[Key, str] = field(default_factory=dict)  # the role that a record waits for
     live: set[Ask] = field(default_factory=set)
+    tasks: set[asyncio.Task] = field(default_factory=set)  # asyncio alone would forget those that do not end
     num_calls: int = 0
     num_unusable: int = 0
     in_a_row: int = 0  # records that the server failed to answer, since the last one that ended
@@ -160,6 +161,8 @@ class Run:
         ask = Ask(self.shared, record, key, engines, self.asked.get(key, frozenset()), count)
         task = asyncio.create_task(self.method.answer(Question(record, self.shared.task), ask))
         self.live.add(ask)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
         try:
             await ask.watch(task)
             ended = ask.ended

@@ -1,0 +1,95 @@
+"""Runs of a user's own method over the API on loopback."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from api_server import Reply, serve
+
+import baselines
+from utils.generation.requests import Completion
+
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
+IDS = [record["id"] for record in json.loads(SAMPLE.read_text())]
+TWO_CALLS = '''
+SUMMARY = """Summarize in one sentence what this user cares about.
+
+{profile}"""
+
+
+async def answer(record, ask):
+    summary = await ask(SUMMARY, items=record.best(20), max_tokens=64)
+    return await ask("rag", items=[summary] if summary else record.best(ask.num_contexts))
+'''
+
+
+def draw(request):
+    """The same digits in every process, which Python's own hash of a text are not."""
+    return hashlib.sha256(json.dumps([request["messages"], request["seed"]]).encode()).hexdigest()[:8]
+
+
+def reply(request):
+    """A sentence or an answer, drawn by the prompt and the seed."""
+    drawn = draw(request)
+    if "Summarize" in request["messages"][-1]["content"]:
+        return Reply(f"The user {drawn} cares about cost.")
+    return Reply(json.dumps({"personalized_answer": f"Answer {drawn}."}))
+
+
+@pytest.fixture
+def server():
+    with serve(reply) as server:
+        yield server
+
+
+class Runs:
+    """Runs of one method's file."""
+
+    def __init__(self, folder, server):
+        self.folder, self.server = folder, server
+        (folder / "key.txt").write_text("sk-test")
+        self.output, self.name = folder / "out" / "answers.json", f"{folder}/mine.py"
+        self.write(TWO_CALLS)
+
+    def write(self, text):
+        (self.folder / "mine.py").write_text(text)
+
+    def flags(self, *more, output=None):
+        flags = ["--openai", "--model_addr", "some-model", "--base_url", self.server.url, "--max_concurrency", "4"]
+        flags += ["--api_key_addr", f"{self.folder}/key.txt", "--inputs_addr", str(SAMPLE), "--unranked"]
+        flags += ["--output_addr", str(output or self.output), "--method", self.name]
+        return [*flags, *map(str, more)]
+
+    def run(self, *more, code=0, output=None):
+        """Run it in this process; returns how many requests it made."""
+        before = len(self.server.requests)
+        assert baselines.main(self.flags(*more, output=output)) == code
+        return len(self.server.requests) - before
+
+    @property
+    def answers(self):
+        return json.loads(self.output.read_text())
+
+
+@pytest.fixture
+def runs(tmp_path, server):
+    return Runs(tmp_path, server)
+
+
+class Scripted:
+    """An engine that answers at once, and counts."""
+
+    concurrency, device = 4, "scripted"
+
+    def __init__(self, role, log):
+        self.role, self.log = role, log
+
+    async def complete(self, model, prompt, sampling):
+        assert not self.log or self.log[-1] != f"{self.role} closed"
+        self.log.append(model)
+        return Completion(json.dumps({"personalized_answer": f"by {self.role} {sampling.seed}"}), "stop", 9, 0, 9)
+
+    async def close(self):
+        self.log.append(f"{self.role} closed")

@@ -1,0 +1,3 @@
+"""Fixtures of the tests of methods."""
+
+from method_runs import runs, server  # noqa: F401

@@ -1,0 +1,428 @@
+"""What goes wrong under a method: whatever its `except` and `finally` do, no answer is made up and no work is lost."""
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from api_server import Reply, serve
+from method_runs import IDS, ROOT, SAMPLE, TWO_CALLS, Scripted, reply
+
+from utils.cli import UserError
+from utils.files.manifest import read_manifest
+from utils.runs import methods
+
+# Of a method whose bare `except` outlives its run.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+CATCHING = {
+    "except Exception": """
+    try:
+        return await ask("rag", items=posts)
+    except Exception:
+        return "made up"
+""",
+    "except BaseException": """
+    try:
+        return await ask("rag", items=posts)
+    except BaseException:
+        return "made up"
+""",
+    "a loop over a bare except": """
+    while True:
+        try:
+            return await ask("rag", items=posts)
+        except:
+            pass
+""",
+    "a loop and then an answer": """
+    for _ in range(3):
+        try:
+            return await ask("rag", items=posts)
+        except:
+            pass
+    return "made up"
+""",
+    "finally": """
+    value = "made up"
+    try:
+        value = await ask("rag", items=posts)
+    finally:
+        return value
+""",
+    "a TaskGroup": """
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(ask("rag", items=posts))
+        return task.result()
+    except BaseException:
+        return "made up"
+""",
+    "wait_for": """
+    try:
+        return await asyncio.wait_for(ask("rag", items=posts), 60)
+    except BaseException:
+        return "made up"
+""",
+    "gather with exceptions": """
+    [value] = await asyncio.gather(ask("rag", items=posts), return_exceptions=True)
+    return value if isinstance(value, str) else "made up"
+""",
+    "a task of its own": """
+    task = asyncio.create_task(ask("rag", items=posts))
+    await asyncio.wait({task})
+    return "made up" if task.cancelled() or task.exception() else task.result()
+""",
+}
+every_kind = pytest.mark.parametrize("kind", CATCHING)
+
+
+def catching(kind):
+    return "import asyncio\n\nasync def answer(record, ask):\n    posts = record.best(3)" + CATCHING[kind]
+
+
+@every_kind
+def test_an_outage(runs, kind):
+    runs.write(catching(kind))
+    runs.server.reply = lambda request: reply(request) if len(runs.server.requests) <= 6 else Reply("no", status=503)
+    runs.run("--max_retries", 0, code=1)
+    assert 0 < len(runs.answers) < len(IDS) and "made up" not in runs.output.read_text()
+    missing = len(IDS) - len(runs.answers)
+    assert read_manifest(runs.output)["missing"] == missing
+    runs.server.reply = reply
+    assert runs.run("--max_retries", 0) == missing and set(runs.answers) == set(IDS)
+
+
+class Breaking(Scripted):
+    """Raises after some answers, as an engine whose process died, or a store on a full disk."""
+
+    def __init__(self, error):
+        super().__init__("generator", [])
+        self.error = error
+
+    async def complete(self, model, prompt, sampling):
+        if len(self.log) >= 6:
+            raise self.error
+        return await super().complete(model, prompt, sampling)
+
+
+@every_kind
+@pytest.mark.parametrize(
+    "error", [RuntimeError("the engine died"), OSError(28, "No space left on device"), KeyError(1)]
+)
+def test_an_engine_that_raises(runs, monkeypatch, kind, error):
+    runs.write(catching(kind))
+    monkeypatch.setattr("utils.runs.own_method.open_method_engine", lambda *_: (Breaking(error), ["generator"]))
+    with pytest.raises(type(error)) as raised:
+        runs.run()
+    assert raised.value is error and not runs.output.exists()
+    monkeypatch.undo()
+    assert runs.run() == len(IDS) - 6 and "made up" not in runs.output.read_text()
+
+
+@pytest.mark.parametrize("kind", ["except Exception", "a loop over a bare except"])
+def test_a_disk_that_is_full(runs, kind):
+    """Here a limit on the size of a file, which the store reaches first."""
+    runs.write(catching(kind))
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+
+    command = [sys.executable, "baselines.py", *runs.flags()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, preexec_fn=limit)
+    assert done.returncode == 2 and "completions/" in done.stderr and "Traceback" not in done.stderr
+    assert not runs.output.exists()
+    before = len(runs.server.requests)
+    assert runs.run() < len(IDS) and before and set(runs.answers) == set(IDS)
+    assert "made up" not in runs.output.read_text()
+
+
+@pytest.mark.engine
+def test_a_real_engine_whose_process_is_killed(tmp_path):
+    (tmp_path / "mine.py").write_text(catching("a loop and then an answer"))
+    output = tmp_path / "answers.json"
+    command = [sys.executable, "baselines.py", "--model_addr", "demo/models/chat", "--method", f"{tmp_path}/mine.py"]
+    command += ["--inputs_addr", str(SAMPLE), "--unranked", "--output_addr", str(output), "--max_model_len", "3072"]
+    command += ["--max_tokens", "100", "--constrained_decoding", "never", "--max_retries", "0"]
+    env = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=env)
+    for line in process.stderr:
+        if line.startswith("loaded on"):
+            break
+    deadline = time.monotonic() + 600
+    while not list(tmp_path.glob("completions/*/*.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for child in psutil.Process(process.pid).children(recursive=True):
+        child.send_signal(signal.SIGKILL)
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 1 and "vLLM's engine process died" in errors and not output.exists()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env, timeout=1800)
+    assert done.returncode in (0, 1), done.stderr
+    answers = json.loads(output.read_text())
+    assert set(answers) == set(IDS) and "made up" not in output.read_text()
+    assert read_manifest(output)["completions"]["from_store"] > 0
+
+
+def test_a_call_that_is_given_up_is_kept(runs):
+    """So what counts is what the store gives, not the clock."""
+    runs.server.delay = 0.3
+    runs.write(
+        """
+import asyncio
+
+async def answer(record, ask):
+    try:
+        return await asyncio.wait_for(ask("rag", items=record.best(3)), 0.05)
+    except TimeoutError:
+        return "made up"
+"""
+    )
+    assert runs.run() == len(IDS) and "made up" not in runs.output.read_text()
+
+
+def test_an_answer_in_spite_of_a_call_that_is_given_up_is_none(runs, capsys):
+    runs.write("""
+import asyncio
+
+async def answer(record, ask):
+    call = asyncio.create_task(ask("none"))
+    await asyncio.sleep(0)
+    call.cancel()
+    return "made up"
+""")
+    assert runs.run(code=1) == len(IDS) and runs.answers == {}
+    assert "gave up a call (a timeout?), so its answer hangs on the clock" in capsys.readouterr().err
+
+
+def test_a_loop_without_an_end_ends(runs, monkeypatch, capsys):
+    monkeypatch.setattr(methods, "MOST_CALLS", 20)
+    runs.write("""
+async def answer(record, ask):
+    number = 0
+    while True:
+        await ask("Number {number} of {question}", number=number)
+        number += 1
+""")
+    assert runs.run("--limit", 2, code=1) == 40
+    errors = capsys.readouterr().err
+    assert "more than 20 calls: is there a loop without an end?" in errors and "calls 40" in errors
+
+
+# The same on every run
+
+
+CHAINS = """
+import asyncio
+
+async def chain(record, ask, first, second):
+    found = await ask("First {first}: {question}", first=first, model=first)
+    return await ask("Then {found}", found=found, model=second)
+
+async def answer(record, ask):
+    parts = await asyncio.gather(chain(record, ask, "generator", "critic"), chain(record, ask, "critic", "generator"))
+    return " ".join(parts)
+"""
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_chains_beside_each_other_with_two_engines(runs, monkeypatch, shared):
+    runs.write(CHAINS)
+    log = []
+
+    def open_scripted(flags, models, outputs, role):
+        return Scripted(role, log), models.keys() if shared else [role]
+
+    monkeypatch.setattr("utils.runs.own_method.open_method_engine", open_scripted)
+    assert runs.run("--model", "critic=other-model") == 0
+    assert (log.count("some-model"), log.count("other-model")) == (26, 26) and list(runs.answers) == IDS
+
+
+def test_a_method_that_shuffles_before_its_second_call_is_told_in_its_first_run(runs):
+    runs.write("""
+import random
+
+async def answer(record, ask):
+    await ask("none")
+    return await ask("Number {number}: {question}", number=random.random())
+""")
+    with pytest.raises(UserError, match="the method asks something else than when it was run before"):
+        runs.run()
+    assert len(runs.server.requests) == 2 * len(IDS) and not runs.output.exists()
+
+
+def test_a_set_of_words_has_one_order(runs):
+    runs.write("""
+async def answer(record, ask):
+    return await ask("{words}", words=" ".join(set(record["question"].split())))
+""")
+    command = [sys.executable, "baselines.py", *runs.flags()]
+    env = {"PATH": "/usr/bin:/bin"}
+    for _ in range(3):
+        subprocess.run(command, cwd=ROOT, check=True, env=env, timeout=600)
+    assert len(runs.server.requests) == len(IDS)
+
+
+# What an output keeps
+
+
+def test_fewer_answers_replace_none(runs, capsys):
+    runs.run()
+    whole = runs.output.read_bytes()
+    runs.write("async def answer(record, ask):\n    raise KeyError('a bug')\n")
+    assert runs.run(code=1) == 0 and runs.output.read_bytes() == whole
+    assert "answers.json: left as it is, with more answers than these 0" in capsys.readouterr().err
+    runs.write('async def answer(record, ask):\n    return "one" if record["id"] == ' + repr(IDS[0]) + " else None\n")
+    with pytest.raises(UserError, match="has 13 answers, and this command makes 1\n"):
+        runs.run()
+    (runs.folder / "other.py").write_text('async def answer(record, ask):\n    return "other"\n')
+    runs.name = f"{runs.folder}/other.py"
+    with pytest.raises(UserError, match='was made with other settings: method: "mine", now "other"'):
+        runs.run()
+    assert runs.output.read_bytes() == whole
+    assert runs.run("--overwrite") == 0 and runs.answers[IDS[0]][0]["output"] == "other"
+
+
+def test_notes_and_figures_have_fields_of_their_own(runs):
+    runs.write(r"""
+async def answer(record, ask):
+    seen = ["before"]
+    ask.note(truncated="mine", output="too", seen=seen, half="\ud83d")
+    seen.append("after")
+    answer = await ask("rag", items=record.best(3))
+    mark = await ask("How good is {answer}? Write a number.", answer=answer, max_tokens=4)
+    return answer + "\ud83d" if record["id"] == ask.settings["id"] else answer
+""")
+    runs.server.reply = lambda request: Reply("7") if "How good" in str(request["messages"]) else reply(request)
+    runs.run("--set", f"id={IDS[0]}")
+    first, second = (runs.answers[one][0] for one in IDS[:2])
+    assert second["notes"] == {"truncated": "mine", "output": "too", "seen": ["before"], "half": "\ufffd"}
+    assert json.loads(second["raw"])["personalized_answer"] == second["output"] and second["truncated"] is False
+    assert "raw" not in first and first["output"].endswith("\ufffd")  # no call gave it: no text stands for it
+    assert second["calls"]["generator"]["num_calls"] == 2
+
+
+def test_what_became_of_calls_is_counted(runs):
+    def cut(request):
+        answer = Reply('{"personalized_answer": "An answer that is', finish_reason="length")
+        return answer if "Summarize" not in str(request["messages"]) else reply(request)
+
+    runs.server.reply = cut
+    runs.run()
+    made = read_manifest(runs.output)
+    assert made["counts"]["truncated"] == len(IDS)
+    assert made["calls"]["generator"]["truncated"] == len(IDS) and made["calls"]["generator"]["num_calls"] == 26
+
+
+def test_unusable_answers_are_told_and_asked_again_with_more_tries(runs, capsys):
+    runs.write("""
+async def answer(record, ask):
+    return await ask("Say yes: {question}", parse=lambda text: "yes" if "yes" in text else None)
+""")
+    runs.server.reply = lambda request: Reply("no")
+    assert runs.run("--max_retries", 1, code=1) == 2 * len(IDS)
+    errors = capsys.readouterr().err
+    assert "13 of 13 answers are unusable; a higher --max_retries asks for them again" in errors
+    assert "13: the method's parser found nothing usable; such as" in errors
+    runs.server.reply = lambda request: Reply("yes")
+    assert runs.run("--max_retries", 2) == len(IDS)
+    assert {answer["output"] for [answer] in runs.answers.values()} == {"yes"}
+
+
+# One identity for each model
+
+
+CRITIC = """
+async def answer(record, ask):
+    draft = await ask("none")
+    return await ask("Revise {draft}", draft=draft, model="critic")
+"""
+
+
+def test_each_model_has_its_own_address_key_and_prices(runs, tmp_path):
+    runs.write(CRITIC)
+    (tmp_path / "other.txt").write_text("sk-other")
+    prices = "price_in=1000000,price_out=0"
+    with serve(lambda request: Reply("Revised.")) as other:
+        critic = f"critic=org-b/some-model@{other.url},api_key_addr={tmp_path}/other.txt,model_id=B,{prices}"
+        assert runs.run("--model", critic) == len(IDS)
+        assert {request["model"] for request in other.requests} == {"org-b/some-model"}
+        assert set(other.keys) == {"sk-other"} and set(runs.server.keys) == {"sk-test"}
+    manifest = read_manifest(runs.output)
+    assert manifest["fingerprint"]["models"] == {"generator": "some-model", "critic": "B"}
+    assert manifest["cost_usd"] == manifest["calls"]["critic"]["prompt_tokens"] > 0
+    assert len(list((runs.output.parent / "completions").iterdir())) == 2
+    assert "sk-" not in runs.output.with_name("answers.json.manifest.json").read_text()
+
+
+@pytest.mark.parametrize("wrong", ["critic=a@httq://b", "critic=a,price_in=x", "critic=m@http://a b"])
+def test_a_model_that_cannot_be_read(runs, wrong):
+    with pytest.raises((UserError, SystemExit)):
+        runs.run("--model", wrong)
+    assert runs.server.requests == []
+
+
+def test_two_roles_of_one_model_pay_once(runs):
+    runs.write("""
+import asyncio
+
+async def answer(record, ask):
+    both = await asyncio.gather(*(ask("Say {question}", model=one) for one in ("generator", "critic")))
+    return both[0]
+""")
+    assert runs.run("--model", "critic=some-model") == len(IDS)
+
+
+# What ask refuses
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ('ask("rag", items="one text")', "ValueError: ask: items is one text; give a list"),
+        ('ask("Rag", items=["a"])', "ValueError: ask: no prompt 'Rag'; there is none, rag, "),
+        ('ask("Say {question}", items=["a"])', "ValueError: ask: items are for {profile}"),
+        ('ask("Say {model}")', "ValueError: ask: {model} is a parameter of ask; give the placeholder another"),
+        ('ask("none", parse=answer)', "ValueError: ask: parse is async; give a plain function"),
+        ('ask("Say {question}", parse=lambda text: text.nothing)', "AttributeError: 'str' object has no attribute"),
+    ],
+)
+@pytest.mark.parametrize("flags", [[], ["--dry_run"]])
+def test_what_ask_would_send_wrongly(runs, call, told, flags, capsys):
+    runs.write(f"async def answer(record, ask):\n    return await {call}\n")
+    is_parser = "text.nothing" in call
+    assert runs.run(*flags, code=0 if is_parser and flags else 1) == (len(IDS) if is_parser and not flags else 0)
+    if not (is_parser and flags):
+        errors = capsys.readouterr().err
+        assert f"mine.py, line 2: {told}" in errors and "the method raised on 13 records" in errors
+
+
+def test_an_empty_value_is_a_value_and_a_blank_answer_is_none(runs):
+    runs.write("""
+async def answer(record, ask):
+    found = await ask("Say {question}", parse=lambda text: "", temperature=0.0)
+    return "   " if found == "" else "asked again"
+""")
+    assert runs.run(code=1) == len(IDS)
+    [answer] = runs.answers[IDS[0]]
+    assert answer["output"] is None and answer["reason"] == "the method gave no answer"
+
+
+def test_greedy_stays_greedy_on_every_try(runs):
+    runs.write("""
+async def answer(record, ask):
+    await ask("Say {question}", parse=lambda text: None, temperature=0.0)
+    return "done"
+""")
+    runs.run("--constrained_decoding", "never", "--max_retries", 3)
+    assert {request["temperature"] for request in runs.server.requests} == {0.0}
+
+
+def test_a_helper_of_a_name_that_is_ours(runs):
+    (runs.folder / "prompts.py").write_text("MINE = 1\n")
+    runs.write("from prompts import MINE\n" + TWO_CALLS)
+    with pytest.raises(UserError, match=r"--method .*mine.py: imports prompts, which is also a module of this project"):
+        runs.run()
