@@ -416,9 +416,7 @@ def test_one_models_failure_keeps_no_record_from_another_model(runs, monkeypatch
 
     runs.write(CRITIC)
     log = []
-    monkeypatch.setattr(
-        "utils.runs.own_method.open_method_engine", lambda *given: (Failing(given[-1], log), given[-1:])
-    )
+    monkeypatch.setattr("utils.runs.own_method.open_engines", lambda *given: {given[-1]: Failing(given[-1], log)})
     runs.run("--model", "critic=other-model", code=1)
     assert len(runs.answers) == len(IDS) - 1 and read_manifest(runs.output)["missing"] == 1
 
@@ -431,9 +429,9 @@ def test_each_engine_is_open_alone_and_no_more_often_than_calls_depend(runs, mon
 
     def open_scripted(args, models, outputs, role):
         opened.append(role)
-        return Scripted(role, log), models.keys() if shared else [role]
+        return dict.fromkeys(models if shared else [role], Scripted(role, log))
 
-    monkeypatch.setattr("utils.runs.own_method.open_method_engine", open_scripted)
+    monkeypatch.setattr("utils.runs.own_method.open_engines", open_scripted)
     assert runs.run("--model", "critic=other-model") == 0
     assert opened == openings and log.count("some-model") == 26 and log.count("other-model") == 13
     assert list(runs.answers) == IDS

@@ -116,7 +116,7 @@ class Breaking(Scripted):
 )
 def test_an_engine_that_raises(runs, monkeypatch, kind, error):
     runs.write(catching(kind))
-    monkeypatch.setattr("utils.runs.own_method.open_method_engine", lambda *_: (Breaking(error), ["generator"]))
+    monkeypatch.setattr("utils.runs.own_method.open_engines", lambda *_: {"generator": Breaking(error)})
     with pytest.raises(type(error)) as raised:
         runs.run()
     assert raised.value is error and not runs.output.exists()
@@ -234,9 +234,9 @@ def test_chains_beside_each_other_with_two_engines(runs, monkeypatch, shared):
     log = []
 
     def open_scripted(flags, models, outputs, role):
-        return Scripted(role, log), models.keys() if shared else [role]
+        return dict.fromkeys(models if shared else [role], Scripted(role, log))
 
-    monkeypatch.setattr("utils.runs.own_method.open_method_engine", open_scripted)
+    monkeypatch.setattr("utils.runs.own_method.open_engines", open_scripted)
     assert runs.run("--model", "critic=other-model") == 0
     assert (log.count("some-model"), log.count("other-model")) == (26, 26) and list(runs.answers) == IDS
 

@@ -365,7 +365,9 @@ def reader(parse: Parser | Callable[[str], Any] | None) -> Parser:
             value = (writable(text).strip() or None) if parse is None else parse(text)
         except Exception as error:
             raise ParserError from error
-        return nothing("the method's parser found nothing usable") if value is None else Parsed(value, "strict", None)
+        return (
+            nothing("the method's parser found nothing usable") if value is None else Parsed(value, "strict", None, cut)
+        )
 
     return parse if getattr(parse, "__module__", "").startswith("utils.") else read
 

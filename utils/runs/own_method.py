@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -109,7 +108,7 @@ def run(method: Method, shared: Settings, asked: dict[Key, Record], flags: dict[
     models = shared.models
     for role, model in models.items():
         confirm_model(flags[role], model.addr, [], model.completions)
-    return run_method(method, shared, asked, partial(open_method_engine, flags, models, len(asked)))
+    return run_method(method, shared, asked, partial(open_engines, flags, models, len(asked)))
 
 
 def report_failures(outcome: Outcome) -> int:
@@ -142,20 +141,25 @@ def choose_models(flags: dict[str, Arguments], task: Task) -> dict[str, Model]:
     return models
 
 
-def open_method_engine(
-    flags: dict[str, Arguments], models: dict[str, Model], outputs: int, role: str
-) -> tuple[Engine, Collection[str]]:
-    """An engine for a role, and for all that can share it: those behind one API, or here on the same base model."""
-    own, model = flags[role], models[role]
-    if own.openai:
-        place = own.base_url, own.api_key_addr
-        served = [name for name, its in flags.items() if its.openai and (its.base_url, its.api_key_addr) == place]
-        return open_engine(own, model.addr, model.length, [], outputs), served
-    here = [name for name, its in flags.items() if not its.openai]
-    served = [name for name in here if share_base([model.addr, models[name].addr], own.cache_dir)]
-    own = own.replaced(reasoning_parser=model.policy.reasoning_parser)
-    addrs = list(dict.fromkeys(models[name].addr for name in served))
-    return VLLMEngine(own, addrs, max(models[name].length for name in served), outputs), served
+def open_engines(flags: dict[str, Arguments], models: dict[str, Model], outputs: int, role: str) -> dict[str, Engine]:
+    """Engines by role: for this one with those here on the same base model, and for all behind an API."""
+    by_api: dict[tuple[str | None, str | None], Engine] = {}
+    engines = {}
+    for name, own in flags.items():
+        if own.openai:
+            place = own.base_url, own.api_key_addr
+            if place not in by_api:
+                by_api[place] = open_engine(own, models[name].addr, models[name].length, [], outputs)
+            engines[name] = by_api[place]
+    if role not in engines:
+        own, model = flags[role], models[role]
+        here = [name for name in flags if name not in engines]
+        served = [name for name in here if share_base([model.addr, models[name].addr], own.cache_dir)]
+        own = own.replaced(reasoning_parser=model.policy.reasoning_parser)
+        addrs = list(dict.fromkeys(models[name].addr for name in served))
+        engine = VLLMEngine(own, addrs, max(models[name].length for name in served), outputs)
+        engines |= dict.fromkeys(served, engine)
+    return engines
 
 
 def make_fingerprint(args: Namespace, task: Task, models: dict[str, Model]) -> dict[str, Any]:

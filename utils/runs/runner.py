@@ -7,7 +7,7 @@ from its beginning once that engine is open: all that it asked before is in the 
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -50,13 +50,13 @@ def run_method(
     method: Method,
     shared: Settings,
     records: dict[Key, Record],
-    open_engine: Callable[[str], tuple[Engine, Collection[str]]],
+    open_engines: Callable[[str], dict[str, Engine]],
 ) -> Outcome:
     """Run every record through a method. What it gives is what the store and the method's file give: if an engine was
     needed, all records are run once more without.
 
-    `open_engine` takes a role and returns an engine and the roles that it serves. It is called only if the store lacks
-    something: for the role that most records wait for, of as many the first one.
+    `open_engines` takes a role and returns engines by the roles that they serve, this one's first. It is called only if
+    the store lacks something: for the role that most records wait for, of as many the first one.
 
     UserError if a record asks otherwise than before, or if the server has never answered. Whatever else an engine or
     the store raises ends the run and is raised.
@@ -74,9 +74,9 @@ def run_method(
             waiting = Counter(run.needs[key] for key in left)
             role = max(shared.models, key=lambda role: waiting[role])
             with exit_on_signal():
-                engine, served = open_engine(role)
-            device = engine.device
-            left = asyncio.run(run.all(left, dict.fromkeys(served, engine), len(records) - len(left)))
+                engines = open_engines(role)
+            device = engines[role].device
+            left = asyncio.run(run.all(left, engines, len(records) - len(left)))
         if device is not None:
             missing = run.outcome.missing
             run.outcome = Outcome(missing=missing, device=device)
@@ -112,11 +112,10 @@ class Run:
         done: int = 0,
         is_shown: bool = True,
     ) -> dict[Key, Record]:
-        """Run records as far as they go, then close the engine; returns those that wait for another, in their order."""
-        engine = next(iter(engines.values()), None)
-        concurrency = engine.concurrency if engine else 1
+        """Run records as far as they go, then close the engines; returns those that wait for others, in their order."""
+        concurrency = max((engine.concurrency for engine in engines.values()), default=1)
         left, waiting, missing = {}, iter(records.items()), self.outcome.missing
-        self.in_a_row = self.num_unusable = 0
+        self.in_a_row = self.num_unusable = self.num_calls = 0
 
         async def work() -> None:
             for key, record in waiting:
@@ -134,12 +133,12 @@ class Run:
             with closing(progress) if progress else nullcontext():
                 await asyncio.gather(*(work() for _ in range(concurrency)))
         finally:
-            if engine is not None:
+            for engine in set(engines.values()):
                 await engine.close()
             await _end_tasks()
         if self.error is not None:
             raise self.error
-        if engine and missing and not self.outcome.pieces and not left:
+        if engines and missing and not self.outcome.pieces and not left:
             raise UserError(f"{next(iter(missing.values()))}\n  nothing was answered; run the same command again")
         if self.in_a_row >= max(OUTAGE, concurrency):
             problem = list(missing.values())[-1]
