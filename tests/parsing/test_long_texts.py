@@ -47,7 +47,7 @@ PIECES = (
     "[THINK]", "<|channel|>a", "<|channel|>a<|message|>", "needs_personalization: ", "is the following ", "\ud83d",
     "\0", "\ufeff", "é", "\\boxed{", "a is ", ". (a) ", "go with ",
 )  # fmt: skip
-SECONDS = 20  # a quadratic search takes minutes
+SECONDS = 60  # a quadratic search takes minutes
 
 
 @pytest.fixture
