@@ -67,6 +67,8 @@ def test_two_letters_are_none(joined, marker):
         ("<final_answer>a, b", None), ("<final_answer>**(a)**, or **(d)**", None), ("Options: A, B, C, D", None),
         ("A: no. B: no. C: yes.", None), ("A) no. B) no. C) yes.", None), ("<final_answer>A: no. B: yes.", None),
         ("<final_answer>(A): no. (B): yes.", None), ("<final_answer>b: it fits, as I said: really", "b"),
+        ("<final_answer>Option A: no. Option B: yes.", None), ("<final_answer>A: no\nB: yes", None),
+        ("<final_answer>(b)\n(c)", None), ("<final_answer>(b)\n\n(a) is too plain.", "b"),
         ("Option B fits. Unlike (c), it is short", None), ("A is right, B is correct", None),
         ("I would not go with b", None), ("I'd pick a restaurant", None), ("Answer: d'accord", None),
     ],

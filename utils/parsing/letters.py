@@ -33,12 +33,15 @@ _IS = r"(?:\s++is\b)?+"
 _UP_TO_LETTER = rf"[\s:={_MARKS}]*+"
 _OPENS = rf"[\s:={_MARKS}(\[{{]*+"
 _AFTER_MARKER = pattern(rf"{_OPENS}(?:(?:option|answer|response)\s*+[{_MARKS}(\[]*+)?{_LETTER}")
+_BRACKETED = r"[(\[]([a-d])[)\]]"  # behind a line break it is another one only if no word follows
 _ANOTHER = pattern(
-    rf"[\s{_MARKS})\]}}]*+"
-    rf"(?:(?:(?:[,/&|]|\b(?:or|and|vs|versus)\b\.?)\s*+)++[{_MARKS}(\[{{]*+{_NO_ARTICLE}|[(\[]([a-d])[)\]])"
+    rf"(?:[^\S\n]|[{_MARKS})\]}}])*+{_BRACKETED}|[\s{_MARKS})\]}}]*+(?:{_BRACKETED}(?![^\S\n]*+\w)"
+    rf"|(?:(?:[,/&|]|\b(?:or|and|vs|versus)\b\.?)\s*+)++[{_MARKS}(\[{{]*+{_NO_ARTICLE})"
 )
 _IN_PARENTHESES = pattern(r"\(\s*+([a-d])\s*+\)")
-_LABEL = pattern(r"(?<=[.,;!?]\s)[*_(]*+([a-d])[*_]*+[):](?!\w)")  # one of several in a line: "A: no. B: yes."
+_LABEL = pattern(  # one of several: "A: no. B: yes."
+    r"(?:(?<=[.,;!?]\s)|(?<=\n))[*_(]*+(?:(?:option|response)\s++)?([a-d])[*_]*+[):](?!\w)"
+)
 _FINAL = pattern(
     rf"(?:\bfinal[\s_]++answer{_IS}|\\boxed\b){_OPENS}(?:(?:option|response|\\text)\b\s*+[{_MARKS}(\[{{]*+)?{_NO_ARTICLE}"
 )
