@@ -128,9 +128,10 @@ def problem_with(body: Any) -> str | None:
 def aspects_reply(user: str, drawn: int) -> Reply:
     """What a post is made to ask for: evidence as in it, in other quotation marks, shortened or made up; or nothing."""
     post = re.search(r"\npost: (.*)\n\noutput:", user, re.DOTALL)[1]
-    first, last = post[: len(post) // 2].strip(), post[-60:].strip()
+    words = post.split(" ")
+    first, last = " ".join(words[: len(words) // 2 + 1]).strip(), " ".join(words[-10:]).strip()
     other = " ".join(last.split()).replace("'", "’").replace('"', "”")
-    shortened = f"{first[:9]} [...] {other}"
+    shortened = f"{words[0]} [...] {other}"
     quoted = [first, f"“{other}”", shortened, "nobody ever wrote this"][: drawn % 4 + 1]
     quoted = ["nobody ever wrote this"] if drawn % 11 == 0 else quoted
     aspects = [{"aspect": f"Aspect\n{i} <b>", "evidence": one, "reason": "r"} for i, one in enumerate(quoted)]

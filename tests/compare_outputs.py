@@ -40,7 +40,7 @@ DATA = "tests/data/mini_lampqa"
 LEFT_OUT = (".git", ".venv", "demo", "cache", "__pycache__", ".*_cache")  # of the copy
 TESTS = Path(__file__).resolve().parent
 INPUTS = TESTS / "data/compare_outputs"
-SECONDS = 900  # a command may take
+SECONDS = 3600  # a command may take
 AT_ONCE = max(2, os.cpu_count() or 1)  # sections: each loads models
 ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "TMPDIR") if name in os.environ} | {
     "HOME": str(WORK), "LC_ALL": "C.UTF-8", "COLUMNS": "100", "HF_HUB_OFFLINE": "1",

@@ -82,7 +82,7 @@ class Cluster:
 
     def call(self, *command: str, **more: object) -> str:
         """Run a command of SLURM's, or one that calls some; returns what it printed."""
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=600, **more)
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=3600, **more)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
@@ -94,11 +94,11 @@ class Cluster:
     def states(self, job: str) -> set[str]:
         return {fields["JobState"] for fields in self.jobs(job)}
 
-    def wait(self, *jobs: str, seconds: float = 900) -> None:
+    def wait(self, *jobs: str, seconds: float = 3600) -> None:
         """Until none of these jobs is in the queue any more."""
         self.wait_until(lambda: not self.call("squeue", "-h", "-j", ",".join(jobs)), seconds)
 
-    def wait_until(self, condition: Callable[[], object], seconds: float = 900) -> None:
+    def wait_until(self, condition: Callable[[], object], seconds: float = 3600) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, "\n" + self.call("squeue", "--states=all", "-o", "%i %j %T %r %E")

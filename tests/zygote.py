@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
-SECONDS = 600  # for a run to end: one that takes longer hangs, on the busiest machine too
+SECONDS = 3600  # for a run to end: one that takes longer hangs, on the busiest machine too
 
 
 class Zygote:

@@ -839,30 +839,30 @@ def test_a_tokenized_history_fills_its_budget(chat, budget):
 
 
 @pytest.mark.engine
-def test_the_cache_serves_what_questions_of_a_context_share(tmp_path, warm_engine):
-    """16 questions a context, each a turn later; of 3,000 tokens, so that questions are a small part."""
-    rows, template = [], next(iter(ROWS.values()))
-    histories = {key: messages * 2 for key, messages in list(HISTORIES.items())[:2]}
-    for key, messages in histories.items():
-        for end in range(len(messages) - 15, len(messages) + 1):
-            place = {"shared_context_id": key, "end_index_in_shared_context": end}
-            rows.append({**template, "question_id": f"{key[:6]}-{end}", **place})
-    lines = [json.dumps({key: messages}) for key, messages in histories.items()]
-    path = download(save(tmp_path / "source", rows, lines), tmp_path / "data")
-    flags = ["--model_addr", ROOT / "demo/models/chat", "--inputs_addr", path, "--output_addr", tmp_path / "out.json"]
-    flags += ["--max_tokens", 6, "--max_model_len", 4096, "--constrained_decoding", "always"]
+def test_the_cache_serves_what_questions_of_a_context_share(tmp_path, small_model, warm_engine):
+    """16 questions, each a turn later, behind a history of which they are a small part; of a model of two layers."""
+    key, messages = next(iter(HISTORIES.items()))
+    messages, rows = messages * 2, []
+    for end in range(len(messages) - 15, len(messages) + 1):
+        place = {"shared_context_id": key, "end_index_in_shared_context": end}
+        rows.append({**next(iter(ROWS.values())), "question_id": f"{key[:6]}-{end}", **place})
+    path = download(save(tmp_path / "source", rows, [json.dumps({key: messages})]), tmp_path / "data")
+    flags = ["--model_addr", small_model, "--inputs_addr", path, "--output_addr", tmp_path / "out.json"]
+    flags += ["--max_tokens", 6, "--max_model_len", 8192, "--constrained_decoding", "always"]
     done = warm_engine.run("baselines.py", flags)
     assert done.returncode == 0, done.errors
     tokens = read_manifest(tmp_path / "out.json")["tokens"]
     share = tokens["cached_tokens"] / tokens["prompt_tokens"]
-    assert share >= 0.85, tokens
+    assert share >= 0.8, tokens
     assert f"{round(100 * share)} % of prompt tokens from the cache" in done.printed
     assert all(output["output"] in LETTERS for [output] in json.loads((tmp_path / "out.json").read_text()).values())
 
 
 @pytest.mark.engine
-def test_the_likeliest_option_is_that_of_transformers(dataset, tmp_path, warm_engine):
-    """Of every question of the sample, behind its whole history."""
+def test_the_likeliest_option_is_that_of_transformers(tmp_path, warm_engine):
+    """Of the questions with the shortest histories, one a context, behind the whole of them."""
+    rows = [row for row in ROWS.values() if int(row["end_index_in_shared_context"]) < 20]
+    dataset = download(save(tmp_path / "source", rows), tmp_path / "data")
     output, model = tmp_path / "out.json", ROOT / "demo/models/chat"
     flags = ["--model_addr", model, "--inputs_addr", dataset, "--output_addr", output, "--choose", "likelihood"]
     done = warm_engine.run("baselines.py", [*flags, "--dtype", "float32", "--max_model_len", 4096])

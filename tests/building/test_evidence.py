@@ -35,6 +35,11 @@ POST = "I don’t own a car.\n\n“Two  weeks” is all I have (or less); it's 5
         ("own a car ... three weeks", ("", "nowhere")),
         ("is all ... all I have", ("", "nowhere")),  # a word is not there twice
         ("own a car .. Two weeks", ("", "nowhere")),
+        ("own a car [..] Two weeks", ("own a car [...] Two  weeks", "shortened")),
+        ("own a car. . . . Two weeks (..) [cm]", ("own a car [...] Two  weeks [...] [cm]", "shortened")),
+        ("own ... is ... or", ("own [...] is [...] or", "shortened")),
+        ("a ... all ... I h", ("", "nowhere")),  # the beginning of a word
+        ("ow ... ess", ("", "nowhere")),
         ("nothing ... .", ("", "nowhere")),
         ("... [...] …", ("", "nowhere")),
         ("dont", ("don’t", "tolerant")),

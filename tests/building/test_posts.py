@@ -55,6 +55,7 @@ def question(number, **more):
         ("<s>20</s> 30 <strike>old</strike>, <del>x<sup>2</sup></del> <DEL>gone</DEL>kept", "30 ,  kept"),
         ("<dl><dt>Rent</dt><dd>None.</dd><dt>Pets</dt><dd>Two.</dd></dl>end", "Rent\nNone.\nPets\nTwo.\n\nend"),
         ("<strong>a</strong><small>b</small><span>c</span><summary>d</summary>", "abcd"),
+        ("<table><tr><th>a</th><td>b</td></tr><tr><TD>c</TD> <td>d</td></tr></table>e", "a b\nc d\n\ne"),
         ("never <b>closed <i>here", "never closed here"),
         ("1 < 2 and a <unknown>tag</unknown>", "1 < 2 and a tag"),
         ("null \0 and half \ud83d", "null � and half ?"),

@@ -19,7 +19,7 @@ SOURCE = Source("tiny-model", "1.0", "model/config.json", "somebody/tiny", "Apac
 def run(output, *options):
     """The script as a user runs it; with `-I -S` Python sees no installed package."""
     command = [sys.executable, *options, str(SCRIPT), "--output_dir", str(output)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+    return subprocess.run(command, capture_output=True, text=True, timeout=3600)
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ from readers import READERS, Reader, is_optional, prepare
 from test_bad_input import arguments_of, snapshot
 from zygote import Run, Zygote
 
-SECONDS = 20  # a run that takes longer hangs
+SECONDS = 120  # a run that takes longer hangs
 # Files there need not be written to a disk, which takes longer than most runs.
 MEMORY_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 MEMORY = 2 << 30  # bytes that a run may take: it is to stop by itself where a file has no end

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.engine
 def run(*command: str | Path, **more) -> subprocess.CompletedProcess:
     assert (CHAT / "config.json").exists(), "the demo's models are missing: run `make models`"
     done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=900, **more
+        [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=3600, **more
     )
     assert done.returncode == 0, done.stderr
     return done

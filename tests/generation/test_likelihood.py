@@ -281,7 +281,7 @@ def test_vllms_likelihoods_are_those_of_transformers(tmp_path, shifted):
     command = [sys.executable, "-c", code, "--model_addr", CHAT, "--inputs_addr", inputs, "--output_addr", output]
     command += ["--rag", "--unranked", "--num_contexts", 50, "--choose", "likelihood", "--dtype", "float32"]
     done = subprocess.run(
-        list(map(str, command)), cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=900
+        list(map(str, command)), cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=3600
     )
     assert done.returncode == 0, done.stderr
     answers, manifest = json.loads(output.read_text()), read_manifest(output)
@@ -328,7 +328,7 @@ def test_an_adapters_likelihoods_are_those_of_transformers(tmp_path):
     ]
     command += ["--data_parallel_size", 2]
     done = subprocess.run(
-        list(map(str, command)), cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=900
+        list(map(str, command)), cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=3600
     )
     assert done.returncode == 0, done.stderr
     answers = json.loads(output.read_text())
@@ -371,7 +371,7 @@ def test_vllms_verdicts_are_those_of_transformers(tmp_path):
     command = [sys.executable, "evaluate_responses.py", "--evaluator_llm", CHAT, "--inputs_addr", inputs]
     command += ["--response_addr", answers, "--score_addr", output, "--verdicts", "probability", "--dtype", "float32"]
     done = subprocess.run(
-        list(map(str, command)), cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=900
+        list(map(str, command)), cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=3600
     )
     assert done.returncode == 0, done.stderr
     entries = json.loads(output.read_text())["per_question_scores"]

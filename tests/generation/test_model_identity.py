@@ -1,10 +1,14 @@
 """Who a model behind an API is: its name and what its server reports, wherever that server stands today."""
 
+import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +21,8 @@ from utils import make_table, merge_shards
 from utils.cli import UserError
 from utils.files.journal_lines import read_journal
 from utils.files.manifest import read_manifest
+from utils.models import file_hashes, hub
+from utils.models.hub import model_fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
 TEST = ROOT / "tests/data/mini_lampqa/test.json"
@@ -290,3 +296,69 @@ def test_the_states_that_a_server_answered_in_are_told_and_no_setting(output):
     assert [answers[0].get("system_fingerprint") for answers in json.loads(output.read_text()).values()] == [
         "fp_1", "fp_1", "fp_2", None,
     ]  # fmt: skip
+
+
+# A folder's model
+
+
+@pytest.fixture
+def hashing(tmp_path, monkeypatch):
+    """What is hashed, file by file, where every file counts as large; what is kept of it is in cache/."""
+    hashed, digest = [], hashlib.file_digest
+
+    def note(file, name):
+        hashed.append(Path(file.name).name)
+        return digest(file, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", note)
+    monkeypatch.setattr(file_hashes, "LARGE", 1)
+    monkeypatch.setattr(hub, "GB", 1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return hashed
+
+
+def save_old(folder, weights=b"weights", seconds=1000):
+    """A model's files, as if they had changed so many seconds after 1970."""
+    folder.mkdir(exist_ok=True)
+    for name, content in (("config.json", b"{}"), ("model.safetensors", weights)):
+        (folder / name).write_bytes(content)
+        os.utime(folder / name, (seconds, seconds))
+    return str(folder)
+
+
+def test_a_model_s_files_are_hashed_by_its_first_run_alone(hashing, tmp_path, capsys):
+    model = save_old(tmp_path / "model")
+    first = model_fingerprint(model)
+    assert hashing == ["config.json", "model.safetensors"]
+    assert f"hashing the weights of {model}" in capsys.readouterr().err
+    assert model_fingerprint(model) == first and len(hashing) == 2 and capsys.readouterr().err == ""
+    assert model_fingerprint(save_old(tmp_path / "copy")) == first and len(hashing) == 4
+    assert model_fingerprint(save_old(tmp_path / "model", b"WEIGHTS", 1001)) != first and len(hashing) == 6
+    assert len(json.loads((tmp_path / "cache/lampqa/hashes.json").read_text())) == 4  # nothing of what is gone
+
+
+def test_what_changed_just_now_is_hashed_again(hashing, tmp_path):
+    model = save_old(tmp_path / "model", seconds=time.time())
+    assert model_fingerprint(model) == model_fingerprint(model) and len(hashing) == 4
+
+
+@pytest.mark.parametrize("kept", ["", "{", "[1]", "[" * 100_000])
+def test_a_damaged_cache_of_hashes_is_made_anew(hashing, kept, tmp_path):
+    model = save_old(tmp_path / "model")
+    (tmp_path / "cache/lampqa").mkdir(parents=True)
+    (tmp_path / "cache/lampqa/hashes.json").write_text(kept)
+    assert model_fingerprint(model) == model_fingerprint(model) and len(hashing) == 2
+
+
+def test_a_cache_of_hashes_that_cannot_be_written_does_no_harm(hashing, tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    model = save_old(tmp_path / "model")
+    assert model_fingerprint(model) == model_fingerprint(model) and len(hashing) == 4
+
+
+def test_processes_that_hash_at_once_leave_a_whole_cache(hashing, tmp_path):
+    models = [save_old(tmp_path / str(number)) for number in range(20)]
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(model_fingerprint, models * 3))) == 1
+    [cache] = (tmp_path / "cache/lampqa").iterdir()
+    assert json.loads(cache.read_text())

@@ -105,6 +105,15 @@ def test_a_model_behind_an_api_thinks_by_its_name_or_by_flags(model, asked, effo
         find_thoughts(Namespace(reasoning_parser="qwen3"), None, model)
 
 
+@pytest.mark.parametrize(
+    ("model", "tokens"),
+    [("o3-mini", 25_000), ("openai/gpt-5.1", 25_000), ("gpt-5-chat-latest", 8192), ("deepseek-r1", 8192)],
+)
+def test_openai_s_own_families_have_the_room_that_openai_recommends(model, tokens):
+    thoughts = find_thoughts(Namespace(reasoning_parser=None), APIChat("x"), model)
+    assert (thoughts.room(False), thoughts.room(False, 16_000), thoughts.room(True)) == (tokens, 4000, 0)
+
+
 def test_thoughts_have_room_where_the_user_sets_no_tokens():
     thoughts = Thoughts("deepseek_r1", True, True)
     assert thoughts.room(False) == thoughts.room(False, None, 40960) == THOUGHT_TOKENS
@@ -347,6 +356,31 @@ def test_texts_of_a_server(flags, output, reply, more, told, reasoning, tokens):
     manifest = read_manifest(output)
     assert manifest.get("unfinished_thoughts", 0) == int(told == UNFINISHED)
     assert manifest["fingerprint"].get("reasoning_parser") == (more[1] if more else None)
+
+
+PROSE, IN_PROSE = "First, the user wants a text on gardens. Let me", "a text about gardens, which breaks off in the"
+
+
+@pytest.mark.parametrize(
+    ("model", "reply", "told"),
+    [
+        ("deepseek-r1", Reply(PROSE, "length"), None), ("openai/gpt-oss-20b", Reply(PROSE, "length"), None),
+        ("gpt-5", Reply("", "length"), None),
+        ("gpt-5", Reply(IN_PROSE, "length", reasoning_tokens=7), IN_PROSE),
+        ("deepseek-r1", Reply(IN_PROSE, "length", thoughts={"reasoning_content": "Hm."}), IN_PROSE),
+        ("deepseek-r1", Reply(f"{PROSE}</think>{IN_PROSE}", "length"), IN_PROSE),
+        ("deepseek-r1", Reply(IN_PROSE), IN_PROSE), ("gpt-4o", Reply(IN_PROSE, "length"), IN_PROSE),
+    ],
+)  # fmt: skip
+def test_a_cut_text_of_a_family_that_thinks_has_a_mark_of_thoughts_or_is_none(
+    model, reply, told, output, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    data = write_records(tmp_path / "data.json", read_sample("LongLaMP-review")[:1])
+    with serve(lambda request: reply) as server:
+        words = ["--model_addr", model, "--openai", "--base_url", server.url, "--max_retries", "0"]
+        [[answer]] = run(words, output, data=data, code=int(told is None)).values()
+    assert (answer["output"], answer.get("reason")) == (told, None if told else UNFINISHED)
 
 
 def test_an_object_that_a_server_held_is_no_thought(flags, output):

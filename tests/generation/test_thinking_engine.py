@@ -97,7 +97,7 @@ def completions(tmp_path_factory):
     asked = [[*one, TAGS, True] for one in asked] + [[64, VERDICT_SCHEMA, None, False]]
     asked += [[64, VERDICT_SCHEMA, GPT_OSS, False]]
     command = [sys.executable, ROOT / "tests/thinking_chat.py", folder, json.dumps(asked)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stderr
     found = [Namespace(**completion) for completion in json.loads(done.stdout.splitlines()[-1])]
     return found, AutoTokenizer.from_pretrained(folder)

@@ -42,7 +42,7 @@ def fetched(tmp_path_factory):
         }  # fmt: skip
         done = subprocess.run(
             [sys.executable, "baselines.py", *words(flags)],
-            cwd=ROOT, capture_output=True, text=True, timeout=900, env=os.environ | environment,
+            cwd=ROOT, capture_output=True, text=True, timeout=3600, env=os.environ | environment,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
     yield folder, hub

@@ -21,6 +21,10 @@ PHRASINGS = [
     *("<final_answer>The answer is {} because", "<final_answer> It has to be ({})", "<final_answer>**{}** fits"),
     *("(d)? no. <final_answer>{}", "<final_answer>(c) <final_answer>({})"),
     *("<final_answer>({}), a good one", "Answer: {}, a good one", "<final_answer>({}) and ({})"),
+    *("<final_answer>'{}'</final_answer>", "The answer is '{}'.", "Answer: '{}'", "Answer: ‘{}’", "“{}”"),
+    *("\\boxed{{{}}}", "So $\\boxed{{\\text{{{}}}}}$.", "{} is correct", "I think {} is the best", "'{}' is right."),
+    *("I'd go with {}.", "I would pick ({}), not least for", "I choose {}", "final_answer: {}", '"final_answer": "{}"'),
+    *("Final answer: {}. Unlike (c), it fits", "(c)? No. Final answer: option ({})", "<final_answer>({})\n\nC: no"),
 ]
 
 
@@ -40,7 +44,12 @@ def test_an_article_is_the_only_letter_that_is_not_read(phrasing):
         assert parse_letter(phrasing.format(letter)).value == letter.lower()
 
 
-@pytest.mark.parametrize("joined", ["({}) or ({})", "options {} and {}", "Answer: {} or {}, as you like", "{}) or {})"])
+TIED = ["({})({})", "({}) ({})", "({}) vs ({})", "option {} vs. {}", "({})/({})", "Final answer: {} or {}"]
+
+
+@pytest.mark.parametrize(
+    "joined", ["({}) or ({})", "options {} and {}", "Answer: {} or {}, as you like", "{}) or {})", *TIED]
+)
 @pytest.mark.parametrize("marker", ["", "<final_answer>"])
 def test_two_letters_are_none(joined, marker):
     for first, second in itertools.permutations(LETTERS, 2):
@@ -56,13 +65,19 @@ def test_two_letters_are_none(joined, marker):
         ("I like a good soup", None), ("", None), ("e", None), ("<final_answer>", None),
         ("(a) x (b) y (c) z (d) w", None), ("<final_answer>(a) or (b)</final_answer>", None),
         ("<final_answer>a, b", None), ("<final_answer>**(a)**, or **(d)**", None), ("Options: A, B, C, D", None),
+        ("A: no. B: no. C: yes.", None), ("A) no. B) no. C) yes.", None), ("<final_answer>A: no. B: yes.", None),
+        ("<final_answer>(A): no. (B): yes.", None), ("<final_answer>b: it fits, as I said: really", "b"),
+        ("<final_answer>Option A: no. Option B: yes.", None), ("<final_answer>A: no\nB: yes", None),
+        ("<final_answer>(b)\n(c)", None), ("<final_answer>(b)\n\n(a) is too plain.", "b"),
+        ("Option B fits. Unlike (c), it is short", None), ("A is right, B is correct", None),
+        ("I would not go with b", None), ("I'd pick a restaurant", None), ("Answer: d'accord", None),
     ],
 )  # fmt: skip
 def test_a_letter_is_read_without_the_right_one(text, letter):
     assert parse_letter(text).value == letter
 
 
-@pytest.mark.parametrize("text", ["<final_answer> c", "c", "<final_answer>(c"])
+@pytest.mark.parametrize("text", ["<final_answer> c", "c", "<final_answer>(c", "<final_answer>c'"])
 def test_a_letter_at_a_cut_may_be_the_first_of_a_word(text):
     assert parse_letter(text).value == "c" and parse_letter(text, cut=True).value is None
 

@@ -26,6 +26,7 @@ PARSERS = {
     "plan, an array": (parse_plan, '["'),
     "reference plan": (plan_parser("The aspects are:\n"), "The aspects are:\n- "),
     "letter": (parse_letter, "answer"),
+    "letter, final": (parse_letter, "final_answer"),
     "letter behind the marker": (parse_letter, "<final_answer>"),
     "official letter": (lambda text, cut: read_officially(text, "a"), "<final_answer>"),
     "rating": (parse_rating, "4"),
@@ -44,9 +45,9 @@ PIECES = (
     '"/*', '"}', '{"a":', '{"":[0,', '["a", ', '"a" ', "personalized_answer", '{"personalized_answer": "',
     "match_score: 1 ", ',"match_score":', "score: 1\n", '{"better_response": "', "the first ",
     "[THINK]", "<|channel|>a", "<|channel|>a<|message|>", "needs_personalization: ", "is the following ", "\ud83d",
-    "\0", "\ufeff", "é",
+    "\0", "\ufeff", "é", "\\boxed{", "a is ", ". (a) ", "go with ",
 )  # fmt: skip
-SECONDS = 20  # a quadratic search takes minutes
+SECONDS = 60  # a quadratic search takes minutes
 
 
 @pytest.fixture

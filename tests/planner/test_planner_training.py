@@ -66,7 +66,7 @@ def train(*arguments, launcher=(), **environment):
 
 
 def finish(process):
-    printed, _ = process.communicate(timeout=900)
+    printed, _ = process.communicate(timeout=3600)
     assert process.returncode == 0, printed
     return printed
 
@@ -267,7 +267,7 @@ def test_several_processes_save_together_what_is_finished(data, warm, tmp_path):
     log = tmp_path / "stopped/training_log.jsonl"
     wait_for(lambda: log.exists() and '"step": 1' in log.read_text())
     process.send_signal(signal.SIGTERM)
-    printed, _ = process.communicate(timeout=900)
+    printed, _ = process.communicate(timeout=3600)
     (step,) = re.findall(r"^stopped after step (\d); checkpoint-\1 is kept, run the same", printed, re.M)  # one speaks
     checkpoint = tmp_path / f"stopped/checkpoint-{step}"
     assert {path.name for path in checkpoint.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}

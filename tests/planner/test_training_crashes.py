@@ -426,7 +426,7 @@ cli.run_script(main)
 def test_an_echo_of_the_first_signal_is_none_and_time_runs_out(first, then, code):
     """torch's launcher sends its processes what they have got from the terminal or SLURM already."""
     script = STOPPER.format(first=first, then=then)
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=3600)
     stopping = "stopping: a checkpoint of step 3 comes after this batch; a second signal leaves now\n"
     stopped = "stopped after step 3; checkpoint-2 is kept, run the same command again\n"
     assert (done.returncode, done.stdout, done.stderr) == (code, "True\n", stopping + (stopped if code else ""))

@@ -733,7 +733,7 @@ def without_modules(folder, *names, **stubs):
 def run_process(arguments, pythonpath):
     command = [sys.executable, "train_planner.py", *arguments]
     environment = {**os.environ, "PYTHONPATH": pythonpath, "PYTHONDONTWRITEBYTECODE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=3600)
 
 
 def test_a_finished_run_is_left_alone_and_loads_no_trainer(command, folder, fingerprint, tmp_path):

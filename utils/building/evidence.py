@@ -5,15 +5,16 @@ import re
 from utils.benchmarks.lampqa import OMISSION
 
 _QUOTES = frozenset("'‘’‚‛′`´\"“”„‟″«»")
-_ELLIPSIS = re.compile(r"[\[(]?(?:\.{3,}|…)[\])]?")
+_ELLIPSIS = re.compile(r"[\[(]?(?:\.{3,}|\.(?:\s\.){2,}|…)[\])]?|[\[(]\.\.[\])]")
 
 
 def find_evidence(evidence: str, post: str) -> tuple[str, str]:
     """The post's own words for a quotation, and how they were found.
 
     "exact": as it stands. "tolerant": but for white space and quotation marks. "shortened": what its ellipses (...,
-    […] and the like) separate is there in this order, found in the tolerant way; the post's words for each part are
-    joined by `OMISSION`. "nowhere": not found, with no words.
+    […], [..], . . . and the like) separate is there in this order, found in the tolerant way; the post's words for each
+    part are joined by `OMISSION`. "nowhere": not found, with no words. But for the exact ones, words are whole: "in" is
+    not found in "within".
     """
     evidence = evidence.strip()
     if evidence and evidence in post:
@@ -31,10 +32,11 @@ def _find_in_order(parts: list[str], post: str) -> list[str]:
     for part in (_simplify(part)[0].strip() for part in parts):
         if not re.search(r"\w", part):  # a full stop is in every post
             continue
-        if (start := text.find(part, begin)) == -1:
+        match = re.compile(rf"(?:\b|(?=\W)){re.escape(part)}(?:\b|(?<=\W))").search(text, begin)
+        if match is None:
             return []
-        begin = start + len(part)
-        found.append(post[places[start] : places[begin - 1] + 1])
+        begin = match.end()
+        found.append(post[places[match.start()] : places[begin - 1] + 1])
     return found
 
 

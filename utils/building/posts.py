@@ -29,6 +29,7 @@ LICENCES = (("2018-05-02", "CC BY-SA 4.0"), ("2011-04-08", "CC BY-SA 3.0"), ("",
 _LINE_ENDS = re.compile(
     r"(</(?:p|li|h[1-6]|pre|blockquote|div|tr|ul|ol|dl|dt|dd|table)>|<[bh]r\s*/?>)(?!\n)", re.IGNORECASE
 )
+_BETWEEN_CELLS = re.compile(r"(?<=</t[dh]>)(?=\S)", re.IGNORECASE)
 _ALTERED = re.compile(r"<(?:s(?:cript|tyle|trike|up|ub)?|del)\b", re.IGNORECASE)  # text of which some goes or is marked
 # References to control characters and the like: XML forbids them, so no parser takes them, but real dumps have some.
 _FORBIDDEN = re.compile(rb"&#x(?:0?[0-8BCEF]|1[0-9A-F]|D[89A-F][0-9A-F]{2}|FFF[EF]);", re.IGNORECASE)
@@ -239,13 +240,13 @@ def attribution(licence: str, name: str, user_link: str, post_link: str) -> str:
 def text_of(markup: str) -> str:
     """The text of a post's HTML.
 
-    Paragraphs, items of lists and lines of code stay lines; links, pictures and struck-out text go.
+    Paragraphs, items of lists, rows of tables and lines of code stay lines; links, pictures and struck-out text go.
     """
     from lxml import etree
 
     if not markup.strip():
         return ""
-    broken = _LINE_ENDS.sub("\\1\n", markup)
+    broken = _BETWEEN_CELLS.sub(" ", _LINE_ENDS.sub("\\1\n", markup))
     root = etree.fromstring(broken.encode("utf-8", "replace"), _html_parser())
     if root is None:  # nothing but comments
         return ""

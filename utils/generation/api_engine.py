@@ -29,6 +29,7 @@ from utils.cli.errors import printable
 from utils.generation.chat import Rendered
 from utils.generation.refusals import LIMITS, Asked, MalformedError, Refusals
 from utils.generation.requests import Completion, RefusedError, Sampling, UnavailableError
+from utils.generation.thinking import THINKING_NAMES
 from utils.parsing.thoughts import Split, split_thoughts
 
 T = TypeVar("T")
@@ -127,7 +128,7 @@ class APIEngine:
         named = {name: body[name] for name in ("model", "messages")}
         further = {name: value for name, value in body.items() if name not in named}  # also what the library knows not
         asked = self._client.chat.completions.with_raw_response.create(**named, extra_body=further)
-        return self._read((await self._explained(asked)).content, sampling, "response_format" in body)
+        return self._read((await self._explained(asked)).content, sampling, body)
 
     async def _explained(self, asked: Awaitable[T]) -> T:
         """What the client library gives; its errors become ours."""
@@ -138,8 +139,8 @@ class APIEngine:
         except openai.APIConnectionError as error:  # also time-outs
             raise UnavailableError(f"the {self.device} cannot be reached: {error.message}") from None
 
-    def _read(self, content: bytes, sampling: Sampling, is_held: bool) -> Completion:
-        """The completion in an answer's body, of whatever shape that is; `is_held` to a response_format."""
+    def _read(self, content: bytes, sampling: Sampling, asked: dict[str, Any]) -> Completion:
+        """The completion in the body of an answer, of whatever shape that is, to a request with the body `asked`."""
         try:
             answer = json.loads(content)
         except (ValueError, RecursionError):  # also for a number of thousands of digits, and for endless nesting
@@ -157,8 +158,13 @@ class APIEngine:
         usage, state = field_of(answer, "usage", dict), field_of(answer, "system_fingerprint", str)
         reasoning_tokens = _count(field_of(usage, "completion_tokens_details", dict), "reasoning_tokens")
         # Held to a schema where a server does not look for thoughts, a text begins with the answer.
+        cut, is_held = finish_reason == "length", "response_format" in asked
         opened = None if sampling.opened and is_held else sampling.opened
-        split = _split(message, text, finish_reason == "length", opened)
+        split = _split(message, text, cut, opened)
+        is_told = split.reasoning or reasoning_tokens or is_held or text.lstrip().startswith(("{", "```"))
+        if cut and not is_told and THINKING_NAMES.match(asked["model"]):
+            # Where a template opens <think>, a text that breaks off in the thought has no mark of it.
+            split = Split("", text.strip(), unfinished=True)
         return Completion(
             text=split.answer.encode(errors="replace").decode(),  # no file takes a lone surrogate
             reasoning=split.reasoning.encode(errors="replace").decode(),

@@ -84,7 +84,7 @@ class BatchEngine(APIEngine):
                 body = self.refusals.body(way, asked, schema)
                 answer = await self._answer(body, sampling.seed)
                 if isinstance(answer, bytes):
-                    completion = self._read(answer, sampling, "response_format" in body)
+                    completion = self._read(answer, sampling, body)
                     return self.refusals.told(way, asked, schema, completion)
             except UnavailableError:  # no answer, or one without an output
                 break

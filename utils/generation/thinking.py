@@ -25,6 +25,10 @@ TO_ANSWER = "<|channel|>final<|message|>"  # where gpt-oss' prompts end
 # Both are guesses.
 THOUGHT_TOKENS = 8192  # room for thoughts, on top of what an output may have
 USUAL_THOUGHTS = 1500  # tokens that an output is assumed to think for
+# "OpenAI recommends reserving at least 25,000 tokens for reasoning and outputs when you start experimenting":
+# https://developers.openai.com/api/docs/guides/reasoning. What is not used costs nothing there. The chat variants of
+# gpt-5 write 16,384 tokens at most.
+OPENAI_TOKENS, OPENAI_NAMES = 25_000, re.compile(r"(?i)(?:.*/)?(?:o[1-9]\b|gpt-5(?!.*-chat))")
 # Families that think behind an API, by the names that their makers give them.
 THINKING_NAMES = re.compile(r"(?i)(?:.*/)?(?:o[1-9]\b|gpt-5|gpt-oss|deepseek-r)")
 TRAINED = ("train_planner.py", "utils/train_generator.py")  # scripts whose models answer at once
@@ -37,6 +41,7 @@ class Thoughts:
     parser: str | None = None  # vLLM's, which reads it here; NO_PARSER where the user wants none
     opened: bool | None = False  # a prompt ends inside a thought; None: not known
     thinks: bool = False
+    tokens: int = THOUGHT_TOKENS  # room for its thoughts, where no length limits it
 
     def room(self, is_set: bool, *lengths: int | None) -> int:
         """Return how many tokens to add for thoughts: 0 if the user has set the limit (`is_set`).
@@ -45,7 +50,7 @@ class Thoughts:
         """
         if not self.thinks or is_set:
             return 0
-        return min([THOUGHT_TOKENS, *(length // 4 for length in lengths if length)])
+        return min([self.tokens, *(length // 4 for length in lengths if length)])
 
 
 def find_thoughts(args: Namespace, chat: Any, model_addr: str) -> Thoughts:
@@ -67,7 +72,8 @@ def _thoughts_of_api(model: str, asked: str | None, effort: str | None) -> Thoug
         meant = f"with --openai only {TAGS} is possible, for texts that begin inside a thought"
         raise UserError(f"--reasoning_parser {asked}: {meant}\n  leave it out: other marks are found in the text")
     thinks = asked == TAGS or bool(THINKING_NAMES.match(model)) or effort not in (None, "none")
-    return Thoughts(asked, True if asked else None, thinks)
+    tokens = OPENAI_TOKENS if OPENAI_NAMES.match(model) else THOUGHT_TOKENS
+    return Thoughts(asked, True if asked else None, thinks, tokens)
 
 
 def end_thoughts(chat: Any, thoughts: Thoughts) -> None:

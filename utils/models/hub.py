@@ -13,6 +13,7 @@ from typing import Any
 
 from utils.cli import UserError
 from utils.cli.progress import announce
+from utils.models.file_hashes import hash_file, kept_hash
 
 CONFIGS = ("config.json", "adapter_config.json")  # a whole model, a LoRA adapter
 # What changes a model's answers besides its weights: architecture, tokenizer, default sampling.
@@ -25,7 +26,7 @@ API_NAMES = re.compile(r"(gpt-|chatgpt-|claude-|gemini-|o\d+(-|$))")
 CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # to reach the hub; how slow it may be does not matter
 NOT_TO_BE_HAD = "not cached, and the hub cannot be reached; give a folder"
 LAYERS = ("num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer")  # fields of a config
-PIECE = 2**20  # bytes read from the start, the middle and the end of a weights file
+GB = 10**9  # bytes: so many take seconds to hash
 
 
 class NoModelError(UserError):
@@ -193,22 +194,17 @@ def check_cache_dir(cache_dir: str | None) -> None:
 def model_fingerprint(name: str, cache_dir: str | None = None) -> str:
     """What tells this model from any other, wherever it lies: `owner/model@commit`, or `sha256:...` for a folder.
 
-    The hash is over its settings files and the name, size and three pieces of every weights file, so that a retrained
-    checkpoint differs; an adapter's weights are hashed whole. Call `check_model` first.
+    The hash is over names and all bytes of its settings and weights files. Call `check_model` first.
     """
     if not is_folder(name):
         return f"{name}@{cached_commit(name, cache_dir) or 'main'}"
     folder, digest = Path(name), hashlib.sha256()
     settings = sorted({path for pattern in SETTINGS for path in folder.glob(pattern) if path.is_file()})
-    is_adapter = (folder / "adapter_config.json").exists()
-    for path, whole in [(path, True) for path in settings] + [(path, is_adapter) for path in _weights(folder)]:
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        starts = range(0, size, PIECE) if whole or size <= 3 * PIECE else (0, (size - PIECE) // 2, size - PIECE)
-        with open(path, "rb") as file:
-            for start in starts:
-                file.seek(start)
-                digest.update(file.read(PIECE))
+    files = [*settings, *_weights(folder)]
+    if (size := sum(path.stat().st_size for path in files if kept_hash(path) is None)) > GB:
+        announce(f"hashing the weights of {name} ({size / GB:.0f} GB), once for all runs")
+    for path in files:
+        digest.update(f"{path.name} {hash_file(path)}\n".encode())
     return f"sha256:{digest.hexdigest()}"
 
 

@@ -1,9 +1,10 @@
 """The letter of an option as a model wrote it, (a) to (d). Pure, and without knowing which one is right.
 
-The letter right behind the last `<final_answer>` counts; without one there, the
-only letter that is named: in parentheses, or as "option b", "answer: b", "b)" at the beginning of a line, or as the
-whole text. A text that names two different letters, as "(a) or (b)", or none, holds nothing. Nor does a text that
-max_tokens cut before its marker: what it names may be an option that it rejects.
+The letter right behind the last `<final_answer>` counts; without one there, the letter of the "final answer" or in
+`\\boxed{}`; else the only letter that is named: in parentheses, or as "option b", "answer: b", "b is correct", "go with
+b", "b)" at the beginning of a line, or as the whole text. A text that names two different letters, as "(a) or (b)",
+"(a)(b)" or "A: no. B: yes.", or none, holds nothing. Nor does a text that max_tokens cut before its marker: what it
+names may be an option that it rejects.
 
 The article "a" is not a letter: a lower-case "a" with a word behind it on the same line, unless an article cannot stand
 before that word ("a because"). Right behind the marker, "option", "letter" or "answer:" it is always the letter.
@@ -12,6 +13,7 @@ before that word ("a because"). Right behind the marker, "option", "letter" or "
 """
 
 import re
+from collections.abc import Iterable
 
 from utils.parsing import Parsed, nothing, writable
 from utils.parsing.json_text import pattern
@@ -20,23 +22,37 @@ LETTERS = ("a", "b", "c", "d")
 MARKER = "<final_answer>"
 _CLOSING = "</final_answer>"
 
-_LETTER = r"([a-d])(?![\w'’])"
+_MARKS = "*_`\"'“”‘’"
+_LETTER = r"([a-d])(?!\w|['’-]\w)"
 _AFTER_NO_ARTICLE = (
     r"(?:and|are|as|at|because|but|by|for|from|has|he|if|in|is|it|its|of|on|or|over|she|since|so|that|the|they|this|to|"
-    r"was|which|with|would)(?![\w-])"
+    r"vs|was|which|with|would)(?![\w-])"
 )
 _NO_ARTICLE = rf"(?!(?-i:a)[^\S\n]++(?!{_AFTER_NO_ARTICLE})\w){_LETTER}"
 _IS = r"(?:\s++is\b)?+"
-_UP_TO_LETTER = r"[\s:=*_`\"']*+"
-_AFTER_MARKER = pattern(rf"[\s:=*_`\"'(\[{{]*+(?:(?:option|answer|response)\s*+[(\[\"']*+)?{_LETTER}")
-_ANOTHER = pattern(rf"[\s*_`\"')\]}}]*+(?:(?:[,/&]|\b(?:or|and)\b)\s*+)++[*_`\"'(\[{{]*+{_NO_ARTICLE}")
+_UP_TO_LETTER = rf"[\s:={_MARKS}]*+"
+_OPENS = rf"[\s:={_MARKS}(\[{{]*+"
+_AFTER_MARKER = pattern(rf"{_OPENS}(?:(?:option|answer|response)\s*+[{_MARKS}(\[]*+)?{_LETTER}")
+_BRACKETED = r"[(\[]([a-d])[)\]]"  # behind a line break it is another one only if no word follows
+_ANOTHER = pattern(
+    rf"(?:[^\S\n]|[{_MARKS})\]}}])*+{_BRACKETED}|[\s{_MARKS})\]}}]*+(?:{_BRACKETED}(?![^\S\n]*+\w)"
+    rf"|(?:(?:[,/&|]|\b(?:or|and|vs|versus)\b\.?)\s*+)++[{_MARKS}(\[{{]*+{_NO_ARTICLE})"
+)
 _IN_PARENTHESES = pattern(r"\(\s*+([a-d])\s*+\)")
+_LABEL = pattern(  # one of several: "A: no. B: yes."
+    r"(?:(?<=[.,;!?]\s)|(?<=\n))[*_(]*+(?:(?:option|response)\s++)?([a-d])[*_]*+[):](?!\w)"
+)
+_FINAL = pattern(
+    rf"(?:\bfinal[\s_]++answer{_IS}|\\boxed\b){_OPENS}(?:(?:option|response|\\text)\b\s*+[{_MARKS}(\[{{]*+)?{_NO_ARTICLE}"
+)
 _NAMED = pattern(
     rf"\b(?:option|letter|answer(?! a ))\b{_UP_TO_LETTER}{_LETTER}"  # "answer a question" has a verb
     rf"|\b(?:options?|answer|choice|response|letter)\b{_IS}{_UP_TO_LETTER}{_NO_ARTICLE}"
-    r"|^(?:[^\S\n]|[*_#>-])*+([a-d])[).:](?!\w)"
+    rf"|(?<!not )(?<!n['’]t )\b(?:go(?:ing)?\s++with|choose|pick|select)\b{_UP_TO_LETTER}{_NO_ARTICLE}"
+    rf"|(?<!\w)(?<!\w['’-]){_NO_ARTICLE}[{_MARKS}]*+\s++is\s++(?:the\s++)?(?:correct|right|best)\b"
+    rf"|^(?:[^\S\n]|[*_#>-])*+([a-d])[).:](?!\w)|{_LABEL.pattern}"
 )
-_ALONE = pattern(r"[\s*_`\"'(\[.]*+([a-d])[\s*_`\"')\].:]*+")
+_ALONE = pattern(rf"[\s{_MARKS}(\[.]*+([a-d])[\s{_MARKS})\].:]*+")
 _OFFICIAL_MARKED = re.compile(r"\(([a-d])\)")
 _OFFICIAL_BARE = re.compile(r"\b([a-d])\b")
 
@@ -51,29 +67,38 @@ def parse_letter(text: str, cut: bool = False) -> Parsed:
     behind = body.rpartition(MARKER)[2] if MARKER in body else ""
     marked = _AFTER_MARKER.match(behind)
     alone = _ALONE.fullmatch(body)
-    if cut and body[-1:].isalpha() and (alone or (marked and marked.end() == len(behind))):
+    last = body.rstrip("'’")  # of "d'accord" too
+    if cut and last[-1:].isalpha() and (alone or (marked and behind[marked.end() :].strip("'’") == "")):
         return nothing("the text breaks off in a letter")
-    if marked and (another := _ANOTHER.match(behind, marked.end())) and another[1].lower() != marked[1].lower():
-        return nothing(f"more than one letter: {marked[1].lower()} and {another[1].lower()}")
-    if marked or alone:
-        return Parsed((marked or alone)[1].lower(), "strict", None)
-    if cut:
+    if marked:
+        label = ("):", ":") if "(" in marked[0] else (")", ":")
+        others = _LABEL.finditer(behind) if behind.startswith(label, marked.end()) else ()
+        letters, how = _letters_of([marked, *others], behind), "strict"
+    elif alone:
+        letters, how = [alone[1].lower()], "strict"
+    elif cut:
         return nothing(f"the text breaks off before a letter behind {MARKER}")
-    for told in (behind.partition(_CLOSING)[0], body):
-        if letters := sorted(set(_IN_PARENTHESES.findall(told.lower())) or _named(told)):
-            break
     else:
+        tolds = (behind.partition(_CLOSING)[0], body)
+        letters, how = next(filter(None, map(_named, tolds)), []), "repaired"
+    if not letters:
         return nothing("no letter of an option in the text")
     if len(letters) > 1:
         return nothing(f"more than one letter: {' and '.join(letters)}")
-    return Parsed(letters[0], "repaired", None)
+    return Parsed(letters[0], how, None)
 
 
-def _named(text: str) -> set[str]:
-    """The letters that are named as the answer, and those joined to one of them by a comma, "or" or "and"."""
-    named = list(_NAMED.finditer(text))
-    others = [another for match in named if (another := _ANOTHER.match(text, match.end()))]
-    return {match[match.lastindex].lower() for match in (*named, *others)}
+def _named(text: str) -> list[str]:
+    """The letters that a text without a letter behind the marker names as the answer."""
+    final = _letters_of(_FINAL.finditer(text), text)
+    return final or _letters_of([*_IN_PARENTHESES.finditer(text), *_NAMED.finditer(text)], text)
+
+
+def _letters_of(matches: Iterable[re.Match[str]], text: str) -> list[str]:
+    """The letters of these matches, and those joined to one of them by a comma, "or", "and" or "vs", or by nothing."""
+    matches = list(matches)
+    others = [another for match in matches if (another := _ANOTHER.match(text, match.end()))]
+    return sorted({match[match.lastindex].lower() for match in (*matches, *others)})
 
 
 def read_officially(text: str, right: str) -> bool:
