@@ -15,19 +15,20 @@ SETTLED = 2 * 10**9  # nanoseconds: a younger file may change again within one t
 
 def hash_file(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex."""
-    if (kept := kept_hash(path)) is not None:
+    key, status = _key(path), path.stat()
+    if (kept := _read().get(key)) is not None:
         return kept
-    status, key = path.stat(), _key(path)
     with open(path, "rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if status.st_size >= LARGE and time.time_ns() - status.st_mtime_ns > SETTLED:
-        _keep(key, found)
+        with suppress(OSError, RuntimeError):  # where it cannot be kept, the next run hashes again
+            _keep({**_read(), key: found})
     return found
 
 
-def kept_hash(path: Path) -> str | None:
-    """The hash that is kept of a file with this path, size and time of change (mtime); None where none is."""
-    return _read().get(_key(path))
+def is_kept(path: Path) -> bool:
+    """Is the hash kept of a file with this path, size and time of change (mtime)?"""
+    return _key(path) in _read()
 
 
 def _key(path: Path) -> str:
@@ -40,21 +41,17 @@ def _cache() -> Path:
 
 
 def _read() -> dict[str, str]:
-    """All that is kept; nothing where it cannot be read: then files are hashed again."""
+    """All that is kept; nothing where it cannot be read."""
     with suppress(OSError, ValueError, RuntimeError):  # the last of a user without a home, and of endless nesting
         kept = json.loads(_cache().read_text(encoding="utf-8"))
         return kept if isinstance(kept, dict) else {}
     return {}
 
 
-def _keep(key: str, found: str) -> None:
-    """Add a hash in place of an older one of the same file. Processes may do so at once: the last one wins."""
-    same_file = key.partition("\n")[0] + "\n"
-    with suppress(OSError, ValueError, RuntimeError):
-        kept = {other: hash for other, hash in _read().items() if not other.startswith(same_file)}
-        cache = _cache()
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache.parent) as folder:
-            staged = Path(folder) / cache.name
-            staged.write_text(json.dumps({**kept, key: found}), encoding="utf-8")
-            staged.replace(cache)
+def _keep(hashes: dict[str, str]) -> None:
+    """Of processes that do so at once the last one wins."""
+    _cache().parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=_cache().parent) as folder:
+        staged = Path(folder) / "hashes.json"
+        staged.write_text(json.dumps(hashes), encoding="utf-8")
+        staged.replace(_cache())

@@ -13,7 +13,7 @@ from typing import Any
 
 from utils.cli import UserError
 from utils.cli.progress import announce
-from utils.models.file_hashes import hash_file, kept_hash
+from utils.models.file_hashes import hash_file, is_kept
 
 CONFIGS = ("config.json", "adapter_config.json")  # a whole model, a LoRA adapter
 # What changes a model's answers besides its weights: architecture, tokenizer, default sampling.
@@ -201,7 +201,7 @@ def model_fingerprint(name: str, cache_dir: str | None = None) -> str:
     folder, digest = Path(name), hashlib.sha256()
     settings = sorted({path for pattern in SETTINGS for path in folder.glob(pattern) if path.is_file()})
     files = [*settings, *_weights(folder)]
-    if (size := sum(path.stat().st_size for path in files if kept_hash(path) is None)) > GB:
+    if (size := sum(path.stat().st_size for path in files if not is_kept(path))) > GB:
         announce(f"hashing the weights of {name} ({size / GB:.0f} GB), once for all runs")
     for path in files:
         digest.update(f"{path.name} {hash_file(path)}\n".encode())
