@@ -161,7 +161,7 @@ class APIEngine:
         cut, is_held = finish_reason == "length", "response_format" in asked
         opened = None if sampling.opened and is_held else sampling.opened
         split = _split(message, text, cut, opened)
-        is_told = split.reasoning or reasoning_tokens or is_held or text.lstrip().startswith(("{", "```"))
+        is_told = split.reasoning or reasoning_tokens is not None or is_held or text.lstrip().startswith(("{", "```"))
         if cut and not is_told and THINKING_NAMES.match(asked["model"]):
             # Where a template opens <think>, a text that breaks off in the thought has no mark of it.
             split = Split("", text.strip(), unfinished=True)
