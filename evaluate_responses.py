@@ -66,7 +66,16 @@ from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
 from utils.records import judged
 from utils.records.datasets import select_questions
 from utils.records.judged import System, answers_to, are_answered
-from utils.records.responses import as_read, default_metric, match_responses, origin_of, read_responses, refuse_gaps
+from utils.records.responses import (
+    CARRIED,
+    as_read,
+    default_metric,
+    match_responses,
+    origin_of,
+    read_responses,
+    refuse_gaps,
+    told_by_responses,
+)
 from utils.records.scores import check_counts_unanswered, score_file
 from utils.records.stream import read_questions
 from utils.scoring.sureness import weigh
@@ -254,7 +263,8 @@ def read_systems(args: Namespace, task: Task, records: list[Record], judging: Ju
         fingerprint = {**shared, "responses": hashes if compares else hashes[0]}
         keys = [key for question in questions for key in metric.keys(question)]
         asked = {question["id"] for question in questions}
-        head = metric.over_outputs(questions, responses[0])
+        head = {} if compares else told_by_responses(questions, responses[0])
+        head |= metric.over_outputs(questions, responses[0])
         collect = partial(score_file, task, args.strategy, records, asked, head=head)
         output = OutputFile(score_addr, fingerprint, keys, collect, args.overwrite, args.retry_failed, judged.MADE_FROM)
         belongs = judged.what_verdicts_belong_to(records, responses, metric)
@@ -405,7 +415,7 @@ def publish_scores(system: System, task: Task, args: Namespace, device: str | No
     names = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")
     figures = {
         "batch_invariant": batch_invariance(device, args.openai),
-        "counts": {name: scores[name] for name in names},
+        "counts": {name: scores[name] for name in (*names, *CARRIED) if name in scores},
         **describe_records(verdicts),
         "judged": system.response_addrs,
         "taken_over": sum("taken_from" in verdict for verdict in verdicts),

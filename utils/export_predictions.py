@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.benchmarks import task_of, tasks
+from utils.benchmarks.checks import selection_of
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
@@ -87,7 +88,10 @@ def export(inputs_addr: str, response_addr: str) -> tuple[str, str, str]:
     firsts = {question_id: responses.get(question_id, [{"output": None}])[0] for question_id in ids}
     firsts = {question_id: {**first, "output": first["output"] or ""} for question_id, first in firsts.items()}
     empty = sum(not first["output"].strip() for first in firsts.values())
-    return task.export.name, task.export.write(records, firsts), f"{len(ids)} answers, {empty} of them empty"
+    line = f"{len(ids)} answers, {empty} of them empty"
+    if selected := sum(map(bool, map(selection_of, firsts.values()))):
+        line += f", {selected} selected by their scores: no fair system's"
+    return task.export.name, task.export.write(records, firsts), line
 
 
 def archives() -> dict[str, set[str]]:

@@ -37,7 +37,7 @@ from utils.tables.group_figure import MARKERS, groups_figure
 from utils.tables.notes import print_notes, read_compared
 from utils.tables.paper_figures import HATCHES, MOST_EVALUATORS, Evaluator
 from utils.tables.score_table import make_row
-from utils.tables.system_scores import System, add_unscored_argument, interval_words, points_of
+from utils.tables.system_scores import SELECTED, System, add_unscored_argument, interval_words, points_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -132,7 +132,9 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     check_numbers_of_posts(names)
     systems, notes = read_scored(args)
     points = {int(system.name): points_of(system) for system in systems}
-    bars = f"95% {interval_words(systems[0].task)}"
+    bars = f"95% {interval_words(systems[0])}"
+    if selected := [system.name for system in systems if system.num_selected]:
+        bars += f"\nk = {', '.join(selected)}: {SELECTED}"
     return paper_figures.posts_figure(dict(sorted(points.items())), are_errors(systems), bars), notes
 
 

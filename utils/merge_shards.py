@@ -33,7 +33,7 @@ from utils.files.manifest import file_hash, manifest_of, read_manifest
 from utils.files.outputs import OutputFile, Pieces, is_failed
 from utils.generation.driver import describe_records
 from utils.records.datasets import select_questions
-from utils.records.responses import collect_responses, read_plans, read_responses
+from utils.records.responses import CARRIED, collect_responses, read_plans, read_responses
 from utils.records.scores import score_file
 from utils.records.stream import read_questions
 
@@ -86,10 +86,13 @@ def main(argv: list[str] | None = None) -> int:
         questions = [question for question in questions if all(question["id"] in one for one in responses)]
     if strategy is not None:
         keys = [key for question in questions for key in task.metrics[strategy].keys(question)]
-        collect = partial(score_file, task, strategy, records, {question["id"] for question in questions})
+        told = {name: sum(shard.manifest.get("counts", {}).get(name, 0) for shard in shards) for name in CARRIED}
+        head = {name: count for name, count in told.items() if count}
+        asked = {question["id"] for question in questions}
+        collect = partial(score_file, task, strategy, records, asked, head=head)
     else:  # as many outputs a question as any question has
         number = max((key[1] for key in entries), default=0) + 1
-        keys = [(question["id"], i) for question in questions for i in range(number)]
+        keys, head = [(question["id"], i) for question in questions for i in range(number)], {}
         collect = partial(collect_responses, records, field="aspects" if kind == "plans" else "output")
     check_complete(args, records, keys, entries)
 
@@ -109,7 +112,11 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     for key in new:
         output.journal.add(key, entries[key])
-    figures = {"counts": {kind: len(keys)}, **describe_records(output.pieces.values()), **shared_figures(shards)}
+    figures = {
+        "counts": {kind: len(keys), **head},
+        **describe_records(output.pieces.values()),
+        **shared_figures(shards),
+    }
     costs = [shard.manifest.get("cost_usd") for shard in shards]
     if any(cost is not None for cost in costs):
         figures["cost_usd"] = None if None in costs else round(sum(costs), 6)

@@ -18,7 +18,8 @@ equal (also if there is only one), or if it is below --min_score or --min_margin
 score are left out. All of this is counted. Each response keeps its sample's number and score, as `sample` and `score`.
 
 The judge sees the rubric, which no system does. Training on selected responses is fine, but as responses to a test set
-they are an upper bound. The manifest says so (`selected_by`), and so does a note in every table of their scores.
+they are an upper bound. The responses tell (by `sample` and `score`, also in a copy), and so do their score file and
+every table, figure and report of it; the manifest tells more (`selected_by`).
 """
 
 import argparse
@@ -137,6 +138,7 @@ def write_selection(args: argparse.Namespace, responses: Responses, samples: lis
     hashes = [file_hash(path) for path in files]
     for which, path in paths.items():
         by = {"which": which, "samples": len(samples), **describe_scorer(first_addr, first, metric)}
+        by |= {"unscored": unscored} if (unscored := counts.get("samples without a score")) else {}
         fingerprint = make_fingerprint(args, scores=hashes, selected_by=by)
         publish_all({Path(path): encode(selected[which])}, describe_run(vars(args), fingerprint, None, counts=counts))
         print(f"{path}: {counts['kept']} of {len(responses)} questions; at test time {describe_selection(by)}")

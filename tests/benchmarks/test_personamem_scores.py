@@ -133,7 +133,7 @@ def test_only_this_task_s_scores_have_it():
     shares = {
         (task.name, name) for task in tasks().values() for name, metric in task.metrics.items() if metric.is_share
     }
-    assert {task.name for task in tasks().values() if task.cluster} == {name for name, _ in shares}
+    assert {task.name for task in tasks().values() if task.overall} == {name for name, _ in shares}
     assert {name.partition("-")[0] for name, _ in shares} == {"PersonaMem"}
     assert {name for _, name in shares} == {"accuracy", "accuracy-official"}
     assert [task.name for task in tasks().values() if task.overall or task.divisions] == [
@@ -257,13 +257,6 @@ def test_a_score_without_its_type_is_in_no_column(folder, tmp_path, capsys):
     del content["per_question_scores"][3]["group"]
     run(make_table, "--system", "other", write(tmp_path / "other.json", content))
     assert "Warning: 1 question in no column, for no type is known" in capsys.readouterr().out
-
-
-def test_clusters_need_shares_over_all_questions():
-    with pytest.raises(ValueError, match="LaMP-QA: clusters need `overall`, and metrics whose scores are 0 or 1"):
-        replace(tasks()["LaMP-QA"], cluster="id")
-    with pytest.raises(ValueError, match=f"{NAME}: clusters need `overall`"):
-        replace(tasks()[NAME], overall=None)
 
 
 def test_the_line_of_a_score_file_has_the_interval(folder, dataset, tmp_path, capsys):

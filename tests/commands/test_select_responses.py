@@ -179,7 +179,7 @@ def test_the_manifest_says_who_selected_and_what_that_saw(samples):
     samples.select()
     told = read_manifest(samples.folder / "best.json")["fingerprint"]
     saw = ["narrative", "rubric_aspects"]
-    by = {"which": "best", "samples": 4, "judge": "Café", "strategy": "aspect", "saw": saw}
+    by = {"which": "best", "samples": 4, "judge": "Café", "strategy": "aspect", "saw": saw, "unscored": 5}
     assert told["selected_by"] == by
     assert told == asked | {
         "script": "utils/select_responses.py",

@@ -10,7 +10,7 @@ import pytest
 import scipy.stats
 
 from utils.tables import significance
-from utils.tables.clusters import difference_interval, estimate, permutation_test, share_interval, t_test
+from utils.tables.clusters import estimate, mean_interval, permutation_test, share_interval, t_test
 
 
 def by_matrices(values, clusters):
@@ -51,40 +51,40 @@ def unequal(seed, sizes=(1, 2, 2, 5, 9, 14)):
 
 def test_two_clusters_by_hand():
     # Mean 1/2, deviations 1 and -1 in sum, each cluster half of the questions: (1 / 0.5 + 1 / 0.5) / 4² = 0.25.
-    its = estimate([1, 1, 0, 0], ["a", "a", "b", "b"])
+    its = estimate([[1, 1, 0, 0]], [["a", "a", "b", "b"]])
     assert (its.mean, its.error, its.degrees) == pytest.approx((0.5, 0.5, 1))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_unequal_clusters_have_the_general_formula(seed):
     values, clusters = unequal(seed)
-    its = estimate(values, clusters)
+    its = estimate([values], [clusters])
     assert (its.mean, its.error, its.degrees) == pytest.approx(by_matrices(values, clusters))
     assert share_interval(values, clusters) == pytest.approx(wilson_of_effective(values, clusters))
     differences = [value - (number % 3 == 0) for number, value in enumerate(values)]
     mean, error, degrees = by_matrices(differences, clusters)
-    assert t_test(differences, clusters) == pytest.approx(2 * scipy.stats.t.sf(abs(mean) / error, degrees))
+    assert t_test([differences], [clusters]) == pytest.approx(2 * scipy.stats.t.sf(abs(mean) / error, degrees))
     half = scipy.stats.t.ppf(0.975, degrees) * error
-    assert difference_interval(differences, clusters) == pytest.approx((mean - half, mean + half))
+    assert mean_interval([differences], [clusters]) == pytest.approx((mean - half, mean + half))
 
 
 def test_one_question_a_cluster_is_the_usual_statistic():
     values, clusters = [1, 0, 0, 1, 1, 0, 1, -1], list("abcdefgh")
     expected = scipy.stats.ttest_1samp(values, 0)
-    assert t_test(values, clusters) == pytest.approx(expected.pvalue)
-    assert difference_interval(values, clusters) == pytest.approx(tuple(expected.confidence_interval()))
-    assert permutation_test(values, clusters) == significance.permutation_test([values])
+    assert t_test([values], [clusters]) == pytest.approx(expected.pvalue)
+    assert mean_interval([values], [clusters]) == pytest.approx(tuple(expected.confidence_interval()))
+    assert permutation_test([values], [clusters]) == significance.permutation_test([values])
     assert share_interval([1] * 8 + [0] * 2, list("abcdefghij")) == significance.share_interval(8, 10)
 
 
 def test_clusters_of_one_size_are_their_means():
     values, clusters = [1, 1, 0, 1, 0, 0, 1, 1], list("aabbccdd")
-    assert t_test(values, clusters) == pytest.approx(scipy.stats.ttest_1samp([1, 0.5, 0, 1], 0).pvalue)
+    assert t_test([values], [clusters]) == pytest.approx(scipy.stats.ttest_1samp([1, 0.5, 0, 1], 0).pvalue)
 
 
 def test_a_cluster_s_differences_flip_together():
-    assert permutation_test([1, 1, 1], ["a", "a", "b"]) == 2 / 4  # of ±2 ±1 two are as far from 0 as 3
-    assert permutation_test([1, -1, 1], ["a", "a", "b"]) == 1.0
+    assert permutation_test([[1, 1, 1]], [["a", "a", "b"]]) == 2 / 4  # of ±2 ±1 two are as far from 0 as 3
+    assert permutation_test([[1, -1, 1]], [["a", "a", "b"]]) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_a_cluster_s_differences_flip_together():
      ([1, 0, 0, 1], list("aabb"), None), ([0, 0, 0], list("aab"), 1.0)],
 )  # fmt: skip
 def test_what_is_undefined_is_none(values, clusters, p):
-    assert t_test(values, clusters) == p
-    assert difference_interval(values, clusters) is None
+    assert t_test([values], [clusters]) == p
+    assert mean_interval([values], [clusters]) is None
     assert share_interval(values, clusters) is (None if values else significance.share_interval(0, 0))
 
 
@@ -102,13 +102,12 @@ def test_limits_stay_in_range_and_swapping_systems_negates_them():
     low, high = share_interval([1] * 9 + [0], list("aaaaabbbbb"))
     assert 0 < low < 0.9 < high < 1
     values, clusters = [1, 1, 1, 0, 0], list("aaabb")
-    low, high = difference_interval(values, clusters)
-    assert (low, high) == (-1.0, 1.0)
+    assert mean_interval([values], [clusters], -1.0, 1.0) == (-1.0, 1.0)
     values, clusters = unequal(7)
-    low, high = difference_interval(values, clusters)
+    low, high = mean_interval([values], [clusters])
     negated = [-value for value in values]
-    assert difference_interval(negated, clusters) == (-high, -low)
-    assert t_test(negated, clusters) == t_test(values, clusters)
+    assert mean_interval([negated], [clusters]) == (-high, -low)
+    assert t_test([negated], [clusters]) == t_test([values], [clusters])
 
 
 # Simulated questions: personas of unequal sizes, questions asked in pairs
@@ -151,10 +150,10 @@ def simulate(runs, seed, *design, flips=99):
         pairs.append([first[: n // 2 * 2 : 2], first[1::2]])
         naive = abs(first.mean() - share) <= 1.96 * math.sqrt(share * (1 - share) / n)  # Wilson's interval holds it
         low, high = share_interval(first.tolist(), personas) or (math.nan, math.nan)
-        least, most = difference_interval((third - first).tolist(), personas) or (math.nan, math.nan)
+        least, most = mean_interval([(third - first).tolist()], [personas]) or (math.nan, math.nan)
         by_question = abs(np.mean(differences)) > 2 * np.std(differences, ddof=1) / math.sqrt(n)
-        by_persona = t_test(differences, personas)
-        flipped = permutation_test(differences, personas, flips)
+        by_persona = t_test([differences], [personas])
+        flipped = permutation_test([differences], [personas], flips)
         figures = (naive, low <= share <= high, least <= BETTER <= most, by_question)
         found.append((*figures, by_persona is not None and by_persona < 0.05, flipped <= 0.05))
     return [*np.mean(found, axis=0), np.corrcoef(np.hstack(pairs))[0, 1]]
@@ -177,6 +176,53 @@ def test_intervals_and_tests_hold_on_questions_like_personamem_s(design):
     assert 0.935 <= share <= 0.965 and 0.935 <= difference <= 0.965
     assert by_persona <= 0.06 and flipped <= 0.06
     assert naive < 0.92 and by_question > 0.065
+
+
+# Simulated questions of LaMP's kind: scores of texts, or right and wrong, of users with unequal numbers of questions
+
+
+def two_systems(dice, users, questions, spread, correlation, is_text):
+    """Scores (2, questions) of two equal systems, their mean, and the users; `spread` as in `three_systems`.
+
+    A score hangs on a latent number, of whose variance `correlation` is the user's; the systems share half of each
+    part. Of texts it is skewed, as ROUGE is (beta, 2 and 6), else 1 for two questions in five.
+    """
+    weights = dice.gamma(1 / spread**2, size=users)
+    owner = np.repeat(np.arange(users), 1 + dice.multinomial(questions - users, weights / weights.sum()))
+
+    def part(variance, size):
+        return math.sqrt(variance / 2) * (dice.normal(size=size) + dice.normal(size=(2, size)))
+
+    latent = part(correlation, users)[:, owner] + part(1 - correlation, questions)
+    if is_text:
+        return scipy.stats.beta.ppf(scipy.stats.norm.cdf(latent), 2, 6), 0.25, owner.tolist()
+    return (latent > scipy.stats.norm.ppf(0.6)).astype(float), 0.4, owner.tolist()
+
+
+def simulate_users(runs, seed, *design, flips=1999):
+    """Shares of runs: the true mean and the true difference, 0, are in their intervals; the t-test by question, that by
+    user, and sign flips find a difference."""
+    dice, found = np.random.default_rng(seed), []
+    for _ in range(runs):
+        (first, second), mean, users = two_systems(dice, *design)
+        differences = [(first - second).tolist()]
+        low, high = mean_interval([first.tolist()], [users])
+        least, most = mean_interval(differences, [users])
+        p_values = (significance.t_test(differences)[1], t_test(differences, [users]))
+        by_flips = permutation_test(differences, [users], flips)
+        found.append([low <= mean <= high, least <= 0 <= most, *(p < 0.05 for p in p_values), by_flips <= 0.05])
+    return np.mean(found, axis=0)
+
+
+def report_users(runs):
+    """Print the figures for more designs."""
+    print("users spread correlation texts: mean difference | by_question by_user flips")
+    for users, spread in ((45, 0.01), (45, 0.5), (45, 1.0), (279, 0.01), (279, 0.5), (279, 1.0)):
+        for correlation in (0.0, 0.1, 0.2):
+            for is_text in (True, False):
+                design = (users, 823, spread, correlation, is_text)
+                figures = simulate_users(runs, 1, *design)
+                print(*design, ":", *(f"{100 * figure:.1f}" for figure in figures), flush=True)
 
 
 def report(runs):

@@ -23,6 +23,12 @@ def check_text(record: dict[str, Any], where: str, field: str) -> None:
         raise UserError(f"{where}: field {field!r} holds half a character (a lone surrogate); no model can read it")
 
 
+def selection_of(response: dict[str, Any]) -> dict[str, Any]:
+    """What utils/select_responses.py leaves in a response that it selected: its sample's number, and its score."""
+    its = {name: response[name] for name in ("sample", "score") if name in response}
+    return its if len(its) == 2 else {}
+
+
 def is_unicode(text: str) -> bool:
     """JSON can hold half of a surrogate pair as an escape; UTF-8 and tokenizers can't."""
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from utils.benchmarks.checks import check_id, is_unicode
+from utils.benchmarks.checks import check_id, is_unicode, selection_of
 from utils.benchmarks.published import AVOCADO
 from utils.benchmarks.references import check_target
 from utils.benchmarks.task import Export, Item, Metric, Output, Record, Task
@@ -112,8 +112,12 @@ def to_record(name: str, question: Mapping[str, Any], where: str) -> Record:
 
 
 def write_golds(name: str, records: Sequence[Record], responses: Mapping[str, dict[str, Any]]) -> str:
-    """A system's answers as LaMP writes the right ones, `{"task", "golds": [{"id", "output"}]}`."""
-    golds = [{"id": record["id"], "output": responses[record["id"]]["output"]} for record in records]
+    """A system's answers as LaMP writes the right ones, `{"task", "golds": [{"id", "output"}]}`.
+
+    One that was selected by its score still says so, as in a response file.
+    """
+    its = ((record["id"], responses[record["id"]]) for record in records)
+    golds = [{"id": key, "output": one["output"], **selection_of(one)} for key, one in its]
     return json.dumps({"task": original_name(name), "golds": golds}, ensure_ascii=False, indent=2) + "\n"
 
 

@@ -287,7 +287,7 @@ def make_task(size: str, questions: int, length: int) -> Task:
         group_words=("type", "types", "topic"),
         short=dict(zip(TYPES, SHORT, strict=True)),
         overall="All questions",
-        cluster=PERSONA,
+        user_field=PERSONA,
         divisions={"topic": (), "distance": DISTANCES},
         fields={
             "profile": check_reference,

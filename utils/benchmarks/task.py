@@ -194,13 +194,12 @@ class Task:
     placed_by: str = "group"  # the field, a text, that `place` reads
     short: Mapping[str, str] = field(default_factory=dict)  # by a group's name what stands for it on a narrow page
     overall: str | None = None  # the last column, of all questions together; None: it is the mean of the groups' means
-    # The field of a record, a text, that questions share if they depend on each other, such as the id of their user:
-    # intervals and tests then go by it (utils/tables/clusters.py). None: questions are independent.
-    cluster: str | None = None
     # What else questions are told apart by, for --by of tables and figures: by name its values in order, of which not
     # all need to be there; none where any may be, which then stand by name.
     divisions: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    user_field: str | None = None  # of a record, names its user where it is there; None: one question per user
+    # The field of a record that names its user where it is there; None: one question per user. Questions of one user
+    # depend on each other, so intervals and tests go by users (utils/tables/clusters.py).
+    user_field: str | None = None
     query: Callable[[Record], str] = lambda record: record["question"]  # what retrieval compares with `item_text`
     item_text: Callable[[Item], str] = lambda item: item["text"]
     item_words: str = "posts"  # what several items are called
@@ -255,10 +254,6 @@ class Task:
     # A file of what the paper prints of systems' scores, as `utils.tables.paper_results.read_paper` takes it. Its
     # columns are those of a table, of several tasks `scored_by` their metrics.
     paper_results: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.cluster and not (self.overall and all(metric.is_share for metric in self.metrics.values())):
-            raise ValueError(f"{self.name}: clusters need `overall`, and metrics whose scores are 0 or 1")
 
     def best_items(self, record: Record, number: int | None) -> list[str] | History:
         """The texts of a question's best items, as many as `number`, in the order of the prompt.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from utils.benchmarks.checks import is_unicode
+from utils.benchmarks.checks import is_unicode, selection_of
 from utils.benchmarks.task import Task
 from utils.cli import UserError, describe_missing
 from utils.cli.errors import first_five, kind, quote
@@ -19,6 +19,7 @@ from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.records.originals import read_golds, table_rows
 
 TABLE = ".csv"  # how the name of a table ends
+CARRIED = ("num_truncated", "num_selected")  # by score files, from `told_by_responses`
 
 
 def collect_responses(
@@ -55,6 +56,21 @@ def count_responses(responses: dict[str, list[dict[str, Any]]], item_words: str 
     }
 
 
+def told_by_responses(questions: Iterable[dict[str, Any]], responses: dict[str, Any]) -> dict[str, int]:
+    """What a score file carries on of the first responses to questions, which are judged; counts that are not 0.
+
+    Returns:
+        num_truncated: answers that were cut at --max_tokens, and are scored as they are.
+        num_selected: responses that utils/select_responses.py selected by their scores.
+    """
+    firsts = [responses[question["id"]][0] for question in questions]
+    counts = {
+        "num_truncated": sum(bool(one.get("truncated") and (one["output"] or "").strip()) for one in firsts),
+        "num_selected": sum(bool(selection_of(one)) for one in firsts),
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
 def read_responses(path: str | Path, task: Task | None = None) -> dict[str, list[dict[str, Any]]]:
     """Read a response file; UserError unless every question has at least one object with an `output`.
 
@@ -72,7 +88,8 @@ def read_responses(path: str | Path, task: Task | None = None) -> dict[str, list
 
     content = read_json(path)
     if isinstance(content, dict) and isinstance(content.get("task"), str):  # no question's responses are a text
-        content = {question_id: [{"output": one}] for question_id, one in read_golds(task, path).items()}
+        golds = zip(read_golds(task, path).items(), content["golds"], strict=True)
+        content = {question_id: [{"output": one, **selection_of(gold)}] for (question_id, one), gold in golds}
     return _check_samples(content, path, "response", "output", "...", check)
 
 

@@ -2,7 +2,7 @@
 
 A score file is `{"task", "strategy", "score", "num_questions", ..., "per_question_scores": [entry, ...]}`: `task` where
 it is not the first one's, `strategy` where it is not the first of its metrics. An entry is `{"id", "group", "subgroup",
-"question_sha256", "answered", "score", "details"}`, and `cluster` if the benchmark has clusters.
+"question_sha256", "answered", "score", "details"}`, and `cluster`, the question's user, if the dataset names users.
 """
 
 import hashlib
@@ -61,7 +61,7 @@ def identity(task: Task, metric: Metric, record: Record) -> dict[str, Any]:
     """Which question an entry is on; the hash is of what the judge is shown of it, for only that compares."""
     judged = [*metric.shown(record), *([] if metric.parts is None else [metric.parts(record)])]
     digest = hashlib.sha256(json.dumps(judged).encode()).hexdigest()
-    cluster = {} if task.cluster is None else {"cluster": record[task.cluster]}
+    cluster = {} if (user := record.get(task.user_field)) is None else {"cluster": str(user)}
     return {"id": record["id"], **task.place(record), **cluster, "question_sha256": digest}
 
 
@@ -112,9 +112,11 @@ def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = 
         entry["id"] = check_id(entry["id"], where)
         where = f"{path}: question {quote(entry['id'])}"
         _check_entry(metric, entry, where)
-        if task.cluster is not None and not isinstance(entry.get("cluster"), str):
+        is_needed = task.user_field in metric.needs
+        if (is_needed or "cluster" in entry) and not isinstance(entry.get("cluster"), str):
+            found = kind(entry.get("cluster"))
             raise UserError(
-                f"{where}: field 'cluster' is {kind(entry.get('cluster'))}; it must be the question's {task.cluster}\n"
+                f"{where}: field 'cluster' is {found}; it must be the question's {task.user_field}\n"
                 "  run evaluate_responses.py again, with --overwrite"
             )
         if "group" not in entry:

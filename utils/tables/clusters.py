@@ -1,26 +1,30 @@
-"""Intervals and tests of scores whose questions depend on each other within clusters, as those of one persona do.
+"""Intervals and tests of scores whose questions depend on each other within clusters, as those of one user do.
 
 Only clusters are independent, so each counts as one observation: by its sum of deviations from the mean over all
 questions. The variance is CR2 and the degrees of freedom are Satterthwaite's, both by Bell & McCaffrey (2002, Survey
 Methodology 28). If every cluster has one question, they are the usual s² / n and n - 1. A percentile bootstrap over
 as few as 20 clusters gives intervals that are too narrow; tests/tables/test_clusters.py measures these.
 
-Every function takes `values`, the scores or score differences of questions, and `clusters`, the cluster of each.
-Intervals and the t-test are None if there are fewer than two clusters, or if the values do not vary between clusters.
+Functions take strata of scores or score differences, as in significance.py, and of each the cluster; a cluster may be
+in several strata. Intervals and the t-test are None if a stratum has fewer than two clusters, or if the values do not
+vary between clusters.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
 
 from utils.tables import significance
-from utils.tables.significance import rounded
+from utils.tables.significance import Strata, mean_over_strata, rounded
+
+Clusters = Sequence[Sequence[str]]  # of every value of the strata
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over questions, its standard error (above 0), and the degrees of freedom of that, at least 1."""
+    """An unweighted mean of strata's means, its standard error (above 0), and the degrees of freedom of that."""
 
     mean: float
     error: float
@@ -34,29 +38,31 @@ class Estimate:
         return float(stdtrit(self.degrees, 0.975))
 
 
-def estimate(values: Sequence[float], clusters: Sequence[str]) -> Estimate | None:
-    by_cluster = members(values, clusters)
-    if len(by_cluster) < 2:
+def estimate(strata: Strata, clusters: Clusters) -> Estimate | None:
+    """Of G clusters and C strata: CR2 in the regression of the values on the strata, as if questions were independent.
+
+    There (I - H)^(-1/2) of a cluster divides its deviations in a stratum by sqrt(1 - share), where share is the
+    cluster's of the stratum's questions. With one stratum and clusters of one size there are G - 1 degrees of freedom,
+    and fewer the more the sizes differ.
+    """
+    import numpy as np
+
+    if any(len(set(its)) < 2 for its in clusters):
         return None
-    mean, number = fmean(values), len(values)
-    weights = [len(its) / number for its in by_cluster]
-    sums = [rounded(math.fsum(its) - mean * len(its)) for its in by_cluster]
-    variance = math.fsum(s**2 / (1 - w) for s, w in zip(sums, weights, strict=True)) / number**2
+    number_of = {name: number for number, name in enumerate(dict.fromkeys(chain.from_iterable(clusters)))}
+    rows = [[number_of[name] for name in its] for its in clusters]
+    deviations = [np.subtract(values, fmean(values)) for values in strata]
+    sums = [np.bincount(*its, minlength=len(number_of)) for its in zip(rows, deviations, strict=True)]
+    sizes = np.array(list(map(len, strata)))
+    share = np.transpose([np.bincount(its, minlength=len(number_of)) for its in rows]) / sizes  # (G, C)
+    parts = np.transpose(sums).round(significance.DECIMALS) / sizes / np.sqrt(1 - share)
+    variance = float(np.sum(parts.sum(axis=1) ** 2)) / len(strata) ** 2
     if variance == 0:
         return None
-    # Bell & McCaffrey's formula for a mean, as if questions were independent: G - 1 for G clusters of one size, and
-    # fewer the more the sizes differ.
-    shared = [w**2 / (1 - w) for w in weights]
-    squares = math.fsum(w**2 for w in weights) + math.fsum(shared) ** 2 - math.fsum(s**2 for s in shared)
-    return Estimate(mean, math.sqrt(variance), 1 / squares)
-
-
-def members(values: Sequence[float], clusters: Sequence[str]) -> list[list[float]]:
-    """The values of each cluster."""
-    found: dict[str, list[float]] = {}
-    for value, cluster in zip(values, clusters, strict=True):
-        found.setdefault(cluster, []).append(value)
-    return list(found.values())
+    # The estimate is a sum over clusters; this is of the matrix of their covariances, were the questions' variances 1.
+    own, shared = (share / sizes).sum(axis=1), share / np.sqrt(sizes * (1 - share))
+    squares = np.sum(own**2) + np.sum((shared.T @ shared) ** 2) - np.sum(np.sum(shared**2, axis=1) ** 2)
+    return Estimate(mean_over_strata(strata), math.sqrt(variance), float(own.sum() ** 2 / squares))
 
 
 def share_interval(values: Sequence[float], clusters: Sequence[str]) -> tuple[float, float] | None:
@@ -68,7 +74,7 @@ def share_interval(values: Sequence[float], clusters: Sequence[str]) -> tuple[fl
     """
     if len(set(clusters)) == len(clusters):
         return significance.share_interval(round(math.fsum(values)), len(values))
-    its = estimate(values, clusters)
+    its = estimate([values], [clusters])
     if its is None:
         return None
     ratio = its.quantile**2 * its.error**2 / (its.mean * (1 - its.mean))  # quantile² / effective number
@@ -77,28 +83,33 @@ def share_interval(values: Sequence[float], clusters: Sequence[str]) -> tuple[fl
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def difference_interval(values: Sequence[float], clusters: Sequence[str]) -> tuple[float, float] | None:
-    """95% interval of the mean of differences of shares, each from -1 to 1."""
-    its = estimate(values, clusters)
+def mean_interval(
+    strata: Strata, clusters: Clusters, lowest: float = -math.inf, highest: float = math.inf
+) -> tuple[float, float] | None:
+    """95% t interval of the mean, cut where no mean can be."""
+    its = estimate(strata, clusters)
     if its is None:
         return None
     half = its.quantile * its.error
-    return rounded(max(-1.0, its.mean - half)), rounded(min(1.0, its.mean + half))
+    return rounded(max(lowest, its.mean - half)), rounded(min(highest, its.mean + half))
 
 
-def t_test(values: Sequence[float], clusters: Sequence[str]) -> float | None:
+def t_test(strata: Strata, clusters: Clusters) -> float | None:
     """Two-sided p-value of the null hypothesis that the mean difference is 0; 1 if all differences are 0."""
     from scipy.special import stdtr
 
-    if len(set(clusters)) > 1 and not any(values):
+    if all(len(set(its)) > 1 for its in clusters) and not any(map(any, strata)):
         return 1.0
-    its = estimate(values, clusters)
+    its = estimate(strata, clusters)
     return None if its is None else float(2 * stdtr(its.degrees, -abs(its.mean / its.error)))
 
 
-def permutation_test(
-    values: Sequence[float], clusters: Sequence[str], permutations: int = significance.PERMUTATIONS
-) -> float | None:
+def permutation_test(strata: Strata, clusters: Clusters, permutations: int = significance.PERMUTATIONS) -> float | None:
     """Two-sided p-value of the sign-flip test, as in significance.py; all differences of a cluster flip together."""
-    sums = [rounded(math.fsum(its)) for its in members(values, clusters)]
-    return significance.permutation_test([sums], permutations)
+    if not all(strata):
+        return None
+    found: dict[str, list[float]] = {}
+    for values, its in zip(strata, clusters, strict=True):
+        for value, cluster in zip(values, its, strict=True):
+            found.setdefault(cluster, []).append(value / len(values))
+    return significance.permutation_test([[rounded(math.fsum(its)) for its in found.values()]], permutations)

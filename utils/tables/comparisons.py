@@ -10,7 +10,8 @@ from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.scoring.pooled import Pooled
 from utils.tables import clusters, significance
-from utils.tables.pooled import difference_of, pooled_interval, pooled_mean, swap_test
+from utils.tables.clusters import Clusters
+from utils.tables.pooled import difference_of, influences, pooled_interval, pooled_mean, swap_test
 from utils.tables.significance import ALPHA, Strata, bootstrap_interval, permutation_test
 from utils.tables.system_scores import Board, System, cluster_of, strata_by_column
 
@@ -78,20 +79,15 @@ def compare(boards: Iterable[Board], baselines: list[str], intervals: bool, corr
 def contrast(board: Board, system: System, baseline: System, intervals: bool) -> Contrast:
     pooled = board.metric.pooled
     pairing = pair_questions(system.questions, baseline.questions, board.task, pooled)
-    if pooled is None:
-        by_group = {group: significance.differences(pairs) for group, pairs in pairing.scores.items()}
-        strata = strata_by_column(board.task, by_group)
-        if board.task.cluster is None:
-            results = {column: compare_strata(its, intervals) for column, its in strata.items()}
+    strata = strata_by_column(board.task, pairing.scores)
+    users = strata_by_column(board.task, pairing.clusters) if board.cluster else dict.fromkeys(strata)
+    results = {}
+    for column, its in strata.items():
+        if pooled is not None:
+            result = compare_pooled(its, pooled, intervals, users[column])
         else:
-            its_clusters = strata_by_column(board.task, pairing.clusters)
-            results = {
-                column: compare_clusters(*its, *its_clusters[column], intervals) for column, its in strata.items()
-            }
-    else:
-        strata = strata_by_column(board.task, pairing.scores)
-        results = {column: compare_pooled(its, pooled, intervals) for column, its in strata.items()}
-    results = {board.name_of(column): result for column, result in results.items()}
+            result = compare_strata(list(map(significance.differences, its)), intervals, users[column])
+        results[board.name_of(column)] = result
     return Contrast(system.name, baseline.name, pairing, results, board)
 
 
@@ -133,7 +129,7 @@ def pair_questions(
 
 def _check_same_place(both: list[dict[str, Any]], task: Task) -> None:
     group, _, subgroup = task.group_words
-    for name, field in ((subgroup, "subgroup"), (group, "group"), (task.cluster, "cluster")):
+    for name, field in ((subgroup, "subgroup"), (group, "group"), (task.user_field, "cluster")):
         one, other = both[0].get(field), both[-1].get(field)
         if one != other:
             raise UserError(
@@ -142,32 +138,32 @@ def _check_same_place(both: list[dict[str, Any]], task: Task) -> None:
             )
 
 
-def compare_strata(strata: Strata, intervals: bool) -> Result:
-    p_values = {T_TEST: significance.t_test(strata)[1]}
-    result = Result(sum(map(len, strata)), significance.mean_over_strata(strata), p_values)
+def compare_strata(strata: Strata, intervals: bool, its_clusters: Clusters | None = None) -> Result:
+    """Of the differences of means. Clusters: questions depend on each other within these; None: on nothing."""
+    t_test = significance.t_test(strata)[1] if its_clusters is None else clusters.t_test(strata, its_clusters)
+    result = Result(sum(map(len, strata)), significance.mean_over_strata(strata), {T_TEST: t_test})
     if intervals:
-        result.p_values[PERMUTATION] = permutation_test(strata)
-        result.interval = bootstrap_interval(strata)
+        if its_clusters is None:
+            result.p_values[PERMUTATION] = permutation_test(strata)
+            result.interval = bootstrap_interval(strata)
+        else:
+            result.p_values[PERMUTATION] = clusters.permutation_test(strata, its_clusters)
+            result.interval = clusters.mean_interval(strata, its_clusters)
         result.effect_size = significance.effect_size(strata[0]) if len(strata) == 1 else None
     return result
 
 
-def compare_clusters(differences: Sequence[float], its_clusters: Sequence[str], intervals: bool) -> Result:
-    """As `compare_strata`, of one stratum whose questions depend on each other within clusters."""
-    p_values = {T_TEST: clusters.t_test(differences, its_clusters)}
-    result = Result(len(differences), significance.mean_over_strata([differences]), p_values)
-    if intervals:
-        result.p_values[PERMUTATION] = clusters.permutation_test(differences, its_clusters)
-        result.interval = clusters.difference_interval(differences, its_clusters)
-        result.effect_size = significance.effect_size(differences)
-    return result
-
-
-def compare_pooled(strata: Sequence[Sequence[tuple[Any, Any]]], pooled: Pooled, intervals: bool) -> Result:
+def compare_pooled(
+    strata: Sequence[Sequence[tuple[Any, Any]]], pooled: Pooled, intervals: bool, its_clusters: Clusters | None = None
+) -> Result:
     """Of scores that are no means: no t-test and no effect size, which are of means; always the swap test."""
     difference = difference_of(pooled.of)
-    p_values = {T_TEST: None, PERMUTATION: swap_test(strata, pooled.of)}
-    interval = pooled_interval(strata, difference) if intervals else None
+    p_values = {T_TEST: None, PERMUTATION: swap_test(strata, pooled.of, its_clusters)}
+    interval = None
+    if intervals and its_clusters is None:
+        interval = pooled_interval(strata, difference)
+    elif intervals:
+        interval = clusters.mean_interval([influences(stratum, difference) for stratum in strata], its_clusters)
     return Result(sum(map(len, strata)), pooled_mean(strata, difference), p_values, interval, test=PERMUTATION)
 
 
@@ -185,9 +181,9 @@ def is_corrected(contrasts: Sequence[Contrast]) -> bool:
 
 
 def has_dagger(contrasts: Sequence[Contrast], system: str, column: str) -> bool:
-    """Is the system significantly better than every baseline of the table in this column?"""
+    """Is the system, a fair one, significantly better than every baseline of the table in this column?"""
     its = [one for one in contrasts if one.system == system and column in one.results]
-    if not its or len(its) < len({one.baseline for one in contrasts}):
+    if not its or len(its) < len({one.baseline for one in contrasts}) or its[0].board.system(system).num_selected:
         return False
     sign = -1 if its[0].board.metric.lower_is_better else 1
     results = [one.results[column] for one in its]

@@ -48,10 +48,10 @@ def groups_figure(systems: list[System]) -> "Figure":
     tidy(panel, "x", **TICKS)
     panel.tick_params(axis="y", length=0)
     panel.set_xlabel(f"{systems[0].metric_name}: {score_label(are_errors)}", fontsize=TEXT)
-    lines = [f"lines: 95% {interval_words(systems[0].task)}"]
+    lines = [f"lines: 95% {interval_words(systems[0])}"]
     lines += ["the axis of scores does not start at 0"] if low > 0 else []
     figure.supxlabel("; ".join(lines), fontsize=SMALL_TEXT)
-    add_legend(figure, marks, [wrapped(system.name, 38, lines=2) for system in systems])
+    add_legend(figure, marks, [wrapped(system.label, 38, lines=2) for system in systems])
     return figure
 
 

@@ -88,6 +88,12 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     if unreadable := sum(map(system.metric.is_unreadable, system.questions)):
         verb = "counts" if unreadable == 1 else "count"
         yield f"{system.name}: {counted(unreadable, 'unreadable answer')}, which {verb} {system.metric.worst}."
+    if system.num_truncated:
+        verb = "counts as a whole one" if system.num_truncated == 1 else "count as whole ones"
+        yield f"{system.name}: {counted(system.num_truncated, 'answer')} cut at --max_tokens, which {verb}."
+    if system.num_selected:
+        told = f"{counted(system.num_selected, 'response')} selected by their scores"
+        yield f"{system.name}: {told}, so this is no fair system: no dagger, and never bold."
     if missing := system.unscored():
         units, questions = counted(sum(missing), unit), counted(len(missing), "question")
         treatment = "they count 0" if unscored_as_zero else "these questions are left out of its means"
@@ -113,7 +119,8 @@ def describe_selection(by: dict[str, Any]) -> str:
     scorer, shown = (by["judge"], "rubric") if by["judge"] else (by["strategy"], "reference")
     bound = "an upper bound" if by["which"] == "best" else "a lower bound"
     which = f"the {by['which']} of {by['samples']} by the scores of {scorer}"
-    return f"{bound}, as each response is {which}, which saw the {shown} ({', '.join(by['saw'])})"
+    unscored = f"; {counted(by['unscored'], 'sample')} had no score" if "unscored" in by else ""
+    return f"{bound}, as each response is {which}, which saw the {shown} ({', '.join(by['saw'])}){unscored}"
 
 
 def _notes_on_groups(systems: list[System]) -> Iterator[str]:

@@ -4,10 +4,12 @@ A group of questions is a stratum, here of the values that the score hangs on; w
 value is there. What has several strata is the unweighted mean of theirs, as in significance.py.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from utils.tables.clusters import Clusters
 from utils.tables.significance import PERMUTATIONS, RESAMPLES, batch_sizes, percentile_limits, rounded
 
 if TYPE_CHECKING:
@@ -51,7 +53,24 @@ def _resampled(stratum: Sequence[Hashable], of: Of, rng: "np.random.Generator") 
     return np.concatenate([of(list(counts), batch) for batch in draws])
 
 
-def swap_test(strata: Strata, of: Of, seed: int = 0) -> float | None:
+def influences(stratum: Sequence[Hashable], of: Of) -> list[float]:
+    """Of each question a number, such that their mean is the score and they vary as it does.
+
+    By how far the score moves where a question is left out (the jackknife; Efron & Tibshirani 1993, chapter 11). So
+    what is known of intervals of means by cluster holds here too.
+    """
+    import numpy as np
+
+    counts, number = Counter(stratum), len(stratum)
+    if number < 2:
+        return [math.nan] * number  # nothing is left to compare with, and there is no interval
+    whole = np.array(list(counts.values()))
+    [score], without = of(list(counts), whole[None]), of(list(counts), whole - np.eye(len(whole), dtype=int))
+    moved = (number - 1) * (whole @ without / number - without)
+    return [float(score + moved[place]) for place in map({value: i for i, value in enumerate(counts)}.get, stratum)]
+
+
+def swap_test(strata: Strata, of: Of, clusters: Clusters | None = None, seed: int = 0) -> float | None:
     """Two-sided p-value of the paired permutation test (approximate randomization; Noreen 1989, Yeh 2000).
 
     Were the systems alike, each question's two answers could as well be the other's. p is (hits + 1) / (draws + 1), of
@@ -59,28 +78,39 @@ def swap_test(strata: Strata, of: Of, seed: int = 0) -> float | None:
 
     Args:
         strata: pairs of values, of the first system and of the second.
+        clusters: of each pair; all answers of one, within a stratum, are swapped together. None: each by itself.
     """
     import numpy as np
 
     if not all(strata):
         return None
     rng = np.random.default_rng(seed)
-    drawn = np.mean([_swapped(stratum, of, rng) for stratum in strata], axis=0)
+    by_stratum = zip(strata, clusters or [None] * len(strata), strict=True)
+    drawn = np.mean([_swapped(stratum, of, rng, its) for stratum, its in by_stratum], axis=0)
     observed = abs(pooled_mean(strata, difference_of(of)))
     hits = int(np.count_nonzero(abs(drawn) >= observed - 1e-9))  # floats of the same counts may differ in the last bits
     return (hits + 1) / (PERMUTATIONS + 1)
 
 
-def _swapped(stratum: Sequence[tuple[Hashable, Hashable]], of: Of, rng: "np.random.Generator") -> "np.ndarray":
-    """Differences of the two scores where of each distinct pair a random number is swapped."""
+def _swapped(
+    stratum: Sequence[tuple[Hashable, Hashable]], of: Of, rng: "np.random.Generator", clusters: Sequence[str] | None
+) -> "np.ndarray":
+    """Differences of the two scores where of each distinct pair a random number is swapped, or all of a cluster's."""
     import numpy as np
 
     counts = Counter(stratum)
     values = [*(one for one, _ in counts), *(other for _, other in counts)]
     whole = np.array(list(counts.values()))
+    held = None
+    if clusters is not None:
+        by_cluster = Counter(zip(clusters, stratum, strict=True))
+        held = np.array([[by_cluster[one, pair] for pair in counts] for one in dict.fromkeys(clusters)], dtype=float)
     drawn = []
-    for rows in batch_sizes(PERMUTATIONS, 2 * len(counts)):
-        swapped = rng.binomial(whole, 0.5, size=(rows, len(whole)))
+    for rows in batch_sizes(PERMUTATIONS, 2 * len(counts) if held is None else sum(held.shape)):
+        if held is None:
+            swapped = rng.binomial(whole, 0.5, size=(rows, len(whole)))
+        else:
+            swapped = rng.integers(0, 2, size=(rows, len(held))) @ held
         kept = whole - swapped
         drawn.append(of(values, np.hstack([kept, swapped])) - of(values, np.hstack([swapped, kept])))
     return np.concatenate(drawn)

@@ -17,7 +17,7 @@ from utils.scoring.means import mean
 from utils.tables.divisions import divide
 from utils.tables.formats import plural
 from utils.tables.report_history import RULE, show_history
-from utils.tables.score_table import means_table
+from utils.tables.score_table import cluster_names, means_table
 from utils.tables.system_scores import Board, Entry, Point, System, columns_of, points_of, unplaced_point
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
@@ -120,10 +120,11 @@ def make_index(
     entries = [index_entry(sides, datasets, boards, record) for record in datasets.questions.values()]
     has_histories = any(history_of(question_id, datasets) for question_id in datasets.questions)
     names = [side.name for side in sides]
+    labels = {system.name: system.label for board in boards for system in board.systems}
     table = means_table(boards) if boards else None
     rows = [[{"text": cell.text, "bold": cell.bold} for cell in row] for row in table.rows] if table else []
     return {
-        "systems": names,
+        "systems": [labels.get(name, name) for name in names],
         "judged": [names.index(name) for name in boards[0].rows] if boards else [],
         "verdicts": VERDICTS,
         "measures": {task.name: measures(boards_of(task, boards)) for task in datasets.tasks},
@@ -260,7 +261,7 @@ def make_texts(sides: list[Side], datasets: Datasets, boards: list[Board]) -> It
 def unseen_texts(task: Task, record: Record) -> dict[str, str | None]:
     """By field what only the scorer sees of a question, besides its aspects and its cluster."""
     needed = dict.fromkeys(name for metric in task.metrics.values() for name in metric.needs)
-    shown_elsewhere = (*task.gold_plan_needs, task.cluster)
+    shown_elsewhere = (*task.gold_plan_needs, task.user_field)
     return {name: as_text(record.get(name)) for name in needed if name not in shown_elsewhere}
 
 
@@ -346,7 +347,8 @@ def words(tasks: list[Task], boards: list[Board]) -> dict[str, str]:
     average = f", the average (macro) the mean of the {NUMBERS.get(number, number)} {groups}" if number > 1 else ""
     average = ", the last column\\u2019s the mean over all of these" if task.overall else average
     bars = f"by a bootstrap over questions; none where a {group} has fewer than two"
-    bars = f"cluster-robust by {task.cluster}" if task.cluster else bars
+    clusters = cluster_names(boards)
+    bars = f"cluster-robust by {clusters}" if clusters else bars
     scorer = "judge" if any(metric.judge for metric in task.metrics.values()) else "scorer"
     title = task.name if len(tasks) == 1 else task.benchmark
     lower = {"group": group, "subgroup": subgroup, "subgroups": plural(subgroup)}

@@ -11,7 +11,7 @@ from utils.tables.formats import NOT_COMPARED, Cell, Table, counted, interval_te
 from utils.tables.notes import wording_columns, wording_note
 from utils.tables.paper_results import Paper
 from utils.tables.significance import ALPHA, PERMUTATIONS, RESAMPLES
-from utils.tables.system_scores import MACRO, Board, System, column_means, columns_of, points_of
+from utils.tables.system_scores import MACRO, SELECTED, Board, System, column_means, columns_of, marked, points_of
 
 PAGE_COLUMNS = 5  # of means, that a narrow page has room for beside names and counts
 
@@ -23,6 +23,11 @@ class Row:
     name: str
     means: dict[str, float | None]
     counts: dict[str, int]
+    num_selected: int = 0  # as of `System`
+
+    @property
+    def label(self) -> str:
+        return marked(self.name, self.num_selected)
 
 
 def make_row(system: System) -> Row:
@@ -32,7 +37,7 @@ def make_row(system: System) -> Row:
         "Unanswered": system.num_unanswered(),
         f"Unscored {plural(unit)}": sum(system.unscored()),
     }
-    return Row(system.name, column_means(system), counts)
+    return Row(system.name, column_means(system), counts, system.num_selected)
 
 
 def make_rows(boards: list[Board]) -> list[Row]:
@@ -41,21 +46,25 @@ def make_rows(boards: list[Board]) -> list[Row]:
     for name in boards[0].rows:
         means: dict[str, float | None] = {}
         by_task: dict[str, dict[str, int]] = {}
+        selected: dict[str, int] = {}
         for board in boards:
             row = make_row(board.system(name))
             means |= {board.name_of(column): mean for column, mean in row.means.items()}
+            selected[board.task.name] = row.num_selected
             known = by_task.setdefault(board.task.name, row.counts)
             by_task[board.task.name] = max(known, row.counts, key=lambda counts: counts["Questions"])
         heads = dict.fromkeys(head for counts in by_task.values() for head in counts)
-        rows.append(Row(name, means, {head: sum(its.get(head, 0) for its in by_task.values()) for head in heads}))
+        counts = {head: sum(its.get(head, 0) for its in by_task.values()) for head in heads}
+        rows.append(Row(name, means, counts, sum(selected.values())))
     return rows
 
 
 def best_of(rows: list[Row], column: str, lower_is_better: bool = False) -> set[str]:
-    """Names of the rows with the best mean as it is shown, where there are two or more to choose from."""
-    shown = {row.name: number(row.means[column]) for row in rows if row.means[column] is not None}
+    """Names of the rows with the best mean as it is shown, where there are two or more fair ones to choose from."""
+    means = {row.name: row.means[column] for row in rows if not row.num_selected}
+    shown = {name: float(number(mean)) for name, mean in means.items() if mean is not None}
     best = min if lower_is_better else max
-    return {name for name, text in shown.items() if text == best(shown.values())} if len(shown) > 1 else set()
+    return {name for name, mean in shown.items() if mean == best(shown.values())} if len(shown) > 1 else set()
 
 
 def means_table(
@@ -65,7 +74,7 @@ def means_table(
     best = {name: best_of(rows, name, board.metric.lower_is_better) for name, board in columns.items()}
     lines = []
     for row in rows:
-        cells = [Cell(row.name)]
+        cells = [Cell(row.label)]
         for column, value in row.means.items():
             dagger = "†" if has_dagger(contrasts, row.name, column) else ""
             cells.append(Cell(number(value), dagger, row.name in best[column], _paper_texts(row, column, paper)))
@@ -157,11 +166,16 @@ def shares_table(boards: list[Board]) -> Table:
                 rows.append([*map(Cell, [*texts, right, str(point.questions)])])
     columns = ["System", "Column", "Share", "95% interval", "Right", "Questions"]
     note = "Share: of the questions, those with score 1. Interval: Wilson's, of each share alone"
-    if cluster := boards[0].task.cluster:
+    if cluster := cluster_names(boards):
         note += f", with the effective number of questions. {_cluster_words(cluster)} A dash: fewer than two values of "
         note += f"{cluster}, or no variation between them"
     notes = [f"{note}.", f"{NOT_COMPARED} --baseline compares."]
     return Table(columns, rows, notes, num_names=2, short=boards[0].task.short)
+
+
+def cluster_names(boards: Iterable[Board]) -> str:
+    """By which fields intervals and tests go; empty where all questions are independent."""
+    return " or ".join(dict.fromkeys(filter(None, (board.cluster for board in boards))))
 
 
 def _cluster_words(cluster: str) -> str:
@@ -189,8 +203,9 @@ def intervals_table(boards: list[Board], contrasts: list[Contrast]) -> Table:
         dict.fromkeys("swaps of the two answers" if board.metric.pooled else "sign flips" for board in boards)
     )
     interval = f"Interval: bootstrap, {RESAMPLES:,} resamples."
-    if cluster := boards[0].task.cluster:
-        interval = f"{_cluster_words(cluster)} Interval and t-test go by it."
+    if cluster := cluster_names(boards):
+        elsewhere = "" if all(board.cluster for board in boards) else f" Where nobody has two: {interval}"
+        interval = f"{_cluster_words(cluster)} Interval and t-test go by it.{elsewhere}"
         drawn += f" of all differences of a {cluster} together"
     notes = [
         "Difference: system minus baseline, over the questions that both have a score of. "
@@ -215,8 +230,8 @@ def dagger_notes(contrasts: list[Contrast], marked: bool) -> Iterator[str]:
     by_permutation = {name: one for one in contrasts for name in one.results if one.results[name].test == PERMUTATION}
     tests = [test for test in (T_TEST, PERMUTATION) if test in {result.test for result in results}]
     named = " or ".join("t-test" if test == T_TEST else "permutation test" for test in tests)
-    task = contrasts[0].board.task
-    robust = f", cluster-robust by {task.cluster}" if task.cluster else ""
+    cluster = cluster_names(one.board for one in contrasts)
+    robust = f", cluster-robust by {cluster}" if cluster else ""
     tested = counted(sum(result.p_values[result.test] is not None for result in results), "comparison")
     correction = f"Holm's correction over {tested}" if is_corrected(contrasts) else f"not corrected for the {tested}"
     if marked:
@@ -231,9 +246,9 @@ def dagger_notes(contrasts: list[Contrast], marked: bool) -> Iterator[str]:
         yield f"By the permutation test: {'; '.join(by_permutation)}; their scores are no means of their questions'."
     if untested := [result for result in results if result.p_values[result.test] is None]:
         units, alike = ("paired questions", "all differences equal")
-        if task.cluster:
-            units, alike = (f"values of {task.cluster}", "no variation between them")
-        why = f"fewer than two {units} in a {task.group_words[0]}, or {alike}"
+        if cluster:
+            units, alike = (f"values of {cluster}", "no variation between them")
+        why = f"fewer than two {units} in a {contrasts[0].board.task.group_words[0]}, or {alike}"
         yield f"{counted(len(untested), 'comparison')} without a {named}: {why}."
 
 
@@ -292,6 +307,7 @@ def csv_rows(
 
 def _csv_record(row: Row, boards: list[Board], contrasts: list[Contrast], paper: Paper | None) -> dict[str, Any]:
     record = {"System": row.name, **row.means, **row.counts}
+    record |= {SELECTED.capitalize(): row.num_selected} if row.num_selected else {}
     for column in row.means if paper is not None else ():
         record[f"{column}: paper"] = paper.scores.get((row.name, column))
         record[f"{column}: difference to paper"] = _to_paper(row, column, paper)

@@ -5,7 +5,7 @@ from utils.records.scores import Scores, metric_of
 from utils.scoring.means import group_means, macro_average
 from utils.tables.agreement import sign_test
 from utils.tables.formats import counted, p_text
-from utils.tables.system_scores import System, points_of
+from utils.tables.system_scores import SELECTED, System, points_of
 
 
 def describe_scores(
@@ -30,6 +30,10 @@ def describe_mean(task: Task, scores: Scores) -> str:
     metric = metric_of(task, scores)[1]
     if scores["num_unanswered"]:
         text += f"; {scores['num_unanswered']} of them without an answer, counted {metric.worst}"
+    if "num_truncated" in scores:
+        text += f"; {scores['num_truncated']} cut at --max_tokens, counted as whole"
+    if "num_selected" in scores:
+        text += f"; {scores['num_selected']} {SELECTED}: no fair system"
     if unreadable := sum(map(metric.is_unreadable, scores["per_question_scores"])):
         text += f"; {counted(unreadable, 'answer')} unreadable, counted {metric.worst}"
     if scores["num_unscored"]:

@@ -1,6 +1,7 @@
 """The systems that are compared: their score files, read and checked for what must be alike, and their means."""
 
 import argparse
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,13 +14,15 @@ from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
+from utils.records.responses import CARRIED
 from utils.records.scores import Scores, read_scores, strategy_in_words
 from utils.scoring.means import by_group, group_means, macro_average, mean, scores_by_group
-from utils.tables.clusters import share_interval
-from utils.tables.pooled import pooled_interval
+from utils.tables.clusters import mean_interval, share_interval
+from utils.tables.pooled import influences, pooled_interval
 from utils.tables.significance import bootstrap_interval
 
 MACRO = "Average (macro)"
+SELECTED = "selected by score"  # behind the name of what is no fair system
 
 Entry = dict[str, Any]  # of a score file: a question with its score
 
@@ -34,6 +37,13 @@ class System:
     partial_files: list[str] = field(default_factory=list)  # those that hold a part of a dataset
     strategy: str | None = None  # the name of their metric; None: the task's first
     strategy_in_words: str | None = None  # with how verdicts were had
+    num_truncated: int = 0  # answers that were cut at --max_tokens, and are scored as they are
+    num_selected: int = 0  # responses that were selected by their scores, so this is no fair system
+
+    @property
+    def label(self) -> str:
+        """The name where it stands among others'."""
+        return marked(self.name, self.num_selected)
 
     @property
     def metric_name(self) -> str:
@@ -56,6 +66,12 @@ class System:
         """The entries of a known group; the others are in no column."""
         return [entry for entry in self.entries if entry["group"] is not None]
 
+    @property
+    def cluster(self) -> str | None:
+        """The field that names users, by whom intervals and tests go, where one has several questions; None if not."""
+        users = list(map(cluster_of, self.questions))
+        return self.task.user_field if len(set(users)) < len(users) else None
+
     def asked_ids(self) -> set[str]:
         return {question["id"] for question in self.questions if question["details"]}
 
@@ -67,6 +83,10 @@ class System:
         """How many verdicts are missing, for every question where any is."""
         missing = [sum(d["score"] is None for d in question["details"]) for question in self.questions]
         return [count for count in missing if count]
+
+
+def marked(name: str, num_selected: int) -> str:
+    return f"{name} ({SELECTED})" if num_selected else name
 
 
 def add_unscored_argument(parser: argparse.ArgumentParser) -> None:
@@ -98,6 +118,11 @@ class Board:
     @property
     def title(self) -> str:
         return self.task.scored_by(self.metric_name)
+
+    @property
+    def cluster(self) -> str | None:
+        """As a system's, where any has it."""
+        return next(filter(None, (system.cluster for system in self.systems)), None)
 
     def name_of(self, column: str) -> str:
         """What a column of `columns_of` is called: no other one of the table is called so."""
@@ -193,6 +218,7 @@ def refuse_other_verdicts(scores: dict[str, Scores]) -> None:
 def _make_system(name: str, paths: list[str], task: Task, scores: dict[str, Scores]) -> System:
     system = System(name, task, {path: scores[path]["per_question_scores"] for path in paths})
     system.partial_files = [path for path in paths if scores[path].get("partial")]
+    system.num_truncated, system.num_selected = (sum(scores[path].get(one, 0) for path in paths) for one in CARRIED)
     system.strategy = scores[paths[0]]["strategy"]
     system.strategy_in_words = strategy_in_words(scores[paths[0]])
     file_of: dict[str, str] = {}
@@ -328,11 +354,11 @@ def points_of(system: System) -> dict[str, Point]:
     strata = strata_by_column(task, scores_by_group(system.questions, task.groups, metric.pooled))
     clusters = strata_by_column(task, by_group(system.questions, task.groups, cluster_of))
     means = column_means(system)
-    return {column: _point(its_mean, strata[column], clusters[column], metric) for column, its_mean in means.items()}
+    return {column: _point(its_mean, strata[column], clusters[column], system) for column, its_mean in means.items()}
 
 
 def cluster_of(entry: Entry) -> str:
-    """An independent question is a cluster of its own."""
+    """A question of nobody known is a cluster of its own."""
     return entry.get("cluster", entry["id"])
 
 
@@ -342,20 +368,24 @@ def unplaced_point(system: System) -> Point:
     pooled = system.metric.pooled
     scores = scores_by_group(unplaced, [None], pooled)[None]
     clusters = by_group(unplaced, [None], cluster_of)[None]
-    return _point((pooled.score if pooled else mean)(scores), [scores], [clusters], system.metric)
+    return _point((pooled.score if pooled else mean)(scores), [scores], [clusters], system)
 
 
 def _point(
-    its_mean: float | None, strata: Sequence[Sequence[Any]], clusters: Sequence[Sequence[str]], metric: Metric
+    its_mean: float | None, strata: Sequence[Sequence[Any]], clusters: Sequence[Sequence[str]], system: System
 ) -> Point:
     """The one place that says which interval a mean has; a mean of several groups' shares is no share."""
+    metric = system.metric
     if metric.is_share and len(strata) == 1:
         interval = share_interval(strata[0], clusters[0])
+    elif system.cluster:
+        values = [influences(stratum, metric.pooled.of) for stratum in strata] if metric.pooled else strata
+        interval = mean_interval(values, clusters, 0.0, math.inf if metric.lower_is_better else 1.0)
     else:
         interval = pooled_interval(strata, metric.pooled.of) if metric.pooled else bootstrap_interval(strata)
     return Point(its_mean, interval, sum(map(len, strata)))
 
 
-def interval_words(task: Task) -> str:
+def interval_words(system: System) -> str:
     """What the intervals of means are."""
-    return f"cluster-robust intervals by {task.cluster}" if task.cluster else "bootstrap intervals over questions"
+    return f"cluster-robust intervals by {system.cluster}" if system.cluster else "bootstrap intervals over questions"
