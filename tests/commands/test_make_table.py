@@ -420,7 +420,9 @@ def test_questions_of_one_author_count_together(score_file, capsys):
     groups = [*["rpg"] * 3, *["diy"] * 3, *["law"] * 3]
     words = []
     for name, scores in (("base", base), ("ours", ours)):
-        entries = [question(str(i), group, *QUARTERS[one]) for i, (group, one) in enumerate(zip(groups, scores))]
+        entries = [
+            question(str(i), group, *QUARTERS[one]) for i, (group, one) in enumerate(zip(groups, scores, strict=True))
+        ]
         files = [score_file(f"{name}.json", *entries)]
         files += [score_file(f"{name}_by.json", *({**one, "cluster": "xyxyzzzxy"[i]} for i, one in enumerate(entries)))]
         words.append(["--system", name, *files])
@@ -437,9 +439,8 @@ def test_questions_of_one_author_count_together(score_file, capsys):
     assert p["by author"] == pytest.approx(2 * scipy.stats.t.sf(abs(mean) / error, degrees))
     variances = [np.var(differences[i : i + 3], ddof=1) / 3 for i in (0, 3, 6)]
     degrees = sum(variances) ** 2 / sum(one**2 / 2 for one in variances)
-    assert p["alone"] == pytest.approx(
-        2 * scipy.stats.t.sf(differences.mean() * 3 / math.sqrt(sum(variances)), degrees)
-    )
+    t = 3 * mean / math.sqrt(sum(variances))
+    assert p["alone"] == pytest.approx(2 * scipy.stats.t.sf(t, degrees))
 
 
 def test_what_was_selected_by_scores_is_marked_and_never_the_best(three, capsys):
@@ -449,10 +450,8 @@ def test_what_was_selected_by_scores_is_marked_and_never_the_best(three, capsys)
     rows, notes = table(capsys, *words)
     assert rows["Best of 4 (selected by score)"][:4] == ["0.6667"] * 4
     assert rows["Ours"][0] == "**0.5000**"
-    assert (
-        "- Best of 4: 9 responses selected by their scores, so this is no fair system: no dagger, and never bold."
-        in notes
-    )
+    told = "9 responses selected by their scores, so this is no fair system: no dagger, and never bold."
+    assert f"- Best of 4: {told}" in notes
     assert "- Best of 4: 2 answers cut at --max_tokens, which count as whole ones." in notes
     assert main([*words, "--format", "csv"]) == 0
     found = csv.DictReader(io.StringIO(capsys.readouterr().out))
