@@ -15,6 +15,7 @@ import web_server
 from api_server import Reply, serve
 from lamp_samples import CONFIGS, DATA, LAMP, lamp_scores, read_sample
 from nltk_data import write_nltk_data
+from scipy.stats import ttest_1samp
 
 import baselines
 import evaluate_responses
@@ -426,6 +427,42 @@ def test_a_response_file_of_the_users_own_is_scored_by_lamp_s_rule(run, tmp_path
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert [entry["score"] for entry in scores["per_question_scores"]] == [0, 1, 1, 1, 1, 1]
     assert scores["per_question_scores"][0]["details"] == [{"score": 0, "reference": "comedy", "label": ""}]
+
+
+@pytest.mark.parametrize(("name", "metric"), [("LaMP-4", "rouge-1"), ("LaMP-3", "RMSE"), ("LongLaMP-email", "rouge-L")])
+def test_intervals_and_tests_go_by_user(name, metric, run, tmp_path, capsys):
+    """Four users of three questions each. Where no user is named, each question counts alone."""
+    records = [{**read_sample(name, "train")[0], "id": str(i), "user_id": i // 3} for i in range(12)]
+    right = records[0]["target"]
+    other = "1" if name == "LaMP-3" else f"{right} and more words than these"
+    answers = {"good": [right] * 8 + [other] * 4, "bad": [right, *[other] * 11]}
+    p = {}
+    for where in ("by user", "alone"):
+        words = []
+        data = save([{k: v for k, v in one.items() if where == "by user" or k != "user_id"} for one in records],
+                    tmp_path / f"{where}.json")  # fmt: skip
+        for system, its in answers.items():
+            responses = save({str(i): [{"output": text}] for i, text in enumerate(its)}, tmp_path / f"{system}.json")
+            path = tmp_path / f"{system} {where}.json"
+            flags = ["--inputs_addr", data, "--response_addr", responses, "--score_addr", path, "--strategy", metric]
+            assert run(evaluate_responses, *flags) == 0
+            entries = json.loads(path.read_text())["per_question_scores"]
+            known = [entry.get("cluster") for entry in entries]
+            assert known == ([str(i // 3) for i in range(12)] if where == "by user" else [None] * 12)
+            words += ["--system", system, path]
+        capsys.readouterr()
+        assert run(make_table, *words, "--baseline", "bad", "--intervals") == 0
+        text = capsys.readouterr().out
+        assert ("cluster-robust by user_id" in text) is (where == "by user")
+        assert ("Interval: bootstrap" in text) is (where == "alone")
+        [line] = re.findall(r"^\| good \| bad \| .*$", text, re.MULTILINE)
+        p[where] = line.split(" | ")[5:7]
+    if metric == "RMSE":  # no t-test; of the 8 ways to swap three users' answers 2 are as far apart
+        assert p["by user"][0] == "–" and float(p["by user"][1]) == pytest.approx(2 / 8, abs=0.02)
+    else:  # users' mean differences are 2, 3, 2 and 0 thirds of one number
+        expected = ttest_1samp([2, 3, 2, 0], 0).pvalue
+        assert float(p["by user"][0]) == pytest.approx(expected, abs=1e-4) and p["by user"][1] == "0.2500"
+        assert float(p["alone"][0]) == pytest.approx(ttest_1samp([1] * 7 + [0] * 5, 0).pvalue, abs=1e-4)
 
 
 def test_without_nltk_s_data_meteor_says_how_to_get_them(tmp_path):

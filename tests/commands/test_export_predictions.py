@@ -90,6 +90,17 @@ def test_what_is_exported_is_scored_as_what_it_is_of(name, sample, write, tmp_pa
     assert ours == exported and ours["num_unanswered"] == (len(records) + 1) // 2
 
 
+def test_what_was_selected_by_its_score_says_so_when_it_is_read_again(sample, write, tmp_path, capsys):
+    dataset, _, responses = sample("LaMP-4", "dev")
+    for number, [first, *_] in enumerate(responses.values()):
+        first |= {"sample": 3, "score": 0.5} if number else {"sample": 3}  # a sample alone was not selected
+    export(tmp_path, [dataset], [write("best.json", responses)])
+    assert capsys.readouterr().out.endswith("0 of them empty, 5 selected by their scores: no fair system's\n")
+    flags = ["--inputs_addr", dataset, "--response_addr", tmp_path / "LaMP_4.json", "--score_addr", tmp_path / "s.json"]
+    assert evaluate_responses.main(list(map(str, flags))) == 0
+    assert json.loads((tmp_path / "s.json").read_text())["num_selected"] == 5
+
+
 def test_a_file_in_lamp_s_format_is_of_its_own_task(sample, tmp_path):
     dataset, addr, _ = sample("LaMP-4", "dev")
     other, *_ = sample("LaMP-5", "dev")

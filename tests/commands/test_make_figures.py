@@ -223,6 +223,17 @@ def test_gold_plans(drawn, score_file):
     assert figure.axes[0].get_ylim() == (0, pytest.approx(1.15))
 
 
+def test_what_was_selected_by_scores_is_marked_in_every_figure(drawn, score_file):
+    entries = [question(str(i), name, 2, 1) for i, name in enumerate(("rpg", "diy", "law"))]
+    files = [score_file("a.json", *entries), score_file("b.json", *entries, num_selected=3)]
+    for figure, names in {"3": ("RAG", "Best"), "groups": ("RAG", "Best"), "2": ("0", "10")}.items():
+        words = [word for name, path in zip(names, files, strict=True) for word in ("--system", name, path)]
+        found = drawn("--figure", figure, *words)
+        texts = [text.get_text() for legend in found.legends for text in legend.get_texts()]
+        assert texts == ([] if figure == "2" else ["RAG", "Best (selected by score)"])
+        assert ("k = 10: selected by score" in found.get_supxlabel()) is (figure == "2")
+
+
 def test_bars_stand_side_by_side_over_their_group():
     figure = systems_figure([row(name, 0.1, 0.2, 0.3, 0.2) for name in "abc"])
     edges = [[(bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars] for bars in figure.axes[0].containers]

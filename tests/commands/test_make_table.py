@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from api_server import serve
+from test_clusters import by_matrices
 
 import evaluate_responses
 from utils.benchmarks.lampqa import CATEGORIES, TASK
@@ -381,6 +382,10 @@ class TestBold:
         rows = [Row("A", {"x": 0.50004}, {}), Row("B", {"x": 0.49996}, {}), Row("C", {"x": 0.49994}, {})]
         assert best_of(rows, "x") == {"A", "B"}  # 0.5000, 0.5000, 0.4999
 
+    def test_numbers_are_compared_and_not_their_texts(self):
+        rows = [Row("A", {"x": 12.25, "y": 9.9}, {}), Row("B", {"x": 8.55, "y": 10.1}, {})]
+        assert best_of(rows, "x", lower_is_better=True) == {"B"} and best_of(rows, "y") == {"B"}
+
     def test_one_mean_is_not_the_best_of_anything(self):
         assert best_of([Row("A", {"x": 0.5}, {})], "x") == set()
         assert best_of([Row("A", {"x": 0.5}, {}), Row("B", {"x": None}, {})], "x") == set()
@@ -407,6 +412,50 @@ def three(score_file):
         return score_file(name, *scored("rpg", *arts), *scored("diy", *lifestyle), *scored("law", *society), **more)
 
     return write
+
+
+def test_questions_of_one_author_count_together(score_file, capsys):
+    """As datasets have them that utils/build_dataset.py made with --questions_per_author; here in two categories."""
+    ours, base = [0.75, 0.5, 1.0, 0.25, 0.5, 1.0, 0.75, 0.5, 0.0], [0.25, 0.5, 0.25, 0.5, 0.25, 0.5, 0.5, 0.0, 0.25]
+    groups = [*["rpg"] * 3, *["diy"] * 3, *["law"] * 3]
+    words = []
+    for name, scores in (("base", base), ("ours", ours)):
+        entries = [
+            question(str(i), group, *QUARTERS[one]) for i, (group, one) in enumerate(zip(groups, scores, strict=True))
+        ]
+        files = [score_file(f"{name}.json", *entries)]
+        files += [score_file(f"{name}_by.json", *({**one, "cluster": "xyxyzzzxy"[i]} for i, one in enumerate(entries)))]
+        words.append(["--system", name, *files])
+    flags = ["--baseline", "base", "--intervals", "--format", "csv"]
+    p = {}
+    for number, where in enumerate(("alone", "by author"), 2):
+        main([word for one in words for word in (*one[:2], one[number])] + flags)
+        printed = capsys.readouterr()
+        [row] = [one for one in csv.DictReader(io.StringIO(printed.out)) if one["System"] == "ours"]
+        p[where] = float(row["Average (macro): t-test p against base"])
+        assert ("cluster-robust by author" in printed.err) is (where == "by author")
+    differences = np.subtract(ours, base)
+    mean, error, degrees = by_matrices(differences, list("xyxyzzzxy"), groups)
+    assert p["by author"] == pytest.approx(2 * scipy.stats.t.sf(abs(mean) / error, degrees))
+    variances = [np.var(differences[i : i + 3], ddof=1) / 3 for i in (0, 3, 6)]
+    degrees = sum(variances) ** 2 / sum(one**2 / 2 for one in variances)
+    t = 3 * mean / math.sqrt(sum(variances))
+    assert p["alone"] == pytest.approx(2 * scipy.stats.t.sf(t, degrees))
+
+
+def test_what_was_selected_by_scores_is_marked_and_never_the_best(three, capsys):
+    base, other = three("a.json", *[BASE] * 3), three("b.json", *[UNSURE] * 3)
+    best = three("c.json", *[BETTER] * 3, num_selected=9, num_truncated=2)
+    words = ["--system", "RAG", base, "--system", "Ours", other, "--system", "Best of 4", best, "--baseline", "RAG"]
+    rows, notes = table(capsys, *words)
+    assert rows["Best of 4 (selected by score)"][:4] == ["0.6667"] * 4
+    assert rows["Ours"][0] == "**0.5000**"
+    told = "9 responses selected by their scores, so this is no fair system: no dagger, and never bold."
+    assert f"- Best of 4: {told}" in notes
+    assert "- Best of 4: 2 answers cut at --max_tokens, which count as whole ones." in notes
+    assert main([*words, "--format", "csv"]) == 0
+    found = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert {row["System"]: row["Selected by score"] for row in found} == {"RAG": "", "Ours": "", "Best of 4": "9"}
 
 
 class TestDaggers:

@@ -56,7 +56,8 @@ class Made:
         self.folder, self.server = folder, server
         self.data = write_dataset(folder / "data.json", IDS)
         responses = {question_id: [{"output": f"Response to {question_id}."}] for question_id in IDS}
-        responses["q9"] = [{"output": None}]
+        responses["q9"] = [{"output": None, "truncated": True}]
+        responses[IDS[0]][0]["truncated"] = responses[IDS[1]][0]["truncated"] = True
         (folder / "responses.json").write_text(json.dumps(responses))
         (folder / "key.txt").write_text("sk-test")
 

@@ -116,6 +116,13 @@ def content(path):
 # What stands in the file
 
 
+def test_what_was_selected_by_scores_is_marked(files):
+    path = files.scores("best_s.json", {"rpg_1": [2, 1]})
+    files.write("best_s.json", {**json.loads(Path(path).read_text()), "num_selected": 1})
+    index, _ = content(files.report("--system", "Best", files.responses("best.json", {"rpg_1": "A"}), path))
+    assert index["systems"] == ["Best (selected by score)"] == [row[0]["text"] for row in index["table"]["rows"]]
+
+
 def test_table_and_questions_are_in_it(files):
     index, texts = content(files.two_systems())
     assert index["systems"] == ["RAG", "Plan"]

@@ -16,6 +16,7 @@ from utils import make_table
 from utils.cli import UserError
 from utils.files.manifest import file_hash, publish, read_manifest
 from utils.select_responses import main
+from utils.tables.notes import describe_selection
 
 ROOT = Path(__file__).resolve().parents[2]
 # By question the four samples' scores; None has no score, and "-" no answer, which scores 0.
@@ -188,6 +189,7 @@ def test_the_manifest_says_who_selected_and_what_that_saw(samples):
         "selected_by": by,
     }
     assert read_manifest(samples.folder / "worst.json")["fingerprint"]["selected_by"]["which"] == "worst"
+    assert describe_selection(by).endswith("which saw the rubric (narrative, rubric_aspects); 5 samples had no score")
 
 
 def test_the_same_command_makes_the_same_files_and_replaces_nothing_of_others(samples):
@@ -346,6 +348,13 @@ def test_from_samples_to_a_labelled_row(judging, capsys, monkeypatch):
     assert len(judging.server.requests) == before  # its verdicts are in the samples' journals
     judged = json.loads(Path("s/best_scores.json").read_text())["per_question_scores"]
     assert {one["id"]: one["score"] for one in judged} == highest
+
+    shutil.copy("best.json", "copy.json")  # without its manifest, but the responses tell
+    words = ["--response_addr", "copy.json", "--score_addr", "s/copy_scores.json"]
+    assert evaluate_responses.main([*api, *judge, *words]) == 0
+    assert "; 8 selected by score: no fair system" in capsys.readouterr().out
+    assert json.loads(Path("s/copy_scores.json").read_text())["num_selected"] == 8
+    assert "num_selected" not in json.loads(Path(scores[0]).read_text())
 
     capsys.readouterr()
     assert make_table.main(["--system", "One", scores[0], "--system", "Best of 4", "s/best_scores.json"]) == 0

@@ -152,6 +152,7 @@ def test_scores_are_algorithm_1(server, flags, write, scores, capsys):
     questions += [make_question(5), make_question(6, 1)]
     server.reply = verdicts({"1a": 2, "1b": 1, "1c": 0, "2a": 2, "2b": 2, "5a": 2, "5b": "I can't say.", "6a": 0})
     responses = respond(questions, q3=None, q5="Maybe.", q6="Nothing to the point.")
+    responses["q1"][0]["truncated"] = responses["q3"][0]["truncated"] = True  # q3 has no answer to be counted as whole
     found = run(flags, write("data.json", questions), write("responses.json", responses), scores)
 
     # q1: (2 + 1 + 0) / (2 * 3) = 0.5, q2: (2 + 2) / (2 * 2) = 1, q6: 0 / 2 = 0;
@@ -159,6 +160,7 @@ def test_scores_are_algorithm_1(server, flags, write, scores, capsys):
     assert found["score"] == (0.5 + 1 + 0 + 0) / 4
     assert (found["num_questions"], found["num_scored_questions"]) == (5, 4)
     assert (found["num_unanswered"], found["num_unscored"]) == (1, 1)
+    assert found["num_truncated"] == 1 and "num_selected" not in found
     assert found["score_unscored_as_zero"] == (0.5 + 1 + 0 + 2 / 4 + 0) / 5
     assert found["questions_without_aspects"] == ["q4"]
     assert "partial" not in found
@@ -180,7 +182,8 @@ def test_scores_are_algorithm_1(server, flags, write, scores, capsys):
     assert [detail["score"] for detail in entries[4]["details"]] == [2, None]
     assert entries[4]["details"][1]["reason"] == "no match_score in the text"
     said = capsys.readouterr().out
-    assert "score 0.3750 over 4 questions; 1 of them without an answer, counted 0; 1 aspect unscored" in said
+    assert "score 0.3750 over 4 questions; 1 of them without an answer, counted 0; 1 cut at --max_tokens" in said
+    assert ", counted as whole; 1 aspect unscored" in said
     assert "(as zeros: 0.4000); without aspects, left out: q4" in said
 
 

@@ -14,7 +14,8 @@ from utils.benchmarks import tasks
 from utils.records.scores import read_scores, score_file
 from utils.scoring.pooled import ROOT_MEAN_SQUARE, macro_f1
 from utils.scoring.verdicts import no_answer
-from utils.tables.pooled import difference_of, pooled_interval, pooled_mean, swap_test
+from utils.tables import clusters
+from utils.tables.pooled import difference_of, influences, pooled_interval, pooled_mean, swap_test
 from utils.tables.significance import bootstrap_interval, mean_over_strata, permutation_test
 
 LABELS = ("comedy", "action", "violence")
@@ -81,6 +82,21 @@ def test_swapping_the_systems_negates_and_keeps_p():
     assert pooled_mean([other], difference_of(f1.of)) == -pooled_mean([pairs], difference_of(f1.of))
     assert swap_test([other], f1.of) == swap_test([pairs], f1.of) < 0.05
     assert swap_test([pairs_of(labels(8), labels(8))], f1.of) == 1
+
+
+def test_by_cluster_it_is_what_stands_in_clusters():
+    """Of a mean each question moves by its own score; of a root mean square by its square, over twice the score."""
+    values, users = scores(1), [str(number % 7) for number in range(60)]
+    assert influences(values, mean_of) == pytest.approx(values)
+    pairs, of_mean = pairs_of(values, scores(2)), difference_of(mean_of)
+    differences = [one - other for one, other in pairs]
+    assert influences(pairs, of_mean) == pytest.approx(differences)
+    expected = clusters.permutation_test([differences], [users])
+    assert swap_test([pairs], mean_of, [users]) == pytest.approx(expected, abs=0.02)
+    errors = [1.0] * 500 + [3.0] * 500
+    score = ROOT_MEAN_SQUARE.score(errors)
+    expected = [score + (error**2 - score**2) / 2 / score for error in (1, 3)]
+    assert sorted(set(influences(errors, ROOT_MEAN_SQUARE.of))) == pytest.approx(expected, rel=1e-2)
 
 
 def test_of_too_few_questions_there_is_none():

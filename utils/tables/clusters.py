@@ -68,19 +68,25 @@ def estimate(strata: Strata, clusters: Clusters) -> Estimate | None:
 def share_interval(values: Sequence[float], clusters: Sequence[str]) -> tuple[float, float] | None:
     """95% interval of a share; the values are 0 and 1.
 
-    Wilson's interval with the effective number of questions, m (1 - m) / variance, and the t quantile (reviewed by
-    Franco et al. 2019, Journal of Survey Statistics and Methodology 7). If every cluster has one question, it is
-    Wilson's own.
+    On each side the wider limit of two: Korn & Graubard's (1998, Survey Methodology 24), which is Clopper and Pearson's
+    with the effective number of questions, m (1 - m) / variance, brought down for the degrees of freedom; and that of
+    a t interval of the logit. If clusters differ much, each alone is too narrow near a share of .9, on another side.
+    If every cluster has one question, it is Wilson's.
     """
+    from scipy.special import betaincinv, expit, logit, ndtri
+
     if len(set(clusters)) == len(clusters):
         return significance.share_interval(round(math.fsum(values)), len(values))
     its = estimate([values], [clusters])
     if its is None:
         return None
-    ratio = its.quantile**2 * its.error**2 / (its.mean * (1 - its.mean))  # quantile² / effective number
-    middle = (its.mean + ratio / 2) / (1 + ratio)
-    half = math.sqrt(its.quantile**2 * its.error**2 + ratio**2 / 4) / (1 + ratio)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    spread = its.mean * (1 - its.mean)
+    number = spread / its.error**2 * (ndtri(0.975) / its.quantile) ** 2
+    hits, misses = number * its.mean, number * (1 - its.mean)
+    half = its.quantile * its.error / spread
+    low = min(betaincinv(hits, misses + 1, 0.025), expit(logit(its.mean) - half))
+    high = max(betaincinv(hits + 1, misses, 0.975), expit(logit(its.mean) + half))
+    return float(low), float(high)
 
 
 def mean_interval(
