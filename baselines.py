@@ -37,7 +37,7 @@ from typing import Any
 from prompts import Prompt, load_prompt
 from utils import cli
 from utils.benchmarks import task_of
-from utils.benchmarks.task import Record, Task, best_first
+from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.files.fingerprints import UNTOLD
 from utils.files.journal import Journal, Key
@@ -70,8 +70,6 @@ def build_parser() -> cli.FlagParser:
     add("--set", type=named, action="append", metavar="NAME=VALUE",
         help="setting for --method, read as ask.settings[NAME]; repeatable (default: none)")
     cli.add_unranked_argument(parser)
-    add("--best_first", action="store_true",
-        help="the best post first also where the benchmark has them in order of time (off)")
     add("--num_generated_outputs", type=cli.positive_int, default=1, help="answers a question (%(default)s)")
     add("--choose", choices=["likelihood"],
         help="generate no text, but choose the option with the highest mean log-probability a token, where the "
@@ -80,13 +78,13 @@ def build_parser() -> cli.FlagParser:
         help="over the token budget cut each post at its end, then the question, as LaMP's code does, where the "
         "benchmark knows how (off: the lowest-ranked posts are left out)")
     parser.without_effect(
-        "--num_contexts --unranked --best_first --trim_items",
+        "--num_contexts --unranked --trim_items",
         lambda args: not (args.rag or args.method),
         "without --rag, for the prompt has no posts",
         "give --rag",
     )
     parser.without_effect(
-        "--rag --choose --best_first --trim_items --retry_failed",
+        "--rag --choose --trim_items --retry_failed",
         lambda args: args.method is not None,
         "with --method, which decides itself what to ask",
     )
@@ -122,8 +120,6 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(f"--choose {args.choose}: the questions of {task.name} have no options; leave the flag out")
     if args.trim_items and task.trimmed is None:
         raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; leave the flag out")
-    if args.best_first:
-        task = replace(task, arrange=best_first)
     prompt = choose_prompt(args, task)
     if args.rag and args.num_contexts:
         refuse_unranked(args.inputs_addr, args.unranked)
@@ -176,7 +172,6 @@ def make_fingerprint(args: argparse.Namespace, task: Task, model: Model | None =
     """What decides the answers; without the model, as a study asks, what the flags say of it."""
     identity, inputs = (model.identity, file_hash(args.inputs_addr)) if model else (UNTOLD, UNTOLD)
     settings = {"model": identity, "num_contexts": args.num_contexts if args.rag else None}
-    settings |= {"best_first": True} if args.best_first else {}
     settings |= {"trim_items": True} if args.trim_items else {}
     settings |= model_settings(model)
     policy = model.policy if model else Policy.from_arguments(args, task.output.schema)

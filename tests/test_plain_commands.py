@@ -195,7 +195,7 @@ def test_lamps_generators_are_trained_and_answer(read, do, folder):
             answers += json.loads(Path(value_of(words, "--output_addr")).read_text()).values()
     scripts = [Path(words[0]).stem for words in commands]
     assert scripts == [
-        *("rank_dataset",) * 2, "train_generator", "train_generator", "baselines", "baselines", "plot_training",
+        *("rank_dataset",) * 2, "train_generator", "train_generator", "baselines", "baselines", "make_figures",
         "train_generator", "baselines",
     ]  # fmt: skip
     assert all(isinstance(answer["raw"], str) for [answer] in answers)  # a random T5 writes no rating

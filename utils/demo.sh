@@ -73,12 +73,10 @@ run "$python" train_planner.py --model_addr $chat --inputs_addr $out/train_ranke
     --validation_addr $out/validation_ranked.json --output_dir $out/planner --num_contexts 2 --max_steps 4 \
     --save_steps 2 --gradient_accumulation_steps 1 --learning_rate 3e-3 --eval_generate 1 \
     --no-gradient_checkpointing --overwrite
-run "$python" utils/plot_training.py --output_dir $out/planner
+run "$python" utils/make_figures.py --figure training --training_dir $out/planner --output_addr $out/planner/training
 run "$python" planpers.py --model_addr $chat --planner_model $out/planner/best \
     --inputs_addr $out/test_ranked.json --output_addr $out/planpers.json --num_contexts 2 $limits \
     --max_tokens_plan 24 --max_retries 0 --overwrite changed
-run "$python" utils/evaluate_plans.py --inputs_addr $data --plans_addr $out/planpers.json.plans.json \
-    --embedding_model $encoder --embedding_threshold 0.6
 together
 
 begin "the judge judges what is left, and all goes into tables, figures and a report"

@@ -1,4 +1,4 @@
-"""Draw the paper's figures 2, 3, 4, 5 and 16, or scores by group, from your own files, each as a PNG and a PDF.
+"""Draw the paper's figures 2, 3, 4, 5 and 16, scores by group, or a training run, each as a PNG and a PDF.
 
   python utils/make_figures.py --figure 2 --system 0 k0_scores.json --system 10 k10_scores.json --output_addr figure2
   python utils/make_figures.py --figure 3 --system PlanPers planpers_scores.json \\
@@ -7,11 +7,13 @@
   python utils/make_figures.py --figure 5 --inputs_addr data/*.json --output_addr figure5
   python utils/make_figures.py --figure groups --by distance --system "Whole history" whole_scores.json \\
       --system RAG rag_scores.json --output_addr distance
+  python utils/make_figures.py --figure training --training_dir planner --output_addr planner/training
 
 2 (test) and 16 (validation): the score by the number of posts from the profile, with 95% intervals. 3: systems side by
 side, and the last one's score in percent of the first one's, such as gold plans against the planner's. 4: how often
 evaluators of several sizes agree with humans, and the mean score they give. 5: the questions of every community.
 groups: every system's score in each group of questions, with 95% intervals; of PersonaMem by type, topic or distance.
+training: the losses and evaluations of a training run by step, also while it goes on.
 
 All can be read in grey. Figures 2, 4 and 16 fit a column of 3.3 inches, and so does 3 with two systems.
 """
@@ -38,6 +40,7 @@ from utils.tables.notes import print_notes, read_compared
 from utils.tables.paper_figures import HATCHES, MOST_EVALUATORS, Evaluator
 from utils.tables.score_table import make_row
 from utils.tables.system_scores import SELECTED, System, add_unscored_argument, interval_words, points_of
+from utils.tables.training_figure import training_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 SCRIPT = "utils/make_figures.py"
 SOURCES = {  # a figure's flag
     "2": "system", "3": "system", "4": "agreement_addr", "5": "inputs_addr", "16": "system", "groups": "system",
+    "training": "training_dir",
 }  # fmt: skip
 
 DOTS_PER_INCH = 300  # of the PNG
@@ -55,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
-    add("--figure", required=True, choices=list(SOURCES), help="which of the paper's figures, or scores by group")
+    add("--figure", required=True, choices=list(SOURCES), help="a figure of the paper, groups, or a training run")
     add("--system", nargs="+", action="append", metavar=("NAME", "FILE"),
         help="figures 2, 3, 16 and groups: a name, then one or more score files of evaluate_responses.py; give it once "
         "a system. In 2 and 16 the name is the number of posts; in the others the systems stand as they are given")
@@ -64,6 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
         "groups, as in a table)")
     add("--agreement_addr", metavar="FILE", help="figure 4: the file that utils/compare_evaluators.py wrote")
     add("--inputs_addr", nargs="+", metavar="FILE", help="figure 5: datasets")
+    add("--training_dir", metavar="DIR", help="figure training: folder of a training run")
     add("--output_addr", required=True, metavar="FILE", help="where the figure goes, with .png and .pdf put behind it")
     add("--allow_partial", action="store_true",
         help="figures 2, 3, 16 and groups: take systems that were not scored on the same questions")
@@ -114,6 +119,8 @@ def output_files(address: str) -> dict[Path, str]:
 
 def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     """Read the input of the figure and draw it; the notes are what its readers must know."""
+    if args.figure == "training":
+        return training_figure(args.training_dir), []
     if args.figure == "5":
         return communities_figure(read_columns(args.inputs_addr)), []
     if args.figure == "4":

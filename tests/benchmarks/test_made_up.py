@@ -11,7 +11,7 @@ import evaluate_responses
 import planpers
 import utils.benchmarks
 from retrieval import rank_dataset
-from utils import dataset_statistics, evaluate_plans, make_table, report
+from utils import dataset_statistics, make_table, report
 from utils.benchmarks import tasks
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
@@ -110,8 +110,6 @@ def test_it_goes_through_all_commands(run, dataset, tmp_path, capsys):
 def test_what_it_has_not_is_refused(run, dataset, tmp_path):
     with pytest.raises(UserError, match=r"Trivia has no plans; answer it with baselines\.py"):
         run(planpers, *run.api, "--gold_plan", "--inputs_addr", dataset, "--output_addr", tmp_path / "plans.json")
-    with pytest.raises(UserError, match=r"Trivia has no gold plans to compare with"):
-        run(evaluate_plans, "--inputs_addr", dataset, "--plans_addr", tmp_path / "plans.json")
     judge = ["--inputs_addr", dataset, "--response_addr", dataset, "--score_addr", tmp_path / "scores.json"]
     with pytest.raises(UserError, match=r"--evaluator_llm: Trivia's exact_match is computed, no judge is asked"):
         run(evaluate_responses, *judge, "--evaluator_llm", "some-judge")

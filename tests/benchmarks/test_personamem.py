@@ -392,15 +392,13 @@ def test_no_history_at_all(dataset, server, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("unit", ["message", "session"])
-@pytest.mark.parametrize("order", ["time", "best"])
-def test_the_card_and_the_chosen_turns(unit, order, ranked, server, tmp_path):
+def test_the_card_and_the_chosen_turns(unit, ranked, server, tmp_path):
     profiles = {one["id"]: one["profile"] for one in read_dataset(ranked[unit], needs=["profile"])}
-    more = ["--best_first"] if order == "best" else []
-    for messages in ask(server, ranked[unit], tmp_path / "out.json", "--rag", "--num_contexts", 3, *more):
+    for messages in ask(server, ranked[unit], tmp_path / "out.json", "--rag", "--num_contexts", 3):
         row = question_of(messages)
         history, best = before(row), profiles[row["question_id"]][:3]
         places = [item["places"] for item in best]
-        chosen = [place for one in (places if more else sorted(places)) for place in one]
+        chosen = [place for one in sorted(places) for place in one]
         assert messages == [history[0], *(history[place] for place in chosen), asked(row)]
         assert len(places) == min(3, len(profiles[row["question_id"]]))
 
@@ -409,7 +407,7 @@ WAYS = {  # the unit by which the dataset is ranked, and flags
     "whole": (None, ["--num_generated_outputs", 2]),
     "none": (None, ["--rag", "--num_contexts", 0]),
     "messages": ("message", ["--rag", "--num_contexts", 3, "--unranked"]),
-    "sessions, best first": ("session", ["--rag", "--num_contexts", 2, "--best_first", "--unranked"]),
+    "sessions": ("session", ["--rag", "--num_contexts", 2, "--unranked"]),
 }
 
 
@@ -664,8 +662,11 @@ def test_likelihoods_are_of_the_options_alone_behind_history_and_question(way, d
     for record in read_dataset(path, needs=["profile", "options"]):
         question = {"role": "user", "content": record["question"]}
         number = None if way == "whole" else flags[2]
-        history = tasks()[NAME].history(record, number, lambda items: items if "--best_first" in flags else
-                                        sorted(items, key=lambda item: item["places"][0])).messages  # fmt: skip
+        history = (
+            tasks()[NAME]
+            .history(record, number, lambda items: sorted(items, key=lambda item: item["places"][0]))
+            .messages
+        )
         text = tokenizer.apply_chat_template([*history, question], add_generation_prompt=True, tokenize=False)
         [options] = [its for prompt, *its in scored if tokenizer.decode(prompt) == text]
         assert list(map(tokenizer.decode, options)) == record["options"]

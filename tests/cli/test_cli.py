@@ -142,9 +142,9 @@ def shared_parser():
 DERIVED = [
     f"utils/{name}.py"
     for name in (
-        "compare_evaluators", "dataset_statistics", "evaluate_plans", "export_predictions", "human_evaluation",
+        "compare_evaluators", "dataset_statistics", "export_predictions", "human_evaluation",
         "make_controls",
-        "make_figures", "make_table", "plot_training", "report", "select_responses",
+        "make_figures", "make_table", "report", "select_responses",
     )
 ]  # fmt: skip
 DIFFERENT_ON_PURPOSE = {
@@ -358,9 +358,9 @@ WITHOUT_EFFECT = [
      "--temperature 1 --top_p 0.5 --top_k 2 --min_p 0.1 --presence_penalty 1 --max_tokens 9 --seed 4 --max_retries 2"
      " --constrained_decoding never --num_generated_outputs 2 --retry_failed",
      "with --choose, for no text is generated\n  leave out --choose, or leave {} out"),
-    ("baselines.py", "", "--num_contexts 4 --unranked --best_first --trim_items",
+    ("baselines.py", "", "--num_contexts 4 --unranked --trim_items",
      "without --rag, for the prompt has no posts\n  give --rag, or leave {} out"),
-    ("baselines.py", "--method m.py", "--rag --choose likelihood --best_first --trim_items --retry_failed",
+    ("baselines.py", "--method m.py", "--rag --choose likelihood --trim_items --retry_failed",
      "with --method, which decides itself what to ask\n  leave {} out"),
     ("baselines.py", "", "--model critic=m --set n=4", "without --method\n  give --method, or leave {} out"),
     *((script, mode, "--retry_failed", "with --overwrite, which asks for everything again\n  leave {} out")
@@ -410,9 +410,6 @@ WITHOUT_EFFECT = [
     ("utils/make_table.py", "", "--paper_table 3", "without --paper\n  give --paper, or leave {} out"),
     ("utils/make_table.py", "", "--overwrite", NO_OUTPUT),
     ("utils/compare_evaluators.py", "", "--overwrite", NO_OUTPUT),
-    ("utils/evaluate_plans.py", "", "--overwrite", NO_OUTPUT),
-    ("utils/evaluate_plans.py", "--embedding_model none", "--embedding_threshold 0.5 --cache_dir d --device cpu",
-     "with --embedding_model none\n  leave {} out"),
     ("utils/human_evaluation.py", "--collect f",
      "--ask pairs --inputs_addr d --system s --show details --draw 4 --raters r --overlap 2 --seed 3",
      "with --collect, for the study is made\n  leave {} out"),
@@ -495,7 +492,6 @@ def test_every_such_rule_is_tried_and_is_of_flags_that_are_there(parser_of):
         ("retrieval/rank_dataset.py", ENCODER),
         ("retrieval/rank_dataset.py", f"--ranker contriever --seed 4 {ENCODER}"),
         ("utils/make_table.py", "--paper m --paper_table 3 --output_addr t.md --overwrite"),
-        ("utils/evaluate_plans.py", "--embedding_model m --embedding_threshold 0.5 --cache_dir d --device cpu"),
         ("utils/preflight.py", f"--model_addr m {MEMORY} --cache_dir d --max_model_len 9"),
         ("utils/preflight.py", "--model_addr m --openai --api_key_addr k --cache_dir d --max_model_len 9"),
         ("utils/preflight.py", "--evaluator_llm m --max_tokens 4 --strategy direct"),

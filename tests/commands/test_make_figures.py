@@ -30,6 +30,7 @@ from utils.tables.paper_figures import (
 )
 from utils.tables.score_table import Row
 from utils.tables.system_scores import Point, columns_of
+from utils.tables.training_figure import training_figure
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests" / "data" / "mini_lampqa"
@@ -648,3 +649,34 @@ def test_unscored_as_zero_is_the_tables_rule(score_file, drawn):
     assert (left_out, as_zero) == (1.0, 0.75)  # 2 and no verdict: (1 + 2 / 4) / 2
     with pytest.raises(UserError, match="--unscored_as_zero: not for --figure 4"):
         main(["--figure", "4", "--agreement_addr", "a.json", "--output_addr", "f", "--unscored_as_zero"])
+
+
+# A training
+
+
+def log_of(folder, *entries, end="\n"):
+    folder.mkdir()
+    (folder / "training_log.jsonl").write_text("\n".join(map(json.dumps, entries)) + end)
+
+
+def test_a_training_is_drawn_as_far_as_it_went(tmp_path):
+    """With a last line that the run is still writing, and values that no axis can hold."""
+    entries = [{"step": 2, "loss": 2.5}, {"step": 1, "loss": 3.0}, {"step": 3, "loss": float("nan")}]
+    entries += [{"step": 2, "eval_loss": 2.75, "eval_aspect_recall": 0.25}, {"step": 4, "loss": 1e300}]
+    log_of(tmp_path / "planner", *entries, end='\n{"step": 5, "lo')
+    figure = training_figure(str(tmp_path / "planner"))
+    drawn = [[line.get_xydata().tolist() for line in panel.lines] for panel in figure.axes]
+    assert drawn == [[[[1, 3.0], [2, 2.5]], [[2, 2.75]]], [[[2, 0.25]]]]
+    flags = ["--training_dir", f"{tmp_path}/planner", "--output_addr", f"{tmp_path}/t"]
+    assert main(["--figure", "training", *flags]) == 0
+    assert (tmp_path / "t.png").stat().st_size > 1000 and (tmp_path / "t.pdf").exists()
+
+
+@pytest.mark.parametrize(
+    ("entries", "problem"),
+    [([{"step": 1, "lr": 1}], "holds no loss yet"), ([{"loss": 1}], "line 1 is damaged"), ([[1]], "line 1 is damaged")],
+)
+def test_a_log_that_cannot_be_drawn(tmp_path, entries, problem):
+    log_of(tmp_path / "planner", *entries)
+    with pytest.raises(UserError, match=problem):
+        training_figure(str(tmp_path / "planner"))

@@ -24,12 +24,10 @@ COMMANDS = {  # what is written, and by what
     "t.csv": f"make_table {SYSTEMS} --format csv --output_addr t.csv",
     "c.json": "compare_evaluators --human_addr human.json --evaluator Aspects plan_scores.json rag_scores.json "
     "--output_addr c.json",
-    "p.json": "evaluate_plans --inputs_addr data.json --plans_addr plans.json --embedding_model none "
-    "--output_addr p.json",
     "r.html": "report --inputs_addr data.json --system RAG rag.json rag_scores.json --output_addr r.html",
     "f.png": f"make_figures --figure 3 {SYSTEMS} --output_addr f",
     "f.pdf": f"make_figures --figure 3 {SYSTEMS} --output_addr f",
-    "planner/training.png": "plot_training --output_dir planner",
+    "planner/training.png": "make_figures --figure training --training_dir planner --output_addr planner/training",
     "s.png": "dataset_statistics --inputs_addr data.json --plot_addr s.png",
 }
 ALL = pytest.mark.parametrize("name", COMMANDS)

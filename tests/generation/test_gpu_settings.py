@@ -1,4 +1,4 @@
-"""--batch_invariant and --enforce_eager on a GPU: who may have them, what vLLM is told, what the manifest says.
+"""VLLM_BATCH_INVARIANT and --enforce_eager on a GPU: who may have them, what vLLM is told, what the manifest says.
 
 No GPU need be here: nvidia-smi is a script that prints what the real one would, torch is told that there is a GPU, and
 vllm is a package of a few lines that answers with what it finds in its environment.
@@ -6,8 +6,6 @@ vllm is a package of a few lines that answers with what it finds in its environm
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from tiny_chat import save_tiny_chat
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
 NAME = "VLLM_BATCH_INVARIANT"
-REFUSAL = "error: --batch_invariant (VLLM_BATCH_INVARIANT=1) needs a GPU of compute capability 8.0 or more; "
+REFUSAL = "error: VLLM_BATCH_INVARIANT=1 needs a GPU of compute capability 8.0 or more; "
 ON_A_GPU = "import torch; torch.cuda.is_available = lambda: True"
 NVIDIA_SMI = """#!/bin/sh
 case "$*" in *compute_cap*) echo "0, Pretended GPU, {}"; echo "1, Pretended GPU, 9.0";;
@@ -114,10 +112,9 @@ def manifest_of(path):
 @pytest.mark.parametrize(
     ("capability", "flags", "variable", "found", "recorded"),
     [
-        ("9.0", ["--batch_invariant"], None, "1 1", True),
-        ("8.0", ["--batch_invariant", "--tensor_parallel_size", "2"], None, "1 1", True),
+        ("8.0", ["--tensor_parallel_size", "2"], "1", "1 1", True),
         ("12.0", [], "1", "1 1", True),
-        ("[N/A]", ["--batch_invariant"], "0", "1 1", True),  # a part of a GPU
+        ("[N/A]", [], "1", "1 1", True),  # a part of a GPU
         ("7.5", [], "0", "0 0", False),
         ("7.5", [], None, "None None", False),
     ],
@@ -140,7 +137,6 @@ def test_vllm_and_its_processes_are_told_and_the_manifest_says_so(
         (["--num_generated_outputs", "257", "--data_parallel_size", "2"], True, "no CUDA graphs for 257 outputs"),
         (["--no-enforce_eager"], False, None),
         (["--num_generated_outputs", "257", "--enforce_eager"], True, None),
-        (["--batch_invariant"], False, None),
     ],
 )
 def test_few_outputs_have_no_graphs_captured(run, tmp_path, flags, eager, said):
@@ -152,38 +148,19 @@ def test_few_outputs_have_no_graphs_captured(run, tmp_path, flags, eager, said):
 
 def test_a_run_may_go_on_without_it(run):
     """On another kind of GPU, say: it is no setting that makes an output another one's."""
-    run("9.0", "--batch_invariant")
+    assert "enforce_eager False\n" in run("9.0", variable="1").errors
     assert "already finished" in run("7.5").printed
 
 
-@pytest.mark.parametrize(("flags", "variable"), [(["--batch_invariant"], None), ([], "1")])
-def test_an_older_gpu_is_refused_before_vllm_is_imported(run, tmp_path, flags, variable):
-    done = run("7.5", *flags, variable=variable, code=2)
+def test_an_older_gpu_is_refused_before_vllm_is_imported(run, tmp_path):
+    done = run("7.5", variable="1", code=2)
     assert done.errors.splitlines()[-1] == f"{REFUSAL}here it is 7.5"
     assert not (tmp_path / "answers.json").exists()
 
 
-@pytest.mark.parametrize(("flags", "variable"), [(["--batch_invariant"], "0"), ([], "1")])
-def test_on_a_cpu_it_is_refused(warm, model, tmp_path, flags, variable):
+def test_on_a_cpu_it_is_refused(warm, model, tmp_path):
     """vLLM itself dies of it in the first step."""
-    arguments = ["--model_addr", model, "--inputs_addr", SAMPLE, "--output_addr", tmp_path / "answers.json", *flags]
-    environment = {**os.environ, NAME: variable, "CUDA_VISIBLE_DEVICES": ""}
+    arguments = ["--model_addr", model, "--inputs_addr", SAMPLE, "--output_addr", tmp_path / "answers.json"]
+    environment = {**os.environ, NAME: "1", "CUDA_VISIBLE_DEVICES": ""}
     done = warm.run("baselines", arguments, live_in=(str(ROOT), environment))
     assert (done.returncode, done.errors.splitlines()[-1]) == (2, f"{REFUSAL}none is here")
-
-
-@pytest.mark.parametrize("script", ["baselines", "planpers", "evaluate_responses"])
-def test_a_model_behind_an_api_is_refused(tmp_path, script, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    (tmp_path / "answers.json").write_text(json.dumps({"x": [{"output": "An answer."}]}))
-    more = {
-        "baselines": ["--model_addr", "some-model", "--output_addr", "out.json"],
-        "planpers": ["--model_addr", "some-model", "--output_addr", "out.json", "--gold_plan", "--unranked"],
-        "evaluate_responses": ["--evaluator_llm", "some-model", "--response_addr", tmp_path / "answers.json",
-                               "--score_addr", "out.json"],
-    }[script]  # fmt: skip
-    command = [sys.executable, ROOT / f"{script}.py", "--inputs_addr", SAMPLE, "--openai", "--batch_invariant", *more]
-    done = subprocess.run(list(map(str, command)), cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 2
-    assert "error: --batch_invariant: is for models that run here, not behind --openai" in done.stderr
-    assert not (tmp_path / "out.json").exists()

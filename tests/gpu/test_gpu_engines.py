@@ -215,12 +215,13 @@ def test_two_copies_share_the_questions(machine, tmp_path, figure):
     assert sum(a[:20] == b[:20] for a, b in zip(one, two, strict=True)) >= len(one) / 2
 
 
-def test_batch_invariant_answers_are_the_same_twice(machine, tmp_path, figure):
+def test_batch_invariant_answers_are_the_same_twice(machine, tmp_path, figure, monkeypatch):
     if not machine.num_gpus:
-        pytest.skip("--batch_invariant needs a GPU")
-    whole = answer(machine, tmp_path / "whole.json", "--batch_invariant", one_gpu=True)
-    again = answer(machine, tmp_path / "again.json", "--batch_invariant", one_gpu=True)
-    part = answer(machine, tmp_path / "part.json", "--batch_invariant", "--limit", 3, one_gpu=True)
+        pytest.skip("VLLM_BATCH_INVARIANT=1 needs a GPU")
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    whole = answer(machine, tmp_path / "whole.json", one_gpu=True)
+    again = answer(machine, tmp_path / "again.json", one_gpu=True)
+    part = answer(machine, tmp_path / "part.json", "--limit", 3, one_gpu=True)
     same = [sum(a == b for a, b in zip(whole, other, strict=False)) for other in (again, part)]
     figure(f"{same[0]} of {len(whole)} are the same again, {same[1]} of {len(part)} in a smaller batch")
     assert again == whole and part == whole[:3]

@@ -342,7 +342,6 @@ MODEL_FLAGS = {  # with --openai, and without
         "--evaluator_llm", f"--inputs_addr {SAMPLE} --response_addr ANSWERS --score_addr OUT", True,
     ),
     "retrieval/rank_dataset.py": ("--model_name", f"--input_dataset_addr {SAMPLE} --output_dataset_addr OUT", False),
-    "utils/evaluate_plans.py": ("--embedding_model", f"--inputs_addr {SAMPLE} --plans_addr PLANS", False),
     "train_planner.py": ("--model_addr", f"--unranked --inputs_addr {SAMPLE} --output_dir OUT", False),
 }  # fmt: skip
 OUR_FLAG = "  or is it a model behind an API: did you mean --openai?\n"

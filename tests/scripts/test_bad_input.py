@@ -49,9 +49,7 @@ COMMANDS = {
     "--output_addr made/merged_scores.json",
     "table": "utils/make_table.py --system RAG scores.json --output_addr made/table.md",
     "show": "utils/show_answers.py --inputs_addr data.json --response_addr responses.json --score_addr scores.json",
-    "evaluate plans": "utils/evaluate_plans.py --embedding_model none --inputs_addr data.json --plans_addr plans.json "
-    "--output_addr made/plan_scores.json",
-    "plot": "utils/plot_training.py --output_dir planner",
+    "training curve": "utils/make_figures.py --figure training --training_dir planner --output_addr drawn/training",
     "compare": "utils/compare_evaluators.py --evaluator Café scores.json other.json --evaluator Pairs pairs.json "
     "--human_addr humans.json --output_addr made/evaluators.json",
     "figure 2": "utils/make_figures.py --figure 2 --system 0 scores.json --system 10 other.json --output_addr drawn/2",
@@ -78,16 +76,15 @@ DATASET = {
     "merge": "",
     "merge scores": "rubric_aspects",
     "show": "",
-    "evaluate plans": "rubric_aspects",
     "figure 5": "",
     "train": "profile rubric_aspects",
     "train, validation": "profile rubric_aspects",
 }
-EACH_SCRIPT = ["none", "planpers", "evaluate", "rank", "merge", "show", "evaluate plans", "train"]
+EACH_SCRIPT = ["none", "planpers", "evaluate", "rank", "merge", "show", "train"]
 READERS = {
     "data.json": list(DATASET),
     "responses.json": ["evaluate", "show"],
-    "plans.json": ["planpers", "evaluate plans"],
+    "plans.json": ["planpers"],
     "scores.json": ["table", "show", "compare", "figure 2"],
     "other.json": ["compare"],
     "pairs.json": ["compare"],
@@ -583,7 +580,6 @@ ID_DAMAGES = [
     ("evaluate", "responses.json", {"q2": [{"output": "a"}]}, "its ids are not the dataset's"),
     ("show", "responses.json", {"q1": MISSING}, "scores.json: id 'q1' is not in the dataset and the responses"),
     ("planpers", "plans.json", {"q1": MISSING}, "lacks 1 of the 2 plans of this run: 'q1'"),
-    ("evaluate plans", "plans.json", {"q1": MISSING}, "only a part of the questions has a plan"),
     ("compare", "humans.json", {"q0": MISSING, "q1": MISSING}, "has no question in common with --evaluator "),
 ]
 
@@ -618,7 +614,7 @@ def test_a_bad_line_in_a_training_log(inputs, server, capsys, damage):
     log = inputs / "planner/training_log.jsonl"
     write(log, LOG_DAMAGES[damage] + b"\n" + log.read_bytes())
     expected = r"planner/training_log\.jsonl: line 1 is damaged; delete that line"
-    refuse(inputs, COMMANDS["plot"], server.url, capsys, expected)
+    refuse(inputs, COMMANDS["training curve"], server.url, capsys, expected)
 
 
 @pytest.mark.parametrize(
@@ -635,7 +631,7 @@ def test_a_bad_line_in_a_training_log(inputs, server, capsys, damage):
 )
 def test_a_training_log_that_is_none(inputs, server, capsys, damage, expected):
     FILE_DAMAGES[damage][0](inputs / "planner/training_log.jsonl")
-    refuse(inputs, COMMANDS["plot"], server.url, capsys, rf"planner/training_log\.jsonl: ({expected})")
+    refuse(inputs, COMMANDS["training curve"], server.url, capsys, rf"planner/training_log\.jsonl: ({expected})")
 
 
 # A study, which is TOML: an empty one is whole
@@ -751,7 +747,7 @@ def test_a_file_that_may_not_be_read(folder, server, capsys, command, name):
     ("command", "name"),
     [
         (f"{COMMANDS['rag']} --prompts_dir prompts", "prompts/rag.txt"),
-        (COMMANDS["plot"], "planner/training_log.jsonl"),
+        (COMMANDS["training curve"], "planner/training_log.jsonl"),
         (COMMANDS["study"], "study.toml"),
     ],
 )
@@ -970,13 +966,13 @@ def test_a_pipe_beside_a_finished_output(folder, server, capsys, command):
 # Folders and files of models, caches and keys
 
 PLACES = {
-    "plot, a file for the folder": ("utils/plot_training.py --output_dir data.json", "--output_dir data.json: not a f"),
-    "plot, no folder": ("utils/plot_training.py --output_dir nowhere", "--output_dir nowhere: no such folder"),
-    "plot, onto a folder": (f"{COMMANDS['plot']} --plot_addr prompts", "prompts: is a folder"),
-    "plot, below a file": (f"{COMMANDS['plot']} --plot_addr data.json/x.png", "data.json/x.png: cannot be written"),
-    "plot, onto the log": (
-        f"{COMMANDS['plot']} --plot_addr planner/training_log.jsonl",
-        r"planner/training_log\.jsonl: is an input too",
+    "training curve, a file for the folder": (
+        COMMANDS["training curve"].replace("planner", "data.json"),
+        "data.json/training_log.jsonl: ",
+    ),
+    "training curve, no folder": (
+        COMMANDS["training curve"].replace("planner", "nowhere"),
+        "nowhere/training_log.jsonl: ",
     ),
     "figure, onto a folder": (COMMANDS["figure 5"].replace("drawn/5", "prompts"), "--output_addr prompts: a folder; g"),
     "figure, below a file": (
@@ -1127,8 +1123,7 @@ def test_a_copy_of_the_dataset_that_is_damaged(folder, server, capsys, content):
         ("merge", "a huge integer", "data.json"),
         ("table", "NaN", "scores.json"),
         ("show", "/dev/null", "responses.json"),
-        ("evaluate plans", "a folder", "plans.json"),
-        ("plot", "a pipe", "planner/training_log.jsonl"),
+        ("training curve", "a pipe", "planner/training_log.jsonl"),
         ("compare", "cut short", "humans.json"),
         ("figure 4", "a list of numbers", "made/evaluators.json"),
         ("figure 5", "a key twice", "data.json"),
@@ -1169,8 +1164,6 @@ def chain(folder, url, capsys):
     judge = COMMANDS["evaluate"].replace("responses.json", "new/rag.json").replace("made", "new")
     said += work(judge, url, capsys)
     said += work(COMMANDS["show"].replace("responses", "new/rag").replace("scores", "new/scores"), url, capsys)
-    plans = COMMANDS["evaluate plans"].replace("plans.json", "new/gold.json.plans.json").replace("made", "new")
-    said += work(plans, url, capsys)
     return said + work(COMMANDS["table"].replace("scores.json", "new/scores.json").replace("made", "new"), url, capsys)
 
 

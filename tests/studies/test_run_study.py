@@ -518,7 +518,6 @@ REFERENCE = ["--planner_target", "reference", *PROMPTS]
     [
         ("rank", ["--pooling", "cls", "--normalize"], {"pooling", "normalize"}),
         ("rank", ["--unit", "session"], {"unit"}),
-        ("rag", ["--best_first"], {"best_first"}),
         ("rag", ["--trim_items"], {"trim_items"}),
         ("judge", ["--verdicts", "probability"], {"temperature", "top_p", "max_tokens", "seed"}),
         ("judge", ["--num_verdicts", "3", "--temperature", "0.7"], {"num_verdicts", "temperature"}),

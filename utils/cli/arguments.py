@@ -60,9 +60,6 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     add("--enforce_eager", action=argparse.BooleanOptionalAction,
         help="no CUDA graphs: starts sooner, runs slower (default: where the outputs are few; always so on a CPU)")
     add_reasoning_argument(group)
-    add("--batch_invariant", action="store_true",
-        help="compute an output as if it were asked alone, so that shards and resumed runs write what one run would; "
-        "slower, and for GPUs of compute capability 8.0 or more (off; VLLM_BATCH_INVARIANT=1 does the same)")
 
     group = parser.add_argument_group("API")
     add_key_arguments(group)

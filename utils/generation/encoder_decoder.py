@@ -111,7 +111,6 @@ def refuse_flags(args: Namespace) -> None:
         ("--num_generated_outputs", args.num_generated_outputs > 1, "beam search writes one answer"),
         ("--tensor_parallel_size", args.tensor_parallel_size > 1, "it runs on one GPU"),
         ("--data_parallel_size", args.data_parallel_size > 1, "it runs on one GPU; take --num_shards"),
-        ("--batch_invariant", args.batch_invariant, "that is of vLLM"),
         *((f"--{name}", vars(args)[name] not in (None, {}), "beam search does not sample, and it has no chat template")
           for name in FURTHER),
         ("--reasoning_parser", args.reasoning_parser is not None, "it writes no thoughts"),

@@ -21,7 +21,7 @@ from utils.generation.requests import Engine
 from utils.generation.store import ModelStore
 from utils.generation.thinking import end_thoughts, find_thoughts, settle_tokens
 from utils.generation.trimming import Entry, fit_trimmed
-from utils.generation.vllm_engine import BATCH_INVARIANT, VLLMEngine, is_batch_invariant
+from utils.generation.vllm_engine import VLLMEngine, is_batch_invariant
 from utils.models.hub import adapter_base, check_model, model_fingerprint, suggesting_openai
 from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
 
@@ -97,11 +97,6 @@ def identify_model(args: Namespace, model_addr: str) -> str:
         if not args.cached_only:
             read_api_key(args.api_key_addr)
         check_proxies()
-        if args.batch_invariant:
-            raise UserError(
-                "--batch_invariant: is for models that run here, not behind --openai\n"
-                f"  a planner here, or a vLLM server of your own, heeds {BATCH_INVARIANT}=1 in its environment"
-            )
         return args.model_id or model_addr
     with suggesting_openai():
         return identify_local_model(model_addr, args.cache_dir)

@@ -54,15 +54,14 @@ class VLLMEngine:
             outputs: how many are to be written; where these are few, and `args.enforce_eager` is None, it becomes True.
 
         UserError where a GPU is here that torch cannot use, has less free memory than --gpu_memory_utilization asks
-        for, or cannot do --batch_invariant.
+        for, or cannot do VLLM_BATCH_INVARIANT=1.
         """
         announce(f"loading {' and '.join(models)} (this may take a minute or more)")
         _quiet_libraries(args.log_level)
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # vLLM would report every start
         on_gpu, count = has_gpu(), count_gpus(args)
-        if args.batch_invariant or is_batch_invariant():
+        if is_batch_invariant():
             _check_batch_invariance(count, on_gpu)
-            os.environ[BATCH_INVARIANT] = "1"  # before vllm is imported, which reads it; its processes inherit it
         adapters = [model for model in models if adapter_base(model)]
         base = next((model for model in models if model not in adapters), None) or adapter_base(models[0])
         if on_gpu:
@@ -234,7 +233,7 @@ def sampling_params(sampling: Sampling, own_sampling: Mapping[str, Any] = Mappin
 
 
 def is_batch_invariant() -> bool:
-    """Is vLLM told to compute an output as if it stood alone in its batch, by the flag or the user's environment?"""
+    """Does the user's environment tell vLLM to compute an output as if it stood alone in its batch?"""
     return os.environ.get(BATCH_INVARIANT, "0") not in ("", "0")
 
 
@@ -281,7 +280,7 @@ def _choose_eager(args: Namespace, outputs: int) -> None:
 
     A guess, for no GPU has been measured (tests/gpu does): compiling and capturing take half a minute and more, and
     graphs save up to 10 ms a step, of which such a batch has as many as its longest output has tokens. With
-    --batch_invariant an output must not hang on how many others are asked for.
+    VLLM_BATCH_INVARIANT=1 an output must not hang on how many others are asked for.
     """
     if args.enforce_eager is None:
         args.enforce_eager = outputs <= AT_A_TIME * args.data_parallel_size and not is_batch_invariant()
@@ -310,7 +309,7 @@ def _check_gpus(args: Namespace, base: str) -> None:
 
 def _check_batch_invariance(count: int, on_gpu: bool) -> None:
     """Refuse the mode where vLLM hasn't got it: on a CPU it would die of it in the first step."""
-    what = f"--batch_invariant ({BATCH_INVARIANT}=1) needs a GPU of compute capability {BATCH_INVARIANT_FROM} or more"
+    what = f"{BATCH_INVARIANT}=1 needs a GPU of compute capability {BATCH_INVARIANT_FROM} or more"
     if not on_gpu:
         raise UserError(f"{what}; none is here")
     # What is not told is a part of a GPU (MIG), which only those have that are new enough.

@@ -194,37 +194,23 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def same_title(a: str, b: str) -> bool:
-    """The same words in the same order, whatever their case and what stands between them."""
-    return (_words(a) or a) == (_words(b) or b)
-
-
 def word_overlap(a: str, b: str) -> float:
     """Dice coefficient of two titles' distinct words, function words left out: 2 |A & B| / (|A| + |B|), 0 to 1."""
     words_a, words_b = _content_words(a), _content_words(b)
     return 2 * len(words_a & words_b) / (len(words_a) + len(words_b))
 
 
-def share_words(a: str, b: str, threshold: float = WORDS_THRESHOLD) -> bool:
-    """Their `word_overlap` is at least `threshold`."""
-    return word_overlap(a, b) >= threshold
+def aspect_recall(gold: Sequence[str], planned: Sequence[str]) -> float:
+    """Share of the gold titles that match any planned one, 0 to 1: `word_overlap` of at least `WORDS_THRESHOLD`.
 
-
-def coverage(wanted: Sequence[str], given: Sequence[str], matches: Callable[[str, str], bool]) -> float:
-    """Share of the `wanted` titles that match any of the `given`, 0 to 1; one may match several, of none it is 0.
-
-    With the gold titles wanted it is a plan's recall, with the planned ones wanted its precision.
+    A planned title may match several; of no gold titles it is 0.
     """
-    if not wanted:
+    if not gold:
         return 0.0
-    return sum(any(matches(title, other) for other in given) for title in wanted) / len(wanted)
-
-
-def _words(title: str) -> list[str]:
-    return re.findall(r"\w+", title.casefold())
+    return sum(any(word_overlap(title, other) >= WORDS_THRESHOLD for other in planned) for title in gold) / len(gold)
 
 
 def _content_words(title: str) -> set[str]:
     """Its distinct words without function words; all of them where it has no others; itself where it has no words."""
-    words = set(_words(title))
+    words = set(re.findall(r"\w+", title.casefold()))
     return words - _FUNCTION_WORDS or words or {title}

@@ -15,7 +15,7 @@ from trl import SFTConfig, SFTTrainer
 from utils.generation.chat import LocalChat
 from utils.models import devices
 from utils.parsing import Parsed
-from utils.parsing.plans import coverage, plan_parser, share_words
+from utils.parsing.plans import aspect_recall, plan_parser
 from utils.planner.card import make_card
 from utils.planner.examples import Example
 from utils.training import NO_LOSS, base_model
@@ -149,7 +149,7 @@ class PlannerTrainer(Resumable, SFTTrainer):
 
         def figures(example: Example) -> tuple[float, bool]:
             planned = self._parse(*self._generate(example)).value
-            return coverage(example.aspects, planned or [], share_words), planned is None
+            return aspect_recall(example.aspects, planned or []), planned is None
 
         recall, without = self._sum_over(self._sample, figures)
         return {

@@ -148,7 +148,7 @@ def check_models(study: Study, pending: list[Pending], is_submitted: bool) -> No
     """Raise UserError where a model cannot be loaded, or asked, by the commands that are to do so."""
     checked, made = set(), {output for one in pending for output in one.step.outputs}
     for step, args, name in models_of(pending):
-        decisive = ("openai", "base_url", "batch_invariant", "cache_dir", "fusion")
+        decisive = ("openai", "base_url", "cache_dir", "fusion")
         template = json.dumps(template_variables(args))
         what = (step.kind, name, template, *(getattr(args, flag, None) for flag in decisive))
         if what in checked or name in made:
