@@ -65,7 +65,7 @@ def build_parser() -> cli.FlagParser:
     add("--method", metavar="FILE",
         help="Python file with your own method, async def answer(record, ask), or the name of one in utils/methods")
     add("--model", type=named_model, action="append", metavar="NAME=MODEL[@URL][,FLAG=VALUE]",
-        help="another model for --method, asked by ask(..., model=NAME), with @URL behind that API; FLAG is its own "
+        help="another model for --method, asked by ask(..., model=NAME). @URL: address of its API. FLAG: its own "
         "api_key_addr, model_id, price_in, price_out or price_cached; repeatable (default: none)")
     add("--set", type=named, action="append", metavar="NAME=VALUE",
         help="setting for --method, read as ask.settings[NAME]; repeatable (default: none)")

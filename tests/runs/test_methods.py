@@ -104,7 +104,7 @@ def test_an_outage_ends_the_run_early(runs, capsys):
     runs.server.reply = lambda request: reply(request) if len(runs.server.requests) <= 6 else Reply("no", status=503)
     runs.run("--max_retries", 0, code=1)
     errors = capsys.readouterr().err
-    assert "nothing is answered any more, so the run ends early" in errors
+    assert "nothing is answered any more, so no more is asked of this model" in errors
     assert len(runs.server.requests) < 6 + 5 * 4 * 4  # the library makes a request four times
     runs.server.reply = reply
     runs.run()
@@ -258,7 +258,7 @@ numbers = itertools.count()
 async def answer(record, ask):
     return await ask("Number {number}: {question}", number=next(numbers))
 """)
-    with pytest.raises(UserError, match="the method asks something else than when it was run before\n  it must"):
+    with pytest.raises(UserError, match="the method makes other calls than in its previous run\n  it must"):
         runs.run()
     assert runs.server.requests == []
 
@@ -319,11 +319,11 @@ def test_a_key_that_the_server_refuses_ends_the_run(runs):
 def test_a_dry_run_counts_first_calls(runs, capsys):
     assert runs.run("--dry_run") == 0
     printed = capsys.readouterr().out
-    assert "13 records: 0 are in the store whole, 13 ask now\n13 first calls, " in printed
+    assert "13 records: 0 are complete in the store, 13 need calls\n13 first calls, " in printed
     assert not runs.output.parent.exists() or not list(runs.output.parent.iterdir())
     runs.run("--limit", 3)
     runs.run("--dry_run")
-    assert "13 records: 3 are in the store whole, 10 ask now" in capsys.readouterr().out
+    assert "13 records: 3 are complete in the store, 10 need calls" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("flags", [["--rag"], ["--retry_failed"], ["--openai_batch"], ["--set", "nothing"]])
@@ -400,7 +400,7 @@ def test_a_model_that_is_not_given_is_told(runs, capsys):
     runs.write(CRITIC)
     assert runs.run(code=1) == len(IDS)
     assert "no model 'critic'; there is generator (--model NAME=ADDRESS adds one)" in capsys.readouterr().err
-    with pytest.raises(UserError, match="--model generator=x: there is a model of that name"):
+    with pytest.raises(UserError, match="--model generator=x: the name is taken"):
         runs.run("--model", "generator=x")
 
 

@@ -14,6 +14,7 @@ from method_runs import IDS, ROOT, SAMPLE, TWO_CALLS, Scripted, reply
 
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
+from utils.generation.requests import UnavailableError
 from utils.runs import methods
 
 # Of a method whose bare `except` outlives its run.
@@ -195,7 +196,7 @@ async def answer(record, ask):
     return "made up"
 """)
     assert runs.run(code=1) == len(IDS) and runs.answers == {}
-    assert "gave up a call (a timeout?), so its answer hangs on the clock" in capsys.readouterr().err
+    assert "cancelled a call (a timeout?), so its answer depends on timing" in capsys.readouterr().err
 
 
 def test_a_loop_without_an_end_ends(runs, monkeypatch, capsys):
@@ -249,7 +250,7 @@ async def answer(record, ask):
     await ask("none")
     return await ask("Number {number}: {question}", number=random.random())
 """)
-    with pytest.raises(UserError, match="the method asks something else than when it was run before"):
+    with pytest.raises(UserError, match="the method makes other calls than in its previous run"):
         runs.run()
     assert len(runs.server.requests) == 2 * len(IDS) and not runs.output.exists()
 
@@ -274,7 +275,7 @@ def test_fewer_answers_replace_none(runs, capsys):
     whole = runs.output.read_bytes()
     runs.write("async def answer(record, ask):\n    raise KeyError('a bug')\n")
     assert runs.run(code=1) == 0 and runs.output.read_bytes() == whole
-    assert "answers.json: left as it is, with more answers than these 0" in capsys.readouterr().err
+    assert "answers.json: kept, because it has more answers than this run (0)" in capsys.readouterr().err
     runs.write('async def answer(record, ask):\n    return "one" if record["id"] == ' + repr(IDS[0]) + " else None\n")
     with pytest.raises(UserError, match="has 13 answers, and this command makes 1\n"):
         runs.run()
@@ -426,3 +427,116 @@ def test_a_helper_of_a_name_that_is_ours(runs):
     runs.write("from prompts import MINE\n" + TWO_CALLS)
     with pytest.raises(UserError, match=r"--method .*mine.py: imports prompts, which is also a module of this project"):
         runs.run()
+
+
+# Methods that hide what they do
+
+
+@pytest.mark.parametrize("wait", ["wait_for(call, 0.5)", "wait({asyncio.ensure_future(call)}, timeout=0.5)"])
+def test_a_new_call_that_is_given_up_while_it_waits_gives_no_answer(runs, wait, monkeypatch):
+    monkeypatch.setattr(methods, "PATIENCE", 2)
+    runs.write(f"""
+import asyncio, time
+
+async def answer(record, ask):
+    call = ask("Say {{question}} {{t}}", t=time.time_ns())
+    try:
+        await asyncio.{wait}
+    except TimeoutError:
+        pass
+    return "made up"
+""")
+    with pytest.raises(UserError, match="makes other calls than in its previous run"):
+        runs.run()
+    assert runs.server.requests == [] and not runs.output.exists()
+
+
+@pytest.mark.parametrize("line", ["sys.exit(0)", 'await ask("none", parse=lambda text: sys.exit(0))'])
+def test_a_method_that_exits(runs, line):
+    runs.write(f"import sys\n\nasync def answer(record, ask):\n    {line}\n")
+    with pytest.raises(UserError, match=r"the method called sys\.exit"):
+        runs.run()
+
+
+def test_no_key_goes_to_another_server_and_no_model_is_taken_for_another(runs):
+    runs.write(CRITIC)
+    with pytest.raises(UserError, match="give its key too, ,api_key_addr=FILE"):
+        runs.run("--model", "critic=m@http://127.0.0.1:9/v1")
+    key = f",api_key_addr={runs.folder}/key.txt"
+    with pytest.raises(UserError, match="has another model's name; tell them apart, ,model_id=NAME"):
+        runs.run("--model", f"critic=some-model@http://127.0.0.1:9/v1{key}")
+    assert runs.server.requests == []
+
+
+def test_an_outage_of_one_model_keeps_what_others_answer(runs, monkeypatch):
+    class Failing(Scripted):
+        async def complete(self, model, prompt, sampling):
+            if self.role == "generator" and len(self.log) >= 6:
+                raise UnavailableError("the server failed")
+            return await super().complete(model, prompt, sampling)
+
+    runs.write(CRITIC)
+    log = []
+    monkeypatch.setattr("utils.runs.own_method.open_engines", lambda *given: {given[-1]: Failing(given[-1], log)})
+    runs.run("--model", "critic=other-model", code=1)
+    assert len(runs.answers) == 6 and read_manifest(runs.output)["missing"] == 7
+
+
+def test_a_record_can_be_changed_in_place(runs):
+    runs.write("""
+async def answer(record, ask):
+    ask.random.shuffle(record["profile"])
+    ask.settings["n"] = ask.settings.get("n", 0) + 1
+    first = record["profile"][0]["text"] if record["profile"] else ""
+    return await ask("{times} {first} {question}", times=ask.settings["n"], first=first)
+""")
+    assert runs.run() == len(IDS)
+
+
+def test_a_task_that_is_left_behind_asks_nothing_more(runs):
+    runs.write("""
+import asyncio
+
+async def forever(ask):
+    number = 0
+    while True:
+        await ask("Number {number}", number=number)
+        number += 1
+
+async def answer(record, ask):
+    asyncio.create_task(forever(ask))
+    return await ask("none")
+""")
+    with pytest.raises(UserError, match="makes other calls than in its previous run"):
+        runs.run()
+    assert len(runs.server.requests) < 5 * len(IDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("async def answer(record):\n    return 'a'\n", "`answer` must take two arguments, record and ask"),
+        ("async def answer(record, ask):\n    return await ask('none', n=0)\n", "ask: n is 0; give a number from 1 up"),
+        (
+            "async def answer(record, ask):\n    return await ask('none', max_tokens=-5)\n",
+            "ask: max_tokens is -5; give",
+        ),
+        (
+            "import re\n\nasync def answer(r, ask):\n    return await ask('Say', parse=re.compile('x').search)\n",
+            "",
+        ),
+        (
+            "import asyncio\n\nasync def fail():\n    raise KeyError('deep')\n\nasync def answer(r, ask):\n"
+            "    async with asyncio.TaskGroup() as group:\n        group.create_task(fail())\n",
+            "mine.py, line 4: KeyError: 'deep'",
+        ),
+    ],
+)
+def test_mistakes_are_told_by_their_line(runs, text, told, capsys):
+    runs.write(text)
+    try:
+        runs.run(code=1)
+    except UserError as error:
+        assert told in str(error)
+    else:
+        assert told in capsys.readouterr().err

@@ -29,7 +29,6 @@ class Completions:
     """One model's completions.
 
     Attributes:
-        reused: how many came from the store.
         asked: how many were requested and kept.
     """
 
@@ -40,7 +39,7 @@ class Completions:
             cached_only: nothing is requested; what is missing is waited for until `WAIT_SECONDS` after the first look.
         """
         self.store = store
-        self.reused = self.asked = 0
+        self.asked = 0
         self.cached_only = cached_only
         self._waits_until: float | None = None  # on the clock of time.monotonic
         self._is_greedy_seeded = is_greedy_seeded
@@ -96,7 +95,6 @@ class Completions:
                 return None
             await asyncio.sleep(min(LOOK_SECONDS, self._waits_until - now))
             self.store.refresh()
-        self.reused += 1
         await asyncio.sleep(0)  # a signal is heard, and an engine, also where the store has everything
         return found
 
@@ -113,7 +111,7 @@ class Completions:
 
 
 class _Turn:
-    """Of two requests with one key that are under way at a time the second waits for the first."""
+    """The second of two concurrent requests with one key waits for the first."""
 
     def __init__(self, under_way: dict[str, asyncio.Event], key: str):
         self._under_way, self._key = under_way, key

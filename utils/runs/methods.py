@@ -10,6 +10,7 @@ it asked before is in the store.
 
 import ast
 import asyncio
+import copy
 import hashlib
 import importlib.util
 import inspect
@@ -53,7 +54,7 @@ VISIBLE = ("id", "task", "question", "profile")  # fields of a record that a met
 
 MOST_CALLS = 10_000  # of a record: a loop without an end pays for thousands in seconds
 TURNS = 20  # of the event loop, in which a method goes on that has what it awaits
-PATIENCE = 5  # seconds until a method that does something else between its calls is held to ask otherwise than before
+PATIENCE = 60  # seconds until a method that does something else between its calls is held to ask otherwise than before
 COUNTED = {  # of a role's calls, by what their records say
     "unusable": lambda call: call["value"] is None,
     "unfinished": lambda call: call.get("reason") == UNFINISHED,
@@ -80,6 +81,7 @@ class Question(Mapping):
 
     def __init__(self, record: Record, task: Task):
         self._record, self._task = record, task
+        self._copies: dict[str, Any] = {}
 
     def best(self, number: int) -> list[str] | History:
         """The texts of the best `number` items, in the order in which the benchmark's prompts have them."""
@@ -88,7 +90,9 @@ class Question(Mapping):
     def __getitem__(self, name: str) -> Any:
         if name not in VISIBLE:
             raise HiddenFieldError(f"record[{name!r}]: only the scorer may see it; a method sees {', '.join(VISIBLE)}")
-        return self._record[name]
+        if name not in self._copies:  # a method that changes it would ask otherwise when it is run again
+            self._copies[name] = copy.deepcopy(self._record[name])
+        return self._copies[name]
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in VISIBLE if name in self._record)
@@ -143,7 +147,7 @@ class Ask:
             before: `asked` of the record when it was run before.
             landed: called when an engine or the store has given what a call asks for.
         """
-        self.num_contexts, self.settings = shared.num_contexts, shared.settings
+        self.num_contexts, self.settings = shared.num_contexts, dict(shared.settings)
         self.random = random.Random(repr((shared.seed, key)))
         self.asked: set[str] = set()
         self.notes: dict[str, Any] = {}
@@ -153,7 +157,9 @@ class Ask:
         self._shared, self._record, self._key, self._engines = shared, record, key, engines
         self._before, self._landed = before, landed
         self._num_left = len(before)  # of them those that are still to be asked again
-        self._num_new = 0  # calls that wait until all of `before` is asked
+        self._num_new = 0  # calls that have waited until all of `before` is asked
+        self._is_over = False  # the method has returned
+        self.tasks: set[asyncio.Task] = set()  # the method's that have asked; asyncio alone would forget them
         self._has_asked_all = asyncio.Event()
         self._same: Counter[str] = Counter()  # how often each call was made
         self._by_number: dict[int, tuple[str, Piece]] = {}
@@ -186,16 +192,21 @@ class Ask:
             parse: from the text to a value, or None if it is unusable; it is then asked again with another seed
                 (default: for the benchmark's prompts the benchmark's own reader, for a text the text itself).
             model: the name of a model that --model gives (default: --model_addr).
-            n: how many times; returns a list of so many values.
+            n: how many samples; returns a list of that length.
             max_tokens, temperature: in place of the flags.
             values: for the other names in braces.
         """
+        if self.ended is not None or self._is_over:
+            await self._never()  # before all that needs a running loop: a loop over a bare `except` would spin
         if n is not None:
+            if type(n) is not int or n < 1:
+                raise ValueError(f"ask: n is {n!r}; give a number from 1 up")
             again = {"parse": parse, "model": model, "max_tokens": max_tokens, "temperature": temperature, **values}
             return list(await asyncio.gather(*(self(prompt, items=items, **again) for _ in range(n))))
         own = {"max_tokens": max_tokens, "temperature": temperature}
         own = {name: value for name, value in own.items() if value is not None}
         stage, request, its = self._make(model, prompt, items, parse, own, values)
+        self.tasks.add(asyncio.current_task())
         await self._wait_for_its_turn(its)
         number = len(self.asked)
         call = asyncio.create_task(answer_request(self._engines.get(model), request, stage))
@@ -230,11 +241,13 @@ class Ask:
         method.add_done_callback(lambda _: self._stirred.set())
         while not method.done() and self.ended is None:
             self._stirred.clear()
-            if self._under_way or not (self.needs or self._num_new):
+            if self._under_way or not (self.needs or self._waits):
                 await self._stirred.wait()
             elif not await self._goes_on():
-                self.asks_otherwise = self._num_new > 0
                 break
+        self._is_over = method.done()
+        # Also where the method did not wait for such a call until its end.
+        self.asks_otherwise = self.ended is None and self._waits
         while self._under_way:  # it is paid for, and goes into the store
             await asyncio.wait(self._under_way)
 
@@ -246,7 +259,7 @@ class Ask:
             task.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio complains
 
     async def _wait_for_its_turn(self, its: str) -> None:
-        """Of what is new until all that was asked before is asked again, which needs no new call's value.
+        """A new call waits until all earlier calls are made again, which needs no new call's value.
 
         A method that asks otherwise than before would else be paid for on every run.
         """
@@ -261,21 +274,22 @@ class Ask:
             self._has_asked_all.set()
         elif its not in self._before:
             self._num_new += 1
-            try:
-                await self._has_asked_all.wait()
-            finally:
-                self._num_new -= 1
+            await self._has_asked_all.wait()
 
     async def _goes_on(self) -> bool:
-        """Does a method that waits for calls make another one, or return?"""
+        """Return whether the method makes another call or returns within the limit."""
         for _ in range(TURNS):
             await asyncio.sleep(0)
             if self._stirred.is_set():
                 return True
-        if self._num_new:
+        if self._waits:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stirred.wait(), PATIENCE)
         return self._stirred.is_set()
+
+    @property
+    def _waits(self) -> bool:
+        return self._num_new > 0 and not self._has_asked_all.is_set()
 
     async def _never(self) -> None:
         # A future of its own each time: one that was cancelled is done, and a loop over it would spin.
@@ -302,6 +316,12 @@ class Ask:
             raise ValueError(f"ask: no model {role!r}; there is {', '.join(models)} (--model NAME=ADDRESS adds one)")
         if isinstance(items, str):
             raise ValueError("ask: items is one text; give a list of texts")
+        for flag, value, kinds in (
+            ("max_tokens", own.get("max_tokens", 1), int),
+            ("temperature", own.get("temperature", 0), float | int),
+        ):
+            if not isinstance(value, kinds) or value < (flag == "max_tokens"):
+                raise ValueError(f"ask: {flag} is {value!r}; give a number")
         if inspect.iscoroutinefunction(parse):
             raise ValueError("ask: parse is async; give a plain function of the text")
         model = models[role]
@@ -369,7 +389,7 @@ def reader(parse: Parser | Callable[[str], Any] | None) -> Parser:
             nothing("the method's parser found nothing usable") if value is None else Parsed(value, "strict", None, cut)
         )
 
-    return parse if getattr(parse, "__module__", "").startswith("utils.") else read
+    return parse if (getattr(parse, "__module__", None) or "").startswith("utils.") else read
 
 
 @dataclass(frozen=True)
@@ -414,6 +434,10 @@ def load_method(path: str) -> Method:
     answer = getattr(module, "answer", None)
     if not inspect.iscoroutinefunction(answer):
         raise UserError(f"--method {path}: has no `async def answer(record, ask)`")
+    try:
+        inspect.signature(answer).bind(None, None)
+    except TypeError:
+        raise UserError(f"--method {path}: `answer` must take two arguments, record and ask") from None
     return Method(file, answer)
 
 

@@ -30,6 +30,7 @@ from utils.files.manifest import (
     publish,
     refuse_unranked,
     run_fingerprint,
+    without_password,
 )
 from utils.files.outputs import report_unusable
 from utils.files.writing import check_writable
@@ -45,7 +46,7 @@ from utils.records.datasets import STEP_NEEDS, select_questions
 from utils.records.responses import collect_responses, count_responses, read_responses
 from utils.records.stream import read_questions
 from utils.runs.methods import Method, Settings, load_method, sum_calls
-from utils.runs.runner import Outcome, Run, report_raised, run_method
+from utils.runs.runner import AT_ONCE, Outcome, Run, report_raised, run_method
 
 ROLE_FLAGS = {  # of a model of --model, with what reads them
     "base_url": cli.api_address,
@@ -95,7 +96,7 @@ def answer_by_method(args: Namespace) -> int:
         if answers >= count_answers(args):
             publish_answers(args, task, settings, records, asked, outcome, flags, models)
         else:
-            print(f"{args.output_addr}: left as it is, with more answers than these {answers}", file=sys.stderr)
+            print(f"{args.output_addr}: kept, because it has more answers than this run ({answers})", file=sys.stderr)
     finally:
         lock.release()
     is_again = outcome.device is None
@@ -123,7 +124,11 @@ def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
     flags = {"generator": args.replaced()}
     for role, addr, own in args.model or []:
         if role in flags:
-            raise UserError(f"--model {role}={addr}: there is a model of that name; give another name")
+            raise UserError(f"--model {role}={addr}: the name is taken; choose another")
+        if args.openai and own.keys() & {"base_url", "api_key_addr"} == {"base_url"}:
+            raise UserError(
+                f"--model {role}={addr}@{without_password(own['base_url'])}: give its key too, ,api_key_addr=FILE"
+            )
         none = dict.fromkeys(("model_id", "price_in", "price_out", "price_cached"))
         flags[role] = args.replaced(model_addr=addr, openai=args.openai or "base_url" in own, **{**none, **own})
     return flags
@@ -136,7 +141,11 @@ def choose_models(flags: dict[str, Arguments], task: Task) -> dict[str, Model]:
         model = choose_answerer(own, task.output.schema, task.prompt_length)
         if isinstance(model, TextModel):
             raise UserError(f"{own.model_addr}: an encoder-decoder; --method needs chat models")
-        completions = stores.setdefault(model.completions.store.folder, model.completions)
+        first, completions = stores.setdefault(model.completions.store.folder, (own, model.completions))
+        if own.openai and own.base_url != first.base_url:
+            raise UserError(
+                f"--model {role}={own.model_addr}: has another model's name; tell them apart, ,model_id=NAME"
+            )
         models[role] = replace(model, completions=completions)
     return models
 
@@ -239,7 +248,7 @@ def publish_answers(
 class _Counting:
     """In an engine's place: counts the prompts that the store lacks."""
 
-    concurrency = 1
+    concurrency = AT_ONCE
 
     def __init__(self, models: dict[str, Model]):
         self._chats = {model.addr: model.chat for model in models.values()}
@@ -262,7 +271,7 @@ def describe_first_calls(method: Method, shared: Settings, asked: dict[Key, Reco
     left = asyncio.run(run.all(asked, dict.fromkeys(shared.models, counting), is_shown=False))
     lengths, generator = counting.lengths, shared.models["generator"]
     print(
-        f"{len(asked)} records: {len(run.outcome.pieces)} are in the store whole, {len(left)} ask now\n"
+        f"{len(asked)} records: {len(run.outcome.pieces)} are complete in the store, {len(left)} need calls\n"
         f"{len(lengths)} first calls, {sum(lengths)} tokens ({generator.chat.counter}); "
         f"longest {max(lengths, default=0)}; at most {generator.policy.max_tokens} tokens an output\n"
         "calls that follow on their answers are not counted"

@@ -24,6 +24,7 @@ from utils.parsing import writable
 from utils.runs.methods import Ask, Method, MethodError, Question, Settings, sum_calls
 
 LONGEST = 500  # characters of an error that are shown
+AT_ONCE = 16  # records without an engine: a method may wait for something else
 GRACE = 1  # seconds for what a method has left running to end
 
 
@@ -52,7 +53,7 @@ def run_method(
     records: dict[Key, Record],
     open_engines: Callable[[str], dict[str, Engine]],
 ) -> Outcome:
-    """Run every record through a method. What it gives is what the store and the method's file give: if an engine was
+    """Run every record through a method. The result depends on the store and the method's file alone: if an engine was
     needed, all records are run once more without.
 
     `open_engines` takes a role and returns engines by the roles that they serve, this one's first. It is called only if
@@ -83,6 +84,8 @@ def run_method(
             rest = {key: record for key, record in records.items() if key not in missing}
             if left := asyncio.run(run.all(rest, is_shown=False)):
                 raise run.asks_otherwise(next(iter(left)))
+    except SystemExit:
+        raise UserError("the method called sys.exit; return None if there is no answer") from None
     finally:
         for model in shared.models.values():
             model.completions.store.close()
@@ -113,7 +116,7 @@ class Run:
         is_shown: bool = True,
     ) -> dict[Key, Record]:
         """Run records as far as they go, then close the engines; returns those that wait for others, in their order."""
-        concurrency = max((engine.concurrency for engine in engines.values()), default=1)
+        concurrency = max((engine.concurrency for engine in engines.values()), default=AT_ONCE)
         left, waiting, missing = {}, iter(records.items()), self.outcome.missing
         self.in_a_row = self.num_unusable = self.num_calls = 0
 
@@ -142,8 +145,8 @@ class Run:
             raise UserError(f"{next(iter(missing.values()))}\n  nothing was answered; run the same command again")
         if self.in_a_row >= max(OUTAGE, concurrency):
             problem = list(missing.values())[-1]
-            print(f"note: {problem}; nothing is answered any more, so the run ends early", file=sys.stderr)
-            ended = self.outcome.pieces.keys() | self.outcome.raised.keys() | missing.keys()
+            print(f"note: {problem}; nothing is answered any more, so no more is asked of this model", file=sys.stderr)
+            ended = self.outcome.pieces.keys() | self.outcome.raised.keys() | missing.keys() | left.keys()
             missing.update((key, problem) for key in records.keys() - ended)
         return {key: record for key, record in records.items() if key in left}
 
@@ -168,6 +171,7 @@ class Run:
         finally:
             self.live.discard(ask)
             ask.close(task)
+            self.tasks |= {one for one in ask.tasks if not one.done()}
         self.asked[key] = self.asked.get(key, frozenset()) | ask.asked
         if ask.asks_otherwise:
             self._end(self.asks_otherwise(key))
@@ -186,8 +190,8 @@ class Run:
 
     def asks_otherwise(self, key: Key) -> UserError:
         return UserError(
-            f"id {quote(key[0])}: the method asks something else than when it was run before\n"
-            "  it must ask the same whenever it is run: use ask.random, no clock, no random of its own"
+            f"id {quote(key[0])}: the method makes other calls than in its previous run\n"
+            "  it must make the same ones: use ask.random, no clock, and not the order in which calls finish"
         )
 
     def _end(self, error: Exception) -> None:
@@ -200,10 +204,12 @@ class Run:
         """Note what a method returned or raised; False for the latter."""
         error = MethodError("it cancelled itself") if task.cancelled() else task.exception()
         if error is None and ask.gave_up:
-            error = MethodError("it gave up a call (a timeout?), so its answer hangs on the clock")
+            error = MethodError("it cancelled a call (a timeout?), so its answer depends on timing")
         value = None if error is not None else task.result()
         if not isinstance(value, str | None):
             error = TypeError(f"answer returned {type(value).__name__}, not a text or None")
+        while isinstance(error, BaseExceptionGroup):  # of a TaskGroup
+            error = error.exceptions[0]
         if error is not None:
             where = "" if isinstance(error, MethodError) else f"{self.method.place_of(error)}: {type(error).__name__}: "
             self.outcome.raised[key] = f"{where}{error}"
@@ -234,12 +240,15 @@ def _piece(value: str | None, ask: Ask) -> Piece:
     """A record of the output: the value, what is told of the call that gave it, the notes, and figures by role."""
     calls = ask.calls
     value = value if value is not None and value.strip() else None
-    own = next((one for _, one in reversed(calls) if one["value"] == value), {})
+    own = next(
+        (one for _, one in reversed(calls) if isinstance(one["value"], str | None) and one["value"] == value), {}
+    )
     own = {name: one for name, one in own.items() if name not in ("value", THOUGHT_COUNT, *TOKEN_COUNTS)}
     if value is None:
         own = {"reason": "the method gave no answer", **own}
-    by_role = {role: [one for its, one in calls if its == role] for role, _ in calls}
-    figures = {role: sum_calls(its) for role, its in by_role.items()}
+    figures = {
+        role: sum_calls(one for its, one in calls if its == role) for role in dict.fromkeys(its for its, _ in calls)
+    }
     return {"value": value and writable(value), **own, "notes": ask.notes, "calls": figures}
 
 
@@ -247,7 +256,7 @@ def report_raised(raised: dict[Key, str]) -> int:
     """The exit code, and on stderr what a method raised: its commonest errors with a record's id each."""
     if not raised:
         return 0
-    print(f"the method raised on {len(raised)} records, which the same command runs again:", file=sys.stderr)
+    print(f"the method raised on {len(raised)} records; the same command retries them:", file=sys.stderr)
     alike: dict[str, list[str]] = {}
     for (question_id, *_), told in raised.items():
         alike.setdefault(told, []).append(str(question_id))
