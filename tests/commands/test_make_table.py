@@ -452,10 +452,10 @@ def test_what_was_selected_by_scores_is_marked_and_never_the_best(three, capsys)
     assert rows["Ours"][0] == "**0.5000**"
     told = "9 responses selected by their scores, so this is no fair system: no dagger, and never bold."
     assert f"- Best of 4: {told}" in notes
-    assert "- Best of 4: 2 answers cut at --max_tokens, which count as whole ones." in notes
+    assert "- Best of 4: 2 answers cut at --max_tokens, scored like whole ones." in notes
     assert main([*words, "--format", "csv"]) == 0
     found = csv.DictReader(io.StringIO(capsys.readouterr().out))
-    assert {row["System"]: row["Selected by score"] for row in found} == {"RAG": "", "Ours": "", "Best of 4": "9"}
+    assert {row["System"]: row["Selected by score"] for row in found} == {"RAG": "", "Ours": "", "Best of 4": "yes"}
 
 
 class TestDaggers:

@@ -23,11 +23,11 @@ class Row:
     name: str
     means: dict[str, float | None]
     counts: dict[str, int]
-    num_selected: int = 0  # as of `System`
+    is_selected: bool = False  # by scores, as `System.num_selected` tells: no fair system
 
     @property
     def label(self) -> str:
-        return marked(self.name, self.num_selected)
+        return marked(self.name, self.is_selected)
 
 
 def make_row(system: System) -> Row:
@@ -37,7 +37,7 @@ def make_row(system: System) -> Row:
         "Unanswered": system.num_unanswered(),
         f"Unscored {plural(unit)}": sum(system.unscored()),
     }
-    return Row(system.name, column_means(system), counts, system.num_selected)
+    return Row(system.name, column_means(system), counts, bool(system.num_selected))
 
 
 def make_rows(boards: list[Board]) -> list[Row]:
@@ -46,22 +46,20 @@ def make_rows(boards: list[Board]) -> list[Row]:
     for name in boards[0].rows:
         means: dict[str, float | None] = {}
         by_task: dict[str, dict[str, int]] = {}
-        selected: dict[str, int] = {}
         for board in boards:
             row = make_row(board.system(name))
             means |= {board.name_of(column): mean for column, mean in row.means.items()}
-            selected[board.task.name] = row.num_selected
             known = by_task.setdefault(board.task.name, row.counts)
             by_task[board.task.name] = max(known, row.counts, key=lambda counts: counts["Questions"])
         heads = dict.fromkeys(head for counts in by_task.values() for head in counts)
         counts = {head: sum(its.get(head, 0) for its in by_task.values()) for head in heads}
-        rows.append(Row(name, means, counts, sum(selected.values())))
+        rows.append(Row(name, means, counts, any(board.system(name).num_selected for board in boards)))
     return rows
 
 
 def best_of(rows: list[Row], column: str, lower_is_better: bool = False) -> set[str]:
     """Names of the rows with the best mean as it is shown, where there are two or more fair ones to choose from."""
-    means = {row.name: row.means[column] for row in rows if not row.num_selected}
+    means = {row.name: row.means[column] for row in rows if not row.is_selected}
     shown = {name: float(number(mean)) for name, mean in means.items() if mean is not None}
     best = min if lower_is_better else max
     return {name for name, mean in shown.items() if mean == best(shown.values())} if len(shown) > 1 else set()
@@ -307,7 +305,7 @@ def csv_rows(
 
 def _csv_record(row: Row, boards: list[Board], contrasts: list[Contrast], paper: Paper | None) -> dict[str, Any]:
     record = {"System": row.name, **row.means, **row.counts}
-    record |= {SELECTED.capitalize(): row.num_selected} if row.num_selected else {}
+    record |= {SELECTED.capitalize(): "yes"} if row.is_selected else {}
     for column in row.means if paper is not None else ():
         record[f"{column}: paper"] = paper.scores.get((row.name, column))
         record[f"{column}: difference to paper"] = _to_paper(row, column, paper)
