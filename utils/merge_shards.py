@@ -208,7 +208,8 @@ def carried_on(shards: list[Shard], args: argparse.Namespace, task: Task, questi
         told = str(error).partition("\n")[0]
         print(f"note: {told}; answers that were cut or selected by their scores are not counted", file=sys.stderr)
         return {}
-    return carried(questions, read_responses(path, task))
+    responses = read_responses(path, task)
+    return carried([question for question in questions if question["id"] in responses], responses)
 
 
 def merge_entries(shards: list[Shard]) -> Pieces:

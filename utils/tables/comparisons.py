@@ -14,7 +14,7 @@ from utils.tables import clusters, significance
 from utils.tables.clusters import Clusters
 from utils.tables.pooled import difference_of, pooled_interval, pooled_mean, swap_test
 from utils.tables.significance import ALPHA, Strata, bootstrap_interval, permutation_test
-from utils.tables.system_scores import Board, System, cluster_of, strata_by_column
+from utils.tables.system_scores import Board, System, cluster_names, cluster_of, strata_by_column
 
 T_TEST, PERMUTATION = "t-test p", "permutation p"
 
@@ -81,7 +81,7 @@ def contrast(board: Board, system: System, baseline: System, intervals: bool) ->
     pooled = board.metric.pooled
     pairing = pair_questions(system.questions, baseline.questions, board.task, pooled)
     strata = strata_by_column(board.task, pairing.scores)
-    users = strata_by_column(board.task, pairing.clusters) if board.cluster else dict.fromkeys(strata)
+    users = strata_by_column(board.task, pairing.clusters) if cluster_names([board]) else dict.fromkeys(strata)
     most = math.inf if board.metric.lower_is_better else 1.0
     results = {}
     for column, its in strata.items():

@@ -40,9 +40,9 @@ class System:
     num_selected: int = 0  # responses that were selected by their scores, so this is no fair system
 
     @property
-    def label(self) -> str:
-        """The name where it stands among others'."""
-        return marked(self.name, self.num_selected > 0)
+    def label(self) -> str | None:
+        """What stands in place of the name of what is no fair system; None for others."""
+        return f"{self.name} ({SELECTED})" if self.num_selected else None
 
     @property
     def metric_name(self) -> str:
@@ -84,8 +84,9 @@ class System:
         return [count for count in missing if count]
 
 
-def marked(name: str, is_selected: bool) -> str:
-    return f"{name} ({SELECTED})" if is_selected else name
+def cluster_names(boards: Iterable["Board"]) -> str:
+    """By which fields intervals and tests go; empty where all questions are independent."""
+    return " or ".join(dict.fromkeys(one.cluster for board in boards for one in board.systems if one.cluster))
 
 
 def add_unscored_argument(parser: argparse.ArgumentParser) -> None:
@@ -117,11 +118,6 @@ class Board:
     @property
     def title(self) -> str:
         return self.task.scored_by(self.metric_name)
-
-    @property
-    def cluster(self) -> str | None:
-        """As a system's, where any has it."""
-        return next(filter(None, (system.cluster for system in self.systems)), None)
 
     def name_of(self, column: str) -> str:
         """What a column of `columns_of` is called: no other one of the table is called so."""
