@@ -169,11 +169,11 @@ def shares_table(boards: list[Board]) -> Table:
                 texts = [system.name, board.name_of(column), number(point.mean), interval_text(point.interval, number)]
                 rows.append([*map(Cell, [*texts, right, str(point.questions)])])
     columns = ["System", "Column", "Share", "95% interval", "Right", "Questions"]
-    note = "Share: of the questions, those with score 1. Interval: Wilson's, of each share alone"
+    note = "Share: of the questions, those with score 1. Interval, of each share alone: Wilson's."
     if cluster := cluster_names(boards):
-        note += f", with the effective number of questions. {_cluster_words(cluster)} A dash: fewer than two values of "
-        note += f"{cluster}, or no variation between them"
-    notes = [f"{note}.", f"{NOT_COMPARED} --baseline compares."]
+        note = note.replace("Wilson's", "the wider limits of Korn & Graubard's (1998) and the logit's")
+        note += f" {_cluster_words(cluster)} A dash: fewer than two values of {cluster}, or no variation between them."
+    notes = [note, f"{NOT_COMPARED} --baseline compares."]
     return Table(columns, rows, notes, num_names=2, short=boards[0].task.short)
 
 
