@@ -66,17 +66,8 @@ from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
 from utils.records import judged
 from utils.records.datasets import select_questions
 from utils.records.judged import System, answers_to, are_answered
-from utils.records.responses import (
-    CARRIED,
-    as_read,
-    default_metric,
-    match_responses,
-    origin_of,
-    read_responses,
-    refuse_gaps,
-    told_by_responses,
-)
-from utils.records.scores import check_counts_unanswered, score_file
+from utils.records.responses import as_read, default_metric, match_responses, origin_of, read_responses, refuse_gaps
+from utils.records.scores import carried, check_counts_unanswered, score_file
 from utils.records.stream import read_questions
 from utils.scoring.sureness import weigh
 from utils.scoring.verdicts import no_answer
@@ -263,7 +254,7 @@ def read_systems(args: Namespace, task: Task, records: list[Record], judging: Ju
         fingerprint = {**shared, "responses": hashes if compares else hashes[0]}
         keys = [key for question in questions for key in metric.keys(question)]
         asked = {question["id"] for question in questions}
-        head = {} if compares else told_by_responses(questions, responses[0])
+        head = {} if compares else carried(questions, responses[0])
         head |= metric.over_outputs(questions, responses[0])
         collect = partial(score_file, task, args.strategy, records, asked, head=head)
         output = OutputFile(score_addr, fingerprint, keys, collect, args.overwrite, args.retry_failed, judged.MADE_FROM)
@@ -415,7 +406,7 @@ def publish_scores(system: System, task: Task, args: Namespace, device: str | No
     names = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")
     figures = {
         "batch_invariant": batch_invariance(device, args.openai),
-        "counts": {name: scores[name] for name in (*names, *CARRIED) if name in scores},
+        "counts": {name: scores[name] for name in names},
         **describe_records(verdicts),
         "judged": system.response_addrs,
         "taken_over": sum("taken_from" in verdict for verdict in verdicts),

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.benchmarks import task_of
-from utils.benchmarks.task import Record
+from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.files.fingerprints import REPORTED, differences
@@ -33,8 +33,8 @@ from utils.files.manifest import file_hash, manifest_of, read_manifest
 from utils.files.outputs import OutputFile, Pieces, is_failed
 from utils.generation.driver import describe_records
 from utils.records.datasets import select_questions
-from utils.records.responses import CARRIED, collect_responses, read_plans, read_responses
-from utils.records.scores import score_file
+from utils.records.responses import collect_responses, read_plans, read_responses
+from utils.records.scores import carried, score_file
 from utils.records.stream import read_questions
 
 
@@ -82,17 +82,15 @@ def main(argv: list[str] | None = None) -> int:
         # Kept in the manifest, for a merge of merged files.
         args.response_addr, args.allow_partial = judged_responses(shards, args.response_addr), True
         cli.check_outputs([args.output_addr], args.response_addr)
-        responses = [read_responses(path) for path in args.response_addr]
+        responses = [read_responses(path, task) for path in args.response_addr]
         questions = [question for question in questions if all(question["id"] in one for one in responses)]
     if strategy is not None:
         keys = [key for question in questions for key in task.metrics[strategy].keys(question)]
-        told = {name: sum(shard.manifest.get("counts", {}).get(name, 0) for shard in shards) for name in CARRIED}
-        head = {name: count for name, count in told.items() if count}
         asked = {question["id"] for question in questions}
-        collect = partial(score_file, task, strategy, records, asked, head=head)
+        collect = partial(score_file, task, strategy, records, asked, head=carried_on(shards, args, task, questions))
     else:  # as many outputs a question as any question has
         number = max((key[1] for key in entries), default=0) + 1
-        keys, head = [(question["id"], i) for question in questions for i in range(number)], {}
+        keys = [(question["id"], i) for question in questions for i in range(number)]
         collect = partial(collect_responses, records, field="aspects" if kind == "plans" else "output")
     check_complete(args, records, keys, entries)
 
@@ -112,11 +110,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     for key in new:
         output.journal.add(key, entries[key])
-    figures = {
-        "counts": {kind: len(keys), **head},
-        **describe_records(output.pieces.values()),
-        **shared_figures(shards),
-    }
+    figures = {"counts": {kind: len(keys)}, **describe_records(output.pieces.values()), **shared_figures(shards)}
     costs = [shard.manifest.get("cost_usd") for shard in shards]
     if any(cost is not None for cost in costs):
         figures["cost_usd"] = None if None in costs else round(sum(costs), 6)
@@ -202,6 +196,20 @@ def judged_responses(shards: list[Shard], response_addr: list[str] | None) -> li
             "  which questions were to be judged hangs on it: give it as it was judged, --response_addr FILE"
         )
     return [found[digest] for digest in hashes]
+
+
+def carried_on(shards: list[Shard], args: argparse.Namespace, task: Task, questions: list[Record]) -> dict[str, int]:
+    """What the score file's head tells of the responses; nothing, and a note, where these are not there."""
+    if not isinstance(shards[0].fingerprint["responses"], str):
+        return {}  # two systems compared
+    try:
+        [path] = judged_responses(shards, args.response_addr)
+    except UserError as error:
+        told = str(error).partition("\n")[0]
+        print(f"note: {told}; answers that were cut or selected by their scores are not counted", file=sys.stderr)
+        return {}
+    responses = read_responses(path, task)
+    return carried([question for question in questions if question["id"] in responses], responses)
 
 
 def merge_entries(shards: list[Shard]) -> Pieces:

@@ -183,7 +183,7 @@ def test_scores_are_algorithm_1(server, flags, write, scores, capsys):
     assert entries[4]["details"][1]["reason"] == "no match_score in the text"
     said = capsys.readouterr().out
     assert "score 0.3750 over 4 questions; 1 of them without an answer, counted 0; 1 cut at --max_tokens" in said
-    assert ", counted as whole; 1 aspect unscored" in said
+    assert ", scored like whole ones; 1 aspect unscored" in said
     assert "(as zeros: 0.4000); without aspects, left out: q4" in said
 
 

@@ -19,7 +19,6 @@ from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.records.originals import read_golds, table_rows
 
 TABLE = ".csv"  # how the name of a table ends
-CARRIED = ("num_truncated", "num_selected")  # by score files, from `told_by_responses`
 
 
 def collect_responses(
@@ -54,21 +53,6 @@ def count_responses(responses: dict[str, list[dict[str, Any]]], item_words: str 
         **({f"{item_words} trimmed": sum(trimmed)} if trimmed else {}),
         **({"questions cut": questions_cut} if questions_cut else {}),
     }
-
-
-def told_by_responses(questions: Iterable[dict[str, Any]], responses: dict[str, Any]) -> dict[str, int]:
-    """What a score file carries on of the first responses to questions, which are judged; counts that are not 0.
-
-    Returns:
-        num_truncated: answers that were cut at --max_tokens, and are scored as they are.
-        num_selected: responses that utils/select_responses.py selected by their scores.
-    """
-    firsts = [responses[question["id"]][0] for question in questions]
-    counts = {
-        "num_truncated": sum(bool(one.get("truncated") and (one["output"] or "").strip()) for one in firsts),
-        "num_selected": sum(bool(selection_of(one)) for one in firsts),
-    }
-    return {name: count for name, count in counts.items() if count}
 
 
 def read_responses(path: str | Path, task: Task | None = None) -> dict[str, list[dict[str, Any]]]:

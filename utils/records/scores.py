@@ -9,13 +9,13 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from utils.benchmarks import FIRST, task_of
-from utils.benchmarks.checks import check_id
+from utils.benchmarks.checks import check_id, selection_of
 from utils.benchmarks.task import Metric, Record, Task
 from utils.cli import UserError
 from utils.cli.errors import kind, quote
@@ -23,6 +23,8 @@ from utils.files.journal_lines import Key
 from utils.files.json_files import read_json
 from utils.scoring.pairwise import SYSTEMS, pair_result, result_by_default
 from utils.scoring.verdicts import Verdict
+
+CARRIED = ("num_truncated", "num_selected")
 
 Scores = dict[str, Any]
 
@@ -42,7 +44,7 @@ def score_file(
         records: the whole dataset.
         asked: ids of the questions that this run was for; of those without any verdict only these are listed.
         verdicts: by the metric's keys; where an answer is missing `no_answer`.
-        head: further fields, `Metric.over_outputs`.
+        head: further fields, `carried` and `Metric.over_outputs`.
     """
     metric = task.metrics[name]
     per_question = [
@@ -55,6 +57,19 @@ def score_file(
     if len(per_question) < len(records):
         scores["partial"] = {"questions_in_dataset": len(records), "questions_judged": len(per_question)}
     return {**scores, "per_question_scores": per_question}
+
+
+def carried(questions: Iterable[Record], responses: Mapping[str, list[dict[str, Any]]]) -> dict[str, int]:
+    """What a score file's head tells of the responses to questions, where there are any.
+
+    Returns:
+        num_truncated: answers that were cut at --max_tokens, and are scored as they are.
+        num_selected: responses that were selected by their scores (utils/select_responses.py).
+    """
+    firsts = [responses[question["id"]][0] for question in questions]
+    truncated = sum(bool(one.get("truncated") and (one["output"] or "").strip()) for one in firsts)
+    counts = (truncated, sum(bool(selection_of(one)) for one in firsts))
+    return {name: count for name, count in zip(CARRIED, counts, strict=True) if count}
 
 
 def identity(task: Task, metric: Metric, record: Record) -> dict[str, Any]:
@@ -112,11 +127,10 @@ def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = 
         entry["id"] = check_id(entry["id"], where)
         where = f"{path}: question {quote(entry['id'])}"
         _check_entry(metric, entry, where)
-        is_needed = task.user_field in metric.needs
-        if (is_needed or "cluster" in entry) and not isinstance(entry.get("cluster"), str):
-            found = kind(entry.get("cluster"))
+        user = entry.get("cluster", None if task.user_field in metric.needs else "")
+        if not isinstance(user, str):
             raise UserError(
-                f"{where}: field 'cluster' is {found}; it must be the question's {task.user_field}\n"
+                f"{where}: field 'cluster' is {kind(user)}; it must be the question's {task.user_field}\n"
                 "  run evaluate_responses.py again, with --overwrite"
             )
         if "group" not in entry:

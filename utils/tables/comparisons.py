@@ -1,5 +1,6 @@
 """Which systems of a table are better than its baselines: every comparison it shows, and its daggers."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,9 @@ from utils.cli.errors import quote
 from utils.scoring.pooled import Pooled
 from utils.tables import clusters, significance
 from utils.tables.clusters import Clusters
-from utils.tables.pooled import difference_of, influences, pooled_interval, pooled_mean, swap_test
+from utils.tables.pooled import difference_of, pooled_interval, pooled_mean, swap_test
 from utils.tables.significance import ALPHA, Strata, bootstrap_interval, permutation_test
-from utils.tables.system_scores import Board, System, cluster_of, strata_by_column
+from utils.tables.system_scores import Board, System, cluster_names, cluster_of, strata_by_column
 
 T_TEST, PERMUTATION = "t-test p", "permutation p"
 
@@ -80,13 +81,14 @@ def contrast(board: Board, system: System, baseline: System, intervals: bool) ->
     pooled = board.metric.pooled
     pairing = pair_questions(system.questions, baseline.questions, board.task, pooled)
     strata = strata_by_column(board.task, pairing.scores)
-    users = strata_by_column(board.task, pairing.clusters) if board.cluster else dict.fromkeys(strata)
+    users = strata_by_column(board.task, pairing.clusters) if cluster_names([board]) else dict.fromkeys(strata)
+    most = math.inf if board.metric.lower_is_better else 1.0
     results = {}
     for column, its in strata.items():
         if pooled is not None:
             result = compare_pooled(its, pooled, intervals, users[column])
         else:
-            result = compare_strata(list(map(significance.differences, its)), intervals, users[column])
+            result = compare_strata(list(map(significance.differences, its)), intervals, users[column], most)
         results[board.name_of(column)] = result
     return Contrast(system.name, baseline.name, pairing, results, board)
 
@@ -138,8 +140,10 @@ def _check_same_place(both: list[dict[str, Any]], task: Task) -> None:
             )
 
 
-def compare_strata(strata: Strata, intervals: bool, its_clusters: Clusters | None = None) -> Result:
-    """Of the differences of means. Clusters: questions depend on each other within these; None: on nothing."""
+def compare_strata(
+    strata: Strata, intervals: bool, its_clusters: Clusters | None = None, most: float = math.inf
+) -> Result:
+    """Of differences, up to `most`; within clusters, where there are any, questions depend on each other."""
     t_test = significance.t_test(strata)[1] if its_clusters is None else clusters.t_test(strata, its_clusters)
     result = Result(sum(map(len, strata)), significance.mean_over_strata(strata), {T_TEST: t_test})
     if intervals:
@@ -148,7 +152,7 @@ def compare_strata(strata: Strata, intervals: bool, its_clusters: Clusters | Non
             result.interval = bootstrap_interval(strata)
         else:
             result.p_values[PERMUTATION] = clusters.permutation_test(strata, its_clusters)
-            result.interval = clusters.mean_interval(strata, its_clusters)
+            result.interval = clusters.mean_interval(strata, its_clusters, -most, most)
         result.effect_size = significance.effect_size(strata[0]) if len(strata) == 1 else None
     return result
 
@@ -159,11 +163,7 @@ def compare_pooled(
     """Of scores that are no means: no t-test and no effect size, which are of means; always the swap test."""
     difference = difference_of(pooled.of)
     p_values = {T_TEST: None, PERMUTATION: swap_test(strata, pooled.of, its_clusters)}
-    interval = None
-    if intervals and its_clusters is None:
-        interval = pooled_interval(strata, difference)
-    elif intervals:
-        interval = clusters.mean_interval([influences(stratum, difference) for stratum in strata], its_clusters)
+    interval = pooled_interval(strata, difference, its_clusters) if intervals else None
     return Result(sum(map(len, strata)), pooled_mean(strata, difference), p_values, interval, test=PERMUTATION)
 
 

@@ -51,7 +51,7 @@ def groups_figure(systems: list[System]) -> "Figure":
     lines = [f"lines: 95% {interval_words(systems[0])}"]
     lines += ["the axis of scores does not start at 0"] if low > 0 else []
     figure.supxlabel("; ".join(lines), fontsize=SMALL_TEXT)
-    add_legend(figure, marks, [wrapped(system.label, 38, lines=2) for system in systems])
+    add_legend(figure, marks, [wrapped(system.label or system.name, 38, lines=2) for system in systems])
     return figure
 
 

@@ -89,8 +89,7 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
         verb = "counts" if unreadable == 1 else "count"
         yield f"{system.name}: {counted(unreadable, 'unreadable answer')}, which {verb} {system.metric.worst}."
     if system.num_truncated:
-        verb = "counts as a whole one" if system.num_truncated == 1 else "count as whole ones"
-        yield f"{system.name}: {counted(system.num_truncated, 'answer')} cut at --max_tokens, which {verb}."
+        yield f"{system.name}: {counted(system.num_truncated, 'answer')} cut at --max_tokens, scored like whole ones."
     if system.num_selected:
         told = f"{counted(system.num_selected, 'response')} selected by their scores"
         yield f"{system.name}: {told}, so this is no fair system: no dagger, and never bold."

@@ -130,7 +130,7 @@ def systems_figure(rows: list[Row], are_errors: bool = False) -> "Figure":
     panel.set_ylabel(score_label(are_errors), fontsize=TEXT, labelpad=2)
     relative = f"%: {shorten(rows[-1].name)}, relative to {shorten(rows[0].name)}"
     figure.supxlabel(wrapped(relative, int(0.9 * width / CHARACTER)), fontsize=SMALL_TEXT)
-    add_legend(figure, bars, [wrapped(row.label, 38, lines=2) for row in rows])
+    add_legend(figure, bars, [wrapped(row.label or row.name, 38, lines=2) for row in rows])
     return figure
 
 

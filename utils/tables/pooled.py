@@ -4,12 +4,11 @@ A group of questions is a stratum, here of the values that the score hangs on; w
 value is there. What has several strata is the unweighted mean of theirs, as in significance.py.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from utils.tables.clusters import Clusters
+from utils.tables.clusters import Clusters, mean_interval
 from utils.tables.significance import PERMUTATIONS, RESAMPLES, batch_sizes, percentile_limits, rounded
 
 if TYPE_CHECKING:
@@ -34,12 +33,16 @@ def pooled_mean(strata: Strata, of: Of) -> float | None:
     return rounded(np.mean([of(list(counts), np.array([list(counts.values())]))[0] for counts in counters]))
 
 
-def pooled_interval(strata: Strata, of: Of, seed: int = 0) -> tuple[float, float] | None:
-    """95% percentile interval by a bootstrap over questions, as `bootstrap_interval`."""
+def pooled_interval(
+    strata: Strata, of: Of, clusters: Clusters | None = None, seed: int = 0
+) -> tuple[float, float] | None:
+    """95% percentile interval by a bootstrap over questions, as `bootstrap_interval`, or by cluster a t interval."""
     import numpy as np
 
     if min(map(len, strata)) < 2:
         return None
+    if clusters is not None:
+        return mean_interval([influences(stratum, of) for stratum in strata], clusters)
     rng = np.random.default_rng(seed)
     return percentile_limits(np.mean([_resampled(stratum, of, rng) for stratum in strata], axis=0))
 
@@ -54,16 +57,13 @@ def _resampled(stratum: Sequence[Hashable], of: Of, rng: "np.random.Generator") 
 
 
 def influences(stratum: Sequence[Hashable], of: Of) -> list[float]:
-    """Of each question a number, such that their mean is the score and they vary as it does.
+    """Of each of two or more questions a number; their mean is the score, and varies as it does.
 
-    By how far the score moves where a question is left out (the jackknife; Efron & Tibshirani 1993, chapter 11). So
-    what is known of intervals of means by cluster holds here too.
+    By how far the score moves where the question is left out (the jackknife; Efron & Tibshirani 1993, chapter 11).
     """
     import numpy as np
 
     counts, number = Counter(stratum), len(stratum)
-    if number < 2:
-        return [math.nan] * number  # nothing is left to compare with, and there is no interval
     whole = np.array(list(counts.values()))
     [score], without = of(list(counts), whole[None]), of(list(counts), whole - np.eye(len(whole), dtype=int))
     moved = (number - 1) * (whole @ without / number - without)

@@ -17,8 +17,8 @@ from utils.scoring.means import mean
 from utils.tables.divisions import divide
 from utils.tables.formats import plural
 from utils.tables.report_history import RULE, show_history
-from utils.tables.score_table import cluster_names, means_table
-from utils.tables.system_scores import Board, Entry, Point, System, columns_of, points_of, unplaced_point
+from utils.tables.score_table import means_table
+from utils.tables.system_scores import Board, Entry, Point, System, cluster_names, columns_of, points_of, unplaced_point
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 HELPERS = Path(__file__).with_name("page_helpers.js")  # how every page makes text of what models and users wrote
@@ -124,7 +124,7 @@ def make_index(
     table = means_table(boards) if boards else None
     rows = [[{"text": cell.text, "bold": cell.bold} for cell in row] for row in table.rows] if table else []
     return {
-        "systems": [labels.get(name, name) for name in names],
+        "systems": [labels.get(name) or name for name in names],
         "judged": [names.index(name) for name in boards[0].rows] if boards else [],
         "verdicts": VERDICTS,
         "measures": {task.name: measures(boards_of(task, boards)) for task in datasets.tasks},
@@ -347,8 +347,7 @@ def words(tasks: list[Task], boards: list[Board]) -> dict[str, str]:
     average = f", the average (macro) the mean of the {NUMBERS.get(number, number)} {groups}" if number > 1 else ""
     average = ", the last column\\u2019s the mean over all of these" if task.overall else average
     bars = f"by a bootstrap over questions; none where a {group} has fewer than two"
-    clusters = cluster_names(boards)
-    bars = f"cluster-robust by {clusters}" if clusters else bars
+    bars = f"cluster-robust by {clusters}" if (clusters := cluster_names(boards)) else bars
     scorer = "judge" if any(metric.judge for metric in task.metrics.values()) else "scorer"
     title = task.name if len(tasks) == 1 else task.benchmark
     lower = {"group": group, "subgroup": subgroup, "subgroups": plural(subgroup)}

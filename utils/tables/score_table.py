@@ -11,7 +11,16 @@ from utils.tables.formats import NOT_COMPARED, Cell, Table, counted, interval_te
 from utils.tables.notes import wording_columns, wording_note
 from utils.tables.paper_results import Paper
 from utils.tables.significance import ALPHA, PERMUTATIONS, RESAMPLES
-from utils.tables.system_scores import MACRO, SELECTED, Board, System, column_means, columns_of, marked, points_of
+from utils.tables.system_scores import (
+    MACRO,
+    SELECTED,
+    Board,
+    System,
+    cluster_names,
+    column_means,
+    columns_of,
+    points_of,
+)
 
 PAGE_COLUMNS = 5  # of means, that a narrow page has room for beside names and counts
 
@@ -23,11 +32,7 @@ class Row:
     name: str
     means: dict[str, float | None]
     counts: dict[str, int]
-    num_selected: int = 0  # as of `System`
-
-    @property
-    def label(self) -> str:
-        return marked(self.name, self.num_selected)
+    label: str | None = None  # what stands in place of the name of what is no fair system, as `System.label`
 
 
 def make_row(system: System) -> Row:
@@ -37,7 +42,7 @@ def make_row(system: System) -> Row:
         "Unanswered": system.num_unanswered(),
         f"Unscored {plural(unit)}": sum(system.unscored()),
     }
-    return Row(system.name, column_means(system), counts, system.num_selected)
+    return Row(system.name, column_means(system), counts, system.label)
 
 
 def make_rows(boards: list[Board]) -> list[Row]:
@@ -46,22 +51,21 @@ def make_rows(boards: list[Board]) -> list[Row]:
     for name in boards[0].rows:
         means: dict[str, float | None] = {}
         by_task: dict[str, dict[str, int]] = {}
-        selected: dict[str, int] = {}
         for board in boards:
             row = make_row(board.system(name))
             means |= {board.name_of(column): mean for column, mean in row.means.items()}
-            selected[board.task.name] = row.num_selected
             known = by_task.setdefault(board.task.name, row.counts)
             by_task[board.task.name] = max(known, row.counts, key=lambda counts: counts["Questions"])
         heads = dict.fromkeys(head for counts in by_task.values() for head in counts)
         counts = {head: sum(its.get(head, 0) for its in by_task.values()) for head in heads}
-        rows.append(Row(name, means, counts, sum(selected.values())))
+        labels = filter(None, (board.system(name).label for board in boards))
+        rows.append(Row(name, means, counts, next(labels, None)))
     return rows
 
 
 def best_of(rows: list[Row], column: str, lower_is_better: bool = False) -> set[str]:
     """Names of the rows with the best mean as it is shown, where there are two or more fair ones to choose from."""
-    means = {row.name: row.means[column] for row in rows if not row.num_selected}
+    means = {row.name: row.means[column] for row in rows if row.label is None}
     shown = {name: float(number(mean)) for name, mean in means.items() if mean is not None}
     best = min if lower_is_better else max
     return {name for name, mean in shown.items() if mean == best(shown.values())} if len(shown) > 1 else set()
@@ -74,7 +78,7 @@ def means_table(
     best = {name: best_of(rows, name, board.metric.lower_is_better) for name, board in columns.items()}
     lines = []
     for row in rows:
-        cells = [Cell(row.label)]
+        cells = [Cell(row.label or row.name)]
         for column, value in row.means.items():
             dagger = "†" if has_dagger(contrasts, row.name, column) else ""
             cells.append(Cell(number(value), dagger, row.name in best[column], _paper_texts(row, column, paper)))
@@ -165,17 +169,12 @@ def shares_table(boards: list[Board]) -> Table:
                 texts = [system.name, board.name_of(column), number(point.mean), interval_text(point.interval, number)]
                 rows.append([*map(Cell, [*texts, right, str(point.questions)])])
     columns = ["System", "Column", "Share", "95% interval", "Right", "Questions"]
-    note = "Share: of the questions, those with score 1. Interval: Wilson's, of each share alone"
+    note = "Share: of the questions, those with score 1. Interval, of each share alone: Wilson's."
     if cluster := cluster_names(boards):
-        note += f", with the effective number of questions. {_cluster_words(cluster)} A dash: fewer than two values of "
-        note += f"{cluster}, or no variation between them"
-    notes = [f"{note}.", f"{NOT_COMPARED} --baseline compares."]
+        note = note.replace("Wilson's", "the wider limits of Korn & Graubard's (1998) and the logit's")
+        note += f" {_cluster_words(cluster)} A dash: fewer than two values of {cluster}, or no variation between them."
+    notes = [note, f"{NOT_COMPARED} --baseline compares."]
     return Table(columns, rows, notes, num_names=2, short=boards[0].task.short)
-
-
-def cluster_names(boards: Iterable[Board]) -> str:
-    """By which fields intervals and tests go; empty where all questions are independent."""
-    return " or ".join(dict.fromkeys(filter(None, (board.cluster for board in boards))))
 
 
 def _cluster_words(cluster: str) -> str:
@@ -204,7 +203,7 @@ def intervals_table(boards: list[Board], contrasts: list[Contrast]) -> Table:
     )
     interval = f"Interval: bootstrap, {RESAMPLES:,} resamples."
     if cluster := cluster_names(boards):
-        elsewhere = "" if all(board.cluster for board in boards) else f" Where nobody has two: {interval}"
+        elsewhere = "" if all(cluster_names([board]) for board in boards) else f" Where nobody has two: {interval}"
         interval = f"{_cluster_words(cluster)} Interval and t-test go by it.{elsewhere}"
         drawn += f" of all differences of a {cluster} together"
     notes = [
@@ -307,7 +306,7 @@ def csv_rows(
 
 def _csv_record(row: Row, boards: list[Board], contrasts: list[Contrast], paper: Paper | None) -> dict[str, Any]:
     record = {"System": row.name, **row.means, **row.counts}
-    record |= {SELECTED.capitalize(): row.num_selected} if row.num_selected else {}
+    record |= {SELECTED.capitalize(): "yes"} if row.label else {}
     for column in row.means if paper is not None else ():
         record[f"{column}: paper"] = paper.scores.get((row.name, column))
         record[f"{column}: difference to paper"] = _to_paper(row, column, paper)

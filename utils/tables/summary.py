@@ -31,7 +31,7 @@ def describe_mean(task: Task, scores: Scores) -> str:
     if scores["num_unanswered"]:
         text += f"; {scores['num_unanswered']} of them without an answer, counted {metric.worst}"
     if "num_truncated" in scores:
-        text += f"; {scores['num_truncated']} cut at --max_tokens, counted as whole"
+        text += f"; {scores['num_truncated']} cut at --max_tokens, scored like whole ones"
     if "num_selected" in scores:
         text += f"; {scores['num_selected']} {SELECTED}: no fair system"
     if unreadable := sum(map(metric.is_unreadable, scores["per_question_scores"])):

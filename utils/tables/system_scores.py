@@ -14,11 +14,10 @@ from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
-from utils.records.responses import CARRIED
-from utils.records.scores import Scores, read_scores, strategy_in_words
+from utils.records.scores import CARRIED, Scores, read_scores, strategy_in_words
 from utils.scoring.means import by_group, group_means, macro_average, mean, scores_by_group
 from utils.tables.clusters import mean_interval, share_interval
-from utils.tables.pooled import influences, pooled_interval
+from utils.tables.pooled import pooled_interval
 from utils.tables.significance import bootstrap_interval
 
 MACRO = "Average (macro)"
@@ -41,9 +40,9 @@ class System:
     num_selected: int = 0  # responses that were selected by their scores, so this is no fair system
 
     @property
-    def label(self) -> str:
-        """The name where it stands among others'."""
-        return marked(self.name, self.num_selected)
+    def label(self) -> str | None:
+        """What stands in place of the name of what is no fair system; None for others."""
+        return f"{self.name} ({SELECTED})" if self.num_selected else None
 
     @property
     def metric_name(self) -> str:
@@ -85,8 +84,9 @@ class System:
         return [count for count in missing if count]
 
 
-def marked(name: str, num_selected: int) -> str:
-    return f"{name} ({SELECTED})" if num_selected else name
+def cluster_names(boards: Iterable["Board"]) -> str:
+    """By which fields intervals and tests go; empty where all questions are independent."""
+    return " or ".join(dict.fromkeys(one.cluster for board in boards for one in board.systems if one.cluster))
 
 
 def add_unscored_argument(parser: argparse.ArgumentParser) -> None:
@@ -118,11 +118,6 @@ class Board:
     @property
     def title(self) -> str:
         return self.task.scored_by(self.metric_name)
-
-    @property
-    def cluster(self) -> str | None:
-        """As a system's, where any has it."""
-        return next(filter(None, (system.cluster for system in self.systems)), None)
 
     def name_of(self, column: str) -> str:
         """What a column of `columns_of` is called: no other one of the table is called so."""
@@ -378,11 +373,12 @@ def _point(
     metric = system.metric
     if metric.is_share and len(strata) == 1:
         interval = share_interval(strata[0], clusters[0])
+    elif metric.pooled:
+        interval = pooled_interval(strata, metric.pooled.of, clusters if system.cluster else None)
     elif system.cluster:
-        values = [influences(stratum, metric.pooled.of) for stratum in strata] if metric.pooled else strata
-        interval = mean_interval(values, clusters, 0.0, math.inf if metric.lower_is_better else 1.0)
+        interval = mean_interval(strata, clusters, 0.0, math.inf if metric.lower_is_better else 1.0)
     else:
-        interval = pooled_interval(strata, metric.pooled.of) if metric.pooled else bootstrap_interval(strata)
+        interval = bootstrap_interval(strata)
     return Point(its_mean, interval, sum(map(len, strata)))
 
 
