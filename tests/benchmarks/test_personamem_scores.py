@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from scipy.stats import binomtest, t
-from test_clusters import by_matrices, wider_limits
+from test_clusters import by_matrices, limits_of_the_logit
 from test_personamem import DATA, NAME, ROWS, download, save
 from test_report import NASTY, browser, content, needs_chromium, open_page  # noqa: F401 (fixtures)
 
@@ -110,7 +110,7 @@ def interval_of(entries):
         return interval.low, interval.high
     if len(set(personas)) < 2 or by_matrices(scores, personas)[1] < 1e-9:
         return None
-    return wider_limits(scores, personas)
+    return limits_of_the_logit(scores, personas)
 
 
 # What the shares and bins are

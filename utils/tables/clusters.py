@@ -24,18 +24,16 @@ Clusters = Sequence[Sequence[str]]  # of every value of the strata
 
 @dataclass(frozen=True)
 class Estimate:
-    """An unweighted mean of strata's means, its standard error (above 0), and the degrees of freedom of that."""
+    """An unweighted mean of strata's means, its standard error (above 0), and the degrees of freedom of that.
+
+    Those of `observed` are by how much the clusters' parts of the variance differ, 2 V² / var(V) (Eltinge & Jang 1996,
+    Survey Methodology 22), less 1 for the mean; at least 1.
+    """
 
     mean: float
     error: float
     degrees: float
-
-    @property
-    def quantile(self) -> float:
-        """How many standard errors a 95% interval has on each side."""
-        from scipy.special import stdtrit
-
-        return float(stdtrit(self.degrees, 0.975))
+    observed: float
 
 
 def estimate(strata: Strata, clusters: Clusters) -> Estimate | None:
@@ -56,37 +54,40 @@ def estimate(strata: Strata, clusters: Clusters) -> Estimate | None:
     sizes = np.array(list(map(len, strata)))
     share = np.transpose([np.bincount(its, minlength=len(number_of)) for its in rows]) / sizes  # (G, C)
     parts = np.transpose(sums).round(significance.DECIMALS) / sizes / np.sqrt(1 - share)
-    variance = float(np.sum(parts.sum(axis=1) ** 2)) / len(strata) ** 2
+    squares = parts.sum(axis=1) ** 2
+    variance = float(squares.sum()) / len(strata) ** 2
     if variance == 0:
         return None
     # The estimate is a sum over clusters; this is of the matrix of their covariances, were the questions' variances 1.
     own, shared = (share / sizes).sum(axis=1), share / np.sqrt(sizes * (1 - share))
-    squares = np.sum(own**2) + np.sum((shared.T @ shared) ** 2) - np.sum(np.sum(shared**2, axis=1) ** 2)
-    return Estimate(mean_over_strata(strata), math.sqrt(variance), float(own.sum() ** 2 / squares))
+    total = np.sum(own**2) + np.sum((shared.T @ shared) ** 2) - np.sum(np.sum(shared**2, axis=1) ** 2)
+    differing = squares.sum() ** 2 / max(float(np.var(squares) * len(squares)), 1e-9 * squares.sum() ** 2)
+    degrees = float(own.sum() ** 2 / total)
+    return Estimate(mean_over_strata(strata), math.sqrt(variance), degrees, float(max(1.0, 2 * differing - 1)))
+
+
+def quantile(degrees: float) -> float:
+    """How many standard errors a 95% interval has on each side."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, 0.975))
 
 
 def share_interval(values: Sequence[float], clusters: Sequence[str]) -> tuple[float, float] | None:
     """95% interval of a share; the values are 0 and 1.
 
-    On each side the wider limit of two: Korn & Graubard's (1998, Survey Methodology 24), which is Clopper and Pearson's
-    with the effective number of questions, m (1 - m) / variance, brought down for the degrees of freedom; and that of
-    a t interval of the logit. If clusters differ much, each alone is too narrow near a share of .9, on another side.
-    If every cluster has one question, it is Wilson's.
+    A t interval of the logit (Korn & Graubard 1998, Survey Methodology 24), with the fewer of both degrees of freedom:
+    near 0 and 1 a few clusters make up most of the variance. If every cluster has one question, it is Wilson's.
     """
-    from scipy.special import betaincinv, expit, logit, ndtri
+    from scipy.special import expit, logit
 
     if len(set(clusters)) == len(clusters):
         return significance.share_interval(round(math.fsum(values)), len(values))
     its = estimate([values], [clusters])
     if its is None:
         return None
-    spread = its.mean * (1 - its.mean)
-    number = spread / its.error**2 * (ndtri(0.975) / its.quantile) ** 2
-    hits, misses = number * its.mean, number * (1 - its.mean)
-    half = its.quantile * its.error / spread
-    low = min(betaincinv(hits, misses + 1, 0.025), expit(logit(its.mean) - half))
-    high = max(betaincinv(hits + 1, misses, 0.975), expit(logit(its.mean) + half))
-    return float(low), float(high)
+    half = quantile(min(its.degrees, its.observed)) * its.error / (its.mean * (1 - its.mean))
+    return float(expit(logit(its.mean) - half)), float(expit(logit(its.mean) + half))
 
 
 def mean_interval(
@@ -96,7 +97,7 @@ def mean_interval(
     its = estimate(strata, clusters)
     if its is None:
         return None
-    half = its.quantile * its.error
+    half = quantile(its.degrees) * its.error
     return rounded(max(lowest, its.mean - half)), rounded(min(highest, its.mean + half))
 
 

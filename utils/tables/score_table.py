@@ -171,7 +171,7 @@ def shares_table(boards: list[Board]) -> Table:
     columns = ["System", "Column", "Share", "95% interval", "Right", "Questions"]
     note = "Share: of the questions, those with score 1. Interval, of each share alone: Wilson's."
     if cluster := cluster_names(boards):
-        note = note.replace("Wilson's", "the wider limits of Korn & Graubard's (1998) and the logit's")
+        note = note.replace("Wilson's", "a t interval of the logit")
         note += f" {_cluster_words(cluster)} A dash: fewer than two values of {cluster}, or no variation between them."
     notes = [note, f"{NOT_COMPARED} --baseline compares."]
     return Table(columns, rows, notes, num_names=2, short=boards[0].task.short)
