@@ -205,7 +205,7 @@ def intervals_table(boards: list[Board], contrasts: list[Contrast]) -> Table:
     if cluster := cluster_names(boards):
         elsewhere = "" if all(cluster_names([board]) for board in boards) else f" Where nobody has two: {interval}"
         interval = f"{_cluster_words(cluster)} Interval and t-test go by it.{elsewhere}"
-        drawn += f" of all differences of a {cluster} together"
+        drawn += f", all differences of a {cluster} together"
     notes = [
         "Difference: system minus baseline, over the questions that both have a score of. "
         f"{interval} Permutation test: {PERMUTATIONS:,} {drawn}, two-sided. "
