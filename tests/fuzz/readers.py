@@ -100,9 +100,9 @@ SPLITS = ("train", "validation", "test")
 STEPS = ("rank", "train", "none", "rag", "planpers", "planpers_gold")
 # The files that the commands of test_bad_input.py read, but for those that are merged.
 TOLD = {
-    "data.json": ("none", "rag", "planpers", "gold", "evaluate", "rank", "show", "evaluate plans", "figure 5"),
+    "data.json": ("none", "rag", "planpers", "gold", "evaluate", "rank", "show", "figure 5"),
     "responses.json": ("evaluate", "show"),
-    "plans.json": ("planpers", "evaluate plans"),
+    "plans.json": ("planpers",),
     "scores.json": ("table", "show", "compare", "figure 2"),
     "pairs.json": ("compare",),
     "humans.json": ("compare",),
@@ -143,7 +143,7 @@ READERS = [
     Reader(fresh(STORED), "store/*/*.jsonl", "journal"),
     Reader(COMMANDS["study"], "study.toml", "toml"),
     Reader(COMMANDS["study"], "sets/Art_and_Entertainment_test.json", "json"),
-    Reader(f"{COMMANDS['plot']} --plot_addr new/plot.png", "planner/training_log.jsonl", "journal"),
+    Reader(COMMANDS["training curve"].replace("drawn", "new"), "planner/training_log.jsonl", "journal"),
     *(Reader("utils/download_datasets.py --dataset_name copy --cache_dir new --output_dir new", file, kind)
       for file, kind in (("copy/train.json", "json"), ("copy/README.md", "text"))),
     *(Reader(CLONE, f"clone/{file}", "text") for file in (FORMATTERS, EVALUATOR)),

@@ -30,11 +30,15 @@ def read_log(path: Path) -> dict[str, dict[int, float]]:
     lines = read_bytes(path).split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
-            entry = json.loads(line)
-            for name in found.keys() & entry.keys():
-                if abs(entry[name]) < LARGEST:  # also not NaN
-                    found[name][entry["step"]] = entry[name]
-        except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
+            entry = json.loads(line.decode())
+            its = {name: entry[name] for name in found.keys() & entry.keys()}
+            if type(entry["step"]) is not int or not {type(one) for one in its.values()} <= {int, float}:
+                raise ValueError
+            float(entry["step"])  # an error where no axis can show it
+            for name, value in its.items():
+                if abs(float(value)) < LARGEST:  # also not NaN
+                    found[name][entry["step"]] = value
+        except (ValueError, RecursionError, AttributeError, KeyError, TypeError, OverflowError):
             if number == len(lines):
                 break
             raise UserError(f"{path}: line {number} is damaged; delete that line") from None
