@@ -280,7 +280,7 @@ def _choose_eager(args: Namespace, outputs: int) -> None:
 
     A guess, for no GPU has been measured (tests/gpu does): compiling and capturing take half a minute and more, and
     graphs save up to 10 ms a step, of which such a batch has as many as its longest output has tokens. With
-    VLLM_BATCH_INVARIANT=1 an output must not hang on how many others are asked for.
+    VLLM_BATCH_INVARIANT=1 an output must not depend on how many others are requested.
     """
     if args.enforce_eager is None:
         args.enforce_eager = outputs <= AT_A_TIME * args.data_parallel_size and not is_batch_invariant()

@@ -26,7 +26,7 @@ API_NAMES = re.compile(r"(gpt-|chatgpt-|claude-|gemini-|o\d+(-|$))")
 CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # to reach the hub; how slow it may be does not matter
 NOT_TO_BE_HAD = "not cached, and the hub cannot be reached; give a folder"
 LAYERS = ("num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer")  # fields of a config
-GB = 10**9  # bytes: so many take seconds to hash
+GB = 10**9  # bytes: hashing more takes seconds
 
 
 class NoModelError(UserError):

@@ -51,7 +51,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "utils/methods"
 VISIBLE = ("id", "task", "question", "profile")  # fields of a record that a method sees
 
-
 MOST_CALLS = 10_000  # of a record: a loop without an end pays for thousands in seconds
 TURNS = 20  # of the event loop, in which a method goes on that has what it awaits
 PATIENCE = 60  # seconds until a method that does something else between its calls is held to ask otherwise than before

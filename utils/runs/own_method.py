@@ -74,7 +74,7 @@ def answer_by_method(args: Namespace) -> int:
     is_whole = args.num_shards == 1
     if args.dry_run:
         is_finished(Path(args.output_addr), settings, bool(args.overwrite), ("inputs",))
-        refuse_fewer(args, len(asked))
+        refuse_fewer(args.output_addr, count_answers(args), len(asked))
         return describe_first_calls(method, shared, asked)
 
     if not is_whole:
@@ -86,14 +86,15 @@ def answer_by_method(args: Namespace) -> int:
     lock = Lock(args.output_addr)
     try:
         prepare_output(args.output_addr, settings, bool(args.overwrite), ("inputs",))
-        refuse_fewer(args, len(asked))
+        there = count_answers(args)
+        refuse_fewer(args.output_addr, there, len(asked))
         outcome = run(method, shared, asked, flags)
         code, pieces = report_failures(outcome), outcome.pieces
         unusable = [key for key, piece in pieces.items() if piece["value"] is None]
         answers = len(pieces) - len(unusable)
         if code == 0:
-            refuse_fewer(args, answers)
-        if answers >= count_answers(args):
+            refuse_fewer(args.output_addr, there, answers)
+        if answers >= there:
             publish_answers(args, task, settings, records, asked, outcome, flags, models)
         else:
             print(f"{args.output_addr}: kept, because it has more answers than this run ({answers})", file=sys.stderr)
@@ -188,11 +189,11 @@ def count_answers(args: Namespace) -> int:
     return sum(one["output"] is not None for its in read_responses(args.output_addr).values() for one in its)
 
 
-def refuse_fewer(args: Namespace, number: int) -> None:
+def refuse_fewer(output: str, there: int, number: int) -> None:
     """Raise UserError if the output has more answers than the `number` that would replace them."""
-    if number < (there := count_answers(args)):
+    if number < there:
         raise UserError(
-            f"{args.output_addr}: has {there} answers, and this command makes {number}\n"
+            f"{output}: has {there} answers, and this command makes {number}\n"
             "  give another output, or --overwrite to replace it; what was asked is kept"
         )
 
