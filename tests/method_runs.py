@@ -8,7 +8,7 @@ import pytest
 from api_server import Reply, serve
 
 import baselines
-from utils.generation.requests import Completion
+from utils.generation.requests import Completion, UnavailableError
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
@@ -93,3 +93,26 @@ class Scripted:
 
     async def close(self):
         self.log.append(f"{self.role} closed")
+
+
+class Failing(Scripted):
+    """Fails where `fails`, called with the log of what it was asked, says so."""
+
+    def __init__(self, role, log, fails, error):
+        super().__init__(role, log)
+        self.fails, self.error = fails, error
+
+    async def complete(self, model, prompt, sampling):
+        if self.fails(self.log):
+            raise self.error
+        return await super().complete(model, prompt, sampling)
+
+
+def failing_generator(monkeypatch, fails):
+    """Of two engines that are opened one after the other the generator's fails."""
+    log, error = [], UnavailableError("the server failed")
+
+    def open_engines(flags, models, outputs, role):
+        return {role: Failing(role, log, fails if role == "generator" else lambda log: False, error)}
+
+    monkeypatch.setattr("utils.runs.own_method.open_engines", open_engines)

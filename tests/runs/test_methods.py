@@ -9,13 +9,12 @@ import threading
 
 import pytest
 from api_server import Reply
-from method_runs import IDS, ROOT, SAMPLE, TWO_CALLS, Scripted, draw, reply
+from method_runs import IDS, ROOT, SAMPLE, TWO_CALLS, Scripted, draw, failing_generator, reply
 
 import baselines
 import evaluate_responses
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
-from utils.generation.requests import UnavailableError
 
 
 def test_two_calls_a_question(runs, capsys):
@@ -407,16 +406,9 @@ def test_a_model_that_is_not_given_is_told(runs, capsys):
 def test_one_models_failure_keeps_no_record_from_another_model(runs, monkeypatch):
     """A request fails while all other records wait for the second model."""
 
-    class Failing(Scripted):
-        async def complete(self, model, prompt, sampling):
-            if self.role == "generator" and not self.log:
-                self.log.append("failed")
-                raise UnavailableError("the server failed")
-            return await super().complete(model, prompt, sampling)
-
+    calls = iter(range(10**6))
     runs.write(CRITIC)
-    log = []
-    monkeypatch.setattr("utils.runs.own_method.open_engines", lambda *given: {given[-1]: Failing(given[-1], log)})
+    failing_generator(monkeypatch, lambda log: next(calls) == 0)
     runs.run("--model", "critic=other-model", code=1)
     assert len(runs.answers) == len(IDS) - 1 and read_manifest(runs.output)["missing"] == 1
 

@@ -1,5 +1,6 @@
 """SHA-256 of files. That of a large one is kept in the user's cache, so that only the first run reads gigabytes."""
 
+import hashlib
 import json
 import os
 import tempfile
@@ -8,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from utils.cli.progress import LARGE
-from utils.files.manifest import file_hash
 
 SETTLED = 2 * 10**9  # nanoseconds: a younger file may change again within one tick of its file system's clock
 
@@ -18,7 +18,8 @@ def hash_file(path: Path) -> str:
     key, status = _key(path), path.stat()
     if (kept := _read().get(key)) is not None:
         return kept
-    found = file_hash(path)
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
     if status.st_size >= LARGE and time.time_ns() - status.st_mtime_ns > SETTLED:
         with suppress(OSError, RuntimeError):  # where it cannot be kept, the next run hashes again
             _keep({**_read(), key: found})
