@@ -10,11 +10,10 @@ import time
 import psutil
 import pytest
 from api_server import Reply, serve
-from method_runs import IDS, ROOT, SAMPLE, TWO_CALLS, Scripted, reply
+from method_runs import IDS, ROOT, SAMPLE, TWO_CALLS, Failing, Scripted, failing_generator, reply
 
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
-from utils.generation.requests import UnavailableError
 from utils.runs import methods
 
 # Of a method whose bare `except` outlives its run.
@@ -98,26 +97,15 @@ def test_an_outage(runs, kind):
     assert runs.run("--max_retries", 0) == missing and set(runs.answers) == set(IDS)
 
 
-class Breaking(Scripted):
-    """Raises after some answers, as an engine whose process died, or a store on a full disk."""
-
-    def __init__(self, error):
-        super().__init__("generator", [])
-        self.error = error
-
-    async def complete(self, model, prompt, sampling):
-        if len(self.log) >= 6:
-            raise self.error
-        return await super().complete(model, prompt, sampling)
-
-
 @every_kind
 @pytest.mark.parametrize(
     "error", [RuntimeError("the engine died"), OSError(28, "No space left on device"), KeyError(1)]
 )
 def test_an_engine_that_raises(runs, monkeypatch, kind, error):
+    """As one whose process died, or a store on a full disk."""
     runs.write(catching(kind))
-    monkeypatch.setattr("utils.runs.own_method.open_engines", lambda *_: {"generator": Breaking(error)})
+    engine = Failing("generator", [], lambda log: len(log) >= 6, error)
+    monkeypatch.setattr("utils.runs.own_method.open_engines", lambda *_: {"generator": engine})
     with pytest.raises(type(error)) as raised:
         runs.run()
     assert raised.value is error and not runs.output.exists()
@@ -469,15 +457,8 @@ def test_no_key_goes_to_another_server_and_no_model_is_taken_for_another(runs):
 
 
 def test_an_outage_of_one_model_keeps_what_others_answer(runs, monkeypatch):
-    class Failing(Scripted):
-        async def complete(self, model, prompt, sampling):
-            if self.role == "generator" and len(self.log) >= 6:
-                raise UnavailableError("the server failed")
-            return await super().complete(model, prompt, sampling)
-
     runs.write(CRITIC)
-    log = []
-    monkeypatch.setattr("utils.runs.own_method.open_engines", lambda *given: {given[-1]: Failing(given[-1], log)})
+    failing_generator(monkeypatch, lambda log: len(log) >= 6)
     runs.run("--model", "critic=other-model", code=1)
     assert len(runs.answers) == 6 and read_manifest(runs.output)["missing"] == 7
 
