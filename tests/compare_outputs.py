@@ -1,13 +1,14 @@
 """Are the outputs of every command byte for byte what they were? Made by two checkouts of this project, and compared.
 
-  python tests/compare_outputs.py --make CHECKOUT FOLDER
+  python tests/compare_outputs.py --make CHECKOUT FOLDER [--sections main,lamp]
   python tests/compare_outputs.py FOLDER OTHER_FOLDER
 
 The first runs tests/data/compare_outputs/commands.txt in a copy of a checkout that has .venv and demo/models. In FOLDER
 it leaves what they wrote, with a log of each (command, exit code, stdout, stderr) and, for each section, the requests
-that came to the server. The second prints a line a file, with a short diff where one differs, and ends with 1 if any
-does. Both folders have to be made by the same version of this script. Nothing of a checkout is imported: its commands
-are all that is asked for, on the sample data and the tools of this script's own folder.
+that came to the server: all of them, and without repetition. The second prints a line per file, with a short diff if
+it differs, and ends with 1 if any does. Journals and stored completions are not compared; of a manifest, only the
+output's hash, the counts and the tokens are. Make both folders with the same version of this script. Nothing is
+imported from a checkout: only its commands run, on the sample data and the tools of this script's own folder.
 """
 
 import argparse
@@ -47,11 +48,10 @@ ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "TMPDIR") if name in 
     "OMP_NUM_THREADS": "2", "VLLM_CPU_KVCACHE_SPACE": "1",
 }  # fmt: skip
 
-# What two runs of the same code differ in. All else in every file is compared; a journal's lines, which stand in the
-# order in which answers came, are sorted, and so are the fields of journals and manifests.
-VARYING_FIELDS = ("wall_seconds", "versions", "git_commit", "overwrite")  # their values; the last names a run by chance
-CHECKSUM = re.compile(r',"crc32":\d+}$')  # at the end of a journal's line: of what is compared itself
-VARYING_TEXT = (  # of stdout and stderr
+# How a run is kept may change, its outputs may not.
+NOT_COMPARED = re.compile(r"\.journal\.jsonl$|\.lock$|(^|/)completions/")
+MANIFEST_FIELDS = ("output_sha256", "counts", "tokens")
+VARYING_TEXT = (  # of stdout and stderr, also between two runs of the same code
     (re.compile(r"(?m)^(?!(\d+)/\1 )\d+/\d+ [^,\n]*,.*\n"), ""),  # progress under way, a line every 30 seconds
     (re.compile(r"\b[\d.]+/(s|min|h)\b"), "RATE"),
     (re.compile(r"\b\d+:\d\d:\d\d\b"), "TIME"),
@@ -100,9 +100,9 @@ def reply(request: dict[str, Any]) -> Reply:
 # Making
 
 
-def make(checkout: Path, folder: Path) -> None:
-    """Run all commands in a copy of a checkout at `WORK`, and move what they wrote to `folder`."""
-    if folder.exists() and not (folder / "main/logs").is_dir():
+def make(checkout: Path, folder: Path, sections: list[str]) -> None:
+    """Run the commands of these sections in a copy of a checkout at `WORK`, and move what they wrote to `folder`."""
+    if folder.exists() and not any(folder.glob("*/logs")):
         sys.exit(f"{folder}: exists, and was not made by this script")
     with open(f"{WORK}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # waits for another making
@@ -113,7 +113,7 @@ def make(checkout: Path, folder: Path) -> None:
         for name in (".venv", "demo/models"):
             (WORK / name).symlink_to((checkout / name).resolve())
         write_inputs(WORK / "out")
-        chains = read_commands((INPUTS / "commands.txt").read_text(encoding="utf-8"))
+        chains = {section: all_commands()[section] for section in sections}
         with running(BatchServer(reply, PORT)) as server, ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(run_chain, chains, chains.values()))
             write_requests(server, list(chains))
@@ -150,6 +150,10 @@ def write_inputs(out: Path) -> None:
         (out / name).write_text(text, encoding="utf-8")
 
 
+def all_commands() -> dict[str, list[list[str]]]:
+    return read_commands((INPUTS / "commands.txt").read_text(encoding="utf-8"))
+
+
 def read_commands(text: str) -> dict[str, list[list[str]]]:
     """The commands of every section, word by word."""
     variables, chains, section = {"DATA": DATA, "URL": URL}, {}, ""
@@ -167,7 +171,7 @@ def read_commands(text: str) -> dict[str, list[list[str]]]:
 
 
 def write_requests(server: BatchServer, sections: list[str]) -> None:
-    """What came to the server, by section: a line a request, sorted, for the order is chance.
+    """What came to the server, by section: a line per request, sorted, for the order is chance; then each line once.
 
     A section's key is its name. Of a batch, which only one section makes, the lines are its requests.
     """
@@ -178,7 +182,8 @@ def write_requests(server: BatchServer, sections: list[str]) -> None:
         for line in map(json.loads, server.files[batch["input_file_id"]].splitlines()):
             asked["batch"].append(f"batch {number} {json.dumps(line['body'], sort_keys=True)}")
     for section, lines in asked.items():
-        (WORK / f"out/{section}/requests.txt").write_text("\n".join(sorted(lines)), encoding="utf-8")
+        for name, its in (("requests", lines), ("requests_once", set(lines))):
+            (WORK / f"out/{section}/{name}.txt").write_text("\n".join(sorted(its)), encoding="utf-8")
 
 
 def run_chain(name: str, commands: list[list[str]]) -> None:
@@ -201,8 +206,8 @@ def run_chain(name: str, commands: list[list[str]]) -> None:
 
 
 def compare(folder: Path, other: Path) -> int:
-    """Print a line a file, and return 1 if any differs, else 0."""
-    found = [{str(path.relative_to(one)) for path in one.rglob("*") if path.is_file()} for one in (folder, other)]
+    """Print a line per file, and return 1 if any differs, else 0."""
+    found = [compared_files(one) for one in (folder, other)]
     differing = 0
     for name in sorted(set.union(*found)):
         if missing := [str(one) for one, names in zip((folder, other), found, strict=True) if name not in names]:
@@ -215,6 +220,11 @@ def compare(folder: Path, other: Path) -> int:
     return 1 if differing else 0
 
 
+def compared_files(folder: Path) -> set[str]:
+    names = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return {name for name in names if not NOT_COMPARED.search(name)}
+
+
 def comparable(path: Path) -> bytes:
     """A file without what any two runs differ in."""
     content = path.read_bytes()
@@ -224,17 +234,9 @@ def comparable(path: Path) -> bytes:
             text = pattern.sub(replacement, text)
         return text.encode()
     if path.name.endswith(".manifest.json"):
-        return in_order(json.loads(content), indent=2).encode()
-    if path.name.endswith(".journal.jsonl"):
-        header, *lines = (in_order(json.loads(CHECKSUM.sub("}", line))) for line in content.decode().splitlines())
-        return "\n".join([header, *sorted(lines)]).encode()
+        fields = {name: value for name, value in json.loads(content).items() if name in MANIFEST_FIELDS}
+        return json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False).encode()
     return content
-
-
-def in_order(value: dict[str, Any], indent: int | None = None) -> str:
-    """A manifest, or a journal's line, as JSON: its fields sorted, without the values of the varying ones."""
-    value |= {name: "not compared" for name in VARYING_FIELDS if name in value}
-    return json.dumps(value, indent=indent, sort_keys=True, ensure_ascii=False)
 
 
 def describe_difference(content: bytes, other: bytes, most: int = 12, width: int = 150) -> Iterator[str]:
@@ -261,12 +263,16 @@ def main() -> int:
     parser.add_argument("--make", action="store_true", help="run the commands instead of comparing (off)")
     parser.add_argument("first", type=Path, metavar="FOLDER", help="outputs, or with --make a checkout")
     parser.add_argument("second", type=Path, metavar="OTHER_FOLDER", help="outputs, with --make where they go")
+    parser.add_argument("--sections", type=lambda names: names.split(","), default=list(all_commands()), metavar="A,B",
+                        help="run only these sections, with --make (default: all)")  # fmt: skip
     args = parser.parse_args()
+    if unknown := set(args.sections) - set(all_commands()):
+        parser.error(f"no section is called {min(unknown)}; there are {', '.join(all_commands())}")
     for path in [args.first] if args.make else [args.first, args.second]:
         if not path.is_dir():
             parser.error(f"{path}: no such folder")
     if args.make:
-        make(args.first, args.second)
+        make(args.first, args.second, args.sections)
         return 0
     return compare(args.first, args.second)
 
