@@ -43,9 +43,9 @@ TESTS = Path(__file__).resolve().parent
 INPUTS = TESTS / "data/compare_outputs"
 SECONDS = 3600  # a command may take
 AT_ONCE = max(2, os.cpu_count() or 1)  # sections: each loads models
-ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "TMPDIR") if name in os.environ} | {
-    "HOME": str(WORK), "LC_ALL": "C.UTF-8", "COLUMNS": "100", "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "2", "VLLM_CPU_KVCACHE_SPACE": "1",
+ENVIRONMENT = {name: os.environ[name] for name in ("TMPDIR",) if name in os.environ} | {
+    "PATH": f"{WORK}/.venv/bin:{os.environ['PATH']}", "HOME": str(WORK), "LC_ALL": "C.UTF-8", "COLUMNS": "100",
+    "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2", "VLLM_CPU_KVCACHE_SPACE": "1",
 }  # fmt: skip
 
 # How a run is kept may change, its outputs may not.
@@ -193,11 +193,12 @@ def run_chain(name: str, commands: list[list[str]]) -> None:
     for number, words in enumerate(commands, 1):
         started = time.monotonic()
         done = subprocess.run(
-            [WORK / ".venv/bin/python", *words], cwd=WORK, env=ENVIRONMENT, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=SECONDS,
+            ["env", *words] if "bash" in words else ["python", *words], cwd=WORK, env=ENVIRONMENT,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS,
         )  # fmt: skip
         texts = f"$ {shlex.join(words)}", f"exit code {done.returncode}", "stdout", done.stdout, "stderr", done.stderr
-        log = f"out/{name}/logs/{number:03}_{Path(words[0]).stem}.txt"
+        script = words[-1] if "bash" in words else words[0]
+        log = f"out/{name}/logs/{number:03}_{Path(script).stem}.txt"
         (WORK / log).write_text("\n".join(texts), encoding="utf-8")
         print(f"{log}: exit code {done.returncode}, {time.monotonic() - started:.0f} s", flush=True)
 

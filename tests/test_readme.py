@@ -15,7 +15,6 @@ from utils.benchmarks.lampqa import TASK
 from utils.generation.chat import VERDICT_TOKENS
 from utils.records.datasets import read_dataset
 from utils.records.responses import match_responses, read_responses
-from utils.studies.study import CATEGORIES as DATASETS
 from utils.tables.paper_results import read_paper
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,7 +23,7 @@ PAGES = "\n".join([README, *(path.read_text(encoding="utf-8") for path in sorted
 BLOCKS = re.findall(r"```shell\n(.*?)```", PAGES, re.DOTALL)
 COMMANDS = [block for block in BLOCKS if re.search(r"^ *(python|accelerate) (?!tests/)", block, re.MULTILINE)]
 LINKED = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *ROOT.glob("prompts/*.md")]
-VARIABLES = "".join(block for block in BLOCKS if block.startswith(("DATA=data", "CATEGORIES=")))
+VARIABLES = "".join(block for block in BLOCKS if block.startswith("DATA=data"))
 
 
 def commands_of(block: str, variables: str = VARIABLES) -> list[list[str]]:
@@ -80,14 +79,6 @@ def test_every_script_has_a_command():
                if "def build_parser" in path.read_text(encoding="utf-8") and path.parent != ROOT / "tests"}  # fmt: skip
     shown = {script for command in COMMANDS for script, *_ in commands_of(command)}
     assert scripts - {"utils/prepare_demo_models.py"} == shown - {"mine.py"}  # `make models` runs that one
-
-
-def test_a_row_of_table_2_is_run_for_every_category():
-    rows = [commands_of(block) for block in BLOCKS if block.startswith("for CATEGORY")]
-    assert [len(commands) for commands in rows] == [3, 6, 6, 12, 4]  # rows; verdicts of three categories, and the table
-    for commands in rows:
-        for script, *arguments in commands[:-1]:
-            assert any(category in " ".join(arguments) for category in DATASETS), script
 
 
 def test_the_method_of_ones_own_is_one_that_the_judge_takes(tmp_path):

@@ -159,14 +159,13 @@ DIFFERENT_ON_PURPOSE = {
     ],
     "--cache_dir": ["utils/download_datasets.py"],  # the default that the paper's README gives it
     "--overwrite": [  # what asks no model is made anew where its settings changed; a table or figure has none
-        *DERIVED, "train_planner.py", "utils/download_datasets.py", "utils/merge_shards.py", "utils/run_study.py",
+        *DERIVED, "train_planner.py", "utils/download_datasets.py", "utils/merge_shards.py",
         "utils/train_generator.py",
     ],
     "--per_device_train_batch_size": ["utils/train_generator.py"],  # another paper's settings
     "--gradient_accumulation_steps": ["utils/train_generator.py"],
     "--weight_decay": ["utils/train_generator.py"],
     "--lora_rank": ["utils/train_generator.py"],  # without it there is no adapter
-    "--dry_run": ["utils/run_study.py"],  # it renders no prompts
     "--planner_target": ["planpers.py"],  # what the planner was trained with
 }  # fmt: skip
 

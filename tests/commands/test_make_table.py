@@ -971,19 +971,15 @@ class TestRefusals:
         assert f"{path}: question '1': no category is known for the community 'astrology'" in message
         assert "utils/benchmarks/lampqa_communities.toml" in message
 
-    def test_a_category_of_ones_own_is_a_column_and_can_be_in_a_study(self, score_file, tmp_path):
+    def test_a_category_of_ones_own_is_a_column(self, score_file):
         """As docs/building_a_dataset.md says; by another process, which reads the file of categories with one more."""
         path = score_file("a.json", question("1", "astrology", 2), question("2", "rpg", 1))
-        for name, text in (("own", 'categories = ["Stars"]'), ("paper", "")):
-            (tmp_path / f"{name}.toml").write_text(text)
         code = f"""
 import tomllib
 loads, own = tomllib.loads, '\\n[Stars]\\ncategory = "Stars & Signs"\\ncommunities = ["astrology"]\\n'
 tomllib.loads = lambda text: loads(text + own if "[Art_and_Entertainment]" in text else text)
 from utils import make_table
-from utils.studies.study import read_study
 make_table.main(["--system", "PlanPers", {path!r}, "--paper", "Qwen 2.5 7B"])
-print(*(read_study(f"{tmp_path}/{{name}}.toml").categories for name in ("own", "paper")))
 """
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
@@ -991,8 +987,6 @@ print(*(read_study(f"{tmp_path}/{{name}}.toml").categories for name in ("own", "
         assert head.startswith(f"| System | {ARTS} | {LIFESTYLE} | {SOCIETY} | Stars & Signs | Average (macro) |")
         cells = [cell.strip() for cell in row.split("|")[2:7]]
         assert cells[0].startswith("0.5000") and cells[3].startswith("1.0000") and "0.4525" not in cells[4]
-        files = ("Art_and_Entertainment", "Lifestyle_and_Personal_Development", "Society_and_Culture")
-        assert done.stdout.splitlines()[-1] == f"('Stars',) {files}"
 
     @pytest.mark.parametrize("content", ["[]", '{"1": [{"output": "x"}]}', '{"per_question_scores": {}}'])
     def test_a_file_that_is_no_score_file(self, tmp_path, content):

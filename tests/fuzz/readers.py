@@ -15,7 +15,7 @@ from made_up_dump import make_dumps
 from test_bad_input import API, COMMANDS, JOURNALED, OUTPUTS, PROMPT_OF, RECORDS, SCORED, make_whole, write
 from test_import_prompts import EVALUATOR, EVALUATOR_TEXT, FORMATTERS, FORMATTERS_TEXT
 
-from utils.studies.study import CATEGORIES
+from utils.benchmarks.lampqa import FILES
 from utils.tables.rating_study import slots_of
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -141,8 +141,6 @@ READERS = [
       for name in JOURNALED),
     *(Reader(COMMANDS[name], f"{OUTPUTS[name]}.manifest.json", "json") for name in JOURNALED),
     Reader(fresh(STORED), "store/*/*.jsonl", "journal"),
-    Reader(COMMANDS["study"], "study.toml", "toml"),
-    Reader(COMMANDS["study"], "sets/Art_and_Entertainment_test.json", "json"),
     Reader(COMMANDS["training curve"].replace("drawn", "new"), "planner/training_log.jsonl", "journal"),
     *(Reader("utils/download_datasets.py --dataset_name copy --cache_dir new --output_dir new", file, kind)
       for file, kind in (("copy/train.json", "json"), ("copy/README.md", "text"))),
@@ -185,12 +183,11 @@ OPTIONAL = (
     "*.json dropped *.reason", "*.json dropped *.evidence", "*.json * *.category",
     # An answer that is none is null, so null may become a text, and no other value is taken.
     "*responses.json null *.output", "*answers_*.json null *.output", "*answers_*.json retyped *.output",
-    "*responses.json dropped q?", "verdicts.json dropped q?", "study.toml dropped *",
+    "*responses.json dropped q?", "verdicts.json dropped q?",
     "plans.json null *.aspects", "made/scores.json dropped *.parsed",
     f"made/{MEMORY}.json * *.distance_to_ref*", "ann_* null *.seconds",
     "data.json dropped *.narrative",
     "data.json null *.narrative", "*Users.xml dropped *.DisplayName", f"made/{TOPIC}.json retyped *.id",
-    "study.toml empty *",  # of which each part has a default
     "*answers_*.json null *.raw", "*answers_*.json dropped *.raw",  # as in answers that were chosen, not written
     "ann_* dropped *.decisions.*",  # not made yet, as the table's counts say
     "ann_* dropped *.comment", "data.json retyped *.id",  # none is needed; a number is an id too
@@ -228,7 +225,7 @@ def prepare(folder: Path, run: Callable[[str], int]) -> None:
     (folder / "copy").mkdir()
     write(folder / "copy/README.md", "---\n" + json.dumps({"configs": [
         {"config_name": one, "data_files": [{"split": split, "path": f"{split}.json"} for split in SPLITS]}
-        for one in CATEGORIES]}) + "\n---\n")  # fmt: skip
+        for one in FILES]}) + "\n---\n")  # fmt: skip
     for split in SPLITS:
         write(folder / f"copy/{split}.json", [record | {"id": f"{split} {record['id']}"} for record in RECORDS])
     (folder / "new").mkdir()

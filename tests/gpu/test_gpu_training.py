@@ -160,40 +160,32 @@ def test_two_gpus_learn_what_one_learns_with_twice_the_accumulation(machine, dat
     assert losses[0] == pytest.approx(losses[1], rel=ROUNDING)
 
 
-STUDY = f"""
-models = ["{CHAT}"]
-judges = ["{CHAT}"]
-planner_base = "{CHAT}"
-encoder = "{ENCODER}"
-data = "{{folder}}/data"
-output = "{{folder}}/out"
-methods = ["planpers"]
-categories = ["Society_and_Culture"]
-num_contexts = [1]
-[arguments]
-train = ["--num_contexts", "1", "--max_steps", "2", "--save_steps", "1", "--gradient_accumulation_steps", "8",
-         "--eval_generate", "0"]
-answer = ["--max_model_len", "2048", "--max_tokens", "32", "--constrained_decoding", "always"]
-planpers = ["--max_tokens_plan", "24"]
-judge = ["--max_tokens", "16", "--constrained_decoding", "always"]
-"""
+STUDY = {
+    "MODELS": CHAT, "OPENAI_MODELS": "", "PLANNER_BASE": CHAT, "JUDGE": CHAT, "ENCODER": ENCODER,
+    "CATEGORIES": "Society_and_Culture",
+    "TRAIN_FLAGS": "--num_contexts 1 --max_steps 2 --save_steps 1 --eval_generate 0",
+    "ANSWER_FLAGS": "--num_contexts 1 --max_model_len 2048 --max_tokens 32 --constrained_decoding always",
+    "PLANPERS_FLAGS": "--max_tokens_plan 24",
+    "JUDGE_FLAGS": "--max_tokens 16 --constrained_decoding always",
+}  # fmt: skip
 
 
 @needs_package("vllm")
-def test_a_study_takes_all_gpus_for_its_training(machine, tmp_path, figure):
-    """From ranking to the table; where the GPUs cannot share the eight sequences of a step, one of them trains."""
+def test_a_study_takes_all_gpus(machine, tmp_path, figure):
+    """Figure 3, from ranking to the figure, with as many processes and copies of the model as there are GPUs."""
     (tmp_path / "data").mkdir()
     for split in ("train", "validation", "test"):
         records = sample_records(split, 4, category="history")
         (tmp_path / f"data/Society_and_Culture_{split}.json").write_text(json.dumps(records))
-    planner = tmp_path / "out/planner/Society_and_Culture"
-    (tmp_path / "study.toml").write_text(STUDY.format(folder=tmp_path))
-    printed = machine.run("utils/run_study.py", "--study_addr", tmp_path / "study.toml")
-    expected = 1 if machine.num_gpus == 0 or 8 % machine.num_gpus else machine.num_gpus
-    found = re.search(r"1 on a device x (\d+) accumulated x (\d+) processes = 8 sequences a step", printed)
+    planner, gpus = tmp_path / "out/planner/Society_and_Culture", max(machine.num_gpus, 1)
+    variables = {"DATA": tmp_path / "data", "OUT": tmp_path / "out", "GPUS": gpus, **STUDY}
+    words = ("import os, sys; os.environ['PATH'] = os.path.dirname(sys.executable) + ':' + os.environ['PATH']; "
+             "os.execvp('bash', ['bash', 'utils/studies/figure3.sh'])")  # fmt: skip
+    printed = machine.run("-c", words, **{name: str(value) for name, value in variables.items()})
+    found = re.search(r"1 on a device x (\d+) accumulated x (\d+) processes = 32 sequences a step", printed)
     figure(f"{found[2]} processes of {found[1]} sequences each; losses {listed(log_of(planner, 'loss'))}")
-    assert int(found[2]) == expected
-    assert list(tmp_path.glob("out/*/test/study*.md")) and "\ndone: " in printed
+    assert int(found[2]) == gpus
+    assert list(tmp_path.glob("out/*/test/figure3.png"))
 
 
 @pytest.mark.parametrize("fusion", ["none", "decoder"])

@@ -24,8 +24,6 @@ from tiny_encoder import save_tiny_encoder
 from zygote import obey_modes, set_capabilities
 
 from utils import cli
-from utils.cli import UserError
-from utils.studies.study import CATEGORIES
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +53,6 @@ COMMANDS = {
     "figure 2": "utils/make_figures.py --figure 2 --system 0 scores.json --system 10 other.json --output_addr drawn/2",
     "figure 4": "utils/make_figures.py --figure 4 --agreement_addr made/evaluators.json --output_addr drawn/4",
     "figure 5": "utils/make_figures.py --figure 5 --inputs_addr data.json --output_addr drawn/5",
-    "study": "utils/run_study.py --study_addr study.toml --dry_run",
 }
 # Refused before they look at a model, in the tables below.
 TRAIN = "train_planner.py --model_addr m --output_dir planner"
@@ -131,15 +128,6 @@ PAIRS = [
     }
     for number in range(2)
 ]
-STUDY = """# Bread — é
-openai_models = ["m"]
-openai_judges = ["j"]
-api_key_addr = "key.txt"
-data = "sets"
-methods = ["none"]
-output = "made"
-seeds = [0, 1]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -171,11 +159,6 @@ def make_whole(folder, run):
     write(folder / "other.json", {"score": 0.5, "num_unanswered": 0, "per_question_scores": SCORED})
     write(folder / "pairs.json", {"strategy": "pairwise", "num_unanswered": [0, 0], "per_question_scores": PAIRS})
     write(folder / "humans.json", {"q0": ["first", "tie"], "q1": ["second", "second"], "not scored — é": 2 * ["tie"]})
-    write(folder / "study.toml", STUDY)
-    (folder / "sets").mkdir()
-    for category in CATEGORIES:
-        mine = [{**record, "id": f"{category} {record['id']}"} for record in RECORDS]
-        write(folder / f"sets/{category}_test.json", mine)
     write(folder / "key.txt", "sk-test")
     (folder / "planner").mkdir()
     write(folder / "planner/training_log.jsonl", '{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.4}\n')
@@ -634,39 +617,6 @@ def test_a_training_log_that_is_none(inputs, server, capsys, damage, expected):
     refuse(inputs, COMMANDS["training curve"], server.url, capsys, rf"planner/training_log\.jsonl: ({expected})")
 
 
-# A study, which is TOML: an empty one is whole
-
-NO_TOML = "not TOML: "
-STUDY_DAMAGES = {
-    **{
-        damage: FILE_DAMAGES[damage]
-        for damage in (
-            "UTF-16 with a mark", "Latin-1", "gzip", "gone", "a folder", "a pipe", "/dev/null", "a link to nothing",
-            "a link to itself",
-        )
-    },
-    "UTF-16 without a mark": (encoded("utf-16-le"), f"(not UTF-8 text|{NO_TOML})"),
-    "zeros, as after a crash": (replaced(bytes(4096)), NO_TOML),
-    "cut short": (replaced(lambda content: content[:-3]), NO_TOML),
-    "trailing garbage": (replaced(lambda content: content + b"]"), NO_TOML),
-    "twice itself": (replaced(lambda content: 2 * content), NO_TOML),
-    "JSON": (replaced(b'{"models": ["m"]}'), NO_TOML),
-    "too deep": (replaced(b"seeds = " + b"[" * 100_000), "nested too deeply"),
-    "a huge integer": (replaced(b"seeds = [" + b"9" * 5000 + b"]"), "holds a number of thousands of digits"),
-    "NaN": (replaced(b"seeds = [nan]"), "seeds, item 1: found nan, expected a whole number"),
-    "a date": (replaced(b"data = 2024-02-29"), "data: found .*, expected a text"),
-    "a table for a list": (replaced(b"[models]\nm = 1"), "models: found .*, expected a list of texts"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("damage", STUDY_DAMAGES)
-def test_a_study_that_is_none(inputs, server, capsys, damage):
-    change, expected = STUDY_DAMAGES[damage]
-    change(inputs / "study.toml")
-    for command in (COMMANDS["study"], COMMANDS["study"].removesuffix(" --dry_run")):
-        refuse(inputs, command, server.url, capsys, rf"study\.toml: {expected}")
-
-
 # Prompts
 
 PROMPT_OF = {
@@ -748,7 +698,6 @@ def test_a_file_that_may_not_be_read(folder, server, capsys, command, name):
     [
         (f"{COMMANDS['rag']} --prompts_dir prompts", "prompts/rag.txt"),
         (COMMANDS["training curve"], "planner/training_log.jsonl"),
-        (COMMANDS["study"], "study.toml"),
     ],
 )
 def test_another_file_that_may_not_be_read(folder, server, capsys, command, name):
@@ -983,7 +932,6 @@ PLACES = {
         COMMANDS["figure 4"].replace("made/evaluators.json", "drawn/4.pdf"),
         "drawn/4.pdf: is an input too",
     ),
-    "study, no folder of data": ("utils/run_study.py --study_addr empty.toml", r"data/\w+_test\.json: no such file"),
     "download, onto a file": (
         OTHERS["download"].replace("downloaded", "data.json"),
         r"data\.json/Art_and_Entertainment_train\.json: cannot be written",
@@ -1072,7 +1020,7 @@ def test_an_address_that_is_none_is_refused_without_a_part_of_it(folder, server,
     assert snapshot(folder) == before
 
 
-@pytest.mark.parametrize("script", ["baselines.py", "utils/make_table.py", "utils/run_study.py"])
+@pytest.mark.parametrize("script", ["baselines.py", "utils/make_table.py"])
 def test_a_name_that_is_not_utf_8(folder, capsys, script):
     with pytest.raises(SystemExit) as left:
         load(script).main(["--some_flag", "odd_\udcff.json"])
@@ -1127,7 +1075,6 @@ def test_a_copy_of_the_dataset_that_is_damaged(folder, server, capsys, content):
         ("compare", "cut short", "humans.json"),
         ("figure 4", "a list of numbers", "made/evaluators.json"),
         ("figure 5", "a key twice", "data.json"),
-        ("study", "Latin-1", "study.toml"),
     ],
 )
 def test_a_process_ends_likewise(folder, server, command, damage, name):
@@ -1220,21 +1167,6 @@ def test_odd_files_are_read_by_every_script(folder, server, capsys, case):
         # A merge is for the outputs of this very dataset. Drawing is slow: the table reads scores.json too.
         if not command.startswith(("merge", "figure 2", "figure 4")):
             work(arguments.replace("made/", "new/"), server.url, capsys)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "\ufeff", f"\ufeff{STUDY}", STUDY.replace("\n", "\r\n"), STUDY.replace("\n", "\n\n  ")]
-)
-def test_odd_studies(inputs, server, capsys, text):
-    write(inputs / "study.toml", text.encode())
-    if "data" in text:
-        printed = work(COMMANDS["study"], server.url, capsys)
-    else:
-        with pytest.raises(UserError, match=r"^data/Art_and_Entertainment_test\.json: no such file, nor "):
-            work(COMMANDS["study"], server.url, capsys)
-        printed = capsys.readouterr().out
-    answered = "made/m/" if "models" in text else "output/table2/Qwen2.5-7B-Instruct/"
-    assert f"--output_addr {answered}test/Art_and_Entertainment/none.json --seed 0" in printed
 
 
 def test_links_are_followed(folder, server, capsys):

@@ -18,7 +18,6 @@ from utils import cli
 # Seconds from a SIGTERM to the end of a process that is not through by then.
 LAUNCHER_SECONDS = 25  # torch's launcher kills after 30; outside SLURM others may too
 SLURM_SECONDS = 100  # the files in utils/slurm have it warn 120 ahead
-STUDY_SECONDS = "STUDY_SECONDS"  # the variable by which utils/run_study.py says how long it waits
 SAME_SIGNAL = 2  # seconds: within them another is the first one's echo, for torch's launcher hands on what all got
 
 
@@ -91,8 +90,7 @@ def seconds_left() -> int:
     """From a SIGTERM to the kill that follows it, as far as this process can know."""
     if "LOCAL_RANK" in os.environ:
         return LAUNCHER_SECONDS
-    alone = SLURM_SECONDS if "SLURM_JOB_ID" in os.environ else LAUNCHER_SECONDS
-    return int(os.environ.get(STUDY_SECONDS, alone))
+    return SLURM_SECONDS if "SLURM_JOB_ID" in os.environ else LAUNCHER_SECONDS
 
 
 def _tell(text: str) -> None:

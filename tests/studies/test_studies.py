@@ -1,0 +1,349 @@
+"""The studies in utils/studies: the commands they stand for, whole runs, what resumes them, and their SLURM jobs."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import cache
+from pathlib import Path
+
+import pytest
+from api_server import Reply, default_reply, serve
+from slurm_cluster import start_cluster, why_not
+from test_readme import parser_of as make_parser
+from tiny_chat import save_tiny_chat
+
+from utils.benchmarks.lampqa import COMMUNITIES
+from utils.files.json_files import read_json
+from utils.records.datasets import read_dataset
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "utils/studies"
+SAMPLE = ROOT / "tests/data/mini_lampqa"
+SOCIETY = "Society_and_Culture"
+SHARED = ("steps.sh", "lampqa_steps.sh", "lamp_steps.sh")  # which the studies source
+STUDIES = sorted(path.stem for path in FOLDER.glob("*.sh") if path.name not in SHARED)
+PRINT = "#!/bin/sh\n{ printf '%s\\0' \"$@\"; printf '\\1'; } >> $WORDS\n"
+FAKES = {"python": PRINT, "accelerate": PRINT, "sbatch": f"{PRINT}echo $(tr -dc '\\1' < $WORDS | wc -c)\n"}
+READ = ("inputs_addr", "input_dataset_addr", "validation_addr", "response_addr", "system", "model_addr",
+        "planner_model", "evaluator", "agreement_addr")  # fmt: skip
+MADE = ("output_addr", "output_dataset_addr", "output_dir", "score_addr")
+
+
+def study(name, timeout=1200, **variables):
+    """Run a study as a user does, in an environment that has `python` on its path."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH"))}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    environment |= {name: str(value) for name, value in variables.items()}
+    command = ["bash", f"utils/studies/{name}.sh"]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+@pytest.fixture
+def commands_of(tmp_path):
+    """A function that returns the commands of a study: their words, without any of them being run."""
+    for name, text in FAKES.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+
+    def commands(name, **variables):
+        (tmp_path / "words").write_text("")
+        variables = {"OUT": tmp_path / "out", "WORDS": tmp_path / "words", **variables}
+        done = study(name, PATH=f"{tmp_path}:{os.environ['PATH']}", **variables)
+        assert done.returncode == 0, done.stderr
+        return [words.rstrip("\0").split("\0") for words in (tmp_path / "words").read_text().rstrip("\1").split("\1")]
+
+    return commands
+
+
+parser_of = cache(make_parser)
+
+
+def parse(words):
+    script = next(number for number, word in enumerate(words) if word.endswith(".py"))
+    return words[script], vars(parser_of(words[script]).parse_args(words[script + 1 :]))
+
+
+def paths_in(value):
+    if isinstance(value, list):
+        return [path for one in value for path in paths_in(one)]
+    return [value] if isinstance(value, str) and "/" in value else []
+
+
+def files(args, names, planner="/best"):
+    """The paths behind these flags; a training's folder stands for its best checkpoint."""
+    found = {path for name in names for path in paths_in(args.get(name))}
+    return {f"{path}{planner}" if path == args.get("output_dir") else path for path in found}
+
+
+# The commands: with 3 categories and models; 3 is of the tables and figures of each model or judge.
+COUNTS = {
+    "table2": 12 + 3 + 36 + 3 + 3, "table3": 9 + 3 + 36 + 3 + 3, "random_profiles": 6 + 18 + 3 + 3,
+    "figure2": 9 + 3 + 54 + 3 + 6, "figure16": 6 + 3 + 54 + 3 + 6, "figure3": 9 + 3 + 6 + 3 + 2,
+    "figure4": 9 + 3 + 6 + 12 + 4 + 2,
+    "lamp": 56 + 14 * 9 + 28 + 2, "longlamp": 32 + 8 * 9 + 24 + 2, "lamp_flant5": 14 * (10 + 8 * 2 + 2) + 2,
+}  # fmt: skip
+
+
+def test_every_study_is_counted():
+    assert set(COUNTS) == set(STUDIES)
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_command_is_one_its_script_takes_and_reads_what_was_made_before(commands_of, tmp_path, name, gpus):
+    made = set()
+    commands = commands_of(name, GPUS=gpus, HUMANS="people.json")
+    for words in commands:
+        script, args = parse(words)
+        missing = {path for path in files(args, READ) if path.startswith(str(tmp_path))} - made
+        assert not missing, words
+        made |= files(args, MADE)
+        is_local = script.startswith(("baselines", "planpers", "evaluate")) and not args.get("openai")
+        is_local &= args.get("evaluator_llm") is not None or script != "evaluate_responses.py"
+        if gpus > 1 and script.startswith(("train_planner", "utils/train")):
+            assert words[:5] == ["launch", "--multi_gpu", "--num_processes", "4", "--main_process_port"]
+            step = 4 * args["per_device_train_batch_size"] * args["gradient_accumulation_steps"]
+            assert step == (32 if script == "train_planner.py" else 64)
+        elif is_local and name != "lamp_flant5":  # an encoder-decoder runs on one
+            assert args["data_parallel_size"] == gpus
+    assert len(commands) == COUNTS[name]
+
+
+def test_rows_have_the_papers_names_and_daggers_are_against_the_baselines(commands_of):
+    tables = [parse(words)[1] for words in commands_of("table2") if "utils/make_table.py" in words]
+    rows = ["No personalization", "RAG (random profile)", "RAG (asker's profile)", "PlanPers"]
+    for args in tables:
+        assert [system[0] for system in args["system"]] == rows and args["baseline"] == rows[:3]
+    seeded = parse(commands_of("table2", SEEDS="0 1")[-1])[1]
+    assert seeded["seeds"][3] == ["PlanPers", "PlanPers, seed 0", "PlanPers, seed 1"]
+    assert seeded["system"][7][1].endswith("/Art_and_Entertainment/planpers_seed1_scores.json")
+    [first, _] = [parse(words)[1] for words in commands_of("lamp") if "utils/make_table.py" in words]
+    assert [system[0] for system in first["system"]][::2] == [
+        "No personalization", "Random, k = 4", "BM25, k = 4", "Contriever, k = 4", "Recency, k = 4"
+    ]  # fmt: skip
+    assert (first["baseline"], first["paper"], first["paper_table"]) == (rows[:1], "FlanT5-base", "user")
+    of_t5 = parse(commands_of("lamp_flant5", IPA_POSTS="4 8")[-1])[1]
+    titles = ["Random, k = 1", "BM25, k = 1", "Contriever, k = 1", "Recency, k = 1", "IPA, k = 4", "IPA, k = 8"]
+    assert [system[0] for system in of_t5["system"]] == [rows[0], "Random, non-personalized", *titles, "FiD, k = 16"]
+
+
+def test_gpus_that_cannot_share_a_step(tmp_path):
+    done = study("figure3", OUT=tmp_path, GPUS=3, DRY_RUN=1)
+    assert done.returncode == 2
+    assert "error: GPUS=3 cannot share a step of 32 questions evenly; take 2, 4 or 8\n" in done.stderr
+
+
+def test_a_study_runs_from_the_root_alone(tmp_path):
+    done = subprocess.run(["bash", FOLDER / "steps.sh"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: run studies from the root of the repository\n")
+
+
+def test_bash_has_nothing_to_say_of_them():
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed")
+    scripts = [*FOLDER.glob("*.sh"), ROOT / "utils/slurm/job.sbatch"]
+    done = subprocess.run(["shellcheck", "-x", *scripts], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == ""
+
+
+# Whole studies, which ask a server on this machine
+
+
+@pytest.fixture
+def server():
+    with serve() as server:
+        yield server
+
+
+@pytest.fixture
+def small(tmp_path, server):
+    """Variables of a study of LaMP-QA's sample in one category; the planner is trained, its plans are the server's."""
+    (tmp_path / "data").mkdir()
+    for split in ("train", "validation", "test"):
+        records = read_dataset(SAMPLE / f"{split}.json")
+        records = [one for one in records if COMMUNITIES[one["category"]] == "Society & Culture"]
+        (tmp_path / f"data/{SOCIETY}_{split}.json").write_text(json.dumps(records[:4]))
+    (tmp_path / "key.txt").write_text("sk-test")
+    api = f"--openai --api_key_addr {tmp_path}/key.txt"
+    return {
+        "DATA": tmp_path / "data", "OUT": tmp_path / "out", "CATEGORIES": SOCIETY, "MODELS": "",
+        "OPENAI_MODELS": "tiny", "KEY": tmp_path / "key.txt", "ENCODER": ROOT / "demo/models/encoder",
+        "JUDGE_FLAGS": api, "PLANNER_BASE": tmp_path / "chat", "OPENAI_BASE_URL": server.url,
+        "TRAIN_FLAGS": "--max_steps 1 --num_contexts 1 --gradient_accumulation_steps 1 --eval_generate 0",
+        "PLANPERS_FLAGS": f"--planner_model plans --planner_base_url {server.url} --planner_api_key_addr "
+        f"{tmp_path}/key.txt",
+    }  # fmt: skip
+
+
+def snapshot(folder):
+    """Every JSON file with its inode, time and content."""
+    return {path: (path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes())
+            for path in sorted(folder.rglob("*.json"))}  # fmt: skip
+
+
+def outputs(folder):
+    """What the outputs hold, without the files that tell of the run."""
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.json")}
+    return {name: content for name, content in found.items() if not name.endswith(".manifest.json")}
+
+
+@pytest.mark.slow
+def test_table_2_is_made_once(small, server, tmp_path):
+    save_tiny_chat(tmp_path / "chat")
+    done = study("table2", **small)
+    assert done.returncode == 0, done.stderr
+    table = (tmp_path / "out/tiny/test/table2.md").read_text()
+    rows = [line.split(" | ")[0] for line in table.replace("**", "").splitlines()[2:6]]
+    assert rows == ["| No personalization", "| RAG (random profile)", "| RAG (asker's profile)", "| PlanPers"]
+    assert f"{tmp_path}/out/tiny/test/{SOCIETY}/rag_scores.json: score" in done.stdout  # what the scripts say is seen
+    before, asked = snapshot(tmp_path / "out"), len(server.requests)
+    again = study("table2", **small)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("already finished, left alone") == 4 + 1 + 4 + 4  # rankings, planner, answers, scores
+    assert len(server.requests) == asked
+    table2 = {path for path in before if path.name.startswith("table2.md")}  # drawn again, and the same
+    changed = {path for path, file in snapshot(tmp_path / "out").items() if before.get(path) != file}
+    assert changed <= table2 and (tmp_path / "out/tiny/test/table2.md").read_text() == table
+
+
+@pytest.mark.slow
+def test_a_dry_run_writes_nothing_and_goes_on(small, server, tmp_path):
+    save_tiny_chat(tmp_path / "chat")
+    done = study("table2", DRY_RUN=1, **small)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "out").exists() and server.requests == []
+    assert len(re.findall(r"^\$ ", done.stdout, re.MULTILINE)) == 4 + 1 + 4 + 1 + 1
+    done = study("table2", DRY_RUN=1, **small | {"DATA": tmp_path / "nowhere"})
+    assert done.returncode == 2 and f"{SOCIETY}_test.json: no such file" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_step_that_fails_ends_the_study_and_a_second_run_resumes(small, server):
+    flags = {"ANSWER_FLAGS": "--max_concurrency 1 --max_retries 0"}
+    server.reply = lambda request: Reply("no", status=500) if len(server.requests) > 6 else default_reply(request)
+    done = study("random_profiles", **small | flags)
+    assert done.returncode == 1
+    end = f"tiny/test/{SOCIETY}/rag ended with exit code 1; run the study again to resume"
+    assert done.stderr.splitlines()[-1] == end and "evaluate_responses.py" not in done.stdout
+    server.reply, asked = default_reply, len(server.requests)
+    again = study("random_profiles", **small | flags)
+    assert again.returncode == 0, again.stderr
+    answers = [one for one in server.requests[asked:] if "match_score" not in json.dumps(one)]
+    assert 0 < len(answers) < 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("signum", "held"),  # requests before it: while rag_random, rag and the judge ask
+    [(signal.SIGKILL, 3), (signal.SIGINT, 6), (signal.SIGTERM, 12)],
+)
+def test_a_killed_study_asks_nothing_twice(small, server, tmp_path, signum, held):
+    flags = {"ANSWER_FLAGS": "--max_concurrency 2", "JUDGE_FLAGS": f"{small['JUDGE_FLAGS']} --max_concurrency 2"}
+    whole = tmp_path / "whole"
+    assert study("random_profiles", **small | flags | {"OUT": whole}).returncode == 0
+    shutil.copytree(whole / "ranked", tmp_path / "out/ranked")
+    hold, asked = threading.Event(), len(server.requests)
+
+    def reply(request):
+        if len(server.requests) > asked + held:
+            hold.wait()
+        return default_reply(request)
+
+    server.reply = reply
+    environment = os.environ | {name: str(value) for name, value in (small | flags).items()}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    command = ["bash", "utils/studies/random_profiles.sh"]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=-3, stderr=-3, process_group=0) as process:
+        try:
+            while len(server.requests) <= asked + held and process.poll() is None:
+                time.sleep(0.02)
+            os.killpg(process.pid, signum)  # as Ctrl-C in a terminal, `timeout` and a lost session do
+            assert process.wait(600) != 0
+        finally:
+            hold.set()
+            server.reply = default_reply
+    assert study("random_profiles", **small | flags).returncode == 0
+    of_whole, of_parts = server.requests[:asked], server.requests[asked:]
+    assert len(of_parts) - len(of_whole) <= 2  # those that were under way
+    assert outputs(tmp_path / "out") == outputs(whole)
+
+
+@pytest.mark.slow
+def test_lamp_is_scored_by_each_metric_of_its_tasks(small, server, tmp_path):
+    for task in ("LaMP-3", "LaMP-4"):
+        get = ["--dataset", task, "--source_dir", "tests/data/mini_lamp", "--output_dir", tmp_path / "data"]
+        subprocess.run([sys.executable, "utils/download_datasets.py", *get], cwd=ROOT, check=True, capture_output=True)
+    own = {"TASKS": "LaMP-3 LaMP-4", "SETTINGS": "user", "RANKERS": "random bm25-okapi", "POSTS": "1", "PAPER": ""}
+    done = study("lamp", **small | own)
+    assert done.returncode == 0, done.stderr
+    table = (tmp_path / "out/tiny/user_dev/lamp.md").read_text()
+    assert all(
+        f"LaMP-{column}" in table.splitlines()[0] for column in ("3, MAE", "3, RMSE", "4, rouge-1", "4, rouge-L")
+    )
+    rows = [line.split(" | ")[0] for line in table.replace("**", "").splitlines()[2:5]]
+    assert rows == ["| No personalization", "| Random, k = 1", "| BM25, k = 1"]
+    asked = len(server.requests)
+    assert study("lamp", **small | own).returncode == 0
+    assert len(server.requests) == asked
+
+
+# SLURM
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_job_waits_for_those_that_make_what_it_reads(commands_of, tmp_path, name):
+    jobs = commands_of(name, SBATCH="--partition=gpu --gres=gpu:a100:1", HUMANS="people.json")
+    makers: dict[str, int] = {}
+    for number, words in enumerate(jobs, 1):
+        place = words.index("utils/slurm/job.sbatch")
+        options, (script, args) = words[:place], parse(words[place + 1 :])
+        waits = next(word for word in options if word.startswith("--dependency=")).removeprefix("--dependency=")
+        assert waits.endswith("singleton")
+        ids = set(map(int, re.findall(r"\d+", waits)))
+        assert {makers[path] for path in files(args, READ) if path in makers} <= ids
+        needs_none = (args.get("openai") and not args.get("planner_model")) or script.startswith("utils/make")
+        needs_none = needs_none or (script == "evaluate_responses.py" and args["evaluator_llm"] is None)
+        gpus = [word for word in options if word.startswith("--gres=")]
+        assert gpus[-1] == ("--gres=none" if needs_none or "compare_evaluators" in script else "--gres=gpu:a100:1")
+        makers |= dict.fromkeys(files(args, MADE), number)
+    names = [next(word for word in words if word.startswith("--job-name=")) for words in jobs]
+    assert len(jobs) == len(set(names)) == COUNTS[name] and not any("/" in name for name in names)
+    assert (tmp_path / "out/logs").is_dir()
+
+
+def test_a_dry_run_submits_nothing_and_hides_passwords(commands_of, tmp_path):
+    url = "http://me:cret@127.0.0.1:1/v1"
+    done = study("figure3", OUT=tmp_path / "out", SBATCH="", DRY_RUN=1, ANSWER_FLAGS=f"--planner_base_url {url}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("$ sbatch --parsable ") == COUNTS["figure3"]
+    assert "http://127.0.0.1:1/v1" in done.stdout and "cret" not in done.stdout
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_not() is not None, reason=f"SLURM: {why_not()}")
+def test_a_study_on_a_cluster_is_submitted_twice_and_asks_once(small, server, tmp_path):
+    """The second submission waits for the first, job by job, and finds everything finished."""
+    with start_cluster() as cluster:
+        path = f"{Path(sys.executable).parent}:{cluster.environment['PATH']}"
+        variables = small | {"SBATCH": "--partition=test", "SLURM_CONF": cluster.environment["SLURM_CONF"]}
+        jobs = []
+        for _ in range(2):
+            done = study("random_profiles", PATH=path, **variables)
+            assert done.returncode == 0, done.stderr
+            jobs += re.findall(r"^job (\d+)$", done.stdout, re.MULTILINE)
+        assert len(jobs) == 2 * (2 + 2 + 1 + 1)
+        cluster.wait(*jobs)
+        logs = "".join(log.read_text() for log in (tmp_path / "out/logs").iterdir())
+        assert {state for job in jobs for state in cluster.states(job)} == {"COMPLETED"}, logs
+    assert logs.count("already finished, left alone") == 2 + 2 + 2
+    requests = [json.dumps(request) for request in server.requests]
+    assert len(requests) == len(set(requests)) > 0
+    rows = read_json(tmp_path / f"out/tiny/test/{SOCIETY}/rag_scores.json")["per_question_scores"]
+    assert len(rows) == 4 and "| RAG (asker's profile) |" in (tmp_path / "out/tiny/test/random_profiles.md").read_text()

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# The paper's Figure 2: PlanPers by the number of posts from the profile, on the test set.
+STUDY=${STUDY-figure2} POSTS=${POSTS-0 2 4 6 8 10} # 10 are Table 2's
+source utils/studies/lampqa_steps.sh
+SEEDS=${SEEDS%% *} # a figure shows one
+
+for category in $CATEGORIES; do
+    rank "$SPLIT" "" --embedding_cache "$OUT/embeddings"
+    train
+    answers=()
+    for model in $MODELS $OPENAI_MODELS; do
+        for posts in $POSTS; do
+            answer planpers "$posts"
+        done
+    done
+    judge
+done
+for model in $MODELS $OPENAI_MODELS; do
+    systems=() rows=()
+    for posts in $POSTS; do
+        mapfile -t files < <(score_files planpers "$posts" "$SEEDS")
+        systems+=(--system "$posts" "${files[@]}")
+        rows+=(--system "PlanPers, k = $posts" "${files[@]}")
+    done
+    figure=${model##*/}/$SPLIT/$STUDY$(judge_suffix)
+    draw "$figure.md" "${scored[*]}" python utils/make_table.py --output_addr "$OUT/$figure.md" "${rows[@]}"
+    draw "$figure" "${scored[*]}" python utils/make_figures.py --figure "${STUDY#figure}" --output_addr "$OUT/$figure.png" \
+        "${systems[@]}"
+done

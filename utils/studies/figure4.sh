@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# The paper's Figure 4, with Qwen2.5 7B: what judges of four sizes score, and how often they agree with people.
+# HUMANS is a file of people's choices (utils/compare_evaluators.py --help has its form; `first` is PlanPers, `second`
+# RAG). Without it the score files and tables are made, and no figure.
+MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct} OPENAI_MODELS=${OPENAI_MODELS-}
+JUDGES=${JUDGES-Qwen/Qwen2.5-0.5B-Instruct Qwen/Qwen2.5-3B-Instruct Qwen/Qwen2.5-7B-Instruct Qwen/Qwen2.5-32B-Instruct}
+source utils/studies/lampqa_steps.sh
+SEEDS=${SEEDS%% *} # a figure shows one
+
+for category in $CATEGORIES; do
+    rank "$SPLIT" "" --embedding_cache "$OUT/embeddings"
+    train
+    answers=()
+    for model in $MODELS $OPENAI_MODELS; do
+        answer planpers
+        answer rag
+    done
+    for JUDGE in $JUDGES; do
+        judge
+    done
+done
+for model in $MODELS $OPENAI_MODELS; do
+    evaluators=()
+    for JUDGE in $JUDGES; do
+        systems=()
+        row "PlanPers" planpers
+        row "RAG (asker's profile)" rag
+        table=${model##*/}/$SPLIT/figure4$(judge_suffix)
+        draw "$table" "${scored[*]}" python utils/make_table.py --output_addr "$OUT/$table.md" "${systems[@]}" \
+            --baseline "RAG (asker's profile)"
+        evaluators+=(--evaluator "${JUDGE##*/}")
+        for category in $CATEGORIES; do
+            for method in planpers rag; do
+                evaluators+=("$OUT/$(answer_name "$category" "$method" 10 "$SEEDS")_scores$(judge_suffix).json")
+            done
+        done
+    done
+    figure=${model##*/}/$SPLIT/figure4_agreement
+    if [ -z "${HUMANS-}" ]; then
+        echo "note: figure 4 is not drawn: HUMANS names no file of people's choices" >&2
+        continue
+    fi
+    draw "$figure" "${scored[*]}" python utils/compare_evaluators.py --human_addr "$HUMANS" "${evaluators[@]}" \
+        --output_addr "$OUT/$figure.json"
+    draw "${figure%_agreement}.png" "$figure" python utils/make_figures.py --figure 4 \
+        --output_addr "$OUT/${figure%_agreement}.png" --agreement_addr "$OUT/$figure.json"
+done

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# The tables of LaMP's paper (arXiv 2304.11406) in its user-based and its time-based setting, with a model as it is:
+# without a profile, and with k items from it, by four rankers. Beside them what the paper prints for another model.
+# LaMP-6 is made from the licensed Avocado corpus: leave it out of TASKS if you don't have it.
+#
+#   MODELS=my/model TASKS="LaMP-3 LaMP-4" SETTINGS=user bash utils/studies/lamp.sh
+STUDY=${STUDY-lamp} OUT=${OUT-output/lamp}
+MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct}
+OPENAI_MODELS=${OPENAI_MODELS-} KEY=${KEY-} # behind an API; the file of its key (default: OPENAI_API_KEY)
+POSTS=${POSTS-1 4}
+PAPER=${PAPER-FlanT5-base}
+source utils/studies/lamp_steps.sh
+
+for setting in $SETTINGS; do
+    for task in $TASKS; do
+        for ranker in $RANKERS; do
+            rank "$SPLIT" "$ranker"
+        done
+    done
+done
+for model in $MODELS $OPENAI_MODELS; do
+    api=()
+    [[ " $OPENAI_MODELS " != *" $model "* ]] || api=(--openai ${KEY:+--api_key_addr "$KEY"})
+    engine "${api[@]}"
+    with=("$model" "${api[@]}" "${engine[@]}")
+    for setting in $SETTINGS; do
+        begin_table
+        for task in $TASKS; do
+            begin_task ""
+            data=${task}_${setting}_$SPLIT
+            GPUS=$gpus answer "No personalization" none "" "${with[@]}" --inputs_addr "$DATA/$data.json"
+            for ranker in $RANKERS; do
+                ranked=ranked/${data}_by_$ranker
+                for k in $POSTS; do
+                    GPUS=$gpus answer "${titles[$ranker]}, k = $k" "rag_by_${ranker}_k$k" "$ranked" "${with[@]}" \
+                        --rag --num_contexts "$k" --inputs_addr "$OUT/$ranked.json"
+                done
+            done
+            score
+        done
+        table "$STUDY" "No personalization"
+    done
+done

@@ -1,0 +1,80 @@
+# shellcheck shell=bash disable=SC2034,SC2086,SC2154,SC2206 # lists are words; studies and functions share variables
+# The steps of LaMP's and LongLaMP's studies, and their variables. $model, $setting and $task are a study's loops.
+#
+#   $OUT/ranked/<task>_<setting>_<split>_by_<ranker>.json
+#   $OUT/<model>/<setting>_<split>/<task>/<method>.json and <method>_scores_<metric>.json: 4 items in the prompt add _k4 to
+#   the method, another seed than 0 _seed1
+#   $OUT/<model>/<setting>_<split>/<study>.md
+DATA=${DATA-data}
+TASKS=${TASKS-LaMP-1 LaMP-2 LaMP-3 LaMP-4 LaMP-5 LaMP-6 LaMP-7}
+SETTINGS=${SETTINGS-user time}
+SPLIT=${SPLIT-dev} # the right answers to LaMP's test sets are withheld
+ENCODER=${ENCODER-facebook/contriever} # LaMP's own
+RANKERS=${RANKERS-random bm25-okapi contriever recency} SEEDS=${SEEDS-0}
+source utils/studies/steps.sh
+declare -A titles=([random]="Random" [bm25]="BM25 (Lucene)" [bm25-okapi]="BM25" [contriever]="Contriever"
+    [recency]="Recency" [hybrid]="Contriever and recency") # of rankers
+
+rank() { # SPLIT RANKER FLAGS...: of $task and $setting; with --random_profile as _random_by_<ranker>
+    local data=${task}_${setting}_$1 name flags=()
+    name=ranked/$data$([[ " $* " != *" --random_profile "* ]] || echo _random)_by_$2
+    case $2 in
+        contriever | hybrid) flags=(--model_name "$ENCODER") ;;
+        random) flags=(--seed 0) ;;
+    esac
+    step "$name" "" python retrieval/rank_dataset.py --ranker "$2" "${flags[@]}" "${@:3}" ${RANK_FLAGS-} \
+        --input_dataset_addr "$DATA/$data.json" --output_dataset_addr "$OUT/$name.json"
+}
+
+begin_table() { # of $model and $setting
+    folder=${model##*/}/${setting}_$SPLIT rows=() scored=()
+    declare -gA files=()
+}
+
+begin_task() { # [-official]: how its scores are computed
+    answers=()
+    case $task in
+        LaMP-1 | LaMP-2) metrics="accuracy$1 f1$1" ;;
+        LaMP-3) metrics="MAE$1 RMSE$1" ;;
+        LaMP-*) metrics="rouge-1 rouge-L" ;;
+        *) metrics="rouge-1 rouge-L meteor" ;;
+    esac
+}
+
+answer() { # TITLE STEM "NAMES" MODEL FLAGS...: an output for each seed; GPUS says how many GPUs each takes
+    local seed title name metric
+    for seed in $SEEDS; do
+        title=$1 name=$folder/$task/$2
+        [[ $SEEDS != *" "* ]] || title+=", seed $seed"
+        [ "$seed" = 0 ] || name+=_seed$seed
+        step "$name" "$3" python baselines.py --model_addr "${@:4}" --seed "$seed" --output_addr "$OUT/$name.json" \
+            ${ANSWER_FLAGS-}
+        answers+=("$name")
+        [ -n "${files[$title]-}" ] || rows+=("$title")
+        for metric in $metrics; do files[$title]+=" $OUT/${name}_scores_$metric.json"; done
+    done
+}
+
+score() { # all `answers` to $task, by each of its metrics
+    local metric name
+    for metric in $metrics; do
+        name=$folder/$task/scores_$metric
+        # shellcheck disable=SC2046
+        GPUS=0 step "$name" "${answers[*]}" python evaluate_responses.py --strategy "$metric" ${JUDGE_FLAGS-} \
+            --inputs_addr "$DATA/${task}_${setting}_$SPLIT.json" --response_addr $(printf "$OUT/%s.json " "${answers[@]}") \
+            --score_addr $(printf "$OUT/%s_scores_$metric.json " "${answers[@]}")
+        scored+=("$name")
+    done
+}
+
+table() { # STUDY "TITLE" ...: the table of all tasks; these rows are what the others are compared with
+    local systems=() baselines=() row title
+    for row in "${rows[@]}"; do
+        systems+=(--system "$row" ${files[$row]})
+        for title in "${@:2}"; do
+            [ "${row%, seed *}" != "$title" ] || baselines+=("$row")
+        done
+    done
+    draw "$folder/$1" "${scored[*]}" python utils/make_table.py --output_addr "$OUT/$folder/$1.md" "${systems[@]}" \
+        --baseline "${baselines[@]}" ${PAPER:+--paper "$PAPER" --paper_table "$setting"}
+}

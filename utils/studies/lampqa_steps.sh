@@ -1,0 +1,105 @@
+# shellcheck shell=bash disable=SC2034,SC2046,SC2086,SC2154,SC2206,SC2207 # lists are words; studies and functions share variables
+# The steps of LaMP-QA's studies, and their variables with the paper's values. $category and $model are a study's loops.
+#
+#   $OUT/ranked/<category>_<split>.json, and _random.json with another user's profile
+#   $OUT/planner/<category>/best
+#   $OUT/<model>/<split>/<category>/<method>.json and <method>_scores.json: another number of posts than 10 adds _k4 to the
+#   method, another seed than 0 _seed1, another judge than the paper's _<judge> to the scores
+#   $OUT/<model>/<split>/<study>.md, or .png and .pdf
+DATA=${DATA-data} OUT=${OUT-output/lampqa} SPLIT=${SPLIT-test}
+CATEGORIES=${CATEGORIES-Art_and_Entertainment Lifestyle_and_Personal_Development Society_and_Culture}
+MODELS=${MODELS-google/gemma-2-9b-it Qwen/Qwen2.5-7B-Instruct}
+OPENAI_MODELS=${OPENAI_MODELS-gpt-4o-mini} KEY=${KEY-} # behind an API; the file of its key (default: OPENAI_API_KEY)
+PLANNER_BASE=${PLANNER_BASE-Qwen/Qwen2.5-7B-Instruct}
+ENCODER=${ENCODER-facebook/contriever-msmarco}
+PAPER_JUDGE=Qwen/Qwen2.5-32B-Instruct
+JUDGE=${JUDGE-$PAPER_JUDGE} SEEDS=${SEEDS-0}
+source utils/studies/steps.sh
+answers=() scored=() systems=() baselines=() spread=()
+
+rank() { # NAME ["NAMES" FLAGS...]: the profiles of a split; NAME is the split, or the split and _random
+    step "ranked/${category}_$1" "${2-}" python retrieval/rank_dataset.py --model_name "$ENCODER" "${@:3}" \
+        --input_dataset_addr "$DATA/${category}_${1%_random}.json" \
+        --output_dataset_addr "$OUT/ranked/${category}_$1.json" ${RANK_FLAGS-}
+}
+
+rank_with_random_profile() { # also the control; both embed the same posts
+    rank "$SPLIT" "" --embedding_cache "$OUT/embeddings"
+    rank "${SPLIT}_random" "ranked/${category}_$SPLIT" --embedding_cache "$OUT/embeddings" --random_profile --seed 0
+}
+
+train() { # the planner of a category, with what it reads; $SPLIT is ranked already
+    local split ranked=ranked/$category
+    for split in train validation; do
+        [ "$split" = "$SPLIT" ] || rank "$split"
+    done
+    training 32 1
+    step "planner/$category" "${ranked}_train ${ranked}_validation" "${training[@]}" train_planner.py \
+        --model_addr "$PLANNER_BASE" --inputs_addr "$OUT/${ranked}_train.json" \
+        --validation_addr "$OUT/${ranked}_validation.json" --output_dir "$OUT/planner/$category" "${batch[@]}" ${TRAIN_FLAGS-}
+}
+
+answer() { # METHOD [POSTS]: an output for each seed
+    local posts=${2-10} ranked=ranked/${category}_$SPLIT planner=planner/$category waits flags api=() seed name
+    [[ " $OPENAI_MODELS " != *" $model "* ]] || api=(--openai ${KEY:+--api_key_addr "$KEY"})
+    engine "${api[@]}"
+    case $1 in
+        none) waits="" flags=(baselines.py --inputs_addr "$DATA/${category}_$SPLIT.json") ;;
+        rag_random) waits=${ranked}_random flags=(baselines.py --rag --inputs_addr "$OUT/${ranked}_random.json") ;;
+        rag) waits=$ranked flags=(baselines.py --rag --inputs_addr "$OUT/$ranked.json") ;;
+        planpers_gold) waits=$ranked flags=(planpers.py --gold_plan --rag --inputs_addr "$OUT/$ranked.json") ;;
+        planpers)
+            engine # the planner runs here also where the generator does not
+            waits="$ranked $planner"
+            flags=(planpers.py --planner_model "$OUT/$planner/best" --rag --inputs_addr "$OUT/$ranked.json" ${PLANPERS_FLAGS-})
+            ;;
+    esac
+    [ "$1" = none ] || flags+=(--num_contexts "$posts")
+    for seed in $SEEDS; do
+        name=$(answer_name "$category" "$1" "$posts" "$seed")
+        GPUS=$gpus step "$name" "$waits" python "${flags[@]}" --model_addr "$model" --output_addr "$OUT/$name.json" \
+            --seed "$seed" "${api[@]}" "${engine[@]}" ${ANSWER_FLAGS-}
+        answers+=("$name")
+    done
+}
+
+answer_name() { # CATEGORY METHOD POSTS SEED: without $OUT and .json
+    local stem=$2
+    [ "$3" = 10 ] || stem+=_k$3
+    [ "$4" = 0 ] || stem+=_seed$4
+    echo "${model##*/}/$SPLIT/$1/$stem"
+}
+
+judge() { # all `answers` to a category, in one load of $JUDGE
+    local name
+    name=scores/${category}_$SPLIT$(judge_suffix)
+    engine ${JUDGE_FLAGS-}
+    GPUS=$gpus step "$name" "${answers[*]}" python evaluate_responses.py --evaluator_llm "$JUDGE" \
+        --inputs_addr "$DATA/${category}_$SPLIT.json" "${engine[@]}" ${JUDGE_FLAGS-} \
+        --response_addr $(printf "$OUT/%s.json " "${answers[@]}") \
+        --score_addr $(printf "$OUT/%s_scores$(judge_suffix).json " "${answers[@]}")
+    scored+=("$name")
+}
+
+judge_suffix() {
+    [ "$JUDGE" = "$PAPER_JUDGE" ] || echo "_${JUDGE##*/}"
+}
+
+score_files() { # METHOD POSTS SEED: of $model, one for each category
+    local one
+    for one in $CATEGORIES; do
+        echo "$OUT/$(answer_name "$one" "$@")_scores$(judge_suffix).json"
+    done
+}
+
+row() { # TITLE METHOD: of $model in a table; with several seeds a row for each, and one for their spread
+    local seed title titles=()
+    for seed in $SEEDS; do
+        title=$1
+        [[ $SEEDS != *" "* ]] || title+=", seed $seed"
+        titles+=("$title")
+        systems+=(--system "$title" $(score_files "$2" 10 "$seed"))
+        [[ $2 == planpers* ]] || baselines+=("$title")
+    done
+    [[ $SEEDS != *" "* ]] || spread+=(--seeds "$1" "${titles[@]}")
+}

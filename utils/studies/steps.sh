@@ -1,0 +1,90 @@
+# shellcheck shell=bash disable=SC2034 # the studies use what functions set
+# The functions of all studies. A study sets its variables and sources this file, from the root of the repository.
+#
+#   step NAME "NAMES IT WAITS FOR" COMMAND...   run a command, and end the study if it fails
+#   draw NAME "NAMES IT WAITS FOR" COMMAND...   the same for a table or a figure, which needs no GPU
+#
+# A step is called as what it makes, without $OUT in front. Finished commands end at once, so running a study again
+# resumes it. From the environment:
+#   DRY_RUN=1                   run each command with --dry_run, and go on if it finds a mistake
+#   SBATCH="--partition=gpu"    submit each step as a SLURM job that waits for those it names; these are sbatch's options
+#   GPUS=4                      GPUs per step: processes of a training, copies of any other model
+#   RANK_FLAGS, TRAIN_FLAGS, ANSWER_FLAGS, PLANPERS_FLAGS, JUDGE_FLAGS   further flags of the scripts
+set -euo pipefail
+[ -f utils/studies/steps.sh ] || { echo "error: run studies from the root of the repository" >&2 && exit 2; }
+GPUS=${GPUS-1}
+declare -A jobs=() # SLURM's job of each step, by name
+mistakes=0
+trap '[ "$mistakes" = 0 ] || exit 2' EXIT
+
+step() {
+    local name=$1 waits=$2 code=0 one
+    shift 2
+    for one in $waits; do
+        [ -n "${jobs[$one]-}" ] || { echo "error: $name waits for $one, which no step makes" >&2 && exit 2; }
+    done
+    jobs[$name]=here
+    printf '\n# %s, after %d:%02d\n$ %s\n' "$name" $((SECONDS / 60)) $((SECONDS % 60)) "$(words "$@")"
+    if [ -n "${SBATCH+set}" ]; then
+        submit "$name" "$waits" "$@"
+    elif [ -z "${DRY_RUN-}" ]; then
+        "$@" || code=$?
+        [ "$code" = 0 ] || { echo "$name ended with exit code $code; run the study again to resume" >&2 && exit "$code"; }
+    elif [[ " $* " != *" utils/"[mc]* ]]; then # tables and figures have no --dry_run
+        "$@" --dry_run || [ -n "$waits" ] || mistakes=1 # what waits may lack what is not made yet
+    fi
+}
+
+draw() {
+    GPUS=0 step "$@"
+}
+
+words() { # COMMAND...: as it can be pasted, without the password of an address
+    local text
+    text=$(printf '%q ' "$@")
+    sed -E 's#://[^/?\# ]*@#://#g' <<<"${text% }"
+}
+
+submit() { # NAME "NAMES" COMMAND...
+    local name=$1 after='' one gres=none command
+    for one in $2; do after+=:${jobs[$one]}; done
+    shift 2
+    [ "$GPUS" = 0 ] || gres=gpu:$GPUS
+    # shellcheck disable=SC2206 # options are words. Jobs of one name, which write the same file, run one at a time.
+    command=(sbatch --parsable --export=ALL --kill-on-invalid-dep=yes "--gres=$gres" $SBATCH
+        "--job-name=${OUT##*/}.${name//\//.}" "--output=$OUT/logs/%x.log" "--dependency=${after:+afterok$after,}singleton")
+    [ "$GPUS" != 0 ] || command+=(--gres=none) # whatever $SBATCH says
+    if [ -n "${DRY_RUN-}" ]; then
+        jobs[$name]=$name
+        echo "$ $(words "${command[@]}") utils/slurm/job.sbatch ..."
+    else
+        mkdir -p "$OUT/logs"
+        one=$("${command[@]}" utils/slurm/job.sbatch "$@")
+        jobs[$name]=${one%%;*} # in a federation the cluster's name follows
+        echo "job ${jobs[$name]}"
+    fi
+}
+
+# engine FLAGS...: sets `engine`, the flags that put a model on all GPUs, and `gpus`, how many its step takes
+engine() {
+    engine=() gpus=$GPUS
+    if [[ " $* " == *" --openai "* ]]; then
+        gpus=0
+    elif [ "$GPUS" -gt 1 ]; then
+        engine=(--data_parallel_size "$GPUS")
+    fi
+}
+
+# training STEP SIZE: sets `training`, which starts one that learns from STEP questions per update, and `batch`, the flags
+# that share them among the GPUs, at most SIZE at a time
+training() {
+    local share=$(($1 / (GPUS > 1 ? GPUS : 1))) size
+    size=$(($2 < share ? $2 : share))
+    training=(python) batch=()
+    [ "$GPUS" -gt 1 ] || return 0
+    if ((share * GPUS != $1 || share % size)); then
+        echo "error: GPUS=$GPUS cannot share a step of $1 questions evenly; take 2, 4 or 8" >&2 && exit 2
+    fi
+    training=(accelerate launch --multi_gpu --num_processes "$GPUS" --main_process_port 0)
+    batch=(--per_device_train_batch_size "$size" --gradient_accumulation_steps $((share / size)))
+}
