@@ -82,10 +82,32 @@ def load_encoder(
     if not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()
     devices = pick_devices(device)
+    tokenizer = open_tokenizer(model_name, cache_dir, max_length)
     source = pinned_source(model_name, cache_dir)
     # torch's fused attention is slower in bfloat16 on a CPU than the products one after the other (half as fast).
     attention = "eager" if (devices, dtype) == (["cpu"], "bfloat16") else None
     settings = {"dtype": getattr(torch, dtype), "attn_implementation": attention, "output_loading_info": True}
+    with skipping_absent_hub(model_name), loading(model_name, *MODEL_FILES):
+        try:
+            model, report = transformers.AutoModel.from_pretrained(model_name, **settings, **source)
+        except pickle.UnpicklingError:
+            raise UserError(
+                f"{model_name}: its pickled weights hold more than tensors, maybe code; give a model with safetensors"
+            ) from None
+    if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
+        raise UserError(f"{model_name}: its weights lack {missing[0]}; give a whole encoder")  # else left random
+    model.eval()
+    # Only a GPU that others use is too small for such a model.
+    with fitting(f"{model_name} on {', '.join(devices)}", "free the GPU, or leave it out by CUDA_VISIBLE_DEVICES"):
+        replicas = tuple(copy.deepcopy(model).to(device) for device in devices[1:])
+        return Encoder(model.to(devices[0]), tokenizer, max_length, replicas, pooling)
+
+
+def open_tokenizer(model_name: str, cache_dir: str | None, max_length: int) -> Any:
+    """The encoder's tokenizer; UserError if it cannot be loaded, or the model reads fewer than `max_length` tokens."""
+    import transformers
+
+    source = pinned_source(model_name, cache_dir)
     with skipping_absent_hub(model_name):
         with loading(model_name, "config.json"):
             config = transformers.AutoConfig.from_pretrained(model_name, **source)
@@ -98,21 +120,7 @@ def load_encoder(
             tokenizer = transformers.AutoTokenizer.from_pretrained(model_name, **source)
             tokenizer(UNUSUAL, truncation=True, max_length=max_length)
             check_special_tokens(tokenizer, config, "pad_token")
-        with loading(model_name, *MODEL_FILES):
-            try:
-                model, report = transformers.AutoModel.from_pretrained(model_name, **settings, **source)
-            except pickle.UnpicklingError:
-                raise UserError(
-                    f"{model_name}: its pickled weights hold more than tensors, maybe code; "
-                    "give a model with safetensors"
-                ) from None
-    if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
-        raise UserError(f"{model_name}: its weights lack {missing[0]}; give a whole encoder")  # else left random
-    model.eval()
-    # Only a GPU that others use is too small for such a model.
-    with fitting(f"{model_name} on {', '.join(devices)}", "free the GPU, or leave it out by CUDA_VISIBLE_DEVICES"):
-        replicas = tuple(copy.deepcopy(model).to(device) for device in devices[1:])
-        return Encoder(model.to(devices[0]), tokenizer, max_length, replicas, pooling)
+    return tokenizer
 
 
 def most_tokens(config: Any) -> int | None:

@@ -96,7 +96,7 @@ OUTPUTS = {
     for command, arguments in COMMANDS.items()
     if (found := re.search(r"--(?:output|score|output_dataset)_addr (made/\S+)", arguments))
 }
-DRY_RUNS = ("baselines.py", "planpers.py", "evaluate_responses.py")
+DRY_RUNS = ("baselines.py", "planpers.py", "evaluate_responses.py", "train_planner.py", "retrieval/rank_dataset.py")
 JOURNALED = ["rag", "planpers", "evaluate", "rank"]
 
 RECORDS = [
@@ -267,7 +267,7 @@ def read_regular(path):
 def refuse(folder, command, url, capsys, expected, user=nullcontext):
     """The command ends with code 2 and a message that matches, and leaves every file as it was.
 
-    So does its dry run, with the same message, where the script has one that asks a model nothing.
+    So does its dry run, with the same message, if the script has one.
     """
     before = snapshot(folder)
     told = []
