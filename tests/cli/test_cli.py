@@ -166,7 +166,7 @@ DIFFERENT_ON_PURPOSE = {
     "--gradient_accumulation_steps": ["utils/train_generator.py"],
     "--weight_decay": ["utils/train_generator.py"],
     "--lora_rank": ["utils/train_generator.py"],  # without it there is no adapter
-    "--dry_run": ["utils/run_study.py"],  # it renders no prompts
+    "--dry_run": ["train_planner.py", "utils/train_generator.py", "retrieval/rank_dataset.py"],  # nothing is asked
     "--planner_target": ["planpers.py"],  # what the planner was trained with
 }  # fmt: skip
 

@@ -64,7 +64,7 @@ def describe_weights(name: str, cache_dir: str | None, value_bytes: int, what: s
     gpus = _find_gpus()
     lines = _describe_gpus(gpus)
     if headers := find_headers(name, cache_dir):  # unknown for pickled weights
-        needed = memory.count_weights(headers, value_bytes, without_head=True)[1]
+        needed = memory.count_weights(headers, value_bytes, without_head=False)[1]
         lines.append(f"{name}: {needed / GB:.1f} GB of {what} per GPU; activations come on top")
         if gpus:
             smallest = min(gpu.total for gpu in gpus)
