@@ -82,18 +82,20 @@ def load_encoder(
     if not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()
     devices = pick_devices(device)
-    tokenizer = open_tokenizer(model_name, cache_dir, max_length)
     source = pinned_source(model_name, cache_dir)
     # torch's fused attention is slower in bfloat16 on a CPU than the products one after the other (half as fast).
     attention = "eager" if (devices, dtype) == (["cpu"], "bfloat16") else None
     settings = {"dtype": getattr(torch, dtype), "attn_implementation": attention, "output_loading_info": True}
-    with skipping_absent_hub(model_name), loading(model_name, *MODEL_FILES):
-        try:
-            model, report = transformers.AutoModel.from_pretrained(model_name, **settings, **source)
-        except pickle.UnpicklingError:
-            raise UserError(
-                f"{model_name}: its pickled weights hold more than tensors, maybe code; give a model with safetensors"
-            ) from None
+    with skipping_absent_hub(model_name):
+        tokenizer = open_tokenizer(model_name, cache_dir, max_length)
+        with loading(model_name, *MODEL_FILES):
+            try:
+                model, report = transformers.AutoModel.from_pretrained(model_name, **settings, **source)
+            except pickle.UnpicklingError:
+                raise UserError(
+                    f"{model_name}: its pickled weights hold more than tensors, maybe code; "
+                    "give a model with safetensors"
+                ) from None
     if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
         raise UserError(f"{model_name}: its weights lack {missing[0]}; give a whole encoder")  # else left random
     model.eval()
