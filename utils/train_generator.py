@@ -126,7 +126,7 @@ def build_parser() -> cli.FlagParser:
     add("--overwrite", action="store_true", help="replace an output that was made with other settings")
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     add("--dry_run", action="store_true",
-        help="say what would be learnt and what this machine lacks for it; load no weights, write nothing")
+        help="say what would be trained and what this machine lacks for it; load no weights, write nothing")
     cli.add_log_argument(group)
     # fmt: on
     return parser
@@ -216,7 +216,7 @@ def learn(
 
 
 def describe_training(args: argparse.Namespace, examples: list[Example], validation: list[Example]) -> str:
-    """What is learnt from, and in which steps."""
+    """The data and the batches of a training."""
     lines = [describe_examples(args.inputs_addr, examples)]
     if validation:
         lines.append(describe_examples(args.validation_addr, validation))

@@ -105,6 +105,7 @@ def test_a_step_of_the_7b_shape_fits_where_a_dry_run_says_so(machine, data, gene
         data, tmp_path / "planner", model_addr=generator, inputs_addr=data / "long.json", max_seq_length=length,
         max_steps=2, gradient_accumulation_steps=1, num_contexts=1,
     )  # fmt: skip
+    machine.wait_until_idle()
     said = machine.run("train_planner.py", *flags, "--dry_run", one_gpu=True).splitlines()
     if missing := [line for line in said if line.startswith("missing: ")]:
         pytest.skip("; ".join(missing))

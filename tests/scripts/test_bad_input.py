@@ -1141,6 +1141,15 @@ def test_a_process_ends_likewise(folder, server, command, damage, name):
     assert snapshot(folder) == before
 
 
+@pytest.mark.parametrize("command", [name for name in OUTPUTS if COMMANDS[name].startswith(DRY_RUNS)])
+@pytest.mark.parametrize("place", ["made/", "new/"])
+def test_a_dry_run_of_good_input_writes_and_asks_nothing(folder, server, capsys, command, place):
+    before, asked = snapshot(folder), len(server.keys)
+    said = work(f"{COMMANDS[command].replace('made/', place)} --dry_run", server.url, capsys)
+    assert f"\ndisk of {folder}" in said
+    assert snapshot(folder) == before and len(server.keys) == asked
+
+
 # Odd but legal
 
 

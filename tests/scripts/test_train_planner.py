@@ -706,7 +706,7 @@ def test_a_run_hands_over_examples_manifest_and_checkpoint(command, folder, file
     assert [path.name for path in calls[2].run.replaced] == ["checkpoint-4"]
 
 
-def test_a_dry_run_says_what_would_be_learnt_and_trains_and_writes_nothing(command, files, folder, calls, capsys):
+def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(command, files, folder, calls, capsys):
     assert train_planner.main([*command, "--dry_run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{files[0]}: 2 questions with 10 aspects; ")
