@@ -47,7 +47,7 @@ from utils.generation.chat import PAPER_LENGTH
 from utils.generation.cost import prices_of
 from utils.generation.driver import Policy, Request, describe_requests, fitted_request, generate
 from utils.generation.encoder_decoder import TextModel, check_trained, choose_answerer, model_settings, open_answerer
-from utils.generation.engines import Model, confirm_model, publish_records
+from utils.generation.engines import Model, confirm_model, print_machine, publish_records
 from utils.records.datasets import STEP_NEEDS, select_questions
 from utils.records.responses import collect_responses, count_responses
 from utils.records.stream import read_questions
@@ -142,6 +142,7 @@ def main(argv: list[str] | None = None) -> int:
         output.check()
         requests = build_requests(task, questions, keys, args, prompt, model, None)
         print(describe_requests(requests, model.chat, model.policy, prices_of(args), task.item_words))
+        print_machine(args, [model], [args.output_addr], len(keys))
         return 0
 
     open_outputs(output)

@@ -60,7 +60,15 @@ from utils.generation.chat import VERDICT_TOKENS, Chat, choose_judge_length, ope
 from utils.generation.completions import Completions
 from utils.generation.cost import describe_cost, prices_of
 from utils.generation.driver import Policy, Request, Stage, describe_records, describe_requests, generate
-from utils.generation.engines import batch_invariance, confirm_model, identify_model, open_completions, open_engine
+from utils.generation.engines import (
+    Model,
+    batch_invariance,
+    confirm_model,
+    identify_model,
+    open_completions,
+    open_engine,
+    print_machine,
+)
 from utils.generation.thinking import end_thoughts, find_thoughts, settle_tokens
 from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
 from utils.records import judged
@@ -151,6 +159,8 @@ def main(argv: list[str] | None = None) -> int:
         pass_over_unanswered(systems)
         if judging:
             ask_judge(args, systems, records, judging)
+        else:
+            print_machine(args, [], args.score_addr, len(records))
         return 0
 
     outputs = [system.output for system in systems]
@@ -345,6 +355,8 @@ def ask_judge(args: Namespace, systems: list[System], records: list[Record], jud
     requests, max_model_len = fit_context(requests, args, chat)
     if args.dry_run:
         print(describe_requests(requests, chat, judging.policy, prices_of(args)))
+        judge = Model(args.evaluator_llm, judging.identity, chat, max_model_len, judging.policy)
+        print_machine(args, [judge], args.score_addr, len(records))
     if args.dry_run or not requests:
         return None
     done = sum(len(system.output.pieces.keys() - system.pending) for system in systems)

@@ -166,6 +166,8 @@ def main(argv: list[str] | None = None) -> int:
         answers.check()
         plans.check()
         print_dry_run(args, run, keys, planner, generator, given)
+        models = [model for model in (planner, generator) if model]
+        engines.print_machine(args, models, [answers.path, plans.path], len(keys))
         return 0
 
     open_outputs(answers, plans)

@@ -34,8 +34,16 @@ from utils.models.memory import check_before_fetching, smallest_gpu
 from utils.parsing.plans import gold_text, one_line, target_settings
 from utils.planner.examples import Example, describe_examples
 from utils.records.datasets import STEP_NEEDS, read_dataset
-from utils.training.checkpoints import drop_states, open_run
-from utils.training.launch import WAIT, check_launch, describe_batch, describe_best, effective_batch_size, say
+from utils.training.checkpoints import check_run, drop_states, open_run
+from utils.training.launch import (
+    WAIT,
+    check_launch,
+    describe_batch,
+    describe_best,
+    effective_batch_size,
+    say,
+    say_machine,
+)
 
 PAPER_BATCH = 32  # sequences a step (paper, appendix E)
 
@@ -90,6 +98,8 @@ def build_parser() -> cli.FlagParser:
         help="go on from the last checkpoint of this run; --no-resume deletes them and begins anew (%(default)s)")
     add("--overwrite", action="store_true", help="replace an output that was made with other settings")
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
+    add("--dry_run", action="store_true",
+        help="say what would be trained and what this machine lacks for it; load no weights, write nothing")
     cli.add_log_argument(group)
     parser.without_effect(
         "--eval_steps --eval_generate",
@@ -126,6 +136,11 @@ def main(argv: list[str] | None = None) -> int:
     fingerprint["max_seq_length"] = args.max_seq_length
     examples = build_examples(task, records, args.inputs_addr, prompt, chat, args)
     validation = build_examples(task, validation_records, args.validation_addr, prompt, chat, args)
+    if args.dry_run:
+        check_run(args, fingerprint)
+        say(describe_training(args, examples, validation))
+        say_machine(args, 2, "weights")
+        return 0
 
     from accelerate import PartialState
 
@@ -137,10 +152,7 @@ def main(argv: list[str] | None = None) -> int:
     else:
         check_devices()
         check_before_fetching(args.model_addr, args.cache_dir, smallest_gpu())
-        say(describe_examples(args.inputs_addr, examples))
-        if validation:
-            say(describe_examples(args.validation_addr, validation))
-        say(describe_batch(args, "sequences", PAPER_BATCH))
+        say(describe_training(args, examples, validation))
         announce(f"loading {args.model_addr}")
 
         from utils.planner.trainer import train
@@ -230,6 +242,14 @@ def build_examples(
     if records and not examples:
         raise UserError(f"{path}: no question has an aspect in its rubric; there is nothing to learn")
     return examples
+
+
+def describe_training(args: argparse.Namespace, examples: list[Example], validation: list[Example]) -> str:
+    """The data and the batches of a training."""
+    lines = [describe_examples(args.inputs_addr, examples)]
+    if validation:
+        lines.append(describe_examples(args.validation_addr, validation))
+    return "\n".join([*lines, describe_batch(args, "sequences", PAPER_BATCH)])
 
 
 def describe_result(output_dir: str, figures: dict[str, Any]) -> str:

@@ -20,9 +20,17 @@ import numpy as np
 from retrieval import encoder
 from utils.cli import UserError, describe_os_error
 from utils.cli.progress import Progress
-from utils.files.writing import open_whole
+from utils.files.writing import open_whole, probe_folder
 
 HASH_BYTES, CHECKSUM_BYTES = 32, 16
+
+
+def check_cache(folder: str) -> None:
+    """Raise UserError if an EmbeddingCache could not be made or written there; nothing is made: for a dry run."""
+    try:
+        probe_folder(Path(folder) / "embeddings" / "identity.txt")
+    except OSError as error:
+        raise UserError(f"--embedding_cache {folder}: cannot be written: {describe_os_error(error)}") from None
 
 
 class EmbeddingCache:

@@ -87,17 +87,7 @@ def load_encoder(
     attention = "eager" if (devices, dtype) == (["cpu"], "bfloat16") else None
     settings = {"dtype": getattr(torch, dtype), "attn_implementation": attention, "output_loading_info": True}
     with skipping_absent_hub(model_name):
-        with loading(model_name, "config.json"):
-            config = transformers.AutoConfig.from_pretrained(model_name, **source)
-            transformers.MODEL_MAPPING.get(type(config), None)  # imports its code, which may take long
-            with bounded(f"{model_name}: a model by its config.json"):
-                limit = most_tokens(config) or max_length
-        if max_length > limit:
-            raise UserError(f"{model_name}: reads at most {limit} tokens; give --max_length {limit} or less")
-        with loading(model_name, *TOKENIZER_FILES, "vocab.txt"):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(model_name, **source)
-            tokenizer(UNUSUAL, truncation=True, max_length=max_length)
-            check_special_tokens(tokenizer, config, "pad_token")
+        tokenizer = open_tokenizer(model_name, cache_dir, max_length)
         with loading(model_name, *MODEL_FILES):
             try:
                 model, report = transformers.AutoModel.from_pretrained(model_name, **settings, **source)
@@ -113,6 +103,26 @@ def load_encoder(
     with fitting(f"{model_name} on {', '.join(devices)}", "free the GPU, or leave it out by CUDA_VISIBLE_DEVICES"):
         replicas = tuple(copy.deepcopy(model).to(device) for device in devices[1:])
         return Encoder(model.to(devices[0]), tokenizer, max_length, replicas, pooling)
+
+
+def open_tokenizer(model_name: str, cache_dir: str | None, max_length: int) -> Any:
+    """The encoder's tokenizer; UserError if it cannot be loaded, or the model reads fewer than `max_length` tokens."""
+    import transformers
+
+    source = pinned_source(model_name, cache_dir)
+    with skipping_absent_hub(model_name):
+        with loading(model_name, "config.json"):
+            config = transformers.AutoConfig.from_pretrained(model_name, **source)
+            transformers.MODEL_MAPPING.get(type(config), None)  # imports its code, which may take long
+            with bounded(f"{model_name}: a model by its config.json"):
+                limit = most_tokens(config) or max_length
+        if max_length > limit:
+            raise UserError(f"{model_name}: reads at most {limit} tokens; give --max_length {limit} or less")
+        with loading(model_name, *TOKENIZER_FILES, "vocab.txt"):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(model_name, **source)
+            tokenizer(UNUSUAL, truncation=True, max_length=max_length)
+            check_special_tokens(tokenizer, config, "pad_token")
+    return tokenizer
 
 
 def most_tokens(config: Any) -> int | None:

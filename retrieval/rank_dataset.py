@@ -41,6 +41,7 @@ from utils.files.manifest import file_hash, read_manifest
 from utils.files.outputs import OutputFile, open_outputs
 from utils.models.devices import set_up_allocator
 from utils.models.hub import cached_commit, check_model, is_folder, model_fingerprint
+from utils.models.machine import describe_disk, describe_weights
 from utils.records.contexts import UNITS, reordered, with_unit
 from utils.records.datasets import STEP_NEEDS
 from utils.records.stream import DatasetFile
@@ -77,6 +78,8 @@ def build_parser() -> FlagParser:
     add("--seed", type=int, default=0, help="seed of what is random (%(default)s)")
     add("--limit", type=positive_int, metavar="N", help="only the first N questions (default: all)")
     add_overwrite_argument(parser)
+    add("--dry_run", action="store_true",
+        help="say what would be ranked and what this machine lacks for it; load no weights, write nothing")
     add_log_argument(parser)
 
     add = parser.add_argument_group("encoder (dense and hybrid only)").add_argument
@@ -125,22 +128,23 @@ def main(argv: list[str] | None = None) -> int:
     use_date = "use_date" in fingerprint
     if pooling:
         fingerprint["model"] = model_fingerprint(args.model_name, args.cache_dir)
-    # Its cache may be refused: before there is a journal.
-    embedder = open_embedder(args, fingerprint["model"], pooling) if pooling else None
     keys = [(question_id,) for question_id in source.dataset.ids[: args.limit]]
     ranked = OutputFile(args.output_dataset_addr, fingerprint, keys, None, args.overwrite)
+    if args.dry_run:
+        check_embedder(args)
+        ranked.check()
+        count_items(args, source, use_date)
+        print_dry_run(args, source, len(keys))
+        return 0
+
+    # Its cache may be refused: before there is a journal.
+    embedder = open_embedder(args, fingerprint["model"], pooling) if pooling else None
     open_outputs(ranked)
     if ranked.is_finished():
         return 0
     left = [number for number, key in enumerate(keys) if key not in ranked.pieces]
-    counts = {"questions": len(keys), "posts": sum(source.sizes), "empty_profiles": source.sizes.count(0)}
-    if source.by_date or use_date:
-        counts["undated_posts"] = sum(source.undated)
-    if source.by_date:
-        print(describe_dates(args.input_dataset_addr, counts), file=sys.stderr)
+    counts = {"questions": len(keys), **count_items(args, source, use_date)}
     if use_date:
-        undated = f"{counts['undated_posts']} of {counts['posts']} posts have none that can be read"
-        print(f"note: {args.input_dataset_addr}: posts are compared with their dates; {undated}", file=sys.stderr)
         task = with_dates(task)
     records = map(source.read, left)
     if left and embedder:
@@ -162,6 +166,41 @@ def main(argv: list[str] | None = None) -> int:
     ranked.journal.publish(records, vars(args), device, counts=counts)
     print(f"{output}: ranked {counts['questions']} questions with {counts['posts']} {task.item_words}")
     return 0
+
+
+def count_items(args: argparse.Namespace, source: "Source", use_date: bool) -> dict[str, int]:
+    """The manifest's counts of what is ranked; notes on stderr say how the dates are used, if they are."""
+    counts = {"posts": sum(source.sizes), "empty_profiles": source.sizes.count(0)}
+    if source.by_date or use_date:
+        counts["undated_posts"] = sum(source.undated)
+    if source.by_date:
+        print(describe_dates(args.input_dataset_addr, counts), file=sys.stderr)
+    if use_date:
+        undated = f"{counts['undated_posts']} of {counts['posts']} posts have none that can be read"
+        print(f"note: {args.input_dataset_addr}: posts are compared with their dates; {undated}", file=sys.stderr)
+    return counts
+
+
+def check_embedder(args: argparse.Namespace) -> None:
+    """Raise UserError if the encoder cannot read texts, or its cache cannot be written; nothing is made."""
+    if args.ranker in WITH_ENCODER:
+        from retrieval.embedding_cache import check_cache
+        from retrieval.encoder import open_tokenizer
+
+        if args.embedding_cache is not None:
+            check_cache(args.embedding_cache)
+        open_tokenizer(args.model_name, args.cache_dir, args.max_length)
+
+
+def print_dry_run(args: argparse.Namespace, source: "Source", questions: int) -> None:
+    """Say what would be ranked, and what this machine has and lacks for it."""
+    texts = sum(source.sizes)
+    print(f"{questions} questions with {texts} {source.dataset.task.item_words}, ranked by {args.ranker}")
+    lines = describe_disk(args.output_dataset_addr, Path(args.input_dataset_addr).stat().st_size)
+    if args.ranker in WITH_ENCODER:
+        print(f"up to {texts + questions} texts to embed, cut at {args.max_length} tokens")
+        lines = describe_weights(args.model_name, args.cache_dir, 4 if args.dtype == "float32" else 2) + lines
+    print(*lines, sep="\n")
 
 
 class Source:

@@ -48,7 +48,7 @@ WARM = (
     "transformers.models.qwen2.modeling_qwen2", "transformers.models.bert.modeling_bert", "jinja2.sandbox",
     "retrieval.rank_dataset", "retrieval.encoder", "retrieval.embedding_cache", "retrieval.rankers",
     "utils.train_generator", "utils.generator.trainer", "transformers.models.t5.modeling_t5",
-    "utils.planner.trainer", "train_planner", "baselines", "planpers", "evaluate_responses", "utils.preflight",
+    "utils.planner.trainer", "train_planner", "baselines", "planpers", "evaluate_responses",
 )  # fmt: skip
 API = (
     "openai.resources.chat",

@@ -43,7 +43,7 @@ from utils.files.json_files import read_json, read_toml
 from utils.files.lock import Lock
 from utils.files.manifest import file_hash
 from utils.files.writing import check_writable, write_array, write_synced
-from utils.generation.engines import choose_generator
+from utils.generation.engines import choose_generator, print_machine
 from utils.parsing import building as parsing
 from utils.records.stream import DatasetFile
 
@@ -125,6 +125,9 @@ def main(argv: list[str] | None = None) -> int:
         candidates = read_json(folder / "candidates.json")[: args.limit]
         if args.dry_run:
             asking.describe(candidates)
+            print_machine(
+                args, [model], [str(folder / f"{one.step}.json") for one in (FILTER, ASPECTS)], len(candidates)
+            )
             return 0
         if missing := asking.ask(candidates):
             return cli.report_missing(missing, "output")

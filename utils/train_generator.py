@@ -54,7 +54,7 @@ from utils.models.hub import pinned_source, skipping_absent_hub
 from utils.models.memory import check_before_fetching, smallest_gpu
 from utils.records.datasets import STEP_NEEDS, read_dataset
 from utils.scoring.verdicts import no_answer
-from utils.training.checkpoints import Run, drop_states, open_run
+from utils.training.checkpoints import Run, check_run, drop_states, open_run, peak_bytes
 from utils.training.launch import (
     WAIT,
     check_launch,
@@ -63,6 +63,7 @@ from utils.training.launch import (
     effective_batch_size,
     num_processes,
     say,
+    say_machine,
 )
 
 SCRIPT = "utils/train_generator.py"
@@ -124,6 +125,8 @@ def build_parser() -> cli.FlagParser:
         help="go on from the last checkpoint of this run; --no-resume deletes them and begins anew (%(default)s)")
     add("--overwrite", action="store_true", help="replace an output that was made with other settings")
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
+    add("--dry_run", action="store_true",
+        help="say what would be trained and what this machine lacks for it; load no weights, write nothing")
     cli.add_log_argument(group)
     # fmt: on
     return parser
@@ -148,6 +151,14 @@ def main(argv: list[str] | None = None) -> int:
     examples, validation = build(records), build(validation_records)
     check_lengths(args, [*records, *validation_records], [*examples, *validation])
     plan_steps(args, len(examples))
+    if args.dry_run:
+        check_run(args, fingerprint)
+        say(describe_training(args, examples, validation))
+        if args.lora_rank:
+            say_machine(args, 2, "weights")
+        else:
+            say_machine(args, TRAINED_BYTES, "weights, gradients and AdamW's averages", peak_bytes(args))
+        return 0
 
     from accelerate import PartialState
 
@@ -179,10 +190,7 @@ def learn(
     check_devices()
     value_bytes = 2 if args.lora_rank else TRAINED_BYTES
     check_before_fetching(args.model_addr, args.cache_dir, smallest_gpu(), value_bytes)
-    say(describe_examples(args.inputs_addr, examples))
-    if validation:
-        say(describe_examples(args.validation_addr, validation))
-    say(f"{describe_batch(args, 'questions', PAPER_BATCH)}; {args.save_steps} steps an epoch")
+    say(describe_training(args, examples, validation))
     announce(f"loading {args.model_addr}")
 
     from utils.generator.trainer import train
@@ -205,6 +213,14 @@ def learn(
     best = figures["best_score"]
     found = "" if best is None else f"validation {name} {best:.4f}"
     say(describe_best(args.output_dir, figures["steps"], figures["best_step"], found))
+
+
+def describe_training(args: argparse.Namespace, examples: list[Example], validation: list[Example]) -> str:
+    """The data and the batches of a training."""
+    lines = [describe_examples(args.inputs_addr, examples)]
+    if validation:
+        lines.append(describe_examples(args.validation_addr, validation))
+    return "\n".join([*lines, f"{describe_batch(args, 'questions', PAPER_BATCH)}; {args.save_steps} steps an epoch"])
 
 
 def mark_finished(folder: str) -> None:

@@ -23,7 +23,7 @@ import planpers
 import train_planner
 from prompts import load_prompt
 from retrieval import rank_dataset
-from utils import dataset_statistics, make_table, preflight, report
+from utils import dataset_statistics, make_table, report
 from utils.benchmarks import tasks
 from utils.benchmarks.lamp import TAGS
 from utils.cli import UserError
@@ -524,13 +524,6 @@ def test_items_are_trimmed_where_that_is_asked_for(run, tmp_path, capsys):
     sample = DATA / "mini_lampqa/test.json"
     with pytest.raises(UserError, match="--trim_items: the posts of LaMP-QA are whole or left out; leave the flag out"):
         run(baselines, *run.api, "--rag", "--trim_items", "--inputs_addr", sample, "--output_addr", out)
-
-
-def test_an_estimate_has_no_plans(run, tmp_path, capsys):
-    dataset = save(read_sample("LaMP-4"), tmp_path / "dev.json")
-    run(preflight, "--openai", "--model_addr", "m", "--inputs_addr", dataset, "--estimate")
-    steps = [line.split("  ")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
-    assert steps[1:3] == ["no personalization", "RAG"] and "PlanPers answer" not in steps
 
 
 @pytest.mark.parametrize("name", ["LaMP-2", "LaMP-4", "LongLaMP-review"])

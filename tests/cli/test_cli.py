@@ -151,7 +151,7 @@ DIFFERENT_ON_PURPOSE = {
     "--model_addr": SCRIPTS,  # which model that is, each script says in its own words
     "--max_model_len": SCRIPTS,  # likewise its default
     "--temperature": ["evaluate_responses.py"],  # a judge is greedy
-    "--max_tokens": ["evaluate_responses.py", "utils/preflight.py"],  # and short; no thoughts are asked for beforehand
+    "--max_tokens": ["evaluate_responses.py"],  # and short
     "--dtype": ["retrieval/rank_dataset.py"],  # an encoder's type changes the order of posts
     "--seed": [  # no text is sampled there
         "retrieval/rank_dataset.py", "utils/make_controls.py", "train_planner.py", "utils/train_generator.py",
@@ -166,6 +166,7 @@ DIFFERENT_ON_PURPOSE = {
     "--gradient_accumulation_steps": ["utils/train_generator.py"],
     "--weight_decay": ["utils/train_generator.py"],
     "--lora_rank": ["utils/train_generator.py"],  # without it there is no adapter
+    "--dry_run": ["train_planner.py", "utils/train_generator.py", "retrieval/rank_dataset.py"],  # nothing is asked
     "--planner_target": ["planpers.py"],  # what the planner was trained with
 }  # fmt: skip
 
@@ -350,8 +351,7 @@ ENCODER = (
     " --embedding_cache d --device cpu --dtype bfloat16"
 )
 NO_ENCODER = "with a --ranker that needs no encoder\n  take another --ranker, or leave {} out"
-MEMORY = f"{COPIES} --gpu_memory_utilization 0.5 --dtype float16 --gpu_memory 80"
-MEMORY += ' --chat_template_kwargs {"enable_thinking":false}'
+
 WITHOUT_EFFECT = [
     ("baselines.py", "--choose likelihood",
      "--temperature 1 --top_p 0.5 --top_k 2 --min_p 0.1 --presence_penalty 1 --max_tokens 9 --seed 4 --max_retries 2"
@@ -422,28 +422,6 @@ WITHOUT_EFFECT = [
     *(("utils/select_responses.py", mode, "--keep_equal",
        "with --worst_addr or --min_margin, which need two different scores\n  leave {} out")
       for mode in ("--worst_addr w", "--min_margin 0.1")),
-    ("utils/preflight.py", "--model_addr m", "--strategy direct --max_tokens_verdict 4 --verdicts probability",
-     "without --evaluator_llm\n  give --evaluator_llm, or leave {} out"),
-    ("utils/preflight.py", "--model_addr m", "--api_key_addr k", "without --openai\n  give --openai, or leave {} out"),
-    ("utils/preflight.py", "--model_addr m --openai", MEMORY, "with --openai, for no model is loaded\n  leave {} out"),
-    ("utils/preflight.py", "--model_addr m --evaluator_llm j --openai",
-     "--choose likelihood --max_tokens_verdict 4 --verdicts probability",
-     "with --openai, for no model is loaded\n  leave {} out"),
-    ("utils/preflight.py", "--evaluator_llm j", "--choose likelihood",
-     "without --model_addr\n  give --model_addr, or leave {} out"),
-    ("utils/preflight.py", "--evaluator_llm j --verdicts probability", "--max_tokens_verdict 4",
-     "with --verdicts, for no text is generated\n  leave out --verdicts, or leave {} out"),
-    ("utils/preflight.py", "--inputs_addr d", MEMORY,
-     "without a model\n  give --model_addr or --evaluator_llm, or leave {} out"),
-    ("utils/preflight.py", "--model_addr m --openai",
-     "--num_contexts 4 --max_tokens_plan 4 --answer_tokens 4 --plan_tokens 4 --verdict_tokens 4",
-     "without --estimate\n  give --estimate, or leave {} out"),
-    ("utils/preflight.py", "--evaluator_llm j --response_addr r", "--max_tokens 4",
-     "without --estimate, a model that is loaded, or a judge whose responses are still to be made\n"
-     "  give --estimate, or leave {} out"),
-    ("utils/preflight.py", "--model_addr m --openai", "--max_tokens 4",
-     "without --estimate, a model that is loaded, or a judge whose responses are still to be made\n"
-     "  give --estimate, or leave {} out"),
 ]  # fmt: skip
 
 
@@ -491,10 +469,6 @@ def test_every_such_rule_is_tried_and_is_of_flags_that_are_there(parser_of):
         ("retrieval/rank_dataset.py", ENCODER),
         ("retrieval/rank_dataset.py", f"--ranker contriever --seed 4 {ENCODER}"),
         ("utils/make_table.py", "--paper m --paper_table 3 --output_addr t.md --overwrite"),
-        ("utils/preflight.py", f"--model_addr m {MEMORY} --cache_dir d --max_model_len 9"),
-        ("utils/preflight.py", "--model_addr m --openai --api_key_addr k --cache_dir d --max_model_len 9"),
-        ("utils/preflight.py", "--evaluator_llm m --max_tokens 4 --strategy direct"),
-        ("utils/preflight.py", "--model_addr m --max_tokens 4"),
     ],
 )
 def test_a_flag_that_has_an_effect_or_does_no_harm_is_taken(script, words, parser_of):

@@ -206,8 +206,6 @@ def judge(reader: Reader, name: str, done: Damage, is_same: bool, ran: Ran, good
 def judge_refusal(reader: Reader, name: str, done: Damage, ran: Ran) -> str | None:
     if ran.changed:
         return f"refused, and changed: {', '.join(map(os.path.basename, ran.changed))}"
-    if "preflight" in reader.command:
-        return None if any(line.startswith("FAIL") for line in ran.out.splitlines()) else "no line says FAIL"
     lines = re.split(r"(?m)^(?=error: )", ran.err)[-1].splitlines()
     words = {Path(word).name for word in reader.command.split() if not word.startswith("-") and len(word) > 3}
     files = {name.partition(".")[0] if reader.kind == "binary" else name, *words, "--"}

@@ -76,7 +76,6 @@ PEOPLE = "utils/make_table.py --system RAG scores.json --human_addr RAG verdicts
 COUNTED = "utils/dataset_statistics.py --inputs_addr data.json"
 CONTROLS = "utils/make_controls.py --inputs_addr data.json --response_addr responses.json --output_dir new"
 SPLIT = "utils/select_responses.py --response_addr sampled_responses.json --split_dir new"
-CHECK = "utils/preflight.py --inputs_addr data.json --step"
 CLONE = "utils/import_prompts.py --code_dir clone --output_dir new"
 GET = "utils/download_datasets.py --dataset {} --source_dir originals --output_dir made"
 ANSWER = f"baselines.py {API} --model_addr m --inputs_addr made/{{0}}.json --output_addr made/answers_{{0}}.json"
@@ -87,6 +86,7 @@ EXPORT = f"utils/export_predictions.py {ANSWERED} --output_dir new"
 GIVEN = "evaluate_responses.py --inputs_addr made/{}.json --response_addr {} --score_addr new/given.json"
 MEMORY, RATING, TOPIC = "PersonaMem_32k", "LaMP-3_user_dev", "LongLaMP-topic_user_val"
 STORED = f"{COMMANDS['none']} --completions store"
+CHAT = "baselines.py --rag --model_addr ./chat --inputs_addr data.json --output_addr new/rag.json --dry_run"
 T5 = f"baselines.py --model_addr ./t5 --max_tokens 4 --inputs_addr made/{RATING}.json --output_addr made/t5.json"
 STRATEGIES = {MEMORY: "accuracy", RATING: "MAE", TOPIC: "rouge-1"}
 ORIGINALS = {
@@ -97,7 +97,6 @@ ORIGINALS = {
     "PersonaMem-32k": ("questions_32k.csv", "shared_contexts_32k.jsonl"),
 }
 SPLITS = ("train", "validation", "test")
-STEPS = ("rank", "train", "none", "rag", "planpers", "planpers_gold")
 # The files that the commands of test_bad_input.py read, but for those that are merged.
 TOLD = {
     "data.json": ("none", "rag", "planpers", "gold", "evaluate", "rank", "show", "figure 5"),
@@ -115,7 +114,6 @@ READERS = [
         Reader(fresh(COMMANDS[name].replace("data.json", "data.jsonl")), "data.jsonl", "jsonl")
         for name in ("rag", "rank")
     ),
-    *(Reader(f"{CHECK} {step}", "data.json", "json") for step in STEPS),
     Reader(COUNTED, "data.json", "json"),
     *(Reader(CONTROLS, file, "json") for file in ("data.json", "responses.json")),
     Reader(SPLIT, "sampled_responses.json", "json"),
@@ -159,7 +157,6 @@ READERS = [
     ),
     Reader(GIVEN.format(RATING, "originals/LaMP_3/dev_outputs.json"), "originals/LaMP_3/dev_outputs.json", "json"),
     Reader(GIVEN.format(MEMORY, f"made/export/{MEMORY}_results.csv"), f"made/export/{MEMORY}_results.csv", "csv"),
-    Reader(f"utils/preflight.py --inputs_addr made/{RATING}.json --step generator", f"made/{RATING}.json", "json"),
     *(Reader(fresh(TABLE.format(strategy)), f"made/{strategy}.json", "json") for strategy in STRATEGIES.values()),
     *(Reader(EXPORT.format(name), f"made/{file}{name}.json", "json") for name in STRATEGIES for file in ("", "answers_")
       if name != TOPIC),
@@ -172,10 +169,10 @@ READERS = [
         ("cache/*/*.embeddings.npy", "binary"), ("cache/*/*.hashes.npy", "binary"), ("cache/*/identity.txt", "text"),
         ("encoder/config.json", "json"), ("encoder/tokenizer_config.json", "json"), ("encoder/vocab.txt", "text"))),
     *(Reader(command, f"{folder}/{file}", kind)
-      for folder, command in (("chat", f"{CHECK} rag --model_addr ./chat --gpu_memory 24"), ("t5", fresh(T5)))
+      for folder, command in (("chat", CHAT), ("t5", fresh(T5)))
       for file, kind in (("config.json", "json"), ("generation_config.json", "json"), ("tokenizer.json", "json"),
                          ("tokenizer_config.json", "json"), ("model.safetensors", "binary"))),
-    Reader(f"{CHECK} rag --model_addr ./chat --gpu_memory 24", "chat/chat_template.jinja", "text"),
+    Reader(CHAT, "chat/chat_template.jinja", "text"),
 ]  # fmt: skip
 
 # What may be missing, or null: damages to these values change an output rightly. Patterns of file, damage and place.

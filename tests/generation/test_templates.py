@@ -13,9 +13,7 @@ import evaluate_responses
 import planpers
 import train_planner
 from prompts import load_prompt
-from utils import preflight
 from utils.benchmarks import lampqa
-from utils.checks.commands import preflights_of
 from utils.cli import UserError
 from utils.files.manifest import file_hash, read_manifest, write_folder_manifest
 from utils.generation import engines
@@ -165,7 +163,7 @@ def test_what_vllm_is_asked_for(own, expected):
     assert sampling_params(Sampling(None, 1, 9, 5), {"temperature": 0}).seed is None
 
 
-def test_a_judge_s_prompts_and_length_and_its_preflight(asked, switched, tmp_path, capsys):
+def test_a_judge_s_prompts_and_length_and_its_dry_run(asked, switched, tmp_path, capsys):
     responses = tmp_path / "responses.json"
     ids = [record["id"] for record in json.loads(SAMPLE.read_text())]
     responses.write_text(json.dumps({one: [{"output": "An answer."}] for one in ids}))
@@ -176,18 +174,9 @@ def test_a_judge_s_prompts_and_length_and_its_preflight(asked, switched, tmp_pat
     length = asked[0]
     assert all(text.startswith("Reasoning: very very") for text, _ in prompts(asked))
     capsys.readouterr()
-    assert preflight.main(["--gpu_memory", "80", "--command", "evaluate_responses.py", *words]) == 0
-    assert f"{length} tokens, as its longest prompt has" in capsys.readouterr().out
-    [line] = preflights_of(["baselines.py", "--model_addr", "m", "--inputs_addr", "d", "--output_addr", "o",
-                            "--reasoning_effort", "low", "--chat_template_kwargs", OFF])  # fmt: skip
-    assert json.loads(line[line.index("--chat_template_kwargs") + 1]) == {
-        "enable_thinking": False,
-        "reasoning_effort": "low",
-    }
-    command = ["--command", "baselines.py", "--model_addr", str(switched), "--inputs_addr", str(SAMPLE)]
-    command += ["--output_addr", f"{tmp_path}/o.json", "--chat_template_kwargs", '{"unknown": 1}']
-    assert preflight.main(command) == 2
-    assert "unknown: " in capsys.readouterr().out
+    (tmp_path / "scores.json").unlink()
+    assert evaluate_responses.main([*words, "--dry_run"]) == 0
+    assert f" for a request of {length} tokens (" in capsys.readouterr().out
 
 
 def test_choosing_and_weighing_have_the_template_s_settings_alone():

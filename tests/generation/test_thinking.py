@@ -15,7 +15,7 @@ from tiny_chat import SAMPLE, save_tiny_chat
 import baselines
 import evaluate_responses
 import planpers
-from utils import download_datasets, make_table, preflight
+from utils import download_datasets, make_table
 from utils.benchmarks import task_of
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
@@ -296,10 +296,6 @@ def test_tokens_grow_for_a_model_that_thinks(thinker, thinking, tmp_path, capsys
     ask(baselines, *words, "--output_addr", tmp_path / "d.json", "--max_retries", "0", "--max_tokens", 2048, code=1)
     assert thinking.tries[3].max_tokens == 2048  # the default, but given
     assert "--max_tokens 2048, including its thoughts\n" in capsys.readouterr().err
-    ask(preflight, *words, "--estimate")
-    told = capsys.readouterr().out
-    assert "thinks, so 1024 of its 4096 tokens are for thoughts (a guess)" in told
-    assert "and 1500 for the thoughts of each, a guess" in told
 
 
 def test_what_is_scored_stands_behind_the_thought(thinker, tmp_path):

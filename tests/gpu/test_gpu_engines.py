@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from gpu_runs import CHAT, NEAR, SAMPLE, lowest_between_peaks, needs_package
 
+from utils.models.hub import read_headers
 from utils.models.memory import ALLOWANCE, GB, GIB, load_config, most_allowance, read_size
 
 pytestmark = needs_package("vllm")
@@ -15,7 +16,9 @@ pytestmark = needs_package("vllm")
 LOADING = re.compile(r"^loading .* \(this may take a minute or more\)$", re.MULTILINE)
 CACHE = re.compile(r"KV cache size: ([\d,]+) tokens")  # vLLM's own lines, from --log_level info on
 CAPTURED = re.compile(r"Graph capturing finished in .*")
-FORESEEN = re.compile(r"memory (\S+): .*; ([\d.]+) are left for a KV cache of ([\d.]+) KiB a token")  # preflight's
+FORESEEN = re.compile(
+    r"^(\S+): needs .* \(([\d.]+) KiB per token\)\n\1: ([\d.]+) GB are left", re.MULTILINE
+)  # --dry_run's
 LENGTH = 2048  # tokens of prompt and output, of all runs: what is left for the KV cache hangs on it
 
 
@@ -153,7 +156,7 @@ def test_the_first_models_memory_is_free_before_the_second_loads(machine, two_mo
 
 
 @pytest.mark.parametrize("which", ["the demo's chat model", "the 7B shape"])
-def test_the_kv_cache_is_what_preflight_foresaw(machine, two_models, generator, which, figure):
+def test_the_kv_cache_is_what_a_dry_run_foresaw(machine, two_models, generator, which, figure):
     printed, _, words = two_models
     folder, place = (CHAT, 0) if which == "the demo's chat model" else (generator, 1)
     of_each = LOADING.split(printed)[1:]  # what each of the two engines said
@@ -161,14 +164,16 @@ def test_the_kv_cache_is_what_preflight_foresaw(machine, two_models, generator, 
 
 
 def compare_caches(machine, folder, found, words, figure, num_gpus=1):
-    """Hold vLLM's tokens of KV cache against those that preflight foresees for the same command."""
+    """Hold vLLM's tokens of KV cache against those that its --dry_run foresees."""
     if machine.num_gpus:
-        machine.wait_until_idle()  # preflight wants to see the memory free
-        said = machine.run("utils/preflight.py", "--command", *words)
-        gigabytes, kib = {name: map(float, sizes) for name, *sizes in FORESEEN.findall(said)}[str(folder)]
+        said = machine.run(*words, "--dry_run")
+        kib, gigabytes = {name: map(float, sizes) for name, *sizes in FORESEEN.findall(said)}[str(folder)]
         cache, token_bytes = gigabytes * GB, kib * 1024
     else:
-        cache, token_bytes = GIB, read_size(folder, load_config(folder)).token_bytes()  # VLLM_CPU_KVCACHE_SPACE
+        cache, token_bytes = (
+            GIB,
+            read_size(read_headers(folder), load_config(folder)).token_bytes(),
+        )  # VLLM_CPU_KVCACHE_SPACE
     tokens, foreseen = int(found.replace(",", "")), cache / token_bytes
     figure(f"{tokens} tokens, foreseen {foreseen:.0f}: {tokens / foreseen:.3f} of it")
     if machine.num_gpus:

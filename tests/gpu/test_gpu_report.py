@@ -20,6 +20,10 @@ from gpu_report import Check, Reporter, describe_check, find_cause, make_report
 from gpu_runs import CHAT, ROOT, Machine, lowest_between_peaks, wait_for
 from test_gpu_engines import FORESEEN
 
+import baselines
+from utils.models.machine import Loaded, describe_engine
+from utils.models.memory import Gpu
+
 NVIDIA_SMI = "#!/bin/sh\necho 'Pretended GPU, 81559, 580.65.06'\n"
 
 
@@ -332,8 +336,9 @@ def test_no_secret_is_in_the_report(monkeypatch):
 
 
 @pytest.mark.skipif(not (CHAT / "config.json").exists(), reason="the demo's models are missing")
-def test_preflights_line_is_the_one_that_is_looked_for():
-    words = ["utils/preflight.py", "--model_addr", str(CHAT), "--max_model_len", "2048", "--gpu_memory", "80"]
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
-    [(name, gigabytes, kib)] = FORESEEN.findall(done.stdout)
+def test_a_dry_runs_lines_are_those_that_are_looked_for(monkeypatch):
+    monkeypatch.setattr("utils.models.machine._find_gpus", lambda: [Gpu("card", 80 * 10**9, 80 * 10**9)])
+    words = ["--model_addr", str(CHAT), "--inputs_addr", "d", "--output_addr", "o"]
+    lines = describe_engine(baselines.build_parser().parse_args(words), [Loaded(str(CHAT), 2048, None)])
+    [(name, kib, gigabytes)] = FORESEEN.findall("\n".join(lines))
     assert (name, float(kib)) == (str(CHAT), 22.5) and 65 < float(gigabytes) < 72

@@ -99,17 +99,16 @@ def listed(values):
     return ", ".join(f"{value:.4f}" for value in values)
 
 
-def test_a_step_of_the_7b_shape_fits_where_preflight_says_so(machine, data, generator, tmp_path, figure):
+def test_a_step_of_the_7b_shape_fits_where_a_dry_run_says_so(machine, data, generator, tmp_path, figure):
     length = machine.pick(8192, 512)
     flags = flags_of(
         data, tmp_path / "planner", model_addr=generator, inputs_addr=data / "long.json", max_seq_length=length,
         max_steps=2, gradient_accumulation_steps=1, num_contexts=1,
     )  # fmt: skip
-    machine.wait_until_idle()  # preflight wants to see the memory free
-    process = machine.start("utils/preflight.py", "--command", "train_planner.py", *flags, one_gpu=True)
-    said = machine.finish(process, may_fail=True)
-    if process.returncode:
-        pytest.skip("preflight says: " + "; ".join(line for line in said.splitlines() if line.startswith("FAIL")))
+    machine.wait_until_idle()
+    said = machine.run("train_planner.py", *flags, "--dry_run", one_gpu=True).splitlines()
+    if missing := [line for line in said if line.startswith("missing: ")]:
+        pytest.skip("; ".join(missing))
     with machine.watching() as samples:
         printed = machine.run("-c", MEASURED, *flags, one_gpu=True)
     tokens, peak = int(re.search(r"the longest (\d+)", printed)[1]), int(re.search(r"^peak (\d+)$", printed, re.M)[1])

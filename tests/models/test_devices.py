@@ -228,26 +228,29 @@ def scripts(models, tmp_path):
         "answer": ["baselines.py", *files, "--model_addr", chat],
         "plan and answer": ["planpers.py", *files, "--model_addr", chat, "--planner_model", chat, "--unranked"],
         "judge": ["evaluate_responses.py", *files[:2], "--evaluator_llm", chat, *scores],
-        "preflight": ["utils/preflight.py", "--model_addr", chat],
-        "preflight of an encoder": ["utils/preflight.py", "--model_addr", models["encoder"]],
     }  # fmt: skip
 
 
-NAMES = ["rank", "train", "answer", "plan and answer", "judge", "preflight", "preflight of an encoder"]
+NAMES = ["rank", "train", "answer", "plan and answer", "judge"]
 
 
 @without_a_gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_ends_before_it_loads_a_model(name, scripts, run, tmp_path):
     done = run(*scripts[name])
-    said = done.printed.splitlines()[-1] if "preflight" in name else done.errors.partition("error: ")[2]
-    assert (done.returncode, said.partition(", but torch sees none")[0]) == (
-        2,
-        f"FAIL {CARD} is here" if "preflight" in name else f"{CARD} is here",
-    )
+    said = done.errors.partition("error: ")[2]
+    assert (done.returncode, said.partition(", but torch sees none")[0]) == (2, f"{CARD} is here")
     assert "Traceback" not in done.errors and "vllm is imported" not in done.errors
     made = [path for path in (*tmp_path.glob("out*"), *tmp_path.glob("out/*")) if path.is_file()]
     assert [path.name for path in made if path.stat().st_size] == []  # an empty journal says that nothing is done
+
+
+@without_a_gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_a_dry_run_only_says_so(name, scripts, run, tmp_path):
+    done = run(*scripts[name], "--dry_run")
+    assert done.returncode == 0, done.errors
+    assert f"\nmissing: {CARD} is here, but torch sees none; " in done.printed and not (tmp_path / "out").exists()
 
 
 @without_a_gpu

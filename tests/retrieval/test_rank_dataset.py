@@ -274,6 +274,37 @@ def test_wrong_addresses_are_refused(tmp_path):
     assert load(source) == make_records()
 
 
+@pytest.mark.parametrize("ranker", ["bm25", "dense"])
+def test_a_dry_run_ranks_and_writes_nothing(tmp_path, encoder_folder, monkeypatch, capsys, ranker):
+    monkeypatch.setattr("retrieval.encoder.load_encoder", lambda *_: pytest.fail("weights are loaded"))
+    source, output = write(tmp_path / "in.json", make_records()), tmp_path / "new/out.json"
+    flags = ["--model_name", encoder_folder, "--embedding_cache", tmp_path / "cache"] if ranker == "dense" else []
+    rank(source, output, "--ranker", ranker, "--dry_run", *flags)
+    posts = sum(len(record["profile"]) for record in make_records())
+    lines = [f"3 questions with {posts} posts, ranked by {ranker}"]
+    if ranker == "dense":
+        lines += [f"up to {posts + 3} texts to embed, cut at 512 tokens", "note: there is no GPU here"]
+        lines += [f"{encoder_folder}: 0.0 GB of weights per GPU; activations come on top"]
+    *said, disk = capsys.readouterr().out.splitlines()
+    assert said == lines and disk.startswith(f"disk of {tmp_path}: ") and disk.endswith(" takes up to 1 MB")
+    assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--max_length", "513"], "reads at most 512 tokens; give --max_length 512 or less"),
+        (["--embedding_cache", "{0}/in.json"], r"--embedding_cache .*in\.json: cannot be written: Not a directory"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_encoder_would(tmp_path, encoder_folder, flags, message):
+    source = write(tmp_path / "in.json", make_records())
+    words = ["--model_name", encoder_folder, *(flag.format(tmp_path) for flag in flags)]
+    for dry in ([], ["--dry_run"]):
+        with pytest.raises(UserError, match=message):
+            rank(source, tmp_path / "out.json", *words, *dry)
+
+
 def test_a_finished_output_is_left_alone_and_no_model_loaded(tmp_path, encoder_folder, monkeypatch, capsys):
     source, output = write(tmp_path / "in.json", make_records()), tmp_path / "out.json"
     rank(source, output, "--model_name", encoder_folder, "--device", "cpu")

@@ -93,7 +93,7 @@ OUTPUTS = {
     for command, arguments in COMMANDS.items()
     if (found := re.search(r"--(?:output|score|output_dataset)_addr (made/\S+)", arguments))
 }
-DRY_RUNS = ("baselines.py", "planpers.py", "evaluate_responses.py")
+DRY_RUNS = ("baselines.py", "planpers.py", "evaluate_responses.py", "train_planner.py", "retrieval/rank_dataset.py")
 JOURNALED = ["rag", "planpers", "evaluate", "rank"]
 
 RECORDS = [
@@ -250,7 +250,7 @@ def read_regular(path):
 def refuse(folder, command, url, capsys, expected, user=nullcontext):
     """The command ends with code 2 and a message that matches, and leaves every file as it was.
 
-    So does its dry run, with the same message, where the script has one that asks a model nothing.
+    So does its dry run, with the same message, if the script has one.
     """
     before = snapshot(folder)
     told = []
@@ -1086,6 +1086,15 @@ def test_a_process_ends_likewise(folder, server, command, damage, name):
     assert "Traceback" not in done.stderr
     check_message(done.stderr, f"{name}: {expected}")
     assert snapshot(folder) == before
+
+
+@pytest.mark.parametrize("command", [name for name in OUTPUTS if COMMANDS[name].startswith(DRY_RUNS)])
+@pytest.mark.parametrize("place", ["made/", "new/"])
+def test_a_dry_run_of_good_input_writes_and_asks_nothing(folder, server, capsys, command, place):
+    before, asked = snapshot(folder), len(server.keys)
+    said = work(f"{COMMANDS[command].replace('made/', place)} --dry_run", server.url, capsys)
+    assert f"\ndisk of {folder}" in said
+    assert snapshot(folder) == before and len(server.keys) == asked
 
 
 # Odd but legal

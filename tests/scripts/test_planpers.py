@@ -24,7 +24,6 @@ import baselines
 import planpers
 from prompts import load_prompt
 from utils import cli
-from utils.checks.commands import preflights_of
 from utils.cli import UserError
 from utils.generation import engines
 from utils.generation.driver import Policy
@@ -1559,20 +1558,6 @@ def test_a_planners_server_that_repeats_its_key_is_not_quoted(api, planner_api, 
     assert server.requests == []
 
 
-def test_preflight_checks_a_planner_where_it_is(models):
-    shared = ["--unranked", "--inputs_addr", str(SAMPLE), "--output_addr", "o.json", "--planner_model", "p"]
-    shared += ["--model_addr", models.base]
-    there = ["--planner_base_url", "http://x/v1", "--planner_api_key_addr", "k.txt"]
-    assert preflights_of(["planpers.py", *shared, *there])[1] == [
-        "--model_addr",
-        "p",
-        "--openai",
-        "--api_key_addr",
-        "k.txt",
-    ]
-    assert preflights_of(["planpers.py", *shared])[1][:3] == ["--model_addr", "p", "--tensor_parallel_size"]
-
-
 def test_the_planners_flags_need_its_address_and_it_a_planner(api, local, output, capsys):
     for flags, told in (
         (["--planner_api_key_addr", "k"], "without --planner_base_url, for the planner runs here"),
@@ -1605,7 +1590,7 @@ def test_dry_run_shows_both_stages_and_asks_and_writes_nothing(opened, local, ou
     assert re.fullmatch(r"26 prompts, \d+ tokens \(the model's tokenizer\); longest \d+", said[1])
     assert said[3] == "26 calls, at most 104 with retries; at most 512 tokens an output"
     assert said[5].startswith("26 prompts, ") and said[7].endswith("at most 2048 tokens an output")
-    assert len(said) == 8 and opened.events == [] and not output.parent.exists()
+    assert len(said) == 12 and opened.events == [] and not output.parent.exists()
 
 
 @pytest.mark.parametrize("source", ["gold", "file"])

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lamp_samples import CONFIGS, LAMP, lamp_scores, read_sample
+from safetensors.numpy import load_file
 from tiny_chat import save_tiny_chat
 from tiny_t5 import DATA, make_tiny_t5, save_tiny_t5
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config
@@ -567,8 +568,9 @@ def test_a_killed_training_of_an_adapter_goes_on_to_the_same(adapter, data, warm
 )
 def test_what_goes_not_with_an_adapter_is_refused(more, message, adapter, data, tmp_path):
     filled = {key: value.format(data=data) if isinstance(value, str) else value for key, value in more.items()}
-    with pytest.raises(UserError, match=message):
-        train_generator.main(flags_of(data, tmp_path / "generator", **filled))
+    for dry in ([], ["--dry_run"]):
+        with pytest.raises(UserError, match=message):
+            train_generator.main([*flags_of(data, tmp_path / "generator", **filled), *dry])
     assert not (tmp_path / "generator").exists()
 
 
@@ -582,8 +584,22 @@ def test_what_goes_not_with_an_adapter_is_refused(more, message, adapter, data, 
 )
 def test_a_mistake_is_told_before_anything_is_made(more, message, data, tmp_path):
     words = flags_of(data, tmp_path / "generator", **{key: value.format(data=data) for key, value in more.items()})
-    with pytest.raises(UserError, match=message):
-        train_generator.main(words)
+    for dry in ([], ["--dry_run"]):
+        with pytest.raises(UserError, match=message):
+            train_generator.main([*words, *dry])
+    assert not (tmp_path / "generator").exists()
+
+
+def test_a_dry_run_counts_what_all_weights_take_and_writes_nothing(data, tmp_path, capsys, monkeypatch):
+    words = [*flags_of(data, tmp_path / "generator"), "--dry_run"]
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10**6))
+    assert train_generator.main(words) == 0
+    *_, batch, no_gpu, weights, disk = capsys.readouterr().out.splitlines()
+    assert batch.startswith("effective batch: ") and no_gpu == "note: there is no GPU here"
+    assert " GB of weights, gradients and AdamW's averages per GPU; " in weights
+    # four checkpoints of the tiny T5's parameters at 12 bytes each
+    size = 4 * 12 * sum(array.size for array in load_file(data / "t5/model.safetensors").values())
+    assert disk.startswith(f"missing: disk of {tmp_path}: 0.0 GB free, the output takes up to {-(-size // 10**6)} MB; ")
     assert not (tmp_path / "generator").exists()
 
 

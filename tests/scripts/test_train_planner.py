@@ -34,7 +34,7 @@ from utils.generation.chat import PAPER_LENGTH, LocalChat, limit_length
 from utils.generation.driver import Policy
 from utils.generation.engines import Model, identify_local_model
 from utils.planner.examples import describe_examples
-from utils.training.checkpoints import open_run
+from utils.training.checkpoints import check_run, open_run
 from utils.training.launch import describe_batch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -510,9 +510,19 @@ def make_run(folder, *steps, settings=SETTINGS):
 
 
 def reopen(folder, *flags, settings=SETTINGS):
-    """The checkpoint to go on from, and the names of those that are to be replaced."""
-    run = open_run(parse(*flags, output=folder), settings)
-    assert run.folder == folder
+    """The checkpoint to go on from, and the names of those that are to be replaced; a dry run says the same."""
+    args, before, told = parse(*flags, output=folder), listing(folder), None
+    try:
+        check_run(args, settings)
+    except UserError as error:
+        told = str(error)
+    assert listing(folder) == before
+    try:
+        run = open_run(args, settings)
+    except UserError as error:
+        assert str(error) == told
+        raise
+    assert (run.folder, told) == (folder, None)
     if run.lock is not None:
         run.lock.release()
     return run.checkpoint, [path.name for path in run.replaced]
@@ -696,6 +706,19 @@ def test_a_run_hands_over_examples_manifest_and_checkpoint(command, folder, file
     assert [path.name for path in calls[2].run.replaced] == ["checkpoint-4"]
 
 
+def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(command, files, folder, calls, capsys):
+    assert train_planner.main([*command, "--dry_run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{files[0]}: 2 questions with 10 aspects; ")
+    assert lines[4:6] == [
+        "effective batch: 1 on a device x 32 accumulated x 1 processes = 32 sequences a step",
+        "note: there is no GPU here",
+    ]
+    assert lines[6].endswith(" GB of weights per GPU; activations come on top")
+    assert lines[7].startswith(f"disk of {folder.parent}: ")
+    assert len(lines) == 8 and calls == [] and not folder.exists()
+
+
 def test_other_processes_say_nothing(command, calls, capsys, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     assert train_planner.main(command) == 0
@@ -824,8 +847,9 @@ REFUSED_WITH_THE_TOKENIZER = {
 }
 
 
+@pytest.mark.parametrize("dry", [[], ["--dry_run"]], ids=["run", "dry run"])
 @pytest.mark.parametrize("case", REFUSED_WITH_THE_TOKENIZER)
-def test_bad_input_that_the_tokenizer_shows(case, command, model, tmp_path, capsys, monkeypatch):
+def test_bad_input_that_the_tokenizer_shows(case, dry, command, model, tmp_path, capsys, monkeypatch):
     flags, expected = REFUSED_WITH_THE_TOKENIZER[case]
     if case == "nothing to learn":
         write_json(tmp_path / "train.json", sample_records("train", 2, rubric_aspects=[]))
@@ -839,7 +863,7 @@ def test_bad_input_that_the_tokenizer_shows(case, command, model, tmp_path, caps
     before = listing(tmp_path)
     monkeypatch.setattr("signal.signal", lambda *args: None)  # pytest's own stay
     with pytest.raises(SystemExit) as ending:
-        cli.run_script(lambda: train_planner.main([*command, *flags]))
+        cli.run_script(lambda: train_planner.main([*command, *flags, *dry]))
     assert ending.value.code == 2
     out, err = capsys.readouterr()
     message = err.rpartition("error: ")[2]

@@ -2,11 +2,8 @@
 
 from utils.cli.arguments import (
     add_engine_arguments,
-    add_key_arguments,
     add_log_argument,
-    add_memory_arguments,
     add_price_arguments,
-    add_reasoning_argument,
     add_run_arguments,
     add_sampling_arguments,
     add_template_argument,

@@ -55,15 +55,25 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     """Which model answers, and how it is loaded: `model_flag` is --model_addr or --evaluator_llm."""
     group = parser.add_argument_group("model")
     group.add_argument(model_flag, required=required, metavar="MODEL", help=model_help)
-    add_memory_arguments(group)
     add = group.add_argument
+    add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
+    add("--tensor_parallel_size", type=positive_int, default=1,
+        help="GPUs that share one copy of the model (%(default)s)")
+    add("--data_parallel_size", type=positive_int, default=1,
+        help="copies of the model that share the work, each on GPUs of its own (%(default)s)")
+    add("--gpu_memory_utilization", type=fraction, default=0.9, help="share of each GPU's memory to use (%(default)s)")
+    add("--dtype", default="auto", choices=["auto", "bfloat16", "float16", "float32"],
+        help="weights' type; `auto` is the model's own, on a CPU without bfloat16 float32 (%(default)s)")
     add("--enforce_eager", action=argparse.BooleanOptionalAction,
         help="no CUDA graphs: starts sooner, runs slower (default: where the outputs are few; always so on a CPU)")
-    add_reasoning_argument(group)
+    add("--reasoning_parser", metavar="NAME",
+        help="vLLM's parser that separates thoughts from the answer, or `none`; with --openai only deepseek_r1, for "
+        "texts that begin inside a thought (default: by the model's template; with --openai by the marks in the text)")
 
     group = parser.add_argument_group("API")
-    add_key_arguments(group)
     add = group.add_argument
+    add("--openai", action="store_true", help="the model is behind an OpenAI-compatible API")
+    add("--api_key_addr", metavar="FILE", help="file with the API key (default: OPENAI_API_KEY)")
     add("--base_url", metavar="URL", type=api_address,
         default=os.environ.get("OPENAI_BASE_URL") or None,  # here, so that the manifest names it
         help="address of the API (default: OPENAI_BASE_URL, else OpenAI's)")
@@ -97,31 +107,6 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
         lambda args: args.openai and not (vars(args).get("planner_model") and not args.planner_base_url),
         "with --openai, for no model is loaded here",
     )
-
-
-def add_memory_arguments(group: argparse._ActionsContainer) -> None:
-    """Where hub models are, and what decides how much GPU memory one takes."""
-    add = group.add_argument
-    add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
-    add("--tensor_parallel_size", type=positive_int, default=1,
-        help="GPUs that share one copy of the model (%(default)s)")
-    add("--data_parallel_size", type=positive_int, default=1,
-        help="copies of the model that share the work, each on GPUs of its own (%(default)s)")
-    add("--gpu_memory_utilization", type=fraction, default=0.9, help="share of each GPU's memory to use (%(default)s)")
-    add("--dtype", default="auto", choices=["auto", "bfloat16", "float16", "float32"],
-        help="weights' type; `auto` is the model's own, on a CPU without bfloat16 float32 (%(default)s)")
-
-
-def add_reasoning_argument(group: argparse._ActionsContainer) -> None:
-    group.add_argument("--reasoning_parser", metavar="NAME",
-        help="vLLM's parser that separates thoughts from the answer, or `none`; with --openai only deepseek_r1, for "
-        "texts that begin inside a thought (default: by the model's template; with --openai by the marks in the text)")
-
-
-def add_key_arguments(group: argparse._ActionsContainer) -> None:
-    """Whether the model is behind an API, and the key to it."""
-    group.add_argument("--openai", action="store_true", help="the model is behind an OpenAI-compatible API")
-    group.add_argument("--api_key_addr", metavar="FILE", help="file with the API key (default: OPENAI_API_KEY)")
 
 
 def add_price_arguments(parser: FlagParser, group: argparse._ActionsContainer, whose: str = "") -> None:
@@ -207,7 +192,8 @@ def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
     )
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     add("--dry_run", action="store_true",
-        help="render every prompt, count its tokens and say what would be cut and asked; load no weights")
+        help="render every prompt, count its tokens, say what would be cut and asked, and what this machine lacks for it; "
+        "load no weights")
     add_log_argument(group)
 
 

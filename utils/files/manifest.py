@@ -181,15 +181,10 @@ def _read_fingerprinted(path: Path) -> dict[str, Any] | None:
     return manifest
 
 
-def is_ranked(path: str | Path) -> bool:
-    """Has retrieval/rank_dataset.py written this dataset? The manifest beside it says so."""
-    manifest = read_manifest(path)
-    return manifest is not None and "ranker" in manifest["fingerprint"]
-
-
 def refuse_unranked(path: str | Path, unranked: bool) -> None:
     """Raise UserError if a dataset whose best posts are wanted is not ranked; with --unranked only say so."""
-    if is_ranked(path):
+    manifest = read_manifest(path)
+    if manifest is not None and "ranker" in manifest["fingerprint"]:
         return
     problem = f"{path}: not ranked: no manifest of retrieval/rank_dataset.py beside it"
     if not unranked:

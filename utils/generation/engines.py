@@ -12,18 +12,24 @@ from utils.cli import UserError
 from utils.files.journal import Journal, Key
 from utils.files.outputs import OutputFile
 from utils.files.web_files import check_proxies
-from utils.generation.chat import PAPER_LENGTH, Chat, Fitted, choose_length, open_chat
+from utils.generation.chat import PAPER_LENGTH, Chat, Fitted, LocalChat, choose_length, open_chat
 from utils.generation.completions import Completions
 from utils.generation.cost import Prices, describe_cost
 from utils.generation.driver import Parser, Policy, Request, Stage, describe_records
 from utils.generation.history import fit_items
+from utils.generation.plain_text import PlainText
 from utils.generation.requests import Engine
 from utils.generation.store import ModelStore
 from utils.generation.thinking import end_thoughts, find_thoughts, settle_tokens
 from utils.generation.trimming import Entry, fit_trimmed
 from utils.generation.vllm_engine import VLLMEngine, is_batch_invariant
 from utils.models.hub import adapter_base, check_model, model_fingerprint, suggesting_openai
+from utils.models.machine import Loaded, describe_disk, describe_engine, describe_weights
 from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
+
+# An answer of 2048 tokens is about 10 kB. Journal and output hold it as it came and as it was read, and the output is
+# written beside its name first.
+PIECE_BYTES = 64_000
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,17 @@ def open_engine(
         engine.refusals.recall(piece for journal in journals for piece in journal.entries.values())
         return engine
     return VLLMEngine(args, [model_addr], max_model_len, outputs)
+
+
+def print_machine(args: Namespace, models: Sequence[Model], outputs: Sequence[str], pieces: int) -> None:
+    """Print what this machine has and lacks for these models, and for outputs of so many pieces each (--dry_run)."""
+    here = [model for model in models if isinstance(model.chat, LocalChat)]
+    loaded = [Loaded(one.addr, one.length, one.chat.model_limit) for one in here if not isinstance(one.chat, PlainText)]
+    lines = describe_engine(args, loaded) if loaded else []
+    for model in here:
+        if isinstance(model.chat, PlainText):
+            lines += describe_weights(model.addr, args.cache_dir, 4 if args.dtype == "float32" else 2)
+    print(*lines, *describe_disk(outputs[0], len(outputs) * pieces * PIECE_BYTES), sep="\n")
 
 
 def share_base(models: Iterable[str], cache_dir: str | None) -> bool:

@@ -42,9 +42,7 @@ def suggesting_openai() -> Iterator[None]:
         raise UserError(f"{error}\n  or is it a model behind an API: did you mean --openai?") from None
 
 
-def check_model(
-    name: str, cache_dir: str | None = None, safetensors_only: bool = False, why_offline: str = "HF_HUB_OFFLINE is set"
-) -> None:
+def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool = False) -> None:
     """Make sure that a model can be loaded, with a LoRA adapter its base model, before anything expensive starts.
 
     Of a hub model that is not cached only the config is fetched, which pins the commit.
@@ -52,7 +50,6 @@ def check_model(
     Args:
         name: a folder with config.json or adapter_config.json and weights, or a hub name (`owner/model`, `model`).
         safetensors_only: a whole model's weights may not be pickled (*.bin), as an adapter's never may.
-        why_offline: what is said of a model that is not cached where nothing is asked of the hub.
 
     Raises:
         UserError: the folder or its files are missing or cut short; the weights are pickled; the adapter is of no kind
@@ -75,13 +72,14 @@ def check_model(
         place = cache_dir or constants.HF_HUB_CACHE
         remedy = f"fetch it where there is internet: hf download {name} --cache-dir {place}"
         if folder is None:
-            raise NoModelError(f"{name}: neither a folder nor in the hub cache {place}, and {why_offline}\n  {remedy}")
+            where = f"neither a folder nor in the hub cache {place}, and HF_HUB_OFFLINE is set"
+            raise NoModelError(f"{name}: {where}\n  {remedy}")
     _check_folder(folder, remedy)
     is_adapter = adapter_base(name) is not None
     if (is_adapter or safetensors_only) and not any(folder.glob("*.safetensors")):
         raise UserError(f"{folder}: only pickled weights (*.bin), which may hold code; convert them to safetensors")
     if is_adapter:
-        _check_adapter(folder, cache_dir, safetensors_only, why_offline)
+        _check_adapter(folder, cache_dir, safetensors_only)
 
 
 def model_folder(name: str, cache_dir: str | None = None) -> Path:
@@ -330,11 +328,11 @@ def _check_layers(folder: Path) -> None:
         raise UserError(f"{folder}: its config.json says {max(wanted)} layers, its weights hold {max(layers) + 1}")
 
 
-def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool, why_offline: str) -> None:
+def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool) -> None:
     """Raise UserError unless the base model is there and has the modules, of the shapes, that the adapter changes."""
     base = adapter_base(str(folder))
     try:
-        check_model(base, cache_dir, safetensors_only, why_offline)
+        check_model(base, cache_dir, safetensors_only)
     except UserError as error:
         where = f"{folder}: its base model cannot be used (base_model_name_or_path in its adapter_config.json)"
         raise UserError(f"{where}\n  {error}") from None

@@ -32,8 +32,6 @@ ALLOWANCE = 3 * GIB
 MOST_ALLOWANCE = int(4.2 * GIB)
 MOST_ALLOWANCE_OF_SEVERAL = int(6.0 * GIB)
 
-GENERATORS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")  # how architectures that write text end
-
 _CAST = ("F64", "F32", "F16", "BF16")  # safetensors' names of what --dtype changes; quantized weights stay
 _BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}  # of the others; 1 where it is not here
 
@@ -50,7 +48,6 @@ class Gpu(NamedTuple):
 class ModelSize:
     """What decides how much memory a model takes."""
 
-    parameters: int  # numbers in its weights
     weights: int  # bytes of its weights as vLLM holds them
     layers: int  # of these, and of the next two, the KV cache has as many for every token, twice
     kv_heads: int
@@ -111,32 +108,21 @@ def load_config(folder: Path) -> Any:
         return config
 
 
-def is_encoder(config: Any) -> bool:
-    """The model says what it is, and it is none that writes text."""
-    architectures = config.architectures or []
-    return bool(architectures) and not any(str(name).endswith(GENERATORS) for name in architectures)
-
-
-def read_size(folder: Path, config: Any, dtype: str = "auto") -> ModelSize:
-    """The size of the model in a folder, from its configuration and the headers of its safetensors.
+def read_size(headers: dict[str, tuple[list[int], str]], config: Any, dtype: str = "auto") -> ModelSize | None:
+    """The size of a model, from its configuration and `find_headers`; None if these do not tell.
 
     Args:
         dtype: --dtype. By `auto` vLLM takes 16 bits a number, also for weights stored in 32.
-
-    Raises:
-        UserError: the configuration is not a language model's.
     """
     text = config.get_text_config()
     heads = getattr(text, "num_attention_heads", None)
-    if not heads or not getattr(text, "num_hidden_layers", None):
-        raise UserError(f"{folder}: its config.json has no attention layers; how much memory it needs is not known")
+    if not headers or not heads or not getattr(text, "num_hidden_layers", None):
+        return None
     value_bytes = 4 if dtype == "float32" else 2
     # Where a file holds the output layer too, vLLM leaves it out.
     tied = getattr(text, "tie_word_embeddings", False)
-    parameters, weights = count_weights(read_headers(folder), value_bytes, without_head=tied)
     return ModelSize(
-        parameters=parameters,
-        weights=weights,
+        weights=count_weights(headers, value_bytes, without_head=tied)[1],
         layers=text.num_hidden_layers,
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
@@ -156,13 +142,12 @@ def count_weights(headers: dict[str, tuple[list[int], str]], value_bytes: int, w
 
 
 def refuse_too_large(
-    what: str, needed: int, gpu_memory: float, share: float = 1, allowance: int = 0, remedy: str = "a smaller model"
+    what: str, needed: int, gpu_memory: float, share: float = 1, remedy: str = "a smaller model"
 ) -> None:
-    """Raise UserError where so many bytes, and an allowance, are more than a share of a GPU's."""
-    if needed + allowance > share * gpu_memory:
+    """Raise UserError where so many bytes are more than a share of a GPU's."""
+    if needed > share * gpu_memory:
         part = f"{share:g} x " if share < 1 else ""
-        guess = f" and a guessed allowance of {allowance / GB:.1f}" if allowance else ""
-        sizes = f"{needed / GB:.1f} GB a GPU{guess} do not fit into {part}{gpu_memory / GB:.1f} GB"
+        sizes = f"{needed / GB:.1f} GB a GPU do not fit into {part}{gpu_memory / GB:.1f} GB"
         raise UserError(f"{what}: {sizes}\n  take a larger GPU, or {remedy}")
 
 
@@ -228,7 +213,7 @@ def find_gpus() -> list[Gpu]:
 
 
 def count_gpus(args: Namespace) -> int:
-    """How many GPUs the flags of `cli.add_memory_arguments` ask for."""
+    """How many GPUs the flags of `cli.add_engine_arguments` ask for."""
     return args.tensor_parallel_size * args.data_parallel_size
 
 

@@ -28,7 +28,6 @@ STEP_NEEDS: dict[str, tuple[str, ...]] = {
     "rag": ("profile", "asked"),
     "planpers": ("profile",),
     "planpers_gold": ("profile", "gold_plan"),
-    "merge": (),
 }
 
 

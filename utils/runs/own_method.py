@@ -38,7 +38,7 @@ from utils.generation.completions import NotStoredError
 from utils.generation.cost import describe_cost, prices_of
 from utils.generation.driver import describe_records
 from utils.generation.encoder_decoder import TextModel, choose_answerer
-from utils.generation.engines import Model, batch_invariance, confirm_model, open_engine, share_base
+from utils.generation.engines import Model, batch_invariance, confirm_model, open_engine, print_machine, share_base
 from utils.generation.requests import Engine
 from utils.generation.vllm_engine import VLLMEngine
 from utils.parsing.thoughts import UNFINISHED_COUNT
@@ -75,7 +75,9 @@ def answer_by_method(args: Namespace) -> int:
     if args.dry_run:
         is_finished(Path(args.output_addr), settings, bool(args.overwrite), ("inputs",))
         refuse_fewer(args.output_addr, count_answers(args), len(asked))
-        return describe_first_calls(method, shared, asked)
+        code = describe_first_calls(method, shared, asked)
+        print_machine(args, list(models.values()), [args.output_addr], len(asked))
+        return code
 
     if not is_whole:
         outcome = run(method, shared, asked, flags)

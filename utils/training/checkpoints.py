@@ -15,7 +15,9 @@ from utils.cli import UserError, is_first_process
 from utils.files.fingerprints import differences
 from utils.files.lock import Lock
 from utils.files.manifest import read_folder_manifest
-from utils.files.writing import check_writable, replace_link, staged_path
+from utils.files.writing import check_could_write, check_writable, replace_link, staged_path
+from utils.models.hub import find_headers
+from utils.models.memory import count_weights
 
 STATES = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")  # of a checkpoint, which only a run that goes on reads
 
@@ -39,6 +41,15 @@ class Run:
         return step_of(self.checkpoint) == max_steps or bool(read_folder_manifest(self.checkpoint).get("stopped_early"))
 
 
+def check_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> None:
+    """Raise UserError where `open_run` would; nothing is made: for a dry run."""
+    folder = Path(args.output_dir)
+    check_could_write(folder / "manifest.json")
+    if Path(f"{folder}/training_log.jsonl.lock").exists() and is_first_process():
+        Lock(folder / "training_log.jsonl").release()
+    _find_run(args, fingerprint)
+
+
 def open_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> Run:
     """Make sure that the folder may be written, and holds nothing but this run or one that may be replaced.
 
@@ -49,22 +60,39 @@ def open_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> Run:
     folder = Path(args.output_dir)
     check_writable(folder / "manifest.json")
     lock = Lock(folder / "training_log.jsonl") if is_first_process() else None
-    checkpoints = find_checkpoints(folder)
-    manifest = read_folder_manifest(folder)
-    if checkpoints and manifest is None:
-        raise UserError(f"{folder}: holds checkpoints of something else; give another --output_dir")
-    differing = checkpoints and differences(manifest["fingerprint"], fingerprint)
-    if differing and not args.overwrite:
-        raise UserError(
-            f"{folder}: a run with other settings: {differing}\n"
-            "  give another --output_dir, or --overwrite to delete its checkpoints and begin anew"
-        )
+    checkpoints, differing = _find_run(args, fingerprint)
     if differing or not args.resume:
         return Run(folder, None, lock, replaced=checkpoints)
     whole = [path for path in checkpoints if read_folder_manifest(path) is not None]
     if lock is not None and whole:
         finish_saving(folder, read_folder_manifest(whole[-1]).get("best_step"))
     return Run(folder, whole[-1] if whole else None, lock, replaced=[])
+
+
+def _find_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> tuple[list[Path], str]:
+    """The checkpoints that are there, and how the settings of their run differ; UserError as `open_run`."""
+    folder = Path(args.output_dir)
+    checkpoints = find_checkpoints(folder)
+    manifest = read_folder_manifest(folder)
+    if checkpoints and manifest is None:
+        raise UserError(f"{folder}: holds checkpoints of something else; give another --output_dir")
+    differing = differences(manifest["fingerprint"], fingerprint) if checkpoints else ""
+    if differing and not args.overwrite:
+        raise UserError(
+            f"{folder}: a run with other settings: {differing}\n"
+            "  give another --output_dir, or --overwrite to delete its checkpoints and begin anew"
+        )
+    return checkpoints, differing
+
+
+def peak_bytes(args: argparse.Namespace) -> int:
+    """Bytes that a training of all weights adds to the disk at its peak; 0 if the model's size is not known.
+
+    Then there are four checkpoints with AdamW's averages: the best, the last, an interim one and the next.
+    """
+    parameters = count_weights(find_headers(args.model_addr, args.cache_dir), 4, without_head=False)[0]
+    there = sum(path.stat().st_size for path in Path(args.output_dir).glob("checkpoint-*/*") if path.is_file())
+    return max(0, 4 * 12 * parameters - there)
 
 
 def finish_saving(folder: Path, best_step: int | None) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from utils import cli
 from utils.cli import UserError
+from utils.models.machine import describe_disk, describe_weights
 
 PR_SET_PDEATHSIG = 1
 _PRCTL = ctypes.CDLL(None).prctl  # here, for no library is to be opened between fork and exec
@@ -19,6 +20,12 @@ def say(text: str) -> None:
     """Print, once for all processes."""
     if cli.is_first_process():
         print(text, flush=True)
+
+
+def say_machine(args: Namespace, value_bytes: int, what: str, disk: int = 0) -> None:
+    """Print what this machine has and lacks for a training (--dry_run); see utils/models/machine.py."""
+    lines = describe_weights(args.model_addr, args.cache_dir, value_bytes, what)
+    say("\n".join([*lines, *describe_disk(f"{args.output_dir}/manifest.json", disk)]))
 
 
 def num_processes() -> int:

@@ -1,0 +1,193 @@
+"""What a dry run says of the machine. Files, models and disks are real; GPUs are not.
+
+torch.cuda's is_available, device_count, mem_get_info and get_device_properties are replaced, nothing above them.
+"""
+
+import json
+import shutil
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+from hollow_models import save_hollow_qwen
+from tiny_chat import save_tiny_chat
+from tiny_encoder import save_tiny_encoder
+
+from utils.models.machine import Loaded, describe_disk, describe_engine, describe_weights
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A real model: Qwen 2 of two layers with two heads of 64, tied embeddings, for 4096 tokens."""
+    return save_tiny_chat(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def judge_32b(tmp_path_factory):
+    """A config and hollow weights of 32B's size."""
+    return save_hollow_qwen(tmp_path_factory.mktemp("judge"), "32B")
+
+
+@pytest.fixture
+def gpus(monkeypatch, tmp_path):
+    """Put GPUs in by what each has free of so many GB, and what Triton needs to compile for them."""
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr("sysconfig.get_path", lambda name, scheme: str(tmp_path))
+    monkeypatch.setenv("CC", "cat")
+
+    def install(*free, total=80):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.device_count", lambda: len(free))
+        monkeypatch.setattr("torch.cuda.mem_get_info", lambda i: (int(free[i] * 10**9), int(total * 10**9)))
+        monkeypatch.setattr("torch.cuda.get_device_properties", lambda i: SimpleNamespace(name=f"Card {i}"))
+
+    return install
+
+
+def describe(folder, length=4096, limit=None, **flags):
+    defaults = {"tensor_parallel_size": 1, "data_parallel_size": 1, "gpu_memory_utilization": 0.9, "dtype": "auto"}
+    return describe_engine(Namespace(cache_dir=None, **{**defaults, **flags}), [Loaded(str(folder), length, limit)])
+
+
+def test_without_a_gpu_it_says_how_large_one_must_be(judge_32b):
+    # (65,527,752,704 + 3 GiB + 4096 x 256 KiB) / 0.9 = 77.6 GB
+    assert describe(judge_32b) == [
+        "note: there is no GPU here",
+        f"{judge_32b}: needs 1 x 77.6 GB at --gpu_memory_utilization 0.9: 65.5 GB of weights, 3.2 for vLLM itself "
+        "(a guess), 1.07 for a request of 4096 tokens (256 KiB per token)",
+    ]
+    [_, line] = describe(judge_32b, tensor_parallel_size=2, data_parallel_size=2, dtype="float32")
+    assert ": needs 4 x 77.6 GB at " in line and "65.5 GB of weights" in line
+
+
+def test_gpus_that_a_model_fits_on(gpus, tiny):
+    gpus(79, 78.5, 1)
+    lines = describe(tiny, 4000, 4096, tensor_parallel_size=2)
+    assert lines[:4] == [
+        "GPU 0: Card 0, 79.0 of 80.0 GB free",
+        "GPU 1: Card 1, 78.5 of 80.0 GB free",
+        "GPU 2: Card 2, 1.0 of 80.0 GB free",
+        "C compiler: cat, with Python's headers",
+    ]
+    # 0.9 x 80 - 3 GiB leaves 68.8 GB less 1 MB of weights. Each GPU holds one of two heads: 2 x 2 x 64 x 2 bytes.
+    assert lines[4].endswith(" for a request of 4000 tokens (0.5 KiB per token)")
+    assert lines[5].startswith(f"{tiny}: 68.8 GB are left for the KV cache: ")
+    assert lines[5].endswith(" requests of 4000 tokens at a time, longest --max_model_len 4096") and len(lines) == 6
+
+
+@pytest.mark.parametrize(
+    ("total", "length", "flags", "told"),
+    [
+        # 72,000,000,000 - 65,527,752,704 - 3 GiB are 775 blocks of 16 tokens with 262,144 bytes each.
+        (80, 4096, 1, "{}: 3.3 GB are left for the KV cache: 3 requests of 4096 tokens at a time, longest "
+         "--max_model_len 12400"),
+        # With 4.2 GiB instead of 3 there are 467 blocks.
+        (80, 7472, 1, "{}: 3.3 GB are left for the KV cache: 1 requests of 7472 tokens at a time, longest "
+         "--max_model_len 12400"),
+        (80, 7473, 1, "{}: 3.3 GB are left for the KV cache: 1 requests of 7473 tokens at a time, longest "
+         "--max_model_len 12400; may not fit, since vLLM itself has taken up to 4.5 GB"),
+        (80, 12_416, 1, "missing: memory for {} on GPUs of 80.0 GB; take larger GPUs, or more of them "
+         "(--tensor_parallel_size), or give --max_model_len 12400"),
+        (40, 4096, 1, "missing: memory for {} on GPUs of 40.0 GB; take larger GPUs, or more of them "
+         "(--tensor_parallel_size)"),
+        # 72,000,000,000 - 32,763,876,352 - 3 GiB are 17,173 blocks of 2,097,152 bytes.
+        (80, 4096, 2, "{}: 36.0 GB are left for the KV cache: 67 requests of 4096 tokens at a time, longest "
+         "--max_model_len 32768"),
+        # Of one sold as 40 GB 2.2 GB are left, and nothing if vLLM takes 6 GiB on each of several.
+        (42.4, 4096, 2, "{}: 2.2 GB are left for the KV cache: 4 requests of 4096 tokens at a time, longest "
+         "--max_model_len 16592; may not fit, since vLLM itself has taken up to 6.4 GB"),
+        (80, 4096, 3, "missing: --tensor_parallel_size 3: does not divide the model's 40 attention heads"),
+    ],
+)  # fmt: skip
+def test_the_judge_on_gpus(gpus, judge_32b, total, length, flags, told):
+    gpus(*[total] * flags, total=total)
+    assert describe(judge_32b, length, 32_768, tensor_parallel_size=flags)[-1] == told.format(judge_32b)
+
+
+def test_gpus_that_are_too_few_or_in_use(gpus, tiny):
+    gpus(79, 71)
+    # 71e9 / 2^30 = 66.1, 80e9 / 2^30 = 74.5, 0.9 of it 67.1
+    in_use = "missing: GPU 1 has 66.1 of 74.5 GiB free, --gpu_memory_utilization 0.9 asks for 67.1; another process"
+    few = "missing: --tensor_parallel_size 2 --data_parallel_size 2: only 2 GPUs are here"
+    lines = describe(tiny, tensor_parallel_size=2, data_parallel_size=2)
+    assert lines[3] == few and lines[4].startswith(in_use)
+    lines = describe(tiny, tensor_parallel_size=2, gpu_memory_utilization=0.8)
+    assert not any(line.startswith("missing") for line in lines)
+
+
+def test_gpus_that_the_driver_refuses(gpus, tiny, monkeypatch):
+    gpus(79)
+
+    def refuse(index):
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nmore lines")
+
+    monkeypatch.setattr("torch.cuda.mem_get_info", refuse)
+    problem = "CUDA error: all CUDA-capable devices are busy or unavailable"
+    assert describe(tiny) == [f"missing: the GPUs cannot be used: {problem}; see nvidia-smi"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "told"),
+    [
+        ("7.0", "auto", "missing: {} 7.0, and the kernels of torch and vLLM begin at 7.5; "),
+        ("7.5", "auto", "note: {} 7.5, and bfloat16 and FlashAttention begin at 8.0: with --dtype auto vLLM "),
+        ("7.5", "bfloat16", "missing: {} 7.5, and bfloat16 and FlashAttention begin at 8.0; take another --dtype "),
+        *((capability, "bfloat16", None) for capability in ("8.0", "9.0", "12.0", "[N/A]")),
+    ],
+)  # fmt: skip
+def test_older_gpus(gpus, tiny, monkeypatch, tmp_path, capability, dtype, told):
+    gpus(79)
+    (tmp_path / "nvidia-smi").write_text(f'#!/bin/sh\necho "0, Card 0, {capability}"\n')
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = [line for line in describe(tiny, dtype=dtype) if line.startswith(("missing: ", "note: "))]
+    assert len(found) == (told is not None)
+    assert all(line.startswith(told.format("GPU 0 (Card 0) has compute capability")) for line in found)
+
+
+def test_a_gpu_needs_a_compiler(gpus, tiny, monkeypatch, tmp_path):
+    gpus(79)
+    (tmp_path / "Python.h").unlink()
+    headers = f"missing: {tmp_path}/Python.h, which Triton needs on a GPU; install Python's headers (python3-dev)"
+    assert describe(tiny)[1] == headers
+    what, remedy = "missing: a C compiler, which Triton needs on a GPU", "load a module that has one, or set CC"
+    for words in ("missing-cc", "", "cat -n"):
+        monkeypatch.setenv("CC", words)
+        assert describe(tiny)[1] == f"{what}: CC={words}: no such program; {remedy}"
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert describe(tiny)[1] == f"{what}: no gcc or clang; {remedy}"
+
+
+def test_models_that_transformers_loads(gpus, tmp_path, judge_32b):
+    encoder = str(save_tiny_encoder(tmp_path / "encoder"))
+    assert describe_weights(encoder, None, 4) == [
+        "note: there is no GPU here",
+        f"{encoder}: 0.0 GB of weights per GPU; activations come on top",
+    ]
+    gpus(79)
+    name = str(judge_32b)
+    assert describe_weights(name, None, 2)[2:] == [f"{name}: 65.5 GB of weights per GPU; activations come on top"]
+    assert describe_weights(name, None, 4, "weights in float32")[3] == (
+        f"missing: the weights in float32 of {name}: 131.1 GB a GPU do not fit into 80.0 GB; "
+        "take a larger GPU, or a smaller model"
+    )
+
+
+def test_a_model_of_unknown_size(tiny, tmp_path):
+    model = shutil.copytree(tiny, tmp_path / "model")
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    assert describe(model)[1:] == [f"note: {model}: it is not known how much memory it needs"]
+    (model / "config.json").write_text(json.dumps({"model_type": "abacus"}))
+    assert describe(model)[1].startswith(f"missing: {model}: its config.json cannot be loaded: ")
+
+
+def test_a_disk_without_room(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10**9))
+    line, path = f"disk of {tmp_path}: 1.0 GB free", str(tmp_path / "new/rag.json")
+    assert describe_disk(path) == [line]
+    assert describe_disk(path, 832_001) == [f"{line}, the output takes up to 1 MB"]
+    [told] = describe_disk(path, 2_000_000_000)
+    assert told == f"missing: {line}, the output takes up to 2,000 MB; free some, or give an output on another disk"
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,153 @@
+"""What a command needs of the machine that it runs on, as --dry_run prints it: GPUs, memory, a C compiler, disk.
+
+The run may be on another machine than the dry run, such as a login node. So what this one lacks is a line that begins
+with "missing:", and not an error. No weights are loaded.
+"""
+
+import functools
+import math
+import os
+import shutil
+import sysconfig
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from utils.cli import UserError
+from utils.cli.errors import printable
+from utils.models import memory
+from utils.models.devices import MEANT, find_capabilities, has_gpu
+from utils.models.hub import adapter_base, cached_folder, find_headers
+from utils.models.memory import ALLOWANCE, BLOCK, GB, Gpu
+
+LARGER = "take larger GPUs, or more of them (--tensor_parallel_size)"
+
+
+class Loaded(NamedTuple):
+    """A model that vLLM would load. Both lengths are tokens of prompt and output together."""
+
+    name: str
+    length: int
+    limit: int | None  # of the model itself; None if its config does not say
+
+
+def _or_missing(check: Callable[..., list[str] | None]) -> Callable[..., list[str]]:
+    """Have a check return its lines, or one that begins with "missing:" if it raises UserError."""
+
+    @functools.wraps(check)
+    def run(*args: Any) -> list[str]:
+        try:
+            return [printable(line) for line in check(*args) or []]
+        except UserError as error:
+            return [printable("missing: " + "; ".join(line.strip() for line in str(error).splitlines()))]
+
+    return run
+
+
+@_or_missing
+def describe_engine(args: Namespace, models: Sequence[Loaded]) -> list[str]:
+    """Lines on the GPUs here and on each model that vLLM would load on them; `args`: `cli.add_engine_arguments`."""
+    gpus, count = _find_gpus(), memory.count_gpus(args)
+    lines = _describe_gpus(gpus)
+    if gpus:
+        lines += _or_missing(memory.check_gpu_count)(len(gpus), args)
+        for index, gpu in enumerate(gpus[:count]):
+            lines += _or_missing(memory.check_gpu_free)(index, gpu.free, gpu.total, args.gpu_memory_utilization)
+        lines += _check_bfloat16(args.dtype)
+    return lines + [line for model in dict.fromkeys(models) for line in _describe_model(args, model, gpus[:count])]
+
+
+@_or_missing
+def describe_weights(name: str, cache_dir: str | None, value_bytes: int, what: str = "weights") -> list[str]:
+    """Lines on the GPUs here and on a model that transformers would load, `value_bytes` per number of its weights."""
+    gpus = _find_gpus()
+    lines = _describe_gpus(gpus)
+    if headers := find_headers(name, cache_dir):  # unknown for pickled weights
+        needed = memory.count_weights(headers, value_bytes, without_head=False)[1]
+        lines.append(f"{name}: {needed / GB:.1f} GB of {what} per GPU; activations come on top")
+        if gpus:
+            smallest = min(gpu.total for gpu in gpus)
+            lines += _or_missing(memory.refuse_too_large)(f"the {what} of {name}", needed, smallest)
+    return lines
+
+
+@_or_missing
+def describe_disk(path: str, needed: int = 0) -> list[str]:
+    """A line on the disk of an output that takes up to so many bytes; 0 if that is not worth a word."""
+    folder = next(folder for folder in Path(path).absolute().parents if folder.exists())
+    free = shutil.disk_usage(folder).free
+    line = f"disk of {folder}: {free / GB:.1f} GB free"
+    line += f", the output takes up to {math.ceil(needed / 10**6):,} MB" if needed else ""
+    if free < needed:
+        raise UserError(f"{line}\n  free some, or give an output on another disk")
+    return [line]
+
+
+def _find_gpus() -> list[Gpu]:
+    return memory.find_gpus() if has_gpu() else []
+
+
+def _describe_gpus(gpus: list[Gpu]) -> list[str]:
+    if not gpus:
+        return ["note: there is no GPU here"]
+    lines = [f"GPU {i}: {gpu.name}, {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB free" for i, gpu in enumerate(gpus)]
+    return lines + _check_compiler()
+
+
+@_or_missing
+def _describe_model(args: Namespace, model: Loaded, gpus: list[Gpu]) -> list[str]:
+    """What a model needs, and how it fits on these GPUs if there are any."""
+    name, length = model.name, model.length
+    num_gpus, utilization = args.tensor_parallel_size, args.gpu_memory_utilization
+    base = adapter_base(name) or name
+    config = memory.load_config(cached_folder(base, args.cache_dir))
+    size = memory.read_size(find_headers(base, args.cache_dir), config, args.dtype)
+    if size is None:
+        return [f"note: {name}: it is not known how much memory it needs"]
+    total = min((gpu.total for gpu in gpus), default=0)
+    fit = memory.fit_model(size, total, utilization, num_gpus)
+    request = math.ceil(length / BLOCK) * BLOCK * fit.token_bytes
+    needed = (fit.weights + ALLOWANCE + request) / utilization
+    lines = [
+        f"{name}: needs {memory.count_gpus(args)} x {needed / GB:.1f} GB at --gpu_memory_utilization {utilization:g}: "
+        f"{fit.weights / GB:.1f} GB of weights, {ALLOWANCE / GB:.1f} for vLLM itself (a guess), {request / GB:.2f} for "
+        f"a request of {length} tokens ({fit.token_bytes / 1024:g} KiB per token)"
+    ]
+    if gpus and fit.tokens < length:
+        shorter = f", or give --max_model_len {fit.tokens}" if fit.tokens else ""
+        lines.append(f"missing: memory for {name} on GPUs of {total / GB:.1f} GB; {LARGER}{shorter}")
+    elif gpus:
+        most = memory.most_allowance(num_gpus)
+        is_sure = memory.fit_model(size, total, utilization, num_gpus, most).tokens >= length
+        lines.append(
+            f"{name}: {fit.cache / GB:.1f} GB are left for the KV cache: {fit.requests(length)} requests of {length} "
+            f"tokens at a time, longest --max_model_len {min(fit.tokens, model.limit or fit.tokens)}"
+            + ("" if is_sure else f"; may not fit, since vLLM itself has taken up to {most / GB:.1f} GB")
+        )
+    return lines
+
+
+@_or_missing
+def _check_bfloat16(dtype: str) -> list[str]:
+    """UserError if --dtype is bfloat16 and a GPU cannot compute in it; otherwise a note on what is used instead."""
+    for gpu, capability in find_capabilities().items():
+        if capability < MEANT:
+            what = f"{gpu} has compute capability {capability}, and bfloat16 and FlashAttention begin at {MEANT}"
+            if dtype == "bfloat16":
+                raise UserError(f"{what}\n  take another --dtype or a newer GPU")
+            return [f"note: {what}: with --dtype auto vLLM takes float16 (for Gemma 2 float32, with twice the memory)"]
+    return []
+
+
+@_or_missing
+def _check_compiler() -> list[str]:
+    """UserError unless Triton, which vLLM and the trainings use on a GPU, can compile."""
+    compiler = os.environ.get("CC", shutil.which("gcc") or shutil.which("clang"))
+    if compiler is None or shutil.which(compiler) is None:
+        found = "no gcc or clang" if compiler is None else f"CC={compiler}: no such program"
+        raise UserError(f"a C compiler, which Triton needs on a GPU: {found}\n  load a module that has one, or set CC")
+    header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")  # the scheme that Triton uses
+    if not header.is_file():
+        raise UserError(f"{header}, which Triton needs on a GPU\n  install Python's headers (python3-dev)")
+    return [f"C compiler: {compiler}, with Python's headers"]
