@@ -39,13 +39,12 @@ from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
-from utils.files.fingerprints import UNTOLD
 from utils.files.journal import Journal, Key
 from utils.files.manifest import file_hash, refuse_unranked, run_fingerprint
 from utils.files.outputs import OutputFile, open_outputs
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.cost import prices_of
-from utils.generation.driver import Policy, Request, describe_requests, fitted_request, generate
+from utils.generation.driver import Request, describe_requests, fitted_request, generate
 from utils.generation.encoder_decoder import TextModel, check_trained, choose_answerer, model_settings, open_answerer
 from utils.generation.engines import Model, confirm_model, print_machine, publish_records
 from utils.records.datasets import STEP_NEEDS, select_questions
@@ -169,17 +168,16 @@ def choose_prompt(args: argparse.Namespace, task: Task) -> Prompt:
     return load_prompt(prompts["rag" if args.rag else "none"], args.prompts_dir)
 
 
-def make_fingerprint(args: argparse.Namespace, task: Task, model: Model | None = None) -> dict[str, Any]:
-    """What decides the answers; without the model, as a study asks, what the flags say of it."""
-    identity, inputs = (model.identity, file_hash(args.inputs_addr)) if model else (UNTOLD, UNTOLD)
-    settings = {"model": identity, "num_contexts": args.num_contexts if args.rag else None}
+def make_fingerprint(args: argparse.Namespace, task: Task, model: Model) -> dict[str, Any]:
+    """What decides the answers."""
+    settings = {"model": model.identity, "num_contexts": args.num_contexts if args.rag else None}
     settings |= {"trim_items": True} if args.trim_items else {}
     settings |= model_settings(model)
-    policy = model.policy if model else Policy.from_arguments(args, task.output.schema)
-    policy = {"choose": args.choose, **policy.prompt_fingerprint()} if args.choose else policy.fingerprint()
-    made = run_fingerprint("baselines.py", args, inputs, [choose_prompt(args, task)], policy, **settings)
-    told = {} if model else {"chose_checkpoint": UNTOLD}
-    return {**made, "max_model_len": args.max_model_len or UNTOLD, **told}
+    policy = model.policy.fingerprint()
+    if args.choose:
+        policy = {"choose": args.choose, **model.policy.prompt_fingerprint()}
+    inputs = file_hash(args.inputs_addr)
+    return run_fingerprint("baselines.py", args, inputs, [choose_prompt(args, task)], policy, **settings)
 
 
 def build_requests(

@@ -51,7 +51,6 @@ from utils.benchmarks import metric_names, task_of
 from utils.benchmarks.task import OFFICIAL, Judge, Metric, Record, Scale, Task
 from utils.cli import UserError
 from utils.cli.progress import Progress, announce
-from utils.files.fingerprints import UNTOLD
 from utils.files.journal import Key
 from utils.files.json_files import read_json
 from utils.files.manifest import file_hash, run_fingerprint
@@ -244,10 +243,7 @@ def read_systems(args: Namespace, task: Task, records: list[Record], judging: Ju
     metric = task.metrics[args.strategy]
     selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
     ids = [record["id"] for record in records]
-    shared = make_fingerprint(args, task, file_hash(args.inputs_addr))
-    if judging:
-        shared["judge"] = judging.identity
-        shared |= judging.policy.thought_settings()
+    shared = make_fingerprint(args, judging)
     compares = metric.num_systems > 1
     response_addrs = [args.response_addr] if compares else [[address] for address in args.response_addr]
     systems = []
@@ -261,7 +257,7 @@ def read_systems(args: Namespace, task: Task, records: list[Record], judging: Ju
             if any(len(outputs) > 1 for outputs in responses[-1].values()):
                 print(f"note: {address}: only the first response to each question is judged", file=sys.stderr)
         hashes = [file_hash(address) for address in addresses]
-        fingerprint = {**shared, "responses": hashes if compares else hashes[0]}
+        fingerprint = shared | {"responses": hashes if compares else hashes[0]}
         keys = [key for question in questions for key in metric.keys(question)]
         asked = {question["id"] for question in questions}
         head = {} if compares else carried(questions, responses[0])
@@ -284,17 +280,16 @@ def note_incomplete(path: str, systems: list[System]) -> None:
         print(f"note: {path}: {incomplete} of {len(parts)} {metric.unit}s lack {texts}", file=sys.stderr)
 
 
-def make_fingerprint(args: Namespace, task: Task, inputs: Any = UNTOLD) -> dict[str, Any]:
-    """What decides the verdicts, besides judge and responses; without the dataset's hash, as a study asks."""
-    metric = choose_metric(args, task)
-    if metric.judge is None:
-        return {"script": SCRIPT, "strategy": args.strategy, "inputs": inputs, "responses": UNTOLD}
-    judging = Judging.from_arguments(args, metric.judge)
-    own = {"strategy": args.strategy, "judge": UNTOLD}
+def make_fingerprint(args: Namespace, judging: Judging | None) -> dict[str, Any]:
+    """What decides the verdicts, besides the responses."""
+    inputs = file_hash(args.inputs_addr)
+    if judging is None:
+        return {"script": SCRIPT, "strategy": args.strategy, "inputs": inputs}
+    own = {"strategy": args.strategy, "judge": judging.identity}
     own |= {"verdicts": args.verdicts} if args.verdicts else {}
     own |= {"num_verdicts": args.num_verdicts} if args.num_verdicts > 1 else {}
     policy = judging.policy.prompt_fingerprint() if args.verdicts else judging.policy.fingerprint()
-    return {**run_fingerprint(SCRIPT, args, inputs, [judging.prompt], policy, **own), "responses": UNTOLD}
+    return run_fingerprint(SCRIPT, args, inputs, [judging.prompt], policy, **own)
 
 
 def open_systems(systems: list[System]) -> list[System]:

@@ -20,14 +20,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from prompts import Prompt, choose_lead_in, load_prompt
+from prompts import Prompt, load_prompt
 from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.cli.flags import Arguments
-from utils.files.fingerprints import UNTOLD
 from utils.files.journal import Journal, Key
 from utils.files.manifest import file_hash, refuse_unranked, run_fingerprint
 from utils.files.outputs import OutputFile, Pieces, open_outputs
@@ -270,46 +269,29 @@ def choose_planner(args: Namespace, lead_in: str | None) -> Model:
     return Model(args.planner_model, identity, chat, length, policy.with_thoughts(thoughts), completions)
 
 
-def planner_policy(args: Namespace, policy: Policy, told: dict[str, Any] | None = None) -> Policy:
+def planner_policy(args: Namespace, policy: Policy, told: dict[str, Any]) -> Policy:
     """The generator's policy as the planner has it; `told` are the chat template's variables."""
-    further = {name: policy.further[name] for name in SAMPLED if name in policy.further}
-    further |= told or {}
+    further = {name: policy.further[name] for name in SAMPLED if name in policy.further} | told
     return replace(policy, max_tokens=args.max_tokens_plan, further=further, reasoning_parser=None, opened=None)
 
 
-def make_fingerprint(args: Namespace, task: Task) -> dict[str, Any]:
-    """What decides the answers, as far as the flags say it: for a study."""
-    prompts = load_prompts(args, task)
-    lead_in = choose_lead_in(args.planner_target or "paper", prompts["planner"])
-    made = make_fingerprints(args, Run(task, {}, prompts, args.num_contexts, lead_in), None, None)[1]
-    if args.planner_model and args.planner_target is None:  # as the planner was trained
-        return made | {"planner_target": UNTOLD, "lead_in": UNTOLD}
-    return made
-
-
 def make_fingerprints(
-    args: Namespace, run: Run, planner: Model | None, generator: Model | None
+    args: Namespace, run: Run, planner: Model | None, generator: Model
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings that decide the plans, made by a planner or given, and those that decide the answers."""
-    inputs = file_hash(args.inputs_addr) if generator else UNTOLD
-    fingerprint = partial(run_fingerprint, "planpers.py", args, inputs)
-    policy = generator.policy if generator else Policy.from_arguments(args, run.task.output.schema)
+    fingerprint = partial(run_fingerprint, "planpers.py", args, file_hash(args.inputs_addr))
     target = parsing.target_settings(run.lead_in)
-    if args.planner_model:
-        identity, length = (planner.identity, planner.length) if planner else (UNTOLD, UNTOLD)
-        own = {"planner": identity, "num_contexts": run.num_contexts, **target, "max_model_len": length}
-        plan_policy = planner.policy if planner else planner_policy(args, policy)
-        of_plans = fingerprint([run.prompts["planner"]], plan_policy.fingerprint(), **own)
-        made = {"plans": identity}
-        names = ("prompt", "max_model_len", "max_tokens", *plan_policy.prompt_fingerprint())
+    if planner:
+        own = {"planner": planner.identity, "num_contexts": run.num_contexts, **target, "max_model_len": planner.length}
+        of_plans = fingerprint([run.prompts["planner"]], planner.policy.fingerprint(), **own)
+        made = {"plans": planner.identity}
+        names = ("prompt", "max_model_len", "max_tokens", *planner.policy.prompt_fingerprint())
         made |= {f"plan_{name}": of_plans[name] for name in names}
-        made |= {} if planner else {"plan_chat_template_kwargs": UNTOLD}
     else:
         made = {"plans": "gold" if args.gold_plan else file_hash(args.plans_addr)}
-    own = {"model": generator.identity if generator else UNTOLD, "num_contexts": run.num_contexts, **made, **target}
-    of_answers = fingerprint([run.prompts["planpers"], run.prompts["rag"]], policy.fingerprint(), **own)
-    of_answers["max_model_len"] = args.max_model_len or UNTOLD
-    if not args.planner_model:
+    own = {"model": generator.identity, "num_contexts": run.num_contexts, **made, **target}
+    of_answers = fingerprint([run.prompts["planpers"], run.prompts["rag"]], generator.policy.fingerprint(), **own)
+    if not planner:
         names = ("script", "plans", "planner_target", "lead_in", "inputs")
         of_plans = {name: of_answers[name] for name in names if name in of_answers}
     return of_plans, of_answers

@@ -23,7 +23,6 @@ from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.cli.progress import announce
-from utils.files.fingerprints import UNTOLD
 from utils.files.manifest import describe_run, file_hash, refuse_unranked
 from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, LocalChat, fit_profile, limit_length
@@ -38,6 +37,7 @@ from utils.training.checkpoints import check_run, drop_states, open_run
 from utils.training.launch import (
     WAIT,
     check_launch,
+    check_report_to,
     describe_batch,
     describe_best,
     effective_batch_size,
@@ -98,6 +98,8 @@ def build_parser() -> cli.FlagParser:
         help="go on from the last checkpoint of this run; --no-resume deletes them and begins anew (%(default)s)")
     add("--overwrite", action="store_true", help="replace an output that was made with other settings")
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
+    add("--report_to", metavar="NAME", default="none",
+        help="also log to a tracker, by transformers' name for it, such as wandb or tensorboard (%(default)s)")
     add("--dry_run", action="store_true",
         help="say what would be trained and what this machine lacks for it; load no weights, write nothing")
     cli.add_log_argument(group)
@@ -172,7 +174,8 @@ def main(argv: list[str] | None = None) -> int:
 def fill_in_defaults(args: argparse.Namespace) -> None:
     """Set the defaults that hang on other flags; UserError where flags don't go together."""
     args.eval_steps = args.eval_steps or args.save_steps
-    args.warmup_steps = count_warmup_steps(args)
+    if args.warmup_steps is None:
+        args.warmup_steps = args.max_steps // 10
     if args.save_steps % args.eval_steps:
         raise UserError(
             f"--eval_steps {args.eval_steps} does not divide --save_steps {args.save_steps}: "
@@ -182,35 +185,27 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
         raise UserError(f"--lora_dropout {args.lora_dropout}: must be below 1")
     if adapter_base(args.model_addr):
         raise UserError(f"--model_addr {args.model_addr}: an adapter; give the base model it is to be trained on")
+    check_report_to(args.report_to)
     check_launch("train_planner.py")
 
 
-def count_warmup_steps(args: argparse.Namespace) -> int:
-    return args.max_steps // 10 if args.warmup_steps is None else args.warmup_steps
-
-
-def make_fingerprint(args: argparse.Namespace, task: Task, model: str | None = None) -> dict[str, Any]:
-    """What decides the adapter, step by step. Devices and batch size may change, their product may not.
-
-    Without the model's identity, as a study asks, what the flags say of it.
-    """
+def make_fingerprint(args: argparse.Namespace, task: Task, model: str) -> dict[str, Any]:
+    """What decides the adapter, step by step. Devices and batch size may change, their product may not."""
     same = (
         "num_contexts learning_rate weight_decay max_steps warmup_steps seed "
         "lora_rank lora_alpha lora_dropout lora_target_modules"
     )
-    args.warmup_steps = count_warmup_steps(args)
     prompt = load_prompt(task.prompts["planner"], args.prompts_dir)
     return {
         "script": "train_planner.py",
-        "model": model or UNTOLD,
-        "inputs": file_hash(args.inputs_addr) if model else UNTOLD,
-        "validation": args.validation_addr and (file_hash(args.validation_addr) if model else UNTOLD),
+        "model": model,
+        "inputs": file_hash(args.inputs_addr),
+        "validation": args.validation_addr and file_hash(args.validation_addr),
         "prompt": {prompt.name: prompt.digest},
         **target_settings(choose_lead_in(args.planner_target, prompt)),
         "effective_batch_size": effective_batch_size(args),
         **{name: getattr(args, name) for name in same.split()},
         **({"chat_template_kwargs": args.chat_template_kwargs} if args.chat_template_kwargs else {}),
-        "max_seq_length": args.max_seq_length or UNTOLD,
     }
 
 

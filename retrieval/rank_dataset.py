@@ -36,11 +36,10 @@ from utils.cli import UserError, add_log_argument, check_outputs, make_parser, p
 from utils.cli.arguments import add_overwrite_argument
 from utils.cli.flags import FlagParser
 from utils.cli.progress import Progress, announce, announce_file
-from utils.files.fingerprints import UNTOLD
 from utils.files.manifest import file_hash, read_manifest
 from utils.files.outputs import OutputFile, open_outputs
 from utils.models.devices import set_up_allocator
-from utils.models.hub import cached_commit, check_model, is_folder, model_fingerprint
+from utils.models.hub import check_model, model_fingerprint
 from utils.models.machine import describe_disk, describe_weights
 from utils.records.contexts import UNITS, reordered, with_unit
 from utils.records.datasets import STEP_NEEDS
@@ -124,10 +123,8 @@ def main(argv: list[str] | None = None) -> int:
     source = Source(args)
     pooling = find_pooling(args) if args.ranker in WITH_ENCODER else None
     task = source.dataset.task
-    fingerprint = make_fingerprint(args, task, file_hash(args.input_dataset_addr))
+    fingerprint = make_fingerprint(args, task, pooling)
     use_date = "use_date" in fingerprint
-    if pooling:
-        fingerprint["model"] = model_fingerprint(args.model_name, args.cache_dir)
     keys = [(question_id,) for question_id in source.dataset.ids[: args.limit]]
     ranked = OutputFile(args.output_dataset_addr, fingerprint, keys, None, args.overwrite)
     if args.dry_run:
@@ -267,8 +264,8 @@ def goes_by_date(args: argparse.Namespace, task: Task) -> bool:
     return args.ranker in WITH_DATES and task.item_date is not None
 
 
-def make_fingerprint(args: argparse.Namespace, task: Task, inputs: Any = UNTOLD) -> dict[str, Any]:
-    """What decides the order of the posts; without the dataset's hash, as a study asks, what the flags say of it."""
+def make_fingerprint(args: argparse.Namespace, task: Task, pooling: "Pooling | None") -> dict[str, Any]:
+    """What decides the order of the posts."""
     settings = {name: getattr(args, name) for name in ("limit", "random_profile", "ranker")}
     if args.random_profile or args.ranker == "random":
         settings["seed"] = args.seed
@@ -278,19 +275,10 @@ def make_fingerprint(args: argparse.Namespace, task: Task, inputs: Any = UNTOLD)
         settings["recency"] = "date, then file order"
     if uses_dates(args, task):
         settings["use_date"] = True
-    if args.ranker in WITH_ENCODER:
-        settings |= {"model": UNTOLD, "max_length": args.max_length, "dtype": args.dtype, **pooling_settings(args)}
-    return {"input_sha256": inputs, **settings}
-
-
-def pooling_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Those of an encoder that is not here, and of which the flags do not say all, are UNTOLD."""
-    from retrieval.pooling import choose_pooling
-
-    is_here = is_folder(args.model_name) or cached_commit(args.model_name, args.cache_dir)
-    if not is_here and None in (args.pooling, args.normalize):
-        return {"pooling": UNTOLD, "normalize": UNTOLD}
-    return choose_pooling(args.model_name, args.cache_dir, args.pooling, args.normalize).settings()
+    if pooling:
+        model = model_fingerprint(args.model_name, args.cache_dir)
+        settings |= {"model": model, "max_length": args.max_length, "dtype": args.dtype, **pooling.settings()}
+    return {"input_sha256": file_hash(args.input_dataset_addr), **settings}
 
 
 def uses_dates(args: argparse.Namespace, task: Task) -> bool:

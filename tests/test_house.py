@@ -94,7 +94,7 @@ def test_there_is_no_circle():
 def test_what_is_lamp_qa_s_stands_in_its_file_alone(name):
     """Its fields in no line, comments and messages included, and its groups, their parts and its files in no text."""
     source = MODULES[name].read_text(encoding="utf-8")
-    names = {*lampqa.CATEGORIES, *lampqa.COMMUNITIES, *lampqa.FILES}
+    names = {*lampqa.CATEGORIES, *lampqa.COMMUNITIES, *lampqa.paper_files()}
     constants = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
     found = {*re.findall(r"rubric_aspects|narrative", source, re.IGNORECASE), *(names & constants)}
     assert found == set()

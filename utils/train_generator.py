@@ -33,13 +33,10 @@ from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.cli.progress import announce
-from utils.files.fingerprints import UNTOLD
 from utils.files.manifest import (
     describe_run,
     file_hash,
-    read_folder_manifest,
     refuse_unranked,
-    write_folder_manifest,
 )
 from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length
@@ -58,6 +55,7 @@ from utils.training.checkpoints import Run, check_run, drop_states, open_run, pe
 from utils.training.launch import (
     WAIT,
     check_launch,
+    check_report_to,
     describe_batch,
     describe_best,
     effective_batch_size,
@@ -125,6 +123,8 @@ def build_parser() -> cli.FlagParser:
         help="go on from the last checkpoint of this run; --no-resume deletes them and begins anew (%(default)s)")
     add("--overwrite", action="store_true", help="replace an output that was made with other settings")
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
+    add("--report_to", metavar="NAME", default="none",
+        help="also log to a tracker, by transformers' name for it, such as wandb or tensorboard (%(default)s)")
     add("--dry_run", action="store_true",
         help="say what would be trained and what this machine lacks for it; load no weights, write nothing")
     cli.add_log_argument(group)
@@ -136,6 +136,7 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     cli.set_up_logging(args.log_level)
     set_up_allocator()
+    check_report_to(args.report_to)
     check_launch(SCRIPT)
     records, validation_records = read_ranked(args.inputs_addr, args), read_ranked(args.validation_addr, args)
     task = task_of(args.inputs_addr, records)
@@ -170,8 +171,7 @@ def main(argv: list[str] | None = None) -> int:
     else:
         learn(args, task, model, examples, validation, fingerprint, run)
     if cli.is_first_process():
-        drop_states(Path(args.output_dir))  # first: what is marked is not looked at again
-        mark_finished(args.output_dir)
+        drop_states(Path(args.output_dir))
     # Else its threads may abort a process whose work is done. After an error it might wait for another process.
     processes.destroy_process_group()
     return 0
@@ -223,13 +223,6 @@ def describe_training(args: argparse.Namespace, examples: list[Example], validat
     return "\n".join([*lines, f"{describe_batch(args, 'questions', PAPER_BATCH)}; {args.save_steps} steps an epoch"])
 
 
-def mark_finished(folder: str) -> None:
-    """What a study goes by: of early stops the last step's number tells nothing."""
-    manifest = read_folder_manifest(folder)
-    if not manifest.get("finished"):
-        write_folder_manifest(folder, {**manifest, "finished": True})
-
-
 def read_ranked(path: str | None, args: argparse.Namespace) -> list[Record]:
     if path is None:
         return []
@@ -277,11 +270,10 @@ def choose_prompt(args: argparse.Namespace, task: Task) -> Prompt:
     return load_prompt(task.prompts["rag" if args.num_contexts else "none"], args.prompts_dir)
 
 
-def make_fingerprint(args: argparse.Namespace, task: Task, model: str | None = None) -> dict[str, Any]:
+def make_fingerprint(args: argparse.Namespace, task: Task, model: str) -> dict[str, Any]:
     """What decides the model, step by step. Devices and batch size may change, their product may not.
 
-    Without the base model's identity, as a study asks, what the flags say of it. Sets the defaults of --epochs and of
-    the batch.
+    Sets the defaults of --epochs and of the batch.
     """
     same = (
         "num_contexts fusion trim_items max_input_length max_target_length learning_rate weight_decay epochs patience "
@@ -289,16 +281,14 @@ def make_fingerprint(args: argparse.Namespace, task: Task, model: str | None = N
     )
     args.epochs = args.epochs or task.epochs
     choose_batch(args)
-    if model is None and args.max_input_length is None:
-        args.max_input_length = UNTOLD if args.lora_rank else INPUT_TOKENS
     prompt = choose_prompt(args, task)
     return {
         "script": SCRIPT,
         "task": task.name,
         "metric": chosen_by(args, task),
-        "model": model or UNTOLD,
-        "inputs": file_hash(args.inputs_addr) if model else UNTOLD,
-        "validation": args.validation_addr and (file_hash(args.validation_addr) if model else UNTOLD),
+        "model": model,
+        "inputs": file_hash(args.inputs_addr),
+        "validation": args.validation_addr and file_hash(args.validation_addr),
         "prompt": {prompt.name: prompt.digest},
         "effective_batch_size": effective_batch_size(args),
         **{name: getattr(args, name) for name in same.split()},

@@ -29,7 +29,6 @@ COMMUNITIES_FILE = Path(__file__).with_name("lampqa_communities.toml")
 _PLACES = tomllib.loads(COMMUNITIES_FILE.read_text(encoding="utf-8"))
 CATEGORIES = tuple(place["category"] for place in _PLACES.values())
 COMMUNITIES = {slug: place["category"] for place in _PLACES.values() for slug in place["communities"]}
-FILES = tuple(_PLACES)  # a category each
 
 ASPECT_FIELDS = ("aspect", "evidence", "reason")
 

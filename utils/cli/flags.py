@@ -74,18 +74,12 @@ class FlagParser(argparse.ArgumentParser):
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Arguments | None = None) -> Arguments:
         parsed = super().parse_args(args, namespace)
-        if refusals := list(self._refusals(parsed).values()):
-            self.refuse(refusals[0])
-        return parsed
-
-    def idle_flags(self, args: Sequence[str]) -> dict[str, str]:
-        """The flags on a command line that `parse_args` would refuse for having no effect, each with the message."""
-        return self._refusals(super().parse_args(args))
-
-    def _refusals(self, parsed: argparse.Namespace) -> dict[str, str]:
         given = self._given_words()
         rules = [rule for rule in self._rules if given.intersection(rule.flags) and rule.when(parsed)]
-        return {flag: rule.refusal(given) for rule in rules for flag in rule.flags if flag in given}
+        # A later rule about the same flag says what is to be given first.
+        if refusals := {flag: rule.refusal(given) for rule in rules for flag in rule.flags if flag in given}:
+            self.refuse(next(iter(refusals.values())))
+        return parsed
 
     def _given_words(self) -> set[str]:
         """Return the words of the command line, without `=value`. Not all of them are flags."""
@@ -113,24 +107,13 @@ class FlagParser(argparse.ArgumentParser):
         self.refuse(f"{message}; --help lists the flags")
 
     def refuse(self, message: str) -> None:
-        """End the process over a mistake in its command line; a study puts something else here."""
+        """End the process over a mistake in its command line."""
         self.exit(USER_ERROR, f"error: {message}\n" if is_first_process() else None)
 
 
 def is_text(word: str) -> bool:
     """Can be written to a file: not so a name whose bytes are not UTF-8."""
     return word.isascii() or not any("\ud800" <= character <= "\udfff" for character in word)
-
-
-def drop_flags(words: Iterable[str], flags: Iterable[str]) -> list[str]:
-    """The words of a command line without some flags and their values."""
-    kept, is_dropped = [], False
-    for word in words:
-        if word.startswith("--"):
-            is_dropped = word.partition("=")[0] in flags
-        if not is_dropped:
-            kept.append(word)
-    return kept
 
 
 def is_first_process() -> bool:

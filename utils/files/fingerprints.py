@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 REPORTED = "reported_model"  # in a fingerprint: which model a server has by its own word, where that is known
-UNTOLD = object()  # a setting that flags alone do not decide: a file's hash, or what a model's own files say
 
 
 def differing_names(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

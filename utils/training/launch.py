@@ -47,18 +47,6 @@ def describe_batch(args: Namespace, what: str, paper: int) -> str:
     )
 
 
-def divide_batch(size: int, accumulated: int, num_processes: int) -> tuple[int, int] | None:
-    """Batch size and accumulation of each of several processes that take the step of one together.
-
-    A device's batch is at most the one process's, for its memory. None where they cannot share the step evenly.
-    """
-    share, rest = divmod(size * accumulated, num_processes)
-    if rest:
-        return None
-    own = next(n for n in range(min(size, share), 0, -1) if share % n == 0)
-    return own, share // own
-
-
 def end_with_parent() -> None:
     """Have the kernel kill this process when the one that started it is gone, however that ended."""
     _PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -82,6 +70,17 @@ def check_launch(script: str) -> None:
             f"  use them all: accelerate launch --multi_gpu --num_processes {count} {script} ...\n"
             f"  or one of them: CUDA_VISIBLE_DEVICES=0 python {script} ..."
         )
+
+
+def check_report_to(tracker: str) -> None:
+    """Raise UserError unless transformers knows this tracker and its package is installed."""
+    if tracker == "none":
+        return
+    from transformers.integrations import get_available_reporting_integrations
+
+    if tracker not in (available := get_available_reporting_integrations()):
+        found = ", ".join(available) or "none"
+        raise UserError(f"--report_to {tracker}: not installed, or unknown to transformers; installed: {found}")
 
 
 def describe_best(output_dir: str | Path, steps: int, best_step: int | None, found: str) -> str:

@@ -55,7 +55,7 @@ def common_settings(args: Namespace, bf16: bool, evaluates: bool, evaluates_firs
         "ddp_find_unused_parameters": False,
         "logging_steps": 1,
         "logging_nan_inf_filter": False,  # it writes a NaN as 0, and looks at every batch's loss for that
-        "report_to": "none",
+        "report_to": args.report_to,
         "disable_tqdm": True,
     }
 
