@@ -172,7 +172,6 @@ READERS = [
       for folder, command in (("chat", CHAT), ("t5", fresh(T5)))
       for file, kind in (("config.json", "json"), ("generation_config.json", "json"), ("tokenizer.json", "json"),
                          ("tokenizer_config.json", "json"), ("model.safetensors", "binary"))),
-    Reader(CHAT, "chat/chat_template.jinja", "text"),
 ]  # fmt: skip
 
 # What may be missing, or null: damages to these values change an output rightly. Patterns of file, damage and place.
