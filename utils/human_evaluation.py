@@ -11,8 +11,9 @@ beside study.html: keep it to yourself, --collect needs it.
 
 --ask pairs: which of two systems' answers is better; collected, the file that utils/compare_evaluators.py reads, where
 the first system is the first --system. --ask verdicts: how well one system's answers cover each aspect, 0, 1 or 2 as
-the judge has it; collected, the file for utils/make_table.py --human_addr. --ask aspects: whether each aspect is valid
-and important and its evidence fits, and how complete they are, 1 to 5; collected, means and all ratings.
+the judge has it; collected, the raters' agreement, and a file of people's verdicts by question and aspect for an
+analysis of your own. --ask aspects: whether each aspect is valid and important and its evidence fits, and how complete
+they are, 1 to 5; collected, means and all ratings.
 """
 
 import sys

@@ -19,11 +19,6 @@ lowest is best.
 With --baseline, a dagger marks what is better than every baseline named: by a two-sided paired t-test, p < 0.05, in
 the same column, over the questions that both have a score of; where a score is no mean of its questions' (macro F1,
 RMSE), by a permutation test.
-
-  python utils/make_table.py --system RAG rag.json --human_addr RAG people.json
-
-With --human_addr people's verdicts on the aspects of some answers, drawn at random, correct the judge's means, by
-prediction-powered inference; the judge's bias and the table of who said what are printed too.
 """
 
 import sys
@@ -41,8 +36,6 @@ from utils.files.derived_files import add_output_arguments, prepare_derived, pub
 from utils.parsing.plans import one_line
 from utils.tables import score_table
 from utils.tables.comparisons import compare
-from utils.tables.corrected import correct
-from utils.tables.corrected_tables import corrected_tables, csv_columns
 from utils.tables.formats import to_csv, to_latex, to_markdown
 from utils.tables.notes import print_notes, read_compared
 from utils.tables.paper_results import read_paper
@@ -66,7 +59,6 @@ def main(argv: list[str] | None = None) -> int:
         shown = {board.title.removesuffix(OFFICIAL): board.name_of(board.task.name) for board in boards}
         shown = shown if boards[0].task.benchmark else None
         paper = read_paper(boards[0].task, args.paper, args.paper_table, names, shown)
-    judged = correct(boards, args.human_addr or [])
     contrasts = compare(boards, args.baseline, args.intervals, args.holm)
     marked = args.format != "csv"  # whose cells are numbers alone
     notes += [*score_table.dagger_notes(contrasts, marked), *score_table.paper_notes(paper, boards, marked)]
@@ -77,9 +69,8 @@ def main(argv: list[str] | None = None) -> int:
     tables += [score_table.seeds_table(boards, seeds)] if seeds else []
     tables += [score_table.shares_table(shares)] if args.intervals and shares else []
     tables += [score_table.intervals_table(boards, contrasts)] if args.intervals and args.baseline else []
-    tables += corrected_tables(judged)
     if args.format == "csv":
-        text = to_csv(score_table.csv_rows(boards, contrasts, paper, csv_columns(judged)))
+        text = to_csv(score_table.csv_rows(boards, contrasts, paper))
         print_notes(note for table in tables for note in table.notes)
     else:
         text = {"markdown": to_markdown, "latex": to_latex}[args.format](tables)
@@ -107,10 +98,6 @@ def build_parser() -> cli.FlagParser:
     add("--seeds", nargs="+", action="append", metavar=("NAME", "ROW"),
         help="a method and the rows that are its seeds: a further table has their mean and standard deviation; give it "
         "once per method (off; not in csv)")
-    add("--human_addr", nargs="+", action="append", metavar=("NAME", "FILE"),
-        help="people's verdicts on a part of a row's answers: the row's name, then JSON files {question id: {aspect "
-        "number, from 0: 0, 1 or 2}}; further tables correct the judge's means by them, and say how far it is from "
-        "people; give it once a row (default: only the judge's)")
     add("--paper", metavar="MODEL",
         help="beside each cell what the benchmark's paper prints for this model, and the difference to it; "
         "rows are matched by their names, and what the paper has of another model than ours stands below")
@@ -132,9 +119,7 @@ def build_parser() -> cli.FlagParser:
 def check_arguments(args: argparse.Namespace, names: list[str]) -> None:
     """Raise UserError where flags contradict each other; puts the names of --baseline into one line each."""
     if args.output_addr is not None:
-        cli.check_outputs(
-            [args.output_addr], [path for _, *paths in [*args.system, *(args.human_addr or [])] for path in paths]
-        )
+        cli.check_outputs([args.output_addr], [path for _, *paths in args.system for path in paths])
     args.baseline = list(dict.fromkeys(map(one_line, args.baseline or [])))
     for name in args.baseline:
         if name not in names:

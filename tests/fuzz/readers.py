@@ -40,7 +40,7 @@ class Reader:
         return " ".join([Path(words[0]).stem, *modes, self.file])
 
 
-MODES = ("--rag", "--gold_plan", "--collect", "--human_addr")
+MODES = ("--rag", "--gold_plan", "--collect")
 MODE_FLAGS = ("--strategy", "--ask", "--figure", "--step", "--dataset", "--choose", "--ranker")
 
 
@@ -71,7 +71,6 @@ REPORT = (
     "utils/report.py --inputs_addr data.json --system RAG responses.json made/scores.json plans.json "
     "--output_addr made/report.html"
 )
-PEOPLE = "utils/make_table.py --system RAG scores.json --human_addr RAG verdicts.json --output_addr made/people.md"
 COUNTED = "utils/dataset_statistics.py --inputs_addr data.json"
 CONTROLS = "utils/make_controls.py --inputs_addr data.json --response_addr responses.json --output_dir new"
 SPLIT = "utils/select_responses.py --response_addr sampled_responses.json --split_dir new"
@@ -121,7 +120,6 @@ READERS = [
         Reader(fresh(REPORT), file, "json")
         for file in ("data.json", "responses.json", "made/scores.json", "plans.json")
     ),
-    *(Reader(fresh(PEOPLE), file, "json") for file in ("scores.json", "verdicts.json")),
     *(Reader(fresh(RATED[ask]), "data.json", "json") for ask in RATED),
     *(Reader(fresh(RATED[ask]), "responses.json", "json") for ask in ("pairs", "verdicts")),
     *(Reader(fresh(COLLECT.format(ask)), f"ann_{ask}.json", "json") for ask in RATED),
@@ -179,7 +177,7 @@ OPTIONAL = (
     "*.json dropped *.reason", "*.json dropped *.evidence", "*.json * *.category",
     # An answer that is none is null, so null may become a text, and no other value is taken.
     "*responses.json null *.output", "*answers_*.json null *.output", "*answers_*.json retyped *.output",
-    "*responses.json dropped q?", "verdicts.json dropped q?",
+    "*responses.json dropped q?",
     "plans.json null *.aspects", "made/scores.json dropped *.parsed",
     f"made/{MEMORY}.json * *.distance_to_ref*", "ann_* null *.seconds",
     "data.json dropped *.narrative",
@@ -204,7 +202,6 @@ def prepare(folder: Path, run: Callable[[str], int]) -> None:
         folder / "data.jsonl", "".join(f"{json.dumps(one)}\n" for one in json.loads((folder / "data.json").read_text()))
     )
     shutil.copy(folder / "data.json.manifest.json", folder / "data.jsonl.manifest.json")  # ranked, it says
-    write(folder / "verdicts.json", {record["id"]: {"0": 2} for record in SCORED})
     sampled = {record["id"]: [{"output": "Rye — é."}, {"output": "Wheat."}] for record in SCORED}
     write(folder / "sampled_responses.json", sampled)
     (folder / "half").mkdir()

@@ -149,7 +149,7 @@ def add_answer(result: Result, path: str, answer: Any, key: Key, slots: dict[str
 
 
 def collected(key: Key, results: list[Result]) -> dict[str, Any]:
-    """The file for the command that goes on from here: `ASKS` has which."""
+    """What the file holds, by what the study asks."""
     makers = {"pairs": compared, "aspects": ratings, "verdicts": verdicts}
     assert makers.keys() == ASKS.keys()
     return makers[key["ask"]](key, results)

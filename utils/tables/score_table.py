@@ -1,6 +1,6 @@
 """The table of mean scores, a row a system, and the table of the comparisons between them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import mean, stdev
@@ -287,16 +287,10 @@ def paper_notes(paper: Paper | None, boards: list[Board], marked: bool) -> Itera
 # The same as CSV
 
 
-def csv_rows(
-    boards: list[Board], contrasts: list[Contrast], paper: Paper | None, more: Mapping[str, dict[str, Any]]
-) -> list[list[Any]]:
-    """Header and rows: all that the tables and their notes on the paper show of a system, in one row.
-
-    Args:
-        more: by a system's name, what its row holds besides.
-    """
+def csv_rows(boards: list[Board], contrasts: list[Contrast], paper: Paper | None) -> list[list[Any]]:
+    """Header and rows: all that the tables and their notes on the paper show of a system, in one row."""
     rows = make_rows(boards)
-    records = [_csv_record(row, boards, contrasts, paper) | more.get(row.name, {}) for row in rows]
+    records = [_csv_record(row, boards, contrasts, paper) for row in rows]
     for method in _paper_rows(rows, paper):
         scores = {f"{column}: paper": paper.scores.get((method, column)) for column in columns_in(boards)}
         records.append({"System": f"{method} (paper)", **scores})

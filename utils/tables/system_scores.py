@@ -293,12 +293,8 @@ def check_same_responses(systems: Iterable[System]) -> None:
 
 def _response_hashes(system: System) -> set[str | None]:
     """Of the responses behind each score file, None where it is not known."""
-    return set(map(response_hash, system.paths))
-
-
-def response_hash(path: str) -> str | None:
-    """Of the responses behind a score file, by the manifest beside it; None where it is not known."""
-    return (manifest_of(path) or {"fingerprint": {}})["fingerprint"].get("responses")
+    manifests = (manifest_of(path) or {"fingerprint": {}} for path in system.paths)
+    return {manifest["fingerprint"].get("responses") for manifest in manifests}
 
 
 # A table's columns of means: one for every group of questions, and one for the average of these, or for all questions
