@@ -192,8 +192,8 @@ def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
     )
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     add("--dry_run", action="store_true",
-        help="render every prompt, count its tokens, say what would be cut and asked, and what this machine lacks for it; "
-        "load no weights")
+        help="render every prompt, count its tokens, say what would be cut and asked, and what this machine lacks "
+        "for it; load no weights")
     add_log_argument(group)
 
 
