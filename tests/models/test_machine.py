@@ -183,6 +183,12 @@ def test_a_model_of_unknown_size(tiny, tmp_path):
     assert describe(model)[1].startswith(f"missing: {model}: its config.json cannot be loaded: ")
 
 
+def test_offline_nothing_is_asked_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("socket.create_connection", lambda *args, **more: pytest.fail("the hub is asked"))
+    assert describe_weights("owner/none", str(tmp_path), 2) == ["note: there is no GPU here"]
+
+
 def test_a_disk_without_room(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10**9))
     line, path = f"disk of {tmp_path}: 1.0 GB free", str(tmp_path / "new/rag.json")
