@@ -53,11 +53,11 @@ def test_without_a_gpu_it_says_how_large_one_must_be(judge_32b):
     # (65,527,752,704 + 3 GiB + 4096 x 256 KiB) / 0.9 = 77.6 GB
     assert describe(judge_32b) == [
         "note: there is no GPU here",
-        f"{judge_32b}: needs 1 x 77.6 GB at --gpu_memory_utilization 0.9: 65.5 GB of weights, 3.2 for vLLM itself "
+        f"{judge_32b}: needs 1 GPU of 77.6 GB at --gpu_memory_utilization 0.9: 65.5 GB of weights, 3.2 for vLLM itself "
         "(a guess), 1.07 for a request of 4096 tokens (256 KiB per token)",
     ]
     [_, line] = describe(judge_32b, tensor_parallel_size=2, data_parallel_size=2, dtype="float32")
-    assert ": needs 4 x 77.6 GB at " in line and "65.5 GB of weights" in line
+    assert ": needs 4 GPUs of 77.6 GB at " in line and "65.5 GB of weights" in line
 
 
 def test_gpus_that_a_model_fits_on(gpus, tiny):
@@ -181,6 +181,12 @@ def test_a_model_of_unknown_size(tiny, tmp_path):
     assert describe(model)[1:] == [f"note: {model}: it is not known how much memory it needs"]
     (model / "config.json").write_text(json.dumps({"model_type": "abacus"}))
     assert describe(model)[1].startswith(f"missing: {model}: its config.json cannot be loaded: ")
+
+
+def test_offline_nothing_is_asked_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("socket.create_connection", lambda *args, **more: pytest.fail("the hub is asked"))
+    assert describe_weights("owner/none", str(tmp_path), 2) == ["note: there is no GPU here"]
 
 
 def test_a_disk_without_room(tmp_path, monkeypatch):

@@ -108,11 +108,12 @@ def _describe_model(args: Namespace, model: Loaded, gpus: list[Gpu]) -> list[str
     total = min((gpu.total for gpu in gpus), default=0)
     fit = memory.fit_model(size, total, utilization, num_gpus)
     request = math.ceil(length / BLOCK) * BLOCK * fit.token_bytes
+    count = memory.count_gpus(args)
     needed = (fit.weights + ALLOWANCE + request) / utilization
     lines = [
-        f"{name}: needs {memory.count_gpus(args)} x {needed / GB:.1f} GB at --gpu_memory_utilization {utilization:g}: "
-        f"{fit.weights / GB:.1f} GB of weights, {ALLOWANCE / GB:.1f} for vLLM itself (a guess), {request / GB:.2f} for "
-        f"a request of {length} tokens ({fit.token_bytes / 1024:g} KiB per token)"
+        f"{name}: needs {count} GPU{'s' * (count > 1)} of {needed / GB:.1f} GB at --gpu_memory_utilization "
+        f"{utilization:g}: {fit.weights / GB:.1f} GB of weights, {ALLOWANCE / GB:.1f} for vLLM itself (a guess), "
+        f"{request / GB:.2f} for a request of {length} tokens ({fit.token_bytes / 1024:g} KiB per token)"
     ]
     if gpus and fit.tokens < length:
         shorter = f", or give --max_model_len {fit.tokens}" if fit.tokens else ""

@@ -82,7 +82,7 @@ judge() { # all `answers` to a category, in one load of $JUDGE
 }
 
 judge_suffix() {
-    [ "$JUDGE" = "$PAPER_JUDGE" ] || echo "_${JUDGE##*/}"
+    [ "${JUDGE##*/}" = "${PAPER_JUDGE##*/}" ] || echo "_${JUDGE##*/}"
 }
 
 score_files() { # METHOD POSTS SEED: of $model, one for each category
