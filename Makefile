@@ -114,7 +114,6 @@ bench: models ## compare the speed with plain ways and with the machine's limits
 	    --json_addr demo/benchmarks/own_work.json
 	@.venv/bin/python tests/speed/training.py --model_addr demo/models/chat \
 	    --json_addr demo/benchmarks/training.json
-	@.venv/bin/python tests/speed/journal.py --json_addr demo/benchmarks/journal.json
 	@.venv/bin/python tests/speed/store.py --json_addr demo/benchmarks/store.json
 	@.venv/bin/python tests/speed/startup.py --json_addr demo/benchmarks/startup.json
 

@@ -97,7 +97,7 @@ def test_a_missing_key_is_named(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("temperature", [0, 0.7])
 def test_no_answer_is_asked_for_the_log_probabilities_of_its_tokens(temperature):
-    """Of which vLLM's front end makes an object each: that costs it most of its rate (tests/speed/front_end.py)."""
+    """Of which vLLM's front end makes an object each: that costs it most of its rate."""
     pytest.importorskip("vllm")
     for schema in (None, {"type": "object"}):
         params = vllm_engine.sampling_params(Sampling(temperature, 0.95, 10, 1, schema))

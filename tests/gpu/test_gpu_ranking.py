@@ -9,7 +9,7 @@ from gpu_runs import ENCODER, NEAR, SAMPLE
 
 TOP = 10
 # Of the largest score, how far the scores of two posts may be apart that change places: what fp32 rounds away is a
-# hundredth of it, what TF32 would is more (tests/speed/tf32.py).
+# hundredth of it, what TF32 would is more.
 TIE = 1e-4
 
 

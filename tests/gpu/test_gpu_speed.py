@@ -71,14 +71,6 @@ def test_lengths_that_were_never_seen_cost_nothing(machine, figure):
         assert max(map(float, ratios)) < 2
 
 
-@needs_package("vllm")
-def test_the_front_end_without_log_probabilities(machine, tmp_path, figure):
-    flags = ("--requests", machine.pick(256, 8), "--tokens", machine.pick(400, 20))
-    figures = measure(machine, tmp_path, "front_end", 3, "--model_addr", CHAT, *flags)
-    note(figure, figures, {"ours": "tokens a second", "ratio": "times those with a log-probability of each"})
-    assert figures["ratio"]["median"] > 1
-
-
 def test_training_beside_a_plain_loop_and_the_cards_rate(machine, generator, tmp_path, figure):
     mean, longest = machine.pick((1500, 2048), (60, 256))
     figures = measure(

@@ -25,7 +25,6 @@ import evaluate_responses
 import planpers
 from retrieval import rank_dataset
 from utils import make_table
-from utils.benchmarks import tasks
 from utils.records.datasets import read_dataset, select_questions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,9 +85,6 @@ def run_task(tmp_path, name, *flags, **variables):
 
 
 TAKEN = {  # flags that a user may give to a job, and what names its inputs
-    "an encoder": ("rank.sbatch", ["--dtype", "bfloat16"], {"ENCODER": "e"}),
-    "no encoder": ("rank.sbatch", ["--ranker", "bm25"], {}),
-    "no encoder, in a word": ("rank.sbatch", ["--seed", "3", "--ranker=random"], {"ENCODER": ""}),
     "a model here": ("answer.sbatch", ["--rag", "--tensor_parallel_size=2", "--max_model_len", "999"], {"MODEL": "m"}),
     "an API": ("answer.sbatch", ["--openai", "--max_model_len", "999"], {"MODEL": "m"}),
     "a planner beside an API": (
@@ -122,39 +118,6 @@ def test_a_judge_reads_and_writes_a_file_for_each_system(tmp_path):
     assert args.response_addr == ["out/none.json", "out/rag.json"]
     assert args.score_addr == ["out/none_scores.0_of_2.json", "out/rag_scores.0_of_2.json"]
     assert (args.strategy, args.dtype, judge[0]) == ("direct", "bfloat16", "evaluate_responses.py")
-
-
-@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
-@pytest.mark.parametrize(
-    ("script", "task", "questions", "flags", "most"),
-    [
-        ("train_planner.py", "LaMP-QA", 32, [], 1),
-        ("utils/train_generator.py", "LaMP-4", 64, [], 16),
-        ("utils/train_generator.py", "LaMP-4", 64, ["--fusion", "decoder"], 4),
-        ("utils/train_generator.py", "LaMP-4", 64, ["--fusion=decoder"], 4),
-        ("utils/train_generator.py", "LaMP-4", 64, ["--lora_rank", "16"], 1),
-    ],
-)
-def test_a_step_has_the_papers_questions_on_any_number_of_gpus(tmp_path, gpus, script, task, questions, flags, most):
-    variables = {"MODEL": "m", "INPUTS": "d.json", "OUTPUT": "o", "VALIDATION": "v.json", "SCRIPT": script}
-    [call] = calls_of(tmp_path, "train.sbatch", "--seed", "2", *flags, SLURM_GPUS_ON_NODE=gpus, **variables)
-    assert (f"--num_processes {gpus} " in " ".join(call)) == (gpus > 1)
-    args = module_of(script).build_parser().parse_args(call[call.index(script) + 1 :])
-    step = module_of(script).make_fingerprint(args, tasks()[task])["effective_batch_size"]  # of each process
-    assert step * gpus == questions and args.seed == 2
-    if gpus > 1:  # else the script's own default
-        assert args.per_device_train_batch_size <= most
-
-
-@pytest.mark.parametrize(("gpus", "script"), [(3, "train_planner.py"), (3, "utils/train_generator.py"),
-                                              (5, "utils/train_generator.py")])  # fmt: skip
-def test_a_number_of_gpus_that_would_change_the_step_is_refused(tmp_path, gpus, script):
-    variables = {"MODEL": "m", "INPUTS": "d.json", "OUTPUT": "o", "VALIDATION": "v.json", "SCRIPT": script}
-    done = run_task(tmp_path, "train.sbatch", SLURM_GPUS_ON_NODE=gpus, **variables)
-    assert done.returncode == 2 and done.stderr.startswith(f"error: {gpus} GPUs cannot share a step of ")
-    assert not (tmp_path / "calls").exists()
-    own = ["--per_device_train_batch_size", "1", "--gradient_accumulation_steps", "11"]
-    assert len(calls_of(tmp_path, "train.sbatch", *own, SLURM_GPUS_ON_NODE=gpus, **variables)) == 1
 
 
 def test_triton_compiles_into_a_folder_of_the_task_that_goes_with_it(tmp_path):
@@ -340,6 +303,10 @@ class Queue:
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
+    def job(self, name, *command, python=sys.executable, **more):
+        """Any command, under utils/slurm/job.sbatch."""
+        return self.sbatch("job", python, *command, options=[f"--job-name={name}"], **more)
+
     def log(self, name):
         return (self.logs / f"{name}.log").read_text()
 
@@ -417,7 +384,8 @@ class Chain:
 
 def submit_chain(queue, out, encoder, api):
     data, ranked, array, shards = str(SAMPLE / "test.json"), f"{out}/ranked.json", f"0-{SHARDS - 1}", str(SHARDS)
-    rank = queue.sbatch("rank", INPUTS=data, OUTPUT=ranked, ENCODER=encoder)
+    ranking = ["--model_name", encoder, "--input_dataset_addr", data, "--output_dataset_addr", ranked]
+    rank = queue.job("rank", "retrieval/rank_dataset.py", *ranking)
     answers, merges = {}, []
     for name, inputs, flags in (("none", data, []), ("rag", ranked, ["--rag"])):
         answers[name] = queue.sbatch(
@@ -430,7 +398,8 @@ def submit_chain(queue, out, encoder, api):
         "judge", *api, after=merges, array=array, INPUTS=data, FOLDER=str(out), SYSTEMS="none rag", JUDGE="a-judge"
     )
     merges.append(queue.sbatch("merge", *score_files(out), after=[judge], INPUTS=data, SHARDS=shards))
-    table = queue.sbatch("table", *table_rows(out), after=merges[-1:], OUTPUT=f"{out}/table.md")
+    drawing = [*table_rows(out), "--output_addr", f"{out}/table.md"]
+    table = queue.job("table", "utils/make_table.py", *drawing, after=merges[-1:])
     return Chain(rank, answers["none"], answers["rag"], judge, table, merges)
 
 
@@ -530,7 +499,7 @@ def test_a_mistake_is_not_made_twice(queue, api, tmp_path):
     cluster, data, output = queue.cluster, str(SAMPLE / "test.json"), f"{tmp_path}/none.json"
     missing = queue.sbatch("answer", *api, array="0-1", MODEL="m", INPUTS=f"{tmp_path}/no.json", OUTPUT=output)
     merge = queue.sbatch("merge", output, after=[missing], INPUTS=data, SHARDS="2")
-    table = queue.sbatch("table", "--system", "None", output, after=[merge], OUTPUT=f"{tmp_path}/table.md")
+    table = queue.job("table", "utils/make_table.py", "--system", "None", output, after=[merge])
     options = ["--job-name=third"]
     third = queue.sbatch("answer", *api, array="2", options=options, MODEL="m", INPUTS=data, OUTPUT=output)
     cluster.wait(missing, merge, table, third)
@@ -547,13 +516,14 @@ def test_a_gpu_that_slurm_gave_and_torch_cannot_use(queue, encoder, tmp_path):
     """Found by the job's first command; the variables are SLURM's own, but for the one that its task prolog empties."""
     (tmp_path / "python").write_text(f'#!/bin/sh\nCUDA_VISIBLE_DEVICES=0 exec {sys.executable} "$@"\n')
     (tmp_path / "python").chmod(0o755)
-    names = {"INPUTS": str(SAMPLE / "test.json"), "OUTPUT": f"{tmp_path}/ranked.json", "ENCODER": encoder}
-    job = queue.sbatch("rank", PYTHON=str(tmp_path / "python"), **names)
+    ranking = ["--model_name", encoder, "--input_dataset_addr", str(SAMPLE / "test.json")]
+    ranking += ["--output_dataset_addr", f"{tmp_path}/ranked.json"]
+    job = queue.job("rank", "retrieval/rank_dataset.py", *ranking, python=str(tmp_path / "python"))
     queue.cluster.wait(job)
     (fields,) = queue.cluster.jobs(job)
     assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == ("FAILED", "2:0", "0")
     assert "error: SLURM gave this job GPUs (1), but torch sees none\n" in queue.log("rank")
-    assert not Path(names["OUTPUT"]).exists()
+    assert not (tmp_path / "ranked.json").exists()
 
 
 @on_a_cluster
@@ -595,13 +565,13 @@ def test_planpers_in_shards(queue, gate, api, tmp_path):
 @on_a_cluster
 def test_a_killed_training_goes_on(queue, tmp_path):
     cluster, output = queue.cluster, tmp_path / "planner"
-    names = {"MODEL": str(save_tiny_chat(tmp_path / "model")), "OUTPUT": str(output)}
-    for variable, split, number in (("INPUTS", "train", 8), ("VALIDATION", "validation", 4)):
-        names[variable] = str(tmp_path / f"{split}.json")
-        Path(names[variable]).write_text(json.dumps(sample_records(split, number)))
-    flags = ["--unranked", "--max_steps", "4", "--save_steps", "2", "--eval_generate", "0", "--num_contexts", "2"]
-    flags += ["--gradient_accumulation_steps", "2"]  # later flags win over the file's own
-    job = queue.sbatch("train", *flags, **names)
+    flags = ["--model_addr", save_tiny_chat(tmp_path / "model"), "--output_dir", output]
+    for flag, split, number in (("--inputs_addr", "train", 8), ("--validation_addr", "validation", 4)):
+        flags += [flag, tmp_path / f"{split}.json"]
+        (tmp_path / f"{split}.json").write_text(json.dumps(sample_records(split, number)))
+    flags += ["--unranked", "--max_steps", "4", "--save_steps", "2", "--eval_generate", "0", "--num_contexts", "2"]
+    flags += ["--gradient_accumulation_steps", "2"]
+    job = queue.job("train", "train_planner.py", *map(str, flags))
     cluster.wait_until((output / "checkpoint-2/manifest.json").exists)
     os.kill(pid_of(output / "training_log.jsonl"), signal.SIGKILL)
     cluster.wait(job)
