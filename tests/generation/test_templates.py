@@ -18,6 +18,7 @@ from utils.cli import UserError
 from utils.files.manifest import file_hash, read_manifest, write_folder_manifest
 from utils.generation import engines
 from utils.generation.chat import LocalChat
+from utils.generation.driver import Policy
 from utils.generation.requests import Completion, Sampling
 from utils.generation.vllm_engine import sampling_params
 
@@ -182,7 +183,7 @@ def test_a_judge_s_prompts_and_length_and_its_dry_run(asked, switched, tmp_path,
 def test_choosing_and_weighing_have_the_template_s_settings_alone():
     words = ["--model_addr", "m", "--inputs_addr", "d", "--output_addr", "o", "--choose", "likelihood"]
     args = baselines.build_parser().parse_args([*words, "--chat_template_kwargs", OFF])
-    policy = baselines.Policy.from_arguments(args, {})
+    policy = Policy.from_arguments(args, {})
     assert policy.prompt_fingerprint() == {"chat_template_kwargs": {"enable_thinking": False}}
 
 

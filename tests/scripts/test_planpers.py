@@ -1614,4 +1614,4 @@ def test_a_planner_here_has_neither_the_parser_nor_the_missing_seed_of_a_generat
     assert (own.openai, own.seed, own.reasoning_parser) == (False, 0, None)
     policy = Policy.from_arguments(args, {})
     assert policy.reasoning_parser == "deepseek_r1"
-    assert planpers.planner_policy(args, policy).reasoning_parser is None  # so a study expects what a run writes
+    assert planpers.planner_policy(args, policy, {}).reasoning_parser is None

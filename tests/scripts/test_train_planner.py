@@ -94,6 +94,13 @@ def listing(folder):
     return {path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
 
 
+def test_a_tracker_that_is_not_installed_is_refused(tmp_path):
+    arguments = ["--model_addr", "m", "--inputs_addr", "train.json", "--output_dir", str(tmp_path)]
+    for tracker in ("wandb", "no such thing"):
+        with pytest.raises(UserError, match=rf"^--report_to {tracker}: not installed, or unknown to transformers; "):
+            train_planner.main([*arguments, "--report_to", tracker])
+
+
 # Examples
 
 

@@ -4,7 +4,7 @@
 #   step NAME "NAMES IT WAITS FOR" COMMAND...   run a command, and end the study if it fails
 #   draw NAME "NAMES IT WAITS FOR" COMMAND...   the same for a table or a figure, which needs no GPU
 #
-# A step is called as what it makes, without $OUT in front. Finished commands end at once, so running a study again
+# A step is named after what it makes, without $OUT in front. Finished commands end at once, so running a study again
 # resumes it. From the environment:
 #   DRY_RUN=1                   run each command with --dry_run, and go on if it finds a mistake
 #   SBATCH="--partition=gpu"    submit each step as a SLURM job that waits for those it names; these are sbatch's options
