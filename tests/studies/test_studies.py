@@ -140,8 +140,20 @@ def test_gpus_that_cannot_share_a_step(tmp_path):
 
 
 def test_a_study_runs_from_the_root_alone(tmp_path):
-    done = subprocess.run(["bash", FOLDER / "steps.sh"], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (2, "error: run studies from the root of the repository\n")
+    for name in ("steps", "table2", "lamp", "lamp_flant5"):
+        done = subprocess.run(["bash", FOLDER / f"{name}.sh"], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 2 and done.stdout == "", name
+
+
+def test_a_study_without_a_model_is_refused(tmp_path):
+    for name in ("table2", "lamp"):
+        done = study(name, OUT=tmp_path, MODELS="", OPENAI_MODELS="")
+        assert (done.returncode, done.stderr) == (2, "error: MODELS and OPENAI_MODELS are both empty\n")
+
+
+def test_slashes_at_the_end_name_nothing_else(commands_of, tmp_path):
+    plain = commands_of("figure3", MODELS="models/my")
+    assert commands_of("figure3", MODELS="models/my/", OUT=f"{tmp_path}/out/") == plain
 
 
 def test_bash_has_nothing_to_say_of_them():
@@ -309,6 +321,7 @@ def test_every_job_waits_for_those_that_make_what_it_reads(commands_of, tmp_path
         assert {makers[path] for path in files(args, READ) if path in makers} <= ids
         needs_none = (args.get("openai") and not args.get("planner_model")) or script.startswith("utils/make")
         needs_none = needs_none or (script == "evaluate_responses.py" and args["evaluator_llm"] is None)
+        needs_none = needs_none or args.get("ranker") in ("random", "bm25-okapi", "recency")
         gpus = [word for word in options if word.startswith("--gres=")]
         assert gpus[-1] == ("--gres=none" if needs_none or "compare_evaluators" in script else "--gres=gpu:a100:1")
         makers |= dict.fromkeys(files(args, MADE), number)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The paper's Figure 2: PlanPers by the number of posts from the profile, on the test set.
 STUDY=${STUDY-figure2} POSTS=${POSTS-0 2 4 6 8 10} # 10 are Table 2's
-source utils/studies/lampqa_steps.sh
+source utils/studies/lampqa_steps.sh || exit 2 # not in the root of the repository
 SEEDS=${SEEDS%% *} # a figure shows one
 
 for category in $CATEGORIES; do

@@ -4,7 +4,7 @@
 # RAG). Without it the score files and tables are made, and no figure.
 MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct} OPENAI_MODELS=${OPENAI_MODELS-}
 JUDGES=${JUDGES-Qwen/Qwen2.5-0.5B-Instruct Qwen/Qwen2.5-3B-Instruct Qwen/Qwen2.5-7B-Instruct Qwen/Qwen2.5-32B-Instruct}
-source utils/studies/lampqa_steps.sh
+source utils/studies/lampqa_steps.sh || exit 2 # not in the root of the repository
 SEEDS=${SEEDS%% *} # a figure shows one
 
 for category in $CATEGORIES; do

@@ -9,7 +9,10 @@ MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct}
 OPENAI_MODELS=${OPENAI_MODELS-} KEY=${KEY-} # behind an API; the file of its key (default: OPENAI_API_KEY)
 POSTS=${POSTS-1 4}
 PAPER=${PAPER-FlanT5-base}
-source utils/studies/lamp_steps.sh
+source utils/studies/lamp_steps.sh || exit 2 # not in the root of the repository
+# shellcheck disable=SC2086 # names are words
+MODELS=$(models $MODELS) OPENAI_MODELS=$(models $OPENAI_MODELS)
+[ -n "$MODELS$OPENAI_MODELS" ] || { echo "error: MODELS and OPENAI_MODELS are both empty" >&2 && exit 2; }
 
 for setting in $SETTINGS; do
     for task in $TASKS; do

@@ -12,7 +12,7 @@
 OUT=${OUT-output/lamp_flant5} MODEL=${MODEL-google/flan-t5-base} SEED=${SEED-0}
 IPA_POSTS=${IPA_POSTS-4} PAPER=${PAPER-FlanT5-base}
 SEEDS=$SEED
-source utils/studies/lamp_steps.sh
+source utils/studies/lamp_steps.sh || exit 2 # not in the root of the repository
 model=$MODEL
 
 fine_tuned() { # TITLE METHOD POSTS SUFFIX FLAGS...: train on and answer ranked files with this suffix, or the datasets
@@ -30,7 +30,7 @@ fine_tuned() { # TITLE METHOD POSTS SUFFIX FLAGS...: train on and answer ranked 
         --inputs_addr "$from/${data}_train$4.json" --validation_addr "$from/${data}_$SPLIT$4.json" --num_contexts "$3" \
         "${items[@]}" --seed "$SEED" --output_dir "$OUT/$generator" "${batch[@]}" ${TRAIN_FLAGS-}
     [ "$3" = 0 ] || items+=(--rag --num_contexts "$3")
-    answer "$1" "$stem" "${waits[*]:1} $generator" "$OUT/$generator/best" "${form[@]}" "${items[@]}" \
+    GPUS=1 answer "$1" "$stem" "${waits[*]:1} $generator" "$OUT/$generator/best" "${form[@]}" "${items[@]}" \
         --inputs_addr "$from/${data}_$SPLIT$4.json"
 }
 
@@ -44,6 +44,7 @@ for setting in $SETTINGS; do
         training 64 16 # questions per update, at a time
         for split in train "$SPLIT"; do
             for ranker in $RANKERS; do rank "$split" "$ranker"; done
+            [[ " $RANKERS " == *" contriever "* ]] || rank "$split" contriever # which IPA and FiD read
             rank "$split" random --random_profile
         done
         fine_tuned "No personalization" none 0 ""

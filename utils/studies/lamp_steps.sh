@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034,SC2086,SC2154,SC2206 # lists are words; studies and functions share variables
-# The steps of LaMP's and LongLaMP's studies, and their variables. $model, $setting and $task are a study's loops.
+# The steps of LaMP's and LongLaMP's studies, and their variables. A study loops over $model, $setting and $task.
 #
 #   $OUT/ranked/<task>_<setting>_<split>_by_<ranker>.json
 #   $OUT/<model>/<setting>_<split>/<task>/<method>.json and <method>_scores_<metric>.json: 4 items in the prompt add _k4 to
@@ -16,13 +16,13 @@ declare -A titles=([random]="Random" [bm25]="BM25 (Lucene)" [bm25-okapi]="BM25" 
     [recency]="Recency" [hybrid]="Contriever and recency") # of rankers
 
 rank() { # SPLIT RANKER FLAGS...: of $task and $setting; with --random_profile as _random_by_<ranker>
-    local data=${task}_${setting}_$1 name flags=()
+    local data=${task}_${setting}_$1 name flags=() gpus=0
     name=ranked/$data$([[ " $* " != *" --random_profile "* ]] || echo _random)_by_$2
     case $2 in
-        contriever | hybrid) flags=(--model_name "$ENCODER") ;;
+        contriever | hybrid) flags=(--model_name "$ENCODER") gpus=$GPUS ;;
         random) flags=(--seed 0) ;;
     esac
-    step "$name" "" python retrieval/rank_dataset.py --ranker "$2" "${flags[@]}" "${@:3}" ${RANK_FLAGS-} \
+    GPUS=$gpus step "$name" "" python retrieval/rank_dataset.py --ranker "$2" "${flags[@]}" "${@:3}" ${RANK_FLAGS-} \
         --input_dataset_addr "$DATA/$data.json" --output_dataset_addr "$OUT/$name.json"
 }
 

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034,SC2046,SC2086,SC2154,SC2206,SC2207 # lists are words; studies and functions share variables
-# The steps of LaMP-QA's studies, and their variables with the paper's values. $category and $model are a study's loops.
+# The steps of LaMP-QA's studies, and their variables with the paper's values. A study loops over $category and $model.
 #
 #   $OUT/ranked/<category>_<split>.json, and _random.json with another user's profile
 #   $OUT/planner/<category>/best
@@ -15,6 +15,8 @@ ENCODER=${ENCODER-facebook/contriever-msmarco}
 PAPER_JUDGE=Qwen/Qwen2.5-32B-Instruct
 JUDGE=${JUDGE-$PAPER_JUDGE} SEEDS=${SEEDS-0}
 source utils/studies/steps.sh
+MODELS=$(models $MODELS) OPENAI_MODELS=$(models $OPENAI_MODELS)
+[ -n "$MODELS$OPENAI_MODELS" ] || { echo "error: MODELS and OPENAI_MODELS are both empty" >&2 && exit 2; }
 answers=() scored=() systems=() baselines=() spread=()
 
 rank() { # NAME ["NAMES" FLAGS...]: the profiles of a split; NAME is the split, or the split and _random
@@ -49,7 +51,8 @@ answer() { # METHOD [POSTS]: an output for each seed
         rag) waits=$ranked flags=(baselines.py --rag --inputs_addr "$OUT/$ranked.json") ;;
         planpers_gold) waits=$ranked flags=(planpers.py --gold_plan --rag --inputs_addr "$OUT/$ranked.json") ;;
         planpers)
-            engine # the planner runs here also where the generator does not
+            # A planner on this machine needs its GPUs, even if the generator is behind an API.
+            [[ " ${PLANPERS_FLAGS-} " == *" --planner_base_url"* ]] || engine
             waits="$ranked $planner"
             flags=(planpers.py --planner_model "$OUT/$planner/best" --rag --inputs_addr "$OUT/$ranked.json" ${PLANPERS_FLAGS-})
             ;;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The paper's second experiment (section 5.2): RAG with the asker's own profile, and with another user's.
-source utils/studies/lampqa_steps.sh
+source utils/studies/lampqa_steps.sh || exit 2 # not in the root of the repository
 
 for category in $CATEGORIES; do
     rank_with_random_profile

@@ -12,7 +12,8 @@
 #   RANK_FLAGS, TRAIN_FLAGS, ANSWER_FLAGS, PLANPERS_FLAGS, JUDGE_FLAGS   further flags of the scripts
 set -euo pipefail
 [ -f utils/studies/steps.sh ] || { echo "error: run studies from the root of the repository" >&2 && exit 2; }
-GPUS=${GPUS-1}
+GPUS=${GPUS:-1} OUT=${OUT%/}
+[[ $OUT != *[[:space:]%]* ]] || { echo "error: OUT=$OUT: a folder without spaces and % is needed" >&2 && exit 2; }
 declare -A jobs=() # SLURM's job of each step, by name
 mistakes=0
 trap '[ "$mistakes" = 0 ] || exit 2' EXIT
@@ -31,12 +32,19 @@ step() {
         "$@" || code=$?
         [ "$code" = 0 ] || { echo "$name ended with exit code $code; run the study again to resume" >&2 && exit "$code"; }
     elif [[ " $* " != *" utils/"[mc]* ]]; then # tables and figures have no --dry_run
-        "$@" --dry_run || [ -n "$waits" ] || mistakes=1 # what waits may lack what is not made yet
+        "$@" --dry_run || code=$?
+        [ "$code" -le 128 ] || exit "$code" # interrupted
+        [ "$code" = 0 ] || [ -n "$waits" ] || mistakes=1 # what waits may lack what is not made yet
     fi
 }
 
 draw() {
     GPUS=0 step "$@"
+}
+
+models() { # NAME...: without a slash at the end, for the last part of a name is its folder
+    local names=("${@%/}")
+    echo "${names[*]}"
 }
 
 words() { # COMMAND...: as it can be pasted, without the password of an address

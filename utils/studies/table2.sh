@@ -6,7 +6,7 @@
 #   SBATCH="--partition=gpu" bash utils/studies/table2.sh         # as SLURM jobs
 #   MODELS=my/model OPENAI_MODELS= SEEDS="0 1 2" bash utils/studies/table2.sh
 STUDY=${STUDY-table2}
-source utils/studies/lampqa_steps.sh
+source utils/studies/lampqa_steps.sh || exit 2 # not in the root of the repository
 
 for category in $CATEGORIES; do
     rank_with_random_profile

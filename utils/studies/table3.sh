@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# The paper's Table 3: Table 2 on the validation set, by which the planners' checkpoints are chosen too.
+# The paper's Table 3: Table 2 on the validation set, which also chooses the planners' checkpoints.
 STUDY=table3 SPLIT=validation exec bash utils/studies/table2.sh
