@@ -10,8 +10,7 @@
 #   $OUT/generator/<setting>/<task>/<method>/best
 # shellcheck disable=SC2086 # flags are words
 OUT=${OUT-output/lamp_flant5} MODEL=${MODEL-google/flan-t5-base} SEED=${SEED-0}
-IPA_POSTS=${IPA_POSTS-4} PAPER=${PAPER-FlanT5-base}
-SEEDS=$SEED
+IPA_POSTS=${IPA_POSTS-4} PAPER=${PAPER-FlanT5-base} SEEDS=$SEED
 source utils/studies/lamp_steps.sh || exit 2 # not in the root of the repository
 model=$MODEL
 
