@@ -30,7 +30,7 @@ def judge_32b(tmp_path_factory):
 
 @pytest.fixture
 def gpus(monkeypatch, tmp_path):
-    """Put GPUs in by what each has free of so many GB, and what Triton needs to compile for them."""
+    """Put GPUs in by the GB that each has and has free, and what Triton needs to compile for them."""
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr("sysconfig.get_path", lambda name, scheme: str(tmp_path))
     monkeypatch.setenv("CC", "cat")

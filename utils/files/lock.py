@@ -13,6 +13,12 @@ from utils.cli import UserError
 from utils.files.writing import naming, open_appending
 
 
+def check_free(output: str | Path) -> None:
+    """Raise UserError where `Lock` would; nothing is made: for a dry run."""
+    if Path(f"{output}.lock").exists():
+        Lock(output).release()
+
+
 class Lock:
     """An output is this process's alone while this object lives.
 

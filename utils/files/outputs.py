@@ -19,7 +19,7 @@ from utils.cli.errors import quote
 from utils.files.fingerprints import differences
 from utils.files.journal import Journal, Key, is_other, journal_path, keys_hash
 from utils.files.journal_lines import read_entries, read_header
-from utils.files.lock import Lock
+from utils.files.lock import Lock, check_free
 from utils.files.manifest import is_finished, manifest_of, prepare_output, read_manifest
 from utils.files.writing import check_could_write, check_regular, check_writable
 from utils.parsing.thoughts import THINK_LONGER, UNFINISHED
@@ -52,8 +52,7 @@ class OutputFile:
         """Raise UserError where `open` would; nothing is made: for a dry run."""
         path, journal, overwrite = Path(self.path), journal_path(self.path), bool(self.overwrite)
         check_could_write(path)
-        if Path(f"{path}.lock").exists():
-            Lock(path).release()
+        check_free(path)
         published = is_finished(path, self.fingerprint, overwrite, self.may_change) and self.overwrite != "all"
         if _is_begun(journal):
             with open(journal, "rb") as file:

@@ -27,8 +27,8 @@ from utils.models.hub import adapter_base, check_model, model_fingerprint, sugge
 from utils.models.machine import Loaded, describe_disk, describe_engine, describe_weights
 from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
 
-# An answer of 2048 tokens is about 10 kB. Journal and output hold it as it came and as it was read, and the output is
-# written beside its name first.
+# An answer of 2048 tokens is about 10 kB. Journal and output hold both its raw text and the answer in it, and the
+# output is written under a temporary name first.
 PIECE_BYTES = 64_000
 
 
@@ -154,7 +154,7 @@ def open_engine(
 
 
 def print_machine(args: Namespace, models: Sequence[Model], outputs: Sequence[str], pieces: int) -> None:
-    """Print what this machine has and lacks for these models, and for outputs of so many pieces each (--dry_run)."""
+    """Print what this machine has and lacks for these models, and for outputs of `pieces` each (--dry_run)."""
     here = [model for model in models if isinstance(model.chat, LocalChat)]
     loaded = [Loaded(one.addr, one.length, one.chat.model_limit) for one in here if not isinstance(one.chat, PlainText)]
     lines = describe_engine(args, loaded) if loaded else []

@@ -22,8 +22,7 @@ NO_PARSER, GPT_OSS, MISTRAL, TAGS = "none", "openai_gptoss", "mistral", "deepsee
 MARKS = {MISTRAL: ("[THINK]", "[/THINK]", "[TOOL_CALLS]"), TAGS: ("<think>", "</think>")}  # tokens that these need
 ENDS_THOUGHT = {"<think>": "\n</think>\n\n", "[THINK]": "[/THINK]"}  # an empty one, as Qwen3's template has it
 TO_ANSWER = "<|channel|>final<|message|>"  # where gpt-oss' prompts end
-# A guess.
-THOUGHT_TOKENS = 8192  # room for thoughts, on top of what an output may have
+THOUGHT_TOKENS = 8192  # room for thoughts, on top of what an output may have: a guess
 # "OpenAI recommends reserving at least 25,000 tokens for reasoning and outputs when you start experimenting":
 # https://developers.openai.com/api/docs/guides/reasoning. What is not used costs nothing there. The chat variants of
 # gpt-5 write 16,384 tokens at most.

@@ -74,7 +74,7 @@ def describe_weights(name: str, cache_dir: str | None, value_bytes: int, what: s
 
 @_or_missing
 def describe_disk(path: str, needed: int = 0) -> list[str]:
-    """A line on the disk of an output that takes up to so many bytes; 0 if that is not worth a word."""
+    """A line on the disk of an output that takes up to `needed` bytes; 0 to leave that out."""
     folder = next(folder for folder in Path(path).absolute().parents if folder.exists())
     free = shutil.disk_usage(folder).free
     line = f"disk of {folder}: {free / GB:.1f} GB free"

@@ -144,7 +144,7 @@ def count_weights(headers: dict[str, tuple[list[int], str]], value_bytes: int, w
 def refuse_too_large(
     what: str, needed: int, gpu_memory: float, share: float = 1, remedy: str = "a smaller model"
 ) -> None:
-    """Raise UserError where so many bytes are more than a share of a GPU's."""
+    """Raise UserError if `needed` bytes are more than this share of a GPU's memory."""
     if needed > share * gpu_memory:
         part = f"{share:g} x " if share < 1 else ""
         sizes = f"{needed / GB:.1f} GB a GPU do not fit into {part}{gpu_memory / GB:.1f} GB"

@@ -8,7 +8,7 @@ source utils/studies/lampqa_steps.sh || exit 2 # not in the root of the reposito
 SEEDS=${SEEDS%% *} # a figure shows one
 
 for category in $CATEGORIES; do
-    rank "$SPLIT" "" --embedding_cache "$OUT/embeddings"
+    rank "$SPLIT"
     train
     answers=()
     for model in $MODELS $OPENAI_MODELS; do

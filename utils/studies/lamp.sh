@@ -10,9 +10,7 @@ OPENAI_MODELS=${OPENAI_MODELS-} KEY=${KEY-} # behind an API; the file of its key
 POSTS=${POSTS-1 4}
 PAPER=${PAPER-FlanT5-base}
 source utils/studies/lamp_steps.sh || exit 2 # not in the root of the repository
-# shellcheck disable=SC2086 # names are words
-MODELS=$(models $MODELS) OPENAI_MODELS=$(models $OPENAI_MODELS)
-[ -n "$MODELS$OPENAI_MODELS" ] || { echo "error: MODELS and OPENAI_MODELS are both empty" >&2 && exit 2; }
+check_models
 
 for setting in $SETTINGS; do
     for task in $TASKS; do
@@ -22,9 +20,7 @@ for setting in $SETTINGS; do
     done
 done
 for model in $MODELS $OPENAI_MODELS; do
-    api=()
-    [[ " $OPENAI_MODELS " != *" $model "* ]] || api=(--openai ${KEY:+--api_key_addr "$KEY"})
-    engine "${api[@]}"
+    access "$model"
     with=("$model" "${api[@]}" "${engine[@]}")
     for setting in $SETTINGS; do
         begin_table

@@ -15,19 +15,20 @@ ENCODER=${ENCODER-facebook/contriever-msmarco}
 PAPER_JUDGE=Qwen/Qwen2.5-32B-Instruct
 JUDGE=${JUDGE-$PAPER_JUDGE} SEEDS=${SEEDS-0}
 source utils/studies/steps.sh
-MODELS=$(models $MODELS) OPENAI_MODELS=$(models $OPENAI_MODELS)
-[ -n "$MODELS$OPENAI_MODELS" ] || { echo "error: MODELS and OPENAI_MODELS are both empty" >&2 && exit 2; }
+check_models
 answers=() scored=() systems=() baselines=() spread=()
 
 rank() { # NAME ["NAMES" FLAGS...]: the profiles of a split; NAME is the split, or the split and _random
-    step "ranked/${category}_$1" "${2-}" python retrieval/rank_dataset.py --model_name "$ENCODER" "${@:3}" \
+    local cache=()
+    [ "${1%_random}" != "$SPLIT" ] || cache=(--embedding_cache "$OUT/embeddings") # the control embeds the same posts
+    step "ranked/${category}_$1" "${2-}" python retrieval/rank_dataset.py --model_name "$ENCODER" "${cache[@]}" "${@:3}" \
         --input_dataset_addr "$DATA/${category}_${1%_random}.json" \
         --output_dataset_addr "$OUT/ranked/${category}_$1.json" ${RANK_FLAGS-}
 }
 
-rank_with_random_profile() { # also the control; both embed the same posts
-    rank "$SPLIT" "" --embedding_cache "$OUT/embeddings"
-    rank "${SPLIT}_random" "ranked/${category}_$SPLIT" --embedding_cache "$OUT/embeddings" --random_profile --seed 0
+rank_with_random_profile() { # also the control
+    rank "$SPLIT"
+    rank "${SPLIT}_random" "ranked/${category}_$SPLIT" --random_profile --seed 0
 }
 
 train() { # the planner of a category, with what it reads; $SPLIT is ranked already
@@ -42,9 +43,8 @@ train() { # the planner of a category, with what it reads; $SPLIT is ranked alre
 }
 
 answer() { # METHOD [POSTS]: an output for each seed
-    local posts=${2-10} ranked=ranked/${category}_$SPLIT planner=planner/$category waits flags api=() seed name
-    [[ " $OPENAI_MODELS " != *" $model "* ]] || api=(--openai ${KEY:+--api_key_addr "$KEY"})
-    engine "${api[@]}"
+    local posts=${2-10} ranked=ranked/${category}_$SPLIT planner=planner/$category waits flags seed name
+    access "$model"
     case $1 in
         none) waits="" flags=(baselines.py --inputs_addr "$DATA/${category}_$SPLIT.json") ;;
         rag_random) waits=${ranked}_random flags=(baselines.py --rag --inputs_addr "$OUT/${ranked}_random.json") ;;

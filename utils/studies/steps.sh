@@ -31,20 +31,15 @@ step() {
     elif [ -z "${DRY_RUN-}" ]; then
         "$@" || code=$?
         [ "$code" = 0 ] || { echo "$name ended with exit code $code; run the study again to resume" >&2 && exit "$code"; }
-    elif [[ " $* " != *" utils/"[mc]* ]]; then # tables and figures have no --dry_run
+    elif [ -z "${IS_DRAWN-}" ]; then
         "$@" --dry_run || code=$?
         [ "$code" -le 128 ] || exit "$code" # interrupted
         [ "$code" = 0 ] || [ -n "$waits" ] || mistakes=1 # what waits may lack what is not made yet
     fi
 }
 
-draw() {
-    GPUS=0 step "$@"
-}
-
-models() { # NAME...: without a slash at the end, for the last part of a name is its folder
-    local names=("${@%/}")
-    echo "${names[*]}"
+draw() { # its script has no --dry_run
+    GPUS=0 IS_DRAWN=1 step "$@"
 }
 
 words() { # COMMAND...: as it can be pasted, without the password of an address
@@ -54,14 +49,15 @@ words() { # COMMAND...: as it can be pasted, without the password of an address
 }
 
 submit() { # NAME "NAMES" COMMAND...
-    local name=$1 after='' one gres=none command
+    local name=$1 after='' one options command
     for one in $2; do after+=:${jobs[$one]}; done
     shift 2
-    [ "$GPUS" = 0 ] || gres=gpu:$GPUS
-    # shellcheck disable=SC2206 # options are words. Jobs of one name, which write the same file, run one at a time.
-    command=(sbatch --parsable --export=ALL --kill-on-invalid-dep=yes "--gres=$gres" $SBATCH
+    # shellcheck disable=SC2206 # they are words
+    options=("--gres=gpu:$GPUS" $SBATCH)
+    [ "$GPUS" != 0 ] || options=("${options[@]:1}" --gres=none) # whatever $SBATCH asks for
+    # Jobs of one name, which write the same file, run one at a time.
+    command=(sbatch --parsable --export=ALL --kill-on-invalid-dep=yes "${options[@]}"
         "--job-name=${OUT##*/}.${name//\//.}" "--output=$OUT/logs/%x.log" "--dependency=${after:+afterok$after,}singleton")
-    [ "$GPUS" != 0 ] || command+=(--gres=none) # whatever $SBATCH says
     if [ -n "${DRY_RUN-}" ]; then
         jobs[$name]=$name
         echo "$ $(words "${command[@]}") utils/slurm/job.sbatch ..."
@@ -71,6 +67,22 @@ submit() { # NAME "NAMES" COMMAND...
         jobs[$name]=${one%%;*} # in a federation the cluster's name follows
         echo "job ${jobs[$name]}"
     fi
+}
+
+# check_models: MODELS and OPENAI_MODELS name one or more; a slash at the end goes, since a name's last part is its folder
+check_models() {
+    local here behind
+    # shellcheck disable=SC2206 # names are words
+    here=($MODELS) behind=($OPENAI_MODELS)
+    MODELS=${here[*]%/} OPENAI_MODELS=${behind[*]%/}
+    [ -n "$MODELS$OPENAI_MODELS" ] || { echo "error: MODELS and OPENAI_MODELS are both empty" >&2 && exit 2; }
+}
+
+# access MODEL: sets `api`, the flags of a model behind an API, and what `engine` sets for them
+access() {
+    api=()
+    [[ " $OPENAI_MODELS " != *" $1 "* ]] || api=(--openai ${KEY:+--api_key_addr "$KEY"})
+    engine "${api[@]}"
 }
 
 # engine FLAGS...: sets `engine`, the flags that put a model on all GPUs, and `gpus`, how many its step takes

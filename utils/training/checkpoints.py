@@ -13,7 +13,7 @@ from typing import Any
 
 from utils.cli import UserError, is_first_process
 from utils.files.fingerprints import differences
-from utils.files.lock import Lock
+from utils.files.lock import Lock, check_free
 from utils.files.manifest import read_folder_manifest
 from utils.files.writing import check_could_write, check_writable, replace_link, staged_path
 from utils.models.hub import find_headers
@@ -45,8 +45,8 @@ def check_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> None:
     """Raise UserError where `open_run` would; nothing is made: for a dry run."""
     folder = Path(args.output_dir)
     check_could_write(folder / "manifest.json")
-    if Path(f"{folder}/training_log.jsonl.lock").exists() and is_first_process():
-        Lock(folder / "training_log.jsonl").release()
+    if is_first_process():
+        check_free(folder / "training_log.jsonl")
     _find_run(args, fingerprint)
 
 
