@@ -23,7 +23,7 @@ A method of your own is a Python file with `async def answer(record, ask)` (docs
       --inputs_addr test_ranked.json --output_addr mine.json
 
 The output is {question id: [{"output": answer, ...}]} in the dataset's order. The same command again goes on from
-where a run stopped.
+where a run stopped: every completion is in `completions/` beside the output the moment it is there.
 """
 
 import argparse
@@ -39,14 +39,13 @@ from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
-from utils.files.journal import Journal, Key
 from utils.files.manifest import file_hash, refuse_unranked, run_fingerprint
-from utils.files.outputs import OutputFile, open_outputs
+from utils.files.output import Key, Output, Pieces
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.cost import prices_of
-from utils.generation.driver import Request, describe_requests, fitted_request, generate
+from utils.generation.driver import Policy, Request, describe_requests, fitted_request, generate
 from utils.generation.encoder_decoder import TextModel, check_trained, choose_answerer, model_settings, open_answerer
-from utils.generation.engines import Model, confirm_model, print_machine, publish_records
+from utils.generation.engines import Model, identify_model, print_machine, publish_records, report_shard, reported
 from utils.records.datasets import STEP_NEEDS, select_questions
 from utils.records.responses import collect_responses, count_responses
 from utils.records.stream import read_questions
@@ -83,7 +82,7 @@ def build_parser() -> cli.FlagParser:
         "give --rag",
     )
     parser.without_effect(
-        "--rag --choose --trim_items --retry_failed",
+        "--rag --choose --trim_items",
         lambda args: args.method is not None,
         "with --method, which decides itself what to ask",
     )
@@ -95,7 +94,7 @@ def build_parser() -> cli.FlagParser:
     cli.add_run_arguments(parser)
     parser.without_effect(
         "--temperature --top_p --top_k --min_p --presence_penalty --max_tokens --seed --max_retries"
-        " --constrained_decoding --num_generated_outputs --retry_failed",
+        " --constrained_decoding --num_generated_outputs",
         lambda args: args.choose is not None,
         "with --choose, for no text is generated",
         "leave out --choose",
@@ -124,43 +123,40 @@ def main(argv: list[str] | None = None) -> int:
         refuse_unranked(args.inputs_addr, args.unranked)
     questions = select_questions(records, args.limit, args.num_shards, args.shard_index)
     keys = [(question["id"], i) for question in questions for i in range(args.num_generated_outputs)]
+    identity = identify_model(args, args.model_addr)
+    settings = make_fingerprint(args, task, identity)
+    output = Output(args.output_addr, settings, keys, partial(collect_responses, records), "answers", args)
+    if output.is_finished() and not args.dry_run:
+        return output.report_finished()
     if args.choose:
         args.max_tokens = 1  # of the room that a prompt leaves; what its options need is seen below
-    model = choose_answerer(args, task.output.schema, task.prompt_length)
+    model = choose_answerer(args, identity, task.output.schema, task.prompt_length)
     if task.history is not None and isinstance(model, TextModel):
         what = f"an encoder-decoder reads plain text, but of {task.name} a prompt is a conversation"
         raise UserError(f"--model_addr {args.model_addr}: {what}\n  give a chat model")
     asked = {"num_contexts": args.num_contexts if args.rag else 0, "trim_items": args.trim_items}
     trained = check_trained(args, model, task.name, prompt, **asked)
-    fingerprint = make_fingerprint(args, task, model)
-    if trained and trained["validation"] == fingerprint["inputs"]:
-        fingerprint["chose_checkpoint"] = True  # not a setting, but what merged shards keep and score files tell
-    collect = partial(collect_responses, records)
-    output = OutputFile(args.output_addr, fingerprint, keys, collect, args.overwrite, args.retry_failed)
+    requests = build_requests(task, questions, keys, args, prompt, model, output.pieces)
     if args.dry_run:
-        output.check()
-        requests = build_requests(task, questions, keys, args, prompt, model, None)
         print(describe_requests(requests, model.chat, model.policy, prices_of(args), task.item_words))
         print_machine(args, [model], [args.output_addr], len(keys))
         return 0
 
-    open_outputs(output)
-    if output.is_finished():
-        return output.report_failed("answers", is_again=True)
-    device, left = None, output.left()
-    if left:
-        confirm_model(args, args.model_addr, [output.journal], model.completions)
-        left = output.left()  # all of them, where it was another model
-        requests = build_requests(task, questions, left, args, prompt, model, output.journal)
-        stage = model.stage(requests, task.output.parse, "answers", keys, left)
-        device = generate(partial(open_answerer, args, model, output.journal), stage)
+    output.open()
+    stage = model.stage(requests, task.output.parse, "answers", len(keys))
+    device = generate(partial(open_answerer, args, model, output.pieces), stage)
     responses = output.content()
     counts = count_responses(responses, task.item_words) | task.count_outputs(chain.from_iterable(responses.values()))
-    publish_records(output, args, device, counts, args.openai, prices_of(args), token_counter=model.chat.counter)
-    code = output.report_failed("answers")
+    found = model_settings(model) | reported(args, model.completions)
+    if trained and trained["validation"] == settings["inputs"]:
+        found["chose_checkpoint"] = True
+    prices = prices_of(args)
+    publish_records(output, device, counts, args.openai, prices, found, token_counter=model.chat.counter)
+    report_shard(args, [args.output_addr])
+    code = output.report_failed()
     if isinstance(model, TextModel):  # another try would write the same, and the text is scored by LaMP's own rule
         code = 0
-    return max(code, cli.report_missing(output.num_missing(left), "answer"))
+    return max(code, cli.report_missing(len(output.missing()), "answer"))
 
 
 def choose_prompt(args: argparse.Namespace, task: Task) -> Prompt:
@@ -168,16 +164,14 @@ def choose_prompt(args: argparse.Namespace, task: Task) -> Prompt:
     return load_prompt(prompts["rag" if args.rag else "none"], args.prompts_dir)
 
 
-def make_fingerprint(args: argparse.Namespace, task: Task, model: Model) -> dict[str, Any]:
-    """What decides the answers."""
-    settings = {"model": model.identity, "num_contexts": args.num_contexts if args.rag else None}
+def make_fingerprint(args: argparse.Namespace, task: Task, identity: str) -> dict[str, Any]:
+    """What decides the answers; `identity` is the model's."""
+    settings = {"model": identity, "num_contexts": args.num_contexts if args.rag else None}
     settings |= {"trim_items": True} if args.trim_items else {}
-    settings |= model_settings(model)
-    policy = model.policy.fingerprint()
-    if args.choose:
-        policy = {"choose": args.choose, **model.policy.prompt_fingerprint()}
+    policy = Policy.from_arguments(args, task.output.schema)
+    decided = {"choose": args.choose, **policy.prompt_fingerprint()} if args.choose else policy.fingerprint()
     inputs = file_hash(args.inputs_addr)
-    return run_fingerprint("baselines.py", args, inputs, [choose_prompt(args, task)], policy, **settings)
+    return run_fingerprint("baselines.py", args, inputs, [choose_prompt(args, task)], decided, **settings)
 
 
 def build_requests(
@@ -187,9 +181,9 @@ def build_requests(
     args: argparse.Namespace,
     prompt: Prompt,
     model: Model,
-    journal: Journal | None,
+    pieces: Pieces,
 ) -> Iterator[Request]:
-    """A request for each of `keys`, made when it is asked for.
+    """A request for each of `keys`, made when it is asked for; its record goes into `pieces`.
 
     The answers to one question share their prompt, unless the benchmark has each ask in another dress.
 
@@ -211,13 +205,13 @@ def build_requests(
             fitted = model.fit(prompt, items, task.join, **values)
         for key in its_keys:
             if args.choose:
-                yield replace(fitted_request(key, fitted, journal), options=options)
+                yield replace(fitted_request(key, fitted, pieces), options=options)
             elif key[1] == 0 or task.vary is None:
-                yield fitted_request(key, fitted, journal)
+                yield fitted_request(key, fitted, pieces)
             else:
                 variant = task.vary(question, key[1], args.seed or 0)
                 refitted = model.fit(prompt, items, task.join, **variant.values)
-                request = fitted_request(key, refitted, journal, **variant.record)
+                request = fitted_request(key, refitted, pieces, **variant.record)
                 yield replace(request, parse=variant.parse)
 
 

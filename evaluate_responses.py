@@ -42,6 +42,7 @@ from argparse import Namespace
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,8 @@ from utils.benchmarks import metric_names, task_of
 from utils.benchmarks.task import OFFICIAL, Judge, Metric, Record, Scale, Task
 from utils.cli import UserError
 from utils.cli.progress import Progress, announce
-from utils.files.journal import Key
-from utils.files.json_files import read_json
 from utils.files.manifest import file_hash, run_fingerprint
-from utils.files.outputs import OutputFile, open_outputs
+from utils.files.output import Key, Output
 from utils.generation.chat import VERDICT_TOKENS, Chat, choose_judge_length, open_chat, render_all
 from utils.generation.completions import Completions
 from utils.generation.cost import describe_cost, prices_of
@@ -62,11 +61,12 @@ from utils.generation.driver import Policy, Request, Stage, describe_records, de
 from utils.generation.engines import (
     Model,
     batch_invariance,
-    confirm_model,
     identify_model,
     open_completions,
     open_engine,
     print_machine,
+    report_shard,
+    reported,
 )
 from utils.generation.thinking import end_thoughts, find_thoughts, settle_tokens
 from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
@@ -74,7 +74,7 @@ from utils.records import judged
 from utils.records.datasets import select_questions
 from utils.records.judged import System, answers_to, are_answered
 from utils.records.responses import as_read, default_metric, match_responses, origin_of, read_responses, refuse_gaps
-from utils.records.scores import carried, check_counts_unanswered, score_file
+from utils.records.scores import carried, score_file
 from utils.records.stream import read_questions
 from utils.scoring.sureness import weigh
 from utils.scoring.verdicts import no_answer
@@ -91,14 +91,9 @@ class Judging:
     judge: Judge
     prompt: Prompt
     policy: Policy
-    identity: str = ""  # of the model
+    identity: str  # of the model
     chat: Chat | None = None  # of a model that runs here
-    completions: Completions | None = None  # with --completions
-
-    @classmethod
-    def from_arguments(cls, args: Namespace, judge: Judge) -> "Judging":
-        prompt = load_prompt(judge.prompt, args.prompts_dir)
-        return cls(judge, prompt, Policy.from_arguments(args, judge.output.schema))
+    completions: Completions | None = None  # what it has been asked before
 
 
 def build_parser() -> cli.FlagParser:
@@ -131,7 +126,7 @@ def build_parser() -> cli.FlagParser:
     cli.add_run_arguments(parser)
     parser.without_effect(
         "--num_verdicts --temperature --top_p --top_k --min_p --presence_penalty --max_tokens --seed --max_retries"
-        " --constrained_decoding --retry_failed",
+        " --constrained_decoding",
         lambda args: args.verdicts is not None,
         "with --verdicts, for no text is generated",
         "leave out --verdicts",
@@ -149,41 +144,37 @@ def main(argv: list[str] | None = None) -> int:
     check_verdicts(args, task, metric.judge and metric.judge.scale)
     task = task.asking(args.strategy, args.verdicts, args.num_verdicts)
     judging = metric.judge and choose_judge(args, metric.judge)
+    if judging is None and args.num_shards > 1:
+        raise UserError(f"--num_shards: {args.strategy} is computed, which needs no shards; leave it out")
     systems = read_systems(args, task, records, judging)
     note_incomplete(args.inputs_addr, systems)
+    are_finished = [judged.is_finished(system) for system in systems]
     if args.dry_run:
-        for system in systems:
-            judged.refuse_other_responses(system)
-            system.output.check()
         pass_over_unanswered(systems)
         if judging:
-            ask_judge(args, systems, records, judging)
+            ask_judge(args, systems, records, load_judge(args, judging))
         else:
             print_machine(args, [], args.score_addr, len(records))
         return 0
 
-    outputs = [system.output for system in systems]
-    if not (systems := open_systems(systems)):
-        return max(output.report_failed("verdicts", is_again=True) for output in outputs)
-    if judging:
-        journals = [system.output.journal for system in systems if system.pending]
-        if journals:
-            confirm_model(args, args.evaluator_llm, journals, judging.completions)
-    for system in systems:  # all verdicts, where it was another judge
-        system.pending |= set(system.output.keys) - system.output.pieces.keys()
+    codes = [system.output.report_finished() for system in compress(systems, are_finished)]
+    systems = [system for system, is_finished in zip(systems, are_finished, strict=True) if not is_finished]
+    if not systems:
+        return max(codes)
+    for system in systems:
+        system.output.open()
     pass_over_unanswered(systems)
-    if args.overwrite != "all":
-        judged.take_over(systems)
-    asked, device = [set(system.pending) for system in systems], None
+    device = None
     if judging:
+        judging = load_judge(args, judging)
         device = ask_judge(args, systems, records, judging)
     else:
         compute_verdicts(systems, records)
     for system in systems:
-        publish_scores(system, task, args, device)
-    missing = [system.output.num_missing(keys) for system, keys in zip(systems, asked, strict=True)]
-    code = max(output.report_failed("verdicts") for output in outputs)
-    return max(code, cli.report_missing(sum(missing), "verdict"))
+        publish_scores(system, task, args, device, reported(args, judging.completions) if judging else {})
+    report_shard(args, [system.output.path for system in systems])
+    codes += [system.output.report_failed() for system in systems]
+    return max(*codes, cli.report_missing(sum(len(system.output.missing()) for system in systems), "verdict"))
 
 
 def choose_metric(args: Namespace, task: Task) -> Metric:
@@ -212,8 +203,13 @@ def choose_metric(args: Namespace, task: Task) -> Metric:
 
 
 def choose_judge(args: Namespace, judge: Judge) -> Judging:
-    """The judge that `args` asks for, before it is loaded; `args` then has the tokens that its thoughts need."""
-    identity = identify_model(args, args.evaluator_llm)
+    """The judge that `args` asks for, as far as it is known before a tokenizer is loaded."""
+    prompt, policy = load_prompt(judge.prompt, args.prompts_dir), Policy.from_arguments(args, judge.output.schema)
+    return Judging(judge, prompt, policy, identify_model(args, args.evaluator_llm))
+
+
+def load_judge(args: Namespace, judging: Judging) -> Judging:
+    """The judge with its chat template and its completions; `args` then has the tokens that its thoughts need."""
     chat = None if args.openai else open_chat(args, args.evaluator_llm)
     thoughts = find_thoughts(args, chat, args.evaluator_llm)
     args.reasoning_parser = thoughts.parser
@@ -221,10 +217,9 @@ def choose_judge(args: Namespace, judge: Judge) -> Judging:
         end_thoughts(chat, thoughts)
     else:
         settle_tokens(args, thoughts, args.evaluator_llm, chat and chat.model_limit)
-    judging = Judging.from_arguments(args, judge)
-    completions = open_completions(args, args.evaluator_llm, identity)
-    policy = judging.policy.with_thoughts(thoughts)
-    return replace(judging, policy=policy, identity=identity, chat=chat, completions=completions)
+    policy = Policy.from_arguments(args, judging.judge.output.schema).with_thoughts(thoughts)
+    completions = open_completions(args, args.evaluator_llm, judging.identity)
+    return replace(judging, policy=policy, chat=chat, completions=completions)
 
 
 def check_verdicts(args: Namespace, task: Task, scale: Scale | None) -> None:
@@ -263,9 +258,8 @@ def read_systems(args: Namespace, task: Task, records: list[Record], judging: Ju
         head = {} if compares else carried(questions, responses[0])
         head |= metric.over_outputs(questions, responses[0])
         collect = partial(score_file, task, args.strategy, records, asked, head=head)
-        output = OutputFile(score_addr, fingerprint, keys, collect, args.overwrite, args.retry_failed, judged.MADE_FROM)
-        belongs = judged.what_verdicts_belong_to(records, responses, metric)
-        systems.append(System(addresses, responses, questions, metric, belongs, output, set(keys)))
+        output = Output(score_addr, fingerprint, keys, collect, "verdicts", args)
+        systems.append(System(addresses, responses, questions, metric, output))
     return systems
 
 
@@ -292,52 +286,33 @@ def make_fingerprint(args: Namespace, judging: Judging | None) -> dict[str, Any]
     return run_fingerprint(SCRIPT, args, inputs, [judging.prompt], policy, **own)
 
 
-def open_systems(systems: list[System]) -> list[System]:
-    """Open the score files and see what is missing; those that are finished are said, and left out."""
-    for system in systems:
-        judged.refuse_other_responses(system)
-    open_outputs(*(system.output for system in systems))
-    unfinished = []
-    for system in systems:
-        if system.output.journal is None:
-            check_counts_unanswered(system.output.path, read_json(system.output.path))
-        else:
-            judged.drop_others(system)
-        if not system.output.is_finished():
-            system.pending = set(system.output.left())
-            unfinished.append(system)
-    return unfinished
-
-
 def pass_over_unanswered(systems: list[System]) -> None:
     """Where an answer is missing the judge is not asked: what stands in its verdicts' place is known."""
     for system in systems:
         for question in system.questions:
             answered = are_answered(answers_to(system.responses, question["id"]))
-            for key in [] if all(answered) else system.pending.intersection(system.metric.keys(question)):
-                system.pending.remove(key)
-                if system.output.journal is not None:  # it is None in a dry run
-                    system.output.journal.add(key, no_answer(answered))
+            if not all(answered):
+                system.output.pieces |= {key: no_answer(answered) for key in system.metric.keys(question)}
 
 
 def compute_verdicts(systems: list[System], records: list[Record]) -> None:
     """The verdicts of a metric that asks no judge."""
-    with closing(Progress(sum(len(system.pending) for system in systems), "verdicts")) as progress:
+    with closing(Progress(sum(len(system.output.missing()) for system in systems), "verdicts")) as progress:
         for record, system, keys in lacking(systems, records):
             [response] = answers_to(system.responses, record["id"])
             for key in keys:
-                value = system.metric.compute(record, response)
-                system.output.journal.add(key, {"value": value, "of": system.belongs[key]})
+                system.output.pieces[key] = {"value": system.metric.compute(record, response)}
                 progress.update()
 
 
 def lacking(systems: list[System], records: list[Record]) -> list[tuple[Record, System, list[Key]]]:
     """Each system's response to each question, with the verdicts that it lacks."""
+    missing = [set(system.output.missing()) for system in systems]
     return [
         (record, system, keys)
         for record in records
-        for system in systems
-        if (keys := sorted(system.pending.intersection(system.metric.keys(record))))
+        for system, its in zip(systems, missing, strict=True)
+        if (keys := sorted(its.intersection(system.metric.keys(record))))
     ]
 
 
@@ -350,20 +325,19 @@ def ask_judge(args: Namespace, systems: list[System], records: list[Record], jud
     requests, max_model_len = fit_context(requests, args, chat)
     if args.dry_run:
         print(describe_requests(requests, chat, judging.policy, prices_of(args)))
-        judge = Model(args.evaluator_llm, judging.identity, chat, max_model_len, judging.policy)
-        print_machine(args, [judge], args.score_addr, len(records))
+        model = Model(args.evaluator_llm, judging.identity, chat, max_model_len, judging.policy)
+        print_machine(args, [model], args.score_addr, len(records))
     if args.dry_run or not requests:
         return None
-    done = sum(len(system.output.pieces.keys() - system.pending) for system in systems)
-    parse, total = judging.judge.output.parse, done + len(requests)
-    own = {"completions": judging.completions}
-    stage = Stage(args.evaluator_llm, requests, judging.policy, parse, "verdicts", total, done, **own)
-    journals = [system.output.journal for system in systems]
-    return generate(partial(open_engine, args, args.evaluator_llm, max_model_len, journals), stage)
+    known = [system.output.pieces for system in systems]
+    done, parse, completions = sum(map(len, known)), judging.judge.output.parse, judging.completions
+    total = done + len(requests)
+    stage = Stage(args.evaluator_llm, requests, judging.policy, parse, "verdicts", total, completions, done)
+    return generate(partial(open_engine, args, args.evaluator_llm, max_model_len, completions, known), stage)
 
 
 def build_requests(systems: list[System], records: list[Record], judging: Judging, chat: Chat) -> list[Request]:
-    """A request for each verdict that is missing.
+    """A request for each verdict that is not there; equal ones, as on two systems' equal answers, are asked once.
 
     All verdicts on a response stand next to each other, and so do all responses to a question: the judge's prompt
     puts the aspect last and the response before it, so the engine computes what they share once.
@@ -379,7 +353,7 @@ def build_requests(systems: list[System], records: list[Record], judging: Judgin
 
     rendered = render_all(chat, (messages(*response) for response in responses))
     return [
-        Request(key, prompt, system.output.journal, {"of": system.belongs[key]})
+        Request(key, prompt, system.output.pieces)
         for (_, system, keys), prompts in zip(responses, rendered, strict=True)
         for key, prompt in zip(keys, prompts, strict=True)
     ]
@@ -407,8 +381,8 @@ def fit_context(requests: list[Request], args: Namespace, chat: Chat) -> tuple[l
     return list(map(fit, requests, lengths)), max_model_len
 
 
-def publish_scores(system: System, task: Task, args: Namespace, device: str | None) -> None:
-    """Write the score file, and say what it holds."""
+def publish_scores(system: System, task: Task, args: Namespace, device: str | None, found: dict[str, Any]) -> None:
+    """Write the score file, and say what it holds; `found` is as for `Output.publish`."""
     scores, verdicts = system.output.content(), system.output.pieces.values()
     names = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")
     figures = {
@@ -416,12 +390,12 @@ def publish_scores(system: System, task: Task, args: Namespace, device: str | No
         "counts": {name: scores[name] for name in names},
         **describe_records(verdicts),
         "judged": system.response_addrs,
-        "taken_over": sum("taken_from" in verdict for verdict in verdicts),
         "answers": [origin_of(address) for address in system.response_addrs],
     }
     prices = prices_of(args)
     cost = {"cost_usd": prices.cost(figures["tokens"])} if prices else {}
-    system.output.publish(vars(args), device, **figures, **cost)
+    if not system.output.publish(device, found, **figures, **cost):
+        return
     chose = any("chose_checkpoint" in (origin or {}) for origin in figures["answers"])
     told = describe_unfinished(figures.get(UNFINISHED_COUNT, 0))
     told += f"; {describe_cost(cost['cost_usd'])}" if cost else ""

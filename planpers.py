@@ -27,16 +27,15 @@ from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.cli.flags import Arguments
-from utils.files.journal import Journal, Key
 from utils.files.manifest import file_hash, refuse_unranked, run_fingerprint
-from utils.files.outputs import OutputFile, Pieces, open_outputs
+from utils.files.output import Key, Output, Pieces
 from utils.generation import engines
 from utils.generation.chat import PAPER_LENGTH, Fitted, choose_length, open_chat, open_local_chat
 from utils.generation.cost import prices_of
 from utils.generation.driver import Policy, Request, Stage, describe_requests, fitted_request, generate
 from utils.generation.encoder_decoder import check_trained
 from utils.generation.engines import Model, VLLMEngine, publish_records
-from utils.generation.requests import SAMPLED
+from utils.generation.requests import SAMPLED, Engine
 from utils.generation.templates import SETTINGS, template_variables
 from utils.generation.thinking import NO_PARSER, find_thoughts, settle_tokens
 from utils.parsing import plans as parsing
@@ -56,28 +55,27 @@ class Run:
     num_contexts: int
     lead_in: str | None
 
-    def build_plans(self, planner: Model, keys: list[Key], journal: Journal | None) -> Iterator[Request]:
-        """Stage 1: a request for a plan for each of `keys`."""
+    def build_plans(self, planner: Model, keys: list[Key], pieces: Pieces) -> Iterator[Request]:
+        """Stage 1: a request for a plan for each of `keys`; its record goes into `pieces`."""
         for key in keys:
-            yield fitted_request(key, self._fit(planner, "planner", key), journal)
+            yield fitted_request(key, self._fit(planner, "planner", key), pieces)
 
-    def build_answers(
-        self, generator: Model, plans: Pieces, keys: list[Key], journal: Journal | None
-    ) -> Iterator[Request]:
-        """Stage 2: a request for an answer for each of `keys`, by the plan of the same number.
+    def build_answers(self, generator: Model, plans: Pieces, keys: list[Key], pieces: Pieces) -> Iterator[Request]:
+        """Stage 2: a request for an answer for each of `keys`, by the plan of the same number, if that isn't missing.
 
         Where plans have a lead-in it gets the plan's text as it came, else the titles that were read from it. Without a
         usable plan it is answered as RAG does, and the record says why. `plans` is looked at when a request is asked
         for: by then stage 1 has filled it.
         """
         for key in keys:
-            plan = plans[key]
+            if (plan := plans.get(key)) is None:
+                continue  # a server failed to give it
             if plan["value"]:
                 text = parsing.plan_text(plan["value"]) if self.lead_in is None else plan["raw"]
-                yield fitted_request(key, self._fit(generator, "planpers", key, plan=text), journal, plan=text)
+                yield fitted_request(key, self._fit(generator, "planpers", key, plan=text), pieces, plan=text)
             else:
                 fitted = self._fit(generator, "rag", key)
-                yield fitted_request(key, fitted, journal, plan=None, no_plan=plan["reason"])
+                yield fitted_request(key, fitted, pieces, plan=None, no_plan=plan["reason"])
 
     def _fit(self, model: Model, prompt: str, key: Key, **values: str) -> Fitted | None:
         """A prompt with the question's best posts (paper, figures 14 and 15)."""
@@ -152,55 +150,43 @@ def main(argv: list[str] | None = None) -> int:
     run = Run(task, questions, prompts, args.num_contexts, lead_in)
     given = given_plans(args, run, keys)
     of_planner = flags_of_planner(args)
-    planner = choose_planner(of_planner, lead_in) if args.planner_model else None
-    generator = engines.choose_generator(args, task.output.schema)
-    check_trained(args, generator, task.name, prompts["planpers"], num_contexts=args.num_contexts)
-    plan_settings, settings = make_fingerprints(args, run, planner, generator)
-    retry_plans = args.retry_failed and planner is not None
-    collect = partial(collect_responses, records)
-    answers = OutputFile(args.output_addr, settings, keys, collect, args.overwrite, args.retry_failed)
+    planner_identity = engines.identify_model(of_planner, args.planner_model) if args.planner_model else None
+    identity = engines.identify_model(args, args.model_addr)
+    plan_settings, settings = make_fingerprints(args, run, planner_identity, identity)
     collect_plans = partial(collect_responses, records, field="aspects")
-    plans = OutputFile(plans_output, plan_settings, keys, collect_plans, args.overwrite, retry_plans)
+    plans = Output(plans_output, plan_settings, keys, collect_plans, "plans", args, dict(given))
+    answers = Output(args.output_addr, settings, keys, partial(collect_responses, records), "answers", args)
+    has_plans, has_answers = plans.is_finished(), answers.is_finished()
+    if has_plans and has_answers and not args.dry_run:
+        return max(plans.report_finished() if planner_identity else 0, answers.report_finished())
+    to_plan = planner_identity is not None and (args.dry_run or not has_plans)
+    planner = choose_planner(of_planner, planner_identity, lead_in) if to_plan else None
+    generator = engines.choose_generator(args, identity, task.output.schema)
+    check_trained(args, generator, task.name, prompts["planpers"], num_contexts=args.num_contexts)
     if args.dry_run:
-        answers.check()
-        plans.check()
         print_dry_run(args, run, keys, planner, generator, given)
         models = [model for model in (planner, generator) if model]
         engines.print_machine(args, models, [answers.path, plans.path], len(keys))
         return 0
 
-    open_outputs(answers, plans)
-    if plans.journal and not plans.missing() and not plans.holds_pieces():
-        publish_plans(plans, args, None)  # a run died before it could, or the file was lost
-    # Without a journal the plans are finished, and their journal was deleted.
-    made = plans.pieces if plans.journal else parsing.plans_by_key(read_plans(plans_output), lead_in)
-    to_plan, left = plans.left(), answers_left(answers, made)
-    is_whole = not left and not (to_plan and retry_plans)
-    if (answers.journal is None or is_whole) and answers.is_finished():
-        return report_failed(planner, plans, answers, is_again=True)
-    if to_plan and planner:
-        engines.confirm_model(of_planner, planner.addr, [plans.journal], planner.completions)
-        to_plan, left = plans.left(), answers_left(answers, made)  # all of them, where it was another model
-    if left:
-        engines.confirm_model(args, args.model_addr, [answers.journal], generator.completions)
-        left = answers_left(answers, made)  # all of them, where it was another model
-    plan_stage, answer_stage = None, None
-    if to_plan and planner is None:
-        keep_plans(plans, args, {key: given[key] for key in to_plan})
-    elif to_plan:
-        requests = run.build_plans(planner, to_plan, plans.journal)
-        plan_stage = planner.stage(requests, parsing.plan_parser(lead_in), "plans", keys, to_plan)
-        plan_stage = replace(plan_stage, finish=partial(publish_plans, plans, args))
-    if plan_stage and not answers.pieces.keys().isdisjoint(to_plan):  # whether these are outdated hangs on it
-        run_stages(args, planner, generator, plan_stage, None, plans, answers)
-        plan_stage, left = None, answers_left(answers, made)
-    if left:
-        requests = run.build_answers(generator, made, left, answers.journal)
-        answer_stage = generator.stage(requests, task.output.parse, "answers", keys, left)
+    plans.open()
+    answers.open()
+    plan_stage = None
+    if has_plans:
+        plans.pieces |= parsing.plans_by_key(read_plans(plans_output), lead_in)
+    elif planner is None:
+        publish_plans(plans, args)
+    else:
+        requests = run.build_plans(planner, keys, plans.pieces)
+        plan_stage = planner.stage(requests, parsing.plan_parser(lead_in), "plans", len(keys))
+        plan_stage = replace(plan_stage, finish=partial(publish_plans, plans, of_planner, planner))
+    requests = run.build_answers(generator, plans.pieces, keys, answers.pieces)
+    answer_stage = generator.stage(requests, task.output.parse, "answers", len(keys))
     device = run_stages(args, planner, generator, plan_stage, answer_stage, plans, answers)
     publish_answers(answers, args, device, generator)
-    code = report_failed(planner, plans, answers)
-    return max(code, cli.report_missing(answers.num_missing(left), "answer"))
+    engines.report_shard(args, [answers.path, plans.path])
+    code = max(plans.report_failed() if planner else 0, answers.report_failed())
+    return max(code, cli.report_missing(len(answers.missing()), "answer"))
 
 
 def load_prompts(args: Namespace, task: Task) -> dict[str, Prompt]:
@@ -214,14 +200,6 @@ def load_prompts(args: Namespace, task: Task) -> dict[str, Prompt]:
             raise UserError(f"--planner_target reference: {task.name} has no planner; leave the flag out")
     names = [name for name in ("planner", "planpers", "rag") if name in task.prompts]
     return {name: load_prompt(task.prompts[name], args.prompts_dir) for name in names}
-
-
-def answers_left(answers: OutputFile, plans: Pieces) -> list[Key]:
-    """The answers to ask for: also those that were given for want of a plan which is there now."""
-    if answers.journal is None:
-        return []
-    left = set(answers.left())
-    return [key for key in answers.keys if key in left or parsing.has_plan_now(answers.pieces[key], plans.get(key))]
 
 
 def given_plans(args: Namespace, run: Run, keys: list[Key]) -> Pieces:
@@ -250,13 +228,11 @@ def flags_of_planner(args: Arguments) -> Arguments:
     return args.replaced(**own)
 
 
-def choose_planner(args: Namespace, lead_in: str | None) -> Model:
+def choose_planner(args: Namespace, identity: str, lead_in: str | None) -> Model:
     """The planner, by its own flags; it samples as the generator does."""
     if args.openai:
-        identity, chat = engines.identify_model(args, args.planner_model), open_chat(args, args.planner_model)
-        told = {name: getattr(args, name) for name in SETTINGS if getattr(args, name)}
+        chat, told = open_chat(args, args.planner_model), template_flags(args)
     else:
-        identity = engines.identify_local_model(args.planner_model, args.cache_dir)
         trained = trained_variables(args.planner_model)  # another model is told what its template knows of the flags
         variables, only_known = (template_variables(args), True) if trained is None else (trained, False)
         chat = open_local_chat(args.planner_model, args.cache_dir, variables, only_known=only_known)
@@ -264,54 +240,66 @@ def choose_planner(args: Namespace, lead_in: str | None) -> Model:
     thoughts = find_thoughts(args, chat, args.planner_model)
     room = settle_tokens(args, thoughts, args.planner_model, chat.model_limit, "max_tokens_plan")
     length = choose_length(chat, args.max_model_len, args.max_tokens_plan, PAPER_LENGTH + room, "--max_tokens_plan")
-    policy = planner_policy(args, Policy.from_arguments(args, parsing.plan_pattern(lead_in)), told)
+    policy = planner_policy(args, lead_in, told).with_thoughts(thoughts)
     completions = engines.open_completions(args, args.planner_model, identity)
-    return Model(args.planner_model, identity, chat, length, policy.with_thoughts(thoughts), completions)
+    return Model(args.planner_model, identity, chat, length, policy, completions)
 
 
-def planner_policy(args: Namespace, policy: Policy, told: dict[str, Any]) -> Policy:
+def template_flags(args: Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in SETTINGS if getattr(args, name)}
+
+
+def planner_policy(args: Namespace, lead_in: str | None, told: dict[str, Any]) -> Policy:
     """The generator's policy as the planner has it; `told` are the chat template's variables."""
+    policy = Policy.from_arguments(args, parsing.plan_pattern(lead_in))
     further = {name: policy.further[name] for name in SAMPLED if name in policy.further} | told
     return replace(policy, max_tokens=args.max_tokens_plan, further=further, reasoning_parser=None, opened=None)
 
 
 def make_fingerprints(
-    args: Namespace, run: Run, planner: Model | None, generator: Model
+    args: Namespace, run: Run, planner: str | None, generator: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings that decide the plans, made by a planner or given, and those that decide the answers."""
+    """The settings that decide the plans, made by a planner or given, and those that decide the answers.
+
+    `planner` and `generator` are the models' identities.
+    """
     fingerprint = partial(run_fingerprint, "planpers.py", args, file_hash(args.inputs_addr))
     target = parsing.target_settings(run.lead_in)
     if planner:
-        own = {"planner": planner.identity, "num_contexts": run.num_contexts, **target, "max_model_len": planner.length}
-        of_plans = fingerprint([run.prompts["planner"]], planner.policy.fingerprint(), **own)
-        made = {"plans": planner.identity}
-        names = ("prompt", "max_model_len", "max_tokens", *planner.policy.prompt_fingerprint())
+        policy = planner_policy(flags_of_planner(args), run.lead_in, template_flags(args))
+        own = {"planner": planner, "num_contexts": run.num_contexts, **target}
+        of_plans = fingerprint([run.prompts["planner"]], policy.fingerprint(), **own)
+        made = {"plans": planner}
+        names = ("prompt", "max_tokens", *policy.prompt_fingerprint())
         made |= {f"plan_{name}": of_plans[name] for name in names}
+    elif args.gold_plan:
+        made = {"plans": "gold"}
     else:
-        made = {"plans": "gold" if args.gold_plan else file_hash(args.plans_addr)}
-    own = {"model": generator.identity, "num_contexts": run.num_contexts, **made, **target}
-    of_answers = fingerprint([run.prompts["planpers"], run.prompts["rag"]], generator.policy.fingerprint(), **own)
+        made = {"plans": "given", "given_plans": file_hash(args.plans_addr)}
+    policy = Policy.from_arguments(args, run.task.output.schema)
+    own = {"model": generator, "num_contexts": run.num_contexts, **made, **target}
+    of_answers = fingerprint([run.prompts["planpers"], run.prompts["rag"]], policy.fingerprint(), **own)
     if not planner:
-        names = ("script", "plans", "planner_target", "lead_in", "inputs")
+        names = ("script", "plans", "given_plans", "planner_target", "lead_in", "inputs")
         of_plans = {name: of_answers[name] for name in names if name in of_answers}
     return of_plans, of_answers
 
 
 def run_stages(
-    args: Namespace,
+    args: Arguments,
     planner: Model | None,
     generator: Model,
     plan_stage: Stage | None,
-    answer_stage: Stage | None,
-    plans: OutputFile,
-    answers: OutputFile,
+    answer_stage: Stage,
+    plans: Output,
+    answers: Output,
 ) -> str | None:
     """Plan, then answer: on one engine where one can serve both, else the planner is gone before the generator loads.
 
-    Returns the generator's device, None where nothing was left to answer.
+    Returns the generator's device, None where the store has all answers.
     """
     is_here = not (args.openai or args.planner_base_url)
-    if plan_stage and answer_stage and is_here and engines.share_base([planner.addr, generator.addr], args.cache_dir):
+    if plan_stage and is_here and engines.share_base([planner.addr, generator.addr], args.cache_dir):
         length = max(planner.length, generator.length)
         parsers = [model.policy.reasoning_parser for model in (generator, planner)]
         parser = next((one for one in parsers if one not in (None, NO_PARSER)), parsers[0])
@@ -319,21 +307,16 @@ def run_stages(
         return generate(partial(VLLMEngine, args, [planner.addr, generator.addr], length), plan_stage, answer_stage)
     if plan_stage:
         own = flags_of_planner(args).replaced(reasoning_parser=planner.policy.reasoning_parser)
-        generate(partial(engines.open_engine, own, planner.addr, planner.length, [plans.journal]), plan_stage)
-    if answer_stage:
-        opened = partial(engines.open_engine, args, generator.addr, generator.length, [answers.journal])
-        return generate(opened, answer_stage)
-    return None
+        generate(partial(open_engine_for, own, planner, plans), plan_stage)
+    return generate(partial(open_engine_for, args, generator, answers), answer_stage)
 
 
-def keep_plans(plans: OutputFile, args: Namespace, given: Pieces) -> None:
-    """Publish plans that no planner is asked for."""
-    for key, plan in given.items():
-        plans.journal.add(key, plan)
-    publish_plans(plans, args, None)
+def open_engine_for(args: Namespace, model: Model, output: Output, num_outputs: int) -> Engine:
+    return engines.open_engine(args, model.addr, model.length, model.completions, [output.pieces], num_outputs)
 
 
-def publish_plans(plans: OutputFile, args: Namespace, device: str | None) -> None:
+def publish_plans(plans: Output, args: Namespace, planner: Model | None = None, device: str | None = None) -> None:
+    """Publish the plans, before they are used; `args` are the planner's, which is None for plans that are given."""
     pieces = plans.pieces.values()
     found = [plan["value"] for plan in pieces if plan["value"]]
     counts = {
@@ -342,18 +325,15 @@ def publish_plans(plans: OutputFile, args: Namespace, device: str | None) -> Non
         "aspects": sum(len(aspects) for aspects in found),
         "posts left out for length": sum(plan.get("num_contexts_dropped", 0) for plan in pieces),
     }
-    publish_records(plans, args, device, counts, bool(args.planner_base_url), prices_of(args, "planner_"))
+    told = engines.reported(args, planner.completions) if planner else {}
+    publish_records(plans, device, counts, bool(planner and args.openai), prices_of(plans.args, "planner_"), told)
 
 
-def publish_answers(answers: OutputFile, args: Namespace, device: str | None, generator: Model) -> None:
+def publish_answers(answers: Output, args: Namespace, device: str | None, generator: Model) -> None:
     counts = count_responses(answers.content())
     counts["answered without a plan"] = sum(answer["plan"] is None for answer in answers.pieces.values())
-    publish_records(answers, args, device, counts, args.openai, prices_of(args), token_counter=generator.chat.counter)
-
-
-def report_failed(planner: Model | None, plans: OutputFile, answers: OutputFile, is_again: bool = False) -> int:
-    code = plans.report_failed("plans", is_again) if planner else 0
-    return max(code, answers.report_failed("answers", is_again))
+    told, prices = engines.reported(args, generator.completions), prices_of(args)
+    publish_records(answers, device, counts, args.openai, prices, told, token_counter=generator.chat.counter)
 
 
 def print_dry_run(
@@ -362,11 +342,11 @@ def print_dry_run(
     """What each stage would ask. Plans that are still to be made are not counted into the answers' prompts."""
     note = ""
     if planner is not None:
-        requests, prices = run.build_plans(planner, keys, None), prices_of(args, "planner_")
+        requests, prices = run.build_plans(planner, keys, {}), prices_of(args, "planner_")
         print("plans:\n" + describe_requests(requests, planner.chat, planner.policy, prices))
         plans = {key: {"value": None, "reason": "not made yet"} for key in keys}
         note = f" (without their plans of up to {planner.policy.max_tokens} tokens, which are still to be made)"
-    requests = run.build_answers(generator, plans, keys, None)
+    requests = run.build_answers(generator, plans, keys, {})
     print(f"answers{note}:\n" + describe_requests(requests, generator.chat, generator.policy, prices_of(args)))
 
 

@@ -13,7 +13,8 @@ file's order, its last item first; those without a date that can be read stand b
 --ranker hybrid is half dense, half recency, as in LaMP: by turns the best of each order that is not taken yet, so of
 the first k items each order has given half (of an odd k the dense one has given one more).
 
-The same command again goes on from where a run stopped. With --embedding_cache a second ranking of the same posts
+The same command again goes on from where a run stopped: the orders are kept in `orders/` beside the output. With
+--embedding_cache a second ranking of the same posts
 embeds nothing again.
 """
 
@@ -23,10 +24,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python sees retrieval/ only
 
 import argparse
+import hashlib
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +40,8 @@ from utils.cli.arguments import add_overwrite_argument
 from utils.cli.flags import FlagParser
 from utils.cli.progress import Progress, announce, announce_file
 from utils.files.manifest import file_hash, read_manifest
-from utils.files.outputs import OutputFile, open_outputs
+from utils.files.output import Output, Pieces
+from utils.generation.store import ModelStore
 from utils.models.devices import set_up_allocator
 from utils.models.hub import check_model, model_fingerprint
 from utils.models.machine import describe_disk, describe_weights
@@ -52,7 +56,7 @@ if TYPE_CHECKING:
 
 WITH_DATES = ("recency", "hybrid")  # rankers that go by an item's date
 WITHOUT_TEXTS = ("recency", "random")
-BLOCK = 16_384  # texts embedded before their questions' orders are in the journal
+BLOCK = 16_384  # texts embedded before their questions' orders are kept
 
 
 def build_parser() -> FlagParser:
@@ -123,22 +127,25 @@ def main(argv: list[str] | None = None) -> int:
     source = Source(args)
     pooling = find_pooling(args) if args.ranker in WITH_ENCODER else None
     task = source.dataset.task
-    fingerprint = make_fingerprint(args, task, pooling)
-    use_date = "use_date" in fingerprint
+    settings = make_fingerprint(args, task, pooling)
+    use_date = "use_date" in settings
     keys = [(question_id,) for question_id in source.dataset.ids[: args.limit]]
-    ranked = OutputFile(args.output_dataset_addr, fingerprint, keys, None, args.overwrite)
+    ranked = Output(args.output_dataset_addr, settings, keys, partial(rank_records, source, output), "questions", args)
+    is_finished = ranked.is_finished()
     if args.dry_run:
         check_embedder(args)
-        ranked.check()
         count_items(args, source, use_date)
         print_dry_run(args, source, len(keys))
         return 0
 
-    # Its cache may be refused: before there is a journal.
-    embedder = open_embedder(args, fingerprint["model"], pooling) if pooling else None
-    open_outputs(ranked)
-    if ranked.is_finished():
-        return 0
+    if is_finished:
+        return ranked.report_finished()
+    embedder = open_embedder(args, settings["model"], pooling) if pooling else None
+    ranked.open()
+    store = ModelStore(output.parent / "orders", args.model_name if pooling else args.ranker, settings)
+    for key in keys:
+        if (found := store.get(id_hash(*key))) is not None:
+            ranked.pieces[key] = {"value": found["order"]}
     left = [number for number, key in enumerate(keys) if key not in ranked.pieces]
     counts = {"questions": len(keys), **count_items(args, source, use_date)}
     if use_date:
@@ -151,16 +158,14 @@ def main(argv: list[str] | None = None) -> int:
         orders = mix_with_recent(task, orders) if args.ranker == "hybrid" else orders
     else:
         orders = order_by_ranker(task, records, len(left), args)
-    with closing(orders):  # its progress ends before an error is told
+    with closing(store), closing(orders):  # its progress ends before an error is told
         for record, order in orders:
-            ranked.journal.add((record["id"],), order)
+            store.add(id_hash(record["id"]), {"id": record["id"], "order": order})
+            ranked.pieces[record["id"],] = {"value": order}
     counts |= embedder.counts if embedder else {}
     device = embedder.encoder().device if counts.get("texts_embedded") else "cpu"
     announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
-    records = (
-        apply_order(record, ranked.pieces[record["id"],], output) for record in map(source.read, range(len(keys)))
-    )
-    ranked.journal.publish(records, vars(args), device, counts=counts)
+    ranked.publish(device, counts=counts)
     print(f"{output}: ranked {counts['questions']} questions with {counts['posts']} {task.item_words}")
     return 0
 
@@ -266,7 +271,7 @@ def goes_by_date(args: argparse.Namespace, task: Task) -> bool:
 
 def make_fingerprint(args: argparse.Namespace, task: Task, pooling: "Pooling | None") -> dict[str, Any]:
     """What decides the order of the posts."""
-    settings = {name: getattr(args, name) for name in ("limit", "random_profile", "ranker")}
+    settings = {"random_profile": args.random_profile, "ranker": args.ranker}
     if args.random_profile or args.ranker == "random":
         settings["seed"] = args.seed
     if args.unit is not None:
@@ -278,7 +283,7 @@ def make_fingerprint(args: argparse.Namespace, task: Task, pooling: "Pooling | N
     if pooling:
         model = model_fingerprint(args.model_name, args.cache_dir)
         settings |= {"model": model, "max_length": args.max_length, "dtype": args.dtype, **pooling.settings()}
-    return {"input_sha256": file_hash(args.input_dataset_addr), **settings}
+    return {"inputs": file_hash(args.input_dataset_addr), **settings}
 
 
 def uses_dates(args: argparse.Namespace, task: Task) -> bool:
@@ -434,9 +439,16 @@ def split_into_blocks(task: Task, records: Iterable[Record]) -> Iterator[tuple[l
         yield block, row_of
 
 
-def apply_order(record: Record, order: list[int], output: Path) -> Record:
-    """The record with whole profile items in this order, as `output` holds it."""
-    return {**record, "profile": reordered(record["profile"], order, output)}
+def rank_records(source: Source, output: Path, orders: Pieces) -> Iterator[Record]:
+    """The records with whole profile items in these orders, as `output` holds them."""
+    for number in range(len(orders)):
+        record = source.read(number)
+        yield {**record, "profile": reordered(record["profile"], orders[record["id"],]["value"], output)}
+
+
+def id_hash(question_id: str) -> str:
+    """The key of an order in the store, which has a folder for its other settings."""
+    return hashlib.sha256(question_id.encode()).hexdigest()[:32]
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ ENVIRONMENT = {name: os.environ[name] for name in ("TMPDIR",) if name in os.envi
 }  # fmt: skip
 
 # How a run is kept may change, its outputs may not. posts.sqlite holds the times of its inputs.
-NOT_COMPARED = re.compile(r"\.journal\.jsonl$|\.lock$|(^|/)completions/|/posts\.sqlite$")
+NOT_COMPARED = re.compile(r"\.journal\.jsonl$|\.lock$|(^|/)(completions|orders)/|/posts\.sqlite$")
 MANIFEST_FIELDS = ("output_sha256", "counts", "tokens")
 VARYING_TEXT = (  # of stdout and stderr, also between two runs of the same code
     (re.compile(r"(?m)^(?!(\d+)/\1 )\d+/\d+ [^,\n]*,.*\n"), ""),  # progress under way, a line every 30 seconds

@@ -43,7 +43,7 @@ from utils.files.json_files import read_json, read_toml
 from utils.files.lock import Lock
 from utils.files.manifest import file_hash
 from utils.files.writing import check_writable, write_array, write_synced
-from utils.generation.engines import choose_generator, print_machine
+from utils.generation.engines import print_machine
 from utils.parsing import building as parsing
 from utils.records.stream import DatasetFile
 
@@ -113,8 +113,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.validation_share + args.test_share >= 1:
         raise UserError("--validation_share and --test_share leave nothing for training; give less")
     files = read_communities(Path(args.communities_addr or lampqa.COMMUNITIES_FILE))
-    model = choose_generator(args, FILTER.schema)
-    asking = Asking(args, model, lampqa.building_values, FILTER, ASPECTS, SCRIPT)
+    asking = Asking(args, lampqa.building_values, FILTER, ASPECTS, SCRIPT)
     check_writable(folder / "posts.sqlite")
     lock = Lock(folder / "posts.sqlite")
     index, steps = PostIndex(folder / "posts.sqlite"), Steps(SCRIPT, args)
@@ -125,9 +124,8 @@ def main(argv: list[str] | None = None) -> int:
         candidates = read_json(folder / "candidates.json")[: args.limit]
         if args.dry_run:
             asking.describe(candidates)
-            print_machine(
-                args, [model], [str(folder / f"{one.step}.json") for one in (FILTER, ASPECTS)], len(candidates)
-            )
+            files = [str(folder / f"{one.step}.json") for one in (FILTER, ASPECTS)]
+            print_machine(args, [asking.model], files, len(candidates))
             return 0
         if missing := asking.ask(candidates):
             return cli.report_missing(missing, "output")

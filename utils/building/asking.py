@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,10 @@ from prompts import Prompt, load_prompt
 from utils.benchmarks.task import Parser, Record
 from utils.building.candidates import text_key
 from utils.files.json_files import read_json
-from utils.files.outputs import OutputFile, Pieces, overwrite_run
+from utils.files.output import Output, Pieces
 from utils.generation.cost import prices_of
-from utils.generation.driver import Request, Stage, describe_requests, generate
-from utils.generation.engines import Model, confirm_model, open_engine, publish_records
+from utils.generation.driver import Policy, Request, Stage, describe_requests, generate
+from utils.generation.engines import Model, choose_generator, identify_model, open_engine, publish_records, reported
 
 Values = Callable[[Record], dict[str, str]]  # what the prompts are filled with
 
@@ -34,61 +34,58 @@ class Question:
 
 
 class Step:
-    """A question, the model that is asked it, and the file of what it said.
+    """A question, and the file of what a model said to it.
 
-    The file's pieces hang on model, prompt and the text of the post, and not on which other posts there are: with more
-    of them, or with other terms for candidates, nothing is asked twice.
+    What is asked of a post depends on model, prompt and its text, and not on which other posts there are: with more of
+    them, or with other terms for candidates, nothing is asked twice.
     """
 
-    def __init__(self, question: Question, values: Values, model: Model, args: Namespace, script: str):
-        self.question, self._values, self._args = question, values, args
-        self.model = replace(model, policy=replace(model.policy, schema=question.schema))
+    def __init__(self, question: Question, values: Values, args: Namespace, identity: str, script: str):
+        """`identity` is the model's."""
+        self.question, self._values = question, values
         self._prompt: Prompt = load_prompt(question.prompt, args.prompts_dir)
         settings = {
             "script": script,
             "step": question.step,
-            "model": model.identity,
+            "model": identity,
             "prompt": {self._prompt.name: self._prompt.digest},
             "max_model_len": args.max_model_len,
             "dtype": args.dtype,
-            **self.model.policy.fingerprint(),
+            **Policy.from_arguments(args, question.schema).fingerprint(),
         }
         path = str(Path(args.output_dir) / f"{question.step}.json")
-        self.output = OutputFile(path, settings, [], self._collect, args.overwrite, args.retry_failed)
+        self.output = Output(path, settings, [], self._collect, question.unit, args, may_shrink=True)
+        self.is_finished = False
 
-    def ask_of(self, records: list[Record]) -> None:
-        """Have the file be of these posts."""
+    def look(self, records: list[Record]) -> None:
+        """Have the file be of these posts, and see if it is finished; UserError as `Output.is_finished`."""
         self.output.keys = list(map(self._key, records))
+        self.is_finished = self.output.is_finished()
 
-    def requests(self, records: list[Record], left: set[Any]) -> Iterator[Request]:
+    def requests(self, records: list[Record], model: Model) -> Iterator[Request]:
         for record in records:
-            if (key := self._key(record)) in left:
-                fitted = self.model.fit(self._prompt, [], "\n".join, **self._values(record))
-                yield Request(key, fitted and fitted.prompt, self.output.journal)
+            fitted = model.fit(self._prompt, [], "\n".join, **self._values(record))
+            yield Request(self._key(record), fitted and fitted.prompt, self.output.pieces)
 
-    def stage(self, records: list[Record]) -> Stage | None:
-        """What is left to ask of these posts; None where nothing is. When it is done its file is there."""
-        self.ask_of(records)
-        if not (left := self.output.left()):
-            self.publish(None)
+    def stage(self, records: list[Record], model: Model) -> Stage | None:
+        """What is asked of these posts, None if the file is finished; when it is answered its file is there."""
+        self.look(records)
+        if self.is_finished:
             return None
-        question = self.question
-        requests = self.requests(records, set(left))
-        stage = self.model.stage(requests, question.parse, question.unit, self.output.keys, left)
-        return replace(stage, finish=self.publish)
+        model = replace(model, policy=replace(model.policy, schema=self.question.schema))
+        requests = self.requests(records, model)
+        stage = model.stage(requests, self.question.parse, self.question.unit, len(records))
+        return replace(stage, finish=partial(self.publish, model))
 
-    def publish(self, device: str | None) -> None:
-        """Put the file in place where it isn't; what a server failed to give is counted in its manifest."""
-        if self.output.journal is not None and not self.output.holds_pieces():
-            chat, counts = self.model.chat, self.counts()
-            openai, prices = self._args.openai, prices_of(self._args)
-            publish_records(self.output, self._args, device, counts, openai, prices, token_counter=chat.counter)
+    def publish(self, model: Model, device: str | None) -> None:
+        """Put the file in place; what a server failed to give is counted in its manifest."""
+        args, found = self.output.args, reported(self.output.args, model.completions)
+        prices, counter = prices_of(args), model.chat.counter
+        publish_records(self.output, device, self.counts(), args.openai, prices, found, token_counter=counter)
 
     def said(self) -> dict[str, Any]:
-        """The file's content by id, of which some may still be missing; also where its journal was deleted."""
-        if self.output.journal is not None:
-            return self.output.content()
-        return read_json(self.output.path) if Path(self.output.path).exists() else {}
+        """The file's content by id, of which some may still be missing."""
+        return read_json(self.output.path) if self.is_finished else self.output.content()
 
     def counts(self) -> dict[str, int]:
         """What became of how many posts."""
@@ -108,52 +105,43 @@ class Step:
 class Asking:
     """Two questions, the second one of those posts for which the first one's output is true: by one engine."""
 
-    def __init__(self, args: Namespace, model: Model, values: Values, first: Question, second: Question, script: str):
-        self._args = args
-        self.first = Step(first, values, model, args, script)
-        self.second = Step(second, values, model, args, script)
-        self._asked = False  # by this run
+    def __init__(self, args: Namespace, values: Values, first: Question, second: Question, script: str):
+        self._args, self._identity = args, identify_model(args, args.model_addr)
+        self.first = Step(first, values, args, self._identity, script)
+        self.second = Step(second, values, args, self._identity, script)
+
+    @cached_property
+    def model(self) -> Model:
+        return choose_generator(self._args, self._identity, self.first.question.schema)
 
     def describe(self, records: list[Record]) -> None:
         """What a run would ask (--dry_run): of the second question at most, for the first is still to be asked."""
         for step, note in ((self.first, ""), (self.second, ", at most: the step before leaves fewer")):
-            step.ask_of(records)
-            step.output.check()
-            requests = step.requests(records, set(step.output.keys))
-            model, prices = step.model, prices_of(self._args)
-            print(f"{step.question.step}{note}:\n{describe_requests(requests, model.chat, model.policy, prices)}")
+            step.look(records)
+            requests = step.requests(records, self.model)
+            told = describe_requests(requests, self.model.chat, self.model.policy, prices_of(self._args))
+            print(f"{step.question.step}{note}:\n{told}")
 
     def ask(self, records: list[Record]) -> int:
-        """Ask for all that is left, and publish it; returns how many outputs a server failed to give."""
-        outputs = [self.first.output, self.second.output]
-        try:
-            self._ask(records, outputs)
-            return sum(len(output.missing()) for output in outputs if output.journal is not None)
-        finally:
-            for output in outputs:
-                if output.journal is not None:
-                    output.journal.close()
+        """Ask for all that is not there, and publish it; returns how many outputs a server failed to give."""
+        self.first.look(records)
+        self.second.look(self._passed(records))
+        if self.first.is_finished and self.second.is_finished:
+            return 0
+        for step in (self.first, self.second):
+            step.output.open()
+        model = self.model
+        first, later = self.first.stage(records, model), lambda: self.second.stage(self._passed(records), model)
+        known = [self.first.output.pieces, self.second.output.pieces]
+        length, completions = self._args.max_model_len, model.completions
+        engine = partial(open_engine, self._args, self._args.model_addr, length, completions, known)
+        generate(engine, *[first] if first else [], later)
+        steps = [step for step in (self.first, self.second) if not step.is_finished]
+        return sum(len(step.output.missing()) for step in steps)
 
     def report_failed(self) -> int:
-        """The exit code for what the model gave, as `OutputFile.report_failed`."""
-        steps, is_again = (self.first, self.second), not self._asked
-        return max(step.output.report_failed(step.question.unit, is_again) for step in steps)
-
-    def _ask(self, records: list[Record], outputs: list[OutputFile]) -> None:
-        args = self._args
-        run = overwrite_run(args.overwrite, [output.path for output in outputs])
-        for step, records_of in ((self.first, lambda: records), (self.second, partial(self._passed, records))):
-            step.ask_of(records_of())
-            step.output.open(run)
-        journals = [output.journal for output in outputs if output.journal is not None]
-        if any(output.left() for output in outputs):
-            confirm_model(args, args.model_addr, journals, self.first.model.completions)
-        stage, later = self.first.stage(records), partial(self._second_stage, records)
-        stages = [stage, later] if stage else [one for one in [later()] if one]
-        self._asked = bool(stages)
-        if stages:
-            engine = partial(open_engine, args, args.model_addr, args.max_model_len, journals)
-            generate(engine, *stages)
+        """The exit code for what the model gave, as `Output.report_failed`."""
+        return max(step.output.report_failed() for step in (self.first, self.second))
 
     def counts(self) -> dict[str, dict[str, int]]:
         return {step.question.step: step.counts() for step in (self.first, self.second)}
@@ -161,6 +149,3 @@ class Asking:
     def _passed(self, records: list[Record]) -> list[Record]:
         said = self.first.said()
         return [record for record in records if said.get(record["id"], {}).get(self.first.question.field)]
-
-    def _second_stage(self, records: list[Record]) -> Stage | None:
-        return self.second.stage(self._passed(records))

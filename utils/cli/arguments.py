@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from utils.cli.errors import UserError
 from utils.cli.flags import (
@@ -173,23 +174,11 @@ def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
         add("--shard_index", type=int, default=shard_index,
             help="the part to work on, from 0; in a SLURM array the task's place in it (%(default)s)")
     add_overwrite_argument(group)
-    add("--retry_failed", action="store_true",
-        help="ask again for what the model gave no usable output for, also in a finished output, with new seeds; "
-        "everything else is kept (off)")
-    parser.without_effect(
-        "--retry_failed", lambda args: args.overwrite == "all", "with --overwrite, which asks for everything again"
-    )
     add("--completions", metavar="DIR",
         help="folder for all completions; what any command has requested with the same folder is never requested "
-        "again (default: none is kept beside the output's own)")
+        "again (default: `completions` beside the first output)")
     add("--cached_only", action="store_true",
         help="request nothing and load no model: every completion must be in --completions already (off)")
-    parser.without_effect(
-        "--cached_only",
-        lambda args: args.completions is None and not vars(args).get("method"),
-        "without --completions",
-        "give --completions",
-    )
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     add("--dry_run", action="store_true",
         help="render every prompt, count its tokens, and say what would be cut and asked, and what this machine lacks "
@@ -198,10 +187,9 @@ def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
 
 
 def add_overwrite_argument(group: argparse._ActionsContainer) -> None:
-    group.add_argument(
-        "--overwrite", nargs="?", const="all", choices=["all", "changed"],
-        help="make the output anew from nothing, also a finished one; interrupted, the same command goes on. With "
-        "`changed` only what was made with other settings or from other files (default: replace nothing)")
+    group.add_argument("--overwrite", action="store_true",
+        help="replace an output that was made with other settings, has more in it, or was written by something else; "
+        "completions that are kept are not requested again (off)")
 
 
 def add_unranked_argument(group: argparse._ActionsContainer) -> None:
@@ -234,8 +222,9 @@ def prepare_run(args: argparse.Namespace, outputs: list[str], inputs: list[str])
     if "num_shards" in args:
         _settle_shard(args)
     check_outputs(outputs, inputs)
-    if (folder := vars(args).get("completions")) is not None:
-        check_completions(folder, outputs)
+    if args.completions is None:
+        args.completions = str(Path(outputs[0]).parent / "completions")
+    check_completions(args.completions, outputs)
 
 
 def _settle_shard(args: argparse.Namespace) -> None:

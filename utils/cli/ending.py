@@ -130,4 +130,4 @@ def _leave_if_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
 def _terminate(signum: int, frame: object) -> None:
     signal.signal(signal.SIGALRM, _leave)  # where the exception is swallowed, or closing hangs
     signal.alarm(LEAVE_SECONDS)
-    signal.raise_signal(signal.SIGINT)  # SIGTERM leaves like Ctrl-C: engines are closed, the journal stays
+    signal.raise_signal(signal.SIGINT)  # SIGTERM leaves like Ctrl-C: engines are closed

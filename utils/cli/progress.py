@@ -44,8 +44,10 @@ def announce_file(doing: str, path: str | Path, size: int | None = None) -> None
 class Progress:
     """Counts finished pieces and shows how many, how fast and how long the rest will take."""
 
-    def __init__(self, total: int, unit: str, initial: int = 0, at_once: int = 1):
+    def __init__(self, total: int, unit: str, initial: int = 0, at_once: int = 1, quiet: bool = False):
         """Begin, and say so, at `initial` of `total` pieces, which an earlier run has finished; `unit` is a plural.
+
+        With `quiet` nothing is said before the first piece.
 
         Of pieces that are worked on `at_once` the first ones are finished when the last ones nearly are, so by their
         number alone the rest would seem to take hours.
@@ -55,18 +57,26 @@ class Progress:
         self._enough = min(max(at_once, ENOUGH), math.ceil((total - initial) / 2))
         self._counts: dict[str, int | str] = {}
         self._started = self._last_line = time.monotonic()
-        self._bar = None
+        self._bar, self._is_shown = None, False
+        if not quiet:
+            self._show()
+
+    def _show(self) -> None:
+        self._is_shown = True
         if sys.stderr.isatty():
             from tqdm import tqdm
 
             # Without its own rate and ETA: they come with the first piece and speak of seconds only.
             layout = "{l_bar}{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}{postfix}]"
-            self._bar = tqdm(total=total, initial=initial, unit=f" {unit}", file=sys.stderr, bar_format=layout)
+            its = {"total": self.total, "initial": self.initial, "unit": f" {self.unit}"}
+            self._bar = tqdm(**its, file=sys.stderr, bar_format=layout)
         else:
             self._print_line([])
 
     def update(self, n: int = 1, **counts: int | str) -> None:
         """`n` more pieces are finished; `counts` (failures so far, the last loss) are shown beside them."""
+        if not self._is_shown:
+            self._show()
         self.done += n
         self._counts.update(counts)
         if self._bar is not None:

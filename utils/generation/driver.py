@@ -1,4 +1,4 @@
-"""The driver: requests in, usable outputs out, each in the journal the moment it is finished.
+"""The driver: requests in, usable outputs out; every completion is in the store the moment it is there.
 
 A request is asked until the parser finds what it needs in the text. By default (`fallback`) every try draws with
 another seed and the last one is held to its schema; `always` holds every try to it; `never` is the reference
@@ -20,8 +20,7 @@ from typing import Any
 from utils.cli import UserError, exit_on_signal
 from utils.cli.errors import printable
 from utils.cli.progress import Progress
-from utils.files.journal import Journal, Key
-from utils.files.outputs import is_failed
+from utils.files.output import Key, Pieces
 from utils.generation.chat import Chat, Fitted, Rendered
 from utils.generation.completions import Completions, NotStoredError
 from utils.generation.cost import Prices
@@ -47,7 +46,7 @@ class Request:
 
     key: Key
     prompt: Rendered | None  # None where it does not fit the model: then nothing is asked
-    journal: Journal | None  # where its record is kept, under `key`; None in a dry run
+    pieces: Pieces | None  # where its record goes, under `key`; None where it is returned alone
     record: dict[str, Any] = field(default_factory=dict)  # what its record holds besides the output
     parse: Parser | None = None  # what reads its output; None: the stage's
     options: dict[str, array] | None = None  # by output its token ids: the likeliest is chosen, no text is generated
@@ -55,10 +54,10 @@ class Request:
     weigh: Callable[[dict[str, float]], dict[str, Any]] | None = None
 
 
-def fitted_request(key: Key, fitted: Fitted | None, journal: Journal | None, **record: Any) -> Request:
-    """The request for an output to a prompt that `fit_posts` made; `record` is kept with it."""
+def fitted_request(key: Key, fitted: Fitted | None, pieces: Pieces | None, **record: Any) -> Request:
+    """The request for an output to a prompt that `Model.fit` made; `record` is kept with it."""
     figures = {} if fitted is None else dict(vars(fitted))
-    return Request(key, figures.pop("prompt", None), journal, record | figures)
+    return Request(key, figures.pop("prompt", None), pieces, record | figures)
 
 
 @dataclass(frozen=True)
@@ -66,16 +65,17 @@ class Stage:
     """Requests that one model answers under one policy."""
 
     model: str  # which of the engine's
-    requests: Iterable[Request]  # may be made as they are asked for, from what an earlier stage has finished
+    requests: Iterable[Request]  # may be made when they are asked for, from what an earlier stage has finished
     policy: "Policy"
     parse: Parser
     unit: str  # what the outputs are called, in the plural
     total: int  # how many there are to be in the end
-    done: int = 0  # how many of them an earlier run has finished
+    completions: Completions  # what the model has been asked before
+    done: int = 0  # how many of them are there without being requested
     # Called with the device, if one was used, when the last request is answered, before the next stage begins.
     finish: Callable[[str | None], None] | None = None
-    completions: Completions | None = None  # what has been requested before, with --completions
-    failed: int = 0  # how many of those that this run has done are unusable
+    failed: int = 0  # how many of those that are done are unusable
+    has_answered: bool = False  # the model has answered one of them, now or in an earlier run
 
 
 @dataclass(frozen=True)
@@ -119,17 +119,15 @@ class Policy:
         """What reads its thoughts, of a model that has such; also where no text is generated."""
         return {"reasoning_parser": self.reasoning_parser} if self.reasoning_parser or self.opened else {}
 
-    def sampling(self, key: Key, attempt: int, before: int = 0, draws: bool = False) -> Sampling:
-        """The sampling of one try (from 0), after those `before` that failed in earlier runs.
+    def sampling(self, key: Key, attempt: int, draws: bool = False) -> Sampling:
+        """The sampling of one try (from 0). Its seed depends on the key and the try alone, not on order or shard.
 
         `draws`: the server refuses temperature, so also at 0 the model is not greedy.
-
-        Its seed hangs on the key and the number of all tries alone, not on order or shard.
         """
-        temperature, number = self.temperature, before + attempt
+        temperature = self.temperature
         if self.constrained_decoding == "never" and temperature is not None:
-            temperature = max(temperature, min(1.0, round(temperature + 0.1 * number, 6)))
-        seed = int.from_bytes(hashlib.sha256(repr((self.seed, key, number)).encode()).digest()[:4], "big") >> 1
+            temperature = max(temperature, min(1.0, round(temperature + 0.1 * attempt, 6)))
+        seed = int.from_bytes(hashlib.sha256(repr((self.seed, key, attempt)).encode()).digest()[:4], "big") >> 1
         schema = self.schema if self._is_constrained(attempt, draws) else None
         own = {"reasoning_parser": self.reasoning_parser, "opened": self.opened}
         own["constrained_decoding"] = self.constrained_decoding
@@ -153,11 +151,11 @@ class Policy:
 
 
 def generate(open_engine: Callable[[int], Engine], *stages: Stage | Callable[[], Stage | None]) -> str | None:
-    """Have every request of every stage answered; returns the engine's device, None if the store had all of them.
+    """Have every request of every stage answered; returns the engine's device, None if the store has all of them.
 
     One stage follows the other. Within one, requests enter the engine in their order and leave as they finish; no
-    batch waits for its slowest. What a server failed to answer has no record, so the journal tells what is missing.
-    Where it answers nothing any more the stage ends early, and the rest is missing too.
+    batch waits for its slowest. What a server failed to answer has no record, and is missing. Where it answers nothing
+    any more the stage ends early, and the rest is missing too.
 
     Args:
         open_engine: gives the engine; called with how many outputs it is to write, as far as that is known, and only
@@ -166,7 +164,7 @@ def generate(open_engine: Callable[[int], Engine], *stages: Stage | Callable[[],
             where it gives None nothing is left to ask.
 
     Raises:
-        UserError: the engine cannot go on, or has never answered; what was finished is in the journal.
+        UserError: the engine cannot go on, or has never answered; what was finished is in the store.
         KeyboardInterrupt: SIGINT or SIGTERM; likewise.
     """
 
@@ -176,11 +174,9 @@ def generate(open_engine: Callable[[int], Engine], *stages: Stage | Callable[[],
             while left:
                 stage = left[0] if isinstance(left[0], Stage) else left[0]()
                 if stage is not None:
-                    if engine is None and stage.completions is None:
-                        left[0] = stage
-                        return
                     concurrency = engine.concurrency if engine else 1
-                    with closing(Progress(stage.total, stage.unit, stage.done, concurrency)) as progress:
+                    shown = Progress(stage.total, stage.unit, stage.done, concurrency, quiet=engine is None)
+                    with closing(shown) as progress:
                         rest = await run_stage(engine, stage, progress)
                     if rest is not None:
                         left[0] = rest
@@ -194,10 +190,9 @@ def generate(open_engine: Callable[[int], Engine], *stages: Stage | Callable[[],
 
     left = list(stages)
     with closing_stores(stages):
-        if any(isinstance(stage, Stage) and stage.completions for stage in stages):
-            asyncio.run(run_stages(None, left))
-            if not left:
-                return None
+        asyncio.run(run_stages(None, left))
+        if not left:
+            return None
         with exit_on_signal():
             engine = open_engine(sum(stage.total - stage.done for stage in left if isinstance(stage, Stage)))
         asyncio.run(run_stages(engine, left))
@@ -211,7 +206,7 @@ def closing_stores(stages: Iterable[Stage | Callable[[], Stage | None]]) -> Iter
         yield
     finally:
         for stage in stages:
-            if isinstance(stage, Stage) and stage.completions:
+            if isinstance(stage, Stage):
                 stage.completions.store.close()
 
 
@@ -222,7 +217,7 @@ async def run_stage(engine: Engine | None, stage: Stage, progress: Progress) -> 
     """
     failed, done, missing = stage.failed, stage.done, 0
     in_a_row = 0  # of the missing ones, those since the server's last answer
-    has_answered = stage.done > 0  # now, or to an earlier run
+    has_answered = stage.has_answered
     problem, rest = None, None
     requests = iter(stage.requests)  # shared by all workers
     room = Room(UNDER_WAY)
@@ -238,7 +233,8 @@ async def run_stage(engine: Engine | None, stage: Stage, progress: Progress) -> 
                     missing += 1
                     progress.update(0, missing=missing)
                     continue
-                rest = replace(stage, requests=chain([request], requests), done=done, failed=failed)
+                told = {"done": done, "failed": failed, "has_answered": has_answered}
+                rest = replace(stage, requests=chain([request], requests), **told)
                 return
             except UnavailableError as error:
                 problem = str(error)
@@ -249,7 +245,7 @@ async def run_stage(engine: Engine | None, stage: Stage, progress: Progress) -> 
                 continue
             if request.prompt is not None:
                 in_a_row, has_answered = 0, True
-            request.journal.add(request.key, record)
+            request.pieces[request.key] = record
             failed, done = failed + (record["value"] is None), done + 1
             progress.update(failed=failed)
 
@@ -314,11 +310,7 @@ async def answer_request(engine: Engine | None, request: Request, stage: Stage) 
     """
     if request.prompt is None:
         return _too_long(request)
-    policy, earlier = stage.policy, request.journal and request.journal.entries.get(request.key)
-    earlier = earlier if is_failed(earlier) else {}  # --retry_failed: its tries and its tokens count on
-    spent, before = {name: earlier.get(name, 0) for name in TOKEN_COUNTS}, earlier.get("attempts", 0)
-    thought = earlier.get(THOUGHT_COUNT, 0)
-    draws = False
+    policy, spent, thought, draws = stage.policy, dict.fromkeys(TOKEN_COUNTS, 0), 0, False
 
     def read(completion: Completion) -> Parsed:
         if completion.unfinished:
@@ -326,13 +318,10 @@ async def answer_request(engine: Engine | None, request: Request, stage: Stage) 
         return (request.parse or stage.parse)(completion.text, completion.finish_reason == "length")
 
     for attempt in range(policy.max_retries + 1):
-        sampling, attempts = policy.sampling(request.key, attempt, before, draws), before + attempt + 1
+        sampling, attempts = policy.sampling(request.key, attempt, draws), attempt + 1
+        told = {"id": request.key[0], "unit": stage.unit, "try": attempts}
         try:
-            if stage.completions is None:
-                completion = await engine.complete(stage.model, request.prompt, sampling)
-            else:
-                told = {"id": request.key[0], "unit": stage.unit, "try": attempts}
-                completion = await stage.completions.complete(engine, stage.model, request.prompt, sampling, **told)
+            completion = await stage.completions.complete(engine, stage.model, request.prompt, sampling, **told)
         except RefusedError as refusal:
             return {"value": None, "reason": str(refusal), **request.record, "attempts": attempts, **spent}
         spent = {name: total([spent[name], getattr(completion, name)]) for name in spent}
@@ -373,11 +362,8 @@ async def _choose(engine: Engine | None, request: Request, stage: Stage) -> dict
     if request.prompt is None:
         return _too_long(request)
     continuations = list(request.options.values())
-    if stage.completions is None:
-        scored = await engine.score(stage.model, request.prompt, continuations)
-    else:
-        told = {"id": request.key[0], "unit": stage.unit}
-        scored = await stage.completions.score(engine, stage.model, request.prompt, continuations, **told)
+    told = {"id": request.key[0], "unit": stage.unit}
+    scored = await stage.completions.score(engine, stage.model, request.prompt, continuations, **told)
     scores = dict(zip(request.options, scored.mean_log_probs, strict=True))
     if not all(map(math.isfinite, scores.values())):  # as a model's damaged logits have it; JSON has no such numbers
         scores = {option: score if math.isfinite(score) else None for option, score in scores.items()}

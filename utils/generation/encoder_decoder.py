@@ -7,17 +7,17 @@ import asyncio
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prompts import History, Prompt
 from utils.cli import UserError
 from utils.cli.progress import announce
-from utils.files.journal import Journal
 from utils.files.manifest import read_folder_manifest
+from utils.files.output import Pieces
 from utils.generation.chat import choose_length
 from utils.generation.driver import Policy
-from utils.generation.engines import Model, choose_generator, identify_model, open_engine
+from utils.generation.engines import Model, choose_generator, open_completions, open_engine
 from utils.generation.plain_text import PlainText, fit_text
 from utils.generation.requests import FURTHER, Completion, Engine, Sampling
 from utils.generation.templates import template_variables
@@ -81,13 +81,10 @@ def is_encoder_decoder(model_addr: str, cache_dir: str | None) -> bool:
         return False  # vLLM may know it; who loads it says what is wrong
 
 
-def choose_answerer(args: Namespace, schema: dict[str, Any] | str, length: int | None = None) -> Model:
+def choose_answerer(args: Namespace, identity: str, schema: dict[str, Any] | str, length: int | None = None) -> Model:
     """`choose_generator`, or an encoder-decoder where the model is one, which is said."""
-    if args.openai:
-        return choose_generator(args, schema, length)
-    identity = identify_model(args, args.model_addr)
-    if not is_encoder_decoder(args.model_addr, args.cache_dir):
-        return choose_generator(args, schema, length)
+    if args.openai or not is_encoder_decoder(args.model_addr, args.cache_dir):
+        return choose_generator(args, identity, schema, length)
     refuse_flags(args)
     trained = trained_settings(args.model_addr, args.cache_dir)
     chat = PlainText(args.model_addr, args.cache_dir)
@@ -101,7 +98,8 @@ def choose_answerer(args: Namespace, schema: dict[str, Any] | str, length: int |
         f"reads {args.max_model_len - written} tokens and writes {written}",
         file=sys.stderr,
     )
-    return text_model(args.model_addr, identity, chat, args.max_model_len - written, written, fused, schema)
+    model = text_model(args.model_addr, identity, chat, args.max_model_len - written, written, fused, schema)
+    return replace(model, completions=open_completions(args, args.model_addr, identity, **model_settings(model)))
 
 
 def refuse_flags(args: Namespace) -> None:
@@ -114,7 +112,6 @@ def refuse_flags(args: Namespace) -> None:
         *((f"--{name}", vars(args)[name] not in (None, {}), "beam search does not sample, and it has no chat template")
           for name in FURTHER),
         ("--reasoning_parser", args.reasoning_parser is not None, "it writes no thoughts"),
-        ("--completions", args.completions is not None, "what it writes is in no store"),
     ):  # fmt: skip
         if has_it:
             raise UserError(f"{flag}: {args.model_addr} is an encoder-decoder: {why}\n  leave it out")
@@ -156,11 +153,11 @@ def check_trained(args: Namespace, model: Model, task: str, prompt: Prompt, **as
     return trained
 
 
-def open_answerer(args: Namespace, model: Model, journal: Journal, outputs: int) -> Engine:
+def open_answerer(args: Namespace, model: Model, known: Pieces, outputs: int) -> Engine:
     """`open_engine`, or transformers' for an encoder-decoder."""
     if isinstance(model, TextModel):
         return TransformersEngine(args, model)
-    return open_engine(args, args.model_addr, args.max_model_len, [journal], outputs)
+    return open_engine(args, args.model_addr, args.max_model_len, model.completions, [known], outputs)
 
 
 class TransformersEngine:

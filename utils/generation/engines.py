@@ -9,8 +9,8 @@ from typing import Any
 
 from prompts import History, Prompt
 from utils.cli import UserError
-from utils.files.journal import Journal, Key
-from utils.files.outputs import OutputFile
+from utils.files.fingerprints import REPORTED
+from utils.files.output import Output, Pieces
 from utils.files.web_files import check_proxies
 from utils.generation.chat import PAPER_LENGTH, Chat, Fitted, LocalChat, choose_length, open_chat
 from utils.generation.completions import Completions
@@ -27,8 +27,8 @@ from utils.models.hub import adapter_base, check_model, model_fingerprint, sugge
 from utils.models.machine import Loaded, describe_disk, describe_engine, describe_weights
 from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
 
-# An answer of 2048 tokens is about 10 kB. Journal and output hold both its raw text and the answer in it, and the
-# output is written under a temporary name first.
+# An answer of 2048 tokens is about 10 kB. The store holds its raw text, the output also the answer in it, and that is
+# written under a temporary name first.
 PIECE_BYTES = 64_000
 
 
@@ -41,7 +41,7 @@ class Model:
     chat: Chat
     length: int  # tokens of prompt and output together
     policy: Policy
-    completions: Completions | None = None  # with --completions
+    completions: Completions | None = None  # what it has been asked before; None in a training
 
     def fit(
         self, prompt: Prompt, items: Sequence[str] | History, join: Callable[[list[str]], str], **values: str
@@ -55,18 +55,18 @@ class Model:
         """`fit_trimmed` for its length."""
         return fit_trimmed(prompt, entries, self.chat, self.length - self.policy.max_tokens, join, **values)
 
-    def stage(self, requests: Iterable[Request], parse: Parser, unit: str, keys: list[Key], left: list[Key]) -> Stage:
-        """The requests for what is `left` of the pieces `keys`."""
-        done = len(keys) - len(left)
-        return Stage(self.addr, requests, self.policy, parse, unit, len(keys), done, completions=self.completions)
+    def stage(self, requests: Iterable[Request], parse: Parser, unit: str, total: int) -> Stage:
+        """The stage in which it answers these requests, for `total` outputs."""
+        return Stage(self.addr, requests, self.policy, parse, unit, total, self.completions)
 
 
-def choose_generator(args: Namespace, schema: dict[str, Any] | str, length: int | None = None) -> Model:
+def choose_generator(args: Namespace, identity: str, schema: dict[str, Any] | str, length: int | None = None) -> Model:
     """The generator that `args` asks for, before it is loaded; `args.max_model_len` is then its length.
 
-    `length` is what it is to be where the user sets none and the model has as much; None: the paper's.
+    Args:
+        identity: `identify_model`'s.
+        length: what it is to be where the user sets none and the model has as much; None: the paper's.
     """
-    identity = identify_model(args, args.model_addr)
     chat = open_chat(args, args.model_addr)
     thoughts = find_thoughts(args, chat, args.model_addr)
     if vars(args).get("choose"):
@@ -81,11 +81,9 @@ def choose_generator(args: Namespace, schema: dict[str, Any] | str, length: int 
     return Model(args.model_addr, identity, chat, args.max_model_len, policy, completions)
 
 
-def open_completions(args: Namespace, model_addr: str, identity: str) -> Completions | None:
-    """The store's part of one model, None without --completions; UserError where nothing could be added."""
-    if args.completions is None:
-        return None
-    described = {"model": identity, **({"api": True} if args.openai else {"dtype": args.dtype})}
+def open_completions(args: Namespace, model_addr: str, identity: str, **settings: Any) -> Completions:
+    """The store's part of one model, which `settings` tell from others; UserError where nothing could be added."""
+    described = {"model": identity, **({"api": True} if args.openai else {"dtype": args.dtype}), **settings}
     store = ModelStore(args.completions, model_addr, described)
     if not args.cached_only:
         store.check_writable()
@@ -117,38 +115,36 @@ def identify_local_model(model_addr: str, cache_dir: str | None) -> str:
     return identity
 
 
-def confirm_model(
-    args: Namespace, model_addr: str, journals: list[Journal], completions: Completions | None = None
-) -> None:
-    """Before an API is asked for what these journals lack: raise UserError where it has another model than they had.
+def confirm_model(args: Namespace, model_addr: str, completions: Completions) -> None:
+    """Raise UserError where an API has another model than the one that the completions are of.
 
-    Likewise where the store's completions are of another one.
-
-    Where it doesn't say, or didn't then, the model's name has to do, and so it has with --model_id.
+    If it doesn't say which it has, or didn't then, the model's name has to do, as it has with --model_id.
     """
-    if (journals or completions) and args.openai and args.model_id is None and not args.cached_only:
+    if args.model_id is None:
         from utils.generation.api_engine import ask_for_root  # imports openai
 
-        root = ask_for_root(model_addr, args.base_url, read_api_key(args.api_key_addr))
-        for journal in journals:
-            journal.confirm_model(root, args.overwrite)
-        if completions is not None:
-            completions.store.confirm_root(root)
+        completions.store.confirm_root(ask_for_root(model_addr, args.base_url, read_api_key(args.api_key_addr)))
 
 
 def open_engine(
-    args: Namespace, model_addr: str, max_model_len: int, journals: Iterable[Journal], outputs: int
+    args: Namespace,
+    model_addr: str,
+    max_model_len: int,
+    completions: Completions,
+    known: Iterable[Pieces],
+    outputs: int,
 ) -> Engine:
     """The engine that `args` asks for, to write so many outputs; loads its weights unless it is behind an API.
 
-    What the API refused when an earlier run began these journals is left out from the start.
+    What the API refused when it gave the pieces that are `known`, from the store, is left out from the start.
     """
     if args.openai:
         from utils.generation.api_engine import APIEngine  # imports openai
         from utils.generation.batch_engine import BatchEngine
 
+        confirm_model(args, model_addr, completions)
         engine = (BatchEngine if vars(args).get("openai_batch") else APIEngine)(args, read_api_key(args.api_key_addr))
-        engine.refusals.recall(piece for journal in journals for piece in journal.entries.values())
+        engine.refusals.recall(piece for pieces in known for piece in pieces.values())
         return engine
     return VLLMEngine(args, [model_addr], max_model_len, outputs)
 
@@ -180,23 +176,40 @@ def batch_invariance(device: str | None, openai: bool = False) -> bool | None:
 
 
 def publish_records(
-    output: OutputFile,
-    args: Namespace,
+    output: Output,
     device: str | None,
     counts: dict[str, int],
     openai: bool,
     prices: Prices | None,
+    found: dict[str, Any],
     **figures: Any,
 ) -> None:
-    """Put an output in place, its records' figures in the manifest, and say what it holds; `openai` made it or not."""
+    """Put an output in place, its records' figures in the manifest, and say what it holds; `openai` made it or not.
+
+    `found` is as for `Output.publish`. Of a shard nothing is written.
+    """
     made = {"batch_invariant": batch_invariance(device, openai), "counts": counts}
     made |= describe_records(output.pieces.values())
     cost = {"cost_usd": prices.cost(made["tokens"])} if prices else {}
-    output.publish(vars(args), device, **made, **cost, **figures)
+    if not output.publish(device, found, **made, **cost, **figures):
+        return
     told = ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing to ask about"
     told += describe_unfinished(made.get(UNFINISHED_COUNT, 0))
     told += f"; {describe_cost(cost['cost_usd'])}" if cost else ""
     print(f"{output.path}: {told}")
+
+
+def reported(args: Namespace, completions: Completions) -> dict[str, Any]:
+    """Which model the API has by its own word, for the manifest; nothing if it didn't say or --model_id says it."""
+    root = completions.store.root() if args.openai and args.model_id is None else None
+    return {} if root is None else {REPORTED: root}
+
+
+def report_shard(args: Namespace, outputs: Sequence[str]) -> None:
+    """Say where a shard's completions are, and how they become outputs."""
+    if args.num_shards > 1:
+        which = f"shard {args.shard_index} of {args.num_shards}"
+        print(f"{args.completions}: {which} is in it; the same command without shards writes {', '.join(outputs)}")
 
 
 def read_api_key(path: str | None) -> str:

@@ -46,7 +46,7 @@ OFFSET_BITS, LENGTH_BITS = 48, 32  # of a line's place, which is one number: 100
 
 
 class ModelStore:
-    """What one model has given, by the key of what it was sent.
+    """What one model has given, by the key of what it was sent; or one ranker, by the key of what it ranked.
 
     Attributes:
         folder: the model's folder; made with the first completion.
@@ -100,11 +100,7 @@ class ModelStore:
         """
         if root is None:
             return
-        path = self.folder / "model.json"
-        try:
-            known = json.loads(path.read_text(encoding="utf-8")).get("root") if path.is_file() else None
-        except (OSError, ValueError, AttributeError):
-            raise UserError(f"{path}: is damaged; delete it") from None
+        known = self.root()
         if known not in (None, root):
             raise UserError(
                 f"{self.folder}: has completions of {json.dumps(known)}, but the server now reports "
@@ -112,6 +108,14 @@ class ModelStore:
             )
         if known is None:
             self._make_folder(root=root)
+
+    def root(self) -> str | None:
+        """Which model a server has reported behind its name, None where none has."""
+        path = self.folder / "model.json"
+        try:
+            return json.loads(path.read_text(encoding="utf-8")).get("root") if path.is_file() else None
+        except (OSError, ValueError, AttributeError):
+            raise UserError(f"{path}: is damaged; delete it") from None
 
     def close(self) -> None:
         for file in self._opened:
@@ -249,8 +253,7 @@ class _Lines:
 
     def _refuse(self) -> None:
         raise UserError(
-            f"{self.path}: line {self._number + 1} is damaged\n"
-            "  delete that line: its completion is then requested again"
+            f"{self.path}: line {self._number + 1} is damaged\n  delete that line: what it holds is then made again"
         )
 
 

@@ -134,7 +134,7 @@ def gold_text(titles: Sequence[str], lead_in: str | None = None) -> str:
 
 
 def gold_plan(titles: Sequence[str], lead_in: str | None) -> dict[str, Any]:
-    """A gold plan as a journal would hold it."""
+    """A gold plan as a piece of the file of plans."""
     return given_plan(list(titles), "the rubric has no aspects", lead_in, gold_text(titles, lead_in))
 
 
@@ -144,7 +144,7 @@ def target_settings(lead_in: str | None) -> dict[str, Any]:
 
 
 def plans_by_key(plans: dict[str, list[dict[str, Any]]], lead_in: str | None) -> dict[tuple[str, int], dict[str, Any]]:
-    """The content of a file of plans, as a journal would hold it."""
+    """The content of a file of plans as pieces, by (question id, number)."""
     numbered = {(question_id, i): plan for question_id, samples in plans.items() for i, plan in enumerate(samples)}
     return {
         key: given_plan(plan["aspects"] or [], plan.get("reason") or "an empty plan", lead_in, plan.get("raw"))
@@ -153,7 +153,7 @@ def plans_by_key(plans: dict[str, list[dict[str, Any]]], lead_in: str | None) ->
 
 
 def given_plan(titles: list[str], reason: str, lead_in: str | None, raw: Any) -> dict[str, Any]:
-    """A plan as a journal would hold it; `reason` is why there is none, where there is none.
+    """A plan as a piece; `reason` is why there is none, where there is none.
 
     With a lead-in it keeps its text, `raw`; of titles that came without a text that is the lead-in and these.
     """
@@ -163,11 +163,6 @@ def given_plan(titles: list[str], reason: str, lead_in: str | None, raw: Any) ->
     if lead_in is None:
         return {"value": titles}
     return {"value": titles, "raw": plan_text(titles, lead_in) if raw is None else raw}
-
-
-def has_plan_now(answer: dict[str, Any], plan: dict[str, Any] | None) -> bool:
-    """It was given without a plan, which failed; asked again (--retry_failed), the planner has made one."""
-    return "no_plan" in answer and plan is not None and bool(plan["value"])
 
 
 def plan_parser(lead_in: str | None) -> Callable[[str, bool], Parsed]:

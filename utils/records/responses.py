@@ -216,4 +216,6 @@ def origin_of(path: str) -> dict[str, Any] | None:
     told = {"chose_checkpoint": True} if fingerprint.get("chose_checkpoint") else {}
     told |= {name: fingerprint[name] for name in ("selected_by",) if name in fingerprint}
     told |= {name: manifest[name] for name in (UNFINISHED_COUNT,) if name in manifest}
-    return {"prompt": prompts, "constrained_decoding": fingerprint.get("constrained_decoding", "not known"), **told}
+    # Beam search is held to no schema.
+    decoding = "never" if "num_beams" in fingerprint else fingerprint.get("constrained_decoding", "not known")
+    return {"prompt": prompts, "constrained_decoding": decoding, **told}

@@ -19,8 +19,8 @@ from utils.benchmarks.checks import check_id, selection_of
 from utils.benchmarks.task import Metric, Record, Task
 from utils.cli import UserError
 from utils.cli.errors import kind, quote
-from utils.files.journal_lines import Key
 from utils.files.json_files import read_json
+from utils.files.output import Key
 from utils.scoring.pairwise import SYSTEMS, pair_result, result_by_default
 from utils.scoring.verdicts import Verdict
 
@@ -149,8 +149,7 @@ def check_counts_unanswered(path: str | Path, scores: Scores) -> None:
     if "num_unanswered" not in scores:
         raise UserError(
             f"{path}: doesn't say which answers are missing, which count 0 now and did not before\n"
-            "  the evaluate_responses.py command that made it makes it anew and asks the judge nothing again\n"
-            "  (where its journal was deleted, delete it too, and it is judged again)"
+            "  delete it and run the evaluate_responses.py command again\n"
         )
 
 

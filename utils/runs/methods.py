@@ -30,8 +30,7 @@ from typing import Any
 from prompts import History, Prompt, load_prompt, own_prompt
 from utils.benchmarks.task import Parser, Record, Task
 from utils.cli import UserError
-from utils.files.journal_lines import Key
-from utils.files.outputs import Piece
+from utils.files.output import Key, Piece
 from utils.generation.completions import NotStoredError
 from utils.generation.driver import (
     THOUGHT_COUNT,
@@ -350,7 +349,7 @@ class Ask:
         self._same[its] += 1
         key = self._key if not number else (*self._key, number)
         request = replace(fitted_request(key, fitted, None), parse=reader(parse))
-        stage = Stage(model.addr, (), policy, request.parse, "answers", 0, completions=model.completions)
+        stage = Stage(model.addr, (), policy, request.parse, "answers", 0, model.completions)
         return stage, request, hashlib.sha256(f"{number} {its}".encode(errors="surrogatepass")).hexdigest()
 
     def _prompt(self, name: str, is_named: bool) -> Prompt:

@@ -19,31 +19,27 @@ from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.flags import Arguments
-from utils.files.journal import keys_hash
-from utils.files.journal_lines import Key
-from utils.files.lock import Lock
-from utils.files.manifest import (
-    describe_run,
-    file_hash,
-    is_finished,
-    prepare_output,
-    publish,
-    refuse_unranked,
-    run_fingerprint,
-    without_password,
-)
-from utils.files.outputs import report_unusable
-from utils.files.writing import check_writable
+from utils.files.manifest import file_hash, refuse_unranked, run_fingerprint, without_password
+from utils.files.output import Key, Output
 from utils.generation.completions import NotStoredError
 from utils.generation.cost import describe_cost, prices_of
 from utils.generation.driver import describe_records
 from utils.generation.encoder_decoder import TextModel, choose_answerer
-from utils.generation.engines import Model, batch_invariance, confirm_model, open_engine, print_machine, share_base
+from utils.generation.engines import (
+    Model,
+    batch_invariance,
+    confirm_model,
+    identify_model,
+    open_engine,
+    print_machine,
+    report_shard,
+    share_base,
+)
 from utils.generation.requests import Engine
 from utils.generation.vllm_engine import VLLMEngine
 from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.records.datasets import STEP_NEEDS, select_questions
-from utils.records.responses import collect_responses, count_responses, read_responses
+from utils.records.responses import collect_responses, count_responses
 from utils.records.stream import read_questions
 from utils.runs.methods import Method, Settings, load_method, sum_calls
 from utils.runs.runner import AT_ONCE, Outcome, Run, report_raised, run_method
@@ -61,7 +57,6 @@ ROLE_FLAGS = {  # of a model of --model, with what reads them
 def answer_by_method(args: Namespace) -> int:
     """Answer the questions by --method; returns the exit code."""
     method = load_method(args.method)
-    args.completions = args.completions or str(Path(args.output_addr).parent / "completions")
     records = read_questions(args.inputs_addr, STEP_NEEDS["rag"])
     task = task_of(args.inputs_addr, records)
     refuse_unranked(args.inputs_addr, args.unranked)
@@ -71,53 +66,20 @@ def answer_by_method(args: Namespace) -> int:
     models = choose_models(flags, task)
     shared = Settings(task, models, args.seed, args.num_contexts, args.prompts_dir, dict(args.set or []), {})
     settings = make_fingerprint(args, task, models)
-    is_whole = args.num_shards == 1
+    output = Output(args.output_addr, settings, list(asked), partial(collect_responses, records), "answers", args)
+    output.is_finished()  # the method's file may have changed, so it is run in any case
     if args.dry_run:
-        is_finished(Path(args.output_addr), settings, bool(args.overwrite), ("inputs",))
-        refuse_fewer(args.output_addr, count_answers(args), len(asked))
         code = describe_first_calls(method, shared, asked)
         print_machine(args, list(models.values()), [args.output_addr], len(asked))
         return code
 
-    if not is_whole:
-        outcome = run(method, shared, asked, flags)
-        which = f"shard {args.shard_index} of {args.num_shards}"
-        print(f"{args.completions}: {which} is in it; the same command without shards writes {args.output_addr}")
-        return report_failures(outcome)
-    check_writable(Path(args.output_addr))
-    lock = Lock(args.output_addr)
-    try:
-        prepare_output(args.output_addr, settings, bool(args.overwrite), ("inputs",))
-        there = count_answers(args)
-        refuse_fewer(args.output_addr, there, len(asked))
-        outcome = run(method, shared, asked, flags)
-        code, pieces = report_failures(outcome), outcome.pieces
-        unusable = [key for key, piece in pieces.items() if piece["value"] is None]
-        answers = len(pieces) - len(unusable)
-        if code == 0:
-            refuse_fewer(args.output_addr, there, answers)
-        if answers >= there:
-            publish_answers(args, task, settings, records, asked, outcome, flags, models)
-        else:
-            print(f"{args.output_addr}: kept, because it has more answers than this run ({answers})", file=sys.stderr)
-    finally:
-        lock.release()
-    is_again = outcome.device is None
-    told = report_unusable(args.output_addr, pieces, unusable, len(pieces), "answers", settings, is_again)
-    return max(code, told)
-
-
-def run(method: Method, shared: Settings, asked: dict[Key, Record], flags: dict[str, Arguments]) -> Outcome:
-    """Run the method on what is asked, its engines opened by each role's `flags`."""
-    models = shared.models
-    for role, model in models.items():
-        confirm_model(flags[role], model.addr, [], model.completions)
-    return run_method(method, shared, asked, partial(open_engines, flags, models, len(asked)))
-
-
-def report_failures(outcome: Outcome) -> int:
-    """The exit code for records on which the method raised, or that a server failed to answer; stderr has them."""
-    return max(report_raised(outcome.raised), cli.report_missing(len(outcome.missing), "answer"))
+    output.open()
+    outcome = run_method(method, shared, asked, partial(open_engines, flags, models, len(asked)))
+    output.pieces = outcome.pieces
+    publish_answers(args, task, output, outcome, flags, models)
+    report_shard(args, [args.output_addr])
+    code = 0 if outcome.device is None else output.report_failed()
+    return max(code, report_raised(outcome.raised), cli.report_missing(len(outcome.missing), "answer"))
 
 
 def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
@@ -141,7 +103,8 @@ def choose_models(flags: dict[str, Arguments], task: Task) -> dict[str, Model]:
     """The models by role. Where two are the same one they share its completions."""
     models, stores = {}, {}
     for role, own in flags.items():
-        model = choose_answerer(own, task.output.schema, task.prompt_length)
+        identity = identify_model(own, own.model_addr)
+        model = choose_answerer(own, identity, task.output.schema, task.prompt_length)
         if isinstance(model, TextModel):
             raise UserError(f"{own.model_addr}: an encoder-decoder; --method needs chat models")
         first, completions = stores.setdefault(model.completions.store.folder, (own, model.completions))
@@ -159,9 +122,11 @@ def open_engines(flags: dict[str, Arguments], models: dict[str, Model], outputs:
     engines = {}
     for name, own in flags.items():
         if own.openai:
-            place = own.base_url, own.api_key_addr
+            place, model = (own.base_url, own.api_key_addr), models[name]
             if place not in by_api:
-                by_api[place] = open_engine(own, models[name].addr, models[name].length, [], outputs)
+                by_api[place] = open_engine(own, model.addr, model.length, model.completions, [], outputs)
+            else:
+                confirm_model(own, model.addr, model.completions)
             engines[name] = by_api[place]
     if role not in engines:
         own, model = flags[role], models[role]
@@ -184,34 +149,11 @@ def make_fingerprint(args: Namespace, task: Task, models: dict[str, Model]) -> d
     return run_fingerprint("baselines.py", args, inputs, prompts, generator.policy.fingerprint(), **own)
 
 
-def count_answers(args: Namespace) -> int:
-    """How many answers the output has that this run may not lose."""
-    if args.overwrite or not Path(args.output_addr).is_file():
-        return 0
-    return sum(one["output"] is not None for its in read_responses(args.output_addr).values() for one in its)
-
-
-def refuse_fewer(output: str, there: int, number: int) -> None:
-    """Raise UserError if the output has more answers than the `number` that would replace them."""
-    if number < there:
-        raise UserError(
-            f"{output}: has {there} answers, and this command makes {number}\n"
-            "  give another output, or --overwrite to replace it; what was asked is kept"
-        )
-
-
 def publish_answers(
-    args: Namespace,
-    task: Task,
-    settings: dict[str, Any],
-    records: list[Record],
-    asked: dict[Key, Record],
-    outcome: Outcome,
-    flags: dict[str, Arguments],
-    models: dict[str, Model],
+    args: Namespace, task: Task, output: Output, outcome: Outcome, flags: dict[str, Arguments], models: dict[str, Model]
 ) -> None:
-    """Write the response file and its manifest, and say what they hold."""
-    responses = collect_responses(records, outcome.pieces)
+    """Write the response file and its manifest, and say what they hold; of a shard nothing is written."""
+    responses = output.content()
     counts = count_responses(responses, task.item_words) | task.count_outputs(chain.from_iterable(responses.values()))
     pieces, calls = list(outcome.pieces.values()), list(chain.from_iterable(outcome.calls.values()))
     stores = {model.completions.store.folder: model.completions for model in models.values()}.values()
@@ -223,23 +165,18 @@ def publish_answers(
     by_role = {role: sum_calls(call for its, call in calls if its == role) for role in models}
     costs = {role: prices.cost(by_role[role]) for role in models if (prices := prices_of(flags[role]))}
     cost = {"cost_usd": None if None in costs.values() else round(sum(costs.values()), 6)} if costs else {}
-    manifest = describe_run(
-        vars(args),
-        settings,
+    is_written = output.publish(
         outcome.device,
         batch_invariant=batch_invariance(outcome.device, args.openai),
         counts=counts,
-        pieces=len(pieces),
-        keys_sha256=keys_hash(asked),
-        missing=len(outcome.missing) + len(outcome.raised),
-        unusable=sum(piece["value"] is None for piece in pieces),
         completions={"requested": requested, "from_store": reused},
         calls=by_role,
         token_counter=models["generator"].chat.counter,
         **made,
         **cost,
     )
-    publish(args.output_addr, responses, manifest)
+    if not is_written:
+        return
     told = ", ".join(f"{count} {name}" for name, count in counts.items())
     told += f"; {requested} completions requested, {reused} from the store"
     if costs:

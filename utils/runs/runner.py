@@ -16,8 +16,7 @@ from utils.benchmarks.task import Record
 from utils.cli import UserError, exit_on_signal
 from utils.cli.errors import first_five, printable, quote
 from utils.cli.progress import Progress
-from utils.files.journal_lines import Key
-from utils.files.outputs import Piece
+from utils.files.output import Key, Piece
 from utils.generation.driver import OUTAGE, THOUGHT_COUNT, TOKEN_COUNTS
 from utils.generation.requests import Engine, UnavailableError
 from utils.parsing import writable

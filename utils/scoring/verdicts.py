@@ -8,7 +8,7 @@ out of the means and is counted ("unscored"); it counts 0 only where a name says
 from collections.abc import Sequence
 from typing import Any
 
-Verdict = dict[str, Any]  # {"value": the verdict or None, ...}, as a journal holds it
+Verdict = dict[str, Any]  # {"value": the verdict or None, ...}, as a piece of a score file
 
 # The fields that say how a verdict came to be; the last ones of what utils/scoring/sureness.py makes.
 ORIGIN = ("reason", "raw", "parsed", "attempts", "probabilities", "entropy", "outside", "drawn", "spread")

@@ -1,0 +1,223 @@
+"""An output file, made of pieces: each is a completion that was read, or computed, or an order of posts.
+
+A command names its outputs with their keys, leaves alone what `is_finished`, opens the others, fills their `pieces`,
+and publishes them. Nothing is kept on the way: what models gave is in the store of completions, and a run that died is
+repeated from there.
+"""
+
+import hashlib
+import json
+import re
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from utils.cli import UserError
+from utils.cli.errors import quote
+from utils.files.lock import Lock, check_free
+from utils.files.manifest import (
+    describe_run,
+    finish_interrupted_publish,
+    is_interrupted,
+    is_made_alike,
+    publish,
+    publish_staged,
+    read_manifest,
+)
+from utils.files.writing import check_could_write, check_writable, staged_path, write_array
+from utils.parsing.thoughts import THINK_LONGER, UNFINISHED
+
+Key = tuple[str | int, ...]
+Piece = dict[str, Any]  # {"value": ... or None, ...}
+Pieces = dict[Key, Piece]
+
+INPUTS = ("inputs", "responses", "given_plans")  # settings that are hashes of files: they may change
+NUM_REASONS = 3  # that are told where most pieces are unusable
+
+
+def is_failed(piece: Piece) -> bool:
+    """The model gave nothing that can be used; what stands in for a verdict on no answer has `answered`."""
+    return piece["value"] is None and "answered" not in piece
+
+
+def keys_hash(keys: Iterable[Key]) -> str:
+    """The same for the same pieces in any order."""
+    return hashlib.sha256(json.dumps(sorted(json.dumps(key) for key in keys)).encode()).hexdigest()
+
+
+@dataclass
+class Output:
+    """A final file and the pieces that it is made of.
+
+    A shard (--num_shards) has pieces only: it fills the store, and neither looks at the file nor writes it.
+    """
+
+    path: str
+    settings: dict[str, Any]  # that decide its pieces, known before a tokenizer is loaded
+    keys: list[Key]  # of the pieces that it is to have in the end
+    collect: Callable[[Pieces], Any]  # from pieces to the file's content; an iterator makes a list, an item at a time
+    unit: str  # what the pieces are called, in the plural
+    args: Namespace  # the command's, with --overwrite
+    pieces: Pieces = field(default_factory=dict)
+    may_shrink: bool = False  # it may be replaced by one with fewer pieces
+
+    def __post_init__(self) -> None:
+        self._began = time.monotonic()
+        self._there = 0  # pieces in the file that may not become fewer
+
+    @property
+    def is_shard(self) -> bool:
+        return vars(self.args).get("num_shards", 1) > 1
+
+    def is_finished(self) -> bool:
+        """Did this very command make it whole? Nothing is changed, so that a dry run may ask too.
+
+        It is not where an input has changed since, where a server failed to give some of it, or where something was
+        unusable and --max_retries is higher now: then it is made again, which requests what the store lacks.
+
+        Raises:
+            UserError: it cannot be written; another process is writing it; or --overwrite is not given, and it was made
+                with other settings, has more pieces than it would get, or was not written by this script.
+        """
+        if self.is_shard:
+            return False
+        path, overwrite = Path(self.path), self.args.overwrite
+        check_could_write(path)
+        check_free(path)
+        is_alike = is_made_alike(path, self.settings, overwrite, INPUTS)
+        made = read_manifest(path)
+        if made is None or not (path.exists() or is_interrupted(path)):
+            return False
+        if not overwrite and not self.may_shrink:
+            self._there = made.get("pieces", 0)
+            self._refuse_fewer(len(self.keys))
+        is_whole = made.get("keys_sha256") == keys_hash(self.keys) and not made.get("missing")
+        most_tries = vars(self.args).get("max_retries", 0)
+        has_tried = not made.get("unusable") or made["arguments"].get("max_retries", 0) >= most_tries
+        return is_alike and is_whole and has_tried and not is_interrupted(path)
+
+    def open(self) -> None:
+        """Take the file, so that no other process writes it; UserError where one does."""
+        if not self.is_shard:
+            check_writable(Path(self.path))
+            self._lock = Lock(self.path)
+            finish_interrupted_publish(Path(self.path))
+
+    def missing(self) -> list[Key]:
+        """The pieces that are not there, in order."""
+        return [key for key in self.keys if key not in self.pieces]
+
+    def content(self) -> Any:
+        return self.collect(self.pieces)
+
+    def publish(self, device: str | None, found: dict[str, Any] | None = None, **figures: Any) -> bool:
+        """Put the file in place, with a manifest that tells how it was made and what it took; True if that is done.
+
+        One with more pieces stays: a server failed to give what this run lacks.
+
+        Args:
+            found: what the run has found out about its models, to stand among the settings.
+        """
+        if self.is_shard:
+            return False
+        if len(self.pieces) < self._there:
+            told = f"kept, because it has more {self.unit} than this run ({len(self.pieces)})"
+            print(f"{self.path}: {told}", file=sys.stderr)
+            return False
+        content = self.content()
+        if isinstance(content, Iterator):
+            write_array(staged_path(self.path), content, indent=2)
+        figures |= {
+            "pieces": len(self.pieces),
+            "keys_sha256": keys_hash(self.keys),
+            "missing": len(self.missing()),
+            "unusable": len(self._failed()),
+            "wall_seconds": round(time.monotonic() - self._began, 3),
+        }
+        manifest = describe_run(vars(self.args), {**self.settings, **(found or {})}, device, **figures)
+        if isinstance(content, Iterator):
+            publish_staged(self.path, manifest)
+        else:
+            publish(self.path, content, manifest)
+        return True
+
+    def report_finished(self) -> int:
+        """Say that it is finished, and how many of its pieces are unusable: the exit code is 0 all the same, or what
+        follows the command could never run."""
+        print(f"{self.path}: already finished, left alone")
+        if unusable := read_manifest(self.path).get("unusable"):
+            told = f"{unusable} of {len(self.keys)} {self.unit} are unusable"
+            print(f"{self.path}: {told}{self._again()}", file=sys.stderr)
+        return 0
+
+    def report_failed(self) -> int:
+        """The exit code for what the model gave: 1 if at least half of the pieces it was asked for are unusable.
+
+        Then stderr has the commonest reasons, each with a sample and what to try.
+        """
+        pieces, failed = self.pieces, self._failed()
+        asked = sum("answered" not in piece for piece in pieces.values())
+        if not failed or 2 * len(failed) < asked:
+            return 0
+        # A prompt that is too long stays so, and an option as likely; another text may be usable.
+        may_differ = any("attempts" in pieces[key] and "mean_log_probs" not in pieces[key] for key in failed)
+        told = f"{self.path}: {len(failed)} of {asked} {self.unit} are unusable"
+        print(told + (self._again() if may_differ else ""), file=sys.stderr)
+        print(*_common_reasons(pieces, failed, self.settings), sep="\n", file=sys.stderr)
+        print("  with other settings, give another output or --overwrite", file=sys.stderr)
+        return 1
+
+    def _failed(self) -> list[Key]:
+        return [key for key in self.keys if key in self.pieces and is_failed(self.pieces[key])]
+
+    def _again(self) -> str:
+        """How to ask for what is unusable once more; of a greedy model nothing helps, it repeats itself."""
+        is_greedy = self.settings.get("temperature") == 0 and vars(self.args).get("max_retries", 0) > 0
+        return "" if is_greedy else "; a higher --max_retries asks for them again"
+
+    def _refuse_fewer(self, number: int) -> None:
+        if number < self._there:
+            raise UserError(
+                f"{self.path}: has {self._there} {self.unit}, and this command makes {number}\n"
+                "  give another output, or --overwrite to replace it; what was asked is kept"
+            )
+
+
+def _common_reasons(pieces: Pieces, failed: list[Key], settings: dict[str, Any]) -> list[str]:
+    """Two lines for each of the three commonest reasons: how many, of the first what the model wrote; what to try."""
+    alike: dict[tuple[str, str], list[Key]] = {}
+    for key in failed:
+        reason = re.sub(r"\d+", "0", str(pieces[key].get("reason")))
+        alike.setdefault((reason, _what_to_try(pieces[key], settings)), []).append(key)
+    lines = []
+    # Of as many the one that came first.
+    for (_, remedy), keys in sorted(alike.items(), key=lambda item: len(item[1]), reverse=True)[:NUM_REASONS]:
+        first = pieces[keys[0]]
+        text = first.get("raw") or first.get("reasoning", first.get("raw"))
+        wrote = f": {quote(text)}" if text is not None else ""
+        lines.append(f"  {len(keys)}: {quote(first.get('reason'))[1:-1]}; such as {quote(keys[0][0])}{wrote}")
+        lines.append(f"     try {remedy}")
+    return lines
+
+
+def _what_to_try(piece: Piece, settings: dict[str, Any]) -> str:
+    """What may mend a failed piece, by how far the model came with it."""
+    if "attempts" not in piece:  # the prompt was too long to be asked
+        return "a higher --max_model_len, or fewer posts or shorter texts in the prompt"
+    if "mean_log_probs" in piece:
+        return "another model, or generated text: leave out --choose likelihood or --verdicts probability"
+    if "raw" not in piece:
+        return "another model or server: this one refuses what these prompts are about"
+    if piece.get("reason") == UNFINISHED:
+        return THINK_LONGER
+    if piece.get("finish_reason") == "length" and "planner" in settings:
+        return "a higher --max_tokens_plan, with a --max_model_len that has room for it"
+    if piece.get("finish_reason") == "length":
+        return "a higher --max_tokens, with a --max_model_len that has room for it"
+    if settings.get("constrained_decoding") == "never":
+        return "--constrained_decoding fallback, or another model"
+    return "another model, or a prompt of your own by --prompts_dir"
