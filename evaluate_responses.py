@@ -40,60 +40,38 @@ response, or two systems compared on each question, in both orders (two response
 import sys
 from argparse import Namespace
 from contextlib import closing
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from prompts import Messages, Prompt, load_prompt
 from utils import cli
 from utils.benchmarks import metric_names, task_of
-from utils.benchmarks.task import OFFICIAL, Judge, Metric, Record, Scale, Task
+from utils.benchmarks.task import OFFICIAL, Metric, Record, Scale, Task
 from utils.cli import UserError
-from utils.cli.progress import Progress, announce
+from utils.cli.progress import Progress
 from utils.files.manifest import file_hash, run_fingerprint
-from utils.files.output import Key, Output
-from utils.generation.chat import VERDICT_TOKENS, Chat, choose_judge_length, open_chat, render_all
-from utils.generation.completions import Completions
+from utils.files.output import Output
+from utils.generation.chat import VERDICT_TOKENS
 from utils.generation.cost import describe_cost, prices_of
-from utils.generation.driver import Policy, Request, Stage, describe_records, describe_requests, generate
+from utils.generation.driver import describe_records
 from utils.generation.engines import (
-    Model,
     batch_invariance,
-    identify_model,
-    open_completions,
-    open_engine,
     print_machine,
     report_shard,
     reported,
 )
-from utils.generation.thinking import end_thoughts, find_thoughts, settle_tokens
 from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
 from utils.records import judged
 from utils.records.datasets import select_questions
-from utils.records.judged import System, answers_to, are_answered
+from utils.records.judged import Judging, System, answers_to, are_answered, ask_judge, choose_judge, lacking, load_judge
 from utils.records.responses import as_read, default_metric, match_responses, origin_of, read_responses, refuse_gaps
 from utils.records.scores import carried, score_file
 from utils.records.stream import read_questions
-from utils.scoring.sureness import weigh
 from utils.scoring.verdicts import no_answer
 from utils.tables.summary import describe_scores
 
 SCRIPT = "evaluate_responses.py"
-MANY_PROMPTS = 5000  # take seconds to render
-
-
-@dataclass(frozen=True)
-class Judging:
-    """A judge as this run asks it."""
-
-    judge: Judge
-    prompt: Prompt
-    policy: Policy
-    identity: str  # of the model
-    chat: Chat | None = None  # of a model that runs here
-    completions: Completions | None = None  # what it has been asked before
 
 
 def build_parser() -> cli.FlagParser:
@@ -202,26 +180,6 @@ def choose_metric(args: Namespace, task: Task) -> Metric:
     return metric
 
 
-def choose_judge(args: Namespace, judge: Judge) -> Judging:
-    """The judge that `args` asks for, as far as it is known before a tokenizer is loaded."""
-    prompt, policy = load_prompt(judge.prompt, args.prompts_dir), Policy.from_arguments(args, judge.output.schema)
-    return Judging(judge, prompt, policy, identify_model(args, args.evaluator_llm))
-
-
-def load_judge(args: Namespace, judging: Judging) -> Judging:
-    """The judge with its chat template and its completions; `args` then has the tokens that its thoughts need."""
-    chat = None if args.openai else open_chat(args, args.evaluator_llm)
-    thoughts = find_thoughts(args, chat, args.evaluator_llm)
-    args.reasoning_parser = thoughts.parser
-    if args.verdicts:
-        end_thoughts(chat, thoughts)
-    else:
-        settle_tokens(args, thoughts, args.evaluator_llm, chat and chat.model_limit)
-    policy = Policy.from_arguments(args, judging.judge.output.schema).with_thoughts(thoughts)
-    completions = open_completions(args, args.evaluator_llm, judging.identity)
-    return replace(judging, policy=policy, chat=chat, completions=completions)
-
-
 def check_verdicts(args: Namespace, task: Task, scale: Scale | None) -> None:
     """Raise UserError where the judge's verdicts cannot be had as --verdicts and --num_verdicts say."""
     asked = f"--verdicts {args.verdicts}" if args.verdicts else f"--num_verdicts {args.num_verdicts}"
@@ -303,82 +261,6 @@ def compute_verdicts(systems: list[System], records: list[Record]) -> None:
             for key in keys:
                 system.output.pieces[key] = {"value": system.metric.compute(record, response)}
                 progress.update()
-
-
-def lacking(systems: list[System], records: list[Record]) -> list[tuple[Record, System, list[Key]]]:
-    """Each system's response to each question, with the verdicts that it lacks."""
-    missing = [set(system.output.missing()) for system in systems]
-    return [
-        (record, system, keys)
-        for record in records
-        for system, its in zip(systems, missing, strict=True)
-        if (keys := sorted(its.intersection(system.metric.keys(record))))
-    ]
-
-
-def ask_judge(args: Namespace, systems: list[System], records: list[Record], judging: Judging) -> str | None:
-    """Ask for the verdicts that are pending, or say what would be asked; returns the device, if one was used."""
-    chat = judging.chat or open_chat(args, args.evaluator_llm)
-    requests = build_requests(systems, records, judging, chat)
-    if args.verdicts:
-        requests, args.max_tokens = ask_for_likelihoods(requests, judging.judge.scale, chat)
-    requests, max_model_len = fit_context(requests, args, chat)
-    if args.dry_run:
-        print(describe_requests(requests, chat, judging.policy, prices_of(args)))
-        model = Model(args.evaluator_llm, judging.identity, chat, max_model_len, judging.policy)
-        print_machine(args, [model], args.score_addr, len(records))
-    if args.dry_run or not requests:
-        return None
-    known = [system.output.pieces for system in systems]
-    done, parse, completions = sum(map(len, known)), judging.judge.output.parse, judging.completions
-    total = done + len(requests)
-    stage = Stage(args.evaluator_llm, requests, judging.policy, parse, "verdicts", total, completions, done)
-    return generate(partial(open_engine, args, args.evaluator_llm, max_model_len, completions, known), stage)
-
-
-def build_requests(systems: list[System], records: list[Record], judging: Judging, chat: Chat) -> list[Request]:
-    """A request for each verdict that is not there; equal ones, as on two systems' equal answers, are asked once.
-
-    All verdicts on a response stand next to each other, and so do all responses to a question: the judge's prompt
-    puts the aspect last and the response before it, so the engine computes what they share once.
-    """
-    responses = lacking(systems, records)
-    num_prompts = sum(len(keys) for _, _, keys in responses)
-    if num_prompts >= MANY_PROMPTS:
-        announce(f"rendering {num_prompts} prompts")
-
-    def messages(record: Record, system: System, keys: list[Key]) -> list[Messages]:
-        outputs = answers_to(system.responses, record["id"])
-        return [judging.judge.messages(judging.prompt, record, outputs, number) for _, number, *_ in keys]
-
-    rendered = render_all(chat, (messages(*response) for response in responses))
-    return [
-        Request(key, prompt, system.output.pieces)
-        for (_, system, keys), prompts in zip(responses, rendered, strict=True)
-        for key, prompt in zip(keys, prompts, strict=True)
-    ]
-
-
-def ask_for_likelihoods(requests: list[Request], scale: Scale, chat: Chat) -> tuple[list[Request], int]:
-    """Requests for how likely each number is where the judge's output has one; and the tokens that one has besides."""
-    begin, options = judged.verdict_options(scale, chat)
-    requests = [replace(one, prompt=one.prompt + begin, options=options, weigh=weigh) for one in requests]
-    return requests, max(map(len, options.values())) + 1  # vLLM generates a token
-
-
-def fit_context(requests: list[Request], args: Namespace, chat: Chat) -> tuple[list[Request], int]:
-    """The requests with over-long prompts taken out, and the model length to load: what the longest prompt needs."""
-    lengths = [chat.length(request.prompt) for request in requests]
-    longest = max(lengths, default=1)  # nothing may be left to ask
-    max_model_len = choose_judge_length(chat, args.max_model_len, args.max_tokens, longest)
-
-    def fit(request: Request, length: int) -> Request:
-        if length <= max_model_len - args.max_tokens:
-            return request
-        reason = f"a prompt of {length} tokens is too long"
-        return replace(request, prompt=None, record={**request.record, "reason": reason})
-
-    return list(map(fit, requests, lengths)), max_model_len
 
 
 def publish_scores(system: System, task: Task, args: Namespace, device: str | None, found: dict[str, Any]) -> None:

@@ -4,9 +4,6 @@
       --inputs_addr test_ranked.json --output_addr planpers.json
   python planpers.py --model_addr gpt-4o-mini --openai --api_key_addr key.txt --planner_model planner/best \\
       --inputs_addr test_ranked.json --output_addr planpers_gpt.json
-  python planpers.py --model_addr Qwen/Qwen2.5-7B-Instruct --planner_model my-planner \\
-      --planner_base_url http://127.0.0.1:8000/v1 --planner_api_key_addr planner_key.txt \\
-      --inputs_addr test_ranked.json --output_addr planpers_served.json
   python planpers.py --model_addr Qwen/Qwen2.5-7B-Instruct --gold_plan \\
       --inputs_addr test_ranked.json --output_addr planpers_gold.json
 
@@ -30,16 +27,16 @@ from utils.cli.flags import Arguments
 from utils.files.manifest import file_hash, refuse_unranked, run_fingerprint
 from utils.files.output import Key, Output, Pieces
 from utils.generation import engines
-from utils.generation.chat import PAPER_LENGTH, Fitted, choose_length, open_chat, open_local_chat
+from utils.generation.chat import PAPER_LENGTH, Fitted
 from utils.generation.cost import prices_of
 from utils.generation.driver import Policy, Request, Stage, describe_requests, fitted_request, generate
 from utils.generation.encoder_decoder import check_trained
 from utils.generation.engines import Model, VLLMEngine, publish_records
-from utils.generation.requests import SAMPLED, Engine
-from utils.generation.templates import SETTINGS, template_variables
-from utils.generation.thinking import NO_PARSER, find_thoughts, settle_tokens
+from utils.generation.requests import Engine
+from utils.generation.thinking import NO_PARSER
 from utils.parsing import plans as parsing
-from utils.planner.targets import find_lead_in, trained_variables
+from utils.planner.model import choose_planner, flags_of_planner, planner_policy, template_flags
+from utils.planner.targets import find_lead_in
 from utils.records.datasets import STEP_NEEDS, select_questions
 from utils.records.responses import collect_responses, count_responses, read_plans
 from utils.records.stream import read_questions
@@ -156,8 +153,8 @@ def main(argv: list[str] | None = None) -> int:
     collect_plans = partial(collect_responses, records, field="aspects")
     plans = Output(plans_output, plan_settings, keys, collect_plans, "plans", args, dict(given))
     answers = Output(args.output_addr, settings, keys, partial(collect_responses, records), "answers", args)
-    has_plans, has_answers = plans.is_finished(), answers.is_finished()
-    if has_plans and has_answers and not args.dry_run:
+    has_plans = plans.is_finished()
+    if answers.is_finished() and has_plans and not args.dry_run:
         return max(plans.report_finished() if planner_identity else 0, answers.report_finished())
     to_plan = planner_identity is not None and (args.dry_run or not has_plans)
     planner = choose_planner(of_planner, planner_identity, lead_in) if to_plan else None
@@ -183,7 +180,10 @@ def main(argv: list[str] | None = None) -> int:
     requests = run.build_answers(generator, plans.pieces, keys, answers.pieces)
     answer_stage = generator.stage(requests, task.output.parse, "answers", len(keys))
     device = run_stages(args, planner, generator, plan_stage, answer_stage, plans, answers)
-    publish_answers(answers, args, device, generator)
+    counts = count_responses(answers.content())
+    counts["answered without a plan"] = sum(answer["plan"] is None for answer in answers.pieces.values())
+    found, prices = engines.reported(args, generator.completions), prices_of(args)
+    publish_records(answers, device, counts, args.openai, prices, found, token_counter=generator.chat.counter)
     engines.report_shard(args, [answers.path, plans.path])
     code = max(plans.report_failed() if planner else 0, answers.report_failed())
     return max(code, cli.report_missing(len(answers.missing()), "answer"))
@@ -216,44 +216,6 @@ def given_plans(args: Namespace, run: Run, keys: list[Key]) -> Pieces:
             "  plan them with --planner_model, or give fewer --num_generated_outputs or a --limit"
         )
     return {key: plans[key] for key in keys}
-
-
-def flags_of_planner(args: Arguments) -> Arguments:
-    """The flags as they hold for the planner: it runs here, or has an API of its own, wherever the generator is."""
-    openai = bool(args.planner_base_url)
-    own = {"openai": openai, "base_url": args.planner_base_url, "api_key_addr": args.planner_api_key_addr}
-    own |= {"model_id": None, "openai_batch": False}
-    own |= {"reasoning_parser": None}  # the flag is the generator's, and so is --seed none where it is an API
-    own |= {} if openai else {"seed": args.seed or 0}
-    return args.replaced(**own)
-
-
-def choose_planner(args: Namespace, identity: str, lead_in: str | None) -> Model:
-    """The planner, by its own flags; it samples as the generator does."""
-    if args.openai:
-        chat, told = open_chat(args, args.planner_model), template_flags(args)
-    else:
-        trained = trained_variables(args.planner_model)  # another model is told what its template knows of the flags
-        variables, only_known = (template_variables(args), True) if trained is None else (trained, False)
-        chat = open_local_chat(args.planner_model, args.cache_dir, variables, only_known=only_known)
-        told = {"chat_template_kwargs": chat.variables} if chat.variables else {}
-    thoughts = find_thoughts(args, chat, args.planner_model)
-    room = settle_tokens(args, thoughts, args.planner_model, chat.model_limit, "max_tokens_plan")
-    length = choose_length(chat, args.max_model_len, args.max_tokens_plan, PAPER_LENGTH + room, "--max_tokens_plan")
-    policy = planner_policy(args, lead_in, told).with_thoughts(thoughts)
-    completions = engines.open_completions(args, args.planner_model, identity)
-    return Model(args.planner_model, identity, chat, length, policy, completions)
-
-
-def template_flags(args: Namespace) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in SETTINGS if getattr(args, name)}
-
-
-def planner_policy(args: Namespace, lead_in: str | None, told: dict[str, Any]) -> Policy:
-    """The generator's policy as the planner has it; `told` are the chat template's variables."""
-    policy = Policy.from_arguments(args, parsing.plan_pattern(lead_in))
-    further = {name: policy.further[name] for name in SAMPLED if name in policy.further} | told
-    return replace(policy, max_tokens=args.max_tokens_plan, further=further, reasoning_parser=None, opened=None)
 
 
 def make_fingerprints(
@@ -316,7 +278,7 @@ def open_engine_for(args: Namespace, model: Model, output: Output, num_outputs: 
 
 
 def publish_plans(plans: Output, args: Namespace, planner: Model | None = None, device: str | None = None) -> None:
-    """Publish the plans, before they are used; `args` are the planner's, which is None for plans that are given."""
+    """Publish the plans, before they are used. `args` are the planner's; `planner` is None if they are given."""
     pieces = plans.pieces.values()
     found = [plan["value"] for plan in pieces if plan["value"]]
     counts = {
@@ -327,13 +289,6 @@ def publish_plans(plans: Output, args: Namespace, planner: Model | None = None, 
     }
     told = engines.reported(args, planner.completions) if planner else {}
     publish_records(plans, device, counts, bool(planner and args.openai), prices_of(plans.args, "planner_"), told)
-
-
-def publish_answers(answers: Output, args: Namespace, device: str | None, generator: Model) -> None:
-    counts = count_responses(answers.content())
-    counts["answered without a plan"] = sum(answer["plan"] is None for answer in answers.pieces.values())
-    told, prices = engines.reported(args, generator.completions), prices_of(args)
-    publish_records(answers, device, counts, args.openai, prices, told, token_counter=generator.chat.counter)
 
 
 def print_dry_run(

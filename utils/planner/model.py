@@ -1,0 +1,53 @@
+"""The planner as planpers.py asks it: by its own flags, here or behind an API of its own."""
+
+from argparse import Namespace
+from dataclasses import replace
+from typing import Any
+
+from utils.cli.flags import Arguments
+from utils.generation.chat import PAPER_LENGTH, choose_length, open_chat, open_local_chat
+from utils.generation.driver import Policy
+from utils.generation.engines import Model, open_completions
+from utils.generation.requests import SAMPLED
+from utils.generation.templates import SETTINGS, template_variables
+from utils.generation.thinking import find_thoughts, settle_tokens
+from utils.parsing import plans as parsing
+from utils.planner.targets import trained_variables
+
+
+def flags_of_planner(args: Arguments) -> Arguments:
+    """The flags as they hold for the planner: it runs here, or has an API of its own, wherever the generator is."""
+    openai = bool(args.planner_base_url)
+    own = {"openai": openai, "base_url": args.planner_base_url, "api_key_addr": args.planner_api_key_addr}
+    own |= {"model_id": None, "openai_batch": False}
+    own |= {"reasoning_parser": None}  # the flag is the generator's, and so is --seed none where it is an API
+    own |= {} if openai else {"seed": args.seed or 0}
+    return args.replaced(**own)
+
+
+def choose_planner(args: Namespace, identity: str, lead_in: str | None) -> Model:
+    """The planner, by its own flags; it samples as the generator does."""
+    if args.openai:
+        chat, told = open_chat(args, args.planner_model), template_flags(args)
+    else:
+        trained = trained_variables(args.planner_model)  # another model is told what its template knows of the flags
+        variables, only_known = (template_variables(args), True) if trained is None else (trained, False)
+        chat = open_local_chat(args.planner_model, args.cache_dir, variables, only_known=only_known)
+        told = {"chat_template_kwargs": chat.variables} if chat.variables else {}
+    thoughts = find_thoughts(args, chat, args.planner_model)
+    room = settle_tokens(args, thoughts, args.planner_model, chat.model_limit, "max_tokens_plan")
+    length = choose_length(chat, args.max_model_len, args.max_tokens_plan, PAPER_LENGTH + room, "--max_tokens_plan")
+    policy = planner_policy(args, lead_in, told).with_thoughts(thoughts)
+    completions = open_completions(args, args.planner_model, identity)
+    return Model(args.planner_model, identity, chat, length, policy, completions)
+
+
+def template_flags(args: Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in SETTINGS if getattr(args, name)}
+
+
+def planner_policy(args: Namespace, lead_in: str | None, told: dict[str, Any]) -> Policy:
+    """The generator's policy as the planner has it; `told` are the chat template's variables."""
+    policy = Policy.from_arguments(args, parsing.plan_pattern(lead_in))
+    further = {name: policy.further[name] for name in SAMPLED if name in policy.further} | told
+    return replace(policy, max_tokens=args.max_tokens_plan, further=further, reasoning_parser=None, opened=None)
