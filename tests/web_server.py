@@ -2,7 +2,6 @@
 
 import hashlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,18 +24,12 @@ class Trouble:
         page: send this in place of the file, with status 200.
         cut_after: bytes of the body after which the connection is closed.
         hold_after: bytes of the body after which nothing more is sent before the server's `released` is set.
-        drip: seconds before every byte of the body.
-        untold: the length is not told.
-        redirect: send the client to this host with the same path.
     """
 
     status: int = 200
     page: bytes | None = None
     cut_after: int | None = None
     hold_after: int | None = None
-    drip: float = 0
-    untold: bool = False
-    redirect: str | None = None
 
 
 FINE = Trouble()
@@ -106,9 +99,6 @@ class _Handler(BaseHTTPRequestHandler):
         path, wanted = place.removeprefix("/downloads/LaMP/"), self.headers.get("Range")
         self.server.asked.append((path, wanted))
         trouble = self.server.trouble(path)
-        if trouble.redirect is not None:
-            there = f"http://{trouble.redirect}:{self.server.server_port}{place}"
-            return self._send(302, b"", {"Location": there}, FINE)
         content = trouble.page if trouble.page is not None else self.server.files.get(path)
         if content is None or trouble.status != 200:
             return self._send(404 if content is None else trouble.status, b"", {}, FINE)
@@ -125,18 +115,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, content: bytes, headers: dict[str, str], trouble: Trouble) -> None:
         kept = content[: trouble.cut_after]
-        self.close_connection = len(kept) < len(content) or trouble.untold or trouble.drip > 0
+        self.close_connection = len(kept) < len(content)
         with suppress(ConnectionError):  # a client that was killed, or has enough
             self.send_response(status)
-            for name, value in ({} if trouble.untold else {"Content-Length": str(len(content))} | headers).items():
+            for name, value in ({"Content-Length": str(len(content))} | headers).items():
                 self.send_header(name, value)
-            if trouble.untold:
-                self.send_header("Connection", "close")
             self.end_headers()
-            while trouble.drip and kept:
-                time.sleep(trouble.drip)
-                self.wfile.write(kept[:1])
-                kept = kept[1:]
             for start in range(0, len(kept), PIECE):
                 if trouble.hold_after is not None and start >= trouble.hold_after:
                     self.server.released.wait()
