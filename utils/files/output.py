@@ -99,7 +99,7 @@ class Output:
             self._refuse_fewer(len(self.keys))
         is_whole = made.get("keys_sha256") == keys_hash(self.keys) and not made.get("missing")
         most_tries = vars(self.args).get("max_retries", 0)
-        has_tried = not made.get("unusable") or made["arguments"].get("max_retries", 0) >= most_tries
+        has_tried = not made.get("unusable") or made.get("arguments", {}).get("max_retries", 0) >= most_tries
         return is_alike and is_whole and has_tried and not is_interrupted(path)
 
     def open(self) -> None:
