@@ -82,6 +82,10 @@ def rank(*arguments):
     rank_dataset.main([*map(str, arguments), "--ranker", "recency"])
 
 
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def write_json(path, value):
     path.write_text(json.dumps(value))
     return path
@@ -147,9 +151,10 @@ def test_manifest(server, flags, output, monkeypatch):
     manifest = json.loads(Path(f"{output}.manifest.json").read_text())
     assert manifest["fingerprint"]["model"] == "some-model"
     assert manifest["arguments"]["base_url"] == server.url
-    assert manifest["fingerprint"]["max_model_len"] == 8192
+    assert manifest["fingerprint"]["max_model_len"] is None  # as given
+    assert manifest["arguments"]["max_model_len"] == 8192
     assert manifest["fingerprint"]["prompt"].keys() == {"no_personalization"}
-    assert manifest["counts"]["answers"] == 2 and manifest["resumed"] == 0
+    assert manifest["counts"]["answers"] == manifest["pieces"] == 2
     assert manifest["tokens"]["completion_tokens"] == 2 * 3
     assert manifest["device"] == "API at 127.0.0.1" and manifest["batch_invariant"] is None
     assert manifest["token_counter"] == "estimate: 1 token per 3 bytes"
@@ -217,12 +222,13 @@ def test_json_lines(flags, output, tmp_path):
 def test_shards_cover_the_set(server, flags, output):
     server.reply = default_reply
     whole = run(flags, output)
-    parts = [
-        run(flags, output.with_name(f"{shard}.json"), "--num_shards", 3, "--shard_index", shard) for shard in range(3)
-    ]
-    assert sorted(question_id for part in parts for question_id in part) == sorted(IDS)
-    assert {question_id: outputs for part in parts for question_id, outputs in part.items()} == whole
-    assert all(list(part) == [question_id for question_id in IDS if question_id in part] for part in parts)
+    asked, parts = len(server.requests), output.parent.parent / "parts"
+    command = [*flags, "--inputs_addr", str(SAMPLE), "--output_addr", str(parts / "answers.json")]
+    for shard in range(3):
+        assert baselines.main([*command, "--num_shards", "3", "--shard_index", str(shard)]) == 0
+        assert [path.name for path in parts.iterdir()] == ["completions"]
+    assert sorted(map(str, server.requests[asked:])) == sorted(map(str, server.requests[:asked]))
+    assert run(flags, parts / "answers.json", "--cached_only") == whole and len(server.requests) == 2 * asked
 
 
 def test_own_prompts(server, flags, output, tmp_path):
@@ -293,54 +299,52 @@ def test_a_run_in_which_at_least_half_fails_says_why_and_ends_with_1(server, fla
     run(flags, output, "--max_retries", 0)
     assert "unusable" not in capsys.readouterr().err
     run(flags, output, "--max_retries", 0)  # said by a run that has nothing to do
-    told = f"{output}: 6 of 13 answers are unusable; --retry_failed asks for them again\n"
+    told = f"{output}: 6 of 13 answers are unusable; a higher --max_retries asks for them again\n"
     assert capsys.readouterr().err == told
     server.reply = refusing(7)
-    again = output.with_name("again.json")
-    for first in (True, False):
-        run(flags, again, "--max_retries", 0, code=int(first))
-        printed = capsys.readouterr()
-        assert printed.err.endswith(
-            f"{again}: 7 of 13 answers are unusable; --retry_failed asks for them again\n"
-            f"  5: no personalized_answer in the text; such as '{IDS[2]}': \"I'd rather not, 2.\"\n"
-            "     try another model, or a prompt of your own by --prompts_dir\n"
-            f"  2: content_filter: Not this.; such as '{IDS[0]}'\n"
-            "     try another model or server: this one refuses what these prompts are about\n"
-            "  with other settings, give another output or --overwrite\n"
-        )
-        assert ("already finished" in printed.out) != first
-    journal = output.with_name(f"{output.name}.journal.jsonl")
-    kept = journal.read_bytes()
-    journal.unlink()
-    run(flags, output, "--max_retries", 0)
-    told = "6 of 13 answers are unusable; its journal was deleted; only --overwrite asks again, for all answers\n"
-    assert capsys.readouterr().err == f"{output}: {told}"
-    journal.write_bytes(kept)
-    server.reply = lambda request: answer("Yes.")
-    assert None not in [found["output"] for [found] in run(flags, again, "--retry_failed").values()]
+    again = output.parent.parent / "again" / "answers.json"
+    told = f"{again}: 7 of 13 answers are unusable; a higher --max_retries asks for them again\n"
+    run(flags, again, "--max_retries", 1, code=1)
+    assert capsys.readouterr().err.endswith(
+        f"{told}"
+        f"  5: no personalized_answer in the text; such as '{IDS[2]}': \"I'd rather not, 2.\"\n"
+        "     try another model, or a prompt of your own by --prompts_dir\n"
+        f"  2: content_filter: Not this.; such as '{IDS[0]}'\n"
+        "     try another model or server: this one refuses what these prompts are about\n"
+        "  with other settings, give another output or --overwrite\n"
+    )
+    run(flags, again, "--max_retries", 1, "--overwrite")
+    assert capsys.readouterr() == (f"{again}: already finished, left alone\n", told)
+    server.reply, asked = lambda request: answer("Yes."), len(server.requests)
+    assert sum(found["output"] is None for [found] in run(flags, again, "--max_retries", 2).values()) == 2
+    assert len(server.requests) - asked == 5  # a refusal is kept
 
 
-def test_what_to_try_goes_with_how_the_outputs_failed(server, flags, output, capsys):
-    told = f"{output}: 13 of 13 answers are unusable"
+def test_what_to_try_goes_with_how_the_outputs_failed(server, flags, tmp_path, capsys):
     long = "Ring \x07 \u202e the bell. " * 40
-    server.reply = lambda request: Reply(long, finish_reason="length")
-    run(flags, output, "--max_retries", 0, code=1)
-    printed = capsys.readouterr().err
+
+    def told(name, reply, *more):
+        server.reply = reply
+        run(flags, tmp_path / name / "answers.json", "--max_retries", 0, "--max_concurrency", 1, *more, code=1)
+        return capsys.readouterr().err
+
+    def truncated(request):
+        return Reply(long, finish_reason="length")
+
+    printed = told("truncated", truncated)
     sample = repr(long)[:97]
     assert f"such as '{IDS[0]}': {sample}...\n     try a higher --max_tokens, with a --max_model_len" in printed
     assert "\x07" not in printed and "\u202e" not in printed
-    run(flags, output, "--max_retries", 0, "--max_model_len", 60, "--max_tokens", 59, "--overwrite", code=1)
-    printed = capsys.readouterr().err
-    assert f"{told}\n  13: the prompt is longer" in printed and "\n     try a higher --max_model_len" in printed
-    run(flags, output, "--constrained_decoding", "never", "--max_retries", 0, "--overwrite", code=1)
-    assert "\n     try a higher --max_tokens" in capsys.readouterr().err
-    server.reply = lambda request: Reply("No.")
-    run(flags, output, "--constrained_decoding", "never", "--max_retries", 0, "--overwrite", code=1)
-    assert "\n     try --constrained_decoding fallback, or another model\n" in capsys.readouterr().err
-    server.reply = lambda request: Reply("No.", finish_reason="length" if len(server.requests) % 2 else "stop")
-    run(flags, output, "--max_retries", 0, "--max_concurrency", 1, "--overwrite", code=1)
-    printed = capsys.readouterr().err
-    assert "  7: no personalized_answer" in printed and "  6: no personalized_answer" in printed  # not one reason
+    printed = told("too_long", truncated, "--max_model_len", 60, "--max_tokens", 59)
+    assert "answers.json: 13 of 13 answers are unusable\n  13: the prompt is longer" in printed
+    assert "\n     try a higher --max_model_len" in printed
+    never = ["--constrained_decoding", "never"]
+    assert "\n     try a higher --max_tokens" in told("never", truncated, *never)
+    printed = told("free", lambda request: Reply("No."), *never)
+    assert "\n     try --constrained_decoding fallback, or another model\n" in printed
+    printed = told("mixed", lambda request: Reply("No.", "length" if len(server.requests) % 2 else "stop"))
+    # Not one reason.
+    assert {int(count) for count in re.findall(r"  (\d+): no personalized_answer", printed)} == {6, 7}
 
 
 def test_an_address_without_v1_is_told(server, flags, output):
@@ -428,8 +432,7 @@ def test_lasting_trouble_ends_the_run_with_one_line(server, flags, output, reply
     with pytest.raises(UserError) as raised:
         run(flags, output)
     assert str(raised.value) == f"the API at 127.0.0.1 {message}"
-    left = sorted(path.name for path in output.parent.iterdir() if path.suffix != ".lock")  # `raised` keeps the lock
-    assert left == ["answers.json.journal.jsonl"]
+    assert not [path for path in output.parent.iterdir() if path.suffix != ".lock"]  # `raised` keeps the lock
 
 
 def test_run_that_an_error_ended_goes_on(server, flags, output):
@@ -437,20 +440,12 @@ def test_run_that_an_error_ended_goes_on(server, flags, output):
     server.reply = lambda request: default_reply(request) if len(server.requests) <= 5 else expired
     done = run_process(*flags, "--inputs_addr", SAMPLE, "--output_addr", output, "--max_concurrency", 1)
     assert done.returncode == 2 and "401: Expired" in done.stderr
-    journal = Path(f"{output}.journal.jsonl").read_text().splitlines()
-    finished = len(journal) - 1
-    assert finished >= 3 and not output.exists()
-    asked = len(server.requests)
+    assert not output.exists() and len(server.requests) == 6
     server.reply = default_reply
     answers = run(flags, output)
-    new = len(server.requests) - asked
     assert list(answers) == IDS
-    assert new == sum(outputs[0]["attempts"] for outputs in answers.values()) - sum(
-        json.loads(line)["value"]["attempts"] for line in journal[1:]
-    )
-    fresh = run(flags, output.with_name("fresh.json"))
-    assert answers == fresh
-    assert json.loads(Path(f"{output}.manifest.json").read_text())["resumed"] == finished
+    assert len(server.requests) == 1 + sum(outputs[0]["attempts"] for outputs in answers.values())
+    assert answers == run(flags, output.parent.parent / "fresh" / "answers.json")
 
 
 def test_wrong_path_in_the_address(server, flags, output):
@@ -537,8 +532,9 @@ def test_key_is_never_shown_nor_written(server, flags, tmp_path):
     assert "HTTP" in done.stderr  # the client's own messages, headers and all
     assert set(server.keys) == {KEY}
     shown = failed.stdout + failed.stderr + done.stdout + done.stderr
-    written = {path.name: path.read_text() for path in tmp_path.iterdir() if path.name != "key.txt"}
-    assert written.keys() == {"answers.json", "answers.json.journal.jsonl", "answers.json.manifest.json"}
+    written = {path.name: text.decode() for path, text in files(tmp_path).items() if path.name != "key.txt"}
+    assert sum(name.endswith(".jsonl") for name in written) == 2
+    assert {"answers.json", "answers.json.manifest.json", "model.json"} < written.keys()
     assert "content_filter: *** said something." in written["answers.json"]
     assert KEY not in shown and not any(KEY in text for text in written.values())
 
@@ -549,7 +545,7 @@ def test_key_from_the_environment(server, flags, output):
     done = run_process(*arguments, "--inputs_addr", SAMPLE, "--output_addr", output, "--limit", 1, OPENAI_API_KEY=KEY)
     assert done.returncode == 0, done.stderr
     assert server.keys == [KEY]
-    assert not any(KEY in path.read_text() for path in output.parent.iterdir())
+    assert not any(KEY.encode() in content for content in files(output.parent).values())
 
 
 def test_nothing_heavy_is_imported_for_an_api(flags, output, tmp_path):
@@ -616,10 +612,10 @@ def test_dry_run_asks_and_writes_nothing(server, flags, output, capsys):
 
 def test_finished_run_is_left_alone(server, flags, output, capsys):
     run(flags, output)
-    before = {path: path.read_bytes() for path in output.parent.iterdir()}
+    before = files(output.parent)
     run(flags, output, "--max_concurrency", 2)
     assert len(server.requests) == 13
-    assert {path: path.read_bytes() for path in output.parent.iterdir()} == before
+    assert files(output.parent) == before
     assert "already finished, left alone" in capsys.readouterr().out
 
 
@@ -630,11 +626,12 @@ def test_more_questions_ask_only_for_what_is_missing(server, flags, output):
     whole = run(flags, output)
     again = [request for request in server.requests[asked:] if request in server.requests[:asked]]
     assert again == [] and list(whole) == IDS
-    run(flags, output.with_name("fresh.json"))
-    assert output.read_bytes() == output.with_name("fresh.json").read_bytes()
+    fresh = output.parent.parent / "fresh" / "answers.json"
+    run(flags, fresh)
+    assert output.read_bytes() == fresh.read_bytes()
 
 
-def test_lost_output_is_made_from_its_journal(server, flags, output):
+def test_lost_output_is_made_from_the_store(server, flags, output):
     run(flags, output)
     before = output.read_bytes()
     output.unlink()
@@ -644,12 +641,12 @@ def test_lost_output_is_made_from_its_journal(server, flags, output):
 
 def test_output_of_other_settings_is_named_and_kept(server, flags, output):
     run(flags, output, "--limit", 2)
-    before = {path: path.read_bytes() for path in output.parent.iterdir()}
+    before = files(output.parent)
     with pytest.raises(UserError, match=r"made with other settings: temperature: 0\.1, now 0\.5\n.*--overwrite"):
         run(flags, output, "--limit", 2, "--temperature", 0.5)
     with pytest.raises(UserError, match="num_contexts: null, now 10"):
         run(flags, output, "--limit", 2, "--rag", "--unranked")
-    assert {path: path.read_bytes() for path in output.parent.iterdir()} == before and len(server.requests) == 2
+    assert files(output.parent) == before and len(server.requests) == 2
     run(flags, output, "--limit", 2, "--temperature", 0.5, "--overwrite")
     assert [request["temperature"] for request in server.requests] == [0.1, 0.1, 0.5, 0.5]
 
@@ -744,14 +741,14 @@ def test_no_api_key(server, flags, output):
 
 def test_bad_input_ends_the_process_with_code_2_and_changes_nothing(server, flags, output, tmp_path):
     run(flags, output, "--limit", 1)
-    before = {path: path.read_bytes() for path in output.parent.iterdir()}
+    before = files(output.parent)
     data = tmp_path / "cut.json"
     data.write_bytes(SAMPLE.read_bytes()[:5000])
     done = run_process(*flags, "--inputs_addr", data, "--output_addr", output, "--overwrite")
     assert done.returncode == 2 and done.stdout == ""
     message = rf"error: {data}: the JSON breaks off at line \d+, column \d+: the file is cut short\n"
     assert re.fullmatch(message, done.stderr)
-    assert {path: path.read_bytes() for path in output.parent.iterdir()} == before and len(server.requests) == 1
+    assert files(output.parent) == before and len(server.requests) == 1
 
 
 def test_model_folder_that_is_not_there_is_named_before_anything_is_loaded(output, tmp_path):

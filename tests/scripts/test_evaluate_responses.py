@@ -14,8 +14,6 @@ from api_server import Reply, default_reply, serve
 import evaluate_responses
 from prompts import load_prompt
 from utils.cli import UserError
-from utils.files.journal import Journal
-from utils.files.manifest import file_hash
 from utils.parsing.choices import VERDICT_SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +21,10 @@ SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
 KEY = "sk-test-0123456789abcdef"
 RESPONSE = [{"output": "text"}]
 GOOD = {"q1": RESPONSE}
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def make_question(number, num_aspects=2, **fields):
@@ -253,47 +255,12 @@ def test_what_the_judge_fails_on_changes_no_other_number(server, flags, write, s
     server.reply = verdicts(table)
     whole = run(flags, write("data.json", questions), write("a.json", respond(questions)), scores)
     server.reply = verdicts(table | {"0a": "I can't say.", "3a": "Nor here."})
-    elsewhere = scores.parent.parent / "elsewhere.json"  # beside the first one it would take over its verdicts
+    elsewhere = scores.parent.parent / "elsewhere.json"
     found = run(flags, write("data.json", questions), write("a.json", respond(questions)), elsewhere)
     assert (found["num_unscored"], found["num_unanswered"], found["num_scored_questions"]) == (2, 0, 6)
     assert found["score"] == (3 * 0.5 + 3 * 1) / 6  # of the other six
     for before, after in zip(whole["per_question_scores"], found["per_question_scores"], strict=True):
         assert after == before or (before["id"] in ("q0", "q3") and after["score"] is None)
-
-
-def test_a_score_file_of_before_is_made_anew_and_nothing_is_asked(server, flags, write, scores):
-    """Then what had no answer was unscored; the journal has it so."""
-    questions = [make_question(1), make_question(2)]
-    server.reply = verdicts({"2a": 2, "2b": 1})
-    files = write("data.json", questions), write("responses.json", respond(questions, q1=None))
-    found = run(flags, *files, scores)
-    journal = Journal(scores, json.loads(Path(f"{scores}.manifest.json").read_text())["fingerprint"])
-    for key in (("q1", 0), ("q1", 1)):
-        assert journal.entries[key] == {"value": None, "reason": "no response to judge", "answered": [False]}
-        journal.add(key, {"value": None, "reason": "no response to judge"})
-    journal.close()
-    old = {name: value for name, value in found.items() if name != "num_unanswered"}
-    scores.write_text(json.dumps(old))
-    manifest = Path(f"{scores}.manifest.json")
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"output_sha256": file_hash(scores)}))
-    asked = len(server.requests)
-    assert run(flags, *files, scores) == found
-    assert len(server.requests) == asked == 2
-
-
-def test_a_score_file_of_before_whose_journal_is_gone_is_refused(server, flags, write, scores):
-    questions = [make_question(1)]
-    server.reply = verdicts({"1a": 2, "1b": 1})
-    files = write("data.json", questions), write("responses.json", respond(questions))
-    found = run(flags, *files, scores)
-    Path(f"{scores}.journal.jsonl").unlink()
-    assert run(flags, *files, scores) == found  # finished
-    del found["num_unanswered"]
-    scores.write_text(json.dumps(found))
-    manifest = Path(f"{scores}.manifest.json")
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"output_sha256": file_hash(scores)}))
-    with pytest.raises(UserError, match=r"doesn't say which answers are missing[\s\S]*delete it too"):
-        run(flags, *files, scores)
 
 
 @pytest.mark.parametrize(
@@ -408,15 +375,15 @@ def test_aspects_stand_next_to_each_other_and_share_everything_before_them(serve
     ]  # fmt: skip
     evaluate_responses.main([str(argument) for argument in arguments])
     order = [aspect_of(request) for request in server.requests]
-    assert order == ["1a", "1b", "1c", "1a", "1b", "1c", "2a", "2b", "2a", "2b", *["3a", "3b", "3c", "3d"] * 2]
+    assert order == ["1a", "1b", "1c", "2a", "2b", "2a", "2b", "3a", "3b", "3c", "3d"]  # equal ones once
     assert len({request["messages"][0]["content"] for request in server.requests}) == 1
-    for name, group in (("q2", server.users()[6:8]), ("q3", server.users()[10:14])):
+    for name, group in (("q2", server.users()[3:5]), ("q3", server.users()[7:11])):
         shared = common_start(group)
         number = name[1]
         assert shared.endswith(f"\n\naspect:\nAspect {number}")
         assert f"Question number {number}?" in shared and f"The narrative of question {number}." in shared
         assert f"Response to {name}." in shared
-    assert "Another one." in common_start(server.users()[8:10])
+    assert "Another one." in common_start(server.users()[5:7])
 
 
 def common_start(texts):
@@ -437,17 +404,15 @@ def test_systems_judged_together_are_scored_as_alone(server, flags, write, score
     arguments = [*flags, "--inputs_addr", data, "--response_addr", *systems, "--score_addr", *together]
     evaluate_responses.main([str(argument) for argument in arguments])
     for system, path in zip(systems, together, strict=True):
-        run(flags, data, system, scores, "--overwrite")
+        run(flags, data, system, scores, "--overwrite", "--completions", scores.parent / f"of_{path.name}")
         assert scores.read_bytes() == path.read_bytes()
     assert len({path.read_bytes() for path in together}) > 1
-    # One is finished: the others' requests alone are made.
-    asked = len(server.requests)
+    # The lost one is made again, and nothing is asked.
+    asked, lost = len(server.requests), together[1].read_bytes()
     together[1].unlink()
-    Path(f"{together[1]}.journal.jsonl").unlink()
     capsys.readouterr()
     evaluate_responses.main([str(argument) for argument in arguments])
-    assert all("Answer of system 1." in user or "Question number 2?" in user for user in server.users()[asked:])
-    assert asked < len(server.requests)
+    assert together[1].read_bytes() == lost and len(server.requests) == asked
     assert capsys.readouterr().out.count("already finished, left alone") == 2
 
 
@@ -505,7 +470,7 @@ def test_limit_then_all_asks_only_for_what_is_missing(server, flags, write, scor
     whole = run(flags, data, responses, scores)
     assert "partial" not in whole and whole["questions_without_aspects"] == ["q3"]
     assert {aspect_of(request)[0] for request in server.requests[asked:]} == {"2"}
-    fresh = scores.with_name("fresh.json")
+    fresh = scores.parent.parent / "fresh" / "scores.json"
     run(flags, data, responses, fresh)
     assert fresh.read_bytes() == scores.read_bytes()
     asked = len(server.requests)
@@ -515,12 +480,13 @@ def test_limit_then_all_asks_only_for_what_is_missing(server, flags, write, scor
 def test_shards_cover_the_set(server, flags, write, scores):
     responses = write("responses.json", respond(json.loads(SAMPLE.read_text())))
     whole = run(flags, SAMPLE, responses, scores)
-    entries = []
+    asked, parts = len(server.requests), scores.parent.parent / "parts" / "scores.json"
+    command = [*flags, "--inputs_addr", SAMPLE, "--response_addr", responses, "--score_addr", parts]
     for shard in range(3):
-        path = scores.with_name(f"{shard}.json")
-        found = run(flags, SAMPLE, responses, path, "--num_shards", 3, "--shard_index", shard)
-        entries += found["per_question_scores"]
-    assert sorted(entries, key=lambda e: e["id"]) == sorted(whole["per_question_scores"], key=lambda e: e["id"])
+        evaluate_responses.main([str(word) for word in [*command, "--num_shards", 3, "--shard_index", shard]])
+        assert [path.name for path in parts.parent.iterdir()] == ["completions"]
+    assert sorted(map(str, server.requests[asked:])) == sorted(map(str, server.requests[:asked]))
+    assert run(flags, SAMPLE, responses, parts, "--cached_only") == whole and len(server.requests) == 2 * asked
 
 
 def test_dry_run_asks_and_writes_nothing(server, flags, write, scores, capsys):
@@ -607,14 +573,14 @@ def test_system_flags_that_do_not_match(server, flags, write, scores):
 def test_scores_of_other_settings_are_named_and_kept(server, flags, write, scores):
     data, responses = write("data.json", [make_question(1)]), write("responses.json", GOOD)
     run(flags, data, responses, scores)
-    before = {path: path.read_bytes() for path in scores.parent.iterdir()}
+    before = files(scores.parent)
     asked = len(server.requests)
     with pytest.raises(UserError, match=r"made with other settings: seed: 0, now 1\n.*--overwrite"):
         run(flags, data, responses, scores, "--seed", 1)
     other = write("other.json", {"q1": [{"output": "another"}]})
     with pytest.raises(UserError, match=rf"was made from {responses}, not from {other}\n.*--overwrite"):
         run(flags, data, other, scores)
-    assert {path: path.read_bytes() for path in scores.parent.iterdir()} == before and len(server.requests) == asked
+    assert files(scores.parent) == before and len(server.requests) == asked
 
 
 def test_foreign_score_file_is_kept(server, flags, write, scores):
@@ -647,7 +613,7 @@ def test_refused_key_ends_the_process_with_one_line(server, flags, write, scores
     done = run_process(*flags, *arguments)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == "error: the API at 127.0.0.1 answers 401: Incorrect API key provided: ***."
-    assert KEY not in done.stdout + done.stderr + "".join(path.read_text() for path in scores.parent.iterdir())
+    assert KEY.encode() not in b"".join(files(scores.parent).values()) and KEY not in done.stdout + done.stderr
     assert not scores.exists()
 
 
@@ -661,4 +627,4 @@ def test_nothing_heavy_is_imported_for_an_api(server, flags, write, scores, tmp_
     arguments = ["--inputs_addr", data, "--response_addr", responses, "--score_addr", scores]
     done = run_process(*flags, *arguments, PYTHONPATH=str(blocked))
     assert done.returncode == 0, done.stderr
-    assert KEY not in done.stdout + done.stderr + "".join(path.read_text() for path in scores.parent.iterdir())
+    assert KEY.encode() not in b"".join(files(scores.parent).values()) and KEY not in done.stdout + done.stderr

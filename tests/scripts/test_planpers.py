@@ -227,7 +227,7 @@ def refusal(flags, output, *more, data=SAMPLE):
     message = str(raised.value)
     assert 1 <= len(message.splitlines()) <= 3
     del raised
-    gc.collect(1)  # closes and so unlocks the journals, as the end of the process does
+    gc.collect(1)  # closes and so unlocks the outputs, as the end of the process does
     return message
 
 
@@ -237,7 +237,7 @@ def stop(error, flags, output, *more):
         planpers.main(arguments_of(flags, output, *more))
     message = str(raised.value)
     del raised
-    gc.collect()  # the event loop's frames hold the journals, and these their locks
+    gc.collect()  # the event loop's frames hold the outputs, and these their locks
     return message
 
 
@@ -249,26 +249,15 @@ def manifest_of(path):
     return json.loads(Path(f"{path}.manifest.json").read_text())
 
 
-def journal_path(path):
-    return Path(f"{path}.journal.jsonl")
-
-
-def finished_keys(path):
-    """Keys of a journal's lines."""
-    return {tuple(json.loads(line)["key"]) for line in journal_path(path).read_text().splitlines()[1:]}
-
-
-def seeds_of(keys):
-    return {POLICY.sampling(key, attempt).seed for key in keys for attempt in range(4)}
-
-
 def snapshot(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else {}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def delete_answers(output):
-    for path in (output, journal_path(output), Path(f"{output}.manifest.json")):
+    """And all that was asked; the plans stay."""
+    for path in (output, Path(f"{output}.manifest.json")):
         path.unlink()
+    shutil.rmtree(output.parent / "completions")
 
 
 def write_json(path, value):
@@ -695,7 +684,7 @@ def test_files_of_a_planned_run(opened, models, local, output, capsys):
 
     made = manifest_of(plans_path(output))
     assert made["counts"] == {"plans": 26, "without an aspect": 0, "aspects": 52, "posts left out for length": 0}
-    assert (made["pieces"], made["resumed"], made["device"]) == (26, 0, "script")
+    assert (made["pieces"], made["device"]) == (26, "script")
     assert made["tokens"]["completion_tokens"] == 26 * 5 + 1
     settings = made["fingerprint"]
     assert (settings["max_tokens"], settings["max_model_len"], settings["num_contexts"]) == (512, 8192, 10)
@@ -869,34 +858,18 @@ def test_stopped_run_goes_on(opened, local, output, reference, stage, error):
     assert not output.exists()
     assert plans_path(output).exists() == (stage == "answers")  # the plans are there as soon as all are made
     assert opened.events[-1][0] == "close"
-    planned, answered = finished_keys(plans_path(output)), finished_keys(output)
-    assert len(planned) in (range(3, 13) if stage == "plans" else [13])
-    assert len(answered) in (range(3, 13) if stage == "answers" else [0])
+    asked = [(prompt, sampling.seed) for prompt, sampling in opened.calls]
 
     opened.reply = scripted_reply
     opened.calls.clear()
     opened.events.clear()
     run(local, output)
     assert (output.read_bytes(), plans_path(output).read_bytes()) == reference
-    assert not set(opened.seeds(answers=False)) & seeds_of(planned)
-    assert not set(opened.seeds(answers=True)) & seeds_of(answered)
+    again = {(prompt, sampling.seed) for prompt, sampling in opened.calls} & set(asked)
+    assert len(again) <= ScriptedEngine.concurrency < len(asked) - 3  # what was under way
     planner, generator = local[1], local[3]
     opened_models = [planner, generator] if stage == "plans" else [generator]
     assert [models for name, models in opened.events if name == "open"] == [opened_models]
-    assert manifest_of(output)["resumed"] == len(answered)
-    assert manifest_of(plans_path(output))["resumed"] == (len(planned) if stage == "plans" else 0)
-
-
-def test_manifest_of_the_plans_names_their_device_after_a_stop(opened, local, output):
-    def reply(prompt, sampling):
-        if is_answer(prompt):
-            raise RuntimeError
-        return "Cost"
-
-    opened.reply = reply
-    stop(RuntimeError, local, output)
-    opened.reply = scripted_reply
-    run(local, output)
     assert manifest_of(plans_path(output))["device"] == "script"
 
 
@@ -918,7 +891,7 @@ def test_generator_that_does_not_open_loses_no_plan(opened, models, output, monk
 def test_killed_while_the_api_answers(server, api, tmp_path):
     server.reply = default_reply
     flags = [*api, "--gold_plan", "--max_concurrency", "2"]
-    reference, output = tmp_path / "reference.json", tmp_path / "answers.json"
+    reference, output = tmp_path / "reference.json", tmp_path / "out" / "answers.json"
     run(flags, reference)
     before = len(server.requests)
     hold = threading.Event()
@@ -937,12 +910,9 @@ def test_killed_while_the_api_answers(server, api, tmp_path):
     hold.set()
     assert process.returncode == -signal.SIGKILL, errors
     assert not output.exists()
-    finished, asked = finished_keys(output), len(server.requests)
-    assert 2 <= len(finished) <= 8
     run(flags, output)
     assert output.read_bytes() == reference.read_bytes()
-    assert not {request["seed"] for request in server.requests[asked:]} & seeds_of(finished)
-    assert manifest_of(output)["resumed"] == len(finished)
+    assert len(server.requests) == before + before + 2
 
 
 def test_run_that_the_api_ended_keeps_its_plans(server, opened, models, api, output):
@@ -950,13 +920,11 @@ def test_run_that_the_api_ended_keeps_its_plans(server, opened, models, api, out
     server.reply = lambda request: default_reply(request) if len(server.requests) <= 5 else Reply("No.", status=401)
     message = stop(UserError, flags, output, "--max_concurrency", 1)
     assert message == "the API at 127.0.0.1 answers 401: No."
-    planned, finished = len(opened.calls), finished_keys(output)
-    assert len(finished_keys(plans_path(output))) == 13 and len(finished) >= 3
-    asked = len(server.requests)
+    planned = len(opened.calls)
     server.reply = default_reply
-    run(flags, output)
+    answers = run(flags, output)
     assert len(opened.calls) == planned
-    assert not {request["seed"] for request in server.requests[asked:]} & seeds_of(finished)
+    assert len(server.requests) == 1 + sum(outputs[0]["attempts"] for outputs in answers.values())
 
 
 # What is there already
@@ -965,19 +933,17 @@ def test_run_that_the_api_ended_keeps_its_plans(server, opened, models, api, out
 def test_finished_run_is_left_alone(opened, local, output, capsys):
     run(local, output)
     before = snapshot(output.parent)
-    assert set(before) == {
-        f"answers.json{part}{kind}" for part in ("", ".plans.json") for kind in ("", ".journal.jsonl", ".manifest.json")
+    assert {name for name in before if "/" not in name} == {
+        f"answers.json{part}{kind}" for part in ("", ".plans.json") for kind in ("", ".manifest.json")
     }
     opened.calls.clear()
     opened.events.clear()
     run(local, output, "--gpu_memory_utilization", 0.5)
     assert f"{output}: already finished, left alone" in capsys.readouterr().out
     assert snapshot(output.parent) == before and opened.events == []
-    for path in (output, plans_path(output)):
-        journal_path(path).unlink()
+    shutil.rmtree(output.parent / "completions")
     run(local, output)
-    assert "already finished, left alone" in capsys.readouterr().out
-    assert opened.events == [] and len(snapshot(output.parent)) == 4
+    assert "already finished, left alone" in capsys.readouterr().out and opened.events == []
 
 
 def test_rag_is_accepted_and_changes_nothing(opened, local, output, capsys):
@@ -994,75 +960,34 @@ def test_rag_is_accepted_and_changes_nothing(opened, local, output, capsys):
 
 def test_more_questions_plan_and_answer_only_what_is_missing(opened, local, output, reference):
     run(local, output, "--limit", 3)
-    opened.calls.clear()
     run(local, output)
-    done = seeds_of((question_id, 0) for question_id in IDS[:3])
-    assert opened.calls and not done & {sampling.seed for _, sampling in opened.calls}
+    assert len({(prompt, sampling.seed) for prompt, sampling in opened.calls}) == len(opened.calls)
     assert (output.read_bytes(), plans_path(output).read_bytes()) == reference
-    assert manifest_of(plans_path(output))["resumed"] == manifest_of(output)["resumed"] == 3
 
 
 def test_more_answers_a_question(opened, local, output):
     first = run(local, output, "--limit", 3)
-    opened.calls.clear()
     more = run(local, output, "--limit", 3, "--num_generated_outputs", 2)
     assert {question_id: outputs[:1] for question_id, outputs in more.items()} == first
-    assert not seeds_of((question_id, 0) for question_id in IDS) & {sampling.seed for _, sampling in opened.calls}
+    assert len({(prompt, sampling.seed) for prompt, sampling in opened.calls}) == len(opened.calls)
     assert all(outputs[0]["plan"] != outputs[1]["plan"] for outputs in more.values())
 
 
 def test_shards_cover_the_set(opened, local, output, reference):
-    parts = [
-        run(local, output.with_name(f"{shard}.json"), "--num_shards", 2, "--shard_index", shard) for shard in range(2)
-    ]
-    assert parts[0] and parts[1]
-    assert parts[0] | parts[1] == json.loads(reference[0])
+    for shard in range(2):
+        assert planpers.main(arguments_of(local, output, "--num_shards", 2, "--shard_index", shard)) == 0
+        assert [path.name for path in output.parent.iterdir()] == ["completions"]
+    opened.events.clear()
+    run(local, output, "--cached_only")
+    assert (output.read_bytes(), plans_path(output).read_bytes()) == reference and opened.events == []
 
 
-def test_lost_answers_are_made_from_their_journal(opened, local, output, reference):
+def test_lost_answers_are_made_from_the_store(opened, local, output, reference):
     run(local, output)
     output.unlink()
     opened.events.clear()
     run(local, output)
     assert output.read_bytes() == reference[0] and opened.events == []
-
-
-def test_lost_plans_are_made_from_their_journal(opened, local, output, reference):
-    run(local, output)
-    plans_path(output).unlink()
-    run(local, output)
-    assert plans_path(output).read_bytes() == reference[1]
-
-
-def test_plans_without_their_journal_are_used(opened, models, local, output, reference):
-    run(local, output)
-    journal_path(plans_path(output)).unlink()
-    delete_answers(output)
-    before = snapshot(output.parent)
-    opened.calls.clear()
-    opened.events.clear()
-    run(local, output)
-    assert output.read_bytes() == reference[0]
-    assert opened.prompts(answers=False) == [] and opened.events[0] == ("open", [models.base])
-    assert before.items() <= snapshot(output.parent).items()
-
-
-@pytest.mark.parametrize("lost", ["answers", "plans"])
-def test_nothing_can_be_added_without_a_journal(opened, local, output, lost):
-    run(local, output, "--limit", 3)
-    path = output if lost == "answers" else plans_path(output)
-    journal_path(path).unlink()
-    before = snapshot(output.parent)
-    opened.events.clear()
-    message = refusal(local, output)
-    assert message.startswith(f"{path}: holds 3 pieces, others than the 13 of this run, and its journal was deleted")
-    assert snapshot(output.parent) == before and opened.events == []
-
-
-def test_plans_without_their_journal_are_of_other_questions(opened, local, output):
-    run(local, output, "--limit", 1, "--num_generated_outputs", 2)
-    journal_path(plans_path(output)).unlink()
-    assert "journal was deleted" in refusal(local, output, "--limit", 2)
 
 
 OTHER_SETTINGS = {
@@ -1116,93 +1041,37 @@ def other_model(flags):
     return flags[flags.index("--model_addr") + 1]
 
 
-def test_changed_settings_keep_plans_of_the_same_settings(opened, local, output):
-    run(local, output, "--limit", 2)
-    before, planned = snapshot(output.parent), opened.prompts(answers=False)
-    of_plans = {name: content for name, content in before.items() if ".plans.json" in name}
-    run(local, output, "--limit", 2, "--max_tokens", 100, "--overwrite", "changed")
-    assert len(of_plans) == 3 and of_plans.items() <= snapshot(output.parent).items()
-    assert opened.prompts(answers=False) == planned
-    run(local, output, "--limit", 2, "--max_tokens", 100, "--max_tokens_plan", 256, "--overwrite", "changed")
-    assert len(opened.prompts(answers=False)) > len(planned)
-    assert manifest_of(plans_path(output))["fingerprint"]["max_tokens"] == 256
-
-
-def test_overwrite_makes_plans_and_answers_anew_and_an_interrupted_run_of_it_goes_on(opened, local, output):
-    before = run(local, output, "--limit", 5)
-    planned, answered = len(opened.prompts(answers=False)), len(opened.prompts(answers=True))
+def test_more_tries_for_a_failed_plan_and_the_answer_that_lacked_it(opened, local, output):
+    bad = {RECORDS[1]["question"], RECORDS[3]["question"]}
 
     def reply(prompt, sampling):
-        if is_answer(prompt):
-            raise RuntimeError
-        return scripted_reply(prompt, sampling)
+        is_bad = not is_answer(prompt) and any(text in prompt for text in bad)
+        return "" if is_bad else scripted_reply(prompt, sampling)
 
     opened.reply = reply
-    stop(RuntimeError, local, output, "--limit", 5, "--overwrite")
-    assert len(opened.prompts(answers=False)) == 2 * planned  # anew, in place and no longer the old ones
-    assert json.loads(output.read_text()) == before
-    opened.reply = scripted_reply
-    asked = len(opened.prompts(answers=True))
-    assert run(local, output, "--limit", 5, "--overwrite") == before
-    assert len(opened.prompts(answers=False)) == 2 * planned  # not a third time
-    assert len(opened.prompts(answers=True)) - asked == answered
-    run(local, output, "--limit", 5, "--overwrite")
-    assert len(opened.prompts(answers=False)) == 3 * planned
-    run(local, output, "--limit", 5, "--overwrite", "changed")
-    assert len(opened.prompts(answers=False)) == 3 * planned
-
-
-def test_failed_plans_are_asked_for_again_and_the_answers_that_lacked_one(opened, local, output):
-    def failing(*ids):
-        texts = [question["question"] for question in json.loads(SAMPLE.read_text()) if question["id"] in ids]
-
-        def reply(prompt, sampling):
-            is_bad = not is_answer(prompt) and any(text in prompt for text in texts)
-            return "" if is_bad else scripted_reply(prompt, sampling)
-
-        return reply
-
-    opened.reply = failing(IDS[1], IDS[3], IDS[4])
-    first = run(local, output, "--limit", 5, code=1)
-    assert [outputs[0]["plan"] is None for outputs in first.values()] == [False, True, False, True, True]
+    never = ["--limit", 5, "--constrained_decoding", "never"]
+    first = run(local, output, *never, "--max_retries", 5)
+    assert [found["plan"] is None for [found] in first.values()] == [False, True, False, True, False]
     opened.calls.clear()
-    opened.reply = failing(IDS[4])
-    found = run(local, output, "--limit", 5, "--retry_failed")
-    assert [outputs[0]["plan"] is None for outputs in found.values()] == [False, False, False, False, True]
+    bad.clear()
+    found = run(local, output, *never, "--max_retries", 9)
+    assert None not in [found["plan"] for [found] in found.values()]
     assert all(found[i] == first[i] for i in (IDS[0], IDS[2], IDS[4]))
-    questions = {question["id"]: question["question"] for question in json.loads(SAMPLE.read_text())}
-    for answers, ids in ((False, {IDS[1], IDS[3], IDS[4]}), (True, {IDS[1], IDS[3]})):
-        asked = {i for i, text in questions.items() if any(text in prompt for prompt in opened.prompts(answers))}
-        assert asked == ids
-
-    # Killed after the last plan: the answer that lacked it is asked for, also without the flag.
-    def reply(prompt, sampling):
-        if is_answer(prompt):
-            raise RuntimeError
-        return scripted_reply(prompt, sampling)
-
-    opened.reply = reply
-    stop(RuntimeError, local, output, "--limit", 5, "--retry_failed")
-    opened.calls.clear()
-    opened.reply = scripted_reply
-    whole = run(local, output, "--limit", 5)
-    assert whole[IDS[4]][0]["plan"] and not opened.prompts(answers=False)
-    assert all(questions[IDS[4]] in prompt for prompt in opened.prompts(answers=True))
-    assert all(whole[i] == found[i] for i in IDS[:4])
-    opened.calls.clear()
-    run(local, output, "--limit", 5, "--retry_failed")
-    assert opened.calls == []
+    for answers in (False, True):
+        asked = {i for i, one in enumerate(RECORDS) if any(one["question"] in p for p in opened.prompts(answers))}
+        assert asked == {1, 3}
 
 
-def test_other_plans_in_the_same_file_are_other_settings(server, api, output, tmp_path):
+def test_answers_are_made_again_where_the_file_of_plans_has_changed(server, api, output, tmp_path):
     flags = [*api, "--plans_addr", write_plans(tmp_path / "plans.json")]
     run(flags, output, "--limit", 2)
-    write_plans(tmp_path / "plans.json", number=2)
-    said = refusal(flags, output, "--limit", 2)
-    assert f"{output}: was made with other settings: plans: other content (SHA-256 " in said
-    gold = [*api, "--gold_plan"]
-    assert 'now "gold"' in refusal(gold, output, "--limit", 2)
-    assert len(server.requests) == 2
+    plans = json.loads((tmp_path / "plans.json").read_text())
+    plans[IDS[1]][0]["aspects"] = ["Another one"]
+    write_json(tmp_path / "plans.json", plans)
+    assert run(flags, output, "--limit", 2)[IDS[1]][0]["plan"] == "Another one"
+    assert len(server.requests) == 2 + 1
+    assert 'now "gold"' in refusal([*api, "--gold_plan"], output, "--limit", 2)
+    assert len(server.requests) == 2 + 1
 
 
 def test_unfinished_run_of_other_settings_is_kept(opened, local, output):
@@ -1243,26 +1112,6 @@ def test_foreign_plans_are_kept(opened, local, output):
         f"{plans_path(output)}: {problem}: {plans_path(output).name}.manifest.json is not beside it\n"
     )
     assert plans_path(output).read_text() == "my notes" and opened.events == []
-
-
-def test_refused_plans_leave_no_journal_of_answers(opened, models, local, output):
-    run(local, output, "--limit", 2)
-    delete_answers(output)
-    before = snapshot(output.parent)
-    refusal(["--planner_model", models.second, "--model_addr", models.base], output, "--limit", 2)
-    after = snapshot(output.parent)
-    assert after.pop(journal_path(output).name) == b""  # opened, not begun
-    assert after == before
-    run(local, output, "--limit", 2)  # what was there can be gone on with
-
-
-def test_refused_plans_cost_no_answers_with_overwrite(opened, local, output):
-    run(local, output, "--limit", 2)
-    journal_path(plans_path(output)).write_text("garbage\n")
-    before = snapshot(output.parent)
-    said = refusal(local, output, "--limit", 2, "--max_tokens", 100, "--overwrite")
-    assert said.startswith(f"{journal_path(plans_path(output))}: line 1 is damaged\n")
-    assert snapshot(output.parent) == before
 
 
 # Bad input

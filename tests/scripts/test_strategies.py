@@ -4,13 +4,15 @@ import json
 
 import pytest
 from api_server import Reply, serve
+from test_evaluate_responses import files as files_in
 
 import evaluate_responses
 from prompts import load_prompt
-from utils import make_table, merge_shards
+from utils import make_table
 from utils.benchmarks.lampqa import CATEGORIES, TASK
 from utils.cli import UserError
 from utils.files.manifest import file_hash
+from utils.generation import completions
 from utils.parsing.choices import LEVEL_SCHEMA, PREFERENCE_SCHEMA, parse_level, parse_preference
 from utils.records.scores import score_file
 from utils.scoring.pairwise import pair_result
@@ -36,7 +38,7 @@ class Judging:
         return self.write(f"{name}.json", {key: [{"output": output}] for key, output in outputs.items()})
 
     def run(self, strategy, responses, *more, to="scores.json", code=0):
-        """Judge with a strategy; the score file."""
+        """Judge with a strategy; the score file, None if there is none."""
         arguments = [
             "--openai", "--evaluator_llm", "judge", "--base_url", self.server.url,
             "--api_key_addr", self.folder / "key.txt", "--inputs_addr", self.folder / "data.json",
@@ -44,7 +46,7 @@ class Judging:
             "--response_addr", *responses, "--score_addr", self.folder / to, *more,
         ]  # fmt: skip
         assert evaluate_responses.main([str(argument) for argument in arguments]) == code
-        return json.loads((self.folder / to).read_text())
+        return json.loads((self.folder / to).read_text()) if (self.folder / to).exists() else None
 
     def fingerprint(self, name="scores.json"):
         return json.loads((self.folder / f"{name}.manifest.json").read_text())["fingerprint"]
@@ -319,7 +321,7 @@ def test_result_of_a_pair(one, other, result):
     assert pair_result(one, other) == result
 
 
-# Runs: what they go on from, and what they are merged with
+# Runs: what they go on from
 
 
 def files_of(judging, strategy):
@@ -343,32 +345,29 @@ def test_limit_then_all_asks_only_for_what_is_missing(judging, strategy, per_que
     whole = judging.run(strategy, files)
     assert len(judging.server.requests) == 6 * per_question
     assert judging.run(strategy, files) == whole and len(judging.server.requests) == 6 * per_question
-    judging.run(strategy, files, to="fresh.json")
+    judging.run(strategy, files, "--completions", judging.folder / "fresh", to="fresh.json")
     assert (judging.folder / "fresh.json").read_bytes() == (judging.folder / "scores.json").read_bytes()
 
 
 @pytest.mark.parametrize("strategy", ["direct", "pairwise"])
-def test_merged_shards_are_the_whole(judging, strategy, capsys):
+def test_shards_make_the_whole(judging, strategy, capsys, monkeypatch):
+    monkeypatch.setattr(completions, "WAIT_SECONDS", 0)
     files = files_of(judging, strategy)
-    judging.run(strategy, files)
-    shards = [judging.folder / f"{i}.json" for i in range(2)]
-    for i, shard in enumerate(shards):
-        part = judging.run(strategy, files, "--num_shards", 2, "--shard_index", i, to=shard.name)
-        assert 0 < part["partial"]["questions_judged"] < 6
-    merged, data = judging.folder / "merged.json", judging.folder / "data.json"
-    arguments = ["--inputs_addr", data, "--output_addr", merged, "--shard_addr", *shards]
-    assert merge_shards.main([str(argument) for argument in arguments]) == 0
-    assert merged.read_bytes() == (judging.folder / "scores.json").read_bytes()
-    with pytest.raises(UserError, match=r"of \d+ pieces are missing"):
-        merge_shards.main([str(argument) for argument in [*arguments[:-1], "--overwrite"]])
-    asked = len(judging.server.requests)
-    judging.run(strategy, files, to="merged.json")
-    assert len(judging.server.requests) == asked
-    assert "merged.json: already finished, left alone" in capsys.readouterr().out
+    whole, asked = judging.run(strategy, files), len(judging.server.requests)
+    shared = ["--completions", judging.folder / "shards"]
+    for i in range(2):
+        assert judging.run(strategy, files, *shared, "--num_shards", 2, "--shard_index", i, to="made.json") is None
+        if i == 0:
+            with pytest.raises(UserError, match=rf"lacks completions for \d+ of {asked} verdicts"):
+                judging.run(strategy, files, *shared, "--cached_only", to="made.json")
+    assert judging.run(strategy, files, *shared, "--cached_only", to="made.json") == whole
+    assert len(judging.server.requests) == 2 * asked
+    judging.run(strategy, files, *shared, to="made.json")
+    assert len(judging.server.requests) == 2 * asked
+    assert "made.json: already finished, left alone" in capsys.readouterr().out
 
 
 def test_fingerprint_of_each_strategy(judging):
-    """An aspect's is what it was before there were others, so that older runs go on."""
     files = three_pairs(judging)
     hashes = [file_hash(path) for path in files]
     shared = {
@@ -396,10 +395,10 @@ def test_fingerprint_of_each_strategy(judging):
 def test_scores_of_another_strategy_are_kept(judging):
     files = files_of(judging, "direct")
     judging.run("direct", files)
-    before = {path: path.read_bytes() for path in judging.folder.iterdir()}
+    before = files_in(judging.folder)
     with pytest.raises(UserError, match=r'made with other settings: strategy: "direct", now "aspect"'):
         judging.run(None, files)
-    assert {path: path.read_bytes() for path in judging.folder.iterdir()} == before
+    assert files_in(judging.folder) == before
 
 
 def test_a_question_with_one_order_is_not_yet_judged():

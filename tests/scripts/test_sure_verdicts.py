@@ -11,9 +11,8 @@ from test_strategies import judging, make_question  # noqa: F401
 from tiny_chat import save_tiny_chat
 
 import evaluate_responses
-from utils import compare_evaluators, make_table, merge_shards, report, show_answers
+from utils import compare_evaluators, make_table, report, show_answers
 from utils.cli import UserError
-from utils.files.manifest import read_manifest
 from utils.generation.requests import Scored
 
 BEGIN = '{"match_score": '
@@ -61,17 +60,10 @@ def weighing(judging, model_folder, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(evaluate_responses, "open_engine", lambda *_: engine)
             assert evaluate_responses.main(list(map(str, [*words, "--verdicts", "probability", *more]))) == code
-        return json.loads((judging.folder / to).read_text())
+        return json.loads((judging.folder / to).read_text()) if (judging.folder / to).exists() else None
 
     judging.weigh = run
     return judging
-
-
-def merged(folder):
-    """What two shards, 0.json and 1.json, make together."""
-    words = ["--inputs_addr", folder / "data.json", "--output_addr", folder / "merged.json"]
-    merge_shards.main(list(map(str, [*words, "--shard_addr", folder / "0.json", folder / "1.json"])))
-    return json.loads((folder / "merged.json").read_text())
 
 
 def refused(call, *arguments):
@@ -137,10 +129,11 @@ def test_a_killed_run_goes_on_and_shards_make_the_whole(weighing):
     gc.collect()  # what the error held, and with it the lock
     engine = Weighing()
     whole = weighing.weigh(engine)
-    assert len(engine.asked) == 3 and read_manifest(weighing.folder / "scores.json")["resumed"] == 2
+    assert len(engine.asked) == 3
+    shared = ["--completions", weighing.folder / "shards"]
     for index in range(2):
-        weighing.weigh(Weighing(), "--num_shards", "2", "--shard_index", index, to=f"{index}.json")
-    assert merged(weighing.folder) == whole
+        assert weighing.weigh(Weighing(), *shared, "--num_shards", "2", "--shard_index", index, to="0.json") is None
+    assert weighing.weigh(None, *shared, "--cached_only", to="0.json") == whole
 
 
 def test_a_missing_answer_counts_0_and_damaged_likelihoods_are_no_verdict(weighing, capsys):
@@ -217,27 +210,20 @@ def test_one_verdict_is_asked_for_as_ever(weighing):
     seeds = {request["seed"] for request in weighing.server.requests}
     assert "num_verdicts" not in weighing.fingerprint("one.json") and "num_verdicts" not in one
     weighing.server.requests.clear()
-    three = drawing(weighing, 3)
+    three = drawing(weighing, 3, "--completions", weighing.folder / "three")
     assert seeds < {request["seed"] for request in weighing.server.requests}  # the first draw is that verdict
     for its, mine in zip(one["per_question_scores"], three["per_question_scores"], strict=True):
         assert its["question_sha256"] == mine["question_sha256"]
         assert [d["score"] for d in its["details"]] == [d["drawn"][0] for d in mine["details"]]
 
 
-def test_a_killed_run_of_draws_goes_on_and_shards_make_the_whole(weighing):
-    whole, calls = drawing(weighing, 3), len(weighing.server.requests)
-    content = (weighing.folder / "scores.json").read_bytes()
-    journal = weighing.folder / "scores.json.journal.jsonl"
-    kept = b"".join(journal.read_bytes().splitlines(keepends=True)[:6])  # the header and five of fifteen
-    for path in weighing.folder.glob("scores.json*"):
-        path.unlink()
-    journal.write_bytes(kept)
-    drawing(weighing, 3)
-    assert len(weighing.server.requests) == calls + 10
-    assert (weighing.folder / "scores.json").read_bytes() == content
+def test_shards_of_draws_make_the_whole(weighing):
+    whole = drawing(weighing, 3)
+    shared = ["--completions", weighing.folder / "shards"]
     for index in range(2):
-        drawing(weighing, 3, "--num_shards", "2", "--shard_index", str(index), to=f"{index}.json")
-    assert merged(weighing.folder) == whole
+        assert drawing(weighing, 3, *shared, "--num_shards", "2", "--shard_index", index, to="0.json") is None
+    assert drawing(weighing, 3, *shared, "--cached_only", to="0.json") == whole
+    assert len(weighing.server.requests) == 2 * 15
 
 
 # Beside each other
