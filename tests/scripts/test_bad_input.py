@@ -42,9 +42,6 @@ COMMANDS = {
     "--response_addr responses.json --score_addr made/scores.json",
     "rank": "retrieval/rank_dataset.py --ranker bm25 --input_dataset_addr data.json "
     "--output_dataset_addr made/ranked.json",
-    "merge": "utils/merge_shards.py --inputs_addr data.json --shard_addr made/rag.json --output_addr made/merged.json",
-    "merge scores": "utils/merge_shards.py --inputs_addr data.json --shard_addr made/scores.json "
-    "--output_addr made/merged_scores.json",
     "table": "utils/make_table.py --system RAG scores.json --output_addr made/table.md",
     "show": "utils/show_answers.py --inputs_addr data.json --response_addr responses.json --score_addr scores.json",
     "training curve": "utils/make_figures.py --figure training --training_dir planner --output_addr drawn/training",
@@ -70,14 +67,12 @@ DATASET = {
     "gold": "profile rubric_aspects",
     "evaluate": "narrative rubric_aspects",
     "rank": "profile",
-    "merge": "",
-    "merge scores": "rubric_aspects",
     "show": "",
     "figure 5": "",
     "train": "profile rubric_aspects",
     "train, validation": "profile rubric_aspects",
 }
-EACH_SCRIPT = ["none", "planpers", "evaluate", "rank", "merge", "show", "train"]
+EACH_SCRIPT = ["none", "planpers", "evaluate", "rank", "show", "train"]
 READERS = {
     "data.json": list(DATASET),
     "responses.json": ["evaluate", "show"],
@@ -762,12 +757,12 @@ def test_an_output_that_is_an_input(folder, server, capsys, command, output, nam
     refuse(folder, f"{given} --overwrite", server.url, capsys, f"prompts/../{name}: is (an|the) input too; give ")
 
 
-UNMERGED = ["none", "rag", "planpers", "gold", "evaluate", "rank"]
-FINISHED = [OUTPUTS[command] for command in UNMERGED]
+RUNS = ["none", "rag", "planpers", "gold", "evaluate", "rank"]
+FINISHED = [OUTPUTS[command] for command in RUNS]
 
 
 @pytest.mark.parametrize("other", FINISHED)
-@pytest.mark.parametrize("command", UNMERGED)
+@pytest.mark.parametrize("command", RUNS)
 def test_an_output_of_another_script_or_run(folder, server, capsys, command, other):
     if OUTPUTS[command] == other:
         other = "notes.json"
@@ -777,82 +772,7 @@ def test_an_output_of_another_script_or_run(folder, server, capsys, command, oth
     refuse(folder, given, server.url, capsys, expected)
 
 
-@pytest.mark.parametrize("other", FINISHED)
-@pytest.mark.parametrize("command", UNMERGED)
-def test_a_journal_of_another_script_or_run(folder, server, capsys, command, other):
-    output = OUTPUTS[command]
-    if output == other:
-        header, *_ = (folder / f"{other}.journal.jsonl").read_text().splitlines(keepends=True)
-        write(folder / f"{output}.journal.jsonl", header.replace('{"fingerprint": {', '{"fingerprint": {"x": 1, '))
-    else:
-        shutil.copy(folder / f"{other}.journal.jsonl", folder / f"{output}.journal.jsonl")
-    for rest in ("", ".manifest.json"):
-        (folder / f"{output}{rest}").unlink()
-    expected = rf"{output}\.journal\.jsonl: an unfinished run with other settings: "
-    refuse(folder, COMMANDS[command], server.url, capsys, expected)
-
-
-# Damages to journals and manifests
-
-
-JOURNAL_DAMAGES = {
-    "a number": b"7\n",
-    "null": b"null\n",
-    "a list": b"[]\n",
-    "an empty line": b"\n",
-    "Latin-1": b'{"key": ["caf\xe9", 0], "value": {"value": "a"}}\n',
-    "UTF-16": '{"key": ["q1", 0], "value": {}}'.encode("utf-16") + b"\n",
-    "zeros": bytes(100) + b"\n",
-    "gzip": gzip.compress(b"text") + b"\n",
-    "no value": b'{"key": ["q1", 0]}\n',
-    "no key": b'{"value": {"value": "a"}}\n',
-    "a key that is a text": b'{"key": "q1", "value": {"value": "a"}}\n',
-    "a key in a key": b'{"key": [["q1"], 0], "value": {"value": "a"}}\n',
-    "an object in a key": b'{"key": [{}, 0], "value": {"value": "a"}}\n',
-    "too deep": b"[" * 100_000 + b"\n",
-    "a huge integer": b'{"key": ["q1", ' + b"9" * 5000 + b'], "value": {"value": "a"}}\n',
-}
-
-
-@pytest.mark.parametrize("command", JOURNALED)
-@pytest.mark.parametrize(
-    ("line", "damage"),
-    [(line, damage) for line in (1, 2) for damage in JOURNAL_DAMAGES],
-)
-def test_a_damaged_line_in_a_journal(folder, server, capsys, command, line, damage):
-    journal = folder / f"{OUTPUTS[command]}.journal.jsonl"
-    lines = journal.read_bytes().splitlines(keepends=True)
-    lines[line - 1] = JOURNAL_DAMAGES[damage]
-    journal.write_bytes(b"".join(lines))
-    expected = rf"{OUTPUTS[command]}\.journal\.jsonl: line {line} is damaged"
-    refuse(folder, COMMANDS[command], server.url, capsys, expected)
-
-
-@pytest.mark.parametrize("command", JOURNALED)
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"key": ["q9", 0], "value": {"value": "a"}},
-        {"key": [5, 0], "value": {"value": "a"}},
-        {"key": ["q1"], "value": {"value": "a"}},
-        {"key": [], "value": {"value": "a"}},
-        {"key": ["q1", "0"], "value": {"value": "a"}},
-        {"key": ["q1", 0], "value": 7},
-        {"key": ["q1", 0], "value": {}},
-        {"key": ["q1", 0], "value": {"value": 7}},
-    ],
-    ids=str,
-)
-def test_a_journal_with_a_piece_of_no_such_run(folder, server, capsys, command, entry):
-    journal = folder / f"{OUTPUTS[command]}.journal.jsonl"
-    journal.write_bytes(journal.read_bytes() + json.dumps(entry).encode() + b"\n")
-    refuse(folder, COMMANDS[command], server.url, capsys, rf"{OUTPUTS[command]}\.journal\.jsonl: ")
-
-
-@pytest.mark.parametrize("command", JOURNALED)
-def test_a_journal_that_is_a_folder(folder, server, capsys, command):
-    swapped(Path.mkdir)(folder / f"{OUTPUTS[command]}.journal.jsonl")
-    refuse(folder, COMMANDS[command], server.url, capsys, rf"{OUTPUTS[command]}\.journal\.jsonl: ")
+# Damages to manifests
 
 
 NO_MANIFEST = "exists, and was not written by this script or was changed since"
@@ -873,7 +793,6 @@ MANIFEST_DAMAGES = {
     "a fingerprint that is null": {"fingerprint": None},
     "NaN": {"wall_seconds": float("nan")},
     "half a character": {"versions": {"python": "\ud800"}},
-    "a run that is a list": {"overwrite": [1]},
     "flags in a list": {"arguments": ["--seed"]},
 }
 
@@ -1108,14 +1027,12 @@ def work(command, url, capsys):
 
 
 def chain(folder, url, capsys):
-    """Rank, answer in two shards, merge, plan, judge, show and put into a table; what was printed."""
+    """Rank, answer in three shards, plan, judge, show and put into a table; what was printed."""
     said = work(COMMANDS["rank"].replace("made", "new"), url, capsys)
-    rag = f"baselines.py {API} --model_addr m --rag --inputs_addr new/ranked.json --output_addr new/"
+    rag = f"baselines.py {API} --model_addr m --rag --inputs_addr new/ranked.json --output_addr new/rag.json"
     for shard in range(3):
-        said += work(f"{rag}rag_{shard}.json --num_shards 3 --shard_index {shard}", url, capsys)
-    shards = "new/rag_0.json new/rag_1.json new/rag_2.json"
-    merge = "utils/merge_shards.py --inputs_addr new/ranked.json --output_addr new/rag.json --shard_addr"
-    said += work(f"{merge} {shards}", url, capsys)
+        said += work(f"{rag} --num_shards 3 --shard_index {shard}", url, capsys)
+    said += work(f"{rag} --cached_only", url, capsys)
     said += work(COMMANDS["gold"].replace("data.json", "new/ranked.json").replace("made", "new"), url, capsys)
     judge = COMMANDS["evaluate"].replace("responses.json", "new/rag.json").replace("made", "new")
     said += work(judge, url, capsys)
@@ -1173,8 +1090,7 @@ def test_odd_files_are_read_by_every_script(folder, server, capsys, case):
         text = (folder / name).read_text()
         write(folder / name, ODD_FILES[case](text))
     for command, arguments in COMMANDS.items():
-        # A merge is for the outputs of this very dataset. Drawing is slow: the table reads scores.json too.
-        if not command.startswith(("merge", "figure 2", "figure 4")):
+        if not command.startswith(("figure 2", "figure 4")):  # drawing is slow: the table reads scores.json too
             work(arguments.replace("made/", "new/"), server.url, capsys)
 
 
@@ -1185,39 +1101,6 @@ def test_links_are_followed(folder, server, capsys):
     (folder / "new").symlink_to("elsewhere")
     chain(folder, server.url, capsys)
     assert (folder / "elsewhere/scores.json").is_file()
-
-
-# More shards than questions: an output without questions, which is finished and can be merged
-
-
-def test_a_shard_without_questions(folder, server, capsys):
-    # Three shards or more hold the two questions, the others none.
-    shards = [f"new/{number}.json" for number in range(6)]
-    rag = f"baselines.py {API} --model_addr m --rag --inputs_addr data.json --num_shards 6"
-    for number, shard in enumerate(shards):
-        work(f"{rag} --shard_index {number} --output_addr {shard}", server.url, capsys)
-    sizes = [len(json.loads((folder / shard).read_text())) for shard in shards]
-    assert sum(sizes) == 2 and sizes.count(0) >= 4
-    empty = sizes.index(0)
-    again = work(f"{rag} --shard_index {empty} --output_addr {shards[empty]}", server.url, capsys)
-    assert again == f"{shards[empty]}: already finished, left alone\n"
-    judge = (
-        f"evaluate_responses.py {API} --evaluator_llm m --inputs_addr data.json --num_shards 6 --shard_index {empty}"
-    )
-    work(f"{judge} --response_addr responses.json --score_addr new/scores.json", server.url, capsys)
-    assert json.loads((folder / "new/scores.json").read_text())["per_question_scores"] == []
-    plan = COMMANDS["gold"].replace("made", "new")
-    work(f"{plan} --num_shards 6 --shard_index {empty}", server.url, capsys)
-    assert (folder / "new/gold.json").read_text() == (folder / "new/gold.json.plans.json").read_text() == "{}\n"
-    merge = f"utils/merge_shards.py --inputs_addr data.json --output_addr new/all.json --shard_addr {' '.join(shards)}"
-    for journal in (True, False):
-        work(merge, server.url, capsys)
-        assert (folder / "new/all.json").read_bytes() == (folder / "made/rag.json").read_bytes()
-        if journal:
-            for shard in (*shards, "new/all.json"):
-                (folder / f"{shard}.journal.jsonl").unlink()
-            (folder / "new/all.json").unlink()
-            (folder / "new/all.json.manifest.json").unlink()
 
 
 # 10 MB in one place: a prompt that is too long, or a post that is cut; the others go on
