@@ -153,8 +153,9 @@ def main(argv: list[str] | None = None) -> int:
     collect_plans = partial(collect_responses, records, field="aspects")
     plans = Output(plans_output, plan_settings, keys, collect_plans, "plans", args, dict(given))
     answers = Output(args.output_addr, settings, keys, partial(collect_responses, records), "answers", args)
+    has_answers = answers.is_finished()  # asked first: a refusal names the file that was given
     has_plans = plans.is_finished()
-    if answers.is_finished() and has_plans and not args.dry_run:
+    if has_answers and has_plans and not args.dry_run:
         return max(plans.report_finished() if planner_identity else 0, answers.report_finished())
     to_plan = planner_identity is not None and (args.dry_run or not has_plans)
     planner = choose_planner(of_planner, planner_identity, lead_in) if to_plan else None
