@@ -899,7 +899,7 @@ def test_a_key_that_no_header_takes(folder, server, capsys, key):
 
 def test_a_key_behind_a_byte_order_mark(folder, server):
     (folder / "key.txt").write_bytes(b"\xef\xbb\xbfthe-key\r\n")
-    asked, command = len(server.keys), COMMANDS["rag"].replace("made/rag", "made/new")
+    asked, command = len(server.keys), COMMANDS["rag"].replace("made/", "new/")
     assert load(command).main(arguments_of(command, server.url)) == 0
     assert set(server.keys[asked:]) == {"the-key"}
 
@@ -987,7 +987,7 @@ def test_a_copy_of_the_dataset_that_is_damaged(folder, server, capsys, content):
         ("evaluate", "a pipe", "responses.json"),
         ("rank", "UTF-16 with a mark", "data.json"),
         ("train", "gzip", "data.json"),
-        ("merge", "a huge integer", "data.json"),
+        ("gold", "a huge integer", "data.json"),
         ("table", "NaN", "scores.json"),
         ("show", "/dev/null", "responses.json"),
         ("training curve", "a pipe", "planner/training_log.jsonl"),

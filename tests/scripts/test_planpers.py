@@ -30,6 +30,7 @@ from utils.generation.driver import Policy
 from utils.generation.requests import Completion
 from utils.parsing.answers import ANSWER_SCHEMA
 from utils.parsing.plans import PLAN_PATTERN
+from utils.planner.model import flags_of_planner, planner_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests/data/mini_lampqa"
@@ -991,16 +992,16 @@ def test_lost_answers_are_made_from_the_store(opened, local, output, reference):
 
 
 OTHER_SETTINGS = {
-    "planner": (["--planner_model", "second"], '.plans.json: was made with other settings: planner: "sha256:'),
-    "planner of another base": (["--planner_model", "other"], 'planner: "sha256:'),
-    "gold plans": (["--gold_plan"], '", now null; num_contexts: 10, now null; prompt: '),
-    "plans of a file": (["--plans_addr", "plans.json"], '", now null; num_contexts: 10, now null; prompt: '),
+    "planner": (["--planner_model", "second"], 'plans: "sha256:'),
+    "planner of another base": (["--planner_model", "other"], 'plans: "sha256:'),
+    "gold plans": (["--gold_plan"], 'now "gold"; plan_prompt: '),
+    "plans of a file": (["--plans_addr", "plans.json"], 'plans: "sha256:'),
     "generator": (["--model_addr", "other"], 'model: "sha256:'),
-    "length of a plan": (["--max_tokens_plan", "256"], "max_tokens: 512, now 256"),
+    "length of a plan": (["--max_tokens_plan", "256"], "plan_max_tokens: 512, now 256"),
     "length of an answer": (["--max_tokens", "1000"], "max_tokens: 2048, now 1000"),
     "posts": (["--num_contexts", "3"], "num_contexts: 10, now 3"),
     "temperature": (["--temperature", "0.7"], "temperature: 0.1, now 0.7"),
-    "planner's prompt": (["--prompts_dir", "prompts"], "prompt: planner: other content (SHA-256 "),
+    "planner's prompt": (["--prompts_dir", "prompts"], "plan_prompt: planner: other content (SHA-256 "),
     "form of plans": (["--planner_target", "reference", "--prompts_dir", "prompts"], 'now "reference"; lead_in: '),
 }
 
@@ -1029,7 +1030,7 @@ def test_other_settings_are_named_and_nothing_is_lost(opened, local, output, oth
     before = snapshot(output.parent)
     opened.events.clear()
     said = refusal(other_flags, output, "--limit", 2)
-    assert said.startswith(f"{output}") and ": was made with other settings: " in said and message in said
+    assert said.startswith(f"{output}: was made with other settings: ") and message in said
     assert "--overwrite" in said
     assert snapshot(output.parent) == before and opened.events == []
     run(other_flags, output, "--limit", 2, "--overwrite", "--completions", output.parent / "others")
@@ -1458,8 +1459,8 @@ def test_dry_run_of_given_plans_counts_them_into_the_prompts(server, api, output
 def test_a_planner_here_has_neither_the_parser_nor_the_missing_seed_of_a_generator_behind_an_api():
     words = "--openai --api_key_addr k --model_addr m --planner_model p --inputs_addr i --output_addr o --seed none"
     args = planpers.build_parser().parse_args([*words.split(), "--reasoning_parser", "deepseek_r1"])
-    own = planpers.flags_of_planner(args)
+    own = flags_of_planner(args)
     assert (own.openai, own.seed, own.reasoning_parser) == (False, 0, None)
     policy = Policy.from_arguments(args, {})
     assert policy.reasoning_parser == "deepseek_r1"
-    assert planpers.planner_policy(args, None, {}).reasoning_parser is None
+    assert planner_policy(args, None, {}).reasoning_parser is None
