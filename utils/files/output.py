@@ -67,6 +67,7 @@ class Output:
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
+        self._lock: Lock | None = None  # since `open`
         self._there = 0  # pieces in the file that may not become fewer
 
     @property
@@ -87,7 +88,8 @@ class Output:
             return False
         path, overwrite = Path(self.path), self.args.overwrite
         check_could_write(path)
-        check_free(path)
+        if self._lock is None:
+            check_free(path)
         is_alike = is_made_alike(path, self.settings, overwrite, INPUTS)
         made = read_manifest(path)
         if made is None or not (path.exists() or is_interrupted(path)):
