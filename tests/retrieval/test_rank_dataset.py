@@ -101,9 +101,7 @@ def test_manifest_says_how_and_how_much(tmp_path, encoder_folder):
     assert found["counts"] == counts
     assert found["device"] == "cpu"
     assert found["wall_seconds"] > 0
-    assert found["fingerprint"].keys() == {
-        *("inputs", "random_profile", "ranker", "model", "max_length", "dtype")
-    }
+    assert found["fingerprint"].keys() == {*("inputs", "random_profile", "ranker", "model", "max_length", "dtype")}
     assert found["fingerprint"]["model"].startswith("sha256:")
 
 
