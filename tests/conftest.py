@@ -40,7 +40,7 @@ ENGINE = {
     "test_plain_commands",
 }
 # Files that would be through last: what makes groups of their tests, found in the names.
-CASES = "baselines|evaluate_responses|planpers|rank_dataset bm25|rank_dataset|merge_shards"
+CASES = "baselines|evaluate_responses|planpers|rank_dataset bm25|rank_dataset"
 SPLIT = {"test_crashes": CASES, "test_damage": CASES}
 # What the scripts import to load a small model, but for vllm.
 WARM = (
@@ -50,14 +50,7 @@ WARM = (
     "utils.train_generator", "utils.generator.trainer", "transformers.models.t5.modeling_t5",
     "utils.planner.trainer", "train_planner", "baselines", "planpers", "evaluate_responses",
 )  # fmt: skip
-API = (
-    "openai.resources.chat",
-    "anyio._backends._asyncio",
-    "baselines",
-    "planpers",
-    "evaluate_responses",
-    "utils.merge_shards",
-)
+API = ("openai.resources.chat", "anyio._backends._asyncio", "baselines", "planpers", "evaluate_responses")
 VLLM = (
     "vllm.v1.engine.async_llm", "vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor", "vllm.lora.request",
     "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.llama", "vllm.model_executor.models.qwen2", "xgrammar",

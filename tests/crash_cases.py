@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +16,6 @@ from typing import Any
 from tiny_chat import save_tiny_chat
 from tiny_encoder import save_tiny_encoder
 from zygote import ROOT, SECONDS, Run, Zygote
-
-import baselines
-from utils.files.journal_lines import read_journal
-from utils.generation.driver import Policy
 
 # What the runs import late, imported once in zygotes. The fewer a process holds, the sooner it forks and ends.
 ZYGOTES = {
@@ -32,10 +29,8 @@ ZYGOTES = {
         "retrieval.embedding_cache", "retrieval.rankers",
     ),
 }  # fmt: skip
-MAX_RETRIES = 3
-POLICY = Policy(0.0, 1.0, 1, 0, MAX_RETRIES, "fallback", {})  # its seeds are those of every run here
 NUM_QUESTIONS = 24
-
+UNDER_WAY = 4  # requests at a time: what a kill may cost
 
 BEFORE, AFTER = "before the first piece", "after the last piece"
 
@@ -66,7 +61,8 @@ class Case:
         name: of the case.
         module: the script's.
         arguments: all of its flags.
-        stages: the outputs of each of its stages, one after the other, with the number of pieces each has.
+        stages: the outputs of each of its stages, one after the other, with the number of pieces each asks for.
+        units: what the pieces of each stage are called in the store.
         setup: what is done to a run before it begins (functions of zygote.py).
         zygote: the one of `ZYGOTES` it is forked from.
         asks: it asks the API server.
@@ -76,6 +72,7 @@ class Case:
     module: str
     arguments: list[str]
     stages: list[dict[Path, int]]
+    units: list[str]
     setup: dict[str, Any] = field(default_factory=dict)
     zygote: str = "api"
     asks: bool = True
@@ -108,9 +105,16 @@ class Case:
         shutil.rmtree(self.folder)
         self.folder.mkdir()
 
-    def finished(self) -> dict[Path, set[tuple]]:
-        """Keys of the whole lines of every journal."""
-        return {output: finished_keys(output) for output in self.outputs}
+    def stored(self) -> list[dict[str, Any]]:
+        """The whole lines of the store beside the outputs, without the first one of each file."""
+        lines = [line for path in self.folder.glob("*/*/*.jsonl") for line in path.read_bytes().split(b"\n")[:-1]]
+        return [its for its in map(json.loads, lines) if int(its["key"], 16)]
+
+    def finished(self) -> dict[str, set[str]]:
+        """The keys of what is in the store, by unit; none is there twice."""
+        stored = self.stored()
+        assert len({its["key"] for its in stored}) == len(stored)
+        return {unit: {its["key"] for its in stored if its.get("unit", unit) == unit} for unit in self.units}
 
     @property
     def size(self) -> int:
@@ -118,23 +122,26 @@ class Case:
         return sum(sum(stage.values()) for stage in self.stages)
 
     def pieces(self) -> int:
-        """How many of them are in the journals, the one a run may be writing included."""
-        journals = [path for path in map(journal_path, self.outputs) if path.exists()]
-        return sum(max(0, journal.read_bytes().count(b"\n") - 1) for journal in journals)  # the header is none
+        """How many of them have a first try in the store."""
+        return sum(self._begun().values())
+
+    def _begun(self) -> Counter:
+        return Counter(its.get("unit", self.units[0]) for its in self.stored() if its.get("try", 1) == 1)
 
     def wait_for(self, pieces: int) -> None:
-        """Block until a run has so many pieces in its journals."""
+        """Block until a run has so many pieces in its store."""
         end = time.monotonic() + SECONDS
         while self.pieces() < pieces:
             assert time.monotonic() < end, f"{self.name}: {self.pieces()} of {pieces} pieces"
             time.sleep(0.001)
 
-    def place(self, finished: dict[Path, set[tuple]]) -> str:
+    def place(self) -> str:
         """How far a run has come, one of `places`."""
-        if not any(finished.values()):
+        begun = self._begun()
+        if not begun:
             return BEFORE
-        for number, stage in enumerate(self.stages):
-            if any(len(finished[output]) < pieces for output, pieces in stage.items()):
+        for number, (unit, stage) in enumerate(zip(self.units, self.stages, strict=True)):
+            if begun[unit] < sum(stage.values()):
                 return f"in stage {number}"
         return AFTER
 
@@ -143,24 +150,8 @@ class Case:
         return {BEFORE, AFTER, *(f"in stage {number}" for number in range(len(self.stages)))}
 
 
-def journal_path(output: Path) -> Path:
-    return Path(f"{output}.journal.jsonl")
-
-
 def manifest_path(output: Path) -> Path:
     return Path(f"{output}.manifest.json")
-
-
-def finished_keys(output: Path) -> set[tuple]:
-    journal = journal_path(output)
-    begun = journal.exists() and b"\n" in journal.read_bytes()
-    return set(read_journal(journal)[1]) if begun else set()
-
-
-def seeds_of(finished: dict[Path, set[tuple]]) -> set[int]:
-    """Seeds of all requests for the pieces that every output has."""
-    keys = set.intersection(*finished.values())
-    return {POLICY.sampling(key, attempt).seed for key in keys for attempt in range(MAX_RETRIES + 1)}
 
 
 # What a finished run has left
@@ -195,7 +186,7 @@ def read_manifest(output: Path) -> dict[str, Any]:
     The commit goes too: whoever works on this code may commit while the tests run.
     """
     manifest = json.loads(manifest_path(output).read_text(encoding="utf-8"))
-    for name in ("wall_seconds", "resumed", "device", "git_commit"):
+    for name in ("wall_seconds", "device", "git_commit"):
         del manifest[name]
     manifest.pop("batch_invariant", None)  # ranking has none
     for name in ("texts_embedded", "texts_cut"):
@@ -285,14 +276,8 @@ def api_flags(data: Path, url: str) -> list[str]:
 def baselines_case(name: str, data: Path, out: Path, url: str) -> Case:
     arguments = ["--inputs_addr", f"{data}/data.json", "--model_addr", "some-model", *api_flags(data, url)]
     output = out / "answers.json"
-    return Case(name, "baselines", [*arguments, "--output_addr", str(output)], [{output: NUM_QUESTIONS}])
-
-
-def stored_case(name: str, data: Path, out: Path, url: str) -> Case:
-    """baselines.py with its store beside its output."""
-    case = baselines_case(name, data, out, url)
-    case.arguments += ["--completions", f"{out}/completions"]
-    return case
+    arguments += ["--output_addr", str(output)]
+    return Case(name, "baselines", arguments, [{output: NUM_QUESTIONS}], ["answers"])
 
 
 def evaluation_case(name: str, data: Path, out: Path, url: str) -> Case:
@@ -300,7 +285,9 @@ def evaluation_case(name: str, data: Path, out: Path, url: str) -> Case:
     arguments += ["--response_addr", f"{data}/one.json", f"{data}/two.json", "--limit", "4"]
     outputs = [out / "one_scores.json", out / "two_scores.json"]
     arguments += ["--score_addr", *map(str, outputs)]
-    return Case(name, "evaluate_responses", arguments, [dict.fromkeys(outputs, 4 * 3)])  # of 3 aspects each
+    return Case(
+        name, "evaluate_responses", arguments, [dict.fromkeys(outputs, 4 * 3)], ["verdicts"]
+    )  # of 3 aspects each
 
 
 def planpers_case(name: str, data: Path, out: Path, url: str) -> Case:
@@ -310,15 +297,16 @@ def planpers_case(name: str, data: Path, out: Path, url: str) -> Case:
     stages = [{Path(f"{output}.plans.json"): 14}, {output: 14}]
     arguments += ["--output_addr", str(output), "--max_model_len", "4096", "--max_tokens", "512"]
     setup = {"plan_by_server": {"base_url": url, "api_key_addr": f"{data}/key.txt"}}
-    return Case(name, "planpers", arguments, stages, setup, "planner")
+    return Case(name, "planpers", arguments, stages, ["plans", "answers"], setup, "planner")
 
 
 def gold_case(name: str, data: Path, out: Path, url: str) -> Case:
     """planpers.py with plans that need no planner."""
     arguments = ["--inputs_addr", f"{data}/data.json", "--model_addr", "some-model", *api_flags(data, url)]
     output = out / "answers.json"
-    stages = [{Path(f"{output}.plans.json"): NUM_QUESTIONS}, {output: NUM_QUESTIONS}]
-    return Case(name, "planpers", [*arguments, "--gold_plan", "--unranked", "--output_addr", str(output)], stages)
+    stages = [{Path(f"{output}.plans.json"): 0, output: NUM_QUESTIONS}]
+    arguments += ["--gold_plan", "--unranked", "--output_addr", str(output)]
+    return Case(name, "planpers", arguments, stages, ["answers"])
 
 
 def ranking_case(name: str, data: Path, out: Path, url: str) -> Case:
@@ -326,33 +314,22 @@ def ranking_case(name: str, data: Path, out: Path, url: str) -> Case:
     arguments = ["--input_dataset_addr", f"{data}/data.json", "--output_dataset_addr", str(output)]
     arguments += ["--model_name", f"{data}/encoder", "--embedding_cache", f"{out.parent}/cache"]
     setup = {"embed_in_blocks": 12, "take_time": 0.003}
-    return Case(name, "retrieval.rank_dataset", arguments, [{output: NUM_QUESTIONS}], setup, "encoder", asks=False)
+    stages = [{output: NUM_QUESTIONS}]
+    return Case(name, "retrieval.rank_dataset", arguments, stages, ["orders"], setup, "encoder", asks=False)
 
 
 def bm25_case(name: str, data: Path, out: Path, url: str) -> Case:
     output = out / "ranked.json"
     arguments = ["--input_dataset_addr", f"{data}/data.json", "--output_dataset_addr", str(output), "--ranker", "bm25"]
-    return Case(name, "retrieval.rank_dataset", arguments, [{output: NUM_QUESTIONS}], {"take_time": 0.003}, asks=False)
-
-
-def merging_case(name: str, data: Path, out: Path, url: str) -> Case:
-    """Of two shards, which are made here."""
-    output = out / "answers.json"
-    flags = ["--inputs_addr", f"{data}/data.json", "--model_addr", "some-model", *api_flags(data, url)]
-    shards = [str(out.parent / f"shard_{index}.json") for index in range(2)]
-    for index, shard in enumerate(shards):
-        assert baselines.main([*flags, "--num_shards", "2", "--shard_index", str(index), "--output_addr", shard]) == 0
-    arguments = ["--inputs_addr", f"{data}/data.json", "--shard_addr", *shards, "--output_addr", str(output)]
-    return Case(name, "utils.merge_shards", arguments, [{output: NUM_QUESTIONS}], {"take_time": 0.003}, asks=False)
+    stages = [{output: NUM_QUESTIONS}]
+    return Case(name, "retrieval.rank_dataset", arguments, stages, ["orders"], {"take_time": 0.003}, asks=False)
 
 
 CASES: dict[str, Callable[[str, Path, Path, str], Case]] = {
     "baselines": baselines_case,
-    "baselines with a store": stored_case,
     "evaluate_responses": evaluation_case,
     "planpers": planpers_case,
     "planpers gold": gold_case,
     "rank_dataset": ranking_case,
     "rank_dataset bm25": bm25_case,
-    "merge_shards": merging_case,
 }

@@ -227,15 +227,15 @@ def die_before_step(steps: int) -> None:
 
 
 def take_time(seconds: float) -> None:
-    """Have every piece take so long at least: some scripts would be through between two looks at their journal."""
-    journal = import_module("utils.files.journal").Journal
-    add = journal.add
+    """Have every line of a store take so long at least: some scripts would be through between two looks at it."""
+    store = import_module("utils.generation.store").ModelStore
+    add = store.add
 
     def add_later(*arguments: Any) -> None:
         time.sleep(seconds)
         add(*arguments)
 
-    journal.add = add_later
+    store.add = add_later
 
 
 def embed_in_blocks(size: int) -> None:
@@ -292,11 +292,11 @@ class ServerPlanner:
     def __init__(self, flags: dict[str, str], args: Any, models: list[str], max_model_len: int, outputs: int):
         from transformers import AutoTokenizer
 
-        from utils.generation.engines import open_engine
+        from utils.generation.api_engine import APIEngine
+        from utils.generation.engines import read_api_key
 
         self._tokenizer = AutoTokenizer.from_pretrained(models[0])
-        own = args.replaced(openai=True, **flags)
-        self._api = open_engine(own, args.model_addr, max_model_len, [], outputs)
+        self._api = APIEngine(args.replaced(openai=True, **flags), read_api_key(flags["api_key_addr"]))
         self.concurrency, self.device = args.max_concurrency, "planner"
 
     async def complete(self, model: str, prompt: Any, sampling: Any) -> Any:
