@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import hub_server
@@ -617,35 +616,3 @@ def test_a_real_model_is_held_to_the_choices(name, choices, warm_engine, tmp_pat
     assert all(output["constrained"] and output["parsed"] == "strict" for output in outputs)
     assert all(output["raw"] == output["output"] for output in outputs)
     assert {output["output"] for output in outputs} <= {*choices}
-
-
-@pytest.mark.parametrize(("name", "answer"), [("LaMP-3", "The score is {}."), ("LongLaMP-topic", "A post, seed {}.")])
-def test_a_killed_run_goes_on_and_pays_for_nothing_twice(tmp_path, name, answer):
-    """Killed twice with -9: the bytes of a run that was not, and of what was finished nothing is asked again."""
-    dataset, ways = tmp_path / "data.json", 8
-    dataset.write_text(json.dumps(read_sample(name)), encoding="utf-8")
-    (tmp_path / "key.txt").write_text("sk-test")
-    pieces = ways * len(read_sample(name))
-
-    def command(output):
-        return [
-            sys.executable, "baselines.py", "--model_addr", "m", "--openai", "--api_key_addr", tmp_path / "key.txt",
-            "--base_url", server.url, "--max_concurrency", "4", "--temperature", "1",
-            "--num_generated_outputs", str(ways), "--inputs_addr", dataset, "--output_addr", output,
-        ]  # fmt: skip
-
-    with serve(lambda request: Reply(answer.format(request["seed"] % 5 + 1)), delay=0.05) as server:
-        subprocess.run(command(tmp_path / "whole.json"), cwd=ROOT, check=True, capture_output=True)
-        asked = len(server.requests)
-        output, journal = tmp_path / "killed.json", tmp_path / "killed.json.journal.jsonl"
-        for kills in (1, 2):
-            process = subprocess.Popen(command(output), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            while not journal.exists() or journal.read_bytes().count(b"\n") <= kills * pieces // 3:
-                assert process.poll() is None, "it ended before it was killed"
-                time.sleep(0.005)
-            process.kill()
-            process.wait()
-            assert not output.exists()
-        subprocess.run(command(output), cwd=ROOT, check=True, capture_output=True)
-        assert len(server.requests) - asked <= asked + 2 * 4  # what was in flight when it was killed
-    assert output.read_bytes() == (tmp_path / "whole.json").read_bytes()

@@ -18,13 +18,12 @@ from api_server import Reply, running, serve
 from faulty_server import FaultyServer
 from likelihoods import mean_log_probs
 from tiny_chat import make_tokenizer, save_tiny_chat
-from zygote import SECONDS
 
 import baselines
 import evaluate_responses
 from prompts import History, load_prompt
 from retrieval import rank_dataset
-from utils import download_datasets, make_table, merge_shards
+from utils import download_datasets, make_table
 from utils.benchmarks import tasks
 from utils.benchmarks.personamem import CANONICAL, TYPES, options_text, vary
 from utils.cli import UserError
@@ -94,10 +93,11 @@ def server(monkeypatch):
 
 
 def ask(server, dataset, output, *more, code=0):
-    """Run baselines.py; the messages of each request, in the order they came."""
+    """Run baselines.py with a store of the output's own; the messages of each request, in the order they came."""
     server.requests.clear()
     flags = ["--model_addr", "m", "--openai", "--base_url", server.url, "--max_concurrency", 1]
-    flags += ["--inputs_addr", dataset, "--output_addr", output, "--max_model_len", 60000, *more]
+    flags += ["--inputs_addr", dataset, "--output_addr", output, "--completions", f"{output}.completions"]
+    flags += ["--max_model_len", 60000, *more]
     assert baselines.main(list(map(str, flags))) == code
     return [request["messages"] for request in server.requests]
 
@@ -559,45 +559,12 @@ def refuse_after(answered):
 
 def test_shards_ask_together_what_one_run_asks(dataset, server, tmp_path):
     whole = ask(server, dataset, tmp_path / "whole.json")
-    sent = []
+    sent, output = [], tmp_path / "out.json"
     for index in range(3):
-        sent += ask(server, dataset, tmp_path / f"{index}.json", "--num_shards", 3, "--shard_index", index)
-    assert sorted(map(str, sent)) == sorted(map(str, whole))
-    parts = [tmp_path / f"{index}.json" for index in range(3)]
-    flags = ["--inputs_addr", dataset, "--shard_addr", *parts, "--output_addr", tmp_path / "merged.json"]
-    assert merge_shards.main(list(map(str, flags))) == 0
-    assert (tmp_path / "merged.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
-
-
-def drawn_letter(request):
-    return Reply(f"It is <final_answer>({LETTERS[request['seed'] % 4]})")
-
-
-def kill_twice(start, output, pieces):
-    """Start runs and end them with -9, once a third and once two thirds of the pieces are in the journal."""
-    journal, deadline = Path(f"{output}.journal.jsonl"), time.monotonic() + SECONDS
-    for part in (1, 2):
-        run = start()
-        while not journal.exists() or journal.read_bytes().count(b"\n") <= part * pieces // 3:
-            assert not output.exists() and time.monotonic() < deadline, run.errors
-            time.sleep(0.005)
-        run.send(signal.SIGKILL)
-        assert run.wait() == -signal.SIGKILL and not output.exists()
-
-
-def test_a_killed_run_goes_on_and_pays_for_nothing_twice(dataset, warm_api, tmp_path):
-    key = tmp_path / "key.txt"
-    key.write_text("key")
-    output, whole, ways, at_a_time = tmp_path / "killed.json", tmp_path / "whole.json", 4, 3
-    with serve(drawn_letter, delay=0.02) as server:
-        flags = ["--model_addr", "m", "--openai", "--base_url", server.url, "--api_key_addr", key, "--temperature", 1]
-        flags += ["--inputs_addr", dataset, "--num_generated_outputs", ways, "--max_concurrency", at_a_time]
-        assert warm_api.run("baselines.py", [*flags, "--output_addr", whole]).returncode == 0
-        asked_for = len(server.requests)
-        kill_twice(lambda: warm_api.start("baselines.py", [*flags, "--output_addr", output]), output, 24 * ways)
-        assert warm_api.run("baselines.py", [*flags, "--output_addr", output]).returncode == 0
-        assert asked_for == 24 * ways and len(server.requests) - asked_for <= asked_for + 2 * at_a_time
-    assert output.read_bytes() == whole.read_bytes()
+        sent += ask(server, dataset, output, "--num_shards", 3, "--shard_index", index)
+    assert sorted(map(str, sent)) == sorted(map(str, whole)) and not output.exists()
+    assert ask(server, dataset, output) == []
+    assert output.read_bytes() == (tmp_path / "whole.json").read_bytes()
 
 
 def test_faults_of_a_server_change_no_answer(dataset, server, tmp_path):
@@ -642,6 +609,7 @@ def choose(warm, small_model, dataset, tmp_path):
     def start(output, *more, path=dataset, seconds=0.0):
         code = INSTEAD_OF_VLLM.format(log=str(tmp_path / "log.txt"), seconds=seconds)
         flags = ["--model_addr", small_model, "--inputs_addr", path, "--output_addr", output, "--choose", "likelihood"]
+        flags += ["--completions", f"{output}.completions"]
         return warm.start("baselines.py", [*flags, *more], do=code)
 
     return start
@@ -704,7 +672,14 @@ def test_a_killed_choice_goes_on_and_scores_nothing_twice(choose, tmp_path):
     output, whole = tmp_path / "killed.json", tmp_path / "whole.json"
     assert choose(whole).wait() == 0
     take_log(tmp_path)
-    kill_twice(lambda: choose(output, seconds=0.05), output, 24)
+    for part in (1, 2):
+        run = choose(output, seconds=0.05)
+        log = tmp_path / "log.txt"
+        while not log.exists() or log.read_bytes().count(b"\n") <= part * 24 // 3:
+            assert not output.exists(), run.errors
+            time.sleep(0.005)
+        run.send(signal.SIGKILL)
+        assert run.wait() == -signal.SIGKILL and not output.exists()
     assert choose(output).wait() == 0
     scored = list(map(json.dumps, take_log(tmp_path)))
     assert len(set(scored)) == 24 and len(scored) <= 24 + 2 * 2  # what was under way when it was killed

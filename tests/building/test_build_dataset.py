@@ -134,12 +134,11 @@ def test_the_counts_add_up(dump, built):
 
 def test_a_finished_run_is_left_alone(dump, built, server, capsys):
     before, asked = files_of(built), len(server.requests)
-    finished = [path for path in built.iterdir() if path.suffix != ".jsonl"]  # a journal is opened to be added to
-    times = {path: path.stat().st_mtime_ns for path in finished}
+    times = {path: path.stat().st_mtime_ns for path in built.rglob("*.json*")}
     assert build_dataset.main(flags(dump[0], built, server.url)) == 0
     assert capsys.readouterr().out == f"{built}: already finished, left alone\n"
     assert len(server.requests) == asked and files_of(built) == before
-    assert {path: path.stat().st_mtime_ns for path in finished} == times
+    assert {path: path.stat().st_mtime_ns for path in built.rglob("*.json*")} == times
 
 
 def test_every_command_takes_it(built, server, tmp_path, capsys):
@@ -191,7 +190,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(moment, dump, built, server, war
         run.send(signal.SIGKILL)
     assert run.wait() == -signal.SIGKILL
     assert not (tmp_path / "out" / "evidence.json").exists()
-    paid = sum(path.read_bytes().count(b"\n") - 1 for path in (tmp_path / "out").glob("*.journal.jsonl"))
+    paid = sum(path.read_bytes().count(b"\n") - 1 for path in (tmp_path / "out").glob("completions/*/*.jsonl"))
     assert (paid > 0) == (moment != "in the second dump")
     again = len(server.requests)
     done = warm_api.run("utils.build_dataset", arguments)
@@ -297,14 +296,15 @@ def test_posts_of_which_most_are_unusable_end_the_first_run_with_1(small, server
     def fail_most(request):
         return default_reply(request) if len(request["messages"][1]["content"]) % 4 == 0 else Reply("Rather not.")
 
-    for code in (1, 0):  # the second one asks for nothing
-        server.reply = fail_most
-        try:
-            assert build_dataset.main(arguments) == code
-        finally:
-            server.reply = default_reply
-        told = r"filter.json: \d+ of \d+ posts filtered are unusable; --retry_failed asks for them again\n  \d+: no"
-        assert re.search(told, capsys.readouterr().err)
+    server.reply = fail_most
+    try:
+        assert build_dataset.main(arguments) == 1
+    finally:
+        server.reply = default_reply
+    told = r"filter.json: \d+ of \d+ posts filtered are unusable; a higher --max_retries asks for them again\n  \d+: no"
+    assert re.search(told, capsys.readouterr().err)
+    asked = len(server.requests)
+    assert build_dataset.main(arguments) == 0 and len(server.requests) == asked
 
 
 def test_limit_takes_the_first_candidates(small, server, tmp_path):

@@ -158,9 +158,8 @@ DIFFERENT_ON_PURPOSE = {
         "utils/human_evaluation.py",
     ],
     "--cache_dir": ["utils/download_datasets.py"],  # the default that the paper's README gives it
-    "--overwrite": [  # what asks no model is made anew where its settings changed; a table or figure has none
-        *DERIVED, "train_planner.py", "utils/download_datasets.py", "utils/merge_shards.py",
-        "utils/train_generator.py",
+    "--overwrite": [  # what asks no model keeps no completions; a table or figure has no settings
+        *DERIVED, "train_planner.py", "utils/download_datasets.py", "utils/train_generator.py",
     ],
     "--per_device_train_batch_size": ["utils/train_generator.py"],  # another paper's settings
     "--gradient_accumulation_steps": ["utils/train_generator.py"],
@@ -355,19 +354,13 @@ NO_ENCODER = "with a --ranker that needs no encoder\n  take another --ranker, or
 WITHOUT_EFFECT = [
     ("baselines.py", "--choose likelihood",
      "--temperature 1 --top_p 0.5 --top_k 2 --min_p 0.1 --presence_penalty 1 --max_tokens 9 --seed 4 --max_retries 2"
-     " --constrained_decoding never --num_generated_outputs 2 --retry_failed",
+     " --constrained_decoding never --num_generated_outputs 2",
      "with --choose, for no text is generated\n  leave out --choose, or leave {} out"),
     ("baselines.py", "", "--num_contexts 4 --unranked --trim_items",
      "without --rag, for the prompt has no posts\n  give --rag, or leave {} out"),
-    ("baselines.py", "--method m.py", "--rag --choose likelihood --trim_items --retry_failed",
+    ("baselines.py", "--method m.py", "--rag --choose likelihood --trim_items",
      "with --method, which decides itself what to ask\n  leave {} out"),
     ("baselines.py", "", "--model critic=m --set n=4", "without --method\n  give --method, or leave {} out"),
-    *((script, mode, "--retry_failed", "with --overwrite, which asks for everything again\n  leave {} out")
-      for script, mode in (("baselines.py", "--overwrite"), ("planpers.py", "--gold_plan --overwrite"),
-                           ("evaluate_responses.py", "--overwrite"), ("utils/build_dataset.py", "--overwrite"))),
-    *((script, mode, "--cached_only", "without --completions\n  give --completions, or leave {} out")
-      for script, mode in (("baselines.py", ""), ("planpers.py", "--gold_plan"), ("evaluate_responses.py", ""),
-                           ("utils/build_dataset.py", ""))),
     ("baselines.py", "", API, NO_API),
     ("baselines.py", "", UNDER_WAY, NO_API),
     ("baselines.py", "--openai", ENGINE, NO_ENGINE),
@@ -384,7 +377,7 @@ WITHOUT_EFFECT = [
     ("evaluate_responses.py", "", UNDER_WAY, NO_API),
     ("evaluate_responses.py", "--verdicts probability",
      "--num_verdicts 3 --temperature 1 --top_p 0.5 --top_k 2 --min_p 0.1 --presence_penalty 1 --max_tokens 9 --seed 4"
-     " --max_retries 2 --constrained_decoding never --retry_failed",
+     " --max_retries 2 --constrained_decoding never",
      "with --verdicts, for no text is generated\n  leave out --verdicts, or leave {} out"),
     ("evaluate_responses.py", "--openai", ENGINE, NO_ENGINE),
     ("utils/build_dataset.py", "", API, NO_API),
@@ -763,7 +756,7 @@ def test_a_run_is_prepared_by_checking_shard_and_outputs(monkeypatch):
         cli.prepare_run(run_arguments("--num_shards", "2", "--shard_index", "2"), ["rag.json"], ["test.json"])
     with pytest.raises(UserError, match=r"^plans\.json: is an input too"):
         cli.prepare_run(run_arguments("--overwrite"), ["rag.json", "plans.json"], ["test.json", "plans.json"])
-    cli.prepare_run(run_arguments("--log_level", "info"), [], [])
+    cli.prepare_run(run_arguments("--log_level", "info"), ["out.json"], [])
     assert levels[-1] == "info"
 
 
@@ -782,7 +775,7 @@ def shard(*flags):
 
 def note_of(capsys, *flags):
     """What is said of the shard."""
-    cli.prepare_run(run_arguments(*flags), [], [])
+    cli.prepare_run(run_arguments(*flags), ["out.json"], [])
     out, err = capsys.readouterr()
     assert out == ""
     return err
@@ -853,10 +846,10 @@ def test_flags_win_over_the_array(monkeypatch, capsys):
     assert shard("--shard_index", "3") == (4, 3)
     assert shard("--num_shards", "8") == (8, 2)
     whole = run_arguments("--num_shards", "1")
-    cli.prepare_run(whole, [], [])
+    cli.prepare_run(whole, ["out.json"], [])
     assert whole.shard_index == 0
     with pytest.raises(UserError, match=r"^--shard_index 1 is out of range: with --num_shards 1 it goes from 0 to 0$"):
-        cli.prepare_run(run_arguments("--num_shards", "1", "--shard_index", "1"), [], [])
+        cli.prepare_run(run_arguments("--num_shards", "1", "--shard_index", "1"), ["out.json"], [])
 
 
 def test_without_an_array_nothing_is_said(capsys):
@@ -867,7 +860,7 @@ def test_without_an_array_nothing_is_said(capsys):
 def test_a_task_that_an_array_does_not_have_is_refused(monkeypatch):
     slurm(monkeypatch, 4, 0, 3, 4)
     with pytest.raises(UserError, match=r"^--shard_index 4 is out of range"):
-        cli.prepare_run(run_arguments(), [], [])
+        cli.prepare_run(run_arguments(), ["out.json"], [])
 
 
 SHARDED = ["baselines.py", "evaluate_responses.py", "planpers.py"]

@@ -16,7 +16,6 @@ import pytest
 from api_server import default_reply
 from crash_cases import BEFORE, check_whole, journal_path, make_case, read_whole, run_whole
 from test_crashes import case, data, server, zygotes  # noqa: F401 (fixtures)
-
 from utils.files.journal import Journal
 from utils.files.journal_lines import read_journal
 

@@ -193,7 +193,7 @@ def test_ranking_says_what_was_used_and_keeps_it_apart(folder, tmp_path, capsys)
     assert told == ("cls", True) and (fingerprint["pooling"], fingerprint["normalize"]) == told
     assert counts["texts_embedded"] == 5 and f"note: {folder}: cls pooling, normalized\n" in err
     assert len(list(cache.iterdir())) == 2
-    told, fingerprint, counts, err = rank("again.json", "--pooling", "mean", "--no-normalize")
+    told, fingerprint, counts, err = rank("again/ranked.json", "--pooling", "mean", "--no-normalize")
     assert told == ("mean", False) and counts["texts_embedded"] == 0  # all from the first ranking's cache
     with pytest.raises(UserError, match=r"bge\.json: was made with other settings: .*pooling"):
         rank("bge.json", "--pooling", "mean")

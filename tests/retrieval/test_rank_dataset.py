@@ -101,9 +101,7 @@ def test_manifest_says_how_and_how_much(tmp_path, encoder_folder):
     assert found["counts"] == counts
     assert found["device"] == "cpu"
     assert found["wall_seconds"] > 0
-    assert found["fingerprint"].keys() == {
-        *("input_sha256", "limit", "random_profile", "ranker", "model", "max_length", "dtype")
-    }
+    assert found["fingerprint"].keys() == {*("inputs", "random_profile", "ranker", "model", "max_length", "dtype")}
     assert found["fingerprint"]["model"].startswith("sha256:")
 
 
@@ -352,7 +350,7 @@ def watch_texts(monkeypatch, stop_at=None):
 def test_an_interrupted_ranking_goes_on_with_the_questions_that_are_missing(tmp_path, encoder_folder, monkeypatch):
     source, output = write(tmp_path / "in.json", many_records(8)), tmp_path / "out.json"
     options = ["--model_name", encoder_folder, "--device", "cpu"]
-    rank(source, tmp_path / "whole.json", *options)
+    rank(source, tmp_path / "whole/ranked.json", *options)
     monkeypatch.setattr("retrieval.rank_dataset.BLOCK", 6)  # two questions
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         watch_texts(patch, stop_at=2)
@@ -362,26 +360,27 @@ def test_an_interrupted_ranking_goes_on_with_the_questions_that_are_missing(tmp_
     rank(source, output, *options)
     assert [len(texts) for texts in embedded] == [6, 6]
     assert embedded[0][0] == "how to play chess 4"
-    assert output.read_bytes() == (tmp_path / "whole.json").read_bytes()
-    assert manifest(output)["resumed"] == 4
+    assert output.read_bytes() == (tmp_path / "whole/ranked.json").read_bytes()
+    rank(source, tmp_path / "again.json", *options)  # beside the same orders
+    assert len(embedded) == 2 and (tmp_path / "again.json").read_bytes() == output.read_bytes()
 
 
 def test_with_a_cache_nothing_is_embedded_twice(tmp_path, encoder_folder, monkeypatch):
     source = write(tmp_path / "in.json", many_records(5))
     options = ["--model_name", encoder_folder, "--device", "cpu"]
     cached = [*options, "--embedding_cache", tmp_path / "cache"]
-    rank(source, tmp_path / "plain.json", *options)
+    rank(source, tmp_path / "plain/ranked.json", *options)
     embedded = watch_texts(monkeypatch)
-    rank(source, tmp_path / "first.json", *cached)
+    rank(source, tmp_path / "first/ranked.json", *cached)
     assert [len(texts) for texts in embedded] == [15]
-    rank(source, tmp_path / "second.json", *cached)
-    rank(source, tmp_path / "random.json", *cached, "--random_profile")
-    rank(write(tmp_path / "more.json", many_records(6)), tmp_path / "third.json", *cached)
+    rank(source, tmp_path / "second/ranked.json", *cached)
+    rank(source, tmp_path / "random/ranked.json", *cached, "--random_profile")
+    rank(write(tmp_path / "more.json", many_records(6)), tmp_path / "third/ranked.json", *cached)
     assert [len(texts) for texts in embedded[1:]] == [3]
-    assert manifest(tmp_path / "second.json")["counts"]["texts_embedded"] == 0
-    plain = (tmp_path / "plain.json").read_bytes()
-    assert (tmp_path / "first.json").read_bytes() == plain == (tmp_path / "second.json").read_bytes()
-    rank(source, tmp_path / "shorter.json", *cached, "--max_length", 5)  # other embeddings
+    assert manifest(tmp_path / "second/ranked.json")["counts"]["texts_embedded"] == 0
+    plain = (tmp_path / "plain/ranked.json").read_bytes()
+    assert (tmp_path / "first/ranked.json").read_bytes() == plain == (tmp_path / "second/ranked.json").read_bytes()
+    rank(source, tmp_path / "shorter/ranked.json", *cached, "--max_length", 5)  # other embeddings
     assert len(embedded[2]) == 15
 
 
@@ -393,7 +392,7 @@ def test_a_killed_ranking_with_a_cache_embeds_only_what_is_missing(tmp_path, enc
         watch_texts(patch, stop_at=3)
         rank(source, output, *options)
     embedded = watch_texts(monkeypatch)
-    rank(source, tmp_path / "other.json", *options)
+    rank(source, tmp_path / "other/ranked.json", *options)
     assert [len(texts) for texts in embedded] == [6]
 
 
@@ -416,7 +415,7 @@ def test_what_the_cache_answers_needs_no_torch(tmp_path, encoder_folder, from_hu
         (repository / "refs").mkdir()
         (repository / "refs/main").write_text("a" * 40)
         options[1:2] = ["some/encoder", "--cache_dir", tmp_path / "hub"]
-    source, first, again = write(tmp_path / "in.json", many_records(5)), tmp_path / "1.json", tmp_path / "2.json"
+    source, first, again = write(tmp_path / "in.json", many_records(5)), tmp_path / "1/r.json", tmp_path / "2/r.json"
     rank(source, first, *options)
     addresses = ["--input_dataset_addr", source, "--output_dataset_addr", again]
     done = run_without_torch(tmp_path, *addresses, *options)
@@ -446,7 +445,7 @@ def test_a_gpu_that_torch_cannot_use_ends_a_run_that_has_something_to_embed(tmp_
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     source, output = write(tmp_path / "in.json", many_records(5)), tmp_path / "out.json"
     options = ["--model_name", encoder_folder, "--embedding_cache", tmp_path / "cache"]
-    rank(source, tmp_path / "first.json", *options, "--device", "cpu")
+    rank(source, tmp_path / "first/r.json", *options, "--device", "cpu")
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")
     rank(source, output, *options)  # computes nothing
     assert manifest(output)["device"] == "cpu"
@@ -454,7 +453,7 @@ def test_a_gpu_that_torch_cannot_use_ends_a_run_that_has_something_to_embed(tmp_
         with pytest.raises(UserError, match=r"^SLURM gave this job GPUs \(1\), but torch sees none"):
             rank(write(tmp_path / "other.json", data), tmp_path / "new.json", *options, *more)
     with pytest.raises(UserError, match="but torch sees none"):
-        rank(source, tmp_path / "uncached.json", "--model_name", encoder_folder)
+        rank(source, tmp_path / "uncached/r.json", "--model_name", encoder_folder)
 
 
 # rank_dataset.py in blocks of two questions, where from the second block on no memory is left for large batches.
@@ -482,7 +481,7 @@ def test_out_of_memory_names_a_batch_size_that_ranks_the_same(warm, tmp_path, en
             post["text"] = f"{post['text']} " * 75  # 300 tokens
     source, output = write(tmp_path / "in.json", records), tmp_path / "ranked.json"
     flags = ["--model_name", str(encoder_folder), "--device", "cpu"]
-    rank(source, tmp_path / "expected.json", *flags)
+    rank(source, tmp_path / "expected/r.json", *flags)
     arguments = ["--input_dataset_addr", source, "--output_dataset_addr", output, *flags]
     done = warm.run("retrieval/rank_dataset.py", arguments, do=SMALL)
     assert done.returncode == 2
@@ -493,8 +492,7 @@ def test_out_of_memory_names_a_batch_size_that_ranks_the_same(warm, tmp_path, en
     assert "Traceback" not in done.errors
     assert not output.exists()
     assert warm.run("retrieval/rank_dataset.py", [*arguments, "--batch_size", "1"], do=SMALL).returncode == 0
-    assert output.read_bytes() == (tmp_path / "expected.json").read_bytes()
-    assert manifest(output)["resumed"] == 2
+    assert output.read_bytes() == (tmp_path / "expected/r.json").read_bytes()
 
 
 def test_other_settings_are_refused_unless_overwrite(tmp_path, encoder_folder):
@@ -505,7 +503,7 @@ def test_other_settings_are_refused_unless_overwrite(tmp_path, encoder_folder):
     for changed, message in [
         (["--max_length", 100], "max_length: 512, now 100"),
         (["--dtype", "bfloat16"], 'dtype: "float32", now "bfloat16"'),
-        (["--limit", 1], "limit: null, now 1"),
+        (["--limit", 1], "has 3 questions, and this command makes 1"),
     ]:
         with pytest.raises(UserError, match=message):
             rank(source, output, *options, *changed)

@@ -1,13 +1,10 @@
 """Which tries count that the store has: by a scripted engine, with the settings of one run after those of another."""
 
 import asyncio
-import itertools
-import time
 from array import array
 
 import pytest
 
-from utils.files.journal import Journal
 from utils.generation.completions import Completions, NotStoredError
 from utils.generation.driver import Policy, Request, Stage, generate
 from utils.generation.requests import Completion
@@ -44,17 +41,14 @@ def parse(text, cut):
 @pytest.fixture
 def ask(tmp_path):
     """Asks one question; returns its record, and which tries the engine was asked for, held or free."""
-    numbers = itertools.count()
 
-    def ask(*usable, temperature=0.0, max_retries=3, mode="fallback", store=True):
-        journal = Journal(tmp_path / f"{next(numbers)}.json", {})
+    def ask(*usable, temperature=0.0, max_retries=3, mode="fallback", folder="completions"):
+        pieces, engine = {}, Engine(usable)
         policy = Policy(temperature, 1.0, 100, 0, max_retries, mode, ANSWER_SCHEMA)
-        request = Request(("q1", 0), array("l", [1, 2, 3]), journal)
-        completions = Completions(ModelStore(tmp_path / "completions", "m", {}), False, False) if store else None
-        engine = Engine(usable)
-        generate(lambda _: engine, Stage("m", [request], policy, parse, "answers", 1, completions=completions))
-        journal.close()
-        return journal.entries["q1", 0], [is_held for _, is_held in engine.asked]
+        request = Request(("q1", 0), array("l", [1, 2, 3]), pieces)
+        completions = Completions(ModelStore(tmp_path / folder, "m", {}), False, False)
+        generate(lambda _: engine, Stage("m", [request], policy, parse, "answers", 1, completions))
+        return pieces["q1", 0], [is_held for _, is_held in engine.asked]
 
     return ask
 
@@ -62,12 +56,12 @@ def ask(tmp_path):
 @pytest.mark.parametrize("mode", ["fallback", "always", "never"])
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
 @pytest.mark.parametrize("usable", [[], [HELD], [FREE], [FREE, HELD]])
-def test_an_empty_store_changes_no_record(ask, usable, temperature, mode):
-    """Greedy tries too, which have no seeds that would tell one from the next."""
+def test_the_store_gives_the_same_record(ask, usable, temperature, mode):
+    """Of greedy tries too, which have no seeds that would tell one from the next: only the first one is asked."""
     settings = {"temperature": temperature, "mode": mode}
-    record, asked = ask(*usable, **settings, store=False)
-    assert ask(*usable, **settings) == (record, asked) and asked
-    assert ask(*usable, **settings) == (record, [])
+    record, asked = ask(*usable, **settings)
+    assert ask(*usable, **settings) == (record, []) and asked
+    assert ask(*usable, **settings, folder="fresh") == (record, asked)
 
 
 def test_an_unusable_free_try_does_not_stand_for_one_that_is_held(ask):
@@ -87,21 +81,29 @@ def test_a_free_try_never_stands_for_one_that_is_held(ask, temperature):
     assert ask(FREE, HELD, temperature=temperature, mode="never")[1] == [FREE]
 
 
-def test_cached_only_waits_by_the_clock(tmp_path, monkeypatch):
-    """Not once for each of those that wait, and not longer for their number."""
-    monkeypatch.setattr("utils.generation.completions.WAIT_SECONDS", 0.5)
-    monkeypatch.setattr("utils.generation.completions.LOOK_SECONDS", 0.1)
-    completions = Completions(ModelStore(tmp_path / "completions", "m", {}), False, True)
+def test_cached_only_looks_again_once_for_all_that_wait(tmp_path, monkeypatch):
+    monkeypatch.setattr("utils.generation.completions.WAIT_SECONDS", 0.1)
+    kept, waiting = (
+        Completions(ModelStore(tmp_path / "completions", "m", {}), False, is_waiting) for is_waiting in (False, True)
+    )
     sampling = [Policy(0.5, 1.0, 100, seed, 0, "never", ANSWER_SCHEMA).sampling(("q1", 0), 0) for seed in range(50)]
-    looks = []
-    monkeypatch.setattr(completions.store, "refresh", lambda: looks.append(time.monotonic()))
+    looks, refresh = [], waiting.store.refresh
+    monkeypatch.setattr(waiting.store, "refresh", lambda: looks.append(refresh()))
+
+    def ask(one):
+        return waiting.complete(None, "m", array("l", [1]), one)
 
     async def ask_all():
-        asked = (completions.complete(None, "m", array("l", [1]), one) for one in sampling)
-        return await asyncio.gather(*asked, return_exceptions=True)
+        asked = [asyncio.create_task(ask(one)) for one in sampling]
+        await asyncio.sleep(0)
+        for one in sampling[::2]:  # as another node does
+            await kept.complete(Engine([FREE]), "m", array("l", [1]), one)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        return found, await asyncio.gather(ask(sampling[1]), return_exceptions=True)
 
-    assert {type(one) for one in asyncio.run(ask_all())} == {NotStoredError}
-    assert len(looks) >= 3 * len(sampling) and looks[-1] - looks[0] < 0.5  # each of them looked until the end
+    found, [later] = asyncio.run(ask_all())
+    assert [type(one) for one in found] == [Completion, NotStoredError] * 25 and type(later) is NotStoredError
+    assert len(looks) == 1
 
 
 def test_what_the_store_has_leaves_others_their_turn(tmp_path):

@@ -1,5 +1,6 @@
 """What goes wrong under a method: whatever its `except` and `finally` do, no answer is made up and no work is lost."""
 
+import gc
 import json
 import resource
 import signal
@@ -109,6 +110,8 @@ def test_an_engine_that_raises(runs, monkeypatch, kind, error):
     with pytest.raises(type(error)) as raised:
         runs.run()
     assert raised.value is error and not runs.output.exists()
+    error.__traceback__ = error.__context__ = raised = None
+    gc.collect()  # what the error held open
     monkeypatch.undo()
     assert runs.run() == len(IDS) - 6 and "made up" not in runs.output.read_text()
 
@@ -264,9 +267,6 @@ def test_fewer_answers_replace_none(runs, capsys):
     runs.write("async def answer(record, ask):\n    raise KeyError('a bug')\n")
     assert runs.run(code=1) == 0 and runs.output.read_bytes() == whole
     assert "answers.json: kept, because it has more answers than this run (0)" in capsys.readouterr().err
-    runs.write('async def answer(record, ask):\n    return "one" if record["id"] == ' + repr(IDS[0]) + " else None\n")
-    with pytest.raises(UserError, match="has 13 answers, and this command makes 1\n"):
-        runs.run()
     (runs.folder / "other.py").write_text('async def answer(record, ask):\n    return "other"\n')
     runs.name = f"{runs.folder}/other.py"
     with pytest.raises(UserError, match='was made with other settings: method: "mine", now "other"'):

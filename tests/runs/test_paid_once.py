@@ -1,5 +1,6 @@
-"""--completions: what was requested once is never requested again, counted at the server."""
+"""What was requested once is never requested again, without any flag: counted at the server."""
 
+import gc
 import json
 import random
 import signal
@@ -11,7 +12,6 @@ from api_server import Reply, default_reply, serve
 from crash_cases import make_case, make_data
 
 from utils.cli import UserError
-from utils.files.manifest import read_manifest
 from utils.generation import completions
 
 SCRIPTS = ["baselines", "evaluate_responses", "planpers gold", "planpers by API"]
@@ -31,7 +31,7 @@ def server():
 
 
 class Command:
-    """A script's command, to run in this process with one store."""
+    """A script's command, to run in this process."""
 
     def __init__(self, name, data, folder, server):
         case_name = "planpers gold" if name == "planpers by API" else name
@@ -40,20 +40,40 @@ class Command:
             self.case.arguments.remove("--gold_plan")
             self.case.arguments += ["--planner_model", "some-planner", "--planner_base_url", server.url]
             self.case.arguments += ["--planner_api_key_addr", f"{data}/key.txt"]
-        self.store, self._server = folder / "completions", server
+        self.elsewhere, self._server = ["--completions", str(folder / "elsewhere")], server
 
-    def run(self, *more, store=True, code=0):
+    def run(self, *more, code=0):
         """Run it; returns how many requests it made."""
         before = len(self._server.requests)
-        flags = ["--completions", str(self.store)] if store else []
-        assert import_module(self.case.module).main([*self.case.arguments, *flags, *map(str, more)]) == code
+        assert import_module(self.case.module).main([*self.case.arguments, *map(str, more)]) == code
         return len(self._server.requests) - before
+
+    def run_elsewhere(self):
+        """What it makes with another store: how many requests, and its outputs, which are deleted."""
+        asked, contents = self.run(*self.elsewhere), self.contents()
+        self.delete()
+        return asked, contents
+
+    def kill(self, *more, after):
+        """End it with -9 after so many requests."""
+        before, arguments = len(self._server.requests), self.case.arguments
+        self.case.arguments = [*arguments, *map(str, more)]
+        process, self.case.arguments = self.case.start_plain(), arguments
+        self._server.wait_for(before + after)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
 
     def contents(self):
         return [path.read_bytes() for path in self.case.outputs]
 
+    def delete(self):
+        """Delete the outputs, but not the store beside them."""
+        for path in self.case.folder.glob("*.json*"):
+            path.unlink()
+
     def to(self, name):
-        """Give it another output."""
+        """Give it another output in the same folder."""
         for old in {path for path in self.case.arguments if path.startswith(f"{self.case.folder}/")}:
             place = self.case.arguments.index(old)
             self.case.arguments[place] = str(Path(old).with_name(f"{name}_{Path(old).name}"))
@@ -61,6 +81,12 @@ class Command:
             {path.with_name(f"{name}_{path.name}"): pieces for path, pieces in stage.items()}
             for stage in self.case.stages
         ]
+
+
+def repeated(requests):
+    """How many of them were made before."""
+    texts = [json.dumps(request, sort_keys=True) for request in requests]
+    return len(texts) - len(set(texts))
 
 
 @pytest.fixture
@@ -73,37 +99,36 @@ baselines_alone = pytest.mark.parametrize("command", ["baselines"], indirect=Tru
 
 
 @every_script
-def test_a_store_changes_no_output(command):
-    asked = command.run(store=False)
-    contents = command.contents()
-    settings = [read_manifest(path)["fingerprint"] for path in command.case.outputs]
-    command.case.clear()
-    assert command.run() == asked > 0
-    assert command.contents() == contents
-    assert [read_manifest(path)["fingerprint"] for path in command.case.outputs] == settings
-
-
-@every_script
 def test_a_deleted_output_and_another_one_cost_nothing(command):
-    command.run()
-    contents = command.contents()
-    command.case.clear()
+    asked, contents = command.run_elsewhere()
+    assert command.run() == asked > 0 and command.contents() == contents
+    assert command.run() == 0  # finished
+    command.delete()
     assert command.run() == 0 and command.contents() == contents
     command.to("again")
     assert command.run() == 0 and command.contents() == contents
+    assert command.run("--overwrite") == 0 and command.contents() == contents
 
 
 @every_script
 def test_shards_and_then_the_whole(command):
-    whole = command.run(store=False)
-    contents = command.contents()
-    command.case.clear()
-    asked = 0
-    for index in (0, 1, 2):
-        asked += command.run("--num_shards", 3, "--shard_index", index)
-        command.case.clear()
-    assert asked == whole
+    whole, contents = command.run_elsewhere()
+    assert sum(command.run("--num_shards", 3, "--shard_index", index) for index in range(3)) == whole
+    assert [path.name for path in command.case.folder.iterdir()] == ["completions"]
     assert command.run() == 0 and command.contents() == contents
+
+
+@pytest.mark.parametrize("command", ["baselines", "evaluate_responses"], indirect=True)
+def test_an_interrupted_overwrite_goes_on(command, server):
+    """The older output stays until the new one is whole."""
+    command.run()
+    contents, server.delay = command.contents(), 0.01
+    del server.requests[:]
+    for after in (5, 6):
+        command.kill("--overwrite", "--seed", 1, after=after)
+        assert command.contents() == contents
+    assert command.run("--overwrite", "--seed", 1) > 0 and command.contents() != contents
+    assert repeated(server.requests) <= 2 * 4
 
 
 @pytest.mark.parametrize(
@@ -113,7 +138,6 @@ def test_shards_and_then_the_whole(command):
         ("baselines", ["--max_concurrency", 2, "--request_timeout", 99]),
         ("planpers gold", ["--num_contexts", 1000]),  # no question has more than ten posts
         ("evaluate_responses", ["--max_model_len", 4000]),
-        ("evaluate_responses", ["--overwrite"]),
     ],
     indirect=["command"],
 )
@@ -141,7 +165,6 @@ def test_more_retries_ask_only_for_what_was_unusable(command, server):
     server.reply = reply
     command.run("--max_retries", 1)
     unusable = [key for key, [answer] in json.loads(command.contents()[0]).items() if answer["output"] is None]
-    command.to("more")
     command.run("--max_retries", 3)
     answers = json.loads(command.contents()[0])
     tries = [(request["seed"], "response_format" in request) for request in server.requests]
@@ -184,33 +207,22 @@ def test_what_a_server_refuses_is_kept_and_what_it_fails_to_do_is_not(command, s
 
 
 @pytest.mark.parametrize("command", ["baselines", "evaluate_responses", "planpers by API"], indirect=True)
-def test_killed_and_all_outputs_lost(command, server):
+def test_killed_again_and_again(command, server):
     """The same bytes; of what was answered no more than what was under way is requested again."""
-    total = command.run(store=False)
-    contents, dice = command.contents(), random.Random(command.case.name)
-    command.case.clear()
-    server.delay = 0.01
-    asked = 0
+    total, contents = command.run_elsewhere()
+    dice, server.delay = random.Random(command.case.name), 0.01
+    del server.requests[:]
     for _ in range(3):
-        before = len(server.requests)
-        command.case.arguments += ["--completions", str(command.store)]
-        process = command.case.start_plain()
-        del command.case.arguments[-2:]
-        server.wait_for(before + dice.randrange(5, max(6, total // 4)))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        asked += len(server.requests) - before
-        command.case.clear()
-    asked += command.run()
+        command.kill(after=dice.randrange(5, max(6, total // 4)))
+    command.run()
     assert command.contents() == contents
-    assert asked <= total + 3 * 4
-    print(f"{asked} requests, {total} without kills")
+    assert repeated(server.requests) <= 3 * 4
 
 
 @baselines_alone
 def test_damage_is_named_before_anything_is_requested(command, server):
     command.run()
-    [path] = command.store.glob("*/*.jsonl")
+    [path] = command.case.folder.glob("completions/*/*.jsonl")
     content = path.read_bytes()
     path.write_bytes(content.replace(b'"finish_reason"', b'"finish_reasom"', 1))
     command.to("again")
@@ -226,16 +238,18 @@ def test_another_model_behind_the_address_is_refused(command, server):
     command.to("other")
     roots[0] = "org/b"
     asked = len(server.requests)
+    assert command.run() == 0  # what is kept needs no server
+    more = ["--num_generated_outputs", 2]
     with pytest.raises(UserError, match='has completions of "org/a", but the server now reports "org/b"'):
-        command.run()
+        command.run(*more)
     assert len(server.requests) == asked
-    assert command.run("--model_id", "org/b") > 0
+    assert command.run(*more, "--model_id", "org/b", "--overwrite") > 0
 
 
 @every_script
 @pytest.mark.parametrize("flags", [[], ["--dry_run"]])
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_requested(command, flags):
-    file, link = (command.store.with_name(name) for name in ("file", "link"))
+    file, link = (command.case.folder.parent / name for name in ("file", "link"))
     file.touch()
     link.symlink_to("nowhere")
     output = command.case.outputs[0]
@@ -245,18 +259,16 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_requested
         ("", "names no"),
         (output, "is an output"),
     ):
-        command.store = folder
         with pytest.raises(UserError, match=rf"^--completions ?{folder}: {problem}"):
-            command.run(*flags)
-    command.store = Path("/proc/completions")
+            command.run(*flags, "--completions", folder)
     with pytest.raises(UserError, match=r"^/proc/completions/.* cannot be written"):
-        command.run(*flags)
-    assert command.run(store=False) > 0
+        command.run(*flags, "--completions", "/proc/completions")
+    assert command.run() > 0
 
 
 def test_a_dry_run_makes_no_store(data, tmp_path, server):
     command = Command("baselines", data, tmp_path, server)
-    assert command.run("--dry_run") == 0 and not command.store.exists()
+    assert command.run("--dry_run") == 0 and not list(command.case.folder.iterdir())
 
 
 def test_default_replies_are_drawn_by_prompt_and_seed():
@@ -270,21 +282,18 @@ def test_default_replies_are_drawn_by_prompt_and_seed():
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr(completions, "WAIT_SECONDS", 1)
-    monkeypatch.setattr(completions, "LOOK_SECONDS", 1)
+    monkeypatch.setattr(completions, "WAIT_SECONDS", 0.1)
 
 
 @every_script
 def test_cached_only_requests_nothing(command, server, data, monkeypatch):
     """It assembles what shards requested, without an API key; what is missing is counted."""
     command.run("--num_shards", 2, "--shard_index", 0)
-    command.to("whole")
     with pytest.raises(UserError, match=r"lacks completions for \d+ of \d+ (plans|answers|verdicts)\n  --cached_only"):
         command.run("--cached_only")
+    gc.collect()  # what the error holds open
     assert not command.case.outputs[-1].exists()
-    command.to("again")
     command.run("--num_shards", 2, "--shard_index", 1)
-    command.to("third")
     asked = len(server.requests)
     flags = command.case.arguments
     while "key.txt" in str(flags):
@@ -292,16 +301,13 @@ def test_cached_only_requests_nothing(command, server, data, monkeypatch):
         del flags[place - 1 : place + 1]
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     assert command.run("--cached_only") == 0 == len(server.requests) - asked
-    contents = command.contents()
-    command.to("fourth")
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
-    assert command.run() == 0 and command.contents() == contents
+    assert all(path.exists() for path in command.case.outputs)
 
 
 def test_cached_only_waits_for_what_another_node_has_just_written(data, tmp_path, server, monkeypatch):
     command = Command("baselines", data, tmp_path, server)
     command.run()
-    [path] = command.store.glob("*/*.jsonl")
+    [path] = command.case.folder.glob("completions/*/*.jsonl")
     away, looks = path.with_suffix(".away"), []
     path.rename(away)
 
@@ -312,4 +318,4 @@ def test_cached_only_waits_for_what_another_node_has_just_written(data, tmp_path
 
     monkeypatch.setattr(completions.asyncio, "sleep", sleep)
     command.to("again")
-    assert command.run("--cached_only") == 0 and 1 in looks
+    assert command.run("--cached_only") == 0 and looks.count(0.1) == 1

@@ -1,4 +1,4 @@
-"""--completions with the real vLLM: what the store has loads no model, and comes out as it did."""
+"""The store with the real vLLM: what it has loads no model, and comes out as it did."""
 
 import json
 from pathlib import Path
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture
 def run(warm_engine, tmp_path):
-    """Runs a script with the store; its outputs are deleted. Returns their bytes, and which models were loaded."""
+    """Runs a script; its outputs are deleted, the store stays. Returns their bytes, and which models were loaded."""
 
     def run(script, flags, *outputs):
-        done = warm_engine.run(script, [*flags, "--completions", tmp_path / "completions"], look_at_models=None)
+        done = warm_engine.run(script, flags, look_at_models=None)
         assert done.returncode in (0, 1), done.errors  # 1: most answers of a small model may be unusable
         contents = [path.read_bytes() for path in outputs]
         devices = {read_manifest(path)["device"] for path in outputs}

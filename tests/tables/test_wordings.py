@@ -12,7 +12,7 @@ import baselines
 import evaluate_responses
 import planpers
 from tests.api_server import serve
-from utils import make_table, merge_shards, report
+from utils import make_table, report
 from utils.benchmarks.lampqa import PUBLIC_CODE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,8 +35,8 @@ def work(tmp_path, monkeypatch):
         assert baselines.main([*answers, "--rag", "--output_addr", "rag.json"]) == 0
         assert planpers.main([*answers, "--gold_plan", "--output_addr", "gold.json"]) == 0
 
-        def judge(*more, to=("rag_s.json", "gold_s.json")):
-            files = ["--response_addr", "rag.json", "gold.json", "--score_addr", *to]
+        def judge(*more):
+            files = ["--response_addr", "rag.json", "gold.json", "--score_addr", "rag_s.json", "gold_s.json"]
             assert evaluate_responses.main([*api, "--evaluator_llm", "j", *files, *more]) == 0
 
         yield judge
@@ -115,24 +115,3 @@ def test_what_is_not_known_is_said(work, capsys):
     assert "answers not known (RAG (asker's profile)), fallback (PlanPers)" in note
     Path("rag_s.json").write_text(Path("rag_s.json").read_text() + " ")
     assert "judge's prompt: prompt not known, aspect_judge our own; " in table(capsys, *PAPER)
-
-
-def test_a_merge_keeps_what_its_shards_tell(work, capsys):
-    for shard in ("0", "1"):
-        work("--num_shards", "2", "--shard_index", shard, to=(f"rag_{shard}.json", f"gold_{shard}.json"))
-    for name in ("rag", "gold"):
-        shards = [f"{name}_0.json", f"{name}_1.json"]
-        arguments = ["--inputs_addr", SAMPLE, "--shard_addr", *shards, "--output_addr", f"{name}_s.json"]
-        assert merge_shards.main(arguments) == 0
-    assert f"- {OURS}\n" in table(capsys, *PAPER)
-    change_manifest("rag_1.json", lambda manifest: manifest["answers"][0].update(constrained_decoding="never"))
-    Path("rag_s.json.manifest.json").unlink()
-    Path("rag_s.json").unlink()
-    assert (
-        merge_shards.main(
-            ["--inputs_addr", SAMPLE, "--shard_addr", "rag_0.json", "rag_1.json", "--output_addr", "rag_s.json"]
-        )
-        == 0
-    )
-    assert json.loads(Path("rag_s.json.manifest.json").read_text())["answers"] is None
-    assert "answers not known (RAG" in table(capsys, *PAPER)

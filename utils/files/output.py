@@ -67,6 +67,7 @@ class Output:
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
+        self._lock: Lock | None = None  # since `open`
         self._there = 0  # pieces in the file that may not become fewer
         self._lock: Lock | None = None
 

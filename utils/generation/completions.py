@@ -41,7 +41,7 @@ class Completions:
         self.store = store
         self.asked = 0
         self.cached_only = cached_only
-        self._has_waited = False
+        self._looked_again: asyncio.Event | None = None
         self._is_greedy_seeded = is_greedy_seeded
         self._under_way: dict[str, asyncio.Event] = {}
 
@@ -89,15 +89,24 @@ class Completions:
         """What the store has; with --cached_only it is looked at once more for all that is missing."""
         found = self.store.get(key)
         if found is None and self.cached_only:
-            if not self._has_waited:
-                self._has_waited = True
-                print(f"{self.store.folder}: lacks completions; looking again in a minute", file=sys.stderr)
-                await asyncio.sleep(WAIT_SECONDS)
-                self.store.refresh()
+            await self._look_again()
             found = self.store.get(key)
         if found is not None:
             await asyncio.sleep(0)  # a signal is heard, and an engine, also where the store has everything
         return found
+
+    async def _look_again(self) -> None:
+        """All that lack something wait together, once."""
+        if self._looked_again is not None:
+            await self._looked_again.wait()
+            return
+        self._looked_again = asyncio.Event()
+        print(f"{self.store.folder}: lacks completions; looking again in a minute", file=sys.stderr)
+        try:
+            await asyncio.sleep(WAIT_SECONDS)
+        finally:
+            self.store.refresh()
+            self._looked_again.set()
 
     def _keep(self, key: str, its: dict[str, Any], told: dict[str, Any]) -> None:
         self.store.add(key, {**told, **its})

@@ -1,0 +1,157 @@
+"""The lock on an output: one process has it at a time, however the others end. Processes are started for the test."""
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from test_output import ROOT, is_finished, make, message, names_in, path, write  # noqa: F401 (fixture)
+
+from utils.files.lock import Lock
+
+US = f"process {os.getpid()} on {socket.gethostname()}"
+HOLD = """
+import sys
+from utils.files.lock import Lock
+lock = Lock(sys.argv[1])
+print("ready", flush=True)
+input()
+"""
+
+
+@contextmanager
+def start(code, *arguments):
+    """A process that has come to its `print("ready")`; it is killed in the end."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def lock_of(path):
+    return Path(f"{path}.lock")
+
+
+def in_use(path, pid):
+    """What the second of two processes is told."""
+    return f"{path}: process {pid} on {socket.gethostname()} is writing it; wait for it, or end it"
+
+
+def test_a_lock_keeps_others_out_until_it_is_let_go(path, tmp_path):
+    lock, elsewhere = Lock(path), Lock(str(tmp_path / "b.json"))
+    assert message(Lock, path) == is_finished(path) == in_use(path, os.getpid())
+    lock.release()
+    lock.release()  # once more changes nothing
+    output = make(path)
+    output.open()
+    lock.release()
+    assert is_finished(path, overwrite=True) == in_use(path, os.getpid())
+    del output, elsewhere  # forgotten
+    assert names_in(tmp_path) == set()
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, None])
+def test_a_lock_ends_with_its_process(path, end):
+    with start(HOLD, path) as holder:
+        assert message(Lock, path) == in_use(path, holder.pid)
+        holder.send_signal(end) if end else holder.communicate("\n")
+        assert (holder.wait() == 0) == (end is None)
+        assert lock_of(path).exists() == (end is not None)
+        write(path)  # what it left is taken over
+    assert not lock_of(path).exists()
+
+
+FORK = """
+import os, signal, sys
+from utils.files.lock import Lock
+lock = Lock(sys.argv[1])
+reading, writing = os.pipe()
+child = os.fork()
+if child == 0:
+    {ending}
+    os.write(writing, b".")
+    signal.pause()
+os.read(reading, 1)
+print("ready", child, sep="\\n", flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("ending", ["lock.release()", "del lock", "pass"])
+def test_a_fork_neither_lets_a_lock_go_nor_keeps_it(path, ending):
+    with start(FORK.format(ending=ending), path) as holder:
+        child = int(holder.stdout.readline())
+        try:
+            assert message(Lock, path) == in_use(path, holder.pid)
+            holder.kill()
+            holder.wait()
+            Lock(path).release()
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+RACE = """
+import os, sys
+from utils.cli import UserError
+from utils.files.lock import Lock
+output, rounds = sys.argv[1], int(sys.argv[2])
+print("ready", flush=True)
+input()
+while rounds:
+    try:
+        lock = Lock(output)
+    except UserError:
+        continue
+    os.close(os.open(output + ".inside", os.O_CREAT | os.O_EXCL))  # fails where another process is inside too
+    os.unlink(output + ".inside")
+    lock.release()
+    rounds -= 1
+print("done", flush=True)
+"""
+
+
+def test_of_processes_that_race_for_a_lock_one_has_it_at_a_time(path):
+    with start(RACE, path, 200) as first, start(RACE, path, 200) as second:
+        for process in (first, second):
+            process.stdin.write("\n")
+            process.stdin.flush()
+        assert (first.stdout.read(), second.stdout.read()) == ("done\n", "done\n")
+    assert names_in(path.parent) == set()
+
+
+def test_a_lock_without_a_name_yet_is_another_processs_or_left_over(path):
+    with start(HOLD, path):
+        lock_of(path).write_text("")
+        assert message(Lock, path) == f"{path}: another process is writing it; wait for it, or end it"
+    for content in (b"{", b"[]", b'{"pid": 1}', b"\xff"):
+        lock_of(path).write_bytes(content)
+        Lock(path).release()
+
+
+def test_where_the_file_system_knows_no_locks_the_name_in_the_file_counts(path, monkeypatch):
+    def refuse(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    lock, remedy = Lock(path), f"\n  if that process is gone, delete {path}.lock"
+    assert message(Lock, path) == f"{path}: {US} is writing it{remedy}"
+    lock.release()
+    with start("print('ready', flush=True); input()") as other:
+        lock_of(path).write_text(json.dumps({"host": socket.gethostname(), "pid": other.pid}))
+        assert message(Lock, path).endswith(remedy)
+        other.kill()
+        other.wait()
+        Lock(path).release()  # it is gone
+    lock_of(path).write_text(json.dumps({"host": "elsewhere", "pid": other.pid}))  # who knows
+    assert message(Lock, path) == f"{path}: process {other.pid} on elsewhere is writing it{remedy}"
+    lock_of(path).unlink()  # the remedy
+    Lock(path).release()

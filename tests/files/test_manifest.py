@@ -1,0 +1,172 @@
+"""The manifest beside an output: what is one, what it tells, and how settings differ."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from utils.cli import UserError
+from utils.files import manifest as manifests
+from utils.files.fingerprints import differences
+from utils.files.manifest import file_hash, publish, read_manifest, refuse_unranked
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = {"model": "small", "temperature": 0.1}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"fingerprint": {}}', b'{"output_sha256": ""}', b"\xff"])
+def test_what_is_no_manifest_is_none(tmp_path, content):
+    path = tmp_path / "answers.json"
+    assert read_manifest(path) is None
+    Path(f"{path}.manifest.json").write_bytes(content)
+    assert read_manifest(path) is None
+
+
+def test_a_folders_manifest_is_there_whole_or_not_at_all(tmp_path):
+    assert manifests.read_folder_manifest(tmp_path / "missing") is None
+    for step in (250, 500):  # the second replaces the first
+        manifest = {"fingerprint": SETTINGS, "step": step, "name": "日本"}
+        manifests.write_folder_manifest(str(tmp_path), manifest)
+        assert manifests.read_folder_manifest(str(tmp_path)) == manifest
+        assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+    whole = (tmp_path / "manifest.json").read_bytes()
+    for content in (b"[]", b"null", b"{}", *(whole[:length] for length in range(len(whole) - 1))):
+        (tmp_path / "manifest.json").write_bytes(content)
+        assert manifests.read_folder_manifest(tmp_path) is None
+
+
+def test_a_hash_is_sha256_of_a_file(tmp_path):
+    (tmp_path / "abc").write_bytes(b"abc")
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-4's example
+    assert file_hash(tmp_path / "abc") == expected
+    with pytest.raises(UserError, match=r"^/dev/null: not a regular file"):  # /dev/zero would never end
+        file_hash("/dev/null")
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("https://user:secret@host:8000/v1", "https://host:8000/v1"),
+        ("https://secret@host/v1", "https://host/v1"),
+        ("https://user:se@cret@host/v1", "https://host/v1"),
+        ("http://host/v1/user@place", "http://host/v1/user@place"),
+        ("http://host?mail=a@b", "http://host?mail=a@b"),
+        ("someone@host.org", "someone@host.org"),
+        ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct"),
+        (8000, 8000),
+        (None, None),
+    ],
+)
+def test_an_address_is_kept_without_its_password(address, expected):
+    assert manifests.without_password(address) == expected
+    assert manifests.describe_run({"base_url": address}, {}, None)["arguments"] == {"base_url": expected}
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="no git here")
+def test_the_commit_is_named_and_marked_where_files_differ(tmp_path):
+    for room in ("cli", "files"):
+        shutil.copytree(ROOT / "utils" / room, tmp_path / "utils" / room, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "utils/__init__.py").touch()
+    assert commit_in(tmp_path) == "None"
+    git(tmp_path, "init", "-q")
+    assert commit_in(tmp_path) == "None"  # no commit yet
+    git(tmp_path, "add", ".")
+    git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert re.fullmatch("[0-9a-f]{40}", commit)
+    (tmp_path / "answers.json").write_text("{}")  # not tracked: no change of the code
+    assert commit_in(tmp_path) == commit
+    with open(tmp_path / "utils/cli/errors.py", "a") as file:
+        file.write("# changed\n")
+    assert commit_in(tmp_path) == f"{commit}+"
+
+
+def git(folder, *arguments):
+    return subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def commit_in(folder):
+    code = "from utils.files.manifest import describe_run; print(describe_run({}, {}, None)['git_commit'])"
+    command = [sys.executable, "-B", "-c", code]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+# Settings
+
+
+ONE, OTHER_HASH = "0a1b2c3d4e5f" + "0" * 52, "f5e4d3c2b1a0" + "0" * 52
+PLACE = "/home/somebody/projects/personalization/lampqa/models"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "shown"),
+    [
+        (0.1, 0.5, "0.1, now 0.5"),
+        (None, "a", 'null, now "a"'),
+        (ONE, OTHER_HASH, "other content (SHA-256 0a1b2c3d4e5f…, now f5e4d3c2b1a0…)"),
+        (None, ONE, 'null, now "0a1b2c3d4e5f…"'),
+        (ONE, ONE[:-1] + "1", "0001)"),  # not that there would be two such
+        (
+            {"rag": ONE, "same": ONE},
+            {"rag": OTHER_HASH, "same": ONE},
+            "s: rag: other content (SHA-256 0a1b2c3d4e5f…, now f5e4d3c2b1a0…)",
+        ),
+        ({"rag": "a"}, {"planpers": "a"}, 'rag: "a", now null; s: planpers: null, now "a"'),
+        ([ONE, ONE], [ONE, OTHER_HASH], '["0a1b2c3d4e5f…", "0a1b2c3d4e5f…"], now ["0a1b2c3d4e5f…", "f5e4d3c2b1a0…"]'),
+        (
+            f"{PLACE}/run_1/best",
+            f"{PLACE}/run_2/best",
+            '…n/lampqa/models/run_1/best", now …n/lampqa/models/run_2/best"',
+        ),
+        (f"sha256:{ONE} on a/b@{ONE[:40]}", f"sha256:{ONE} on a/b@{OTHER_HASH[:40]}", "a/b@0a1b2c3d4e5f…"),
+        (f"sha256:{ONE} on a/b@{ONE[:40]}", f"sha256:{ONE} on a/b@{OTHER_HASH[:40]}", "a/b@f5e4d3c2b1a0…"),
+        ("x" * 100, "x" * 101, f'…{"x" * 20}", now …{"x" * 20}x"'),
+        ("y" * 90, "z" * 90, f'"{"y" * 59}…, now "{"z" * 59}…'),
+        ("x" * 50 + "y" * 90 + "z" * 50, "x" * 50 + "z" * 50, f"…{'x' * 20}{'y' * 40}…, now …{'x' * 20}{'z' * 20}…"),
+    ],
+)
+def test_of_a_setting_what_differs_is_shown(old, new, shown):
+    text = differences({"s": old, "same": 1}, {"s": new, "same": 1})
+    assert text.startswith("s: ") and shown in text
+    assert len(text) < 160
+
+
+def test_of_many_settings_the_first_five_are_shown():
+    old, new = ({"a": {str(i): i for i in range(4)}, "b": sign, "c": sign, "d": 1} for sign in (1, -1))
+    new["a"] = dict.fromkeys(new["a"])
+    assert differences(old, new) == (
+        "a: 0: 0, now null; a: 1: 1, now null; a: 2: 2, now null; a: 3: 3, now null; b: 1, now -1; and 1 more"
+    )
+    assert differences(old, {**old, "e": None}) == ""
+
+
+# Ranked or not
+
+
+@pytest.mark.parametrize(
+    "fingerprint",
+    [None, {"dataset_name": "a folder", "commit": None}, {"script": "utils/build_dataset.py", "split": "test"}],
+    ids=["no manifest", "downloaded", "built"],
+)
+def test_a_dataset_that_is_not_ranked_is_refused_unless_that_is_meant(fingerprint, tmp_path, capsys):
+    path = tmp_path / "train.json"
+    path.write_text("[]")
+    if fingerprint:
+        publish(path, [], {"fingerprint": fingerprint})
+    problem = f"{path}: not ranked: no manifest of retrieval/rank_dataset.py beside it"
+    with pytest.raises(UserError) as error:
+        refuse_unranked(path, False)
+    remedy = "rank it first, or add --unranked to take its posts in the order of the file"
+    assert str(error.value) == f"{problem}\n  {remedy}"
+    refuse_unranked(path, True)
+    assert capsys.readouterr() == ("", f"note: {problem}; its posts are used in the order of the file\n")
+
+
+@pytest.mark.parametrize("unranked", [True, False])
+def test_a_ranked_dataset_is_taken(unranked, tmp_path, capsys):
+    publish(tmp_path / "train.json", [], {"fingerprint": {"ranker": "bm25"}})
+    refuse_unranked(tmp_path / "train.json", unranked)
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,291 @@
+"""An output and its manifest, as a run leaves them however it ends."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from argparse import Namespace
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from utils.cli import UserError
+from utils.files.lock import Lock
+from utils.files.manifest import file_hash, publish, read_manifest
+from utils.files.output import Output
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = {"model": "small", "temperature": 0.1, "inputs": "a" * 64}
+OTHER = {**SETTINGS, "model": "large"}
+PIECES = {
+    ("q1", 0): {"value": "two\nlines"},
+    ("q1", 1): {"value": None, "reason": "odd"},
+    ("日本-’", 0): {"value": "🎸"},
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "answers.json"
+
+
+def make(path, settings=SETTINGS, keys=tuple(PIECES), pieces=PIECES, collect=None, may_shrink=False, **args):
+    flags = Namespace(**{"overwrite": False, "max_retries": 3, **args})
+    collect = collect or (lambda pieces: [pieces[key]["value"] for key in sorted(pieces)])
+    pieces = {key: pieces[key] for key in keys if key in pieces}
+    return Output(str(path), settings, list(keys), collect, "answers", flags, pieces, may_shrink)
+
+
+def write(path, **more):
+    output = make(path, **more)
+    output.open()
+    assert output.publish("CPU", counts={"answers": 3})
+
+
+def is_finished(path, **more):
+    """What a look at an output says; it changes nothing."""
+    before = snapshot(path.parent)
+    try:
+        return make(path, **more).is_finished()
+    except UserError as error:
+        return str(error)
+    finally:
+        assert snapshot(path.parent) == before
+
+
+def snapshot(folder):
+    return {path: (path.is_file() and path.read_bytes(), path.lstat().st_mtime_ns) for path in folder.rglob("*")}
+
+
+def names_in(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def message(call, *args):
+    """What a UserError says. Nothing keeps the exception, so what it holds open is closed when this returns."""
+    try:
+        call(*args)
+    except UserError as error:
+        return str(error)
+    pytest.fail("no UserError")
+
+
+# Finished, to be made, or refused
+
+
+def test_an_output_is_published_with_what_its_run_took(path):
+    output = make(path, keys=[*PIECES, ("q2", 0)], base_url="https://user:secret@host/v1")
+    assert not output.is_finished() and output.missing() == [("q2", 0)]
+    output.open()
+    assert output.publish("CPU", {"num_beams": 4}, counts={"answers": 3})
+    del output
+    assert path.read_text(encoding="utf-8") == '[\n  "two\\nlines",\n  null,\n  "🎸"\n]\n'
+    manifest = read_manifest(path)
+    assert manifest["fingerprint"] == {**SETTINGS, "num_beams": 4}
+    figures = ("pieces", "missing", "unusable", "counts", "device", "output_sha256")
+    assert [manifest[name] for name in figures] == [3, 1, 1, {"answers": 3}, "CPU", file_hash(path)]
+    assert manifest["arguments"] == {"overwrite": False, "max_retries": 3, "base_url": "https://host/v1"}
+    assert 0 <= manifest["wall_seconds"] < 60 and json.loads(json.dumps(manifest)) == manifest
+    assert manifest["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert manifest["versions"]["numpy"] == metadata.version("numpy")
+    assert names_in(path.parent) == {"answers.json", "answers.json.manifest.json"}
+
+
+def test_what_this_command_made_whole_is_finished(path, capsys):
+    write(path)
+    for overwrite in (False, True):
+        assert is_finished(path, overwrite=overwrite) is True
+    assert is_finished(path, keys=list(reversed(PIECES)), max_retries=0) is True
+    assert is_finished(path, settings={**SETTINGS, "num_beams": 4}) is True  # found out by a run
+    assert is_finished(path, max_retries=4) is False  # more tries for what was unusable
+    assert is_finished(path, keys=[*PIECES, ("q2", 0)]) is False
+    assert is_finished(path, keys=[("q2", 0), *list(PIECES)[1:]]) is False
+    assert is_finished(path, settings={**SETTINGS, "inputs": "b" * 64}) is False
+    assert is_finished(path.with_name("new") / "folder" / "answers.json") is False
+    assert make(path).report_finished() == 0
+    told, errors = capsys.readouterr()
+    assert told == f"{path}: already finished, left alone\n"
+    assert errors == f"{path}: 1 of 3 answers are unusable; a higher --max_retries asks for them again\n"
+    path.unlink()
+    assert is_finished(path) is False
+    write(path, pieces={("q1", 0): PIECES["q1", 0]})  # a server failed to give the others
+    assert is_finished(path) is False
+
+
+def made_with_other_settings(path):
+    write(path, settings=OTHER)
+
+
+def written_by_something_else(path):
+    path.write_text("a user's own file")
+
+
+def changed_since(path):
+    write(path)
+    path.write_text(path.read_text() + " ")
+
+
+def with_a_broken_manifest(path):
+    write(path)
+    Path(f"{path}.manifest.json").write_text("[]")
+
+
+def larger(path):
+    write(path, keys=[*PIECES, ("q2", 0)], pieces={**PIECES, ("q2", 0): {"value": "more"}})
+
+
+UNKNOWN = "exists, and was not written by this script or was changed since"
+
+
+@pytest.mark.parametrize(
+    ("begin", "problem"),
+    [
+        (made_with_other_settings, 'was made with other settings: model: "large", now "small"\n'),
+        (written_by_something_else, f"{UNKNOWN}: answers.json.manifest.json is not beside it\n"),
+        (changed_since, f"{UNKNOWN}\n"),
+        (with_a_broken_manifest, f"{UNKNOWN}\n"),
+        (larger, "has 4 answers, and this command makes 3\n"),
+    ],
+)
+def test_an_output_that_is_not_this_commands_is_refused_unless_overwritten(path, begin, problem):
+    begin(path)
+    told = is_finished(path)
+    assert told.startswith(f"{path}: {problem}  give another output, or --overwrite to replace it")
+    assert is_finished(path, overwrite=True) is False  # it stays until there is something to replace it with
+    assert is_finished(path, may_shrink=True) == (begin != larger and told)
+    write(path, overwrite=True)
+    assert is_finished(path) is True
+
+
+def test_one_with_more_pieces_is_kept_where_a_server_failed_to_give_some(path, capsys):
+    write(path)
+    before = snapshot(path.parent)
+    output = make(path, settings={**SETTINGS, "inputs": "b" * 64}, pieces={("q1", 0): PIECES["q1", 0]})
+    assert output.is_finished() is False
+    output.open()
+    assert output.publish("CPU") is False
+    assert capsys.readouterr().err == f"{path}: kept, because it has more answers than this run (1)\n"
+    del output
+    assert snapshot(path.parent) == before
+
+
+def test_a_shard_has_pieces_only(path):
+    path.write_text("somebody else's")
+    lock = Lock(path)
+    output = make(path, num_shards=2)
+    assert output.is_finished() is False
+    output.open()
+    assert output.publish("CPU") is False and len(output.pieces) == 3
+    lock.release()
+    assert names_in(path.parent) == {"answers.json"} and path.read_text() == "somebody else's"
+
+
+def test_a_list_is_written_an_item_at_a_time(path):
+    write(path, collect=lambda pieces: iter([{"id": key[0]} for key in pieces]))
+    assert (
+        path.read_text(encoding="utf-8")
+        == json.dumps([{"id": key[0]} for key in PIECES], indent=2, ensure_ascii=False) + "\n"
+    )
+
+
+FAILED = {"value": None, "reason": "no answer in 12 tokens", "attempts": 4, "raw": "Well", "finish_reason": "stop"}
+TOO_LONG = {"value": None, "reason": "a prompt of 9 tokens is too long"}
+SCORED = {**FAILED, "mean_log_probs": {}}
+
+
+@pytest.mark.parametrize(
+    ("failed", "more", "remedy"),
+    [
+        (FAILED, True, "try another model, or a prompt of your own"),
+        (TOO_LONG, False, "try a higher --max_model_len, or fewer posts"),
+        (SCORED, False, "try another model, or generated text"),
+    ],
+)
+def test_a_run_fails_where_half_of_its_pieces_are_unusable(path, capsys, failed, more, remedy):
+    keys = [(f"q{number}", 0) for number in range(4)]
+    pieces = {key: failed if key[0] in ("q1", "q3") else {"value": "x"} for key in keys}
+    assert make(path, keys=keys, pieces=pieces).report_failed() == 1
+    first, reason, tried, last = capsys.readouterr().err.splitlines()
+    again = "; a higher --max_retries asks for them again" if more else ""
+    assert first == f"{path}: 2 of 4 answers are unusable{again}"
+    assert re.match(r"  2: .*; such as 'q1'", reason) and tried.strip().startswith(remedy) and "--overwrite" in last
+    unanswered = {("q0", 0): {"value": None, "answered": [False]}}
+    assert make(path, keys=keys, pieces={**pieces, **unanswered}).report_failed() == 1  # nobody was asked that one
+    assert make(path, keys=[*keys, ("q4", 0)], pieces={**pieces, ("q4", 0): {"value": "x"}}).report_failed() == 0
+
+
+@pytest.mark.parametrize("begin", [os.mkfifo, os.mkdir, lambda name: Path(name).symlink_to("target")])
+def test_what_is_no_file_in_a_locks_place_is_refused(path, begin):
+    path.with_name("target").write_text("somebody else's")
+    begin(f"{path}.lock")
+    assert re.match(rf"{path}.lock: (not a regular file|a symbolic link); move it away", message(make(path).open))
+    assert path.with_name("target").read_text() == "somebody else's"
+
+
+def test_an_output_that_cannot_be_written(path, tmp_path):
+    (tmp_path / "file.txt").write_text("x")
+    for name in ("file.txt/answers.json", "file.txt/more/answers.json"):
+        assert is_finished(tmp_path / name).startswith(f"{tmp_path / name}: cannot be written: ")
+    path.mkdir()
+    assert is_finished(path) == f"{path}: is a folder; give the name of a file in it"
+
+
+# Killed while it is put in place
+
+# Publishes in folders 0, 1, ..., each time in a process that is gone, as after kill -9, at the next file operation.
+KILLED = """
+import json, os, sys
+from pathlib import Path
+from utils.files.manifest import publish
+
+older, newer = json.loads(sys.argv[2])
+left = 0
+
+def counted(operation):
+    def call(*args, **more):
+        global left
+        if left == 0:
+            os._exit(9)
+        left -= 1
+        return operation(*args, **more)
+    return call
+
+for folder in (Path(sys.argv[1]) / str(number) for number in range(100)):
+    folder.mkdir()
+    if child := os.fork():
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
+            break
+        continue
+    if older:
+        publish(folder / "answers.json", older[0], {"fingerprint": older[1]})
+    os.replace, os.fsync, os.open = counted(os.replace), counted(os.fsync), counted(os.open)
+    left = int(folder.name)
+    publish(folder / "answers.json", newer[0], {"fingerprint": newer[1]})
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("older", [None, ["older text " * 20, OTHER], ["older text " * 20, SETTINGS]])
+def test_a_process_killed_while_it_publishes_leaves_nothing_half_done(tmp_path, older):
+    newer = ["newer text " * 30, SETTINGS]
+    subprocess.run([sys.executable, "-c", KILLED, tmp_path, json.dumps([older, newer])], cwd=ROOT, check=True)
+    folders, seen = list(tmp_path.iterdir()), set()
+    assert len(folders) >= 9  # two files synced, two renames, two folders opened and synced, and the end
+    half = tmp_path / "half"
+    half.mkdir()
+    if older:
+        publish(half / "answers.json", older[0], {"fingerprint": older[1]})
+    (half / "answers.json.tmp").write_text('"newer te')
+    for folder in [half, *folders]:
+        path = folder / "answers.json"
+        seen.add(path.read_text() if path.exists() else None)
+        assert is_finished(path, overwrite=True) is False  # it has none of the keys
+        make(path).open()
+        if path.exists():  # with its own manifest: never one that looks changed by hand
+            assert read_manifest(path)["output_sha256"] == file_hash(path)
+            assert [json.loads(path.read_text()), read_manifest(path)["fingerprint"]] in (older, newer)
+        write(path)
+        assert is_finished(path) is True and names_in(folder) == {"answers.json", "answers.json.manifest.json"}
+    assert seen == {None if one is None else json.dumps(one[0]) + "\n" for one in (older, newer)}
