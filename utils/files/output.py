@@ -69,7 +69,6 @@ class Output:
         self._began = time.monotonic()
         self._lock: Lock | None = None  # since `open`
         self._there = 0  # pieces in the file that may not become fewer
-        self._lock: Lock | None = None
 
     @property
     def is_shard(self) -> bool:
