@@ -21,7 +21,7 @@ judge() {
     done
     # shellcheck disable=SC2086 (words)
     run "$python" evaluate_responses.py --evaluator_llm $chat --inputs_addr $data --response_addr $answers \
-        --score_addr $scores --max_tokens 16 --constrained_decoding always --overwrite changed
+        --score_addr $scores --max_tokens 16 --constrained_decoding always --overwrite
 }
 
 printf 'The whole pipeline on %d questions with small models: about 5 minutes on four cores, 8 on two.\n' \
@@ -30,17 +30,17 @@ printf 'The first table comes after two. A run that is ended goes on where it wa
 
 begin "every user's earlier questions are ranked by their nearness to the new one"
 run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data \
-    --output_dataset_addr $out/test_ranked.json --overwrite changed
+    --output_dataset_addr $out/test_ranked.json --overwrite
 
 answer_with_rag() {
     run "$python" baselines.py --model_addr $chat --inputs_addr $out/test_ranked.json --rag --num_contexts 10 \
-        --output_addr $out/rag.json $limits --overwrite changed
+        --output_addr $out/rag.json $limits --overwrite
 }
 
 begin "answers without the profile, and with its ten nearest posts (RAG)"
 aside answer_with_rag
 run "$python" baselines.py --model_addr $chat --inputs_addr $data \
-    --output_addr $out/no_personalization.json $limits --overwrite changed
+    --output_addr $out/no_personalization.json $limits --overwrite
 together
 
 begin "a judge says how well each answer covers what its asker cared about"
@@ -55,11 +55,11 @@ cat $out/first_table.md
 # RAG with somebody else's profile, to see whether it is the asker's that helps; and answers to plans that are right.
 controls() {
     run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data --random_profile --seed 0 \
-        --output_dataset_addr $out/test_random_ranked.json --overwrite changed
+        --output_dataset_addr $out/test_random_ranked.json --overwrite
     run "$python" baselines.py --model_addr $chat --inputs_addr $out/test_random_ranked.json --rag --num_contexts 10 \
-        --output_addr $out/rag_random.json $limits --overwrite changed
+        --output_addr $out/rag_random.json $limits --overwrite
     run "$python" planpers.py --model_addr $chat --gold_plan --inputs_addr $out/test_ranked.json \
-        --output_addr $out/planpers_gold.json --num_contexts 2 $limits --overwrite changed
+        --output_addr $out/planpers_gold.json --num_contexts 2 $limits --overwrite
     judge rag_random planpers_gold
 }
 
@@ -67,7 +67,7 @@ begin "PlanPers: a planner is trained, it plans, and the answers follow; meanwhi
 aside controls
 for split in train validation; do
     run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $sample/$split.json \
-        --output_dataset_addr $out/${split}_ranked.json --overwrite changed
+        --output_dataset_addr $out/${split}_ranked.json --overwrite
 done
 run "$python" train_planner.py --model_addr $chat --inputs_addr $out/train_ranked.json \
     --validation_addr $out/validation_ranked.json --output_dir $out/planner --num_contexts 2 --max_steps 4 \
@@ -76,7 +76,7 @@ run "$python" train_planner.py --model_addr $chat --inputs_addr $out/train_ranke
 run "$python" utils/make_figures.py --figure training --training_dir $out/planner --output_addr $out/planner/training
 run "$python" planpers.py --model_addr $chat --planner_model $out/planner/best \
     --inputs_addr $out/test_ranked.json --output_addr $out/planpers.json --num_contexts 2 $limits \
-    --max_tokens_plan 24 --max_retries 0 --overwrite changed
+    --max_tokens_plan 24 --max_retries 0 --overwrite
 together
 
 begin "the judge judges what is left, and all goes into tables, figures and a report"

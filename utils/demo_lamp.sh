@@ -45,26 +45,26 @@ run "$python" utils/download_datasets.py --dataset LongLaMP-topic --setting user
 begin "what a user wrote before is ranked by its nearness to the question, by words and by an encoder"
 for set in $sets; do
     run "$python" retrieval/rank_dataset.py --ranker bm25 --input_dataset_addr $data/$set.json \
-        --output_dataset_addr $out/${set}_bm25_ranked.json --overwrite changed
+        --output_dataset_addr $out/${set}_bm25_ranked.json --overwrite
     run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data/$set.json \
-        --output_dataset_addr $out/${set}_dense_ranked.json --overwrite changed
+        --output_dataset_addr $out/${set}_dense_ranked.json --overwrite
 done
 
 begin "answers without the profile, and with its four nearest items (RAG); a rating is held to 1 to 5"
 for set in $sets; do
     # shellcheck disable=SC2086 (words)
     run "$python" baselines.py --model_addr $chat --inputs_addr $data/$set.json --output_addr $out/${set}_none.json \
-        $limits --overwrite changed
+        $limits --overwrite
     for ranker in bm25 dense; do
         run "$python" baselines.py --model_addr $chat --inputs_addr $out/${set}_${ranker}_ranked.json --rag \
-            --num_contexts 4 --output_addr $out/${set}_$ranker.json $limits --overwrite changed
+            --num_contexts 4 --output_addr $out/${set}_$ranker.json $limits --overwrite
     done
 done
 
 begin "the answers are compared with what the users wrote, without a judge"
 for scored in $lamp $longlamp; do
     set=${scored%:*} metric=${scored#*:}
-    run "$python" evaluate_responses.py --strategy $metric --inputs_addr $data/$set.json --overwrite changed \
+    run "$python" evaluate_responses.py --strategy $metric --inputs_addr $data/$set.json --overwrite \
         --response_addr $out/${set}_none.json $out/${set}_bm25.json $out/${set}_dense.json \
         --score_addr $out/${set}_none_$metric.json $out/${set}_bm25_$metric.json $out/${set}_dense_$metric.json
 done

@@ -19,7 +19,7 @@ ask() {
     output=$1 inputs=$2
     shift 2
     run "$python" baselines.py --model_addr $chat --inputs_addr $inputs --output_addr $out/$output.json $limits "$@" \
-        --overwrite changed
+        --overwrite
 }
 
 printf '%d questions on three long histories, with small models: about 4 minutes on two cores.\n' \
@@ -31,7 +31,7 @@ run "$python" utils/download_datasets.py --dataset PersonaMem-32k --source_dir $
 
 begin "the messages before each question are ranked by their nearness to it, by an encoder"
 run "$python" retrieval/rank_dataset.py --model_name $encoder --unit message --input_dataset_addr $data/$set.json \
-    --output_dataset_addr $out/ranked.json --overwrite changed
+    --output_dataset_addr $out/ranked.json --overwrite
 
 begin "a letter is chosen after no history, after the five nearest messages (RAG), and after all that was said"
 # shellcheck disable=SC2086 (words)
@@ -50,7 +50,7 @@ for system in none rag whole likelihood; do
 done
 # shellcheck disable=SC2086 (words)
 run "$python" evaluate_responses.py --inputs_addr $data/$set.json --response_addr $responses --score_addr $scores \
-    --overwrite changed
+    --overwrite
 run "$python" utils/make_table.py --baseline "No history" \
     --system "No history" $out/none_scores.json --system "RAG (5 messages)" $out/rag_scores.json \
     --system "Whole history" $out/whole_scores.json --system "Likelihood" $out/likelihood_scores.json
