@@ -345,7 +345,7 @@ def test_from_samples_to_a_labelled_row(judging, capsys, monkeypatch):
     before = len(judging.server.requests)
     words = ["--response_addr", "best.json", "--score_addr", "s/best_scores.json"]
     assert evaluate_responses.main([*api, *judge, *words]) == 0
-    assert len(judging.server.requests) == before  # its verdicts are in the samples' journals
+    assert len(judging.server.requests) == before  # its verdicts are in the store
     judged = json.loads(Path("s/best_scores.json").read_text())["per_question_scores"]
     assert {one["id"]: one["score"] for one in judged} == highest
 

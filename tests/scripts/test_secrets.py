@@ -194,7 +194,9 @@ def test_the_key_stays_out_of_everything(folder, run, script, name):
     assert "Sending HTTP Request" in shown  # the client library does speak
     assert leaks(folder, shown, but=["key.txt"]) == []
     if name in ("a completion", "a refused prompt"):
-        assert {"journal.jsonl", "manifest.json"} <= {path.name.partition("json.")[2] for path in folder.glob("out/*")}
+        [stored] = folder.glob("out/completions/*/*.jsonl")  # which `leaks` has read too
+        assert list(folder.glob("out/*.manifest.json"))
+        assert ("Yes." if name == "a completion" else "You sent") in stored.read_text()
 
 
 @pytest.mark.parametrize(

@@ -326,30 +326,31 @@ def test_a_killed_run_goes_on_to_the_same_losses_and_weights(ending, lines, data
 
 @pytest.mark.slow
 def test_killed_while_answering_the_file_is_the_same(data, warm, uninterrupted, tmp_path):
-    records = [{**record, "id": f"{n}-{record['id']}"} for n in range(25) for record in read_sample("LaMP-4")]
-    (tmp_path / "many.json").write_text(json.dumps(records))
-    words = [
-        "--model_addr",
-        uninterrupted / "best",
-        "--rag",
-        "--unranked",
-        "--num_contexts",
-        2,
-        "--inputs_addr",
-        tmp_path / "many.json",
+    records = [
+        {**record, "id": f"{n}-{record['id']}", "question": f"{record['question']} {n}"}
+        for n in range(25)
+        for record in read_sample("LaMP-4")
     ]
-    answer(warm, *words, "--output_addr", tmp_path / "whole.json")
-    journal = tmp_path / "killed.json.journal.jsonl"
-    for ending, lines in ((signal.SIGKILL, 10), (signal.SIGTERM, 70)):
-        run = warm.start("baselines.py", [*words, "--output_addr", tmp_path / "killed.json"])
-        while not journal.exists() or journal.read_bytes().count(b"\n") < lines:
+    (tmp_path / "many.json").write_text(json.dumps(records))
+    words = ["--model_addr", uninterrupted / "best", "--rag", "--unranked", "--num_contexts", 2]
+    words += ["--inputs_addr", tmp_path / "many.json", "--output_addr"]
+    answer(warm, *words, tmp_path / "whole/answers.json")
+    output = tmp_path / "killed/answers.json"
+
+    def stored():
+        text = b"".join(path.read_bytes() for path in output.parent.glob("completions/*/*.jsonl"))
+        return [line[8:40] for line in text.splitlines() if not line.startswith(b'{"key":"00000000')]
+
+    for ending, count in ((signal.SIGKILL, 10), (signal.SIGTERM, 70)):
+        run = warm.start("baselines.py", [*words, output])
+        while len(stored()) < count:
             pass
         run.send(ending)
         assert run.wait() in (-signal.SIGKILL, 130), run.errors
-        kept = journal.read_bytes().count(b"\n")
-        assert lines <= kept < len(records)
-    assert f"{kept - 1}/{len(records)}" in answer(warm, *words, "--output_addr", tmp_path / "killed.json")
-    assert (tmp_path / "killed.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
+        assert count <= len(stored()) < len(records)
+    answer(warm, *words, output)
+    assert len(stored()) == len(set(stored())) == len(records)
+    assert output.read_bytes() == (tmp_path / "whole/answers.json").read_bytes()
 
 
 def test_patience_ends_a_run_which_is_then_finished(data, warm, tmp_path):
