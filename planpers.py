@@ -229,7 +229,8 @@ def make_fingerprints(
     fingerprint = partial(run_fingerprint, "planpers.py", args, file_hash(args.inputs_addr))
     target = parsing.target_settings(run.lead_in)
     if planner:
-        policy = planner_policy(flags_of_planner(args), run.lead_in, template_flags(args))
+        of_planner = flags_of_planner(args)
+        policy = planner_policy(of_planner, run.lead_in, template_flags(of_planner))
         own = {"planner": planner, "num_contexts": run.num_contexts, **target}
         of_plans = fingerprint([run.prompts["planner"]], policy.fingerprint(), **own)
         made = {"plans": planner}

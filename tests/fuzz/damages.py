@@ -83,7 +83,7 @@ def read_lines(text: str) -> list[Any]:
     return [strict_json(line) for line in text.split("\n") if line.strip()]
 
 
-def read_journal(text: str) -> list[Any]:
+def read_log(text: str) -> list[Any]:
     """A last line without an end does not count: its writer died over it."""
     return read_lines(text[: text.rfind("\n") + 1])
 
@@ -96,7 +96,7 @@ def write_lines(value: list[Any]) -> bytes:
 KINDS: dict[str, tuple[Callable[[str], Any], Callable[[Any], bytes] | None]] = {
     "json": (strict_json, lambda value: put_in(json.dumps(value, ensure_ascii=False, indent=1))),
     "jsonl": (read_lines, write_lines),
-    "journal": (read_journal, write_lines),
+    "log": (read_log, write_lines),
     "csv": (read_csv, write_csv),
     "xml": (read_xml, write_xml),
     "toml": (tomllib.loads, write_toml),
@@ -236,7 +236,7 @@ def damage(path: Path, kind: str, dice: random.Random, others: list[Path]) -> Da
     if dump is None or dice.random() < 0.4:
         name = dice.choice([*WHOLE])
         WHOLE[name](path, content, dice, others)
-        is_torn = kind == "journal" and name == "no line end"
+        is_torn = kind == "log" and name == "no line end"
         return Damage(name, "", name in LEGITIMATE or is_torn or (kind == "text" and path.is_file()))
     value = read(path, kind)
     ways = [way for way in places(value) if kind not in ("csv", "xml") or isinstance(part(value, way), str)]

@@ -68,7 +68,9 @@ tiny_t5.save_tiny_t5(pathlib.Path("t5"))
 os._exit(0)
 """
 # Outputs that tell of the run itself, or have no bytes of their own.
-ASIDE = re.compile(r"\.(manifest\.json|journal\.jsonl|lock|tmp|pdf|png|sqlite\S*)$|(^|/)counts\.json$")
+ASIDE = re.compile(
+    r"\.(manifest\.json|lock|tmp|pdf|png|sqlite\S*)$|(^|/)counts\.json$|(^|/)(completions|orders|store)/"
+)
 VARYING = re.compile(rb"[0-9a-f]{64}|\b[\d.]+ ?/(s|min|h)\b|\b\d+:\d\d:\d\d\b|\"wall_seconds\": [\d.e-]+|\r(?=\n)|\n\Z")
 
 

@@ -96,7 +96,7 @@ ORIGINALS = {
 }
 SPLITS = ("train", "validation", "test")
 CATEGORIES = ("Art_and_Entertainment", "Lifestyle_and_Personal_Development", "Society_and_Culture")
-# The files that the commands of test_bad_input.py read, but for those that are merged.
+# The files that the commands of test_bad_input.py read.
 TOLD = {
     "data.json": ("none", "rag", "planpers", "gold", "evaluate", "rank", "show", "figure 5"),
     "responses.json": ("evaluate", "show"),
@@ -124,20 +124,14 @@ READERS = [
     *(Reader(fresh(RATED[ask]), "responses.json", "json") for ask in ("pairs", "verdicts")),
     *(Reader(fresh(COLLECT.format(ask)), f"ann_{ask}.json", "json") for ask in RATED),
     *(Reader(fresh(COLLECT.format(ask)), f"made/{ask}_key.json", "json") for ask in RATED),
-    *(Reader(fresh(COMMANDS["merge"]), file, "json") for file in ("data.json", "made/rag.json.manifest.json")),
-    Reader(fresh(COMMANDS["merge"]), "made/rag.json.journal.jsonl", "journal"),
-    Reader(fresh(COMMANDS["merge scores"]), "made/scores.json.journal.jsonl", "journal"),
     *(
         Reader(fresh(f"{COMMANDS[name]} --prompts_dir prompts"), f"prompts/{PROMPT_OF[name]}.txt", "text")
         for name in ("none", "rag", "planpers", "evaluate")
     ),
     Reader(fresh(COMMANDS["rag"]), "key.txt", "text"),
-    *(Reader(COMMANDS[name], f"{OUTPUTS[name]}.journal.jsonl", "journal") for name in JOURNALED),
-    *(Reader(COMMANDS[name].replace("made/", "half/"), f"half/{Path(OUTPUTS[name]).name}.journal.jsonl", "journal")
-      for name in JOURNALED),
     *(Reader(COMMANDS[name], f"{OUTPUTS[name]}.manifest.json", "json") for name in JOURNALED),
-    Reader(fresh(STORED), "store/*/*.jsonl", "journal"),
-    Reader(COMMANDS["training curve"].replace("drawn", "new"), "planner/training_log.jsonl", "journal"),
+    Reader(fresh(STORED), "store/*/*.jsonl", "log"),
+    Reader(COMMANDS["training curve"].replace("drawn", "new"), "planner/training_log.jsonl", "log"),
     *(Reader("utils/download_datasets.py --dataset_name copy --cache_dir new --output_dir new", file, kind)
       for file, kind in (("copy/train.json", "json"), ("copy/README.md", "text"))),
     *(Reader(CLONE, f"clone/{file}", "text") for file in (FORMATTERS, EVALUATOR)),
@@ -204,9 +198,6 @@ def prepare(folder: Path, run: Callable[[str], int]) -> None:
     shutil.copy(folder / "data.json.manifest.json", folder / "data.jsonl.manifest.json")  # ranked, it says
     sampled = {record["id"]: [{"output": "Rye — é."}, {"output": "Wheat."}] for record in SCORED}
     write(folder / "sampled_responses.json", sampled)
-    (folder / "half").mkdir()
-    for name in JOURNALED:  # as a run leaves it that was killed before its end
-        shutil.copy(folder / f"{OUTPUTS[name]}.journal.jsonl", folder / "half")
     for name, text in ((FORMATTERS, FORMATTERS_TEXT), (EVALUATOR, EVALUATOR_TEXT)):
         (folder / "clone" / name).parent.mkdir(parents=True)
         write(folder / "clone" / name, text)

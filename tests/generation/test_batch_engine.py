@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,15 +68,10 @@ def drawn(body):
     return int(hashlib.sha256(json.dumps(body["messages"]).encode()).hexdigest()[:8], 16)
 
 
-def without_order(path):
-    """A journal's pieces."""
-    return sorted(line.partition(b',"crc32"')[0] for line in path.read_bytes().splitlines()[1:])
-
-
 def test_two_thousand_questions_with_a_tenth_of_failing_items(server, tmp_path):
     """They are answered as without batches, each once."""
     inputs = make_questions(tmp_path / "in.json", 2000)
-    assert baselines.main(command(server, inputs, tmp_path / "live.json", "--max_concurrency", "64")) == 0
+    assert baselines.main(command(server, inputs, tmp_path / "live/out.json", "--max_concurrency", "64")) == 0
     live, _ = dict(server.paid), server.paid.clear()
     server.requests.clear()
 
@@ -86,9 +82,7 @@ def test_two_thousand_questions_with_a_tenth_of_failing_items(server, tmp_path):
 
     server.outcome = outcome
     assert baselines.main(command(server, inputs, tmp_path / "batch.json", "--openai_batch")) == 0
-    assert (tmp_path / "batch.json").read_bytes() == (tmp_path / "live.json").read_bytes()
-    journals = [tmp_path / f"{name}.json.journal.jsonl" for name in ("live", "batch")]
-    assert without_order(journals[0]) == without_order(journals[1])
+    assert (tmp_path / "batch.json").read_bytes() == (tmp_path / "live/out.json").read_bytes()
     sizes = [batch["request_counts"]["total"] for batch in server.batches]
     assert len(sizes) == 3 and sizes[0] == 2000 and sizes[2] < sizes[1] < 300
     assert server.paid == live and set(live.values()) == {1}
@@ -161,6 +155,7 @@ def test_of_a_batch_whose_files_are_gone_nothing_is_taken(server, tmp_path):
     inputs, output = make_questions(tmp_path / "in.json", 3), tmp_path / "out.json"
     assert baselines.main(command(server, inputs, output, "--openai_batch")) == 0
     whole = output.read_bytes()
+    shutil.rmtree(tmp_path / "completions")
     for path in tmp_path.glob("out.json*"):
         path.unlink()
     server.files.clear()

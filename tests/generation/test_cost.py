@@ -10,7 +10,6 @@ from test_baselines import SAMPLE, answer, flags, output, run, server  # noqa: F
 
 import baselines
 import evaluate_responses
-from utils import merge_shards
 from utils.files.manifest import read_manifest
 from utils.generation.cost import Prices
 
@@ -97,12 +96,11 @@ def test_input_not_said_to_be_cached_has_the_full_price():
 
 
 def test_shards_and_verdicts_add_up(server, flags, output, capsys):
-    shards = [output.with_name(f"{i}.json") for i in range(2)]
-    for i, shard in enumerate(shards):
-        run(flags, shard, *PRICES, "--num_shards", 2, "--shard_index", i)
+    for i in range(2):
+        shard = [*flags, *PRICES, "--inputs_addr", SAMPLE, "--output_addr", output]
+        assert baselines.main([*map(str, shard), "--num_shards", "2", "--shard_index", str(i)]) == 0
     text = server.reply(server.requests[0]).text
-    merged = ["--inputs_addr", str(SAMPLE), "--output_addr", str(output), "--shard_addr", *map(str, shards)]
-    assert merge_shards.main(merged) == 0
+    run(flags, output, *PRICES)
     answered = list(server.requests)
     assert read_manifest(output)["cost_usd"] == pytest.approx(count(answered, text), abs=2e-6)
     server.reply = lambda request: Reply('{"match_score": 1}')

@@ -2,12 +2,13 @@ import asyncio
 import json
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from utils.cli import UserError
-from utils.files.journal import Journal
 from utils.generation.chat import APIChat
+from utils.generation.completions import Completions
 from utils.generation.driver import (
     Policy,
     Request,
@@ -18,6 +19,7 @@ from utils.generation.driver import (
     generate,
 )
 from utils.generation.requests import Completion, RefusedError, Sampling, UnavailableError
+from utils.generation.store import ModelStore
 from utils.parsing import Parsed
 from utils.parsing.answers import ANSWER_SCHEMA
 
@@ -73,15 +75,19 @@ def parse(text, cut):
     return Parsed(text, "strict", None, cut)
 
 
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path, monkeypatch):
+    """Whose store is in completions/."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
-def journal(tmp_path):
-    journal = Journal(tmp_path / "out.json", {"made": "so"})
-    yield journal
-    journal.close()
+def pieces():
+    return {}
 
 
-def make_request(name, journal, **record):
-    return Request((name, 0), [{"role": "user", "content": name}], journal, record)
+def make_request(name, pieces, **record):
+    return Request((name, 0), [{"role": "user", "content": name}], pieces, record)
 
 
 def run(engine, requests, policy=None):
@@ -90,12 +96,14 @@ def run(engine, requests, policy=None):
 
 def make_stage(requests, policy=None, model="m", unit="answers"):
     total = len(requests) if isinstance(requests, list) else 0
-    return Stage(model, requests, policy or make_policy(), parse, unit, total)
+    completions = Completions(ModelStore("completions", model, {}), True, False)
+    return Stage(model, requests, policy or make_policy(), parse, unit, total, completions)
 
 
-def journal_on_disk(journal):
-    lines = journal.path.read_text().splitlines()
-    return {json.loads(line)["key"][0]: json.loads(line)["value"] for line in lines[1:]}
+def kept():
+    """Of which requests the store has something."""
+    lines = [line for path in Path("completions").glob("*/*.jsonl") for line in path.read_text().splitlines()[1:]]
+    return {json.loads(line)["id"] for line in lines}
 
 
 # Sampling
@@ -140,9 +148,9 @@ def test_seeds_differ_by_key_try_and_run_and_by_nothing_else():
 # The driver
 
 
-def test_record_of_an_answer(journal):
+def test_record_of_an_answer(pieces):
     engine = ScriptedEngine({"a": ["bad 1", "long answer"]})
-    assert run(engine, [make_request("a", journal, num_contexts_used=7)]) == "script"
+    assert run(engine, [make_request("a", pieces, num_contexts_used=7)]) == "script"
     expected = {
         "value": "long answer",
         "num_contexts_used": 7,
@@ -157,33 +165,32 @@ def test_record_of_an_answer(journal):
         "cached_tokens": 8,
         "completion_tokens": 6,
     }
-    assert journal_on_disk(journal) == {"a": expected}
-    assert journal.entries == {("a", 0): expected}
+    assert pieces == {("a", 0): expected} and kept() == {"a"}
     assert engine.closed
 
 
-def test_retries_end_with_the_constrained_try_and_a_null(journal):
+def test_retries_end_with_the_constrained_try_and_a_null(pieces):
     engine = ScriptedEngine({"a": ["bad 1", "bad 2", "bad 3", "bad 4"], "b": ["fine"]})
-    run(engine, [make_request("a", journal), make_request("b", journal)])
+    run(engine, [make_request("a", pieces), make_request("b", pieces)])
     samplings = [sampling for name, sampling in engine.calls if name == "a"]
     assert [sampling.schema is not None for sampling in samplings] == [False, False, False, True]
     assert len({sampling.seed for sampling in samplings}) == 4
-    record = journal.entries["a", 0]
+    record = pieces["a", 0]
     assert (record["value"], record["reason"], record["raw"]) == (None, "saw bad 4", "bad 4")
     assert (record["attempts"], record["constrained"], record["prompt_tokens"]) == (4, True, 40)
-    assert journal.entries["b", 0]["value"] == "fine" and "reason" not in journal.entries["b", 0]
+    assert pieces["b", 0]["value"] == "fine" and "reason" not in pieces["b", 0]
 
 
-def test_greedy_constrained_try_is_not_repeated(journal):
+def test_greedy_constrained_try_is_not_repeated(pieces):
     engine = ScriptedEngine({"a": ["bad 1"]})
-    run(engine, [make_request("a", journal)], make_policy(temperature=0.0, constrained_decoding="always"))
-    assert journal.entries["a", 0]["attempts"] == 1
+    run(engine, [make_request("a", pieces)], make_policy(temperature=0.0, constrained_decoding="always"))
+    assert pieces["a", 0]["attempts"] == 1
 
 
-def test_refused_request_is_null_and_others_go_on(journal):
+def test_refused_request_is_null_and_others_go_on(pieces):
     engine = ScriptedEngine({"a": ["bad 1", RefusedError("content_filter")], "b": ["fine"]}, concurrency=1)
-    run(engine, [make_request("a", journal, num_contexts_used=2), make_request("b", journal)])
-    assert journal.entries["a", 0] == {
+    run(engine, [make_request("a", pieces, num_contexts_used=2), make_request("b", pieces)])
+    assert pieces["a", 0] == {
         "value": None,
         "reason": "content_filter",
         "num_contexts_used": 2,
@@ -192,19 +199,19 @@ def test_refused_request_is_null_and_others_go_on(journal):
         "cached_tokens": 4,
         "completion_tokens": 3,
     }
-    assert journal.entries["b", 0]["value"] == "fine"
+    assert pieces["b", 0]["value"] == "fine"
 
 
-def test_request_without_a_prompt_is_never_asked(journal):
+def test_request_without_a_prompt_is_never_asked(pieces):
     engine = ScriptedEngine({"b": ["fine"]})
-    with_reason = Request(("c", 0), None, journal, {"reason": "no response to judge"})
-    run(engine, [fitted_request(("a", 0), None, journal), make_request("b", journal), with_reason])
+    with_reason = Request(("c", 0), None, pieces, {"reason": "no response to judge"})
+    run(engine, [fitted_request(("a", 0), None, pieces), make_request("b", pieces), with_reason])
     assert [name for name, _ in engine.calls] == ["b"]
-    assert journal.entries["a", 0] == {"value": None, "reason": "the prompt is longer than the model takes"}
-    assert journal.entries["c", 0] == {"value": None, "reason": "no response to judge"}
+    assert pieces["a", 0] == {"value": None, "reason": "the prompt is longer than the model takes"}
+    assert pieces["c", 0] == {"value": None, "reason": "no response to judge"}
 
 
-def test_engine_is_kept_full_and_never_fuller(journal):
+def test_engine_is_kept_full_and_never_fuller(pieces):
     names = [f"q{i}" for i in range(20)]
     engine = ScriptedEngine({name: ["bad", "fine"] for name in names}, concurrency=4)
     drawn = []
@@ -213,14 +220,14 @@ def test_engine_is_kept_full_and_never_fuller(journal):
         for name in names:
             drawn.append(name)
             assert len(drawn) <= len(engine.finished) // 2 + 4  # each is asked twice; none is made ahead of its turn
-            yield make_request(name, journal)
+            yield make_request(name, pieces)
 
     run(engine, requests())
     assert engine.most_at_once == 4
-    assert drawn == names and len(journal.entries) == 20
+    assert drawn == names and len(pieces) == 20
 
 
-def test_a_slow_request_holds_no_other_up(journal):
+def test_a_slow_request_holds_no_other_up(pieces):
     names = [f"q{i}" for i in range(10)]
     all_others = asyncio.Event()
 
@@ -234,26 +241,26 @@ def test_a_slow_request_holds_no_other_up(journal):
 
     engine = ScriptedEngine({name: ["fine"] for name in names})
     engine.texts |= {"q0": [wait_for_all_others], "q9": [set_event]}
-    run(engine, [make_request(name, journal) for name in names])
+    run(engine, [make_request(name, pieces) for name in names])
     assert engine.finished == [*names[1:], "q0"]
-    assert [key for key, _ in journal.entries] == [*names[1:], "q0"]  # written as they finish
+    assert [key for key, _ in pieces] == [*names[1:], "q0"]  # in the order they finish
 
 
 @pytest.mark.parametrize("error", [UserError("the key is wrong"), RuntimeError("a bug"), KeyboardInterrupt()])
-def test_an_error_stops_the_run_and_keeps_what_was_finished(journal, error):
+def test_an_error_stops_the_run_and_keeps_what_was_finished(pieces, error):
     async def never():
         await asyncio.Event().wait()
 
     engine = ScriptedEngine({"a": ["fine"], "b": [never], "c": ["fine"], "d": [error], "e": []}, concurrency=2)
     with pytest.raises(type(error)) as raised:
-        run(engine, [make_request(name, journal) for name in "abcde"])
+        run(engine, [make_request(name, pieces) for name in "abcde"])
     assert raised.value is error or isinstance(error, KeyboardInterrupt)
-    assert journal_on_disk(journal).keys() == {"a", "c"}
+    assert kept() == {"a", "c"}
     assert engine.closed
     assert [name for name, _ in engine.calls] == list("abcd")
 
 
-def test_ctrl_c(journal):
+def test_ctrl_c(pieces):
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     async def interrupt():
@@ -263,106 +270,106 @@ def test_ctrl_c(journal):
     engine = ScriptedEngine({"a": ["fine"], "b": [interrupt], "c": ["fine"]}, concurrency=1)
     try:
         with pytest.raises(KeyboardInterrupt):
-            run(engine, [make_request(name, journal) for name in "abc"])
+            run(engine, [make_request(name, pieces) for name in "abc"])
     finally:
         signal.signal(signal.SIGINT, previous)
-    assert journal_on_disk(journal).keys() == {"a"}
+    assert kept() == {"a"}
     assert engine.closed
 
 
-def test_error_in_making_a_request_stops_the_run(journal):
+def test_error_in_making_a_request_stops_the_run(pieces):
     def requests():
-        yield make_request("a", journal)
+        yield make_request("a", pieces)
         raise UserError("record 2 is wrong")
 
     engine = ScriptedEngine({"a": ["fine"]}, concurrency=1)
     with pytest.raises(UserError, match="record 2 is wrong"):
         run(engine, requests())
-    assert journal_on_disk(journal).keys() == {"a"} and engine.closed
+    assert kept() == {"a"} and engine.closed
 
 
-def test_engine_that_does_not_open(journal):
+def test_engine_that_does_not_open(pieces):
     def open_engine(outputs):
         raise UserError("GPU 0 is taken")
 
     with pytest.raises(UserError, match="GPU 0"):
-        generate(open_engine, make_stage([make_request("a", journal)]))
+        generate(open_engine, make_stage([make_request("a", pieces)]))
 
 
-def test_failures_are_counted_as_they_happen(journal, capsys):
+def test_failures_are_counted_as_they_happen(pieces, capsys):
     engine = ScriptedEngine({"a": ["fine"], "b": [RefusedError("no")], "c": [RefusedError("no")]})
-    generate(lambda outputs: engine, make_stage([make_request(name, journal) for name in "abc"]))
+    generate(lambda outputs: engine, make_stage([make_request(name, pieces) for name in "abc"]))
     assert "3/3 answers" in (line := capsys.readouterr().err) and "failed 2" in line
 
 
 GONE = UnavailableError("503")
 
 
-def test_what_a_server_fails_to_answer_has_no_record_and_is_counted_apart(journal, capsys):
+def test_what_a_server_fails_to_answer_has_no_record_and_is_counted_apart(pieces, capsys):
     engine = ScriptedEngine({"a": ["fine"], "b": ["bad 1", GONE], "c": [RefusedError("no")], "d": ["fine"]})
-    run(engine, [make_request(name, journal) for name in "abcd"])
-    assert [key for key, _ in journal.entries] == ["a", "c", "d"]
+    run(engine, [make_request(name, pieces) for name in "abcd"])
+    assert [key for key, _ in pieces] == ["a", "c", "d"]
     assert "3/4 answers" in (line := capsys.readouterr().err) and "failed 1, missing 1" in line
 
 
 @pytest.mark.parametrize(("concurrency", "most"), [(1, 3), (5, 10)])
-def test_a_stage_ends_early_where_nothing_is_answered_any_more(journal, capsys, concurrency, most):
+def test_a_stage_ends_early_where_nothing_is_answered_any_more(pieces, capsys, concurrency, most):
     engine = ScriptedEngine({"a": ["fine"], **{f"q{n}": [GONE] for n in range(99)}}, concurrency)
-    with_prompt = [make_request(f"q{n}", journal) for n in range(99)]
-    without = [fitted_request((f"long{n}", 0), None, journal) for n in range(2)]
-    run(engine, [make_request("a", journal)])
+    with_prompt = [make_request(f"q{n}", pieces) for n in range(99)]
+    without = [fitted_request((f"long{n}", 0), None, pieces) for n in range(2)]
+    run(engine, [make_request("a", pieces)])
     stage = make_stage([*with_prompt[:2], *without, *with_prompt[2:]])  # no server gives those without a prompt
-    generate(lambda outputs: engine, replace(stage, done=1))
-    assert [key for key, _ in journal.entries] == ["a", "long0", "long1"] and engine.closed
+    generate(lambda outputs: engine, replace(stage, done=1, has_answered=True))
+    assert [key for key, _ in pieces] == ["a", "long0", "long1"] and engine.closed
     assert 3 <= len(engine.calls) - 1 <= most  # in a row, and what is under way then
     assert "\nnote: 503; nothing is answered any more, so the run ends early\n" in capsys.readouterr().err
 
 
-def test_an_answer_between_two_failures_shows_that_the_server_is_there(journal):
+def test_an_answer_between_two_failures_shows_that_the_server_is_there(pieces):
     texts = {f"q{n}": ["fine" if n % 3 == 0 else GONE] for n in range(20)}
     engine = ScriptedEngine(texts, concurrency=1)
-    run(engine, [make_request(name, journal) for name in texts])
-    assert [key for key, _ in journal.entries] == [f"q{n}" for n in range(0, 20, 3)]
+    run(engine, [make_request(name, pieces) for name in texts])
+    assert [key for key, _ in pieces] == [f"q{n}" for n in range(0, 20, 3)]
 
 
 @pytest.mark.parametrize("count", [1, 9])
-def test_a_server_that_has_never_answered_is_the_users_to_look_at(journal, capsys, count):
-    requests = [fitted_request(("long", 0), None, journal), *(make_request(f"q{n}", journal) for n in range(count))]
+def test_a_server_that_has_never_answered_is_the_users_to_look_at(pieces, capsys, count):
+    requests = [fitted_request(("long", 0), None, pieces), *(make_request(f"q{n}", pieces) for n in range(count))]
     engine = ScriptedEngine({f"q{n}": [GONE] for n in range(count)}, concurrency=1)
     with pytest.raises(UserError, match=r"^503\n  asked 4 times; what is finished is kept, run the same command"):
         run(engine, requests)
     assert engine.closed and "note:" not in capsys.readouterr().err
 
 
-def test_a_server_that_answered_an_earlier_run_has_the_right_address(journal):
+def test_a_server_that_answered_an_earlier_run_has_the_right_address(pieces):
     engine = ScriptedEngine({"b": [GONE]})
-    stage = replace(make_stage([make_request("b", journal)]), done=1)
+    stage = replace(make_stage([make_request("b", pieces)]), has_answered=True)
     assert generate(lambda outputs: engine, stage) == "script"
-    assert journal.entries == {}
+    assert pieces == {}
 
 
-def test_an_eta_waits_for_a_full_engine(journal, capsys, monkeypatch):
+def test_an_eta_waits_for_a_full_engine(pieces, capsys, monkeypatch):
     monkeypatch.setattr("utils.cli.progress.LINE_SECONDS", 0)  # a line a piece
     names = [f"q{number}" for number in range(10)]
-    run(ScriptedEngine({name: ["fine"] for name in names}, 4), [make_request(name, journal) for name in names])
+    run(ScriptedEngine({name: ["fine"] for name in names}, 4), [make_request(name, pieces) for name in names])
     lines = capsys.readouterr().err.splitlines()
     assert [line.split("/")[0] for line in lines if "ETA" in line] == [str(number) for number in range(4, 10)]
 
 
-def test_stages_follow_each_other_on_one_engine(tmp_path, capsys):
-    """The second stage's requests are made from what the first has finished; each stage has its model and journal."""
-    plans, answers = Journal(tmp_path / "plans.json", {}), Journal(tmp_path / "answers.json", {})
+def test_stages_follow_each_other_on_one_engine(capsys):
+    """The second stage's requests are made from what the first has finished; each stage has its model and pieces."""
+    plans, answers = {}, {}
 
     def answer_requests():
         for name in "ab":
-            assert len(plans.entries) == 2  # the first stage is done
-            yield make_request(plans.entries[name, 0]["value"], answers)
+            assert len(plans) == 2  # the first stage is done
+            yield make_request(plans[name, 0]["value"], answers)
 
     engine = ScriptedEngine({"a": ["plan a"], "b": ["plan b"], "plan a": ["fine"], "plan b": ["good"]})
     first = make_stage([make_request(name, plans) for name in "ab"], model="planner", unit="plans")
     assert generate(lambda outputs: engine, first, make_stage(answer_requests(), model="generator")) == "script"
     assert engine.models == ["planner", "planner", "generator", "generator"]
-    assert {key[0]: entry["value"] for key, entry in answers.entries.items()} == {"plan a": "fine", "plan b": "good"}
+    assert {key[0]: entry["value"] for key, entry in answers.items()} == {"plan a": "fine", "plan b": "good"}
     assert engine.closed
     assert "2/2 plans" in (printed := capsys.readouterr().err) and "answers" in printed
 

@@ -1,4 +1,4 @@
-"""Servers that refuse parameters as today's do, over real HTTP, through whole and resumed runs of 32 at a time."""
+"""Servers that refuse parameters as today's do, over real HTTP, through whole and repeated runs of 32 at a time."""
 
 import asyncio
 import gc
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from api_server import Reply, default_reply, refuse_formats, serve
+from test_response_formats import published  # noqa: F401 (fixture)
 
 import baselines
 import evaluate_responses
 from utils import make_table
 from utils.cli import UserError
-from utils.files.journal_lines import read_journal
 from utils.files.manifest import read_manifest
 from utils.generation import refusals
 from utils.generation.refusals import LIMITS, MalformedError, Refusals
@@ -128,8 +128,8 @@ def refuse(kind, reply=seeded):
 
 
 class Case:
-    def __init__(self, script, folder, server):
-        self.script, self.folder, self.server = script, folder, server
+    def __init__(self, script, folder, server, published):
+        self.script, self.folder, self.server, self.published = script, folder, server, published
         (folder / "key.txt").write_text("sk-test")
         self.flags = ["--openai", "--base_url", server.url, "--api_key_addr", f"{folder}/key.txt"]
         self.flags += ["--inputs_addr", str(SAMPLE), "--max_concurrency", "32"]
@@ -147,7 +147,7 @@ class Case:
         return main([*self.flags, str(self.folder / name), *map(str, more)])
 
     def records(self, name="out.json"):
-        return read_journal(self.folder / f"{name}.journal.jsonl")[1]
+        return self.published[str(self.folder / name)]
 
     def manifest(self, name="out.json"):
         return read_manifest(self.folder / name)
@@ -159,17 +159,17 @@ def script(request):
 
 
 @pytest.fixture
-def case(script, tmp_path, monkeypatch):
+def case(script, tmp_path, monkeypatch, published):
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     with serve(seeded, delay=0.01) as server:
-        yield Case(script, tmp_path, server)
+        yield Case(script, tmp_path, server, published)
 
 
 @pytest.fixture
-def judging(tmp_path, monkeypatch):
+def judging(tmp_path, monkeypatch, published):
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     with serve(seeded) as server:
-        yield Case("evaluate_responses.py", tmp_path, server)
+        yield Case("evaluate_responses.py", tmp_path, server, published)
 
 
 def notes(text):
@@ -201,22 +201,21 @@ def test_every_question_is_answered_and_each_refusal_met_once(case, kind, capsys
 
 
 @pytest.mark.parametrize("kind", ["gpt-5", "Azure Foundry"])
-def test_a_killed_run_goes_on_without_a_refusal(case, kind, warm_api):
+def test_a_killed_run_goes_on_without_a_refusal(case, kind, warm_api, capsys):
     names = SERVERS[kind][2]
     case.server.reply, refused = refuse(kind)
     case.server.delay = 0.2
-    arguments = [*case.flags, case.folder / "out.json"]
-    run = warm_api.start(case.script, arguments)
+    run = warm_api.start(case.script, [*case.flags, case.folder / "out.json"])
     case.server.wait_for(len(names) + 1 + case.size // 2)
     run.send(signal.SIGKILL)
     assert run.wait() == -signal.SIGKILL, run.errors
-    assert 0 < len(case.records()) < case.size and refused.total() == len(names)
+    assert refused.total() == len(names)
     case.server.delay = 0
-    again = warm_api.run(case.script, arguments)
-    assert again.returncode == 0, again.errors
+    assert case.run() == 0
     assert refused.total() == len(names)
     what = " and ".join(sorted(names))
-    assert notes(again.errors) == [f"note: the API at 127.0.0.1 refused {what} before; the run continues without"]
+    told = notes(capsys.readouterr().err)
+    assert told == [f"note: the API at 127.0.0.1 refused {what} before; the run continues without"]
     check(case, names)
 
 
@@ -364,7 +363,7 @@ def table(case, *names):
 
 
 def test_judges_that_were_really_sampled_differently_do_not_share_a_table(judging, capsys):
-    """Each in a folder of its own: else a score file would take over the verdicts beside it."""
+    """Each in a folder of its own, with a store of its own."""
     for name in ("plain", "refused", "again", "default", "part", "renamed"):
         (judging.folder / name).mkdir()
     assert judging.run("plain/a.json") == 0

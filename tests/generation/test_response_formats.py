@@ -1,4 +1,4 @@
-"""Servers that refuse or ignore `response_format`, through whole and resumed runs of the scripts that ask them."""
+"""Servers that refuse or ignore `response_format`, through whole and repeated runs of the scripts that ask them."""
 
 import gc
 import hashlib
@@ -13,8 +13,8 @@ from api_server import Reply, default_reply, ignore_formats, refuse_formats, ser
 import baselines
 import evaluate_responses
 from utils.cli import UserError
-from utils.files.journal_lines import read_journal
 from utils.files.manifest import read_manifest
+from utils.files.output import Output
 from utils.parsing.answers import ANSWER_FIELD
 from utils.parsing.choices import VERDICT_SCHEMA
 
@@ -46,8 +46,8 @@ SERVERS = {
 class Case:
     """A script that asks for three answers to each question, or for verdicts on one: two tries each."""
 
-    def __init__(self, script, folder, server):
-        self.script, self.folder, self.server = script, folder, server
+    def __init__(self, script, folder, server, published):
+        self.script, self.folder, self.server, self.published = script, folder, server, published
         (folder / "key.txt").write_text("sk-test")
         self.flags = ["--openai", "--base_url", server.url, "--api_key_addr", f"{folder}/key.txt"]
         self.flags += ["--inputs_addr", str(SAMPLE), "--max_concurrency", str(AT_ONCE)]
@@ -74,8 +74,8 @@ class Case:
         return told
 
     def records(self, name="out.json"):
-        """What the run keeps of each piece."""
-        return read_journal(self.folder / f"{name}.journal.jsonl")[1]
+        """What a run of this process has published, piece by piece."""
+        return self.published[str(self.folder / name)]
 
     def content(self, name="out.json"):
         return json.loads((self.folder / name).read_text())
@@ -88,12 +88,25 @@ class Case:
         return Counter(body.get("response_format", {}).get("type") for body in self.server.requests[number:])
 
 
+@pytest.fixture
+def published(monkeypatch):
+    """The pieces of each output that this process has published, by its path."""
+    found, publish = {}, Output.publish
+
+    def note_and_publish(output, *given, **figures):
+        found[output.path] = dict(output.pieces)
+        return publish(output, *given, **figures)
+
+    monkeypatch.setattr(Output, "publish", note_and_publish)
+    return found
+
+
 @pytest.fixture(params=["baselines.py", "evaluate_responses.py"])
-def case(request, tmp_path, monkeypatch):
+def case(request, tmp_path, monkeypatch, published):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     with serve(mumble) as server:
-        yield Case(request.param, tmp_path, server)
+        yield Case(request.param, tmp_path, server, published)
 
 
 @pytest.fixture(params=SERVERS)
@@ -142,7 +155,7 @@ def test_a_whole_run(case, kind, capsys):
 
 def test_a_run_that_goes_on_is_the_whole_one(case, kind):
     case.server.reply = kind[0]
-    assert case.run("whole/out.json") == 0  # beside it a score file would take over its verdicts
+    assert case.run("whole/out.json") == 0  # with a store of its own
     assert case.run("out.json", "--limit", 4) == 0
     asked = len(case.server.requests)
     assert case.run("out.json") == 0
@@ -151,31 +164,29 @@ def test_a_run_that_goes_on_is_the_whole_one(case, kind):
     assert case.records() == case.records("whole/out.json") and case.content() == case.content("whole/out.json")
 
 
-def test_a_killed_run_goes_on(case, kind, warm_api):
+def test_a_killed_run_goes_on(case, kind, warm_api, capsys):
     case.server.reply, case.server.delay = kind[0], 0.05
-    arguments = [*case.flags, case.folder / "out.json"]
-    run = warm_api.start(case.script, arguments)
+    run = warm_api.start(case.script, [*case.flags, case.folder / "out.json"])
     case.server.wait_for(case.size // 2)
     run.send(signal.SIGKILL)
     assert run.wait() == -signal.SIGKILL, run.errors
-    case.server.delay = 0
-    finished = set(case.records())
-    assert 0 < len(finished) < case.size
-    again = warm_api.run(case.script, arguments)
-    assert again.returncode == 0, again.errors
-    assert case.manifest()["resumed"] == len(finished)
-    assert len(notes(again.errors)) == (1 if kind[2] else 0)
+    case.server.delay, asked = 0, len(case.server.requests)
+    assert case.run() == 0
+    assert len(notes(capsys.readouterr().err)) == (1 if kind[2] else 0)
     check_run(case, kind)
-    assert case.run("whole.json") == 0 and case.content() == case.content("whole.json")
+    again = {body["seed"] for body in case.server.requests[asked:]} & {
+        body["seed"] for body in case.server.requests[: asked - AT_ONCE] if "response_format" not in body
+    }
+    assert len(again) < case.size // 4
+    assert case.run("whole/out.json") == 0 and case.content() == case.content("whole/out.json")
 
 
-def test_a_run_that_ended_at_the_refusal_goes_on(case, capsys):
-    """As runs did before the server was asked for less; nor does it matter whether the server has learnt it since."""
+def test_a_run_that_ended_at_a_refusal_goes_on(case):
+    """Nor does it matter whether the server has learnt it since."""
     refusal = Reply("Not now.", status=400)
     case.server.reply = lambda request: refusal if len(case.server.requests) > 20 else mumble(request)
     assert case.fail() == "the API at 127.0.0.1 refuses the request: Not now."
-    before = case.records()
-    assert 5 < len(before) < case.size and not (case.folder / "out.json").exists()
+    assert not (case.folder / "out.json").exists()
     case.server.reply = SERVERS["refuses json_schema"][0]
     assert case.run("out.json", "--limit", 9) == 0
     assert case.manifest()["refused_by_server"] == ["json_schema"]
@@ -184,7 +195,7 @@ def test_a_run_that_ended_at_the_refusal_goes_on(case, capsys):
     assert case.run() == 0
     assert case.manifest()["refused_by_server"] == ["json_schema"]
     records = case.records()
-    assert {key: records[key] for key in part} == part and {key: part[key] for key in before} == before
+    assert {key: records[key] for key in part} == part
     assert len(records) == case.size and None not in [record["value"] for record in records.values()]
 
 
@@ -258,7 +269,6 @@ def test_schemas_have_what_the_strict_mode_documents(case):
 
 
 def test_no_constraint_is_a_part_of_the_fingerprint(case):
-    """The journals of before go on."""
     assert case.run("out.json", "--limit", 1) == 0
     sampling = {"temperature", "top_p", "max_tokens", "seed", "constrained_decoding"}
     shared = {"script", "inputs", "prompt", "max_model_len", "dtype", *sampling}

@@ -228,10 +228,11 @@ def test_no_text_cut_in_a_thought_is_an_answer(name, thinker, thinking, tmp_path
     manifest, said = read_manifest(out), capsys.readouterr()
     assert manifest["unfinished_thoughts"] == 3 and manifest["tokens"]["reasoning_tokens"] > 60
     assert "3 unfinished thoughts" in said.out and "--max_tokens" in said.out and "--max_model_len" in said.out
-    assert manifest["fingerprint"]["reasoning_parser"] == "deepseek_r1"
+    assert manifest["arguments"]["reasoning_parser"] == "deepseek_r1"
     # Closed, it is read.
     thinking.finishes = staticmethod(lambda prompt, attempt: True)
-    ask(baselines, *words, "--retry_failed", "--constrained_decoding", "fallback", "--max_retries", "0")
+    out = tmp_path / "closed/out.json"
+    ask(baselines, *words, "--output_addr", out, "--max_retries", "0")
     for [answer] in json.loads(out.read_text()).values():
         assert answer["output"] is not None and answer["output"] == task.output.parse(answer["raw"], False).value
         assert answer["reasoning"] == DRAFT and DRAFT not in answer["raw"]
@@ -248,7 +249,8 @@ def test_plans_verdicts_and_the_table_s_note(thinker, thinking, tmp_path, capsys
     assert {answer["no_plan"] for [answer] in json.loads(out.read_text()).values()} == {UNFINISHED}
     last = records[-1]["question"]
     thinking.finishes = staticmethod(lambda prompt, attempt: last not in prompt)
-    ask(planpers, *words, "--planner_model", thinker, "--output_addr", tmp_path / "some.json")
+    own = ["--completions", tmp_path / "some"]
+    ask(planpers, *words, "--planner_model", thinker, "--output_addr", tmp_path / "some.json", *own)
     plans = json.loads((tmp_path / "some.json.plans.json").read_text())
     assert [plan["aspects"] for [plan] in plans.values()] == [["Cost of the trip"]] * 2 + [None]
     thinking.finishes = staticmethod(lambda prompt, attempt: records[0]["question"] in prompt)

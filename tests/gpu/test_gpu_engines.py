@@ -45,7 +45,7 @@ def planned(machine, adapter, tmp_path_factory):
     folder, printed = tmp_path_factory.mktemp("planned"), {}
 
     def plan(mode):
-        output = folder / f"{mode}.json"
+        output = folder / mode / "answers.json"  # beside a store of its own
         if mode not in printed:
             printed[mode] = machine.run(
                 "planpers.py", "--planner_model", adapter, "--model_addr", CHAT, "--inputs_addr", SAMPLE / "test.json",
@@ -203,11 +203,11 @@ def test_two_gpus_share_the_7b_shape(machine, generator, tmp_path, figure):
 
 
 def answer(machine, output, *more, **places):
-    """The texts of greedy answers."""
+    """The texts of greedy answers, with a store of their own."""
     machine.run(
         "baselines.py", "--model_addr", CHAT, "--inputs_addr", SAMPLE / "test.json", "--output_addr", output,
         "--limit", machine.pick(12, 3), "--max_tokens", machine.pick(64, 8), "--temperature", 0, "--max_retries", 0,
-        "--max_model_len", LENGTH, *more, **places,
+        "--max_model_len", LENGTH, "--completions", f"{output}.completions", *more, **places,
     )  # fmt: skip
     return [answer["raw"] for answer in answers_of(output)]
 
@@ -309,9 +309,13 @@ def test_the_judges_prompts_come_from_the_prefix_cache(machine, tmp_path, figure
     assert scores["num_unscored"] == 0 and share > 0.5
 
 
+def num_stored(folder):
+    """Completions in the store; a line without its end is none."""
+    return sum(path.read_bytes().count(b"\n") - 1 for path in folder.glob("completions/*/*.jsonl"))
+
+
 def test_a_killed_run_frees_the_gpu_and_goes_on_where_it_was(machine, tmp_path, figure):
     output = tmp_path / "answers.json"
-    journal = Path(f"{output}.journal.jsonl")
     samples, questions = machine.pick((40, 12), (4, 3))
     command = (
         "baselines.py", "--model_addr", CHAT, "--inputs_addr", SAMPLE / "test.json", "--output_addr", output,
@@ -319,12 +323,11 @@ def test_a_killed_run_frees_the_gpu_and_goes_on_where_it_was(machine, tmp_path, 
         "--max_model_len", LENGTH, "--temperature", 1, "--max_retries", 0, "--enforce_eager",
     )  # fmt: skip
     machine.wait_until_idle()
-    machine.kill_when(machine.start(*command), lambda: journal.exists() and journal.read_bytes().count(b"\n") > 3)
+    machine.kill_when(machine.start(*command), lambda: num_stored(tmp_path) > 2)
     left = machine.wait_until_idle()
-    kept = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines(True)[1:] if line[-1] == "\n"]
-    printed = machine.run(*command)
-    total = samples * questions
-    figure(f"{len(kept)} of {total} answers were kept; {left} MiB were held when the killed run was gone")
-    assert f"\n{len(kept)}/{total} answers" in printed and len(kept) < total
+    kept, total = num_stored(tmp_path), samples * questions
+    machine.run(*command)
+    figure(f"{kept} of {total} answers were kept; {left} MiB were held when the killed run was gone")
+    assert 2 < kept < total == num_stored(tmp_path)  # none was asked for twice
     assert sum(map(len, read(output).values())) == total
     assert left < NEAR

@@ -1,7 +1,6 @@
 """utils/slurm: what the sbatch files call, and the files on a real cluster where tasks die in every way."""
 
 import hashlib
-import importlib
 import json
 import os
 import re
@@ -9,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,10 +30,7 @@ from utils.records.datasets import read_dataset, select_questions
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "utils/slurm"
 SBATCH_FILES = sorted(path.name for path in FOLDER.glob("*.sbatch"))
-VARIABLES = {  # that the files read
-    "MODEL", "JUDGE", "ENCODER", "PLANNER", "INPUTS", "VALIDATION", "OUTPUT", "FOLDER", "SYSTEMS", "SUFFIX",
-    "RESPONSES", "SHARDS", "OVERWRITE", "SCRIPT", "PYTHON", "MAX_REQUEUES",
-}  # fmt: skip
+VARIABLES = {"OUTPUT", "FOLDER", "DATASETS", "PYTHON", "MAX_REQUEUES"}  # that the files read, or tests
 SHARDS = 4
 
 
@@ -64,70 +61,17 @@ def test_every_job_can_be_requeued(name):
     assert any(line.strip().startswith("run ") for line in commands)
 
 
-def calls_of(tmp_path, name, *flags, **variables):
-    """What a task of an array calls Python with."""
-    done = run_task(tmp_path, name, *flags, **variables)
-    assert done.returncode == 0, done.stderr
-    return [line.split("|")[:-1] for line in (tmp_path / "calls").read_text().splitlines()]
-
-
-def run_task(tmp_path, name, *flags, **variables):
-    recorder = tmp_path / "python"
-    recorder.write_text(
-        '#!/usr/bin/env bash\nprintf "%s|" "$@" >> "$CALLS"\necho >> "$CALLS"\n'
-        'ls -d "$TRITON_CACHE_DIR" >> "$CALLS.caches"\n'
-    )
-    recorder.chmod(0o755)
-    variables |= {"SLURM_SUBMIT_DIR": ROOT, "SLURM_JOB_NAME": "judge", "SLURM_JOB_ID": 1, "CALLS": tmp_path / "calls"}
-    variables |= {"SLURM_ARRAY_JOB_ID": 1, "SLURM_ARRAY_TASK_ID": 0, "SLURM_ARRAY_TASK_COUNT": 2, "PYTHON": recorder}
-    command = ["bash", FOLDER / name, *flags]
-    return subprocess.run(command, cwd=ROOT, env=clean_environment(**variables), capture_output=True, text=True)
-
-
-TAKEN = {  # flags that a user may give to a job, and what names its inputs
-    "a model here": ("answer.sbatch", ["--rag", "--tensor_parallel_size=2", "--max_model_len", "999"], {"MODEL": "m"}),
-    "an API": ("answer.sbatch", ["--openai", "--max_model_len", "999"], {"MODEL": "m"}),
-    "a planner beside an API": (
-        "plan_and_answer.sbatch",
-        ["--openai", "--api_key_addr", "k", "--dtype", "float16"],
-        {"MODEL": "m", "PLANNER": "p"},
-    ),
-    "gold plans": ("plan_and_answer.sbatch", ["--gold_plan", "--dtype", "float16"], {"MODEL": "m"}),
-}
-
-
-def module_of(script):
-    return importlib.import_module(script.removesuffix(".py").replace("/", "."))
-
-
-@pytest.mark.parametrize("case", TAKEN)
-def test_a_jobs_scripts_take_what_it_gives_them(tmp_path, case):
-    """No flag that the job adds has no effect: a task would end with exit code 2."""
-    name, flags, variables = TAKEN[case]
-    [command] = calls_of(tmp_path, name, *flags, INPUTS="d.json", OUTPUT="o.json", **variables)
-    assert command[-len(flags) :] == flags
-    module_of(command[0]).build_parser().parse_args(command[1:])
-
-
-def test_a_judge_reads_and_writes_a_file_for_each_system(tmp_path):
-    variables = {"JUDGE": "a-judge", "INPUTS": "d.json", "FOLDER": "out", "SYSTEMS": "none rag"}
-    flags = ["--strategy", "direct", "--temperature", "0", "--dtype=bfloat16"]
-    [judge] = calls_of(tmp_path, "judge.sbatch", *flags, **variables)
-    args = evaluate_responses.build_parser().parse_args(judge[1:])
-    assert (args.inputs_addr, args.evaluator_llm) == ("d.json", "a-judge")
-    assert args.response_addr == ["out/none.json", "out/rag.json"]
-    assert args.score_addr == ["out/none_scores.0_of_2.json", "out/rag_scores.0_of_2.json"]
-    assert (args.strategy, args.dtype, judge[0]) == ("direct", "bfloat16", "evaluate_responses.py")
-
-
 def test_triton_compiles_into_a_folder_of_the_task_that_goes_with_it(tmp_path):
-    variables = {"MODEL": "m", "INPUTS": "d.json", "OUTPUT": "o.json", "TMPDIR": tmp_path}
-    calls_of(tmp_path, "answer.sbatch", **variables)
-    [cache] = (tmp_path / "calls.caches").read_text().splitlines()
-    assert Path(cache).parent == tmp_path and not Path(cache).exists()
     (tmp_path / "own").mkdir()
-    calls_of(tmp_path, "answer.sbatch", TRITON_CACHE_DIR=tmp_path / "own", **variables)
-    assert (tmp_path / "calls.caches").read_text().splitlines()[-1] == f"{tmp_path}/own" and (tmp_path / "own").exists()
+    job = {"SLURM_SUBMIT_DIR": ROOT, "SLURM_JOB_NAME": "judge", "SLURM_JOB_ID": 1, "TMPDIR": tmp_path}
+    caches = []
+    for more in ({}, {"TRITON_CACHE_DIR": tmp_path / "own"}):
+        command = ["bash", FOLDER / "job.sbatch", "bash", "-c", 'ls -d "$TRITON_CACHE_DIR"']
+        environment = clean_environment(**job, **more)
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        caches.append(Path(done.stdout.splitlines()[-1]))
+    assert caches[0].parent == tmp_path and not caches[0].exists()
+    assert caches[1] == tmp_path / "own" and caches[1].exists()
 
 
 # What is fetched
@@ -290,22 +234,24 @@ class Queue:
     cluster: object
     logs: Path
 
-    def sbatch(self, file, *flags, after=(), array=None, options=(), **variables):
-        options = [*options, "--kill-on-invalid-dep=yes", f"--chdir={ROOT}"]
+    def job(self, name, *command, python=sys.executable, after=(), array=None, **variables):
+        """Any command, under utils/slurm/job.sbatch."""
+        options = [f"--job-name={name}", "--kill-on-invalid-dep=yes", f"--chdir={ROOT}"]
         if after:
             options.append(f"--dependency=afterok:{':'.join(after)}")
         if array:
             options.append(f"--array={array}")
         options.append(f"--output={self.logs}/%x{'_%a' if array else ''}.log")
         environment = self.cluster.environment | {"PYTHON": sys.executable} | variables
-        command = ["sbatch", "--parsable", *options, f"utils/slurm/{file}.sbatch", *flags]
+        command = ["sbatch", "--parsable", *options, "utils/slurm/job.sbatch", python, *map(str, command)]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    def job(self, name, *command, python=sys.executable, **more):
-        """Any command, under utils/slurm/job.sbatch."""
-        return self.sbatch("job", python, *command, options=[f"--job-name={name}"], **more)
+    def in_shards(self, name, *command, number, after=()):
+        """An array, and the job that writes the output from what its tasks have asked: their ids."""
+        array = self.job(name, *command, after=after, array=f"0-{number - 1}")
+        return array, self.job(f"{name}_output", *command, "--cached_only", after=[array])
 
     def log(self, name):
         return (self.logs / f"{name}.log").read_text()
@@ -322,8 +268,17 @@ def pid_of(output):
     return json.loads(Path(f"{output}.lock").read_text())["pid"]
 
 
-def shard_of(output, index, number=SHARDS):
-    return f"{str(output).removesuffix('.json')}.{index}_of_{number}.json"
+def pid_of_task(job, index):
+    """The Python of a task of an array."""
+    wanted = {f"SLURM_ARRAY_JOB_ID={job}".encode(), f"SLURM_ARRAY_TASK_ID={index}".encode()}
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            command = (process / "cmdline").read_bytes().split(b"\0")
+            if command[0] == sys.executable.encode() and wanted <= {*(process / "environ").read_bytes().split(b"\0")}:
+                found.append(int(process.name))
+    [pid] = found
+    return pid
 
 
 def shards_of_the_sample(number):
@@ -376,31 +331,30 @@ class Chain:
     rag: str
     judge: str
     table: str
-    merges: list[str]
+    outputs: list[str]
 
     def all(self):
-        return [self.rank, self.none, self.rag, self.judge, self.table, *self.merges]
+        return [self.rank, self.none, self.rag, self.judge, self.table, *self.outputs]
 
 
 def submit_chain(queue, out, encoder, api):
-    data, ranked, array, shards = str(SAMPLE / "test.json"), f"{out}/ranked.json", f"0-{SHARDS - 1}", str(SHARDS)
+    data, ranked = SAMPLE / "test.json", out / "ranked.json"
     ranking = ["--model_name", encoder, "--input_dataset_addr", data, "--output_dataset_addr", ranked]
     rank = queue.job("rank", "retrieval/rank_dataset.py", *ranking)
-    answers, merges = {}, []
+    answers, outputs = {}, []
     for name, inputs, flags in (("none", data, []), ("rag", ranked, ["--rag"])):
-        answers[name] = queue.sbatch(
-            "answer", *flags, *api, after=[rank], array=array, options=[f"--job-name={name}"],
-            MODEL="a-model", INPUTS=inputs, OUTPUT=f"{out}/{name}.json",
-        )  # fmt: skip
-        after = [answers[name]]
-        merges.append(queue.sbatch("merge", f"{out}/{name}.json", after=after, INPUTS=inputs, SHARDS=shards))
-    judge = queue.sbatch(
-        "judge", *api, after=merges, array=array, INPUTS=data, FOLDER=str(out), SYSTEMS="none rag", JUDGE="a-judge"
+        command = ["baselines.py", "--model_addr", "a-model", *api, "--inputs_addr", inputs, *flags]
+        command += ["--output_addr", out / f"{name}.json"]
+        answers[name], output = queue.in_shards(name, *command, number=SHARDS, after=[rank])
+        outputs.append(output)
+    judging = ["--evaluator_llm", "a-judge", *api, "--inputs_addr", data]
+    judging += ["--response_addr", out / "none.json", out / "rag.json", "--score_addr", *score_files(out)]
+    judge, output = queue.in_shards("judge", "evaluate_responses.py", *judging, number=SHARDS, after=outputs)
+    outputs.append(output)
+    table = queue.job(
+        "table", "utils/make_table.py", *table_rows(out), "--output_addr", out / "table.md", after=[output]
     )
-    merges.append(queue.sbatch("merge", *score_files(out), after=[judge], INPUTS=data, SHARDS=shards))
-    drawing = [*table_rows(out), "--output_addr", f"{out}/table.md"]
-    table = queue.job("table", "utils/make_table.py", *drawing, after=merges[-1:])
-    return Chain(rank, answers["none"], answers["rag"], judge, table, merges)
+    return Chain(rank, answers["none"], answers["rag"], judge, table, outputs)
 
 
 @on_a_cluster
@@ -427,12 +381,12 @@ def test_tasks_that_die_change_nothing(queue, gate, api, encoder, tmp_path):
 
     gate.close(held_answer)
     chain = submit_chain(queue, out, encoder, api)
-    names = {"MODEL": "late-model", "INPUTS": str(SAMPLE / "test.json"), "OUTPUT": f"{out}/late.json"}
-    late = queue.sbatch("answer", *api, array="0-0", options=["--job-name=late"], **names)
+    files = ["--inputs_addr", SAMPLE / "test.json", "--output_addr", out / "late.json"]
+    late = queue.job("late", "baselines.py", "--model_addr", "late-model", *api, *files, array="0-0")
     cluster.wait_until(lambda: gate.held == {0, 1, 2, 3, "late"})
     end = ["scontrol", "update", f"jobid={late}_0", "endtime=now"]  # refused where that second is over when it arrives
     cluster.wait_until(lambda: subprocess.run(end, env=cluster.environment, capture_output=True).returncode == 0)
-    os.kill(pid_of(shard_of(out / "rag.json", 0)), signal.SIGKILL)
+    os.kill(pid_of_task(chain.rag, 0), signal.SIGKILL)
     cluster.call("scontrol", "update", f"jobid={chain.rag}_1", "endtime=now+100")
     cluster.call("scontrol", "requeue", f"{chain.rag}_2")
     cluster.call("scancel", "--batch", "--signal=TERM", f"{chain.rag}_3")
@@ -441,7 +395,7 @@ def test_tasks_that_die_change_nothing(queue, gate, api, encoder, tmp_path):
 
     gate.close(lambda request: held_shard(request, verdicts=True))
     cluster.wait_until(lambda: gate.held == {0, 1, 2, 3})
-    os.kill(pid_of(shard_of(out / "rag_scores.json", 0)), signal.SIGKILL)
+    os.kill(pid_of_task(chain.judge, 0), signal.SIGKILL)
     cluster.call("scontrol", "requeue", f"{chain.judge}_3")
     cluster.wait_until(lambda: restarts(cluster, chain.judge) == {0: 1, 1: 0, 2: 0, 3: 1})
     gate.open()
@@ -450,8 +404,6 @@ def test_tasks_that_die_change_nothing(queue, gate, api, encoder, tmp_path):
     assert {state for job in (*chain.all(), late) for state in cluster.states(job)} == {"COMPLETED"}
     for name in ("ranked.json", "none.json", "rag.json", "none_scores.json", "rag_scores.json", "table.md"):
         assert (out / name).read_bytes() == (alone / name).read_bytes(), name
-    manifests = [Path(shard_of(out / "rag.json", i) + ".manifest.json") for i in range(SHARDS)]
-    assert [json.loads(path.read_text())["resumed"] for path in manifests] == [1, 1, 0, 1]
     # What was finished when its task died was not asked for again.
     asked_here = [request for request in gate.server.requests[len(asked_alone) :] if request["model"] != "late-model"]
     counts = [sum(asked(request, first) for request in requests) for requests in (asked_alone, asked_here)]
@@ -478,37 +430,35 @@ def holding_all(request):
     return request["messages"][-1]["content"]
 
 
+def answering(folder, api, data=SAMPLE / "test.json"):
+    return ["baselines.py", "--model_addr", "m", *api, "--inputs_addr", data, "--output_addr", folder / "none.json"]
+
+
 @on_a_cluster
 def test_a_cancelled_task_stays_cancelled(queue, gate, api, tmp_path):
-    cluster, data = queue.cluster, str(SAMPLE / "test.json")
+    cluster = queue.cluster
     gate.close(holding_all)
-    answers = queue.sbatch("answer", *api, array="0-1", MODEL="m", INPUTS=data, OUTPUT=f"{tmp_path}/none.json")
-    merge = queue.sbatch("merge", f"{tmp_path}/none.json", after=[answers], INPUTS=data, SHARDS="2")
+    answers, output = queue.in_shards("none", *answering(tmp_path, api), number=2)
     cluster.wait_until(lambda: len(gate.held) == 2)
     cluster.call("scancel", answers)
-    cluster.wait(answers, merge)
-    assert cluster.states(answers) == cluster.states(merge) == {"CANCELLED"}
+    cluster.wait(answers, output)
+    assert cluster.states(answers) == cluster.states(output) == {"CANCELLED"}
     assert restarts(cluster, answers) == {0: 0, 1: 0}
-    for log in (queue.log("answer_0"), queue.log("answer_1")):
+    for log in (queue.log("none_0"), queue.log("none_1")):
         assert "interrupted; what is finished is kept" in log
         assert re.search("stopped by a signal, exit code 1(30|43)\n", log) and "back into the queue" not in log
 
 
 @on_a_cluster
 def test_a_mistake_is_not_made_twice(queue, api, tmp_path):
-    cluster, data, output = queue.cluster, str(SAMPLE / "test.json"), f"{tmp_path}/none.json"
-    missing = queue.sbatch("answer", *api, array="0-1", MODEL="m", INPUTS=f"{tmp_path}/no.json", OUTPUT=output)
-    merge = queue.sbatch("merge", output, after=[missing], INPUTS=data, SHARDS="2")
-    table = queue.job("table", "utils/make_table.py", "--system", "None", output, after=[merge])
-    options = ["--job-name=third"]
-    third = queue.sbatch("answer", *api, array="2", options=options, MODEL="m", INPUTS=data, OUTPUT=output)
-    cluster.wait(missing, merge, table, third)
-    for job in (missing, third):
-        found = {(fields["JobState"], fields["ExitCode"], fields["Restarts"]) for fields in cluster.jobs(job)}
-        assert found == {("FAILED", "2:0", "0")}
-    assert f"{tmp_path}/no.json: no such file" in queue.log("answer_0")
-    assert "--shard_index 2 is out of range: with --num_shards 1" in queue.log("third_2")
-    assert cluster.states(merge) == cluster.states(table) == {"CANCELLED"}
+    cluster = queue.cluster
+    missing, output = queue.in_shards("none", *answering(tmp_path, api, tmp_path / "no.json"), number=2)
+    table = queue.job("table", "utils/make_table.py", "--system", "None", tmp_path / "none.json", after=[output])
+    cluster.wait(missing, output, table)
+    found = {(fields["JobState"], fields["ExitCode"], fields["Restarts"]) for fields in cluster.jobs(missing)}
+    assert found == {("FAILED", "2:0", "0")}
+    assert f"{tmp_path}/no.json: no such file" in queue.log("none_0")
+    assert cluster.states(output) == cluster.states(table) == {"CANCELLED"}
 
 
 @on_a_cluster
@@ -528,35 +478,33 @@ def test_a_gpu_that_slurm_gave_and_torch_cannot_use(queue, encoder, tmp_path):
 
 @on_a_cluster
 def test_a_task_that_is_killed_again_and_again_is_given_up(queue, gate, api, tmp_path):
-    cluster, output = queue.cluster, tmp_path / "none.json"
-    names = {"MODEL": "m", "INPUTS": str(SAMPLE / "test.json"), "OUTPUT": str(output), "MAX_REQUEUES": "1"}
+    cluster = queue.cluster
     for number in range(2):
         gate.close(holding_all)
         if number == 0:
-            job = queue.sbatch("answer", *api, array="0-0", **names)
+            job = queue.job("none", *answering(tmp_path, api), array="0-0", MAX_REQUEUES="1")
         cluster.wait_until(lambda: gate.held)
-        os.kill(pid_of(shard_of(output, 0, 1)), signal.SIGKILL)
+        os.kill(pid_of_task(job, 0), signal.SIGKILL)
     cluster.wait(job)
     (fields,) = cluster.jobs(job)
     assert (fields["JobState"], fields["Restarts"]) == ("FAILED", "1")
-    assert "killed, exit code 137, and requeued 1 times already: given up" in queue.log("answer_0")
+    assert "killed, exit code 137, and requeued 1 times already: given up" in queue.log("none_0")
 
 
 @on_a_cluster
 def test_planpers_in_shards(queue, gate, api, tmp_path):
     cluster, data = queue.cluster, str(SAMPLE / "test.json")
-    flags = ["--gold_plan", "--unranked", *api]
-    alone, output = f"{tmp_path}/alone.json", f"{tmp_path}/planpers.json"
-    assert planpers.main(["--model_addr", "a-model", "--inputs_addr", data, "--output_addr", alone, *flags]) == 0
+    flags = ["--model_addr", "a-model", "--inputs_addr", data, "--gold_plan", "--unranked", *api, "--output_addr"]
+    alone, output = f"{tmp_path}/alone/planpers.json", f"{tmp_path}/planpers.json"
+    assert planpers.main([*flags, alone]) == 0
     second = shards_of_the_sample(2)[0][1:]
     gate.close(lambda request: "held" if asked(request, second) else None)
-    answers = queue.sbatch("plan_and_answer", *flags, array="0-1", MODEL="a-model", INPUTS=data, OUTPUT=output)
-    merge = queue.sbatch("merge", output, after=[answers], INPUTS=data, SHARDS="2")
+    answers, whole = queue.in_shards("planpers", "planpers.py", *flags, output, number=2)
     cluster.wait_until(lambda: gate.held)
-    os.kill(pid_of(shard_of(output, 0, 2)), signal.SIGKILL)
+    os.kill(pid_of_task(answers, 0), signal.SIGKILL)
     gate.open()
-    cluster.wait(answers, merge)
-    assert cluster.states(answers) == cluster.states(merge) == {"COMPLETED"}
+    cluster.wait(answers, whole)
+    assert cluster.states(answers) == cluster.states(whole) == {"COMPLETED"}
     assert restarts(cluster, answers) == {0: 1, 1: 0}
     for ending in ("", ".plans.json"):
         assert Path(output + ending).read_bytes() == Path(alone + ending).read_bytes()

@@ -30,14 +30,16 @@ from utils.benchmarks.lampqa import TASK
 from utils.cli import make_parser, positive_int, run_script
 from utils.cli.arguments import set_up_torch
 from utils.cli.progress import Progress
-from utils.files.journal import Journal
-from utils.files.outputs import OutputFile, open_outputs
+from utils.files.output import Output
 from utils.generation.chat import LocalChat
+from utils.generation.completions import Completions
 from utils.generation.driver import Policy, Request, Stage, run_stage
-from utils.generation.engines import Model, choose_generator
+from utils.generation.engines import Model, choose_generator, identify_model
+from utils.generation.store import ModelStore
 from utils.generation.vllm_engine import VLLMEngine, engine_settings, sampling_params
+from utils.records import judged
 from utils.records.datasets import STEP_NEEDS, read_dataset
-from utils.records.judged import System, what_verdicts_belong_to
+from utils.records.judged import System, choose_judge
 
 SAMPLE = Path(__file__).resolve().parent.parent / "data/mini_lampqa"
 MODEL_LENGTH = 4096  # tokens
@@ -118,24 +120,27 @@ async def one_run(
     figures: dict[str, float] = {}
     verdicts = judge_requests(judging, chat, folder)
     policy = Policy.from_arguments(judging, METRIC.judge.output.schema)
-    stage = Stage(args.model_addr, verdicts, policy, METRIC.judge.output.parse, "verdicts", len(verdicts))
+    completions = Completions(ModelStore(folder / "completions", args.model_addr, {}), False, False)
+    parse = METRIC.judge.output.parse
+    stage = Stage(args.model_addr, verdicts, policy, parse, "verdicts", len(verdicts), completions)
     for who in ("ours", "bare", "naive") if int(folder.name) % 2 == 0 else ("naive", "bare", "ours"):
         if who == "ours":
             figures["our verdicts/s"] = len(verdicts) / await timed_stage(ours, stage)
-            tokens = [verdicts[0].journal.entries[request.key] for request in verdicts]
+            tokens = [verdicts[0].pieces[request.key] for request in verdicts]
             figures["cached"] = sum(t["cached_tokens"] for t in tokens) / sum(t["prompt_tokens"] for t in tokens)
         elif who == "bare":
             params = [sampling_params(policy.sampling(request.key, 0)) for request in verdicts]
             figures["bare verdicts/s"] = len(verdicts) / timed_bare(bare, verdicts, params)[0]
         else:
             figures["naive verdicts/s"] = len(verdicts) / timed_bare(naive, verdicts, [free_text()] * len(verdicts))[0]
-    model = choose_generator(answering, TASK.output.schema)
-    answers, policy = answer_requests(answering, model, folder), model.policy
-    stage = Stage(args.model_addr, answers, policy, TASK.output.parse, "answers", len(answers))
+    answering.completions = str(folder / "completions")
+    model = choose_generator(answering, identify_model(answering, args.model_addr), TASK.output.schema)
+    answers, policy = answer_requests(answering, model), model.policy
+    stage = model.stage(answers, TASK.output.parse, "answers", len(answers))
     for who in ("ours", "bare") if int(folder.name) % 2 == 0 else ("bare", "ours"):
         if who == "ours":
             seconds = await timed_stage(ours, stage)
-            written = sum(entry["completion_tokens"] for entry in answers[0].journal.entries.values())
+            written = sum(entry["completion_tokens"] for entry in answers[0].pieces.values())
             figures["our tokens/s"] = written / seconds
         else:
             params = [sampling_params(policy.sampling(request.key, 0)) for request in answers]
@@ -165,20 +170,16 @@ def judge_requests(judging: argparse.Namespace, chat: LocalChat, folder: Path) -
     records = read_dataset(SAMPLE / "train.json", needs=["aspect"])[: judging.limit]
     responses = [{r["id"]: [{"output": " ".join(post["text"] for post in r["profile"])[:2500]}] for r in records}]
     keys = [key for record in records for key in METRIC.keys(record)]
-    output = OutputFile(str(folder / "scores.json"), {"benchmark": True}, keys, lambda verdicts: verdicts, None)
-    open_outputs(output)
-    belongs = what_verdicts_belong_to(records, responses, METRIC)
-    system = System(["-"], responses, records, METRIC, belongs, output, set(keys))
-    asking = evaluate_responses.Judging.from_arguments(judging, METRIC.judge)
-    return evaluate_responses.build_requests([system], records, asking, chat)
+    output = Output(str(folder / "scores.json"), {}, keys, lambda verdicts: verdicts, "verdicts", judging)
+    system = System(["-"], responses, records, METRIC, output)
+    return judged.build_requests([system], records, choose_judge(judging, METRIC.judge), chat)
 
 
-def answer_requests(answering: argparse.Namespace, model: Model, folder: Path) -> list[Request]:
+def answer_requests(answering: argparse.Namespace, model: Model) -> list[Request]:
     records = read_dataset(SAMPLE / "train.json", needs=STEP_NEEDS["rag"])
-    journal = Journal(folder / "answers.json", {"benchmark": True})
     keys = [(record["id"], 0) for record in records]
     prompt = load_prompt(TASK.prompts["rag"])
-    return list(baselines.build_requests(TASK, records, keys, answering, prompt, model, journal))
+    return list(baselines.build_requests(TASK, records, keys, answering, prompt, model, {}))
 
 
 def load_bare(judging: argparse.Namespace, model: str, prefix_cache: bool) -> Any:

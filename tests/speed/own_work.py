@@ -3,7 +3,7 @@
   python tests/speed/own_work.py --model_addr demo/models/chat
 
 The engine here answers at once, so what is measured is all the rest: reading and checking, rendering and tokenizing
-every prompt, parsing, journal and score file. Beside it the plain way, which tokenizes every prompt by itself. The data
+every prompt, parsing, store and score file. Beside it the plain way, which tokenizes every prompt by itself. The data
 are made up: 2,830 questions (the paper's test sets) with five aspects, or four for every sixth question. Importing the
 libraries is not counted. Last, what utils/make_table.py takes to compare two systems' scores on so many questions.
 """
@@ -35,6 +35,7 @@ from utils.benchmarks.lampqa import CATEGORIES
 from utils.cli import make_parser, positive_int, run_script
 from utils.generation.chat import LocalChat
 from utils.generation.requests import Completion
+from utils.records import judged
 from utils.tables.comparisons import compare_strata
 from utils.tables.significance import differences
 
@@ -65,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     LocalChat(args.model_addr)  # imports what is to be imported
-    evaluate_responses.open_engine = lambda *_: InstantEngine()
+    judged.open_engine = lambda *_: InstantEngine()
     with tempfile.TemporaryDirectory() as folder:
         num_verdicts = write_data(Path(folder), args.questions)
         rows = [one_run(args.model_addr, Path(folder), run) for run in range(args.runs)]
@@ -126,6 +127,7 @@ def render_one_by_one(chat: LocalChat, groups: Sequence[Sequence[Messages]]) -> 
 def evaluate(model: str, folder: Path, scores: Path) -> float:
     command = ["--evaluator_llm", model, "--inputs_addr", folder / "data.json"]
     command += ["--response_addr", folder / "responses.json", "--score_addr", scores]
+    command += ["--completions", f"{scores}.completions"]
     started = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         evaluate_responses.main([str(word) for word in command])

@@ -76,8 +76,3 @@ leave() {
     scontrol requeue "$task"
     exit "$code"
 }
-
-# shard_file FILE INDEX NUMBER: where a shard's part of FILE goes: rag.json -> rag.0_of_4.json
-shard_file() {
-    printf '%s.%s_of_%s.json\n' "${1%.json}" "$2" "$3"
-}
