@@ -217,7 +217,8 @@ def test_table_2_is_made_once(small, server, tmp_path):
     before, asked = snapshot(tmp_path / "out"), len(server.requests)
     again = study("table2", **small)
     assert again.returncode == 0, again.stderr
-    assert again.stdout.count("already finished, left alone") == 4 + 1 + 4 + 4  # rankings, planner, answers, scores
+    # Rankings, the planner, plans, answers and scores.
+    assert again.stdout.count("already finished, left alone") == 4 + 1 + 1 + 4 + 4
     assert len(server.requests) == asked
     table2 = {path for path in before if path.name.startswith("table2.md")}  # drawn again, and the same
     changed = {path for path, file in snapshot(tmp_path / "out").items() if before.get(path) != file}
