@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,9 +139,6 @@ class Engines:
     def prompts(self, answers):
         """The prompts of all answers, or of all plans."""
         return [prompt for prompt, _ in self.calls if is_answer(prompt) == answers]
-
-    def seeds(self, answers):
-        return [sampling.seed for prompt, sampling in self.calls if is_answer(prompt) == answers]
 
     def steps(self):
         """The events, repeated ones once."""
@@ -889,33 +885,6 @@ def test_generator_that_does_not_open_loses_no_plan(opened, models, output, monk
     assert len(opened.prompts(answers=False)) == planned
 
 
-def test_killed_while_the_api_answers(server, api, tmp_path):
-    server.reply = default_reply
-    flags = [*api, "--gold_plan", "--max_concurrency", "2"]
-    reference, output = tmp_path / "reference.json", tmp_path / "out" / "answers.json"
-    run(flags, reference)
-    before = len(server.requests)
-    hold = threading.Event()
-
-    def reply(request):
-        if len(server.requests) > before + 8:
-            hold.wait()
-        return default_reply(request)
-
-    server.reply = reply
-    command = [sys.executable, "planpers.py", *arguments_of(flags, output)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    server.wait_for(before + 10)  # 8 were answered, 2 are under way
-    process.kill()
-    _, errors = process.communicate(timeout=600)
-    hold.set()
-    assert process.returncode == -signal.SIGKILL, errors
-    assert not output.exists()
-    run(flags, output)
-    assert output.read_bytes() == reference.read_bytes()
-    assert len(server.requests) == before + before + 2
-
-
 def test_run_that_the_api_ended_keeps_its_plans(server, opened, models, api, output):
     flags = [*api, "--planner_model", models.adapter]
     server.reply = lambda request: default_reply(request) if len(server.requests) <= 5 else Reply("No.", status=401)
@@ -1092,16 +1061,6 @@ def test_unfinished_run_of_other_settings_is_kept(opened, local, output):
     opened.reply = scripted_reply
     answers = run(local, output, "--limit", 5)
     assert {outputs[0]["plan"] for outputs in answers.values()} == {"Cost"}
-
-
-def test_plans_of_other_settings_are_kept(opened, models, local, output):
-    run(local, output, "--limit", 2)
-    delete_answers(output)
-    before = snapshot(output.parent)
-    opened.events.clear()
-    said = refusal(["--planner_model", models.second, "--model_addr", models.base], output, "--limit", 2)
-    assert said.startswith(f'{plans_path(output)}: was made with other settings: planner: "sha256:')
-    assert before.items() <= snapshot(output.parent).items() and opened.events == []
 
 
 def test_foreign_plans_are_kept(opened, local, output):
