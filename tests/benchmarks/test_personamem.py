@@ -6,10 +6,8 @@ import itertools
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import hub_server
@@ -528,43 +526,7 @@ def test_scores_by_type_in_both_readings(dataset, server, tmp_path, capsys):
     assert "| revisit_reasons_behind_preference_updates |" in capsys.readouterr().out
 
 
-# Going on, shards
-
-
-def test_a_run_goes_on_where_it_stopped(dataset, server, warm_api, tmp_path):
-    asked_for = ask(server, dataset, tmp_path / "whole.json", "--num_generated_outputs", 2)
-    out = tmp_path / "out.json"
-    key = tmp_path / "key.txt"
-    key.write_text("key")
-    flags = ["--model_addr", "m", "--openai", "--base_url", server.url, "--api_key_addr", key]
-    flags += ["--max_concurrency", 1, "--max_model_len", 60000]
-    flags += ["--inputs_addr", dataset, "--output_addr", out, "--num_generated_outputs", 2]
-    answered, server.reply = iter(range(20)), lambda request: refuse_after(answered)
-    server.requests.clear()
-    done = warm_api.run("baselines.py", flags)
-    assert done.returncode == 2 and "answers 401" in done.errors
-    server.reply = lambda request: Reply("It is <final_answer>(b)")
-    assert warm_api.run("baselines.py", flags).returncode == 0
-    sent = [request["messages"] for request in server.requests]
-    assert sent[:20] + sent[21:] == asked_for and sent[20] == sent[21]
-    first, second = (json.loads(path.read_text()) for path in (tmp_path / "whole.json", out))
-    assert first == second
-    done = warm_api.run("baselines.py", flags)
-    assert "already finished, left alone" in done.printed and len(server.requests) == 49
-
-
-def refuse_after(answered):
-    return Reply("It is <final_answer>(b)") if next(answered, None) is not None else Reply("no such key", status=401)
-
-
-def test_shards_ask_together_what_one_run_asks(dataset, server, tmp_path):
-    whole = ask(server, dataset, tmp_path / "whole.json")
-    sent, output = [], tmp_path / "out.json"
-    for index in range(3):
-        sent += ask(server, dataset, output, "--num_shards", 3, "--shard_index", index)
-    assert sorted(map(str, sent)) == sorted(map(str, whole)) and not output.exists()
-    assert ask(server, dataset, output) == []
-    assert output.read_bytes() == (tmp_path / "whole.json").read_bytes()
+# A server's faults
 
 
 def test_faults_of_a_server_change_no_answer(dataset, server, tmp_path):
@@ -587,7 +549,7 @@ from utils.generation.requests import Scored
 class Engine:
     concurrency, device = 2, "none"
     async def score(self, model, prompt, continuations):
-        await asyncio.sleep({seconds})
+        await asyncio.sleep(0)
         with open({log!r}, "a") as file:
             print(json.dumps([list(prompt), *map(list, continuations)]), file=file)
         return Scored([-1 / len(tokens) for tokens in continuations], len(prompt), 0)
@@ -606,8 +568,8 @@ def small_model(tmp_path_factory):
 def choose(warm, small_model, dataset, tmp_path):
     """Begin a run with --choose likelihood; what is asked for stands in log.txt."""
 
-    def start(output, *more, path=dataset, seconds=0.0):
-        code = INSTEAD_OF_VLLM.format(log=str(tmp_path / "log.txt"), seconds=seconds)
+    def start(output, *more, path=dataset):
+        code = INSTEAD_OF_VLLM.format(log=str(tmp_path / "log.txt"))
         flags = ["--model_addr", small_model, "--inputs_addr", path, "--output_addr", output, "--choose", "likelihood"]
         flags += ["--completions", f"{output}.completions"]
         return warm.start("baselines.py", [*flags, *more], do=code)
@@ -666,24 +628,6 @@ def test_a_score_file_says_that_no_text_was_held_to_anything(choose, dataset, tm
     assert evaluate_responses.main(list(map(str, flags))) == 0
     [origin] = read_manifest(scores)["answers"]
     assert origin["constrained_decoding"] == "no text, by likelihood" and list(origin["prompt"]) == ["likelihood"]
-
-
-def test_a_killed_choice_goes_on_and_scores_nothing_twice(choose, tmp_path):
-    output, whole = tmp_path / "killed.json", tmp_path / "whole.json"
-    assert choose(whole).wait() == 0
-    take_log(tmp_path)
-    for part in (1, 2):
-        run = choose(output, seconds=0.05)
-        log = tmp_path / "log.txt"
-        while not log.exists() or log.read_bytes().count(b"\n") <= part * 24 // 3:
-            assert not output.exists(), run.errors
-            time.sleep(0.005)
-        run.send(signal.SIGKILL)
-        assert run.wait() == -signal.SIGKILL and not output.exists()
-    assert choose(output).wait() == 0
-    scored = list(map(json.dumps, take_log(tmp_path)))
-    assert len(set(scored)) == 24 and len(scored) <= 24 + 2 * 2  # what was under way when it was killed
-    assert output.read_bytes() == whole.read_bytes()
 
 
 # Templates

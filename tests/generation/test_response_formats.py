@@ -3,7 +3,6 @@
 import gc
 import hashlib
 import json
-import signal
 from collections import Counter
 from pathlib import Path
 
@@ -162,23 +161,6 @@ def test_a_run_that_goes_on_is_the_whole_one(case, kind):
     assert len(case.server.requests) > asked
     check_run(case, kind)
     assert case.records() == case.records("whole/out.json") and case.content() == case.content("whole/out.json")
-
-
-def test_a_killed_run_goes_on(case, kind, warm_api, capsys):
-    case.server.reply, case.server.delay = kind[0], 0.05
-    run = warm_api.start(case.script, [*case.flags, case.folder / "out.json"])
-    case.server.wait_for(case.size // 2)
-    run.send(signal.SIGKILL)
-    assert run.wait() == -signal.SIGKILL, run.errors
-    case.server.delay, asked = 0, len(case.server.requests)
-    assert case.run() == 0
-    assert len(notes(capsys.readouterr().err)) == (1 if kind[2] else 0)
-    check_run(case, kind)
-    again = {body["seed"] for body in case.server.requests[asked:]} & {
-        body["seed"] for body in case.server.requests[: asked - AT_ONCE] if "response_format" not in body
-    }
-    assert len(again) < case.size // 4
-    assert case.run("whole/out.json") == 0 and case.content() == case.content("whole/out.json")
 
 
 def test_a_run_that_ended_at_a_refusal_goes_on(case):

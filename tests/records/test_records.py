@@ -285,7 +285,7 @@ def test_responses_are_put_together_in_the_datasets_order():
         ("q1", [{"output": None, "reason": "refused"}]),
         ("q2", [{"output": "first", "parsed": "repaired"}, {"output": "second", "parsed": "strict"}]),
     ]
-    assert answers["q1", 0] == {"value": None, "reason": "refused"}  # the journal's entries stay as they are
+    assert answers["q1", 0] == {"value": None, "reason": "refused"}  # the pieces stay as they are
 
 
 def test_no_response_takes_the_place_of_one_that_is_missing():
