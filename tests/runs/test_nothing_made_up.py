@@ -267,6 +267,10 @@ def test_fewer_answers_replace_none(runs, capsys):
     runs.write("async def answer(record, ask):\n    raise KeyError('a bug')\n")
     assert runs.run(code=1) == 0 and runs.output.read_bytes() == whole
     assert "answers.json: kept, because it has more answers than this run (0)" in capsys.readouterr().err
+    runs.write('async def answer(record, ask):\n    return "one" if record["id"] == ' + repr(IDS[0]) + " else None\n")
+    with pytest.raises(UserError, match="has 13 answers, and this command makes 1\n"):
+        runs.run()
+    gc.collect()  # the error holds the lock
     (runs.folder / "other.py").write_text('async def answer(record, ask):\n    return "other"\n')
     runs.name = f"{runs.folder}/other.py"
     with pytest.raises(UserError, match='was made with other settings: method: "mine", now "other"'):

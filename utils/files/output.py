@@ -68,7 +68,8 @@ class Output:
     def __post_init__(self) -> None:
         self._began = time.monotonic()
         self._lock: Lock | None = None  # since `open`
-        self._there = 0  # pieces in the file that may not become fewer
+        self._there = 0  # pieces in the file that may not become fewer; if no input has changed, the usable ones
+        self._is_alike = False
 
     @property
     def is_shard(self) -> bool:
@@ -90,12 +91,12 @@ class Output:
         check_could_write(path)
         if self._lock is None:
             check_free(path)
-        is_alike = is_made_alike(path, self.settings, overwrite, INPUTS)
+        is_alike = self._is_alike = is_made_alike(path, self.settings, overwrite, INPUTS)
         made = read_manifest(path)
         if made is None or not (path.exists() or is_interrupted(path)):
             return False
         if not overwrite and not self.may_shrink:
-            self._there = made.get("pieces", 0)
+            self._there = made.get("pieces", 0) - (made.get("unusable", 0) if is_alike else 0)
             self._refuse_fewer(len(self.keys))
         is_whole = made.get("keys_sha256") == keys_hash(self.keys) and not made.get("missing")
         most_tries = vars(self.args).get("max_retries", 0)
@@ -119,15 +120,18 @@ class Output:
     def publish(self, device: str | None, found: dict[str, Any] | None = None, **figures: Any) -> bool:
         """Put the file in place, with a manifest that tells how it was made and what it took; True if that is done.
 
-        One with more pieces stays: a server failed to give what this run lacks.
+        One with more in it stays where a server failed to give what this run lacks; else UserError.
 
         Args:
             found: what the run has found out about its models, to stand among the settings.
         """
         if self.is_shard:
             return False
-        if len(self.pieces) < self._there:
-            told = f"kept, because it has more {self.unit} than this run ({len(self.pieces)})"
+        number = len(self.pieces) - (len(self._failed()) if self._is_alike else 0)
+        if number < self._there:
+            if not self.missing():
+                self._refuse_fewer(number)
+            told = f"kept, because it has more {self.unit} than this run ({number})"
             print(f"{self.path}: {told}", file=sys.stderr)
             return False
         content = self.content()
