@@ -153,8 +153,7 @@ def main(argv: list[str] | None = None) -> int:
     collect_plans = partial(collect_responses, records, field="aspects")
     plans = Output(plans_output, plan_settings, keys, collect_plans, "plans", args, dict(given))
     answers = Output(args.output_addr, settings, keys, partial(collect_responses, records), "answers", args)
-    has_answers = answers.is_finished()  # asked first: a refusal names the file that was given
-    has_plans = plans.is_finished()
+    has_answers, has_plans = answers.is_finished(), plans.is_finished()  # a refusal names the file that was given
     if has_answers and has_plans and not args.dry_run:
         return max(plans.report_finished() if planner_identity else 0, answers.report_finished())
     to_plan = planner_identity is not None and (args.dry_run or not has_plans)

@@ -6,7 +6,7 @@
 The first runs tests/data/compare_outputs/commands.txt in a copy of a checkout that has .venv and demo/models. In FOLDER
 it leaves what they wrote, with a log of each (command, exit code, stdout, stderr) and, for each section, the requests
 that came to the server: all of them, and without repetition. The second prints a line per file, with a short diff if
-it differs, and ends with 1 if any does. Journals and stored completions are not compared; of a manifest, only the
+it differs, and ends with 1 if any does. Stored completions and orders are not compared; of a manifest, only the
 output's hash, the counts and the tokens are. Make both folders with the same version of this script. Nothing is
 imported from a checkout: only its commands run, on the sample data and the tools of this script's own folder.
 """
@@ -49,7 +49,7 @@ ENVIRONMENT = {name: os.environ[name] for name in ("TMPDIR",) if name in os.envi
 }  # fmt: skip
 
 # How a run is kept may change, its outputs may not. posts.sqlite holds the times of its inputs.
-NOT_COMPARED = re.compile(r"\.journal\.jsonl$|\.lock$|(^|/)(completions|orders)/|/posts\.sqlite$")
+NOT_COMPARED = re.compile(r"\.lock$|(^|/)(completions|orders)/|/posts\.sqlite$")
 MANIFEST_FIELDS = ("output_sha256", "counts", "tokens")
 VARYING_TEXT = (  # of stdout and stderr, also between two runs of the same code
     (re.compile(r"(?m)^(?!(\d+)/\1 )\d+/\d+ [^,\n]*,.*\n"), ""),  # progress under way, a line every 30 seconds

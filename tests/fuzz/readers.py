@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from made_up_dump import make_dumps
-from test_bad_input import API, COMMANDS, JOURNALED, OUTPUTS, PROMPT_OF, RECORDS, SCORED, make_whole, write
+from test_bad_input import API, COMMANDS, OUTPUTS, PROMPT_OF, RECORDS, SCORED, WITH_MANIFEST, make_whole, write
 from test_import_prompts import EVALUATOR, EVALUATOR_TEXT, FORMATTERS, FORMATTERS_TEXT
 
 from utils.tables.rating_study import slots_of
@@ -129,7 +129,7 @@ READERS = [
         for name in ("none", "rag", "planpers", "evaluate")
     ),
     Reader(fresh(COMMANDS["rag"]), "key.txt", "text"),
-    *(Reader(COMMANDS[name], f"{OUTPUTS[name]}.manifest.json", "json") for name in JOURNALED),
+    *(Reader(COMMANDS[name], f"{OUTPUTS[name]}.manifest.json", "json") for name in WITH_MANIFEST),
     Reader(fresh(STORED), "store/*/*.jsonl", "log"),
     Reader(COMMANDS["training curve"].replace("drawn", "new"), "planner/training_log.jsonl", "log"),
     *(Reader("utils/download_datasets.py --dataset_name copy --cache_dir new --output_dir new", file, kind)

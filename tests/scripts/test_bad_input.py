@@ -89,7 +89,7 @@ OUTPUTS = {
     if (found := re.search(r"--(?:output|score|output_dataset)_addr (made/\S+)", arguments))
 }
 DRY_RUNS = ("baselines.py", "planpers.py", "evaluate_responses.py", "train_planner.py", "retrieval/rank_dataset.py")
-JOURNALED = ["rag", "planpers", "evaluate", "rank"]
+WITH_MANIFEST = ["rag", "planpers", "evaluate", "rank"]
 
 RECORDS = [
     {
@@ -801,7 +801,7 @@ MANIFEST_DAMAGES = {
     "damage",
     MANIFEST_DAMAGES,
 )
-@pytest.mark.parametrize("command", JOURNALED)
+@pytest.mark.parametrize("command", WITH_MANIFEST)
 def test_a_damaged_manifest(folder, server, capsys, command, damage):
     manifest = folder / f"{OUTPUTS[command]}.manifest.json"
     content = MANIFEST_DAMAGES[damage]
@@ -812,20 +812,20 @@ def test_a_damaged_manifest(folder, server, capsys, command, damage):
 
 
 @pytest.mark.parametrize("damage", ["a folder", "a pipe", "/dev/null", "a link to itself"])
-@pytest.mark.parametrize("command", JOURNALED)
+@pytest.mark.parametrize("command", WITH_MANIFEST)
 def test_a_manifest_that_is_no_file(folder, server, capsys, command, damage):
     FILE_DAMAGES[damage][0](folder / f"{OUTPUTS[command]}.manifest.json")
     refuse(folder, COMMANDS[command], server.url, capsys, rf"{OUTPUTS[command]}(\.manifest\.json)?: ")
 
 
 @pytest.mark.parametrize("damage", ["a pipe", "/dev/null"])
-@pytest.mark.parametrize("command", JOURNALED)
+@pytest.mark.parametrize("command", WITH_MANIFEST)
 def test_a_finished_output_that_is_no_file_any_more(folder, server, capsys, command, damage):
     FILE_DAMAGES[damage][0](folder / OUTPUTS[command])
     refuse(folder, COMMANDS[command], server.url, capsys, f"{OUTPUTS[command]}: not a regular file; move it away")
 
 
-@pytest.mark.parametrize("command", JOURNALED)
+@pytest.mark.parametrize("command", WITH_MANIFEST)
 def test_a_pipe_beside_a_finished_output(folder, server, capsys, command):
     os.mkfifo(folder / f"{OUTPUTS[command]}.tmp")
     assert "already finished, left alone" in work(COMMANDS[command], server.url, capsys)
