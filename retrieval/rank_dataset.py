@@ -13,9 +13,8 @@ file's order, its last item first; those without a date that can be read stand b
 --ranker hybrid is half dense, half recency, as in LaMP: by turns the best of each order that is not taken yet, so of
 the first k items each order has given half (of an odd k the dense one has given one more).
 
-The same command again goes on from where a run stopped: the orders are kept in `orders/` beside the output. With
---embedding_cache a second ranking of the same posts
-embeds nothing again.
+Repeat the command to resume: the orders are kept in `orders/` beside the output. With --embedding_cache, a second
+ranking of the same posts embeds nothing again.
 """
 
 import sys
@@ -143,6 +142,7 @@ def main(argv: list[str] | None = None) -> int:
     embedder = open_embedder(args, settings["model"], pooling) if pooling else None
     ranked.open()
     store = ModelStore(output.parent / "orders", args.model_name if pooling else args.ranker, settings)
+    store.check_writable()
     for key in keys:
         if (found := store.get(id_hash(*key))) is not None:
             ranked.pieces[key] = {"value": found["order"]}
@@ -158,7 +158,7 @@ def main(argv: list[str] | None = None) -> int:
         orders = mix_with_recent(task, orders) if args.ranker == "hybrid" else orders
     else:
         orders = order_by_ranker(task, records, len(left), args)
-    with closing(store), closing(orders):  # its progress ends before an error is told
+    with closing(store), closing(orders):  # its progress ends before an error is printed
         for record, order in orders:
             store.add(id_hash(record["id"]), {"id": record["id"], "order": order})
             ranked.pieces[record["id"],] = {"value": order}

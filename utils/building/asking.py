@@ -12,7 +12,7 @@ from prompts import Prompt, load_prompt
 from utils.benchmarks.task import Parser, Record
 from utils.building.candidates import text_key
 from utils.files.json_files import read_json
-from utils.files.output import Key, Output, Pieces
+from utils.files.output import Output, Pieces
 from utils.generation.cost import prices_of
 from utils.generation.driver import Policy, Request, Stage, describe_requests, generate
 from utils.generation.engines import Model, choose_generator, identify_model, open_engine, publish_records, reported
@@ -54,14 +54,13 @@ class Step:
             **Policy.from_arguments(args, question.schema).fingerprint(),
         }
         path = str(Path(args.output_dir) / f"{question.step}.json")
-        keys: list[Key] = []  # `collect` is no method: the lock goes as soon as nobody needs this step
-        collect = partial(_collect, question.field, keys)
-        self.output = Output(path, settings, keys, collect, question.unit, args, may_shrink=True)
+        collect = partial(_collect, question.field)
+        self.output = Output(path, settings, [], collect, question.unit, args, may_shrink=True)
         self.is_finished = False
 
     def look(self, records: list[Record]) -> None:
         """Have the file be of these posts, and see if it is finished; UserError as `Output.is_finished`."""
-        self.output.keys[:] = map(self._key, records)
+        self.output.keys = list(map(self._key, records))
         self.is_finished = self.output.is_finished()
 
     def requests(self, records: list[Record], model: Model) -> Iterator[Request]:
@@ -99,9 +98,9 @@ class Step:
         return text_key(record["id"], *self._values(record).values())
 
 
-def _collect(field: str, keys: list[Key], pieces: Pieces) -> dict[str, Any]:
+def _collect(field: str, pieces: Pieces) -> dict[str, Any]:
     """{id: {field: output, ...}} in the order of the posts."""
-    there = {key: dict(pieces[key]) for key in keys if key in pieces}
+    there = {key: dict(piece) for key, piece in pieces.items()}
     return {key[0]: {field: piece.pop("value"), **piece} for key, piece in there.items()}
 
 

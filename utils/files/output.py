@@ -59,7 +59,8 @@ class Output:
     path: str
     settings: dict[str, Any]  # that decide its pieces, known before a tokenizer is loaded
     keys: list[Key]  # of the pieces that it is to have in the end
-    collect: Callable[[Pieces], Any]  # from pieces to the file's content; an iterator makes a list, an item at a time
+    # From pieces, in the order of the keys, to the file's content; an iterator makes a list, an item at a time.
+    collect: Callable[[Pieces], Any]
     unit: str  # what the pieces are called, in the plural
     args: Namespace  # the command's, with --overwrite
     pieces: Pieces = field(default_factory=dict)
@@ -115,7 +116,7 @@ class Output:
         return [key for key in self.keys if key not in self.pieces]
 
     def content(self) -> Any:
-        return self.collect(self.pieces)
+        return self.collect({key: self.pieces[key] for key in self.keys if key in self.pieces})
 
     def publish(self, device: str | None, found: dict[str, Any] | None = None, **figures: Any) -> bool:
         """Put the file in place, with a manifest that tells how it was made and what it took; True if that is done.

@@ -174,6 +174,7 @@ def generate(open_engine: Callable[[int], Engine], *stages: Stage | Callable[[],
             while left:
                 stage = left[0] if isinstance(left[0], Stage) else left[0]()
                 if stage is not None:
+                    stores.add(stage.completions.store)
                     concurrency = engine.concurrency if engine else 1
                     shown = Progress(stage.total, stage.unit, stage.done, concurrency, quiet=engine is None)
                     with closing(shown) as progress:
@@ -188,26 +189,18 @@ def generate(open_engine: Callable[[int], Engine], *stages: Stage | Callable[[],
             if engine is not None:
                 await engine.close()
 
-    left = list(stages)
-    with closing_stores(stages):
+    left, stores = list(stages), set()
+    try:
         asyncio.run(run_stages(None, left))
         if not left:
             return None
         with exit_on_signal():
             engine = open_engine(sum(stage.total - stage.done for stage in left if isinstance(stage, Stage)))
         asyncio.run(run_stages(engine, left))
-    return engine.device
-
-
-@contextmanager
-def closing_stores(stages: Iterable[Stage | Callable[[], Stage | None]]) -> Iterator[None]:
-    """Their lines are on disk when this is left."""
-    try:
-        yield
     finally:
-        for stage in stages:
-            if isinstance(stage, Stage):
-                stage.completions.store.close()
+        for store in stores:  # then their lines are on disk
+            store.close()
+    return engine.device
 
 
 async def run_stage(engine: Engine | None, stage: Stage, progress: Progress) -> Stage | None:

@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from prompts import Messages, Prompt, load_prompt
@@ -57,17 +56,19 @@ def is_finished(system: System) -> bool:
 
     A response file that has changed is judged again.
     """
-    is_finished, path = system.output.is_finished(), system.output.path
-    manifest = manifest_of(path) if Path(path).is_file() and not system.output.is_shard else None
-    if manifest is None or system.output.args.overwrite:
-        return is_finished
-    judged, is_alike = manifest["judged"], manifest["fingerprint"]["responses"] == system.output.settings["responses"]
+    output, path = system.output, system.output.path
+    if output.is_finished():
+        return True
+    manifest = None if output.is_shard or output.args.overwrite else manifest_of(path)
+    if manifest is None:
+        return False
+    judged, is_alike = manifest["judged"], manifest["fingerprint"]["responses"] == output.settings["responses"]
     if not is_alike and [*map(os.path.realpath, judged)] != [*map(os.path.realpath, system.response_addrs)]:
         raise UserError(
             f"{path}: was made from {', '.join(judged)}, not from {', '.join(system.response_addrs)}\n"
             "  give another output, or --overwrite to replace it"
         )
-    return is_finished
+    return False
 
 
 @dataclass(frozen=True)
