@@ -69,8 +69,8 @@ class Output:
     def __post_init__(self) -> None:
         self._began = time.monotonic()
         self._lock: Lock | None = None  # since `open`
-        self._there = 0  # pieces in the file that may not become fewer; if no input has changed, the usable ones
-        self._is_alike = False
+        self._there = 0  # pieces in the file, which may not become fewer
+        self._usable = 0  # likewise the usable ones, if no input has changed
 
     @property
     def is_shard(self) -> bool:
@@ -92,13 +92,14 @@ class Output:
         check_could_write(path)
         if self._lock is None:
             check_free(path)
-        is_alike = self._is_alike = is_made_alike(path, self.settings, overwrite, INPUTS)
+        is_alike = is_made_alike(path, self.settings, overwrite, INPUTS)
         made = read_manifest(path)
         if made is None or not (path.exists() or is_interrupted(path)):
             return False
         if not overwrite and not self.may_shrink:
-            self._there = made.get("pieces", 0) - (made.get("unusable", 0) if is_alike else 0)
-            self._refuse_fewer(len(self.keys))
+            self._there = made.get("pieces", 0)
+            self._usable = self._there - made.get("unusable", 0) if is_alike else 0
+            self._refuse_fewer(self._there, len(self.keys))
         is_whole = made.get("keys_sha256") == keys_hash(self.keys) and not made.get("missing")
         most_tries = vars(self.args).get("max_retries", 0)
         has_tried = not made.get("unusable") or made.get("arguments", {}).get("max_retries", 0) >= most_tries
@@ -128,10 +129,10 @@ class Output:
         """
         if self.is_shard:
             return False
-        number = len(self.pieces) - (len(self._failed()) if self._is_alike else 0)
-        if number < self._there:
+        number = len(self.pieces) - len(self._failed())
+        if len(self.pieces) < self._there or number < self._usable:
             if not self.missing():
-                self._refuse_fewer(number)
+                self._refuse_fewer(self._usable, number)
             told = f"kept, because it has more {self.unit} than this run ({number})"
             print(f"{self.path}: {told}", file=sys.stderr)
             return False
@@ -186,10 +187,10 @@ class Output:
         is_greedy = self.settings.get("temperature") == 0 and vars(self.args).get("max_retries", 0) > 0
         return "" if is_greedy else "; a higher --max_retries asks for them again"
 
-    def _refuse_fewer(self, number: int) -> None:
-        if number < self._there:
+    def _refuse_fewer(self, there: int, number: int) -> None:
+        if number < there:
             raise UserError(
-                f"{self.path}: has {self._there} {self.unit}, and this command makes {number}\n"
+                f"{self.path}: has {there} {self.unit}, and this command makes {number}\n"
                 "  give another output, or --overwrite to replace it; what was asked is kept"
             )
 
