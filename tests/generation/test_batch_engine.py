@@ -405,6 +405,7 @@ def test_a_run_killed_between_any_two_steps_pays_for_nothing_twice(server, tmp_p
     for steps in range(1, 20):
         for path in tmp_path.glob("out.json*"):
             path.unlink()
+        shutil.rmtree(tmp_path / "completions")
         server.batches.clear(), server.paid.clear(), server.files.clear()
         stop = f"""
 import os, sys

@@ -297,7 +297,7 @@ def test_vllms_own_server_behind_the_openai_client(switched, tmp_path):
     assert (fingerprint["model"], fingerprint["reported_model"]) == ("demo", str(switched))
     check_variable(*([one for [one] in json.loads(path.read_text()).values()] for path in (output, told)), switched)
     assert read_manifest(told)["refused_parameters"] == {}
-    written = done.stdout + done.stderr + "".join(path.read_text() for path in tmp_path.iterdir())
+    written = done.stdout + done.stderr + "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
     assert "secret-1234" not in written
 
 
