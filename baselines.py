@@ -32,18 +32,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain, groupby
-from typing import Any
 
-from prompts import Prompt, load_prompt
+from prompts import Prompt, digests, load_prompt
 from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
-from utils.files.manifest import file_hash, refuse_unranked, run_fingerprint
+from utils.files.manifest import file_hash, refuse_unranked
 from utils.files.output import Key, Output, Pieces
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.cost import prices_of
-from utils.generation.driver import Policy, Request, describe_requests, fitted_request, generate
+from utils.generation.driver import Request, describe_requests, fitted_request, generate
 from utils.generation.encoder_decoder import TextModel, check_trained, choose_answerer, model_settings, open_answerer
 from utils.generation.engines import Model, identify_model, print_machine, publish_records, report_shard, reported
 from utils.records.datasets import STEP_NEEDS, select_questions
@@ -99,6 +98,9 @@ def build_parser() -> cli.FlagParser:
         "with --choose, for no text is generated",
         "leave out --choose",
     )
+    parser.decides_nothing("--inputs_addr --output_addr", "the dataset's hash does")
+    parser.decides_nothing("--num_generated_outputs", "which pieces an output has; it remembers them")
+    parser.decides_nothing("--set --model", "a method is run in any case, and its file may change too")
     # fmt: on
     return parser
 
@@ -124,7 +126,13 @@ def main(argv: list[str] | None = None) -> int:
     questions = select_questions(records, args.limit, args.num_shards, args.shard_index)
     keys = [(question["id"], i) for question in questions for i in range(args.num_generated_outputs)]
     identity = identify_model(args, args.model_addr)
-    settings = make_fingerprint(args, task, identity)
+    told = {
+        "script": "baselines.py",
+        "model": identity,
+        "inputs": file_hash(args.inputs_addr),
+        "prompt": digests([prompt]),
+    }
+    settings = args.settings() | told
     output = Output(args.output_addr, settings, keys, partial(collect_responses, records), "answers", args)
     if output.is_finished() and not args.dry_run:
         return output.report_finished()
@@ -162,16 +170,6 @@ def main(argv: list[str] | None = None) -> int:
 def choose_prompt(args: argparse.Namespace, task: Task) -> Prompt:
     prompts = task.options.prompts if args.choose else task.prompts
     return load_prompt(prompts["rag" if args.rag else "none"], args.prompts_dir)
-
-
-def make_fingerprint(args: argparse.Namespace, task: Task, identity: str) -> dict[str, Any]:
-    """What decides the answers; `identity` is the model's."""
-    settings = {"model": identity, "num_contexts": args.num_contexts if args.rag else None}
-    settings |= {"trim_items": True} if args.trim_items else {}
-    policy = Policy.from_arguments(args, task.output.schema)
-    decided = {"choose": args.choose, **policy.prompt_fingerprint()} if args.choose else policy.fingerprint()
-    inputs = file_hash(args.inputs_addr)
-    return run_fingerprint("baselines.py", args, inputs, [choose_prompt(args, task)], decided, **settings)
 
 
 def build_requests(

@@ -45,12 +45,14 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
+from prompts import digests
 from utils import cli
 from utils.benchmarks import metric_names, task_of
 from utils.benchmarks.task import OFFICIAL, Metric, Record, Scale, Task
 from utils.cli import UserError
+from utils.cli.flags import Arguments
 from utils.cli.progress import Progress
-from utils.files.manifest import file_hash, run_fingerprint
+from utils.files.manifest import file_hash
 from utils.files.output import Output
 from utils.generation.chat import VERDICT_TOKENS
 from utils.generation.cost import describe_cost, prices_of
@@ -109,6 +111,9 @@ def build_parser() -> cli.FlagParser:
         "with --verdicts, for no text is generated",
         "leave out --verdicts",
     )
+    parser.decides_nothing("--inputs_addr --response_addr --score_addr", "their hashes do")
+    parser.decides_nothing("--reading", "the strategy that it stands for does")
+    parser.decides_nothing("--allow_partial", "which pieces an output has; it remembers them")
     # fmt: on
     return parser
 
@@ -196,7 +201,7 @@ def read_systems(args: Namespace, task: Task, records: list[Record], judging: Ju
     metric = task.metrics[args.strategy]
     selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
     ids = [record["id"] for record in records]
-    shared = make_fingerprint(args, judging)
+    shared = shared_settings(args, judging)
     compares = metric.num_systems > 1
     response_addrs = [args.response_addr] if compares else [[address] for address in args.response_addr]
     systems = []
@@ -210,13 +215,13 @@ def read_systems(args: Namespace, task: Task, records: list[Record], judging: Ju
             if any(len(outputs) > 1 for outputs in responses[-1].values()):
                 print(f"note: {address}: only the first response to each question is judged", file=sys.stderr)
         hashes = [file_hash(address) for address in addresses]
-        fingerprint = shared | {"responses": hashes if compares else hashes[0]}
+        settings = shared | {"responses": hashes if compares else hashes[0]}
         keys = [key for question in questions for key in metric.keys(question)]
         asked = {question["id"] for question in questions}
         head = {} if compares else carried(questions, responses[0])
         head |= metric.over_outputs(questions, responses[0])
         collect = partial(score_file, task, args.strategy, records, asked, head=head)
-        output = Output(score_addr, fingerprint, keys, collect, "verdicts", args)
+        output = Output(score_addr, settings, keys, collect, "verdicts", args)
         systems.append(System(addresses, responses, questions, metric, output))
     return systems
 
@@ -232,16 +237,12 @@ def note_incomplete(path: str, systems: list[System]) -> None:
         print(f"note: {path}: {incomplete} of {len(parts)} {metric.unit}s lack {texts}", file=sys.stderr)
 
 
-def make_fingerprint(args: Namespace, judging: Judging | None) -> dict[str, Any]:
-    """What decides the verdicts, besides the responses."""
-    inputs = file_hash(args.inputs_addr)
+def shared_settings(args: Arguments, judging: Judging | None) -> dict[str, Any]:
+    """What decides the verdicts, besides the responses; of computed ones no flag but the metric does."""
+    its = {"script": SCRIPT, "strategy": args.strategy, "inputs": file_hash(args.inputs_addr)}
     if judging is None:
-        return {"script": SCRIPT, "strategy": args.strategy, "inputs": inputs}
-    own = {"strategy": args.strategy, "judge": judging.identity}
-    own |= {"verdicts": args.verdicts} if args.verdicts else {}
-    own |= {"num_verdicts": args.num_verdicts} if args.num_verdicts > 1 else {}
-    policy = judging.policy.prompt_fingerprint() if args.verdicts else judging.policy.fingerprint()
-    return run_fingerprint(SCRIPT, args, inputs, [judging.prompt], policy, **own)
+        return its
+    return args.settings() | its | {"judge": judging.identity, "prompt": digests([judging.prompt])}
 
 
 def pass_over_unanswered(systems: list[System]) -> None:

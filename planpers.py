@@ -15,27 +15,26 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-from prompts import Prompt, load_prompt
+from prompts import Prompt, digests, load_prompt
 from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.cli.flags import Arguments
-from utils.files.manifest import file_hash, refuse_unranked, run_fingerprint
+from utils.files.manifest import file_hash, refuse_unranked
 from utils.files.output import Key, Output, Pieces
 from utils.generation import engines
 from utils.generation.chat import PAPER_LENGTH, Fitted
 from utils.generation.cost import prices_of
-from utils.generation.driver import Policy, Request, Stage, describe_requests, fitted_request, generate
+from utils.generation.driver import Request, Stage, describe_requests, fitted_request, generate
 from utils.generation.encoder_decoder import check_trained
 from utils.generation.engines import Model, VLLMEngine, publish_records
 from utils.generation.requests import Engine
 from utils.generation.thinking import NO_PARSER
 from utils.parsing import plans as parsing
-from utils.planner.model import choose_planner, flags_of_planner, planner_policy, template_flags
+from utils.planner.model import choose_planner, flags_of_planner
 from utils.planner.targets import find_lead_in
 from utils.records.datasets import STEP_NEEDS, select_questions
 from utils.records.responses import collect_responses, count_responses, read_plans
@@ -109,6 +108,10 @@ def build_parser() -> cli.FlagParser:
         parser, temperature_default=0.1, max_tokens=2048, max_model_len=f"{PAPER_LENGTH}, or the model's limit if less"
     )
     cli.add_run_arguments(parser)
+    parser.decides_nothing("--inputs_addr --output_addr --planner_model --plans_addr", "their hashes do")
+    parser.decides_nothing("--planner_target", "the target that was found does")
+    parser.decides_nothing("--rag", "it has no effect")
+    parser.decides_nothing("--num_generated_outputs", "which pieces an output has; it remembers them")
     # fmt: on
     return parser
 
@@ -123,6 +126,7 @@ def add_planner_arguments(parser: cli.FlagParser) -> None:
         help="file with the key to that API (default: OPENAI_API_KEY)")
     # fmt: on
     cli.add_price_arguments(parser, group, "planner_")
+    parser.decides_nothing("--planner_base_url --planner_api_key_addr", "how a server is reached")
     own = "--planner_api_key_addr --planner_price_in --planner_price_out --planner_price_cached"
     why = "without --planner_base_url, for the planner runs here"
     parser.without_effect(own, lambda args: not args.planner_base_url, why, "give --planner_base_url")
@@ -149,9 +153,17 @@ def main(argv: list[str] | None = None) -> int:
     of_planner = flags_of_planner(args)
     planner_identity = engines.identify_model(of_planner, args.planner_model) if args.planner_model else None
     identity = engines.identify_model(args, args.model_addr)
-    plan_settings, settings = make_fingerprints(args, run, planner_identity, identity)
+    settings = args.settings() | {
+        "script": "planpers.py",
+        "model": identity,
+        "planner": planner_identity,
+        "given_plans": file_hash(args.plans_addr) if args.plans_addr else None,
+        "inputs": file_hash(args.inputs_addr),
+        "prompt": digests(prompt for name, prompt in prompts.items() if name != "planner" or planner_identity),
+        **parsing.target_settings(lead_in),
+    }
     collect_plans = partial(collect_responses, records, field="aspects")
-    plans = Output(plans_output, plan_settings, keys, collect_plans, "plans", args, dict(given))
+    plans = Output(plans_output, settings, keys, collect_plans, "plans", args, dict(given))
     answers = Output(args.output_addr, settings, keys, partial(collect_responses, records), "answers", args)
     has_answers, has_plans = answers.is_finished(), plans.is_finished()  # a refusal names the file that was given
     if has_answers and has_plans and not args.dry_run:
@@ -216,36 +228,6 @@ def given_plans(args: Namespace, run: Run, keys: list[Key]) -> Pieces:
             "  plan them with --planner_model, or give fewer --num_generated_outputs or a --limit"
         )
     return {key: plans[key] for key in keys}
-
-
-def make_fingerprints(
-    args: Namespace, run: Run, planner: str | None, generator: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings that decide the plans, made by a planner or given, and those that decide the answers.
-
-    `planner` and `generator` are the models' identities.
-    """
-    fingerprint = partial(run_fingerprint, "planpers.py", args, file_hash(args.inputs_addr))
-    target = parsing.target_settings(run.lead_in)
-    if planner:
-        of_planner = flags_of_planner(args)
-        policy = planner_policy(of_planner, run.lead_in, template_flags(of_planner))
-        own = {"planner": planner, "num_contexts": run.num_contexts, **target}
-        of_plans = fingerprint([run.prompts["planner"]], policy.fingerprint(), **own)
-        made = {"plans": planner}
-        names = ("prompt", "max_tokens", *policy.prompt_fingerprint())
-        made |= {f"plan_{name}": of_plans[name] for name in names}
-    elif args.gold_plan:
-        made = {"plans": "gold"}
-    else:
-        made = {"plans": "given", "given_plans": file_hash(args.plans_addr)}
-    policy = Policy.from_arguments(args, run.task.output.schema)
-    own = {"model": generator, "num_contexts": run.num_contexts, **made, **target}
-    of_answers = fingerprint([run.prompts["planpers"], run.prompts["rag"]], policy.fingerprint(), **own)
-    if not planner:
-        names = ("script", "plans", "given_plans", "planner_target", "lead_in", "inputs")
-        of_plans = {name: of_answers[name] for name in names if name in of_answers}
-    return of_plans, of_answers
 
 
 def run_stages(

@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from prompts import Prompt, choose_lead_in, load_prompt
+from prompts import Prompt, choose_lead_in, digests, load_prompt
 from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
@@ -100,15 +100,23 @@ def build_parser() -> cli.FlagParser:
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     add("--report_to", metavar="NAME", default="none",
         help="also log to a tracker, by transformers' name for it, such as wandb or tensorboard (%(default)s)")
-    add("--dry_run", action="store_true",
-        help="say what would be trained and what this machine lacks for it; load no weights, write nothing")
-    cli.add_log_argument(group)
+    cli.add_dry_run_argument(parser, group, "say what would be trained and what this machine lacks for it; load no "
+        "weights, write nothing")
+    cli.add_log_argument(parser, group)
     parser.without_effect(
         "--eval_steps --eval_generate",
         lambda args: args.validation_addr is None,
         "without --validation_addr, for nothing is evaluated",
         "give --validation_addr",
     )
+    parser.decides_nothing("--inputs_addr --validation_addr --output_dir --model_addr", "their hashes do")
+    parser.decides_nothing("--planner_target --prompts_dir", "the prompt's hash and the lead-in do")
+    parser.decides_nothing(
+        "--per_device_train_batch_size --gradient_accumulation_steps", "their product with the number of devices does"
+    )
+    parser.decides_nothing("--cache_dir --gradient_checkpointing --attn_implementation", "how fast it trains")
+    parser.decides_nothing("--save_steps --eval_steps --eval_generate --report_to", "what is seen of a training")
+    parser.decides_nothing("--resume --overwrite", "what may be replaced")
     # fmt: on
     return parser
 
@@ -130,16 +138,16 @@ def main(argv: list[str] | None = None) -> int:
             refuse_unranked(path, args.unranked)
     prompt = load_prompt(task.prompts["planner"], args.prompts_dir)
     lead_in = choose_lead_in(args.planner_target, prompt)
-    fingerprint = make_fingerprint(args, task, identify_local_model(args.model_addr, args.cache_dir))
+    settings = settings_of_training(args, prompt, identify_local_model(args.model_addr, args.cache_dir))
     check_could_write(Path(args.output_dir) / "manifest.json")
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
     chat = LocalChat(args.model_addr, args.cache_dir, args.chat_template_kwargs)
     args.max_seq_length = limit_length(chat, "--max_seq_length", args.max_seq_length, PAPER_LENGTH)
-    fingerprint["max_seq_length"] = args.max_seq_length
+    settings["max_seq_length"] = args.max_seq_length
     examples = build_examples(task, records, args.inputs_addr, prompt, chat, args)
     validation = build_examples(task, validation_records, args.validation_addr, prompt, chat, args)
     if args.dry_run:
-        check_run(args, fingerprint)
+        check_run(args, settings)
         say(describe_training(args, examples, validation))
         say_machine(args, 2, "weights")
         return 0
@@ -148,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
 
     processes = PartialState(timeout=WAIT)
     with processes.main_process_first():  # the others then find what the first has decided
-        run = open_run(args, fingerprint)
+        run = open_run(args, settings)
     if run.is_finished(args.max_steps):
         say(f"{args.output_dir}: already finished, left alone")
     else:
@@ -159,7 +167,7 @@ def main(argv: list[str] | None = None) -> int:
 
         from utils.planner.trainer import train
 
-        manifest = describe_run(vars(args), fingerprint, None)
+        manifest = describe_run(vars(args), settings, None)
         source = pinned_source(args.model_addr, args.cache_dir)
         with skipping_absent_hub(args.model_addr):
             figures = train(args, source, chat, examples, validation, manifest, run, lead_in)
@@ -189,23 +197,16 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
     check_launch("train_planner.py")
 
 
-def make_fingerprint(args: argparse.Namespace, task: Task, model: str) -> dict[str, Any]:
+def settings_of_training(args: cli.Arguments, prompt: Prompt, model: str) -> dict[str, Any]:
     """What decides the adapter, step by step. Devices and batch size may change, their product may not."""
-    same = (
-        "num_contexts learning_rate weight_decay max_steps warmup_steps seed "
-        "lora_rank lora_alpha lora_dropout lora_target_modules"
-    )
-    prompt = load_prompt(task.prompts["planner"], args.prompts_dir)
-    return {
+    return args.settings() | {
         "script": "train_planner.py",
         "model": model,
         "inputs": file_hash(args.inputs_addr),
         "validation": args.validation_addr and file_hash(args.validation_addr),
-        "prompt": {prompt.name: prompt.digest},
+        "prompt": digests([prompt]),
         **target_settings(choose_lead_in(args.planner_target, prompt)),
         "effective_batch_size": effective_batch_size(args),
-        **{name: getattr(args, name) for name in same.split()},
-        **({"chat_template_kwargs": args.chat_template_kwargs} if args.chat_template_kwargs else {}),
     }
 
 

@@ -16,7 +16,7 @@ names in braces than its placeholders are text. Values are put in as they are, w
 import hashlib
 import os
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -91,6 +91,11 @@ class Prompt:
 
         system = [] if self.system is None else [{"role": "system", "content": fill(self.system)}]
         return [*system, *turns, {"role": "user", "content": fill(self.user)}]
+
+
+def digests(prompts: Iterable[Prompt]) -> dict[str, str]:
+    """The prompts' hashes by name, for the settings of an output."""
+    return {prompt.name: prompt.digest for prompt in prompts}
 
 
 def load_prompt(name: str, prompts_dir: str | Path | None = None) -> Prompt:

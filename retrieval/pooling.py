@@ -31,10 +31,6 @@ class Pooling:
     def __str__(self) -> str:
         return f"{self.mode} pooling" + (", normalized" if self.normalize else "")
 
-    def settings(self) -> dict[str, Any]:
-        """For a run's fingerprint: nothing of the default, for earlier runs had no other."""
-        return {} if self == MEAN else {"pooling": self.mode, "normalize": self.normalize}
-
 
 MEAN = Pooling()  # Contriever's
 

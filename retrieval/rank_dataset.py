@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING, Any
 from retrieval import WITH_ENCODER
 from utils.benchmarks.task import Item, Record, Task
 from utils.cli import UserError, add_log_argument, check_outputs, make_parser, positive_int, run_script, set_up_logging
-from utils.cli.arguments import add_overwrite_argument
-from utils.cli.flags import FlagParser
+from utils.cli.arguments import add_dry_run_argument, add_overwrite_argument
+from utils.cli.flags import Arguments, FlagParser
 from utils.cli.progress import Progress, announce, announce_file
 from utils.files.manifest import file_hash, read_manifest
 from utils.files.output import Output, Pieces
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from retrieval.pooling import Pooling
     from retrieval.rankers import Date
 
+SCRIPT = "retrieval/rank_dataset.py"
 WITH_DATES = ("recency", "hybrid")  # rankers that go by an item's date
 WITHOUT_TEXTS = ("recency", "random")
 BLOCK = 16_384  # texts embedded before their questions' orders are kept
@@ -79,10 +80,10 @@ def build_parser() -> FlagParser:
         help="what is ranked of a history of conversations: its messages or its sessions (message)")
     add("--seed", type=int, default=0, help="seed of what is random (%(default)s)")
     add("--limit", type=positive_int, metavar="N", help="only the first N questions (default: all)")
-    add_overwrite_argument(parser)
-    add("--dry_run", action="store_true",
-        help="say what would be ranked and what this machine lacks for it; load no weights, write nothing")
-    add_log_argument(parser)
+    add_overwrite_argument(parser, parser)
+    add_dry_run_argument(parser, parser, "say what would be ranked and what this machine lacks for it; load no "
+        "weights, write nothing")
+    add_log_argument(parser, parser)
 
     add = parser.add_argument_group("encoder (dense and hybrid only)").add_argument
     add("--model_name", default="facebook/contriever-msmarco", metavar="MODEL",
@@ -112,6 +113,9 @@ def build_parser() -> FlagParser:
     parser.without_effect(
         "--use_date --no-use_date", lambda args: args.ranker in WITHOUT_TEXTS, "with a --ranker that reads no texts"
     )
+    parser.decides_nothing("--input_dataset_addr --output_dataset_addr --model_name", "their hashes do")
+    parser.decides_nothing("--limit", "which questions an output has; it remembers them")
+    parser.decides_nothing("--cache_dir --batch_size --embedding_cache --device", "how fast it ranks")
     # fmt: on
     return parser
 
@@ -126,8 +130,8 @@ def main(argv: list[str] | None = None) -> int:
     source = Source(args)
     pooling = find_pooling(args) if args.ranker in WITH_ENCODER else None
     task = source.dataset.task
-    settings = make_fingerprint(args, task, pooling)
-    use_date = "use_date" in settings
+    settings = settings_of_ranking(args, task, pooling)
+    use_date = settings["use_date"]
     keys = [(question_id,) for question_id in source.dataset.ids[: args.limit]]
     ranked = Output(args.output_dataset_addr, settings, keys, partial(rank_records, source, output), "questions", args)
     is_finished = ranked.is_finished()
@@ -269,21 +273,14 @@ def goes_by_date(args: argparse.Namespace, task: Task) -> bool:
     return args.ranker in WITH_DATES and task.item_date is not None
 
 
-def make_fingerprint(args: argparse.Namespace, task: Task, pooling: "Pooling | None") -> dict[str, Any]:
+def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") -> dict[str, Any]:
     """What decides the order of the posts."""
-    settings = {"random_profile": args.random_profile, "ranker": args.ranker}
-    if args.random_profile or args.ranker == "random":
-        settings["seed"] = args.seed
-    if args.unit is not None:
-        settings["unit"] = args.unit
-    if goes_by_date(args, task):
-        settings["recency"] = "date, then file order"
-    if uses_dates(args, task):
-        settings["use_date"] = True
-    if pooling:
-        model = model_fingerprint(args.model_name, args.cache_dir)
-        settings |= {"model": model, "max_length": args.max_length, "dtype": args.dtype, **pooling.settings()}
-    return {"inputs": file_hash(args.input_dataset_addr), **settings}
+    settings = args.settings() | {"script": SCRIPT, "inputs": file_hash(args.input_dataset_addr)}
+    settings |= {"use_date": uses_dates(args, task)}
+    settings |= {"model": model_fingerprint(args.model_name, args.cache_dir)} if pooling else {}
+    if not (args.random_profile or args.ranker == "random"):
+        del settings["seed"]  # nothing is drawn
+    return settings
 
 
 def uses_dates(args: argparse.Namespace, task: Task) -> bool:
@@ -295,8 +292,8 @@ def uses_dates(args: argparse.Namespace, task: Task) -> bool:
         raise UserError(f"{args.input_dataset_addr}: --use_date: {task.name} has no dates to add; leave it out")
     if args.use_date is not None:
         return args.use_date
-    made = read_manifest(args.input_dataset_addr) or {"fingerprint": {}}
-    is_timed = made["fingerprint"].get("setting") == "time"
+    made = read_manifest(args.input_dataset_addr) or {"settings": {}}
+    is_timed = made["settings"].get("setting") == "time"
     return is_timed and task.date_field is not None and args.ranker not in WITHOUT_TEXTS
 
 
@@ -381,10 +378,11 @@ def order_by_ranker(
 def open_embedder(args: argparse.Namespace, model: str, pooling: "Pooling") -> "Embedder":
     from retrieval import encoder
     from retrieval.embedding_cache import Embedder, EmbeddingCache
+    from retrieval.pooling import MEAN
 
     def load() -> encoder.Encoder:
         announce(f"loading {args.model_name} (this may take a minute)")
-        if pooling.settings():
+        if pooling != MEAN:
             print(f"note: {args.model_name}: {pooling}", file=sys.stderr)
         return encoder.load_encoder(args.model_name, args.cache_dir, args.device, args.dtype, args.max_length, pooling)
 

@@ -90,7 +90,7 @@ def check_outputs(words):
     for path in paths:
         if "--choose" not in words and "--verdicts" not in words:  # which generate no text
             manifest = read_manifest(path)
-            assert manifest["fingerprint"]["max_tokens"] == manifest["arguments"]["max_tokens"] == TOKENS[words[0]]
+            assert manifest["settings"]["max_tokens"] == manifest["arguments"]["max_tokens"] == TOKENS[words[0]]
         content = json.loads(Path(path).read_text())
         if judges:
             assert content["num_questions"] == 1 and content["num_unscored"] == content["num_unanswered"] == 0
@@ -122,7 +122,7 @@ def test_the_readmes_pipeline(pipeline, folder):
         if words[0] in TOKENS:
             check_outputs(words)
     plans = read_manifest(folder / "out/planpers.json.plans.json")
-    assert plans["fingerprint"]["max_tokens"] == 512
+    assert plans["settings"]["max_tokens"] == 512
     assert "<html" in (folder / "out/report.html").read_text()
 
 
@@ -136,7 +136,7 @@ def test_a_planner_here_and_the_answers_from_a_server(pipeline, do, folder):
            "--base_url", server.url)  # fmt: skip
         assert {request["max_tokens"] for request in server.requests} == {2048}
     check_outputs(words)
-    assert read_manifest(f"{output}.plans.json")["fingerprint"]["max_tokens"] == 512
+    assert read_manifest(f"{output}.plans.json")["settings"]["max_tokens"] == 512
     ((answer,),) = json.loads(Path(output).read_text()).values()
     assert answer["plan"]
 
@@ -179,7 +179,7 @@ def test_both_prompts_of_a_dataset_are_asked(read, do, folder):
     assert "\n1/1 posts filtered, " in done.errors and "\n1/1 posts read for aspects, " in done.errors
     assert "no question is left: 1 need personalization; " in done.errors.splitlines()[-2]
     for name in ("factoid_filter", "aspects"):
-        assert read_manifest(folder / f"out/built/{name}.json")["fingerprint"]["max_tokens"] == 2048
+        assert read_manifest(folder / f"out/built/{name}.json")["settings"]["max_tokens"] == 2048
 
 
 def test_lamps_generators_are_trained_and_answer(read, do, folder):

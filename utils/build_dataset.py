@@ -102,6 +102,12 @@ def build_parser() -> cli.FlagParser:
         parser, temperature_default=0.1, max_tokens=2048, max_model_len="8192, or the model's limit if less"
     )
     cli.add_run_arguments(parser, shards=False)
+    parser.decides_nothing("--posts_addr --output_dir", "the hash of a post's text does")
+    parser.decides_nothing(
+        "--communities_addr --min_body_words --min_profile_posts --max_profile_posts --questions_per_author"
+        " --validation_share --test_share --split_seed",
+        "which posts are asked about; the files of the steps that go by them remember them",
+    )
     # fmt: on
     return parser
 

@@ -32,7 +32,7 @@ from utils import cli
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
-from utils.files.manifest import manifest_of
+from utils.files.manifest import settings_of
 from utils.parsing.plans import one_line
 from utils.records.scores import Scores, read_scores, strategy_in_words
 from utils.scoring.pairwise import SYSTEMS
@@ -217,8 +217,7 @@ def judged_responses(paths: list[str]) -> list[tuple[str, str]]:
     """
     found = []
     for path in paths:
-        manifest = manifest_of(path) or {"fingerprint": {}}
-        responses = manifest["fingerprint"].get("responses")
+        responses = settings_of(path).get("responses")
         found += [(path, digest) for digest in (responses if isinstance(responses, list) else [responses])]
     is_known = len(found) == len(SYSTEMS) and all(isinstance(digest, str) for _, digest in found)
     return found if is_known else []

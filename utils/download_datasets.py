@@ -135,7 +135,7 @@ def is_the_users_own(path: Path) -> bool:
 def check_commits(outputs: Iterable[Path], source: Source | Server) -> None:
     """Raise UserError where finished files are of another commit than the source: no mix is made of two."""
     manifests = {path: read_manifest(path) for path in outputs if path.exists()}
-    commits = {path: found["fingerprint"].get("commit") for path, found in manifests.items() if found}
+    commits = {path: found["settings"].get("commit") for path, found in manifests.items() if found}
     others = [path for path, commit in commits.items() if commit not in (None, source.commit)]
     if others and source.commit is not None:
         path, commit = others[0], commits[others[0]]

@@ -27,7 +27,7 @@ from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.files.json_files import read_json
-from utils.files.manifest import file_hash, manifest_of
+from utils.files.manifest import file_hash, settings_of
 from utils.parsing.plans import one_line
 from utils.records.datasets import read_dataset
 from utils.records.responses import TABLE, match_responses, read_plans, read_responses
@@ -136,9 +136,8 @@ def read_side(name: str, kinds: dict[str, list[str]], datasets: Datasets) -> Sid
         responses = as_keys(path, read_responses(path, datasets.tasks[0]), kinds["scores"], datasets)
         match_responses(list(questions.values()), responses, path, questions, allow_partial=True)
         add_new(side.responses, responses, path)
-        manifest = manifest_of(path)
-        if manifest is not None and Path(path).suffix != TABLE:  # a table doesn't say what stood in its prompts
-            side.inputs |= dict.fromkeys(responses, manifest["fingerprint"].get("inputs"))
+        if (settings := settings_of(path)) and Path(path).suffix != TABLE:  # a table doesn't say what its prompts held
+            side.inputs |= dict.fromkeys(responses, settings.get("inputs"))
     for path in kinds["plans"]:
         plans = as_keys(path, read_plans(path), kinds["scores"], datasets)
         check_known(plans, questions, path)
@@ -153,8 +152,7 @@ def as_keys(path: str, content: dict[str, Any], score_paths: list[str], datasets
     """
     if len(datasets.tasks) == 1:
         return content
-    manifest = manifest_of(path) or {"fingerprint": {}}
-    task = datasets.task_of_file.get(manifest["fingerprint"].get("inputs", "")) or scored_task(path, score_paths)
+    task = datasets.task_of_file.get(settings_of(path).get("inputs", "")) or scored_task(path, score_paths)
     if task is None:
         counts = {
             one.name: sum(datasets.key(one, key) in datasets.questions for key in content) for one in datasets.tasks
@@ -173,8 +171,7 @@ def scored_task(path: str, score_paths: list[str]) -> Task | None:
     """The task of those scores that are of this file, by their manifests."""
     digest = file_hash(path)
     for score_path in score_paths:
-        manifest = manifest_of(score_path)
-        if manifest is not None and manifest["fingerprint"].get("responses") == digest:
+        if settings_of(score_path).get("responses") == digest:
             return task_of(score_path, [read_json(score_path)])
     return None
 

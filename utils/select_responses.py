@@ -37,7 +37,7 @@ from utils.benchmarks import tasks
 from utils.benchmarks.task import Metric
 from utils.cli import UserError
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
-from utils.files.manifest import describe_run, file_hash, manifest_of, publish_all
+from utils.files.manifest import describe_run, file_hash, manifest_of, publish_all, settings_of
 from utils.records.judged import are_answered
 from utils.records.responses import read_responses
 from utils.records.scores import Scores, read_scores, strategy_in_words
@@ -114,7 +114,7 @@ def write_samples(args: argparse.Namespace, samples: list[Responses]) -> None:
     files = {Path(args.split_dir) / f"sample_{i:0{width}}.json": encode(one) for i, one in enumerate(samples)}
     cli.check_outputs(list(map(str, files)), [args.response_addr])
     prepare_derived(files, SCRIPT, args.overwrite)
-    publish_all(files, describe_run(vars(args), make_fingerprint(args), None))
+    publish_all(files, describe_run(vars(args), make_settings(args), None))
     for path, one in zip(files, samples, strict=True):
         print(f"{path}: responses to {len(one)} questions")
 
@@ -139,8 +139,8 @@ def write_selection(args: argparse.Namespace, responses: Responses, samples: lis
     for which, path in paths.items():
         by = {"which": which, "samples": len(samples), **describe_scorer(first_addr, first, metric)}
         by |= {"unscored": unscored} if (unscored := counts.get("samples without a score")) else {}
-        fingerprint = make_fingerprint(args, scores=hashes, selected_by=by)
-        publish_all({Path(path): encode(selected[which])}, describe_run(vars(args), fingerprint, None, counts=counts))
+        settings = make_settings(args, scores=hashes, selected_by=by)
+        publish_all({Path(path): encode(selected[which])}, describe_run(vars(args), settings, None, counts=counts))
         print(f"{path}: {counts['kept']} of {len(responses)} questions; at test time {describe_selection(by)}")
     print(in_words(counts))
 
@@ -156,7 +156,7 @@ def read_sample_scores(paths: list[str], samples: list[Responses], response_addr
         )
     path_of: dict[int, str] = {}
     for path in scores:
-        number = numbers.get(str(manifest_of(path)["fingerprint"].get("responses")))
+        number = numbers.get(str(settings_of(path).get("responses")))
         if number is None:
             raise UserError(
                 f"{path}: not the scores of a sample of {response_addr}\n"
@@ -215,14 +215,13 @@ def reason_to_drop(scores: list[float], args: argparse.Namespace) -> str | None:
 def describe_scorer(score_addr: str, scores: Scores, metric: Metric) -> dict[str, Any]:
     """The judge (None if the metric needs none) and the fields that it saw and no system may see."""
     manifest = manifest_of(score_addr)
-    judge = metric.judge and (manifest["arguments"].get("evaluator_llm") or manifest["fingerprint"].get("judge"))
+    judge = metric.judge and (manifest["arguments"].get("evaluator_llm") or manifest["settings"].get("judge"))
     return {"judge": judge, "strategy": strategy_in_words(scores), "saw": list(metric.needs)}
 
 
-def make_fingerprint(args: argparse.Namespace, **own: Any) -> dict[str, Any]:
+def make_settings(args: argparse.Namespace, **own: Any) -> dict[str, Any]:
     """How the responses were asked for, which score files and tables tell, and what was done with them here."""
-    asked = (manifest_of(args.response_addr) or {"fingerprint": {}})["fingerprint"]
-    return {**asked, "script": SCRIPT, "responses": file_hash(args.response_addr), **own}
+    return {**settings_of(args.response_addr), "script": SCRIPT, "responses": file_hash(args.response_addr), **own}
 
 
 def encode(responses: Responses) -> bytes:

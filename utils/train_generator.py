@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from prompts import Prompt, load_prompt
+from prompts import Prompt, digests, load_prompt
 from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
@@ -125,9 +125,17 @@ def build_parser() -> cli.FlagParser:
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     add("--report_to", metavar="NAME", default="none",
         help="also log to a tracker, by transformers' name for it, such as wandb or tensorboard (%(default)s)")
-    add("--dry_run", action="store_true",
-        help="say what would be trained and what this machine lacks for it; load no weights, write nothing")
-    cli.add_log_argument(group)
+    cli.add_dry_run_argument(parser, group, "say what would be trained and what this machine lacks for it; load no "
+        "weights, write nothing")
+    cli.add_log_argument(parser, group)
+    parser.decides_nothing("--inputs_addr --validation_addr --output_dir --model_addr", "their hashes do")
+    parser.decides_nothing("--prompts_dir", "the prompt's hash does")
+    parser.decides_nothing(
+        "--per_device_train_batch_size --gradient_accumulation_steps", "their product with the number of devices does"
+    )
+    parser.decides_nothing("--cache_dir --gradient_checkpointing", "how fast it trains")
+    parser.decides_nothing("--report_to", "what is seen of a training")
+    parser.decides_nothing("--resume --overwrite", "what may be replaced")
     # fmt: on
     return parser
 
@@ -143,7 +151,9 @@ def main(argv: list[str] | None = None) -> int:
     check_task(args, task, validation_records)
     prompt = choose_prompt(args, task)
     model = choose_model(args, identify_local_model(args.model_addr, args.cache_dir), task)
-    fingerprint = make_fingerprint(args, task, model.identity)
+    args.epochs = args.epochs or task.epochs
+    choose_batch(args)
+    settings = settings_of_training(args, task, prompt, model.identity)
     check_could_write(Path(args.output_dir) / "manifest.json")
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
     build = partial(
@@ -153,7 +163,7 @@ def main(argv: list[str] | None = None) -> int:
     check_lengths(args, [*records, *validation_records], [*examples, *validation])
     plan_steps(args, len(examples))
     if args.dry_run:
-        check_run(args, fingerprint)
+        check_run(args, settings)
         say(describe_training(args, examples, validation))
         if args.lora_rank:
             say_machine(args, 2, "weights")
@@ -165,11 +175,11 @@ def main(argv: list[str] | None = None) -> int:
 
     processes = PartialState(timeout=WAIT)
     with processes.main_process_first():  # the others then find what the first has decided
-        run = open_run(args, fingerprint)
+        run = open_run(args, settings)
     if run.is_finished(args.max_steps):
         say(f"{args.output_dir}: already finished, left alone")
     else:
-        learn(args, task, model, examples, validation, fingerprint, run)
+        learn(args, task, model, examples, validation, settings, run)
     if cli.is_first_process():
         drop_states(Path(args.output_dir))
     # Else its threads may abort a process whose work is done. After an error it might wait for another process.
@@ -183,7 +193,7 @@ def learn(
     model: Model,
     examples: list[Example],
     validation: list[Example],
-    fingerprint: dict[str, Any],
+    settings: dict[str, Any],
     run: Run,
 ) -> None:
     """Train, and say what comes of it."""
@@ -205,7 +215,7 @@ def learn(
         patience=args.patience,
         keeps_all=False,
     )
-    manifest = describe_run(vars(args), fingerprint, None)
+    manifest = describe_run(vars(args), settings, None)
     score = partial(score_texts, task, name, [example.record for example in validation])
     source = pinned_source(args.model_addr, args.cache_dir)
     with skipping_absent_hub(args.model_addr):
@@ -270,29 +280,17 @@ def choose_prompt(args: argparse.Namespace, task: Task) -> Prompt:
     return load_prompt(task.prompts["rag" if args.num_contexts else "none"], args.prompts_dir)
 
 
-def make_fingerprint(args: argparse.Namespace, task: Task, model: str) -> dict[str, Any]:
-    """What decides the model, step by step. Devices and batch size may change, their product may not.
-
-    Sets the defaults of --epochs and of the batch.
-    """
-    same = (
-        "num_contexts fusion trim_items max_input_length max_target_length learning_rate weight_decay epochs patience "
-        "seed"
-    )
-    args.epochs = args.epochs or task.epochs
-    choose_batch(args)
-    prompt = choose_prompt(args, task)
-    return {
+def settings_of_training(args: cli.Arguments, task: Task, prompt: Prompt, model: str) -> dict[str, Any]:
+    """What decides the model, step by step. Devices and batch size may change, their product may not."""
+    return args.settings() | {
         "script": SCRIPT,
         "task": task.name,
         "metric": chosen_by(args, task),
         "model": model,
         "inputs": file_hash(args.inputs_addr),
         "validation": args.validation_addr and file_hash(args.validation_addr),
-        "prompt": {prompt.name: prompt.digest},
+        "prompt": digests([prompt]),
         "effective_batch_size": effective_batch_size(args),
-        **{name: getattr(args, name) for name in same.split()},
-        **({"lora_rank": args.lora_rank} if args.lora_rank else {}),
     }
 
 

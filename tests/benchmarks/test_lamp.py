@@ -327,7 +327,7 @@ def test_from_its_own_files_to_the_table(name, run, published, tmp_path, capsys)
         assert (found["task"], found["strategy"], found["num_questions"]) == (name, metric, 6)
         read = [answer[0]["output"] for answer in json.loads(answers.read_text()).values()]
         assert found["num_unanswered"] == (0 if metric.endswith("-official") else read.count(None))
-        assert "judge" not in read_manifest(scores)["fingerprint"]
+        assert "judge" not in read_manifest(scores)["settings"]
         run(evaluate_responses, *evaluate)
         assert "already finished, left alone" in capsys.readouterr().out
     first = tmp_path / f"{next(iter(tasks()[name].metrics))}.json"
@@ -515,10 +515,9 @@ def test_items_are_trimmed_where_that_is_asked_for(run, tmp_path, capsys):
     assert [answer["num_contexts_used"] for answer in answers] == [len(record["profile"]) for record in records]
     assert sum(outputs[0]["num_contexts_dropped"] for outputs in whole.values()) > 5
     assert all("num_contexts_trimmed" not in outputs[0] for outputs in whole.values())
-    assert "trim_items" not in read_manifest(tmp_path / "whole.json")["fingerprint"]
     run(baselines, *flags, "--output_addr", out, "--trim_items")
     assert "already finished, left alone" in capsys.readouterr().out
-    with pytest.raises(UserError, match="was made with other settings: trim_items: true, now null"):
+    with pytest.raises(UserError, match="was made with other settings: trim_items: true, now false"):
         run(baselines, *flags, "--output_addr", out)
     sample = DATA / "mini_lampqa/test.json"
     with pytest.raises(UserError, match="--trim_items: the posts of LaMP-QA are whole or left out; leave the flag out"):

@@ -55,7 +55,7 @@ def test_the_latest_comes_first_and_what_has_no_date_last(name, tmp_path, capsys
     if name in CONFIGS:  # LongLaMP's code takes the end of the file whatever the years of papers are
         for before, after in zip(records, ranked, strict=True):
             assert after["profile"] == before["profile"][::-1]
-        assert "recency" not in read_manifest(tmp_path / "recency.json")["fingerprint"]
+        assert "recency" not in read_manifest(tmp_path / "recency.json")["settings"]
         return
     for before, after in zip(records, ranked, strict=True):
         dates = [task.item_date(item) for item in after["profile"]]
@@ -106,8 +106,8 @@ def test_the_hybrid_is_half_by_meaning_and_half_by_date(encoder, tmp_path):
         assert mixed[1] == next(item for item in late if item != near[0])
     assert orders["hybrid"] not in (orders["contriever"], orders["recency"])
     found = read_manifest(tmp_path / "hybrid.json")
-    assert (found["fingerprint"]["ranker"], found["fingerprint"]["recency"]) == ("hybrid", "date, then file order")
-    assert found["fingerprint"]["model"].startswith("sha256:") and found["counts"]["texts_embedded"]
+    assert found["settings"]["ranker"] == "hybrid" and found["settings"]["model"].startswith("sha256:")
+    assert found["counts"]["texts_embedded"]
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_in_lamp_s_time_setting_items_are_compared_with_their_dates(ranker, time
     dated = order_of(timed, tmp_path / "dated.json", *flags)
     posts = sum(map(len, dated))
     assert f"posts are compared with their dates; 2 of {posts} posts have none" in capsys.readouterr().err
-    assert read_manifest(tmp_path / "dated.json")["fingerprint"]["use_date"] is True
+    assert read_manifest(tmp_path / "dated.json")["settings"]["use_date"] is True
     assert read_manifest(tmp_path / "dated.json")["counts"]["undated_posts"] == 2
     records = read_dataset(timed, ["profile"])
     ranked = read_dataset(tmp_path / "dated.json", ["profile"])
@@ -147,9 +147,9 @@ def test_in_lamp_s_time_setting_items_are_compared_with_their_dates(ranker, time
         item["text"] = f"{item['text']} date: {item['date']}"
     written = save(records, tmp_path / "written.json")
     assert order_of(written, tmp_path / "by_hand.json", *flags) == dated
-    assert "use_date" not in read_manifest(tmp_path / "by_hand.json")["fingerprint"]  # no manifest tells a setting
+    assert not read_manifest(tmp_path / "by_hand.json")["settings"]["use_date"]  # no manifest tells a setting
     assert order_of(timed, tmp_path / "plain.json", *flags, "--no-use_date") != dated
-    assert "use_date" not in read_manifest(tmp_path / "plain.json")["fingerprint"]
+    assert not read_manifest(tmp_path / "plain.json")["settings"]["use_date"]
 
 
 def test_dates_are_asked_for_where_no_manifest_tells_the_setting(timed, tmp_path):
@@ -161,7 +161,7 @@ def test_dates_are_asked_for_where_no_manifest_tells_the_setting(timed, tmp_path
 
 def test_dates_of_which_there_are_none_to_add_are_refused(timed, tmp_path):
     order_of(timed, tmp_path / "recency.json", "--ranker", "recency")
-    assert "use_date" not in read_manifest(tmp_path / "recency.json")["fingerprint"]
+    assert not read_manifest(tmp_path / "recency.json")["settings"]["use_date"]
     source = save(read_sample("LongLaMP-topic"), tmp_path / "topic.json")
     with pytest.raises(UserError, match=r"topic\.json: --use_date: LongLaMP-topic has no dates to add; leave it out$"):
         order_of(source, tmp_path / "out.json", "--ranker", "bm25", "--use_date")
@@ -174,5 +174,5 @@ def test_lamp_qa_knows_of_no_dates(encoder, tmp_path, capsys):
     [ranked] = rank(records, tmp_path, "recency")
     assert ranked["profile"] == posts[::-1]
     assert counts(tmp_path, "recency") == {"questions": 1, "posts": 4, "empty_profiles": 0}
-    assert "recency" not in read_manifest(tmp_path / "recency.json")["fingerprint"]
+    assert "recency" not in read_manifest(tmp_path / "recency.json")["settings"]
     assert "note:" not in capsys.readouterr().err

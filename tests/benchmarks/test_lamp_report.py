@@ -152,7 +152,7 @@ def test_ids_of_two_tasks_are_told_apart_or_refused(made, tmp_path):
     copy = tmp_path / "mine.json"
     copy.write_text(json.dumps(json.loads(Path(answers).read_text())))
     (tmp_path / "mine.json.manifest.json").write_text(
-        json.dumps({"fingerprint": {"inputs": file_hash(inputs[1])}, "output_sha256": file_hash(copy)})
+        json.dumps({"settings": {"inputs": file_hash(inputs[1])}, "output_sha256": file_hash(copy)})
     )
     assert report.main([*words[:-1], str(copy)]) == 0
     index, texts = content(tmp_path / "r.html")

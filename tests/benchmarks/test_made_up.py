@@ -90,7 +90,7 @@ def test_it_goes_through_all_commands(run, dataset, tmp_path, capsys):
     found = json.loads(scores[0].read_text())
     assert (found["task"], found["num_unanswered"], found["num_unscored"]) == ("Trivia", 1, 0)
     assert [entry["score"] for entry in found["per_question_scores"]] == [0, 0, 0, 0, 1]
-    assert read_manifest(scores[0])["fingerprint"].keys() == {"script", "strategy", "inputs", "responses"}
+    assert read_manifest(scores[0])["settings"].keys() == {"script", "strategy", "inputs", "responses"}
     run(evaluate_responses, *judge)
     assert capsys.readouterr().out.count("already finished, left alone") == 2
 

@@ -244,7 +244,7 @@ def test_it_comes_from_the_hub_too(dataset, tmp_path):
         commit = hub.branches["main"]
     path = tmp_path / "out/PersonaMem_32k.json"
     assert path.read_bytes() == dataset.read_bytes()
-    assert read_manifest(path)["fingerprint"]["commit"] == commit
+    assert read_manifest(path)["settings"]["commit"] == commit
 
 
 def change(**columns):

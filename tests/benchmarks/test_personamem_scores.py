@@ -561,7 +561,7 @@ def page_file(folder, tmp_path_factory):
     for its in responses.values():
         its[0] |= {"num_contexts_used": 3, "num_contexts_dropped": 0}
     best = write(made / "best.json", responses)
-    manifest = {"fingerprint": {"inputs": file_hash(inputs)}, "output_sha256": file_hash(best)}
+    manifest = {"settings": {"inputs": file_hash(inputs)}, "output_sha256": file_hash(best)}
     write(made / "best.json.manifest.json", manifest)
     run(export_predictions, "--inputs_addr", inputs, "--response_addr", folder / "worst.json", "--output_dir", made)
     score(inputs, best, made / "best_scores.json")

@@ -41,7 +41,7 @@ class Study:
         path = self.folder / name
         path.write_text(json.dumps(content), encoding="utf-8")
         if fingerprint:
-            manifest = {"fingerprint": fingerprint, "output_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+            manifest = {"settings": fingerprint, "output_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
             (self.folder / f"{name}.manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
         return path
 

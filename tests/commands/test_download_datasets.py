@@ -157,7 +157,7 @@ def test_nine_files_with_the_records_as_they_are(hub, download):
     assert lines[-1] == f"{file}: 4 questions of commit {commit[:12]}; the paper's Table 1 says 1074"
     manifest = read_manifest(file)
     path = PATHS["Society_and_Culture", "test"]
-    assert manifest["fingerprint"] == {
+    assert manifest["settings"] == {
         "dataset_name": NAME, "commit": commit, "category": "Society_and_Culture", "split": "test",
     }  # fmt: skip
     assert manifest["source_sha256"] == {path: hashlib.sha256(FILES[path]).hexdigest()}
@@ -242,7 +242,7 @@ def test_the_revision_that_is_asked_for_is_recorded(hub, download):
     download.run("--revision", "v1")
     assert download.finished() == expected(FILES)
     manifest = read_manifest(download.file())
-    assert (manifest["fingerprint"]["commit"], manifest["arguments"]["revision"]) == (old, "v1")
+    assert (manifest["settings"]["commit"], manifest["arguments"]["revision"]) == (old, "v1")
     printed, _ = download.run("--revision", old)
     assert printed.count("left alone") == 9
 
@@ -624,7 +624,7 @@ def test_a_folder_needs_no_hub(hub, download, copy):
     assert (download.finished(), errors, hub.requests) == (expected(FILES), "", [])
     assert printed.startswith(f"{download.file()}: 8 questions; the paper's Table 1 says 9349\n")
     manifest = read_manifest(download.file())
-    assert manifest["fingerprint"]["sha256"] == [hashlib.sha256(FILES[ART]).hexdigest()]
+    assert manifest["settings"]["sha256"] == [hashlib.sha256(FILES[ART]).hexdigest()]
     assert manifest["arguments"]["dataset_name"] == str(folder)
     moved = folder.rename(folder.with_name("moved"))
     assert download.run("--dataset_name", moved)[0].count("left alone") == 9

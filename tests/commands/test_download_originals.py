@@ -171,7 +171,7 @@ def test_from_where_it_is_published_comes_the_same(download, server, hub, name):
         place = {"dataset_name": server.url, "commit": None}
         if name in CONFIGS:
             place = {"dataset_name": "LongLaMP/LongLaMP", "commit": hub.branches["main"]}
-        assert manifest["fingerprint"] == {**place, "task": name, "setting": "user", "split": split}
+        assert manifest["settings"] == {**place, "task": name, "setting": "user", "split": split}
     if name not in CONFIGS:
         folder = "LaMP_2/new" if name == "LaMP-2" else name.replace("-", "_")
         splits = [f"{split}/{split}_{kind}" for split in ("train", "dev") for kind in ("questions", "outputs")]
@@ -213,7 +213,7 @@ def test_the_time_based_splits(download, server):
     }
     assert download.records("LaMP-2", "time") == sample("LaMP-2", "dev")
     manifest = read_manifest(download.file("LaMP-2", "time"))
-    assert manifest["fingerprint"]["setting"] == "time"
+    assert manifest["settings"]["setting"] == "time"
 
 
 def test_the_paper_s_sizes_are_of_the_time_based_splits(download, server):
@@ -613,7 +613,7 @@ def test_a_password_in_the_address_is_not_shown_or_kept(download, server):
     assert "c0ffee" not in told and not [
         path for path in files if b"c0ffee" in path.read_bytes() or "c0ffee" in str(path)
     ]
-    assert read_manifest(download.file())["fingerprint"]["dataset_name"] == server.url
+    assert read_manifest(download.file())["settings"]["dataset_name"] == server.url
 
 
 # Broken off

@@ -558,18 +558,18 @@ def test_two_raters_of_a_part_each_and_what_compare_evaluators_makes_of_it(study
         ),
         ([beta, alpha], f"{scores}: its first system's responses are the second system's in {human}\n  give all"),
     ):
-        manifest = {"fingerprint": {"responses": responses}, "output_sha256": file_hash(scores)}
+        manifest = {"settings": {"responses": responses}, "output_sha256": file_hash(scores)}
         study.write("pairs.json.manifest.json", manifest)
         with pytest.raises(UserError) as error:
             compare_evaluators.main(words)
         assert str(error.value).startswith(message)
-    manifest["fingerprint"]["responses"] = [alpha, beta]
+    manifest["settings"]["responses"] = [alpha, beta]
     study.write("pairs.json.manifest.json", manifest)
     other = json.loads((study.folder / "pairs.json").read_text())
     for entry in other["per_question_scores"]:
         entry["id"] += " of a category that nobody was asked about"
     other = study.write("other.json", other)
-    manifest = {"fingerprint": {"responses": ["Alpha's there", "Beta's"]}, "output_sha256": file_hash(other)}
+    manifest = {"settings": {"responses": ["Alpha's there", "Beta's"]}, "output_sha256": file_hash(other)}
     study.write("other.json.manifest.json", manifest)
     assert compare_evaluators.main([*words, "--evaluator", "Judge", other]) == 0
 

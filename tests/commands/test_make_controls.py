@@ -141,7 +141,7 @@ def test_they_are_judged_as_any_system_and_stand_as_lines_in_the_report(study):
         study.run(None, [path], to=f"{path.stem}_scores.json")
     scores = {name: json.loads((study.folder / f"{name}_scores.json").read_text())["score"] for name in ("a", *NAMES)}
     assert scores == {"a": 0.5, "question": 0, "other_answer": 0.5, "half": 0.5, "ceiling": 1, "orders": 0}
-    assert read_manifest(paths[0])["fingerprint"]["script"] == "utils/make_controls.py"
+    assert read_manifest(paths[0])["settings"]["script"] == "utils/make_controls.py"
     page = study.folder / "report.html"
     words = ["--inputs_addr", study.folder / "data.json", "--output_addr", page]
     words += ["--system", "A", study.folder / "a.json", study.folder / "a_scores.json"]

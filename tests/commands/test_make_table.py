@@ -66,7 +66,7 @@ def score_file(tmp_path):
             json.dumps({"score": 0.5, "num_unanswered": 0, "per_question_scores": questions, **more}), encoding="utf-8"
         )
         if judged is not None:
-            manifest = {"fingerprint": judged, "output_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+            manifest = {"settings": judged, "output_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
             path.with_name(f"{name}.manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
         return str(path)
 
@@ -291,7 +291,7 @@ class TestJudges:
         assert [complete in note for note in notes] == [True]
 
     def test_a_damaged_manifest_counts_as_none(self, complete, capsys):
-        Path(f"{complete}.manifest.json").write_text('{"fingerprint": ')
+        Path(f"{complete}.manifest.json").write_text('{"settings": ')
         _, notes = table(capsys, "--system", "RAG", complete)
         assert [complete in note for note in notes] == [True]
 

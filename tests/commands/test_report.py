@@ -64,7 +64,7 @@ class Files:
         """A response file, and its manifest where the hash of its dataset is given."""
         path = self.write(name, {i: [{"output": output, **more}] for i, output in outputs.items()})
         if inputs is not None:
-            manifest = {"fingerprint": {"inputs": inputs}, "output_sha256": file_hash(path)}
+            manifest = {"settings": {"inputs": inputs}, "output_sha256": file_hash(path)}
             self.write(f"{name}.manifest.json", manifest)
         return path
 

@@ -75,7 +75,7 @@ class Samples:
             entries = [scored(key, row[number]) for key, row in self.table.items() if number < len(row)]
             content = {"score": 0.5, "num_unanswered": 0, "per_question_scores": entries}
             fingerprint = {"judge": f"{judge}@1", "responses": file_hash(path)}
-            publish(self.score(number), content, {"fingerprint": fingerprint, "arguments": {"evaluator_llm": judge}})
+            publish(self.score(number), content, {"settings": fingerprint, "arguments": {"evaluator_llm": judge}})
 
     def score(self, number):
         return self.folder / f"samples/scores_{number}.json"
@@ -175,10 +175,10 @@ def test_a_score_file_tells_which_sample_it_scores(samples):
 
 def test_the_manifest_says_who_selected_and_what_that_saw(samples):
     asked = {"script": "baselines.py", "prompt": {"rag": "h"}, "constrained_decoding": "fallback", "inputs": "i"}
-    publish(samples.folder / "all.json", samples.read("all.json"), {"fingerprint": asked})
+    publish(samples.folder / "all.json", samples.read("all.json"), {"settings": asked})
     samples.judge()
     samples.select()
-    told = read_manifest(samples.folder / "best.json")["fingerprint"]
+    told = read_manifest(samples.folder / "best.json")["settings"]
     saw = ["narrative", "rubric_aspects"]
     by = {"which": "best", "samples": 4, "judge": "Café", "strategy": "aspect", "saw": saw, "unscored": 5}
     assert told["selected_by"] == by
@@ -188,7 +188,7 @@ def test_the_manifest_says_who_selected_and_what_that_saw(samples):
         "scores": [file_hash(samples.score(number)) for number in range(4)],
         "selected_by": by,
     }
-    assert read_manifest(samples.folder / "worst.json")["fingerprint"]["selected_by"]["which"] == "worst"
+    assert read_manifest(samples.folder / "worst.json")["settings"]["selected_by"]["which"] == "worst"
     assert describe_selection(by).endswith("which saw the rubric (narrative, rubric_aspects); 5 samples had no score")
 
 

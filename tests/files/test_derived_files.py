@@ -126,7 +126,7 @@ def test_what_something_else_wrote_is_refused_and_replaced_on_demand(folder, nam
     assert refusal(name).startswith(f"{name}: {NOT_OURS}")
     assert snapshot(folder) == before and capsys.readouterr().out == ""
     assert run(name, "--overwrite") == run(name) == 0
-    assert is_own(path, read_manifest(path)["fingerprint"]["script"])
+    assert is_own(path, read_manifest(path)["settings"]["script"])
 
 
 @ALL

@@ -10,14 +10,14 @@ import pytest
 
 from utils.cli import UserError
 from utils.files import manifest as manifests
-from utils.files.fingerprints import differences
 from utils.files.manifest import file_hash, publish, read_manifest, refuse_unranked
+from utils.files.settings import differences
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"model": "small", "temperature": 0.1}
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"fingerprint": {}}', b'{"output_sha256": ""}', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"settings": {}}', b'{"output_sha256": ""}', b"\xff"])
 def test_what_is_no_manifest_is_none(tmp_path, content):
     path = tmp_path / "answers.json"
     assert read_manifest(path) is None
@@ -28,7 +28,7 @@ def test_what_is_no_manifest_is_none(tmp_path, content):
 def test_a_folders_manifest_is_there_whole_or_not_at_all(tmp_path):
     assert manifests.read_folder_manifest(tmp_path / "missing") is None
     for step in (250, 500):  # the second replaces the first
-        manifest = {"fingerprint": SETTINGS, "step": step, "name": "日本"}
+        manifest = {"settings": SETTINGS, "step": step, "name": "日本"}
         manifests.write_folder_manifest(str(tmp_path), manifest)
         assert manifests.read_folder_manifest(str(tmp_path)) == manifest
         assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
@@ -147,15 +147,15 @@ def test_of_many_settings_the_first_five_are_shown():
 
 
 @pytest.mark.parametrize(
-    "fingerprint",
+    "settings",
     [None, {"dataset_name": "a folder", "commit": None}, {"script": "utils/build_dataset.py", "split": "test"}],
     ids=["no manifest", "downloaded", "built"],
 )
-def test_a_dataset_that_is_not_ranked_is_refused_unless_that_is_meant(fingerprint, tmp_path, capsys):
+def test_a_dataset_that_is_not_ranked_is_refused_unless_that_is_meant(settings, tmp_path, capsys):
     path = tmp_path / "train.json"
     path.write_text("[]")
-    if fingerprint:
-        publish(path, [], {"fingerprint": fingerprint})
+    if settings:
+        publish(path, [], {"settings": settings})
     problem = f"{path}: not ranked: no manifest of retrieval/rank_dataset.py beside it"
     with pytest.raises(UserError) as error:
         refuse_unranked(path, False)
@@ -167,6 +167,6 @@ def test_a_dataset_that_is_not_ranked_is_refused_unless_that_is_meant(fingerprin
 
 @pytest.mark.parametrize("unranked", [True, False])
 def test_a_ranked_dataset_is_taken(unranked, tmp_path, capsys):
-    publish(tmp_path / "train.json", [], {"fingerprint": {"ranker": "bm25"}})
+    publish(tmp_path / "train.json", [], {"settings": {"ranker": "bm25"}})
     refuse_unranked(tmp_path / "train.json", unranked)
     assert capsys.readouterr() == ("", "")

@@ -83,7 +83,7 @@ def test_an_output_is_published_with_what_its_run_took(path):
     del output
     assert path.read_text(encoding="utf-8") == '[\n  "two\\nlines",\n  null,\n  "🎸"\n]\n'
     manifest = read_manifest(path)
-    assert manifest["fingerprint"] == {**SETTINGS, "num_beams": 4}
+    assert manifest["settings"] == {**SETTINGS, "num_beams": 4}
     figures = ("pieces", "missing", "unusable", "counts", "device", "output_sha256")
     assert [manifest[name] for name in figures] == [3, 1, 1, {"answers": 3}, "CPU", file_hash(path)]
     assert manifest["arguments"] == {"overwrite": False, "max_retries": 3, "base_url": "https://host/v1"}
@@ -259,10 +259,10 @@ for folder in (Path(sys.argv[1]) / str(number) for number in range(100)):
             break
         continue
     if older:
-        publish(folder / "answers.json", older[0], {"fingerprint": older[1]})
+        publish(folder / "answers.json", older[0], {"settings": older[1]})
     os.replace, os.fsync, os.open = counted(os.replace), counted(os.fsync), counted(os.open)
     left = int(folder.name)
-    publish(folder / "answers.json", newer[0], {"fingerprint": newer[1]})
+    publish(folder / "answers.json", newer[0], {"settings": newer[1]})
     os._exit(0)
 """
 
@@ -276,7 +276,7 @@ def test_a_process_killed_while_it_publishes_leaves_nothing_half_done(tmp_path, 
     half = tmp_path / "half"
     half.mkdir()
     if older:
-        publish(half / "answers.json", older[0], {"fingerprint": older[1]})
+        publish(half / "answers.json", older[0], {"settings": older[1]})
     (half / "answers.json.tmp").write_text('"newer te')
     for folder in [half, *folders]:
         path = folder / "answers.json"
@@ -285,7 +285,7 @@ def test_a_process_killed_while_it_publishes_leaves_nothing_half_done(tmp_path, 
         make(path).open()
         if path.exists():  # with its own manifest: never one that looks changed by hand
             assert read_manifest(path)["output_sha256"] == file_hash(path)
-            assert [json.loads(path.read_text()), read_manifest(path)["fingerprint"]] in (older, newer)
+            assert [json.loads(path.read_text()), read_manifest(path)["settings"]] in (older, newer)
         write(path)
         assert is_finished(path) is True and names_in(folder) == {"answers.json", "answers.json.manifest.json"}
     assert seen == {None if one is None else json.dumps(one[0]) + "\n" for one in (older, newer)}

@@ -78,7 +78,7 @@ def test_the_engine_says_nothing_of_its_own(free_run):
 def test_the_manifest_says_how_it_was_made(free_run):
     output, _ = free_run
     manifest = json.loads(Path(f"{output}.manifest.json").read_text())
-    assert manifest["fingerprint"]["model"].startswith("sha256:")
+    assert manifest["settings"]["model"].startswith("sha256:")
     assert manifest["tokens"]["prompt_tokens"] > 0 and manifest["tokens"]["cached_tokens"] > 0
     assert manifest["device"].endswith(" cores, bfloat16" if has_bf16() else " cores, float32")
     assert manifest["batch_invariant"] is False
@@ -293,7 +293,7 @@ def test_vllms_own_server_behind_the_openai_client(switched, tmp_path):
         server.wait()
     answers = json.loads(output.read_text())
     assert len(answers) == 2 and all(samples[0]["output"] for samples in answers.values())
-    fingerprint = json.loads((tmp_path / "answers.json.manifest.json").read_text())["fingerprint"]
+    fingerprint = json.loads((tmp_path / "answers.json.manifest.json").read_text())["settings"]
     assert (fingerprint["model"], fingerprint["reported_model"]) == ("demo", str(switched))
     check_variable(*([one for [one] in json.loads(path.read_text()).values()] for path in (output, told)), switched)
     assert read_manifest(told)["refused_parameters"] == {}

@@ -108,7 +108,7 @@ def test_the_likeliest_option_is_the_answer(run, tmp_path, capsys):
     assert (first["prompt_tokens"], first["cached_tokens"], first["completion_tokens"]) == (40, 30, 0)
     manifest = read_manifest(tmp_path / "out.json")
     assert manifest["tokens"] == {"prompt_tokens": 200, "cached_tokens": 150, "completion_tokens": 0}
-    assert manifest["fingerprint"]["choose"] == "likelihood" and "temperature" not in manifest["fingerprint"]
+    assert manifest["settings"]["choose"] == "likelihood"
     assert "5 questions, 5 answers" in capsys.readouterr().out
     run(Counting(dies_after=0))
     assert "already finished, left alone" in capsys.readouterr().out

@@ -80,8 +80,8 @@ def test_a_run_that_began_at_one_port_goes_on_at_another(output):
         assert len(first.requests) == 5 and len(second.requests) == NUM_QUESTIONS - 5
     manifest = read_manifest(output)
     assert manifest["arguments"]["base_url"] == second.url
-    assert manifest["fingerprint"]["model"] == "chat" and manifest["fingerprint"]["reported_model"] == "org/chat"
-    assert second.url not in json.dumps(manifest["fingerprint"])
+    assert manifest["settings"]["model"] == "chat" and manifest["settings"]["reported_model"] == "org/chat"
+    assert second.url not in json.dumps(manifest["settings"])
 
 
 def test_score_files_of_one_judge_at_two_ports_stand_in_one_table(output, tmp_path, capsys):
@@ -125,7 +125,7 @@ def test_two_servers_with_other_models_under_one_name_are_told_apart(output):
         assert second.requests == [] and output.read_bytes() == before
         assert baselines.main(words(second, output, *own_store(output))) == 0
         assert len(second.requests) == NUM_QUESTIONS
-        assert read_manifest(output)["fingerprint"]["reported_model"] == "org/chat-32b"
+        assert read_manifest(output)["settings"]["reported_model"] == "org/chat-32b"
 
 
 def test_score_files_of_other_judges_under_one_name_are_no_table(output, tmp_path):
@@ -191,14 +191,14 @@ def test_a_server_that_does_not_say_is_taken_at_its_models_name(output, name, mo
             brief.setattr("utils.generation.api_engine.ROOT_SECONDS", 0.2)
         assert baselines.main(words(silent, output, "--limit", 2)) == 0
         held.set()
-        assert silent.lists_asked == 1 and "reported_model" not in read_manifest(output)["fingerprint"]
+        assert silent.lists_asked == 1 and "reported_model" not in read_manifest(output)["settings"]
     with server_with(models()) as telling:
         assert baselines.main(words(telling, output, "--limit", 4)) == 0
-        assert len(telling.requests) == 2 and read_manifest(output)["fingerprint"]["reported_model"] == "org/chat"
+        assert len(telling.requests) == 2 and read_manifest(output)["settings"]["reported_model"] == "org/chat"
     with server_with() as silent:
         assert baselines.main(words(silent, output, "--limit", 6)) == 0
         assert len(silent.requests) == 2
-        assert read_manifest(output)["fingerprint"]["reported_model"] == "org/chat"  # is not forgotten
+        assert read_manifest(output)["settings"]["reported_model"] == "org/chat"  # is not forgotten
     with server_with(models(root="org/other")) as other, pytest.raises(UserError, match='reports "org/other"'):
         baselines.main(words(other, output))
 

@@ -301,7 +301,7 @@ def test_flags_leave_parameters_out_from_the_start(case):
     assert case.run("out.json", *more) == 0
     assert refused.total() == 1  # max_tokens
     assert all(body.keys().isdisjoint({"temperature", "top_p", "seed"}) for body in case.server.requests)
-    settings = case.manifest()["fingerprint"]
+    settings = case.manifest()["settings"]
     assert (settings["temperature"], settings["top_p"], settings["seed"]) == (None, None, None)
     assert {record["temperature"] for record in case.records().values()} == {None}
 
@@ -330,7 +330,7 @@ def test_further_parameters_reach_the_server_and_are_settings(case):
     for body in case.server.requests:
         assert {name: body.get(name) for name in (*told, *extra)} == {**told, **extra}
     manifest = case.manifest()
-    assert {name: manifest["fingerprint"].get(name) for name in (*told, "extra_body")} == {**told, "extra_body": extra}
+    assert {name: manifest["settings"].get(name) for name in (*told, "extra_body")} == {**told, "extra_body": extra}
     # Another value, or none, is another setting: a run does not go on with it.
     for number, (flag, (_, other)) in enumerate(FURTHER.items()):
         for its in (other, None):

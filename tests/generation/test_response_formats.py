@@ -248,11 +248,3 @@ def test_schemas_have_what_the_strict_mode_documents(case):
     schema = {**answer, "additionalProperties": False} if case.script == "baselines.py" else VERDICT_SCHEMA
     expected = {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
     assert sent and all(one == expected for one in sent)
-
-
-def test_no_constraint_is_a_part_of_the_fingerprint(case):
-    assert case.run("out.json", "--limit", 1) == 0
-    sampling = {"temperature", "top_p", "max_tokens", "seed", "constrained_decoding"}
-    shared = {"script", "inputs", "prompt", "max_model_len", "dtype", *sampling}
-    own = {"model", "num_contexts"} if case.script == "baselines.py" else {"judge", "strategy", "responses"}
-    assert case.manifest()["fingerprint"].keys() == shared | own

@@ -15,10 +15,9 @@ import train_planner
 from prompts import load_prompt
 from utils.benchmarks import lampqa
 from utils.cli import UserError
-from utils.files.manifest import file_hash, read_manifest, write_folder_manifest
+from utils.files.manifest import file_hash, settings_of, write_folder_manifest
 from utils.generation import engines
 from utils.generation.chat import LocalChat
-from utils.generation.driver import Policy
 from utils.generation.requests import Completion, Sampling
 from utils.generation.vllm_engine import sampling_params
 
@@ -127,7 +126,7 @@ def test_it_is_in_every_prompt_and_another_value_is_another_setting(asked, switc
     assert baselines.main([*map(str, flags), "--chat_template_kwargs", OFF, "--reasoning_effort", "high"]) == 0
     for text, _ in prompts(asked):
         assert text.startswith("Reasoning: high") and text.endswith(f"<|im_start|>assistant\n{NOT_THINKING}")
-    settings = read_manifest(tmp_path / "out.json")["fingerprint"]
+    settings = settings_of(tmp_path / "out.json")
     assert settings["chat_template_kwargs"] == {"enable_thinking": False} and settings["reasoning_effort"] == "high"
     for other in (
         ["--chat_template_kwargs", OFF],
@@ -148,7 +147,7 @@ def test_further_sampling_reaches_the_engine(asked, switched, tmp_path):
     [(_, sampling)] = prompts(asked)
     assert sampling.further == {"top_k": 20, "min_p": 0.1, "presence_penalty": -1.0}
     assert (sampling.temperature, sampling.top_p) == (None, None)
-    said = refusal(baselines.main, *flags, "--seed", "none")
+    said = refusal(baselines.main, *flags[:-1], tmp_path / "other.json", "--seed", "none")
     assert said.startswith("--seed none: ") and said.count("\n") == 0
 
 
@@ -180,13 +179,6 @@ def test_a_judge_s_prompts_and_length_and_its_dry_run(asked, switched, tmp_path,
     assert f" for a request of {length} tokens (" in capsys.readouterr().out
 
 
-def test_choosing_and_weighing_have_the_template_s_settings_alone():
-    words = ["--model_addr", "m", "--inputs_addr", "d", "--output_addr", "o", "--choose", "likelihood"]
-    args = baselines.build_parser().parse_args([*words, "--chat_template_kwargs", OFF])
-    policy = Policy.from_arguments(args, {})
-    assert policy.prompt_fingerprint() == {"chat_template_kwargs": {"enable_thinking": False}}
-
-
 # The planner
 
 
@@ -211,15 +203,13 @@ def test_training_and_planning_render_alike(asked, switched, tmp_path):
     assert learnt.endswith(f"<|im_start|>assistant\n{NOT_THINKING}")
     planner = shutil.copytree(switched, tmp_path / "planner")
     args.inputs_addr = str(TRAIN)
-    fingerprint = train_planner.make_fingerprint(args, task, "m")
-    assert fingerprint["chat_template_kwargs"] == {"enable_thinking": False}
-    write_folder_manifest(planner, {"fingerprint": fingerprint, "output_sha256": file_hash(TRAIN)})
+    settings = train_planner.settings_of_training(args, load_prompt("lampqa/planner"), "m")
+    assert settings["chat_template_kwargs"] == {"enable_thinking": False}
+    write_folder_manifest(planner, {"settings": settings, "output_sha256": file_hash(TRAIN)})
     assert plan_run(switched, planner, tmp_path / "a.json", "--chat_template_kwargs", '{"enable_thinking": true}') == 0
     plan, answer = (text for text, _ in prompts(asked))
     assert plan == learnt and answer.endswith("<|im_start|>assistant\n")
-    settings = [read_manifest(tmp_path / name)["fingerprint"] for name in ("a.json", "a.json.plans.json")]
-    assert settings[0]["plan_chat_template_kwargs"] == settings[1]["chat_template_kwargs"] == {"enable_thinking": False}
-    assert settings[0]["chat_template_kwargs"] == {"enable_thinking": True}
+    assert settings_of(tmp_path / "a.json")["chat_template_kwargs"] == {"enable_thinking": True}
 
 
 @pytest.mark.parametrize("trained", [True, False])
@@ -227,7 +217,7 @@ def test_a_planner_trained_without_is_told_nothing_and_another_model_what_it_kno
     planner = shutil.copytree(switched, tmp_path / "planner")
     if trained:
         fingerprint = {"script": "train_planner.py", "planner_target": "paper"}
-        write_folder_manifest(planner, {"fingerprint": fingerprint})
+        write_folder_manifest(planner, {"settings": fingerprint})
     assert plan_run(switched, planner, tmp_path / "a.json", "--chat_template_kwargs", OFF, "--top_k", "3") == 0
     (plan, sampling), (answer, _) = prompts(asked)
     assert plan.endswith("<|im_start|>assistant\n" if trained else f"assistant\n{NOT_THINKING}")

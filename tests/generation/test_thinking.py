@@ -21,7 +21,6 @@ from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.generation import engines
 from utils.generation.chat import APIChat, LocalChat
-from utils.generation.driver import Policy
 from utils.generation.requests import Completion, Sampling, Scored
 from utils.generation.thinking import THOUGHT_TOKENS, Thoughts, end_thoughts, find_thoughts, own_parser
 from utils.generation.thought_reader import ThoughtReader
@@ -81,7 +80,7 @@ def test_a_model_s_parser_is_found_in_its_files(model_type, template, tokens, pa
 def test_a_prompt_s_end_tells_of_thoughts(tmp_path, end, own, asked, found):
     chat = Namespace(prompt_end=end, own_parser=own)
     assert find_thoughts(Namespace(reasoning_parser=asked), chat, str(tmp_path)) == found
-    manifest = {"fingerprint": {"script": "train_planner.py"}}
+    manifest = {"settings": {"script": "train_planner.py"}}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))  # trained to answer at once
     trained = find_thoughts(Namespace(reasoning_parser=asked), chat, str(tmp_path))
     assert trained == (found if asked == "none" else Thoughts())
@@ -292,7 +291,7 @@ def test_tokens_grow_for_a_model_that_thinks(thinker, thinking, tmp_path, capsys
     )
     assert (
         thinking.tries[2].max_tokens == 2048
-        and read_manifest(tmp_path / "c.json")["fingerprint"]["reasoning_parser"] == "none"
+        and read_manifest(tmp_path / "c.json")["settings"]["reasoning_parser"] == "none"
     )
     assert "thinks" not in capsys.readouterr().err
     ask(baselines, *words, "--output_addr", tmp_path / "d.json", "--max_retries", "0", "--max_tokens", 2048, code=1)
@@ -310,12 +309,6 @@ def test_what_is_scored_stands_behind_the_thought(thinker, tmp_path):
     plain = LocalChat(str(save_tiny_chat(tmp_path / "plain")))
     end_thoughts(plain, find_thoughts(Namespace(reasoning_parser=None), plain, "plain"))
     assert plain.behind == ""
-
-
-def test_a_policy_without_thoughts_has_the_fingerprint_it_had():
-    policy = Policy(0.1, 0.95, 2048, 0, 3, "fallback", {})
-    assert list(policy.fingerprint()) == ["temperature", "top_p", "max_tokens", "seed", "constrained_decoding"]
-    assert policy.with_thoughts(Thoughts("deepseek_r1", True, True)).fingerprint()["reasoning_parser"] == "deepseek_r1"
 
 
 # Behind an API
@@ -353,7 +346,7 @@ def test_texts_of_a_server(flags, output, reply, more, told, reasoning, tokens):
     assert (answer.get("reasoning"), answer.get("reasoning_tokens")) == (reasoning, tokens)
     manifest = read_manifest(output)
     assert manifest.get("unfinished_thoughts", 0) == int(told == UNFINISHED)
-    assert manifest["fingerprint"].get("reasoning_parser") == (more[1] if more else None)
+    assert manifest["settings"].get("reasoning_parser") == (more[1] if more else None)
 
 
 PROSE, IN_PROSE = "First, the user wants a text on gardens. Let me", "a text about gardens, which breaks off in the"

@@ -56,7 +56,7 @@ def test_online_a_run_fetches_what_it_reads_into_the_cache_dir(fetched):
     assert json.loads((folder / "answers.json").read_text())
     [commit] = hub.commits
     manifest = json.loads((folder / "answers.json.manifest.json").read_text())
-    assert manifest["fingerprint"]["model"] == f"{MODEL}@{commit}"
+    assert manifest["settings"]["model"] == f"{MODEL}@{commit}"
 
 
 @pytest.fixture

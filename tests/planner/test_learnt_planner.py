@@ -66,8 +66,8 @@ def test_only_the_adapter_changes(overfitted, data):
 def test_a_checkpoint_says_how_it_was_made(overfitted, data):
     output, _ = overfitted
     manifest = json.loads((output / "best/manifest.json").read_text())
-    assert manifest["fingerprint"]["model"].startswith("sha256:")
-    assert manifest["fingerprint"]["effective_batch_size"] == 8
+    assert manifest["settings"]["model"].startswith("sha256:")
+    assert manifest["settings"]["effective_batch_size"] == 8
     assert manifest["arguments"]["lora_rank"] == 32
     assert (manifest["step"], manifest["best_step"]) == (80, 80)
     assert {"torch", "transformers", "peft", "trl"} <= manifest["versions"].keys()
@@ -215,7 +215,7 @@ def test_the_reference_target_is_learnt_remembered_and_handed_over_as_it_came(
     learn(warm_engine, *flags)
     (evaluation,) = [entry for entry in log_of(tmp_path / "planner") if "eval_loss" in entry]
     assert (evaluation["eval_aspect_recall"], evaluation["eval_plans_without_an_aspect"]) == (1, 0)
-    remembered = json.loads((tmp_path / "planner/best/manifest.json").read_text())["fingerprint"]
+    remembered = json.loads((tmp_path / "planner/best/manifest.json").read_text())["settings"]
     assert (remembered["planner_target"], remembered["lead_in"]) == ("reference", lead_in)
 
     flags = ["--prompts_dir", prompts, "--constrained_decoding", "always"]

@@ -23,7 +23,7 @@ def manifest_of(model="Qwen/Qwen2.5-7B-Instruct", identity=None, **arguments):
         "lora_rank": 16, "lora_target_modules": ["q_proj", "v_proj"], "effective_batch_size": 32, "warmup_steps": 0,
     }  # fmt: skip
     return {
-        "arguments": arguments, "fingerprint": fingerprint, "device": "1 x GPU", "git_commit": "fedcba+",
+        "arguments": arguments, "settings": fingerprint, "device": "1 x GPU", "git_commit": "fedcba+",
         "versions": {"python": "3.11.9", "torch": "2.13.0", "peft": "0.21.2"}, "step": 500, "best_step": 250,
     }  # fmt: skip
 

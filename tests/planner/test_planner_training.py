@@ -135,7 +135,7 @@ def test_the_card_is_true(uninterrupted, data):
         assert card.data.library_name == "peft" and card.data.base_model is None  # a folder has no name on the hub
         assert "None" not in card.text and str(data) not in card.content and str(output) not in card.content
         assert planner in card.text
-        fingerprint = json.loads((folder / "manifest.json").read_text())["fingerprint"]
+        fingerprint = json.loads((folder / "manifest.json").read_text())["settings"]
         for name in ("model", "inputs", "validation"):
             assert f"`{fingerprint[name]}`" in card.text
     best = json.loads((output / "best/manifest.json").read_text())["step"]
@@ -445,7 +445,7 @@ def test_the_best_checkpoint_is_one_that_was_saved(tmp_path):
 
     names = ("model_addr", "inputs_addr", "validation_addr", "num_contexts", "prompts_dir")
     fingerprint = {"model": "m@1", "inputs": "1", "validation": "2"}
-    manifest = {"arguments": dict.fromkeys(names, "m"), "fingerprint": fingerprint, "versions": {}, "device": "CPU"}
+    manifest = {"arguments": dict.fromkeys(names, "m"), "settings": fingerprint, "versions": {}, "device": "CPU"}
     recorder = Recorder(Run(tmp_path, None, None, []), {**manifest, "git_commit": None}, make_card)
     state = TrainerState(save_steps=2, max_steps=9)
     links = []
@@ -479,13 +479,13 @@ def test_an_earlier_run_is_replaced_when_training_begins_and_nothing_else_goes(t
     (tmp_path / "trainer_state.json").write_text("{}")
     (tmp_path / "training_log.jsonl").write_text('{"step": 1, "loss": 3.0}\n')
     replaced = [tmp_path / "checkpoint-3", tmp_path / "checkpoint-6"]
-    recorder = Recorder(Run(tmp_path, None, None, replaced), {"fingerprint": {"seed": 1}}, None)
+    recorder = Recorder(Run(tmp_path, None, None, replaced), {"settings": {"seed": 1}}, None)
     state = TrainerState(is_world_process_zero=True, max_steps=8)
     recorder.on_train_begin(SimpleNamespace(logging_steps=1, eval_steps=None, save_steps=3), state, None)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"checkpoint-3-backup", "plots", "training_log.jsonl", "manifest.json"}
     assert (tmp_path / "training_log.jsonl").read_text() == ""
-    assert json.loads((tmp_path / "manifest.json").read_text()) == {"fingerprint": {"seed": 1}}
+    assert json.loads((tmp_path / "manifest.json").read_text()) == {"settings": {"seed": 1}}
 
 
 @pytest.mark.parametrize(

@@ -303,7 +303,7 @@ def test_a_response_file_with_gaps_is_refused(tmp_path):
     path = tmp_path / "rag.json"
     refuse_gaps(path)  # whether it is there is for others to say
     for missing, words in ((1, ("1 answer is", "it")), (1200, ("1200 answers are", "them"))):
-        publish(path, {"q1": [{"output": "a"}]}, {"fingerprint": {}, "missing": missing})
+        publish(path, {"q1": [{"output": "a"}]}, {"settings": {}, "missing": missing})
         with pytest.raises(UserError) as refused:
             refuse_gaps(path)
         assert str(refused.value) == (
@@ -312,9 +312,9 @@ def test_a_response_file_with_gaps_is_refused(tmp_path):
         )
     path.write_text('{"q1": [{"output": "mine"}]}')  # not the file that the manifest speaks of
     refuse_gaps(path)
-    publish(path, {"q1": [{"output": "a"}]}, {"fingerprint": {}, "missing": 0})
+    publish(path, {"q1": [{"output": "a"}]}, {"settings": {}, "missing": 0})
     refuse_gaps(path)
-    publish(path, {"q1": [{"output": "a"}]}, {"fingerprint": {}})  # as before this was counted
+    publish(path, {"q1": [{"output": "a"}]}, {"settings": {}})  # as before this was counted
     refuse_gaps(path)
 
 

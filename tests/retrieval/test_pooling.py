@@ -181,19 +181,19 @@ def test_ranking_says_what_was_used_and_keeps_it_apart(folder, tmp_path, capsys)
         main([*command, "--output_dataset_addr", str(tmp_path / name), *flags])
         manifest = json.loads((tmp_path / f"{name}.manifest.json").read_text())
         told = manifest["arguments"]["pooling"], manifest["arguments"]["normalize"]
-        return told, manifest["fingerprint"], manifest["counts"], capsys.readouterr().err
+        return told, manifest["settings"], manifest["counts"], capsys.readouterr().err
 
-    told, fingerprint, counts, err = rank("plain.json")
-    assert told == ("mean", False) and "pooling" not in fingerprint and "note" not in err
+    told, settings, counts, err = rank("plain.json")
+    assert told == ("mean", False) and settings["pooling"] == "mean" and "note" not in err
     assert [path.read_text().split(", ")[1:] for path in cache.glob("*/identity.txt")] == [
         ["mean pooling", "512 tokens", "float32\n"]
     ]
     save_pooling(folder, "Transformer", "Pooling", "Normalize", **BGE)
-    told, fingerprint, counts, err = rank("bge.json")
-    assert told == ("cls", True) and (fingerprint["pooling"], fingerprint["normalize"]) == told
+    told, settings, counts, err = rank("bge.json")
+    assert told == ("cls", True) and (settings["pooling"], settings["normalize"]) == told
     assert counts["texts_embedded"] == 5 and f"note: {folder}: cls pooling, normalized\n" in err
     assert len(list(cache.iterdir())) == 2
-    told, fingerprint, counts, err = rank("again/ranked.json", "--pooling", "mean", "--no-normalize")
+    told, settings, counts, err = rank("again/ranked.json", "--pooling", "mean", "--no-normalize")
     assert told == ("mean", False) and counts["texts_embedded"] == 0  # all from the first ranking's cache
     with pytest.raises(UserError, match=r"bge\.json: was made with other settings: .*pooling"):
         rank("bge.json", "--pooling", "mean")

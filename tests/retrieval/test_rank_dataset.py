@@ -101,8 +101,7 @@ def test_manifest_says_how_and_how_much(tmp_path, encoder_folder):
     assert found["counts"] == counts
     assert found["device"] == "cpu"
     assert found["wall_seconds"] > 0
-    assert found["fingerprint"].keys() == {*("inputs", "random_profile", "ranker", "model", "max_length", "dtype")}
-    assert found["fingerprint"]["model"].startswith("sha256:")
+    assert found["settings"]["model"].startswith("sha256:")
 
 
 def test_contriever_is_another_spelling_of_dense(tmp_path, encoder_folder, capsys):
@@ -110,7 +109,7 @@ def test_contriever_is_another_spelling_of_dense(tmp_path, encoder_folder, capsy
     encoder = ["--model_name", encoder_folder, "--device", "cpu"]
     rank(source, output, *encoder, "--ranker", "contriever")
     found = manifest(output)
-    assert (found["fingerprint"]["ranker"], found["arguments"]["ranker"]) == ("dense", "dense")
+    assert (found["settings"]["ranker"], found["arguments"]["ranker"]) == ("dense", "dense")
     assert found["arguments"]["model_name"] == str(encoder_folder)
     for flags in ([], ["--ranker", "dense"], ["--ranker", "contriever"]):
         rank(source, output, *encoder, *flags)
@@ -124,7 +123,7 @@ def test_other_rankers(tmp_path):
         rank(source, output, "--ranker", ranker)
         assert [item["id"] for item in load(output)[0]["profile"]] == expected
         assert manifest(output)["counts"] == {"questions": 3, "posts": 5, "empty_profiles": 1}
-        assert "seed" not in manifest(output)["fingerprint"]
+        assert "seed" not in manifest(output)["settings"]
 
 
 def test_random_order_does_not_hang_on_the_files_order(tmp_path):
@@ -135,7 +134,7 @@ def test_random_order_does_not_hang_on_the_files_order(tmp_path):
     first, second = load(tmp_path / "a_out.json"), load(tmp_path / "b_out.json")
     assert first == second[::-1]
     assert first[0]["profile"] != first[1]["profile"] != posts
-    assert manifest(tmp_path / "a_out.json")["fingerprint"]["seed"] == 5
+    assert manifest(tmp_path / "a_out.json")["settings"]["seed"] == 5
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 12345])
@@ -421,7 +420,7 @@ def test_what_the_cache_answers_needs_no_torch(tmp_path, encoder_folder, from_hu
     done = run_without_torch(tmp_path, *addresses, *options)
     assert (done.returncode, done.stderr.count("\n")) == (0, 2), done.stderr  # progress: its first and last line
     assert again.read_bytes() == first.read_bytes()
-    assert manifest(again)["fingerprint"] == manifest(first)["fingerprint"]
+    assert manifest(again)["settings"] == manifest(first)["settings"]
     assert manifest(again)["counts"] == {**manifest(first)["counts"], "texts_embedded": 0}
     # A text more, another length, or the model's weights changed: all of them need it.
     write(source, many_records(6))

@@ -29,7 +29,7 @@ def test_two_calls_a_question(runs, capsys):
     assert len(seconds) == len(IDS)  # each has the summary in the profile's place
     manifest = read_manifest(runs.output)
     assert manifest["missing"] == 0 and manifest["completions"] == {"requested": 26, "from_store": 0}
-    assert manifest["fingerprint"]["method"] == "mine" and manifest["calls"]["generator"]["num_calls"] == 26
+    assert manifest["settings"]["method"] == "mine" and manifest["calls"]["generator"]["num_calls"] == 26
     assert manifest["tokens"]["prompt_tokens"] == manifest["calls"]["generator"]["prompt_tokens"] > 0
     printed = capsys.readouterr().out
     assert "13 questions, 13 answers, 0 without an answer" in printed and "26 completions requested" in printed

@@ -215,9 +215,9 @@ def test_manifest(server, flags, write, scores):
     server.reply = verdicts({"1a": 2, "1b": 1})
     run(flags, data, responses, scores)
     manifest = json.loads(Path(f"{scores}.manifest.json").read_text())
-    assert manifest["fingerprint"]["judge"] == "judge"
-    assert manifest["fingerprint"]["strategy"] == "aspect"
-    assert manifest["fingerprint"]["prompt"].keys() == {"aspect_judge"}
+    assert manifest["settings"]["judge"] == "judge"
+    assert manifest["settings"]["strategy"] == "aspect"
+    assert manifest["settings"]["prompt"].keys() == {"aspect_judge"}
     assert manifest["counts"] == {"num_questions": 1, "num_scored_questions": 1, "num_unanswered": 0, "num_unscored": 0}
     assert manifest["tokens"]["completion_tokens"] == 2 * 2
 

@@ -331,7 +331,7 @@ def trained(models, tmp_path):
     for target in ("reference", "paper"):
         folder = Path(shutil.copytree(models.adapter, tmp_path / target))
         remembered = {"planner_target": "reference", "lead_in": LEAD_IN} if target == "reference" else {}
-        manifest = {"fingerprint": {"script": "train_planner.py", **remembered}}
+        manifest = {"settings": {"script": "train_planner.py", **remembered}}
         (folder / "manifest.json").write_text(json.dumps(manifest))
         planners.append(["--planner_model", str(folder), "--model_addr", models.base])
     return planners
@@ -358,7 +358,7 @@ def test_a_planner_of_the_reference_form_hands_over_its_text_as_it_came(opened, 
     plans = json.loads(plans_path(output).read_text())
     assert [(plans[i][0]["aspects"], plans[i][0]["raw"]) for i in IDS[:2]] == [(["Cost of it", "Time"], raw)] * 2
     for path in (output, plans_path(output)):
-        fingerprint = manifest_of(path)["fingerprint"]
+        fingerprint = manifest_of(path)["settings"]
         assert (fingerprint["planner_target"], fingerprint["lead_in"]) == ("reference", LEAD_IN)
 
     # Its finished plans alone are there, and the answers are made again.
@@ -393,7 +393,7 @@ def test_the_papers_planner_hands_over_titles_with_imported_prompts_too(opened, 
     opened.reply = planning("Cost\nTime")
     answers = run(trained[1], output, "--limit", 1, "--num_contexts", 2, *imported)
     assert answers[IDS[0]][0]["plan"] == "Cost\nTime"
-    assert "planner_target" not in manifest_of(output)["fingerprint"]
+    assert manifest_of(output)["settings"]["planner_target"] == "paper"
 
 
 @pytest.mark.parametrize("target", ["reference", "paper"])
@@ -412,7 +412,7 @@ def test_a_planner_that_remembers_nothing_goes_by_the_flag(opened, local, import
     answers = run(local, output, "--limit", 1, "--planner_target", "reference", *imported)
     assert answers[IDS[0]][0]["plan"] == raw
     message = refusal(local, output, "--limit", 1, *imported)
-    assert 'planner_target: "reference", now null' in message
+    assert 'planner_target: "reference", now "paper"' in message
 
 
 def test_gold_plans_in_the_reference_form(server, api, imported, output, tmp_path):
@@ -683,17 +683,17 @@ def test_files_of_a_planned_run(opened, models, local, output, capsys):
     assert made["counts"] == {"plans": 26, "without an aspect": 0, "aspects": 52, "posts left out for length": 0}
     assert (made["pieces"], made["device"]) == (26, "script")
     assert made["tokens"]["completion_tokens"] == 26 * 5 + 1
-    settings = made["fingerprint"]
-    assert (settings["max_tokens"], settings["max_model_len"], settings["num_contexts"]) == (512, None, 10)
+    settings = made["settings"]
+    assert (settings["max_tokens_plan"], settings["max_model_len"], settings["num_contexts"]) == (512, None, 10)
     assert (settings["dtype"], settings["temperature"], settings["seed"]) == ("auto", 0.1, 0)
-    assert settings["prompt"] == {"planner": load_prompt("lampqa/planner").digest}
+    assert settings["prompt"] == {name: load_prompt(f"lampqa/{name}").digest for name in ("planner", "planpers", "rag")}
     assert re.fullmatch(r"sha256:\w{64} on sha256:\w{64}", settings["planner"])
     made = manifest_of(output)
     assert (made["pieces"], made["device"], made["counts"]["answered without a plan"]) == (26, "script", 0)
     assert made["token_counter"] == "the model's tokenizer"
-    assert made["fingerprint"]["plans"] == settings["planner"]
-    assert made["fingerprint"]["model"] == settings["planner"].split(" on ")[1]
-    assert (made["fingerprint"]["max_tokens"], made["fingerprint"]["plan_max_tokens"]) == (2048, 512)
+    assert made["settings"]["planner"] == settings["planner"]
+    assert made["settings"]["model"] == settings["planner"].split(" on ")[1]
+    assert (made["settings"]["max_tokens"], made["settings"]["max_tokens_plan"]) == (2048, 512)
     assert {sampling.max_tokens for prompt, sampling in opened.calls if is_answer(prompt)} == {2048}
     assert {sampling.max_tokens for prompt, sampling in opened.calls if not is_answer(prompt)} == {512}
 
@@ -961,16 +961,16 @@ def test_lost_answers_are_made_from_the_store(opened, local, output, reference):
 
 
 OTHER_SETTINGS = {
-    "planner": (["--planner_model", "second"], 'plans: "sha256:'),
-    "planner of another base": (["--planner_model", "other"], 'plans: "sha256:'),
-    "gold plans": (["--gold_plan"], 'now "gold"; plan_prompt: '),
-    "plans of a file": (["--plans_addr", "plans.json"], 'plans: "sha256:'),
+    "planner": (["--planner_model", "second"], 'planner: "sha256:'),
+    "planner of another base": (["--planner_model", "other"], 'planner: "sha256:'),
+    "gold plans": (["--gold_plan"], "gold_plan: false, now true; planner: "),
+    "plans of a file": (["--plans_addr", "plans.json"], "prompt: planner: "),
     "generator": (["--model_addr", "other"], 'model: "sha256:'),
-    "length of a plan": (["--max_tokens_plan", "256"], "plan_max_tokens: 512, now 256"),
+    "length of a plan": (["--max_tokens_plan", "256"], "max_tokens_plan: 512, now 256"),
     "length of an answer": (["--max_tokens", "1000"], "max_tokens: 2048, now 1000"),
     "posts": (["--num_contexts", "3"], "num_contexts: 10, now 3"),
     "temperature": (["--temperature", "0.7"], "temperature: 0.1, now 0.7"),
-    "planner's prompt": (["--prompts_dir", "prompts"], "plan_prompt: planner: other content (SHA-256 "),
+    "planner's prompt": (["--prompts_dir", "prompts"], "prompt: planner: other content (SHA-256 "),
     "form of plans": (["--planner_target", "reference", "--prompts_dir", "prompts"], 'now "reference"; lead_in: '),
 }
 
@@ -1003,7 +1003,7 @@ def test_other_settings_are_named_and_nothing_is_lost(opened, local, output, oth
     assert "--overwrite" in said
     assert snapshot(output.parent) == before and opened.events == []
     run(other_flags, output, "--limit", 2, "--overwrite", "--completions", output.parent / "others")
-    assert manifest_of(output)["fingerprint"] != json.loads(before["answers.json.manifest.json"])["fingerprint"]
+    assert manifest_of(output)["settings"] != json.loads(before["answers.json.manifest.json"])["settings"]
     assert list(json.loads(output.read_text())) == IDS[:2] and ("answer", other_model(other_flags)) in opened.events
 
 
@@ -1040,7 +1040,7 @@ def test_answers_are_made_again_where_the_file_of_plans_has_changed(server, api,
     write_json(tmp_path / "plans.json", plans)
     assert run(flags, output, "--limit", 2)[IDS[1]][0]["plan"] == "Another one"
     assert len(server.requests) == 2 + 1
-    assert 'now "gold"' in refusal([*api, "--gold_plan"], output, "--limit", 2)
+    assert "gold_plan: false, now true" in refusal([*api, "--gold_plan"], output, "--limit", 2)
     assert len(server.requests) == 2 + 1
 
 
@@ -1054,7 +1054,7 @@ def test_unfinished_run_of_other_settings_is_kept(opened, local, output):
     stop(RuntimeError, local, output, "--limit", 5)
     before = snapshot(output.parent)
     said = refusal(local, output, "--limit", 5, "--max_tokens_plan", 256)
-    assert said.startswith(f"{plans_path(output)}: was made with other settings: max_tokens: 512, now 256")
+    assert said.startswith(f"{plans_path(output)}: was made with other settings: max_tokens_plan: 512, now 256")
     said = refusal(local, output, "--limit", 5, "--temperature", 1)
     assert said.startswith(f"{plans_path(output)}: was made with other settings: temperature: 0.1, now 1.0")
     assert snapshot(output.parent) == before
@@ -1337,7 +1337,7 @@ def test_planner_and_generator_have_a_server_a_key_and_prices_each(api, planner_
     assert manifests[0]["cost_usd"] == round(((prompt - cached) * 2 + cached * 0.5 + written * 30) / 1e6, 6) > 0
     prompt, _, written = usage_of(server, 3)
     assert manifests[1]["cost_usd"] == round((prompt * 5 + written * 7) / 1e6, 6) > 0
-    assert (manifests[0]["fingerprint"]["planner"], manifests[1]["fingerprint"]["plans"]) == ("my-planner",) * 2
+    assert (manifests[0]["settings"]["planner"], manifests[1]["settings"]["planner"]) == ("my-planner",) * 2
     printed = capsys.readouterr().out
     assert all(f"; {manifest['cost_usd']:.4f} USD\n" in printed for manifest in manifests)
     assert not any(b"sk-" in content for content in snapshot(output.parent).values())

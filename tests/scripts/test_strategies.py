@@ -48,8 +48,8 @@ class Judging:
         assert evaluate_responses.main([str(argument) for argument in arguments]) == code
         return json.loads((self.folder / to).read_text()) if (self.folder / to).exists() else None
 
-    def fingerprint(self, name="scores.json"):
-        return json.loads((self.folder / f"{name}.manifest.json").read_text())["fingerprint"]
+    def settings(self, name="scores.json"):
+        return json.loads((self.folder / f"{name}.manifest.json").read_text())["settings"]
 
 
 def make_question(number, **fields):
@@ -367,27 +367,21 @@ def test_shards_make_the_whole(judging, strategy, capsys, monkeypatch):
     assert "made.json: already finished, left alone" in capsys.readouterr().out
 
 
-def test_fingerprint_of_each_strategy(judging):
+def test_settings_of_each_strategy(judging):
     files = three_pairs(judging)
     hashes = [file_hash(path) for path in files]
-    shared = {
-        "script": "evaluate_responses.py", "judge": "judge",
-        "inputs": file_hash(judging.folder / "data.json"), "max_model_len": None, "dtype": "auto",
-        "temperature": 0.0, "top_p": 0.95, "max_tokens": 512, "seed": 0,
-        "constrained_decoding": "fallback",
-    }  # fmt: skip
     for strategy, name, responses in [
         ("aspect", "aspect_judge", hashes[0]),
         ("direct", "direct_judge", hashes[0]),
         ("pairwise", "pairwise_judge", hashes),
     ]:
         judging.run(strategy, files if strategy == "pairwise" else files[:1], to=f"{strategy}.json")
-        prompt = {name: load_prompt(f"lampqa/{name}").digest}
-        assert judging.fingerprint(f"{strategy}.json") == {
-            **shared, "strategy": strategy, "responses": responses, "prompt": prompt
-        }  # fmt: skip
+        settings = judging.settings(f"{strategy}.json")
+        assert settings["prompt"] == {name: load_prompt(f"lampqa/{name}").digest}
+        assert (settings["strategy"], settings["responses"], settings["judge"]) == (strategy, responses, "judge")
+        assert settings["inputs"] == file_hash(judging.folder / "data.json")
     judging.run(None, files[:1], to="default.json")
-    assert judging.fingerprint("default.json") == judging.fingerprint("aspect.json")
+    assert judging.settings("default.json") == judging.settings("aspect.json")
     aspects = (judging.folder / "aspect.json").read_bytes()
     assert (judging.folder / "default.json").read_bytes() == aspects and "strategy" not in json.loads(aspects)
 

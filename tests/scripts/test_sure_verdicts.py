@@ -90,8 +90,7 @@ def test_a_score_is_an_expectation_with_what_it_came_from(weighing, capsys):
         assert detail["entropy"] == pytest.approx(found["mean_entropy"])
     assert found["mean_outside"] == pytest.approx(0.2)
     assert "mean entropy 1.30 bits, 20.0% outside the verdicts" in capsys.readouterr().out
-    settings = weighing.fingerprint()
-    assert settings["verdicts"] == "probability" and settings.keys().isdisjoint({"temperature", "max_tokens", "seed"})
+    assert weighing.settings()["verdicts"] == "probability"
     words = ["--inputs_addr", weighing.folder / "data.json", "--response_addr", weighing.folder / "a.json"]
     show_answers.main(list(map(str, [*words, "--score_addr", weighing.folder / "scores.json"])))
     assert "    1.50           Rules" in capsys.readouterr().out
@@ -209,7 +208,7 @@ def test_one_verdict_is_asked_for_as_ever(weighing):
     flags = ["--temperature", "0.7", "--max_retries", "0", "--constrained_decoding", "never"]
     one = weighing.run(None, [weighing.folder / "a.json"], *flags, to="one.json")
     seeds = {request["seed"] for request in weighing.server.requests}
-    assert "num_verdicts" not in weighing.fingerprint("one.json") and "num_verdicts" not in one
+    assert weighing.settings("one.json")["num_verdicts"] == 1 and "num_verdicts" not in one
     weighing.server.requests.clear()
     three = drawing(weighing, 3, "--completions", weighing.folder / "three")
     assert seeds < {request["seed"] for request in weighing.server.requests}  # the first draw is that verdict

@@ -113,7 +113,7 @@ def test_a_sample_is_learnt_by_heart(by_heart, data, warm, tmp_path):
     targets = {record["id"]: record["target"] for record in read_json(inputs)}
     assert {key: one[0]["output"] for key, one in read_json(answers).items()} == targets
     manifest = read_json(Path(f"{answers}.manifest.json"))
-    assert manifest["fingerprint"]["fusion"] == fusion and manifest["fingerprint"]["num_beams"] == 4
+    assert manifest["settings"]["fusion"] == fusion and manifest["settings"]["num_beams"] == 4
     assert "note: " not in printed.replace(f"note: {inputs}: not ranked", "")
     again = answer(warm, *asked)
     assert "already finished, left alone" in again and "loading /" not in again.replace("loading the config", "")

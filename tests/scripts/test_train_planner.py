@@ -22,7 +22,7 @@ from train_planner import (
     build_parser,
     describe_result,
     fill_in_defaults,
-    make_fingerprint,
+    settings_of_training,
 )
 from utils import cli
 from utils.benchmarks.lampqa import TASK
@@ -359,7 +359,7 @@ def test_the_result_names_the_best_checkpoint():
     assert "nothing was evaluated" in describe_result("planner", {"steps": 8, "best_step": None, "best_loss": None})
 
 
-# The fingerprint
+# The settings that decide it
 
 
 @pytest.fixture
@@ -372,15 +372,17 @@ def files(tmp_path):
 
 
 @pytest.fixture
-def fingerprint(model, files):
-    """The fingerprint of a command, which goes through JSON as a manifest does."""
+def settings(model, files):
+    """The settings of a command, which goes through JSON as a manifest does."""
 
     def make(*more, model_addr=model, prompts_dir=None):
         inputs, validation = files
         args = parse("--validation_addr", validation, *more, model=model_addr, inputs=inputs)
         fill_in_defaults(args)
         args.prompts_dir = prompts_dir
-        made = make_fingerprint(args, TASK, identify_local_model(args.model_addr, args.cache_dir))
+        made = settings_of_training(
+            args, load_prompt("lampqa/planner", prompts_dir), identify_local_model(args.model_addr, args.cache_dir)
+        )
         assert json.loads(json.dumps(made)) == made  # or it would differ from the one in a manifest
         return made
 
@@ -408,57 +410,39 @@ def differing(a, b):
         (["--lora_target_modules", "q_proj"], "lora_target_modules"),
     ],
 )
-def test_a_setting_that_changes_the_adapter_is_in_the_fingerprint(fingerprint, flags, name):
-    assert differing(fingerprint(), fingerprint(*flags)) == {name}
+def test_a_flag_that_changes_the_adapter_is_a_setting(settings, flags, name):
+    assert differing(settings(), settings(*flags)) == {name}
 
 
-def test_the_number_of_steps_is_too(fingerprint):
+def test_the_number_of_steps_is_too(settings):
     # The learning rate falls to zero over them.
-    assert differing(fingerprint(), fingerprint("--max_steps", 1000)) == {"max_steps", "warmup_steps"}
+    assert differing(settings(), settings("--max_steps", 1000)) == {"max_steps", "warmup_steps"}
 
 
-def test_the_reference_target_is_too_and_the_papers_goes_without_saying(fingerprint, with_target):
-    before = fingerprint(prompts_dir=with_target)
-    assert fingerprint("--planner_target", "paper", prompts_dir=with_target) == before
-    after = fingerprint("--planner_target", "reference", prompts_dir=with_target)
+def test_the_reference_target_is_too_and_the_papers_goes_without_saying(settings, with_target):
+    before = settings(prompts_dir=with_target)
+    assert settings("--planner_target", "paper", prompts_dir=with_target) == before
+    after = settings("--planner_target", "reference", prompts_dir=with_target)
     assert after == {**before, "planner_target": "reference", "lead_in": "What counts:\n"}
-    assert before.keys() == {
-        "script",
-        "model",
-        "inputs",
-        "validation",
-        "prompt",
-        "effective_batch_size",
-        "num_contexts",
-        "learning_rate",
-        "weight_decay",
-        "max_steps",
-        "warmup_steps",
-        "seed",
-        "lora_rank",
-        "lora_alpha",
-        "lora_dropout",
-        "lora_target_modules",
-    }  # fmt: skip (as ever: runs that were begun before there was another target go on)
 
 
-def test_so_are_data_prompt_and_model(fingerprint, files, model, tmp_path):
-    before = fingerprint()
+def test_so_are_data_prompt_and_model(settings, files, model, tmp_path):
+    before = settings()
     own = tmp_path / "prompts"
     own.mkdir()
     text = (ROOT / "prompts/lampqa/planner.txt").read_text(encoding="utf-8")
     (own / "planner.txt").write_text(text.replace("short phrase", "phrase"), encoding="utf-8")
-    assert differing(before, fingerprint(prompts_dir=own)) == {"prompt"}
+    assert differing(before, settings(prompts_dir=own)) == {"prompt"}
     retrained = shutil.copytree(model, tmp_path / "retrained")
     weights = bytearray((retrained / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (retrained / "model.safetensors").write_bytes(weights)
-    assert differing(before, fingerprint(model_addr=retrained)) == {"model"}
+    assert differing(before, settings(model_addr=retrained)) == {"model"}
     shutil.copytree(model, tmp_path / "moved")
-    assert fingerprint(model_addr=tmp_path / "moved") == before
+    assert settings(model_addr=tmp_path / "moved") == before
     for path, name in zip(files, ("inputs", "validation"), strict=True):
         path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
-        after = fingerprint()
+        after = settings()
         assert differing(before, after) == {name}
         before = after
 
@@ -475,14 +459,14 @@ def test_so_are_data_prompt_and_model(fingerprint, files, model, tmp_path):
         ["--log_level", "info"],
     ],
 )
-def test_a_setting_that_leaves_the_adapter_as_it_is_may_change(fingerprint, flags):
-    assert fingerprint(*flags) == fingerprint()
+def test_a_setting_that_leaves_the_adapter_as_it_is_may_change(settings, flags):
+    assert settings(*flags) == settings()
 
 
-def test_so_may_the_number_of_processes(fingerprint, monkeypatch):
-    before = fingerprint()
+def test_so_may_the_number_of_processes(settings, monkeypatch):
+    before = settings()
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert fingerprint("--gradient_accumulation_steps", 8) == before  # 1 x 8 x 4 = 1 x 32 x 1
+    assert settings("--gradient_accumulation_steps", 8) == before  # 1 x 8 x 4 = 1 x 32 x 1
 
 
 # What is in the folder
@@ -494,7 +478,7 @@ def make_checkpoint(folder, step, settings=SETTINGS):
     checkpoint = folder / f"checkpoint-{step}"
     checkpoint.mkdir(parents=True)
     (checkpoint / "adapter_model.safetensors").write_bytes(b"weights")
-    write_folder_manifest(checkpoint, {"fingerprint": settings, "step": step})
+    write_folder_manifest(checkpoint, {"settings": settings, "step": step})
     return checkpoint
 
 
@@ -507,7 +491,7 @@ def make_run(folder, *steps, settings=SETTINGS):
     for step in steps:
         make_checkpoint(folder, step, settings)
     folder.mkdir(exist_ok=True)
-    write_folder_manifest(folder, {"fingerprint": settings})
+    write_folder_manifest(folder, {"settings": settings})
     (folder / "training_log.jsonl").write_text('{"step": 1, "loss": 3.0}\n')
     (folder / "trainer_state.json").write_text("{}")
     if steps:
@@ -546,16 +530,16 @@ def test_the_last_checkpoint_by_number_is_gone_on_from(folder):
     assert listing(folder) == before
 
 
-def test_a_run_without_its_last_evaluation_is_not_finished(command, folder, fingerprint, calls):
-    finished = {**fingerprint("--max_steps", 8), "max_seq_length": 4096}
+def test_a_run_without_its_last_evaluation_is_not_finished(command, folder, settings, calls):
+    finished = {**settings("--max_steps", 8), "max_seq_length": 4096}
     make_run(folder, 4, 8, settings=finished)
-    write_folder_manifest(folder / "checkpoint-8", {"fingerprint": finished, "step": 8, "unevaluated": True})
+    write_folder_manifest(folder / "checkpoint-8", {"settings": finished, "step": 8, "unevaluated": True})
     assert train_planner.main(command) == 0
     (call,) = calls
     assert call.run.checkpoint == folder / "checkpoint-8"
 
 
-@pytest.mark.parametrize("torn", [None, "", '{"fingerprint": {"seed"', "[]", "{}"])
+@pytest.mark.parametrize("torn", [None, "", '{"settings": {"seed"', "[]", "{}"])
 def test_a_checkpoint_that_is_not_whole_is_skipped(folder, torn):
     make_run(folder, 250, 500)
     (folder / "checkpoint-500/manifest.json").unlink()
@@ -683,13 +667,13 @@ def command(model, files, folder):
     return [str(word) for word in flags] + ["--max_steps", "8", "--save_steps", "4"]
 
 
-def test_a_run_hands_over_examples_manifest_and_checkpoint(command, folder, files, calls, capsys, fingerprint):
+def test_a_run_hands_over_examples_manifest_and_checkpoint(command, folder, files, calls, capsys, settings):
     assert train_planner.main(command) == 0
     (call,) = calls
     assert (len(call.examples), len(call.validation), call.run.checkpoint) == (2, 2, None)
     assert call.source == {"revision": "main", "cache_dir": None, "trust_remote_code": False}
-    expected = {**fingerprint("--max_steps", 8), "max_seq_length": 4096}  # the model takes no more
-    assert call.manifest["fingerprint"] == expected
+    expected = {**settings("--max_steps", 8), "max_seq_length": 4096}  # the model takes no more
+    assert call.manifest["settings"] == expected
     assert call.manifest["arguments"]["max_seq_length"] == 4096
     assert "torch" in call.manifest["versions"]
     out, err = capsys.readouterr()
@@ -733,7 +717,7 @@ def test_other_processes_say_nothing(command, calls, capsys, monkeypatch):
 
 def test_no_note_for_a_ranked_dataset(command, files, calls, capsys):
     for path in files:
-        publish(path, json.loads(path.read_text(encoding="utf-8")), {"fingerprint": {"ranker": "bm25"}})
+        publish(path, json.loads(path.read_text(encoding="utf-8")), {"settings": {"ranker": "bm25"}})
     command.remove("--unranked")
     train_planner.main(command)
     assert "note: " not in capsys.readouterr().err
@@ -742,7 +726,7 @@ def test_no_note_for_a_ranked_dataset(command, files, calls, capsys):
 def test_a_dataset_that_is_not_ranked_is_refused(command, files, calls, tmp_path):
     command.remove("--unranked")
     assert refusal(train_planner.main, command).startswith(f"{files[0]}: not ranked: ")
-    publish(files[0], json.loads(files[0].read_text()), {"fingerprint": {"ranker": "bm25"}})
+    publish(files[0], json.loads(files[0].read_text()), {"settings": {"ranker": "bm25"}})
     assert refusal(train_planner.main, command).startswith(f"{files[1]}: not ranked: ")
     train_planner.main([*command, "--num_contexts", "0", "--output_dir", str(tmp_path / "without")])
     assert len(calls) == 1
@@ -764,8 +748,8 @@ def run_process(arguments, pythonpath):
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=3600)
 
 
-def test_a_finished_run_is_left_alone_and_loads_no_trainer(command, folder, fingerprint, tmp_path):
-    finished = {**fingerprint("--max_steps", 8), "max_seq_length": 4096}
+def test_a_finished_run_is_left_alone_and_loads_no_trainer(command, folder, settings, tmp_path):
+    finished = {**settings("--max_steps", 8), "max_seq_length": 4096}
     make_run(folder, 4, 8, settings=finished)
     before = listing(folder)
     done = run_process(command, without_modules(tmp_path / "blocked", "trl", "peft", "datasets"))
@@ -906,5 +890,5 @@ def test_what_the_folder_holds_is_kept_where_training_cannot_begin(command, fold
     make_run(folder, 4, settings=SETTINGS)  # of another run
     before = listing(folder)
     assert f"{folder}: a run with other settings: " in refusal(train_planner.main, command)
-    assert read_folder_manifest(folder) == {"fingerprint": SETTINGS}
+    assert read_folder_manifest(folder) == {"settings": SETTINGS}
     assert listing(folder) == before

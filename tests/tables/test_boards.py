@@ -40,7 +40,7 @@ class Made:
         }
         path = self.folder / f"{system}_{task_name}_{metric_name}.json"
         content = score_file(task, metric_name, records, set(), verdicts)
-        publish(path, content, {"fingerprint": {"strategy": metric_name, "responses": f"{system} {task_name}"}})
+        publish(path, content, {"settings": {"strategy": metric_name, "responses": f"{system} {task_name}"}})
         return str(path)
 
     def system(self, name, skill, seed, of=METRICS):

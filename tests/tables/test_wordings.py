@@ -89,7 +89,7 @@ def test_the_public_codes_words_are_known_by_their_hashes(work, capsys):
     work()
 
     def take_public(manifest):
-        manifest["fingerprint"]["prompt"] = {"aspect_judge": PUBLIC_CODE["aspect_judge"]}
+        manifest["settings"]["prompt"] = {"aspect_judge": PUBLIC_CODE["aspect_judge"]}
         [origin] = manifest["answers"]
         origin["prompt"] = {name: PUBLIC_CODE[name] for name in origin["prompt"]}
 

@@ -14,7 +14,7 @@ from utils.building.candidates import text_key
 from utils.files.json_files import read_json
 from utils.files.output import Output, Pieces
 from utils.generation.cost import prices_of
-from utils.generation.driver import Policy, Request, Stage, describe_requests, generate
+from utils.generation.driver import Request, Stage, describe_requests, generate
 from utils.generation.engines import Model, choose_generator, identify_model, open_engine, publish_records, reported
 
 Values = Callable[[Record], dict[str, str]]  # what the prompts are filled with
@@ -44,14 +44,11 @@ class Step:
         """`identity` is the model's."""
         self.question, self._values = question, values
         self._prompt: Prompt = load_prompt(question.prompt, args.prompts_dir)
-        settings = {
+        settings = args.settings() | {
             "script": script,
             "step": question.step,
             "model": identity,
             "prompt": {self._prompt.name: self._prompt.digest},
-            "max_model_len": args.max_model_len,
-            "dtype": args.dtype,
-            **Policy.from_arguments(args, question.schema).fingerprint(),
         }
         path = str(Path(args.output_dir) / f"{question.step}.json")
         collect = partial(_collect, question.field)

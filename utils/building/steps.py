@@ -27,14 +27,14 @@ class Steps:
         UserError where something else wrote the file and it is not to be replaced.
         """
         prepare_derived([path], self.script, bool(self._args.overwrite))
-        fingerprint = {"script": self.script, **settings}
+        its = {"script": self.script, **settings}
         manifest = manifest_of(path) if path.exists() else None
-        if manifest is not None and manifest["fingerprint"] == fingerprint:
+        if manifest is not None and manifest["settings"] == its:
             return manifest["counts"]
         counts = write(staged_path(path))
         # Looking up versions takes longer than a small file.
         self._run = self._run or describe_run(vars(self._args), {}, None)
-        publish_staged(path, {**self._run, "fingerprint": fingerprint, "counts": dict(counts)})
+        publish_staged(path, {**self._run, "settings": its, "counts": dict(counts)})
         self.written.append(path)
         print(f"{path}: {told_of(counts)}")
         return counts

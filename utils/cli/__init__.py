@@ -1,6 +1,7 @@
 """The command line as scripts see it: `from utils import cli`. Each name is at home in one of the files beside this."""
 
 from utils.cli.arguments import (
+    add_dry_run_argument,
     add_engine_arguments,
     add_log_argument,
     add_price_arguments,
@@ -18,6 +19,7 @@ from utils.cli.ending import INTERRUPTED, LEAVE_SECONDS, RESUME_HINT, exit_on_si
 from utils.cli.errors import UserError, describe_missing, describe_os_error
 from utils.cli.flags import (
     USER_ERROR,
+    Arguments,
     FlagParser,
     api_address,
     fraction,

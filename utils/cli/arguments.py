@@ -89,6 +89,15 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     add("--extra_body", type=extra_body, metavar="JSON",
         help="JSON object with more parameters for each API request (default: none)")
     add_price_arguments(parser, group)
+    parser.decides_nothing(model_flag, "its identity does, which the settings have")
+    parser.decides_nothing(
+        "--cache_dir --tensor_parallel_size --data_parallel_size --gpu_memory_utilization --enforce_eager",
+        "where and how a model is loaded",
+    )
+    parser.decides_nothing(
+        "--api_key_addr --base_url --model_id --max_concurrency --request_timeout --openai_batch",
+        "how a server is reached; which model it has is told by the model's identity",
+    )
     parser.without_effect(
         "--api_key_addr --base_url --model_id --openai_batch --extra_body --price_in --price_out --price_cached",
         lambda args: not args.openai,
@@ -118,6 +127,7 @@ def add_price_arguments(parser: FlagParser, group: argparse._ActionsContainer, w
         ("cached", "a million tokens of input from the API's cache (default: the price of other input)"),
     ):
         group.add_argument(f"--{whose}price_{name}", type=non_negative_float, metavar="USD", help=f"price of {what}")
+        parser.decides_nothing(f"--{whose}price_{name}", "what it costs")
     first, second = f"--{whose}price_in", f"--{whose}price_out"
     for flags, missing in ((first, second), (f"{second} --{whose}price_cached", first)):
         is_missing = partial(lambda name, args: vars(args)[name] is None, missing[2:])
@@ -125,7 +135,7 @@ def add_price_arguments(parser: FlagParser, group: argparse._ActionsContainer, w
 
 
 def add_sampling_arguments(
-    parser: argparse.ArgumentParser, *, temperature_default: float, max_tokens: int, max_model_len: str
+    parser: FlagParser, *, temperature_default: float, max_tokens: int, max_model_len: str
 ) -> None:
     """How text is sampled; `max_model_len` is the help text for that flag's default."""
     add = parser.add_argument_group("sampling").add_argument
@@ -154,6 +164,7 @@ def add_sampling_arguments(
     add("--constrained_decoding", choices=["fallback", "always", "never"], default="fallback",
         help="hold the output to its JSON schema: on the last try, always, or never, "
         "which raises the temperature by 0.1 a retry as the paper's code does (%(default)s)")
+    parser.decides_nothing("--max_retries", "a higher one changes only what was unusable, which `Output` looks at")
 
 
 def add_template_argument(add: Callable[..., object]) -> None:
@@ -173,31 +184,43 @@ def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
             help="parts the questions are split into; in a SLURM array its size, else 1 (%(default)s)")
         add("--shard_index", type=int, default=shard_index,
             help="the part to work on, from 0; in a SLURM array the task's place in it (%(default)s)")
-    add_overwrite_argument(group)
+    add_overwrite_argument(parser, group)
     add("--completions", metavar="DIR",
         help="folder for all completions; what any command has requested with the same folder is never requested "
         "again (default: `completions` beside the first output)")
     add("--cached_only", action="store_true",
         help="request nothing and load no model: every completion must be in --completions already (off)")
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
-    add("--dry_run", action="store_true",
-        help="render every prompt, count its tokens, and say what would be cut and asked, and what this machine lacks "
-        "for it; load no weights")
-    add_log_argument(group)
+    add_dry_run_argument(parser, group, "render every prompt, count its tokens, and say what would be cut and asked, "
+        "and what this machine lacks for it; load no weights")
+    add_log_argument(parser, group)
+    parser.decides_nothing("--limit", "which pieces an output has; it remembers them")
+    if shards:
+        parser.decides_nothing("--num_shards --shard_index", "which process asks for a piece")
+    parser.decides_nothing("--completions --cached_only", "where completions are")
+    parser.decides_nothing("--prompts_dir", "the prompts' hashes do")
 
 
-def add_overwrite_argument(group: argparse._ActionsContainer) -> None:
+def add_overwrite_argument(parser: FlagParser, group: argparse._ActionsContainer) -> None:
+    parser.decides_nothing("--overwrite", "what may be replaced")
     group.add_argument("--overwrite", action="store_true",
         help="replace an output that was made with other settings, has more in it, or was written by something else; "
         "completions that are kept are not requested again (off)")
 
 
-def add_unranked_argument(group: argparse._ActionsContainer) -> None:
-    group.add_argument("--unranked", action="store_true",
+def add_unranked_argument(parser: FlagParser) -> None:
+    parser.decides_nothing("--unranked", "what is accepted; the dataset's hash tells its order")
+    parser.add_argument("--unranked", action="store_true",
         help="take the posts in the order of the file, the first ones as the best, if it is not ranked (off: refuse)")
 
 
-def add_log_argument(group: argparse._ActionsContainer) -> None:
+def add_dry_run_argument(parser: FlagParser, group: argparse._ActionsContainer, told: str) -> None:
+    parser.decides_nothing("--dry_run", "nothing is made")
+    group.add_argument("--dry_run", action="store_true", help=told)
+
+
+def add_log_argument(parser: FlagParser, group: argparse._ActionsContainer) -> None:
+    parser.decides_nothing("--log_level", "what is printed")
     group.add_argument("--log_level", choices=["debug", "info", "warning"], default="warning",
                        help="what the libraries below may print (%(default)s)")
 # fmt: on

@@ -24,17 +24,22 @@ class Arguments(argparse.Namespace):
     Attributes:
         given: names of the flags set on the command line, as the values are called. A slot, so `vars()` does not
             include it.
+        idle: names of those that decide nothing about an output; likewise a slot.
     """
 
-    __slots__ = ("given",)
+    __slots__ = ("given", "idle")
 
-    def __init__(self, given: frozenset[str] = frozenset(), /, **values: Any):
+    def __init__(self, given: frozenset[str] = frozenset(), idle: frozenset[str] = frozenset(), /, **values: Any):
         super().__init__(**values)
-        self.given = given
+        self.given, self.idle = given, idle
 
     def replaced(self, **values: Any) -> "Arguments":
-        """Return a copy with these values replaced; `given` stays the same."""
-        return Arguments(self.given, **{**vars(self), **values})
+        """Return a copy with these values replaced; the attributes stay the same."""
+        return Arguments(self.given, self.idle, **{**vars(self), **values})
+
+    def settings(self) -> dict[str, Any]:
+        """Return the flags that decide what an output holds: all but those that `FlagParser.decides_nothing` names."""
+        return {name: value for name, value in vars(self).items() if name not in self.idle}
 
 
 Condition = Callable[[argparse.Namespace], bool]
@@ -67,10 +72,15 @@ class FlagParser(argparse.ArgumentParser):
         super().__init__(**settings)
         self._rules: list[Rule] = []
         self._words: list[str] = []
+        self.idle: dict[str, str] = {}  # by flag why it decides nothing
 
     def without_effect(self, flags: str, when: Condition, why: str, remedy: str = "") -> None:
         """Refuse these flags (separated by spaces) in a mode; the message is `Rule.refusal`'s."""
         self._rules.append(Rule(tuple(flags.split()), when, why, remedy))
+
+    def decides_nothing(self, flags: str, why: str) -> None:
+        """Leave these flags (separated by spaces) out of the settings that an output is recognized by."""
+        self.idle |= dict.fromkeys(flags.split(), why)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Arguments | None = None) -> Arguments:
         parsed = super().parse_args(args, namespace)
@@ -94,7 +104,9 @@ class FlagParser(argparse.ArgumentParser):
                 self.refuse(f"{word!r} is not UTF-8; rename the file, or give another name")
         parsed, rest = super().parse_known_args(self._words, namespace or Arguments())
         flags = self._option_string_actions.keys() & self._given_words()
-        parsed.given = frozenset(self._option_string_actions[flag].dest for flag in flags)
+        parsed.given, parsed.idle = (
+            frozenset(self._option_string_actions[flag].dest for flag in names) for names in (flags, self.idle)
+        )
         return parsed, rest
 
     def error(self, message: str) -> None:

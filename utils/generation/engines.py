@@ -9,8 +9,8 @@ from typing import Any
 
 from prompts import History, Prompt
 from utils.cli import UserError
-from utils.files.fingerprints import REPORTED
 from utils.files.output import Output, Pieces
+from utils.files.settings import REPORTED
 from utils.files.web_files import check_proxies
 from utils.generation.chat import PAPER_LENGTH, Chat, Fitted, LocalChat, choose_length, open_chat
 from utils.generation.completions import Completions

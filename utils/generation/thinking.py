@@ -59,7 +59,7 @@ def find_thoughts(args: Namespace, chat: Any, model_addr: str) -> Thoughts:
     if asked == NO_PARSER:
         return Thoughts(NO_PARSER, True if opening_of(chat.prompt_end) else None)  # None: the marks in a text tell
     trained = read_folder_manifest(model_addr)
-    if is_closed(chat.prompt_end) or (trained and trained["fingerprint"].get("script") in TRAINED):
+    if is_closed(chat.prompt_end) or (trained and trained["settings"].get("script") in TRAINED):
         return Thoughts()
     parser, opened = asked or chat.own_parser, opening_of(chat.prompt_end) is not None
     return Thoughts(parser, opened, opened or parser is not None)

@@ -139,8 +139,8 @@ def gold_plan(titles: Sequence[str], lead_in: str | None) -> dict[str, Any]:
 
 
 def target_settings(lead_in: str | None) -> dict[str, Any]:
-    """What a fingerprint says of --planner_target: nothing for the paper's, so that earlier runs' stay the same."""
-    return {} if lead_in is None else {"planner_target": "reference", "lead_in": lead_in}
+    """What --planner_target says, for the settings of an output."""
+    return {"planner_target": "paper" if lead_in is None else "reference", "lead_in": lead_in}
 
 
 def plans_by_key(plans: dict[str, list[dict[str, Any]]], lead_in: str | None) -> dict[tuple[str, int], dict[str, Any]]:

@@ -27,8 +27,8 @@ def make_card(planner: str, manifest: dict[str, Any], log: list[dict[str, Any]])
         planner: the adapter, as seen from the card's folder: "" for the folder itself.
         manifest: as it lies beside the adapter.
     """
-    arguments, fingerprint, versions = (manifest[name] for name in ("arguments", "fingerprint", "versions"))
-    model, identity, commit = arguments["model_addr"], fingerprint["model"], manifest["git_commit"]
+    arguments, settings, versions = (manifest[name] for name in ("arguments", "settings", "versions"))
+    model, identity, commit = arguments["model_addr"], settings["model"], manifest["git_commit"]
     on_hub = None if is_folder(model) else model  # a folder has no name there
     tags = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": ["lora", "personalization"]}
     front_matter = ModelCardData(base_model=on_hub, **tags)
@@ -40,12 +40,12 @@ def make_card(planner: str, manifest: dict[str, Any], log: list[dict[str, Any]])
     version = f" (commit {code(commit.rstrip('+'))}{with_changes})" if commit else ""
     made_with = [f"{name} {versions[name]}" for name in PACKAGES if name in versions]
     data = [
-        f"- {name} data: {code(Path(arguments[flag]).name)} (sha256 {code(fingerprint[key])})"
+        f"- {name} data: {code(Path(arguments[flag]).name)} (sha256 {code(settings[key])})"
         for name, flag, key in (("training", "inputs_addr", "inputs"), ("validation", "validation_addr", "validation"))
         if arguments[flag]
     ]
-    settings = {name: fingerprint[name] for name in SETTINGS if fingerprint.get(name) is not None}
-    settings |= {name: " ".join(value) for name, value in settings.items() if isinstance(value, list)}
+    told = {name: settings[name] for name in SETTINGS if settings.get(name) is not None}
+    told |= {name: " ".join(value) for name, value in told.items() if isinstance(value, list)}
     parts = [
         f"---\n{front_matter.to_yaml().strip()}\n---",
         "# A planner for personalized question answering",
@@ -57,7 +57,7 @@ def make_card(planner: str, manifest: dict[str, Any], log: list[dict[str, Any]])
         "## How it was trained",
         f"Up to step {manifest['step']}, with train_planner.py on {manifest['device']}: {', '.join(made_with)}.",
         "\n".join(data),
-        "\n".join(f"- {name}: {code(value)}" for name, value in settings.items()),
+        "\n".join(f"- {name}: {code(value)}" for name, value in told.items()),
         "## Scores on the validation data",
         describe_scores(log, manifest["best_step"]),
     ]

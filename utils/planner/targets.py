@@ -4,13 +4,13 @@ from typing import Any
 
 from prompts import Prompt, choose_lead_in
 from utils.cli import UserError
-from utils.files.manifest import read_folder_manifest, read_manifest
+from utils.files.manifest import folder_settings, settings_of
 
 
 def trained_variables(planner_model: str) -> dict[str, Any] | None:
     """What the chat template was told when a planner was trained; None for a model that was not trained as one."""
-    fingerprint = (read_folder_manifest(planner_model) or {}).get("fingerprint", {})
-    return fingerprint.get("chat_template_kwargs", {}) if fingerprint.get("script") == "train_planner.py" else None
+    settings = folder_settings(planner_model)
+    return (settings.get("chat_template_kwargs") or {}) if settings.get("script") == "train_planner.py" else None
 
 
 def find_lead_in(
@@ -21,12 +21,10 @@ def find_lead_in(
     UserError where the flag says otherwise than what is remembered, or needs a prompt that has a lead-in.
     """
     source = planner_model or plans_addr
-    manifest = None
-    if source is not None:
-        manifest = read_folder_manifest(source) if planner_model else read_manifest(source)
-    if manifest is None or manifest["fingerprint"].get("script") not in ("train_planner.py", "planpers.py"):
+    settings = folder_settings(planner_model) if planner_model else settings_of(plans_addr) if plans_addr else {}
+    if settings.get("script") not in ("train_planner.py", "planpers.py"):
         return choose_lead_in(planner_target or "paper", prompt)
-    remembered = manifest["fingerprint"].get("planner_target", "paper")
+    remembered = settings.get("planner_target", "paper")
     if planner_target not in (None, remembered):
         raise UserError(f"--planner_target {planner_target}: {source} was made with {remembered}\n  leave the flag out")
-    return manifest["fingerprint"].get("lead_in")
+    return settings.get("lead_in")

@@ -41,15 +41,15 @@ def make_file(
     names = [*originals.questions, *filter(None, [originals.outputs, originals.contexts])]
     beside = path.with_name(f"{path.stem}_contexts.jsonl") if originals.contexts else None
     name = "a folder" if source.is_folder else source.name  # its content alone tells it from another
-    fingerprint: dict[str, Any] = {"dataset_name": name, "commit": source.commit, **published.identity, "split": split}
-    fingerprint |= {"skip_invalid": True} if skip_invalid else {}
+    settings: dict[str, Any] = {"dataset_name": name, "commit": source.commit, **published.identity, "split": split}
+    settings |= {"skip_invalid": True} if skip_invalid else {}
     local = [source.fetch(name) for name in names] if source.is_folder else []
-    if is_as_it_was(path, fingerprint, local, beside):
+    if is_as_it_was(path, settings, local, beside):
         print(f"{path}: already there, left alone")
         return
     if local:
-        fingerprint["sha256"] = list(map(file_hash, local))
-    if prepare_output(path, fingerprint, overwrite) and (beside is None or holds_its_contexts(beside, path, originals)):
+        settings["sha256"] = list(map(file_hash, local))
+    if prepare_output(path, settings, overwrite) and (beside is None or holds_its_contexts(beside, path, originals)):
         print(f"{path}: already there, left alone")
         return
     if isinstance(source, Source) and not source.is_folder:  # a server says it when it sends
@@ -75,12 +75,12 @@ def make_file(
         note = f"; {figures['skipped']} left out, which end at none of their messages{note}"
     figures |= {"source_sha256": hashes, "wall_seconds": round(time.monotonic() - started, 3)}
     figures["file_stats"] = stats_of([staged_path(path), *local, *filter(None, [beside])])
-    publish_staged(path, {**run, "fingerprint": fingerprint, **figures})
+    publish_staged(path, {**run, "settings": settings, **figures})
     at = f" of commit {source.commit[:12]}" if source.commit else ""
     print(f"{path}: {questions} questions{at}{note}", flush=True)
 
 
-def is_as_it_was(path: Path, fingerprint: dict[str, Any], local: list[Path], beside: Path | None) -> bool:
+def is_as_it_was(path: Path, settings: dict[str, Any], local: list[Path], beside: Path | None) -> bool:
     """Is a file there as it was made of these, and all of them untouched since? Hashes of gigabytes take seconds.
 
     As git does it, by sizes and times; where these differ, the hashes decide.
@@ -88,8 +88,8 @@ def is_as_it_was(path: Path, fingerprint: dict[str, Any], local: list[Path], bes
     manifest = read_manifest(path)
     if manifest is None or not path.exists() or not (beside is None or beside.exists()):
         return False
-    told = {name: value for name, value in manifest["fingerprint"].items() if name != "sha256"}
-    return told == fingerprint and manifest.get("file_stats") == stats_of([path, *local, *filter(None, [beside])])
+    told = {name: value for name, value in manifest["settings"].items() if name != "sha256"}
+    return told == settings and manifest.get("file_stats") == stats_of([path, *local, *filter(None, [beside])])
 
 
 def holds_its_contexts(beside: Path, path: Path, originals: Originals) -> bool:

@@ -62,7 +62,7 @@ def is_finished(system: System) -> bool:
     manifest = None if output.is_shard or output.args.overwrite else manifest_of(path)
     if manifest is None:
         return False
-    judged, is_alike = manifest["judged"], manifest["fingerprint"]["responses"] == output.settings["responses"]
+    judged, is_alike = manifest["judged"], manifest["settings"]["responses"] == output.settings["responses"]
     if not is_alike and [*map(os.path.realpath, judged)] != [*map(os.path.realpath, system.response_addrs)]:
         raise UserError(
             f"{path}: was made from {', '.join(judged)}, not from {', '.join(system.response_addrs)}\n"

@@ -14,7 +14,7 @@ from utils.benchmarks.task import Task
 from utils.cli import UserError, describe_missing
 from utils.cli.errors import first_five, kind, quote
 from utils.files.json_files import read_json
-from utils.files.manifest import manifest_of
+from utils.files.manifest import manifest_of, settings_of
 from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.records.originals import read_golds, table_rows
 
@@ -174,8 +174,7 @@ def refuse_gaps(path: str | Path) -> None:
 
 def is_by_encoder_decoder(path: str | Path) -> bool:
     """Were these answers made as LaMP's own are, by beam search? By the manifest beside them; False where not known."""
-    manifest = manifest_of(path) if Path(path).is_file() else None  # who reads the file says that it is not there
-    return manifest is not None and "num_beams" in manifest["fingerprint"]
+    return Path(path).is_file() and "num_beams" in settings_of(path)  # who reads the file says that it is not there
 
 
 def default_metric(task: Task, paths: Iterable[str]) -> str:
@@ -209,13 +208,13 @@ def origin_of(path: str) -> dict[str, Any] | None:
     manifest = manifest_of(path)
     if manifest is None:
         return None
-    fingerprint = manifest["fingerprint"]
-    prompts = {**fingerprint.get("plan_prompt", {}), **fingerprint.get("prompt", {})}
-    if "choose" in fingerprint:
-        return {"prompt": prompts, "constrained_decoding": f"no text, by {fingerprint['choose']}"}
-    told = {"chose_checkpoint": True} if fingerprint.get("chose_checkpoint") else {}
-    told |= {name: fingerprint[name] for name in ("selected_by",) if name in fingerprint}
+    settings = manifest["settings"]
+    prompts = settings.get("prompt", {})
+    if settings.get("choose"):
+        return {"prompt": prompts, "constrained_decoding": f"no text, by {settings['choose']}"}
+    told = {"chose_checkpoint": True} if settings.get("chose_checkpoint") else {}
+    told |= {name: settings[name] for name in ("selected_by",) if name in settings}
     told |= {name: manifest[name] for name in (UNFINISHED_COUNT,) if name in manifest}
     # Beam search is held to no schema.
-    decoding = "never" if "num_beams" in fingerprint else fingerprint.get("constrained_decoding", "not known")
+    decoding = "never" if "num_beams" in settings else settings.get("constrained_decoding", "not known")
     return {"prompt": prompts, "constrained_decoding": decoding, **told}

@@ -13,13 +13,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from prompts import load_prompt
+from prompts import digests, load_prompt
 from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.flags import Arguments
-from utils.files.manifest import file_hash, refuse_unranked, run_fingerprint, without_password
+from utils.files.manifest import file_hash, refuse_unranked, without_password
 from utils.files.output import Key, Output
 from utils.generation.completions import NotStoredError
 from utils.generation.cost import describe_cost, prices_of
@@ -65,7 +65,7 @@ def answer_by_method(args: Namespace) -> int:
     flags = flags_of_roles(args)
     models = choose_models(flags, task)
     shared = Settings(task, models, args.seed, args.num_contexts, args.prompts_dir, dict(args.set or []), {})
-    settings = make_fingerprint(args, task, models)
+    settings = settings_of_method(args, task, models)
     output = Output(args.output_addr, settings, list(asked), partial(collect_responses, records), "answers", args)
     output.is_finished()  # the method's file may have changed, so it is run in any case
     if args.dry_run:
@@ -139,14 +139,17 @@ def open_engines(flags: dict[str, Arguments], models: dict[str, Model], outputs:
     return engines
 
 
-def make_fingerprint(args: Namespace, task: Task, models: dict[str, Model]) -> dict[str, Any]:
+def settings_of_method(args: Arguments, task: Task, models: dict[str, Model]) -> dict[str, Any]:
     """What decides the answers besides the method's file, its --set and the dataset: those may change."""
-    generator = models["generator"]
-    own = {"model": generator.identity, "num_contexts": args.num_contexts, "method": Path(args.method).stem}
-    own |= {"models": {role: model.identity for role, model in models.items()}, "max_model_len": generator.length}
     prompts = [load_prompt(name, args.prompts_dir) for name in dict.fromkeys(task.prompts.values())]
-    inputs = file_hash(args.inputs_addr)
-    return run_fingerprint("baselines.py", args, inputs, prompts, generator.policy.fingerprint(), **own)
+    return args.settings() | {
+        "script": "baselines.py",
+        "method": Path(args.method).stem,
+        "model": models["generator"].identity,
+        "models": {role: model.identity for role, model in models.items()},
+        "inputs": file_hash(args.inputs_addr),
+        "prompt": digests(prompts),
+    }
 
 
 def publish_answers(

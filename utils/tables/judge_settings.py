@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from utils.cli import UserError
-from utils.files.fingerprints import REPORTED, differing_names, tell_apart
 from utils.files.manifest import manifest_of
+from utils.files.settings import REPORTED, differing_names, tell_apart
 from utils.generation.refusals import LIMITS
 from utils.generation.requests import FURTHER
 
-# Of a score file's fingerprint what changes a verdict: who judged, asked what, and how the verdict was drawn.
+# Of a score file's settings what changes a verdict: who judged, asked what, and how the verdict was drawn.
 JUDGE_SETTINGS = (
     "strategy", "verdicts", "num_verdicts", "judge", REPORTED, "prompt", "temperature", "top_p", *FURTHER, "max_tokens",
     "constrained_decoding", "reasoning_parser", "dtype",
@@ -30,9 +30,7 @@ def check_same_judge(paths: Iterable[str]) -> list[str]:
         if (manifest := manifest_of(path)) is None:
             unknown.append(path)
         else:
-            told[path] = {name: manifest["fingerprint"].get(name) for name in JUDGE_SETTINGS} | unsent_settings(
-                manifest
-            )
+            told[path] = {name: manifest["settings"].get(name) for name in JUDGE_SETTINGS} | unsent_settings(manifest)
     # All are compared with one, which knows what its judge's server reported where any does.
     first = max(told, key=lambda path: told[path][REPORTED] is not None, default=None)
     for path, settings in told.items():
@@ -51,6 +49,6 @@ def unsent_settings(manifest: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for name, (without, outputs) in (manifest.get("refused_parameters") or {}).items():
         if name not in LIMITS:
-            told = manifest["fingerprint"].get(name)
+            told = manifest["settings"].get(name)
             found[name] = None if without == outputs else f"{told}, but refused for {without} of {outputs}"
     return {name: value for name, value in found.items() if name in JUDGE_SETTINGS}

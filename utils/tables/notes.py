@@ -213,14 +213,14 @@ def collect(systems: Iterable[System]) -> tuple[Told, Told, Told]:
 
 def _facts(path: str) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     """What the manifest beside a score file tells."""
-    manifest = manifest_of(path) or {"fingerprint": {}}
-    fingerprint, [origin] = manifest["fingerprint"], manifest.get("answers") or [None]
+    manifest = manifest_of(path) or {"settings": {}}
+    settings, [origin] = manifest["settings"], manifest.get("answers") or [None]
     answers = origin or {"prompt": {}, "constrained_decoding": NOT_KNOWN}
     told = [
         {name: wording(name, digest) for name, digest in prompts.items()} or {"prompt": NOT_KNOWN}
-        for prompts in (fingerprint.get("prompt", {}), answers["prompt"])
+        for prompts in (settings.get("prompt", {}), answers["prompt"])
     ]
-    judged = fingerprint.get("constrained_decoding", "no text" if "verdicts" in fingerprint else NOT_KNOWN)
+    judged = "no text" if settings.get("verdicts") else settings.get("constrained_decoding", NOT_KNOWN)
     return *told, {"judge": judged, "answers": answers["constrained_decoding"]}
 
 

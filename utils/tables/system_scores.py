@@ -12,7 +12,7 @@ from utils.benchmarks import tasks
 from utils.benchmarks.task import Metric, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
-from utils.files.manifest import manifest_of
+from utils.files.manifest import settings_of
 from utils.parsing.plans import one_line
 from utils.records.scores import CARRIED, Scores, read_scores, strategy_in_words
 from utils.scoring.means import by_group, group_means, macro_average, mean, scores_by_group
@@ -293,8 +293,7 @@ def check_same_responses(systems: Iterable[System]) -> None:
 
 def _response_hashes(system: System) -> set[str | None]:
     """Of the responses behind each score file, None where it is not known."""
-    manifests = (manifest_of(path) or {"fingerprint": {}} for path in system.paths)
-    return {manifest["fingerprint"].get("responses") for manifest in manifests}
+    return {settings_of(path).get("responses") for path in system.paths}
 
 
 # A table's columns of means: one for every group of questions, and one for the average of these, or for all questions

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError, is_first_process
-from utils.files.fingerprints import differences
 from utils.files.lock import Lock, check_free
 from utils.files.manifest import read_folder_manifest
+from utils.files.settings import differences
 from utils.files.writing import check_could_write, check_writable, replace_link, staged_path
 from utils.models.hub import find_headers
 from utils.models.memory import count_weights
@@ -41,16 +41,16 @@ class Run:
         return step_of(self.checkpoint) == max_steps or bool(read_folder_manifest(self.checkpoint).get("stopped_early"))
 
 
-def check_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> None:
+def check_run(args: argparse.Namespace, settings: dict[str, Any]) -> None:
     """Raise UserError where `open_run` would; nothing is made: for a dry run."""
     folder = Path(args.output_dir)
     check_could_write(folder / "manifest.json")
     if is_first_process():
         check_free(folder / "training_log.jsonl")
-    _find_run(args, fingerprint)
+    _find_run(args, settings)
 
 
-def open_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> Run:
+def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
     """Make sure that the folder may be written, and holds nothing but this run or one that may be replaced.
 
     Raises:
@@ -60,7 +60,7 @@ def open_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> Run:
     folder = Path(args.output_dir)
     check_writable(folder / "manifest.json")
     lock = Lock(folder / "training_log.jsonl") if is_first_process() else None
-    checkpoints, differing = _find_run(args, fingerprint)
+    checkpoints, differing = _find_run(args, settings)
     if differing or not args.resume:
         return Run(folder, None, lock, replaced=checkpoints)
     whole = [path for path in checkpoints if read_folder_manifest(path) is not None]
@@ -69,14 +69,14 @@ def open_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> Run:
     return Run(folder, whole[-1] if whole else None, lock, replaced=[])
 
 
-def _find_run(args: argparse.Namespace, fingerprint: dict[str, Any]) -> tuple[list[Path], str]:
+def _find_run(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[Path], str]:
     """The checkpoints that are there, and how the settings of their run differ; UserError as `open_run`."""
     folder = Path(args.output_dir)
     checkpoints = find_checkpoints(folder)
     manifest = read_folder_manifest(folder)
     if checkpoints and manifest is None:
         raise UserError(f"{folder}: holds checkpoints of something else; give another --output_dir")
-    differing = differences(manifest["fingerprint"], fingerprint) if checkpoints else ""
+    differing = differences(manifest["settings"], settings) if checkpoints else ""
     if differing and not args.overwrite:
         raise UserError(
             f"{folder}: a run with other settings: {differing}\n"

@@ -1,4 +1,4 @@
-"""Fingerprints: the settings that decide an output, and how two of them differ."""
+"""The settings that decide an output, and how two of them differ."""
 
 import json
 import re
@@ -6,18 +6,18 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 REPORTED = "reported_model"  # which model a server has by its own word, where that is known
-# In the fingerprint of an output, what its run has found out: of which a later one does not know yet.
+# What a run finds out, and a later one does not know yet when it compares.
 FOUND_OUT = (REPORTED, "num_beams", "fusion", "chose_checkpoint")
 
 
 def differing_names(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """The settings in which two fingerprints differ; what one of them has not found out is no difference."""
+    """The settings in which two outputs differ; what one of them has not found out is no difference."""
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return [name for name in names if name not in FOUND_OUT or None not in (old.get(name), new.get(name))]
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], but: Collection[str] = ()) -> str:
-    """The settings in which two fingerprints differ, as `name: old, now new`; of long values what differs in them.
+    """The settings in which two outputs differ, as `name: old, now new`; of long values what differs in them.
 
     Those named in `but` may differ.
     """
