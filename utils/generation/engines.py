@@ -37,7 +37,7 @@ class Model:
     """A model as a run uses it."""
 
     addr: str
-    identity: str  # what tells it from any other, for the fingerprint
+    identity: str  # what tells it from any other, for the settings
     chat: Chat
     length: int  # tokens of prompt and output together
     policy: Policy
@@ -91,7 +91,7 @@ def open_completions(args: Namespace, model_addr: str, identity: str, **settings
 
 
 def identify_model(args: Namespace, model_addr: str) -> str:
-    """What tells this model from any other, for the fingerprint: of one behind an API its name, not its address.
+    """What tells this model from any other, for the settings: of one behind an API its name, not its address.
 
     It makes sure that the model's files, or the API's key, are there: before anything expensive starts.
     """
@@ -169,7 +169,7 @@ def share_base(models: Iterable[str], cache_dir: str | None) -> bool:
 def batch_invariance(device: str | None, openai: bool = False) -> bool | None:
     """`is_batch_invariant` for the manifest; None where this run had nothing computed here.
 
-    It is not in the fingerprint, as little as the device is: an output is as good with it as without, and a run that
+    It is not a setting, as little as the device is: an output is as good with it as without, and a run that
     was begun on another kind of GPU may go on.
     """
     return None if device is None or openai else is_batch_invariant()
